@@ -1,0 +1,46 @@
+# gpuloom: every target sets itself up. PYTHON=python3.12 chooses another interpreter.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test check static format bench fidelity clean
+.DEFAULT_GOAL := help
+
+help: ## Show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## Make .venv with everything
+
+$(STAMP): pyproject.toml src/gpuloom/__init__.py
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@echo "installing gpuloom and its tools into $(VENV) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
+	@touch $@
+
+demo: $(STAMP) ## Replay a generated and, where it is there, a real trace under the baseline policies
+	@$(BIN)/gpuloom demo
+
+test: $(STAMP) ## Run the tests
+	@$(BIN)/python -m pytest -n 2
+
+static: $(STAMP) ## Format, lint, strict types, import rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+check: static test ## All that CI runs
+
+format: $(STAMP) ## Put the code in shape
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## Measure the simulator's speed and print ratios
+	@$(BIN)/python bench/simulator_speed.py
+
+fidelity: $(STAMP) ## Rewrite docs/fidelity.md from ../shared/data/muri
+	@$(BIN)/python bench/fidelity.py
+
+clean: ## Remove what was made
+	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis

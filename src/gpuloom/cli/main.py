@@ -1,0 +1,69 @@
+"""The `gpuloom` command. Sub-commands are imported only when they are used, so that --help stays fast."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from gpuloom import __version__
+from gpuloom.core.errors import GpuloomError
+
+COMMANDS = {
+    "simulate": ("gpuloom.cli.simulate", "Replay a trace under one policy."),
+    "compare": ("gpuloom.cli.simulate", "Replay a trace under several policies and compare them."),
+    "trace": ("gpuloom.cli.trace", "Show, convert and generate traces."),
+    "policies": ("gpuloom.cli.policies", "List the scheduling policies and their parameters."),
+    "demo": ("gpuloom.cli.demo", "Compare the baseline policies on a generated and, if there, a real trace."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and one-line helps without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gpuloom")
+def cli() -> None:
+    """gpuloom: schedule deep-learning jobs on shared GPU clusters, and simulate how they would be scheduled.
+
+    Exit codes: 0 ok, 1 the work failed, 2 bad usage or input.
+    """
+
+
+def main() -> None:
+    """Entry point of the console script: the one place that maps errors to exit codes."""
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(1)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except GpuloomError as error:
+        click.echo(f"gpuloom: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output went away (| head); not an error of ours. Keep the exit quiet.
+        sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"gpuloom: {error}", err=True)
+        sys.exit(2 if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError) else 1)

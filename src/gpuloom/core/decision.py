@@ -1,0 +1,53 @@
+"""What a policy answers: wanted states, and why the rest waits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The GPUs of one job, node by node.
+
+    `nodes[i]` is the index of a node of the cluster, `masks[i]` the GPUs on it as a bit mask (bit 0: GPU 0).
+    `layer` is the sharing layer: one GPU serves at most one job in each layer. Jobs that don't share use
+    layer 0 and nothing else; a policy that shares GPUs puts the partners of a job on layers 1, 2, …
+    """
+
+    nodes: tuple[int, ...]
+    masks: tuple[int, ...]
+    layer: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return sum(mask.bit_count() for mask in self.masks)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What shall differ from the snapshot. A job that is not named keeps what it has.
+
+    run: jobs that shall run on these GPUs: a waiting job starts, a running one moves (and pays its restart).
+    wait: running jobs that shall stop and wait.
+    wake_at_s: ask again at this time even if nothing happens; infinity: only at the next event.
+    """
+
+    run: Mapping[int, Placement] = field(default_factory=dict)
+    wait: tuple[int, ...] | list[int] = ()
+    wake_at_s: float = math.inf
+
+
+NOTHING = Decision()
+"""Change nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a job waits: a stable code, the numbers behind it, one sentence for people."""
+
+    code: str
+    text: str
+    numbers: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,13 @@
+"""The shape of a model of jobs that share GPUs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Sharing(Protocol):
+    """How fast a job runs beside others on its GPUs. A policy that shares GPUs brings one."""
+
+    def rate(self, job: int, neighbours: list[tuple[int, int]]) -> float:
+        """Share of its solo speed that `job` gets; `neighbours` are (layer, job), each named once, sorted."""
+        ...

@@ -1,0 +1,114 @@
+"""The read-only view that a policy decides on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.columns import floats
+from gpuloom.core.state import JobState, State
+from gpuloom.core.workload import Workload
+
+
+class Snapshot:
+    """The cluster at `now_s`, and what has happened since the policy was last asked.
+
+    It is a view on the engine's columns, not a copy: valid during one call of `decide`. Events:
+        arrived, finished: jobs submitted or ended since the last call.
+        evicted: jobs that lost their GPUs to a failure and wait again.
+        nodes_down, nodes_up: nodes that left or came back.
+    """
+
+    __slots__ = (
+        "_state",
+        "arrived",
+        "cluster",
+        "evicted",
+        "finished",
+        "nodes_down",
+        "nodes_up",
+        "now_s",
+        "placements",
+        "restart_overhead_s",
+        "workload",
+    )
+
+    def __init__(self, state: State, restart_overhead_s: NDArray[np.float64]) -> None:
+        self._state = state
+        self.workload: Workload = state.workload
+        self.cluster: Cluster = state.cluster
+        self.now_s = 0.0
+        self.arrived: Sequence[int] = ()
+        self.finished: Sequence[int] = ()
+        self.evicted: Sequence[int] = ()
+        self.nodes_down: Sequence[int] = ()
+        self.nodes_up: Sequence[int] = ()
+        self.placements = MappingProxyType(state.placements)
+        self.restart_overhead_s = floats(restart_overhead_s).toreadonly()
+        """Seconds that a (re)start of each job costs."""
+
+    def remaining_s(self, job: int) -> float:
+        """Work left, seconds of solo run time on the reference GPU model."""
+        return self._state.remaining_at(job, self.now_s)
+
+    def predicted_end_s(self, job: int) -> float:
+        """When the running job ends if nothing changes."""
+        return self._state.predicted_end_s(job)
+
+    def rate(self, job: int) -> float:
+        """Work done per second by the running job."""
+        return self._state.rate[job]
+
+    def held_s(self, job: int) -> float:
+        """Seconds for which the job has held its GPUs so far, over all its runs."""
+        return self._state.held_at(job, self.now_s)
+
+    def attained_gpu_s(self, job: int) -> float:
+        """Attained service: GPUs times seconds held."""
+        return self.held_s(job) * self.workload.gpus.item(job)
+
+    def first_start_s(self, job: int) -> float:
+        """When the job first ran; NaN if never."""
+        return self._state.first_start_s[job]
+
+    def is_running(self, job: int) -> bool:
+        return self._state.status[job] == JobState.RUNNING
+
+    def is_waiting(self, job: int) -> bool:
+        return self._state.status[job] == JobState.WAITING
+
+    def waiting(self) -> list[int]:
+        """All waiting jobs, in order of submission. Walks every job: for rebuilding a cache, not for every call."""
+        jobs: list[int] = np.flatnonzero(self._state.status_column == JobState.WAITING).tolist()
+        return jobs
+
+    def free_masks(self, layer: int = 0) -> Sequence[int]:
+        """Per node, the mask of GPUs whose layer is free. Read only."""
+        return self._state.free[layer]
+
+    def remaining_column(self) -> NDArray[np.float64]:
+        """`remaining_s` as stored: true for waiting jobs; for running ones as of their last change."""
+        return _read_only(self._state.remaining_s_column)
+
+    def held_column(self) -> NDArray[np.float64]:
+        """Seconds held in finished runs: true for waiting jobs."""
+        return _read_only(self._state.held_s_column)
+
+    @property
+    def waiting_count(self) -> int:
+        return self._state.waiting
+
+    @property
+    def free_gpus(self) -> int:
+        """GPUs that no job uses, on nodes in service."""
+        return sum(mask.bit_count() for mask in self._state.idle)
+
+
+def _read_only(column: NDArray[np.float64]) -> NDArray[np.float64]:
+    view = column.view()
+    view.flags.writeable = False
+    return view

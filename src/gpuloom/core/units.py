@@ -1,0 +1,59 @@
+"""Durations and sizes as people write them. Inside gpuloom time is seconds (float), memory MiB (int)."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from gpuloom.core.errors import InputError
+
+_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
+
+
+def parse_duration_s(text: str | float) -> float:
+    """Seconds of '90', '90s', '6m', '1.5h', '2d'.
+
+    Raises:
+        InputError: not a duration, negative, or not finite.
+    """
+    match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([a-z]*)\s*", str(text))
+    try:
+        value = float(match.group(1)) * _SECONDS[match.group(2)] if match else math.nan
+    except (ValueError, KeyError):
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise InputError(f"{text!r} is not a duration: write seconds, or a number with ms, s, m, h, d or w (6m)")
+    return value
+
+
+def parse_memory_mib(text: str | float) -> int:
+    """MiB of '16GiB', '16G', '512MiB'; a bare number is MiB.
+
+    Raises:
+        InputError: not a size, or not above 0.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)(?:i?b)?\s*", str(text).lower())
+    try:
+        value = float(match.group(1)) * _MIB[match.group(2)] if match else math.nan
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{text!r} is not a memory size: write a number with MiB, GiB or TiB (16GiB)")
+    return round(value)
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for people: '47s', '12m 30s', '3h 05m', '2d 04h'."""
+    if not math.isfinite(seconds):
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.0f}s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.2g}s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    minutes = round(seconds / 60)
+    if minutes < 1440:
+        return f"{minutes // 60}h {minutes % 60:02d}m"
+    hours = round(seconds / 3600)
+    return f"{hours // 24}d {hours % 24:02d}h"

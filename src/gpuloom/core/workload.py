@@ -1,0 +1,179 @@
+"""Jobs as columns: what is known of every job before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.errors import InputError
+
+F8 = NDArray[np.float64]
+I4 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """A column of words, stored as integer codes into `names`."""
+
+    codes: I4
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, values: Iterable[str]) -> Labels:
+        index: dict[str, int] = {}
+        codes = [index.setdefault(value, len(index)) for value in values]
+        return cls(np.asarray(codes, dtype=np.int32), tuple(index))
+
+    def __getitem__(self, job: int) -> str:
+        return self.names[int(self.codes[job])]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, rows: NDArray[np.intp]) -> Labels:
+        return Labels(self.codes[rows], self.names)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Speeds:
+    """How fast each job runs on each GPU model, relative to the model its `duration_s` was measured on.
+
+    `factor` has shape (jobs, models); 0 means that the job does not fit that model.
+    """
+
+    models: tuple[str, ...]
+    factor: F8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """The jobs of a trace, in order of submission (equal times keep the order of the trace).
+
+    Required columns, one entry per job:
+        submit_s: time of submission, seconds on the trace's own clock.
+        duration_s: time the job needs alone on its GPUs, seconds, without any restart overhead.
+        gpus: whole GPUs, all of them at once (gang).
+    Optional columns (None: the trace does not say):
+        job_ids: the trace's own ids. Without them a job is named by its row, from 0.
+        model, user, group: training model, submitter, virtual cluster or queue.
+        gpu_type: GPU models the job accepts, separated by '|'; '' accepts any.
+        gpu_milli: thousandths of a GPU asked for, 1000 unless the job asks for a part of one.
+        priority: 0 guaranteed, 1 opportunistic (AntMan's classes).
+        weight: share weight, 1 by default (Gavel).
+        restart_overhead_s: seconds to (re)start the job; NaN where unknown.
+        iteration_s: seconds per training iteration alone; NaN where unknown.
+        stage_s: shape (jobs, 3): seconds per iteration of data loading (storage and CPU), GPU compute and
+            network synchronisation.
+        speeds: relative speed by GPU model.
+        line: line of the trace that each job came from (for messages).
+    `notes` are sentences on what the reader left out or assumed.
+    """
+
+    name: str
+    submit_s: F8
+    duration_s: F8
+    gpus: I4
+    job_ids: tuple[str, ...] | None = None
+    model: Labels | None = None
+    user: Labels | None = None
+    group: Labels | None = None
+    gpu_type: Labels | None = None
+    gpu_milli: I4 | None = None
+    priority: I4 | None = None
+    weight: F8 | None = None
+    restart_overhead_s: F8 | None = None
+    iteration_s: F8 | None = None
+    stage_s: F8 | None = None
+    speeds: Speeds | None = None
+    line: I4 | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        n = len(self.submit_s)
+        for name in ("duration_s", "gpus", *OPTIONAL_COLUMNS):
+            column = getattr(self, name)
+            if column is not None and len(column) != n:
+                raise InputError(f"workload {self.name!r}: column {name} has {len(column)} rows, submit_s has {n}")
+        if self.speeds is not None and self.speeds.factor.shape != (n, len(self.speeds.models)):
+            raise InputError(f"workload {self.name!r}: speeds has shape {self.speeds.factor.shape}, not ({n}, models)")
+        for name, bad in (
+            ("submit_s", ~np.isfinite(self.submit_s)),
+            ("duration_s", ~(np.isfinite(self.duration_s) & (self.duration_s >= 0))),
+            ("gpus", self.gpus < 1),
+        ):
+            if bad.any():
+                row = int(bad.argmax())
+                value = getattr(self, name)[row]
+                raise InputError(f"workload {self.name!r}: {name} of job {self.job_id(row)} is {value}")
+        if n and (np.diff(self.submit_s) < 0).any():
+            raise InputError(
+                f"workload {self.name!r}: jobs are not in order of submission (use Workload.sorted_by_submit)"
+            )
+
+    def __len__(self) -> int:
+        return len(self.submit_s)
+
+    def job_id(self, job: int) -> str:
+        return self.job_ids[job] if self.job_ids is not None else str(job)
+
+    def take(self, rows: Sequence[int] | NDArray[np.intp], *, name: str | None = None) -> Workload:
+        """The same workload with these rows only, in this order."""
+        index = np.asarray(rows, dtype=np.intp)
+        return _take(self, index, self.name if name is None else name)
+
+    @staticmethod
+    def sorted_by_submit(name: str, submit_s: F8, duration_s: F8, gpus: I4, **columns: object) -> Workload:
+        """Build a workload from columns in any order; equal submission times keep their order."""
+        order = np.argsort(np.asarray(submit_s, dtype=np.float64), kind="stable")
+        taken = {key: _take_column(value, order) for key, value in columns.items()}
+        return Workload(
+            name=name,
+            submit_s=np.asarray(submit_s, dtype=np.float64)[order],
+            duration_s=np.asarray(duration_s, dtype=np.float64)[order],
+            gpus=np.asarray(gpus, dtype=np.int32)[order],
+            **taken,  # type: ignore[arg-type]
+        )
+
+
+OPTIONAL_COLUMNS = (
+    "job_ids",
+    "model",
+    "user",
+    "group",
+    "gpu_type",
+    "gpu_milli",
+    "priority",
+    "weight",
+    "restart_overhead_s",
+    "iteration_s",
+    "stage_s",
+    "line",
+)
+
+
+def _take_column(value: object, rows: NDArray[np.intp]) -> object:
+    if isinstance(value, Labels):
+        return value.take(rows)
+    if isinstance(value, Speeds):
+        return Speeds(value.models, value.factor[rows])
+    if isinstance(value, np.ndarray):
+        return value[rows]
+    if isinstance(value, list) or (isinstance(value, tuple) and len(value) == len(rows) and len(rows) > 0):
+        return tuple(value[row] for row in rows.tolist())
+    return value
+
+
+def _take(workload: Workload, rows: NDArray[np.intp], name: str) -> Workload:
+    columns: dict[str, object] = {
+        key: _take_column(getattr(workload, key), rows) for key in ("submit_s", "duration_s", "gpus", "speeds")
+    }
+    for key in OPTIONAL_COLUMNS:
+        column = getattr(workload, key)
+        if key == "job_ids":
+            columns[key] = None if column is None else tuple(column[row] for row in rows.tolist())
+        else:
+            columns[key] = _take_column(column, rows)
+    return replace(workload, name=name, **columns)  # type: ignore[arg-type]

@@ -1,0 +1,174 @@
+"""One step of the scheduler: events in, commands out. The same engine runs in the simulator and on a cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuloom.core.commands import Command, Retime, Start, Stop
+from gpuloom.core.decision import NOTHING, Decision
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.state import State
+from gpuloom.engine.check import PlanCheck
+from gpuloom.engine.ports import Executor
+from gpuloom.engine.progress import Progress
+from gpuloom.policies.base import Policy
+
+
+class Engine:
+    """Holds the state, asks the policy, checks its plan, applies it and tells the executor.
+
+    Args:
+        charge_every_step: charge every running job its restart overhead at every step, preempted or not (the
+            Muri artifact's rule) instead of at real (re)starts.
+        checkpoint_s: a job that loses its node falls back to its last checkpoint, one every so many seconds
+            of its work; 0: nothing is lost.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        policy: Policy,
+        progress: Progress,
+        executor: Executor,
+        *,
+        charge_every_step: bool = False,
+        checkpoint_s: float = 0.0,
+        memory: Any = None,
+    ) -> None:
+        self.state, self.policy, self.progress, self.executor = state, policy, progress, executor
+        self.charge_every_step, self.checkpoint_s = charge_every_step, checkpoint_s
+        self.snapshot = Snapshot(state, progress.restart_overhead_s)
+        self.memory = memory if memory is not None else policy.new_memory(state.workload, state.cluster)
+        self._check = PlanCheck(state.workload, state.cluster, state.layers)
+        self._arrived: list[int] = []
+        self._finished: list[int] = []
+        self._evicted: list[int] = []
+        self._down: list[int] = []
+        self._up: list[int] = []
+
+    def take_in(
+        self,
+        now_s: float,
+        *,
+        finished: Sequence[int] = (),
+        down: Sequence[int] = (),
+        up: Sequence[int] = (),
+        arrived: Sequence[int] = (),
+    ) -> None:
+        """Apply what happened at `now_s`. Order at equal times: ends, nodes lost, nodes back, arrivals."""
+        state = self.state
+        state.step += 1
+        if self.charge_every_step and state.placements:
+            running = np.fromiter(state.placements, dtype=np.intp, count=len(state.placements))
+            state.charge_every_step(running, now_s, self.progress.restart_overhead_s[running])
+        retime: set[int] = set()
+        for job in finished:
+            if state.layers > 1:
+                retime |= self._partners(job)
+            state.finish(job, now_s)
+            self._finished.append(job)
+        commands: list[Command] = []
+        for node in down:
+            for job in state.jobs_on(node):
+                if state.layers > 1:
+                    retime |= self._partners(job)
+                state.stop(job, now_s, lost_s=self._lost(job, now_s))
+                self._evicted.append(job)
+                commands.append(Stop(job))
+            state.node_down(node)
+            self._down.append(node)
+        for node in up:
+            state.node_up(node)
+            self._up.append(node)
+        for job in arrived:
+            state.submit(job, now_s)
+            self._arrived.append(job)
+        if retime:
+            self._retime(retime, now_s, commands)
+        if commands:
+            self.executor.apply(commands, now_s)
+
+    def decide(self, now_s: float) -> float:
+        """Ask the policy, apply its decision. Returns when it wants to be asked again (infinity: at events)."""
+        snapshot = self.snapshot
+        snapshot.now_s = now_s
+        snapshot.arrived, snapshot.finished, snapshot.evicted = self._arrived, self._finished, self._evicted
+        snapshot.nodes_down, snapshot.nodes_up = self._down, self._up
+        decision, self.memory = self.policy.decide(snapshot, self.memory)
+        if self._arrived:
+            self._arrived = []
+        if self._finished:
+            self._finished = []
+        if self._evicted:
+            self._evicted = []
+        if self._down or self._up:
+            self._down, self._up = [], []
+        if decision is NOTHING:
+            return math.inf
+        if decision.run or decision.wait:
+            self._apply(decision, now_s)
+        return decision.wake_at_s
+
+    def _apply(self, decision: Decision, now_s: float) -> None:
+        state, overhead_of = self.state, self.progress.overhead_of
+        commands: list[Command] = []
+        touched: set[int] = set()
+        shared = state.layers > 1
+        moved = [job for job in decision.run if job in state.placements] if state.placements else []
+        for job in (*decision.wait, *moved):
+            if shared:
+                touched |= self._partners(job)
+            state.stop(job, now_s)
+            commands.append(Stop(job))
+        for job, placement in decision.run.items():
+            self._check(job, placement)
+            overhead = 0.0 if self.charge_every_step else overhead_of[job]
+            state.start(job, placement, now_s, overhead, self.progress.solo_rate(job, placement))
+            commands.append(Start(job, placement))
+            if shared:
+                touched.add(job)
+                touched |= self._partners(job)
+        if touched:
+            self._retime(touched, now_s, commands)
+        self.executor.apply(commands, now_s)
+
+    def _lost(self, job: int, now_s: float) -> float:
+        """Work since the last checkpoint, seconds."""
+        if self.checkpoint_s <= 0:
+            return 0.0
+        done = self.state.workload.duration_s.item(job) - self.state.remaining_at(job, now_s)
+        return done % self.checkpoint_s
+
+    def _partners(self, job: int) -> set[int]:
+        """Jobs that share a GPU with a running job."""
+        return {partner for _, partner in self._neighbours(job)}
+
+    def _neighbours(self, job: int) -> list[tuple[int, int]]:
+        """(layer, job) of everyone who shares a GPU with a running job."""
+        owners = self.state.owners
+        mine = self.state.placements[job]
+        found: set[tuple[int, int]] = set()
+        for node, mask in zip(mine.nodes, mine.masks, strict=True):
+            for layer, by_node in enumerate(owners):
+                if layer != mine.layer:
+                    on_node = by_node[node]
+                    found.update((layer, other) for gpu, other in on_node.items() if mask >> gpu & 1)
+        return sorted(found)
+
+    def _retime(self, jobs: set[int], now_s: float, commands: list[Command]) -> None:
+        """Set the rates of jobs whose neighbours changed."""
+        sharing = self.progress.sharing
+        if sharing is None:
+            return
+        for job in sorted(jobs):
+            placement = self.state.placements.get(job)
+            if placement is None:
+                continue
+            rate = self.progress.solo_rate(job, placement) * sharing.rate(job, self._neighbours(job))
+            if rate != self.state.rate[job]:
+                self.state.retime(job, now_s, rate)
+                commands.append(Retime(job))

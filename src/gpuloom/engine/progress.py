@@ -1,0 +1,42 @@
+"""How fast a job runs: the one model that simulation, predictions and plans share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.columns import floats
+from gpuloom.core.decision import Placement
+from gpuloom.core.sharing import Sharing
+from gpuloom.core.workload import F8, Workload
+
+
+class Progress:
+    """Speed on a GPU model, cost of a restart, slow-down beside neighbours.
+
+    Args:
+        restart_overhead_s: per job, seconds that every start costs before work goes on.
+        sharing: model of shared GPUs, where the policy shares them.
+    """
+
+    def __init__(
+        self, workload: Workload, cluster: Cluster, restart_overhead_s: F8, sharing: Sharing | None = None
+    ) -> None:
+        self.restart_overhead_s = restart_overhead_s
+        self.overhead_of = floats(restart_overhead_s)
+        self.sharing = sharing
+        self._factors: dict[int, memoryview[float]] = {}
+        if workload.speeds is not None:
+            known = {name.lower(): column for column, name in enumerate(workload.speeds.models)}
+            for index, node in enumerate(cluster.nodes):
+                column = known.get(node.gpu_model.lower())
+                if column is not None:
+                    factor = np.ascontiguousarray(workload.speeds.factor[:, column])
+                    self._factors[index] = floats(factor)
+
+    def solo_rate(self, job: int, placement: Placement) -> float:
+        """Work per second alone on these GPUs; 1 on a GPU model for which nothing is known."""
+        factor = self._factors.get(placement.nodes[0])
+        if factor is None:
+            return 1.0
+        return factor[job]

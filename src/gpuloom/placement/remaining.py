@@ -1,0 +1,40 @@
+"""Orders by what is left to do: time (SRTF) or GPU-time (SRSF)."""
+
+from __future__ import annotations
+
+from gpuloom.core.snapshot import Snapshot
+
+
+class RemainingOrder:
+    """Remaining time, times GPUs if `by_gpus`.
+
+    A waiting job's key includes the restart it would have to pay, so that no job is stopped for one that would
+    be done later than itself. A running job's key is kept as its predicted end (times nothing) and falls with time.
+    """
+
+    clock = 1
+
+    def __init__(self, *, by_gpus: bool) -> None:
+        self.by_gpus = by_gpus
+
+    def waiting_key(self, snapshot: Snapshot, job: int) -> float:
+        left = snapshot.remaining_s(job) + snapshot.restart_overhead_s[job]
+        return left * snapshot.workload.gpus.item(job) if self.by_gpus else left
+
+    def running_key(self, snapshot: Snapshot, job: int) -> float:
+        return snapshot.predicted_end_s(job)
+
+
+class BareRemainingOrder:
+    """The same without restarts, and with the present value for running jobs (for `RepackPlanner`)."""
+
+    clock = 0
+
+    def __init__(self, *, by_gpus: bool) -> None:
+        self.by_gpus = by_gpus
+
+    def waiting_key(self, snapshot: Snapshot, job: int) -> float:
+        left = snapshot.remaining_s(job)
+        return left * snapshot.workload.gpus.item(job) if self.by_gpus else left
+
+    running_key = waiting_key

@@ -1,0 +1,85 @@
+"""Jobs grouped by what they need. All jobs of a shape are alike to the placer: if one does not fit, none does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.cluster import ANY_MODEL, Cluster
+from gpuloom.core.errors import ImpossibleJobError
+from gpuloom.core.workload import Workload
+from gpuloom.placement.pool import pools_of
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """So many GPUs at once, in one of these pools (indices of GPU models of the cluster)."""
+
+    gpus: int
+    pools: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """`of_job[j]` is the index in `shapes` of job j's shape."""
+
+    shapes: tuple[Shape, ...]
+    of_job: NDArray[np.int32]
+
+
+def model_allowed(wanted: str, model: str) -> bool:
+    """Whether a job that asks for GPU models `wanted` ('A|B'; '' for any) may run on `model`."""
+    return wanted == "" or model == ANY_MODEL or model.lower() in (name.strip().lower() for name in wanted.split("|"))
+
+
+def shapes_of(workload: Workload, cluster: Cluster) -> Shapes:
+    """Group jobs by GPUs and by the GPU models they may run on (their wish, and where their speed is above 0)."""
+    n = len(workload)
+    models = cluster.models
+    allowed = np.ones((n, len(models)), dtype=bool)
+    if workload.gpu_type is not None:
+        table = np.array(
+            [[model_allowed(name, model) for model in models] for name in workload.gpu_type.names], dtype=bool
+        ).reshape(-1, len(models))
+        allowed &= table[workload.gpu_type.codes]
+    if workload.speeds is not None:
+        known = {name.lower(): column for column, name in enumerate(workload.speeds.models)}
+        for pool, model in enumerate(models):
+            column = known.get(model.lower())
+            if column is not None:
+                allowed[:, pool] &= workload.speeds.factor[:, column] > 0
+    weights = 1 << np.arange(len(models), dtype=np.int64)
+    key = workload.gpus.astype(np.int64) << 32 | allowed.astype(np.int64) @ weights
+    if len(models) > 31:
+        raise ImpossibleJobError(f"the cluster has {len(models)} GPU models; at most 31 are supported")
+    unique, of_job = np.unique(key, return_inverse=True)
+    shapes = tuple(
+        Shape(int(value >> 32), tuple(pool for pool in range(len(models)) if value >> pool & 1))
+        for value in unique.tolist()
+    )
+    return Shapes(shapes, of_job.astype(np.int32))
+
+
+def impossible_jobs(shapes: Shapes, cluster: Cluster) -> NDArray[np.intp]:
+    """Jobs that don't fit even the empty cluster."""
+    pools = pools_of(cluster)
+    bad = np.array(
+        [not any(pools[pool].fits(shape.gpus) for pool in shape.pools) for shape in shapes.shapes], dtype=bool
+    )
+    return np.flatnonzero(bad[shapes.of_job]) if len(shapes.of_job) else np.zeros(0, dtype=np.intp)
+
+
+def why_impossible(workload: Workload, cluster: Cluster, job: int) -> str:
+    """One sentence on why the job can never be placed."""
+    gpus = int(workload.gpus[job])
+    wanted = workload.gpu_type[job] if workload.gpu_type is not None else ""
+    text = f"job {workload.job_id(job)} asks for {gpus} GPUs"
+    if wanted:
+        text += f" of model {wanted}"
+    largest = max(node.gpus for node in cluster.nodes)
+    by_model = {model: sum(n.gpus for n in cluster.nodes if n.gpu_model == model) for model in cluster.models}
+    have = ", ".join(str(total) + ("" if model == ANY_MODEL else f" {model}") for model, total in by_model.items())
+    text += f"; the cluster {cluster} has {have} GPUs (up to {largest} a node"
+    return text + ", and a job stays on one GPU model)" if len(by_model) > 1 else text + ")"

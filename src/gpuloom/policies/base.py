@@ -1,0 +1,163 @@
+"""What a policy is: one method that decides, declared parameters, declared traits."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import Decision, Reason
+from gpuloom.core.errors import InputError, PolicyError
+from gpuloom.core.sharing import Sharing
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.units import parse_duration_s
+from gpuloom.core.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """The row of a policy in docs/policies.md."""
+
+    summary: str
+    knows: str
+    preemptive: str
+    heterogeneity: bool
+    sharing: bool
+    paper: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a policy: how it is written, what it means, what it is by default."""
+
+    name: str
+    default: Any
+    parse: Callable[[str], Any]
+    help: str
+
+
+class Policy(ABC):
+    """One scheduling policy. The same object serves the simulator and a cluster.
+
+    A policy may hold caches (orderings, free lists); they are built from any snapshot. What it must not forget
+    over a restart is its memory, which the engine keeps, hands in and takes back: plain values, lists and NumPy
+    arrays only, so that a store can write them.
+    """
+
+    id: ClassVar[str]
+    traits: ClassVar[Traits]
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
+    max_jobs_per_gpu: int = 1
+    """Sharing layers: how many jobs may hold a GPU at once."""
+    periodic: bool = False
+    """Priorities change as time passes: wants to be asked at every scheduling interval too."""
+
+    def __init__(self, **values: Any) -> None:
+        known = {parameter.name: parameter for parameter in self.parameters}
+        for name in values:
+            if name not in known:
+                names = ", ".join(known) or "none"
+                raise PolicyError(f"policy {self.id!r} has no parameter {name!r}; it has: {names}")
+        self.values: dict[str, Any] = {p.name: p.default for p in self.parameters}
+        for name, value in values.items():
+            self.values[name] = self._parsed(known[name], value)
+
+    def _parsed(self, parameter: Parameter, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parameter.parse(value)
+        except (ValueError, InputError) as error:
+            raise PolicyError(f"policy {self.id!r}: {parameter.name}={value!r}: {error} ({parameter.help})") from error
+
+    def new_memory(self, workload: Workload, cluster: Cluster) -> Any:
+        """The memory to begin with."""
+        return None
+
+    def sharing(self, workload: Workload) -> Sharing | None:
+        """How jobs slow each other down, for a policy that shares GPUs."""
+        return None
+
+    @abstractmethod
+    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
+        """What shall change now, and the new memory."""
+
+    def reason(self, snapshot: Snapshot, job: int) -> Reason:
+        """Why a waiting job waits."""
+        gpus, free = int(snapshot.workload.gpus[job]), snapshot.free_gpus
+        numbers: Mapping[str, float] = {"gpus": gpus, "free_gpus": free, "waiting": snapshot.waiting_count}
+        if free < gpus:
+            return Reason("not_enough_free_gpus", f"It needs {gpus} GPUs at once and {free} are free.", numbers)
+        return Reason(
+            "behind_others",
+            f"{free} GPUs are free, but not {gpus} together where {self.id} would place this job, "
+            "or they are kept for jobs before it.",
+            numbers,
+        )
+
+
+# -- parsers for parameters ---------------------------------------------------------------------------------
+
+
+def number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return value
+
+
+def positive(text: str) -> float:
+    value = number(text)
+    if value <= 0:
+        raise ValueError("must be above 0")
+    return value
+
+
+def not_negative(text: str) -> float:
+    value = number(text)
+    if value < 0:
+        raise ValueError("must not be below 0")
+    return value
+
+
+def fraction(text: str) -> float:
+    value = number(text)
+    if not 0 <= value <= 1:
+        raise ValueError("must be between 0 and 1")
+    return value
+
+
+def duration(text: str) -> float:
+    value = parse_duration_s(text)
+    if value <= 0:
+        raise ValueError("must be above 0")
+    return value
+
+
+def yes_or_no(text: str) -> bool:
+    if text.lower() in {"1", "true", "yes", "on"}:
+        return True
+    if text.lower() in {"0", "false", "no", "off"}:
+        return False
+    raise ValueError("must be yes or no")
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def rising_numbers(text: str) -> tuple[float, ...]:
+    """Numbers above 0 in rising order, separated by '/'."""
+    values = tuple(positive(part) for part in text.split("/"))
+    if any(b <= a for a, b in pairwise(values)):
+        raise ValueError("must rise, written as in 3250/7200")
+    return values

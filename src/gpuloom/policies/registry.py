@@ -1,0 +1,84 @@
+"""Policies by id: the built-in ones and those that other packages add by an entry point.
+
+A policy is written `id` or `id:name=value;name=value` (`tiresias:thresholds=3250/7200`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from importlib.metadata import entry_points
+from typing import Any
+
+from gpuloom.core.errors import PolicyError
+from gpuloom.policies.base import Policy
+
+ENTRY_POINTS = "gpuloom.policies"
+
+BUILT_IN = {
+    "fifo": "gpuloom.policies.fifo:Fifo",
+    "sjf": "gpuloom.policies.sjf:Sjf",
+    "srtf": "gpuloom.policies.srtf:Srtf",
+    "srsf": "gpuloom.policies.srsf:Srsf",
+    "tiresias": "gpuloom.policies.tiresias:Tiresias",
+    "gittins": "gpuloom.policies.gittins:Gittins",
+    "themis": "gpuloom.policies.themis:Themis",
+    "antman": "gpuloom.policies.antman:Antman",
+    "gavel": "gpuloom.policies.gavel:Gavel",
+}
+
+
+def policy_ids() -> list[str]:
+    """Ids of all policies, built-in ones first."""
+    added = sorted(point.name for point in entry_points(group=ENTRY_POINTS))
+    return [*BUILT_IN, *(name for name in added if name not in BUILT_IN)]
+
+
+def policy_class(policy_id: str) -> type[Policy]:
+    """The class behind an id.
+
+    Raises:
+        PolicyError: unknown id, or an entry point that is no policy.
+    """
+    if policy_id in BUILT_IN:
+        module, name = BUILT_IN[policy_id].split(":")
+        found: Any = getattr(importlib.import_module(module), name)
+    else:
+        points = [point for point in entry_points(group=ENTRY_POINTS) if point.name == policy_id]
+        if not points:
+            close = difflib.get_close_matches(policy_id, policy_ids(), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise PolicyError(f"unknown policy {policy_id!r}{hint} (known: {', '.join(policy_ids())})")
+        try:
+            found = points[0].load()
+        except Exception as error:
+            raise PolicyError(f"policy {policy_id!r} of {points[0].value!r} can't be loaded: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise PolicyError(f"policy {policy_id!r}: {found!r} is not a gpuloom Policy")
+    return found
+
+
+def parse_policy(text: str) -> tuple[str, dict[str, str]]:
+    """('tiresias', {'thresholds': '3250/7200'}) of 'tiresias:thresholds=3250/7200'."""
+    policy_id, _, rest = text.strip().partition(":")
+    values: dict[str, str] = {}
+    for part in rest.split(";") if rest else []:
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip():
+            raise PolicyError(f"{part!r} in policy {text!r} is not name=value (tiresias:thresholds=3250/7200)")
+        values[name.strip()] = value.strip()
+    return policy_id, values
+
+
+def create_policy(text: str, **defaults: Any) -> Policy:
+    """A policy from its written form; `defaults` are parameter values that the text may override.
+
+    Raises:
+        PolicyError: unknown id or parameter, bad value.
+    """
+    policy_id, values = parse_policy(text)
+    cls = policy_class(policy_id)
+    names = {parameter.name for parameter in cls.parameters}
+    chosen: dict[str, Any] = {name: value for name, value in defaults.items() if name in names}
+    chosen.update(values)
+    return cls(**chosen)

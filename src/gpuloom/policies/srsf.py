@@ -1,0 +1,50 @@
+"""Shortest remaining service first: remaining solo time × GPUs, small first.
+
+The two-dimensional form of SRTF: Tiresias (NSDI'19), section 3.1; Muri-S orders by it (SIGCOMM'22, section 4.2).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from gpuloom.core.decision import Decision
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.placement.ordered import OrderedPlanner
+from gpuloom.placement.remaining import BareRemainingOrder, RemainingOrder
+from gpuloom.placement.repack import RepackPlanner
+from gpuloom.policies.base import Parameter, Policy, Traits, one_of
+
+
+class Srsf(Policy):
+    """See the module."""
+
+    id = "srsf"
+    traits = Traits(
+        summary="shortest remaining GPU-time first",
+        knows="durations",
+        preemptive="yes",
+        heterogeneity=False,
+        sharing=False,
+        paper="Tiresias NSDI'19 §3.1",
+    )
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter(
+            "placement",
+            "sticky",
+            one_of("sticky", "repack"),
+            "sticky: running jobs keep their GPUs; repack: all are placed anew at every event (Muri's artifact)",
+        ),
+    )
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self._planner: OrderedPlanner | RepackPlanner | None = None
+
+    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
+        if self._planner is None:
+            if self.values["placement"] == "repack":
+                self._planner = RepackPlanner(snapshot, BareRemainingOrder(by_gpus=True))
+            else:
+                self._planner = OrderedPlanner(snapshot, RemainingOrder(by_gpus=True), preemptive=True)
+        self._planner.observe(snapshot)
+        return self._planner.plan(snapshot), memory

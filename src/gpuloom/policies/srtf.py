@@ -1,0 +1,52 @@
+"""Shortest remaining time first: at every moment the jobs with the least time left run.
+
+Priority is remaining solo time (Schrage, "A proof of the optimality of the SRPT discipline", 1968: optimal for the
+average completion time on one machine). As a baseline of GPU scheduling: Tiresias (NSDI'19), section 3; Muri
+(SIGCOMM'22), section 6.1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from gpuloom.core.decision import Decision
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.placement.ordered import OrderedPlanner
+from gpuloom.placement.remaining import BareRemainingOrder, RemainingOrder
+from gpuloom.placement.repack import RepackPlanner
+from gpuloom.policies.base import Parameter, Policy, Traits, one_of
+
+
+class Srtf(Policy):
+    """See the module."""
+
+    id = "srtf"
+    traits = Traits(
+        summary="shortest remaining time first",
+        knows="durations",
+        preemptive="yes",
+        heterogeneity=False,
+        sharing=False,
+        paper="Schrage 1968",
+    )
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter(
+            "placement",
+            "sticky",
+            one_of("sticky", "repack"),
+            "sticky: running jobs keep their GPUs; repack: all are placed anew at every event (Muri's artifact)",
+        ),
+    )
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self._planner: OrderedPlanner | RepackPlanner | None = None
+
+    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
+        if self._planner is None:
+            if self.values["placement"] == "repack":
+                self._planner = RepackPlanner(snapshot, BareRemainingOrder(by_gpus=False))
+            else:
+                self._planner = OrderedPlanner(snapshot, RemainingOrder(by_gpus=False), preemptive=True)
+        self._planner.observe(snapshot)
+        return self._planner.plan(snapshot), memory

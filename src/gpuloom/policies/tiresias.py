@@ -1,0 +1,78 @@
+"""Tiresias: discretised two-dimensional least attained service (2D-LAS).
+
+Gu et al., "Tiresias: A GPU Cluster Manager for Distributed Deep Learning" (NSDI'19), section 3.2 and 3.3. Attained
+service is GPUs × seconds held. Queues Q_1 … Q_K are bounded by service limits: a job begins in the first and sinks
+when its service passes the limit; lower queues run only on what higher ones leave, in order of arrival within a
+queue. `promote` is the paper's PROMOTEKNOB: a job that has waited so many times its run time rises to Q_1.
+Limits by default: 3,250 and 7,200 GPU-seconds (the released simulators of Tiresias and Muri).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import Decision
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import Workload
+from gpuloom.placement.levels import LevelOrder
+from gpuloom.placement.ordered import OrderedPlanner
+from gpuloom.policies.base import Parameter, Policy, Traits, not_negative, rising_numbers, yes_or_no
+
+
+@dataclass(slots=True)
+class Memory:
+    """Per job: its queue, and the seconds held that no longer count (reset by a promotion)."""
+
+    level: NDArray[np.int16]
+    since_s: NDArray[np.float64]
+
+
+class Tiresias(Policy):
+    """See the module."""
+
+    id = "tiresias"
+    traits = Traits(
+        summary="least attained GPU-time, in discrete queues",
+        knows="nothing",
+        preemptive="yes",
+        heterogeneity=False,
+        sharing=False,
+        paper="Gu et al., NSDI'19",
+    )
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("thresholds", (3250.0, 7200.0), rising_numbers, "limits of the queues in GPU-seconds, 3250/7200"),
+        Parameter("promote", 0.0, not_negative, "waiting time over run time after which a job rises; 0: never"),
+        Parameter("scatter", False, yes_or_no, "only count GPUs: a job may spread over any nodes"),
+        Parameter("whole_seconds", False, yes_or_no, "queues change at whole seconds of run time (Muri's artifact)"),
+    )
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self._planner: OrderedPlanner | None = None
+        self._order: LevelOrder | None = None
+
+    def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
+        return Memory(np.zeros(len(workload), dtype=np.int16), np.zeros(len(workload)))
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
+        if self._planner is None or self._order is None:
+            limits = self.values["thresholds"]
+            self._order = LevelOrder(
+                snapshot,
+                memory.level,
+                memory.since_s,
+                limits,
+                tuple(range(len(limits) + 1)),
+                whole_seconds=self.values["whole_seconds"],
+                promote=self.values["promote"],
+            )
+            self._planner = OrderedPlanner(snapshot, self._order, preemptive=True, scatter=self.values["scatter"])
+        # 1. Who came, ended, lost its node. 2. Who sinks. 3. Who runs.
+        self._planner.observe(snapshot)
+        self._order.update(snapshot, self._planner)
+        return self._order.plan(snapshot, self._planner), memory

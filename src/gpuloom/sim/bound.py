@@ -1,0 +1,100 @@
+"""A lower bound of the average job completion time that no schedule can beat.
+
+Three bounds hold for every schedule that gives a job its GPUs all at once and keeps them to itself; the largest is
+taken. Write d_j for the duration at the job's best speed, g_j for its GPUs, r_j for its submission, G for the
+cluster's GPUs, and w_j = d_j · g_j / G: the time the whole cluster would need for the job's GPU-seconds.
+
+1. JCT_j ≥ d_j: mean of d_j.
+2. Let one machine do job j in w_j, preemptively, one at a time. It can do whatever the cluster does (give job j the
+   share g_j / G of its time), so its optimum is no worse; that optimum is shortest remaining time first (Schrage
+   1968): mean of its completion times.
+3. Let M_j be the mean of the times at which job j's work is done. On the cluster a job works at an even pace in a
+   set of times of length d_j before its end, so C_j ≥ M_j + d_j / 2. The sum of M_j over all schedules of the
+   machine in 2 is least when, at every moment, the submitted job with the smallest w_j goes first (Goemans,
+   Queyranne, Schulz, Skutella, Wang, "Single machine scheduling with release dates", 2002): its mean plus d_j / 2.
+   This takes into account that a job can't use the whole cluster, and that the cluster is busy with others.
+
+A policy that lets k jobs share a GPU is given k·G GPUs. Restart overheads are left out, which only lowers the bound.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.workload import F8, Workload
+
+
+def best_durations_s(workload: Workload, cluster: Cluster) -> F8:
+    """Seconds each job needs on the fastest of the cluster's GPU models that it may use."""
+    if workload.speeds is None:
+        return workload.duration_s
+    known = {name.lower(): column for column, name in enumerate(workload.speeds.models)}
+    columns = [known.get(model.lower()) for model in cluster.models]
+    best = np.zeros(len(workload))
+    for column in columns:
+        best = np.maximum(best, 1.0 if column is None else workload.speeds.factor[:, column])
+    return workload.duration_s / np.where(best > 0, best, 1.0)
+
+
+def lower_bound_avg_jct_s(workload: Workload, cluster: Cluster, *, jobs_per_gpu: int = 1) -> float:
+    """The largest of the three bounds, seconds. NaN for no jobs."""
+    if len(workload) == 0:
+        return float("nan")
+    duration = best_durations_s(workload, cluster)
+    work = duration * workload.gpus / (cluster.gpus * jobs_per_gpu)
+    submit = workload.submit_s
+    alone = float(duration.mean())
+    shortest_first = float((_shortest_remaining_first(submit, work) - submit).mean())
+    mean_busy = float((_mean_busy_times(submit, work) - submit + duration / 2).mean())
+    return max(alone, shortest_first, mean_busy)
+
+
+def _shortest_remaining_first(submit: F8, work: F8) -> F8:
+    """Completion times on one machine, shortest remaining time first."""
+    ends = np.zeros(len(submit))
+    queue: list[tuple[float, int]] = []
+    now = 0.0
+    submits, works = submit.tolist(), work.tolist()
+    for job, arrival in enumerate([*submits, float("inf")]):
+        while queue and now < arrival:
+            left, first = queue[0]
+            if now + left <= arrival:
+                heappop(queue)
+                now += left
+                ends[first] = now
+            else:
+                # The head keeps its place: it only became shorter.
+                queue[0] = (left - (arrival - now), first)
+                now = arrival
+        if job < len(works):
+            now = max(now, arrival)
+            heappush(queue, (works[job], job))
+    return ends
+
+
+def _mean_busy_times(submit: F8, work: F8) -> F8:
+    """Mean busy times on one machine when the submitted job with the least total work goes first."""
+    weighted = np.zeros(len(submit))
+    queue: list[tuple[float, int]] = []
+    left = work.tolist()
+    works = work.tolist()
+    now = 0.0
+    means = submit.copy()
+    for job, arrival in enumerate([*submit.tolist(), float("inf")]):
+        while queue and now < arrival:
+            _, first = queue[0]
+            step = min(left[first], arrival - now)
+            weighted[first] += step * (now + step / 2)
+            left[first] -= step
+            now += step
+            if left[first] <= 0 or now < arrival:
+                heappop(queue)
+                means[first] = weighted[first] / works[first]
+        if job < len(works):
+            now = max(now, arrival)
+            if works[job] > 0:
+                heappush(queue, (works[job], job))
+    return means

@@ -1,0 +1,358 @@
+"""The simulator: the engine under a virtual clock.
+
+Events at equal times are taken in together, in this order: ends, nodes lost, nodes back, arrivals; then the policy
+is asked once. Two ways to schedule (`schedule`):
+    events: at every arrival, end and failure, when the policy asked to be woken, and, for policies whose
+        priorities change with time, at every multiple of `interval_s`.
+    rounds: at multiples of `interval_s` only, as on Muri's testbed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuloom.core.cluster import Cluster, parse_cluster
+from gpuloom.core.errors import ImpossibleJobError, InputError, PlanError
+from gpuloom.core.state import JobState, State
+from gpuloom.core.workload import Workload
+from gpuloom.engine.engine import Engine
+from gpuloom.engine.progress import Progress
+from gpuloom.placement.shapes import impossible_jobs, shapes_of, why_impossible
+from gpuloom.policies.base import Policy
+from gpuloom.policies.registry import create_policy
+from gpuloom.sim.bound import lower_bound_avg_jct_s
+from gpuloom.sim.compat import Compat, compat_mode
+from gpuloom.sim.executor import EveryStepExecutor, SegmentLog, SimExecutor
+from gpuloom.sim.failures import Failure, failure_events, random_failures
+from gpuloom.sim.overheads import restart_overheads_s
+from gpuloom.sim.result import SimResult, Timeline
+
+DEFAULT_INTERVAL_S = 360.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to simulate. Times in seconds.
+
+    interval_s: scheduling interval; 0: none (events only).
+    schedule: 'events' or 'rounds'.
+    restart_overhead_s: what every start costs; None: by the trace or the job's model (see `overheads`).
+    seed: of everything random (failures, AntMan's job classes).
+    compat: None or the name of another simulator whose semantics to use ('muri').
+    failures: nodes out of service. mtbf_s, repair_s: or random ones, per node.
+    checkpoint_s: a job that loses its node falls back to a multiple of this much work; 0: loses nothing.
+    record_segments: keep who ran where and when (for the Gantt chart and for checks).
+    skip_impossible: leave out jobs that can never be placed, instead of refusing the trace.
+    """
+
+    interval_s: float = DEFAULT_INTERVAL_S
+    schedule: str = "events"
+    restart_overhead_s: float | None = None
+    seed: int = 0
+    compat: str | None = None
+    failures: tuple[Failure, ...] = ()
+    mtbf_s: float | None = None
+    repair_s: float = 3600.0
+    checkpoint_s: float = 0.0
+    record_segments: bool = False
+    skip_impossible: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.interval_s) and self.interval_s >= 0):
+            raise InputError(f"the interval is {self.interval_s}, must be 0 or more seconds")
+        if self.schedule not in {"events", "rounds"}:
+            raise InputError(f"schedule is {self.schedule!r}, must be 'events' or 'rounds'")
+        if self.schedule == "rounds" and self.interval_s == 0:
+            raise InputError("scheduling in rounds needs an interval above 0")
+        overhead = self.restart_overhead_s
+        if overhead is not None and not (math.isfinite(overhead) and overhead >= 0):
+            raise InputError(f"the restart overhead is {overhead}, must be 0 or more seconds")
+        if not (math.isfinite(self.checkpoint_s) and self.checkpoint_s >= 0):
+            raise InputError(f"the checkpoint interval is {self.checkpoint_s}, must be 0 or more seconds")
+        if self.compat is not None:
+            compat_mode(self.compat)
+            if self.schedule == "rounds":
+                raise InputError(f"--compat {self.compat} schedules at events; it does not go with rounds")
+
+
+OnProgress = Callable[[int, int], None]
+"""Called now and then with (jobs finished, jobs)."""
+
+
+def simulate(
+    workload: Workload | str,
+    cluster: Cluster | str,
+    policy: Policy | str = "srtf",
+    *,
+    on_progress: OnProgress | None = None,
+    **settings: Any,
+) -> SimResult:
+    """Replay a workload on a cluster under a policy.
+
+    Args:
+        workload: jobs, or the path of a trace.
+        cluster: nodes, or their short form ('8x8:V100').
+        policy: a policy, or its written form ('tiresias:thresholds=3250/7200').
+        settings: see `Settings`.
+
+    Returns:
+        Everything measured; an interrupt (Ctrl-C) ends early with `interrupted` set.
+
+    Raises:
+        InputError: what was given is wrong. ImpossibleJobError: a job never fits the cluster.
+        PlanError: the policy broke a rule (a bug in the policy).
+    """
+    if isinstance(workload, str):
+        from gpuloom.sim.traces import read_trace
+
+        workload = read_trace(workload).workload
+    if isinstance(cluster, str):
+        cluster = parse_cluster(cluster)
+    chosen = Settings(**settings)
+    mode = compat_mode(chosen.compat)
+    name = policy if isinstance(policy, str) else policy.id
+    if isinstance(policy, str):
+        preset = mode.parameters.get(policy.partition(":")[0], {})
+        policy = create_policy(policy, **{"seed": chosen.seed, **preset})
+    workload = without_impossible(workload, cluster, skip=chosen.skip_impossible)
+    return _Run(workload, cluster, policy, name, chosen, mode, on_progress).run()
+
+
+def without_impossible(workload: Workload, cluster: Cluster, *, skip: bool) -> Workload:
+    """The workload without the jobs that can never be placed; without `skip` there must be none.
+
+    Raises:
+        ImpossibleJobError: names the first such job, says how many there are and what to do.
+    """
+    bad = impossible_jobs(shapes_of(workload, cluster), cluster)
+    if len(bad) == 0:
+        return workload
+    text = why_impossible(workload, cluster, int(bad[0]))
+    if not skip:
+        more = f"; {len(bad):,} of {len(workload):,} jobs can never be placed" if len(bad) > 1 else ""
+        raise ImpossibleJobError(
+            f"{workload.name}: {text}{more}. Choose a larger --cluster, or leave such jobs out with --skip-impossible"
+        )
+    keep = np.ones(len(workload), dtype=bool)
+    keep[bad] = False
+    kept = workload.take(np.flatnonzero(keep))
+    note = f"{len(bad):,} jobs that can never be placed were left out (the first: {text})"
+    from dataclasses import replace
+
+    return replace(kept, notes=(*kept.notes, note))
+
+
+class _Run:
+    """One simulation."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        policy: Policy,
+        name: str,
+        settings: Settings,
+        mode: Compat,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self.workload, self.cluster, self.policy, self.name = workload, cluster, policy, name
+        self.settings, self.mode, self.on_progress = settings, mode, on_progress
+        overheads = restart_overheads_s(workload, settings.restart_overhead_s)
+        self.state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
+        self.log = SegmentLog() if settings.record_segments else None
+        executor = EveryStepExecutor if mode.charge_every_step else SimExecutor
+        self.executor = executor(self.state, self.log)
+        self.engine = Engine(
+            self.state,
+            policy,
+            Progress(workload, cluster, overheads, policy.sharing(workload)),
+            self.executor,
+            charge_every_step=mode.charge_every_step,
+            checkpoint_s=settings.checkpoint_s,
+        )
+        self.times, self.queue, self.busy = array("d"), array("i"), array("i")
+        self.now_s = float(workload.submit_s[0]) if len(workload) else 0.0
+        self.events = 0
+
+    def run(self) -> SimResult:
+        begun = time.perf_counter()
+        interrupted = False
+        try:
+            self._loop()
+        except KeyboardInterrupt:
+            interrupted = True
+        return self._result(time.perf_counter() - begun, interrupted)
+
+    def _loop(self) -> None:
+        state, engine, executor = self.state, self.engine, self.executor
+        n = len(self.workload)
+        submits = self.workload.submit_s.tolist()
+        submits.append(math.inf)
+        failures = failure_events(self._failures(), self.cluster)
+        failures.append((math.inf, 0, -1))
+        rounds = self.settings.schedule == "rounds"
+        interval = self.settings.interval_s
+        ticking = interval > 0 and (rounds or self.policy.periodic)
+        wake = math.inf
+        arriving = failing = 0
+        pending = False
+        age, record = executor.age, self._record
+        report_at = 0
+        while state.unfinished:
+            now = min(submits[arriving], executor.next_end_s(), failures[failing][0])
+            if rounds:
+                # Rounds in which nothing could have changed are passed over.
+                if pending or (self.policy.periodic and state.waiting) or wake < math.inf:
+                    tick = interval * math.floor(self.now_s / interval + 1.0)
+                    if wake < math.inf and not pending and not (self.policy.periodic and state.waiting):
+                        tick = max(tick, interval * math.ceil(wake / interval))
+                else:
+                    tick = math.inf
+            else:
+                tick = wake
+                if ticking and state.waiting and state.placements:
+                    tick = min(tick, interval * math.floor(self.now_s / interval + 1.0))
+            due = tick <= now
+            if due:
+                now = tick
+            if now == math.inf:
+                self._stuck()
+            self.now_s = now
+            self.events += 1
+            age.advance(now)
+            finished = executor.pop_ended(now)
+            first = arriving
+            while submits[arriving] <= now:
+                arriving += 1
+            down: list[int] = []
+            up: list[int] = []
+            while failures[failing][0] <= now:
+                (down if failures[failing][1] == 0 else up).append(failures[failing][2])
+                failing += 1
+            arrived = range(first, arriving)
+            engine.take_in(now, finished=finished, down=down, up=up, arrived=arrived)
+            for job in arrived:
+                age.enter(job)
+            if rounds:
+                pending = pending or bool(finished or arrived or down or up)
+                # A round at this very moment is due as well when only events led here.
+                if due or now % interval == 0:
+                    wake = engine.decide(now)
+                    pending = False
+            else:
+                wake = engine.decide(now)
+            record(now)
+            if self.on_progress is not None and self.events >= report_at:
+                report_at = self.events + 512
+                self.on_progress(n - state.unfinished, n)
+        if self.on_progress is not None:
+            self.on_progress(n, n)
+
+    def _failures(self) -> Sequence[Failure]:
+        if self.settings.mtbf_s is None:
+            return self.settings.failures
+        span = float(self.workload.submit_s[-1] - self.now_s) if len(self.workload) else 0.0
+        total = float((self.workload.duration_s * self.workload.gpus).sum()) / self.cluster.gpus
+        longest = float(self.workload.duration_s.max(initial=0.0))
+        return random_failures(
+            self.cluster,
+            mtbf_s=self.settings.mtbf_s,
+            repair_s=self.settings.repair_s,
+            start_s=self.now_s,
+            until_s=self.now_s + 2 * (span + total + longest),
+            seed=self.settings.seed,
+        )
+
+    def _record(self, now: float) -> None:
+        state = self.state
+        waiting, busy = state.waiting, state.busy_gpus
+        if self.queue and self.queue[-1] == waiting and self.busy[-1] == busy:
+            return
+        if self.times and self.times[-1] == now:
+            self.queue[-1], self.busy[-1] = waiting, busy
+            return
+        self.times.append(now)
+        self.queue.append(waiting)
+        self.busy.append(busy)
+
+    def _stuck(self) -> None:
+        waiting = [job for job in range(len(self.workload)) if self.state.status[job] == JobState.WAITING]
+        job = waiting[0]
+        raise PlanError(
+            f"policy {self.name!r} leaves {len(waiting)} jobs waiting for ever, though nothing runs and nothing more "
+            f"will happen; the first is job {self.workload.job_id(job)}. {self.state.story(job)}"
+        )
+
+    def _result(self, wall_s: float, interrupted: bool) -> SimResult:
+        state, workload = self.state, self.workload
+        n = len(workload)
+        end = state.end_s_column.copy()
+        jct = end - workload.submit_s
+        done = jct[np.isfinite(jct)]
+        first = float(workload.submit_s[0]) if n else 0.0
+        last = float(np.nanmax(end)) if len(done) else first
+        until = self.now_s if interrupted else last
+        timeline = Timeline(
+            np.array(self.times, dtype=np.float64),
+            np.array(self.queue, dtype=np.int32),
+            np.array(self.busy, dtype=np.int32),
+        )
+        span = until - first
+        lengths = np.diff(np.append(timeline.time_s, until)) if len(timeline.time_s) else np.zeros(0)
+        busy_s = float((lengths * timeline.busy_gpus).sum())
+        queued_s = float((lengths * timeline.queue_length).sum())
+        ordered = np.sort(done)
+        held = state.held_s_column.copy()
+        for job in state.placements:
+            held[job] = state.held_at(job, self.now_s)
+        settings = self.settings
+        return SimResult(
+            policy=self.name,
+            trace=workload.name,
+            cluster=str(self.cluster),
+            jobs=n,
+            gpus=self.cluster.gpus,
+            avg_jct_s=float(done.mean()) if len(done) else math.nan,
+            median_jct_s=float(np.median(done)) if len(done) else math.nan,
+            p99_jct_s=float(ordered[int(0.99 * len(ordered))]) if len(done) else math.nan,
+            makespan_s=last if self.mode.absolute_makespan else last - first,
+            avg_queue_length=queued_s / span if span > 0 else 0.0,
+            blocking_index=self.executor.age.mean(span),
+            utilization=busy_s / (span * self.cluster.gpus) if span > 0 else 0.0,
+            lower_bound_avg_jct_s=lower_bound_avg_jct_s(
+                workload, self.cluster, jobs_per_gpu=self.policy.max_jobs_per_gpu
+            ),
+            wall_s=wall_s,
+            restarts=self.executor.restarts,
+            events=self.events,
+            finished=len(done),
+            interrupted=interrupted,
+            settings={
+                "interval_s": settings.interval_s,
+                "schedule": settings.schedule,
+                "restart_overhead_s": settings.restart_overhead_s,
+                "seed": settings.seed,
+                "compat": settings.compat,
+                "mtbf_s": settings.mtbf_s,
+                "repair_s": settings.repair_s,
+                "checkpoint_s": settings.checkpoint_s,
+            },
+            job_ids=workload.job_ids if workload.job_ids is not None else tuple(map(str, range(n))),
+            job_gpus=workload.gpus,
+            submit_s=workload.submit_s,
+            start_s=state.first_start_s_column.copy(),
+            end_s=end,
+            jct_s=jct,
+            attained_gpu_s=held * workload.gpus,
+            starts=state.starts_column.copy(),
+            timeline=timeline,
+            segments=self.log.close(self.now_s) if self.log is not None else None,
+            node_names=tuple(node.name for node in self.cluster.nodes),
+        )
