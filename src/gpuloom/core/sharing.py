@@ -8,6 +8,6 @@ from typing import Protocol
 class Sharing(Protocol):
     """How fast a job runs beside others on its GPUs. A policy that shares GPUs brings one."""
 
-    def rate(self, job: int, neighbours: list[tuple[int, int]]) -> float:
-        """Share of its solo speed that `job` gets; `neighbours` are (layer, job), each named once, sorted."""
+    def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]]) -> float:
+        """Share of its solo speed that `job` gets; `layer` is its own, `neighbours` are (layer, job), sorted."""
         ...

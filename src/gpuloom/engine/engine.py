@@ -168,7 +168,7 @@ class Engine:
             placement = self.state.placements.get(job)
             if placement is None:
                 continue
-            rate = self.progress.solo_rate(job, placement) * sharing.rate(job, self._neighbours(job))
+            rate = self.progress.solo_rate(job, placement) * sharing.rate(job, placement.layer, self._neighbours(job))
             if rate != self.state.rate[job]:
                 self.state.retime(job, now_s, rate)
                 commands.append(Retime(job))

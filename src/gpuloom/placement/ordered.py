@@ -41,8 +41,8 @@ class Order(Protocol):
         """The key of a job that has just begun to wait."""
         ...
 
-    def running_key(self, snapshot: Snapshot, job: int) -> float:
-        """The stored key of a job that has just begun to run."""
+    def running_key(self, snapshot: Snapshot, job: int) -> float | None:
+        """The stored key of a job that has just begun to run; None: it must not be stopped for now."""
         ...
 
 
@@ -133,6 +133,28 @@ class OrderedPlanner:
             heapify(self._waiting[shape])
             self._enter_waiting(snapshot, job)
 
+    def expose(self, keys: dict[int, float]) -> None:
+        """These running jobs, and no others, may be stopped; with the keys given."""
+        for by_shape in self._running:
+            for entries in by_shape:
+                entries.clear()
+        self._stored = dict(keys)
+        for job, key in keys.items():
+            self._entries_of(job).append((key, job))
+        for by_shape in self._running:
+            for entries in by_shape:
+                entries.sort()
+        for by_pool in self._blocked:
+            by_pool.clear()
+        self._freed = True
+
+    def refill(self, shape: int, entries: list[Entry]) -> None:
+        """The waiting jobs of a shape that are to be considered, with their keys."""
+        heapify(entries)
+        self._waiting[shape] = entries
+        if entries:
+            self._new_heads.add(shape)
+
     def _enter_waiting(self, snapshot: Snapshot, job: int) -> None:
         shape = self._shape_of[job]
         heap = self._waiting[shape]
@@ -142,6 +164,8 @@ class OrderedPlanner:
 
     def _enter_running(self, snapshot: Snapshot, job: int) -> None:
         key = self.order.running_key(snapshot, job)
+        if key is None:
+            return
         self._stored[job] = key
         insort(self._entries_of(job), (key, job))
 

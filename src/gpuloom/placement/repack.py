@@ -7,6 +7,7 @@ by right. That suits a simulator which charges no migration; `ordered.py` is wha
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from gpuloom.core.columns import ints
@@ -67,7 +68,6 @@ class RepackPlanner:
             used[node] = size
         # Nodes only fill up during the walk, so the first node that holds a shape only moves on.
         first = [0] * len(gpus_of)
-        whole_mask = (1 << size) - 1
         chosen: dict[int, Placement] = {}
         run: dict[int, Placement] = {}
         preempted: list[int] = []
@@ -92,7 +92,7 @@ class RepackPlanner:
             else:
                 fits = False
                 if node < nodes:
-                    new = self._spread(used, gpus, whole_mask)
+                    new = _spread(used, gpus, size)
                     fits = new is not None
                     if new is None:
                         first[shape] = nodes
@@ -113,22 +113,41 @@ class RepackPlanner:
         self._running = chosen
         return Decision(run, preempted) if run or preempted else NOTHING
 
-    def _spread(self, used: list[int], gpus: int, whole_mask: int) -> Placement | None:
-        whole, rest = divmod(gpus, self._size)
-        picked = [node for node, count in enumerate(used) if count == 0][:whole]
-        if len(picked) < whole:
+
+def repack(snapshot: Snapshot, jobs: Sequence[int], down: Iterable[int] = ()) -> dict[int, Placement]:
+    """Place jobs first-fit in this order on the emptied cluster (nodes alike); those that don't fit are left out."""
+    size = snapshot.cluster.nodes[0].gpus
+    used = [0] * len(snapshot.cluster.nodes)
+    for node in down:
+        used[node] = size
+    gpus_of = ints(snapshot.workload.gpus)
+    placed: dict[int, Placement] = {}
+    for job in jobs:
+        gpus = gpus_of[job]
+        if gpus <= size:
+            node = next((node for node, count in enumerate(used) if count + gpus <= size), -1)
+            if node >= 0:
+                placed[job] = Placement((node,), (((1 << gpus) - 1) << used[node],))
+                used[node] += gpus
+        else:
+            placement = _spread(used, gpus, size)
+            if placement is not None:
+                placed[job] = placement
+    return placed
+
+
+def _spread(used: list[int], gpus: int, size: int) -> Placement | None:
+    whole, rest = divmod(gpus, size)
+    picked = [node for node, count in enumerate(used) if count == 0][:whole]
+    if len(picked) < whole:
+        return None
+    masks = [(1 << size) - 1] * whole
+    if rest:
+        last = next((n for n, count in enumerate(used) if count + rest <= size and n not in picked), -1)
+        if last < 0:
             return None
-        masks = [whole_mask] * whole
-        last = -1
-        if rest:
-            most = self._size - rest
-            last = next((n for n, count in enumerate(used) if count <= most and n not in picked), -1)
-            if last < 0:
-                return None
-        for node in picked:
-            used[node] = self._size
-        if rest:
-            picked.append(last)
-            masks.append(((1 << rest) - 1) << used[last])
-            used[last] += rest
-        return Placement(tuple(picked), tuple(masks))
+        masks.append(((1 << rest) - 1) << used[last])
+        used[last] += rest
+    for node in picked:
+        used[node] = size
+    return Placement((*picked, last) if rest else tuple(picked), tuple(masks))

@@ -38,6 +38,8 @@ class Parameter:
     default: Any
     parse: Callable[[str], Any]
     help: str
+    names_file: bool = False
+    """The value is the name of a file of numbers, which the caller reads: policies do no I/O."""
 
 
 class Policy(ABC):
@@ -52,7 +54,7 @@ class Policy(ABC):
     traits: ClassVar[Traits]
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     max_jobs_per_gpu: int = 1
-    """Sharing layers: how many jobs may hold a GPU at once."""
+    """How many jobs may hold a GPU at once, each on a sharing layer of its own."""
     periodic: bool = False
     """Priorities change as time passes: wants to be asked at every scheduling interval too."""
 

@@ -75,7 +75,7 @@ class Gittins(Policy):
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("levels", 32.0, positive, "quantiles of the samples at which the index is evaluated"),
-        Parameter("samples", None, str, "file of GPU-time samples, one a line (default: the trace's own)"),
+        Parameter("samples", None, str, "file of GPU-times, one a line (default: the trace's own)", names_file=True),
     )
 
     def __init__(self, **values: Any) -> None:

@@ -32,7 +32,6 @@ MODES: dict[str, Compat] = {
             "srsf": {"placement": "repack"},
             "tiresias": {"scatter": True, "whole_seconds": True},
             "themis": {"mode": "muri"},
-            "antman": {"mode": "muri"},
         },
     ),
 }

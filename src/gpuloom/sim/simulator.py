@@ -13,12 +13,12 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from gpuloom.core.cluster import Cluster, parse_cluster
+from gpuloom.core.cluster import Cluster
 from gpuloom.core.errors import ImpossibleJobError, InputError, PlanError
 from gpuloom.core.state import JobState, State
 from gpuloom.core.workload import Workload
@@ -26,11 +26,11 @@ from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
 from gpuloom.placement.shapes import impossible_jobs, shapes_of, why_impossible
 from gpuloom.policies.base import Policy
-from gpuloom.policies.registry import create_policy
 from gpuloom.sim.bound import lower_bound_avg_jct_s
 from gpuloom.sim.compat import Compat, compat_mode
 from gpuloom.sim.executor import EveryStepExecutor, SegmentLog, SimExecutor
 from gpuloom.sim.failures import Failure, failure_events, random_failures
+from gpuloom.sim.inputs import load_cluster, load_policy
 from gpuloom.sim.overheads import restart_overheads_s
 from gpuloom.sim.result import SimResult, Timeline
 
@@ -98,7 +98,7 @@ def simulate(
 
     Args:
         workload: jobs, or the path of a trace.
-        cluster: nodes, or their short form ('8x8:V100').
+        cluster: nodes, their short form ('8x8:V100'), or the path of a YAML file.
         policy: a policy, or its written form ('tiresias:thresholds=3250/7200').
         settings: see `Settings`.
 
@@ -114,13 +114,13 @@ def simulate(
 
         workload = read_trace(workload).workload
     if isinstance(cluster, str):
-        cluster = parse_cluster(cluster)
+        cluster = load_cluster(cluster)
     chosen = Settings(**settings)
     mode = compat_mode(chosen.compat)
     name = policy if isinstance(policy, str) else policy.id
     if isinstance(policy, str):
         preset = mode.parameters.get(policy.partition(":")[0], {})
-        policy = create_policy(policy, **{"seed": chosen.seed, **preset})
+        policy = load_policy(policy, **{"seed": chosen.seed, **preset})
     workload = without_impossible(workload, cluster, skip=chosen.skip_impossible)
     return _Run(workload, cluster, policy, name, chosen, mode, on_progress).run()
 
@@ -144,8 +144,6 @@ def without_impossible(workload: Workload, cluster: Cluster, *, skip: bool) -> W
     keep[bad] = False
     kept = workload.take(np.flatnonzero(keep))
     note = f"{len(bad):,} jobs that can never be placed were left out (the first: {text})"
-    from dataclasses import replace
-
     return replace(kept, notes=(*kept.notes, note))
 
 

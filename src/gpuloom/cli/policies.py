@@ -1,0 +1,66 @@
+"""`gpuloom policies`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.argument("policy", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def policies(policy: str | None, as_json: bool) -> None:
+    """List the scheduling policies, or show the parameters of one."""
+    from gpuloom.policies.registry import policy_class, policy_ids
+
+    rows = [describe(policy_class(name), name) for name in ([policy] if policy else policy_ids())]
+    if as_json:
+        click.echo(json.dumps(rows[0] if policy else rows, indent=2))
+        return
+    if policy:
+        row = rows[0]
+        click.echo(f"{row['id']}: {row['summary']} ({row['paper']})")
+        click.echo(f"knows: {row['knows']}; preemptive: {row['preemptive']}")
+        for parameter in row["parameters"]:
+            click.echo(f"  {parameter['name']} = {parameter['default']}: {parameter['help']}")
+        if not row["parameters"]:
+            click.echo("  no parameters")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("policy", "what", "needs to know", "preemptive", "GPU models", "shares GPUs"):
+        table.add_column(title)
+    for row in rows:
+        table.add_row(
+            row["id"],
+            row["summary"],
+            row["knows"],
+            row["preemptive"],
+            "yes" if row["heterogeneity"] else "no",
+            "yes" if row["sharing"] else "no",
+        )
+    Console(highlight=False).print(table)
+    click.echo("\nParameters of one: gpuloom policies ID; to set them: ID:name=value;name=value")
+
+
+def describe(cls: Any, name: str) -> dict[str, Any]:
+    """A policy as plain values."""
+    traits = cls.traits
+    return {
+        "id": name,
+        "summary": traits.summary,
+        "knows": traits.knows,
+        "preemptive": traits.preemptive,
+        "heterogeneity": traits.heterogeneity,
+        "sharing": traits.sharing,
+        "paper": traits.paper,
+        "parameters": [{"name": p.name, "default": _plain(p.default), "help": p.help} for p in cls.parameters],
+    }
+
+
+def _plain(value: Any) -> Any:
+    return "/".join(f"{part:g}" for part in value) if isinstance(value, tuple) else value

@@ -1,0 +1,286 @@
+"""`gpuloom simulate` and `gpuloom compare`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpuloom.cli.progress import task_progress
+from gpuloom.cli.reading import read_for_use, reading_options
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.errors import InputError
+from gpuloom.core.units import parse_duration_s
+from gpuloom.core.workload import Workload
+
+DEFAULT_POLICIES = "fifo,sjf,srtf,srsf,tiresias,gittins,themis,antman"
+
+
+class Duration(click.ParamType[Any]):
+    """Seconds, or a number with a unit."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return parse_duration_s(value)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Overhead(Duration):
+    """A duration, or 'profile' (None)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return None if value is None or value == "profile" else super().convert(value, param, ctx)
+
+
+def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that `simulate` and `compare` share."""
+    options = [
+        click.option(
+            "--cluster",
+            required=True,
+            metavar="SPEC",
+            help="NODESxGPUS[:MODEL], several with commas (8x8, 4x8:V100,16x4:K80), or a YAML file.",
+        ),
+        click.option(
+            "--interval",
+            type=Duration(),
+            default="360",
+            show_default=True,
+            metavar="TIME",
+            help="Scheduling interval (seconds, or 6m); 0: at events only.",
+        ),
+        click.option(
+            "--schedule",
+            type=click.Choice(["events", "rounds"]),
+            default="events",
+            show_default=True,
+            help="Schedule at arrivals, ends and intervals; or at intervals only.",
+        ),
+        click.option(
+            "--restart-overhead",
+            type=Overhead(),
+            default="profile",
+            show_default=True,
+            metavar="TIME|profile",
+            help="What every (re)start of a job costs; profile: by the trace or the job's model, else 10 s.",
+        ),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of what is random."),
+        click.option(
+            "--compat", type=click.Choice(["muri"]), help="Semantics of another simulator (docs/fidelity.md)."
+        ),
+        click.option("--mtbf", type=Duration(), metavar="TIME", help="Mean time between failures of a node (30d)."),
+        click.option(
+            "--repair", type=Duration(), default="1h", show_default=True, metavar="TIME", help="Mean time to repair."
+        ),
+        click.option(
+            "--checkpoint",
+            type=Duration(),
+            default="0",
+            show_default=True,
+            metavar="TIME",
+            help="Work between checkpoints; a job that loses its node goes back to the last. 0: loses nothing.",
+        ),
+        click.option(
+            "--skip-impossible", is_flag=True, help="Leave out jobs that can never be placed on the cluster, counted."
+        ),
+        click.option(
+            "--json", "json_target", metavar="FILE|-", help="Write the results as JSON; - prints nothing else."
+        ),
+        click.option("--csv", "csv_target", metavar="FILE|-", help="Write the table as CSV, a row per policy."),
+        click.option("--jobs-csv", "jobs_target", metavar="FILE|-", help="Write a row per policy and job."),
+        click.option(
+            "--html",
+            "html_target",
+            type=click.Path(dir_okay=False),
+            metavar="FILE",
+            help="Write a report: one page, readable offline.",
+        ),
+        click.option(
+            "--plot",
+            "plot_target",
+            type=click.Path(dir_okay=False),
+            metavar="FILE",
+            help="Plot to FILE.png, .svg or .pdf.",
+        ),
+        click.option("--quiet", "-q", is_flag=True, help="No progress, no notes."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    decorated: Callable[..., Any] = reading_options(command)
+    return decorated
+
+
+@click.command()
+@simulation_options
+@click.option(
+    "--policy",
+    default="srtf",
+    show_default=True,
+    metavar="POLICY",
+    help="Policy id, with parameters as in tiresias:thresholds=3250/7200 (see: gpuloom policies).",
+)
+def simulate(policy: str, **options: Any) -> None:
+    """Replay a trace on a cluster under one policy.
+
+    \b
+    Examples:
+      gpuloom simulate jobs.csv --cluster 8x8 --policy srtf
+      gpuloom simulate trace3.csv.gz --cluster 8x8 --policy tiresias --compat muri --json -
+      gpuloom simulate traces/ --format itp --cluster 64x8 --policy fifo:backfill=easy --html report.html
+    """
+    _run([policy], processes=1, single=True, **options)
+
+
+@click.command()
+@simulation_options
+@click.option(
+    "--policies",
+    default=DEFAULT_POLICIES,
+    show_default=True,
+    metavar="LIST",
+    help="Policies, separated by commas (see: gpuloom policies).",
+)
+@click.option(
+    "--jobs", "-j", "processes", type=click.IntRange(1), default=1, show_default=True, help="Processes to run at once."
+)
+def compare(policies: str, processes: int, **options: Any) -> None:
+    """Replay a trace on a cluster under several policies and compare them.
+
+    Interrupted (Ctrl-C), it prints what is done so far.
+
+    \b
+    Examples:
+      gpuloom compare jobs.csv --cluster 8x8 --policies fifo,srtf,srsf,tiresias,themis,antman
+      gpuloom compare jobs.csv --cluster 4x8:V100,16x4:K80 --policies srtf,gavel --jobs 2 --html report.html
+    """
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    if not names:
+        raise InputError("--policies names no policy (see: gpuloom policies)")
+    _run(names, processes=processes, single=False, **options)
+
+
+def _run(
+    policies: list[str],
+    *,
+    processes: int,
+    single: bool,
+    cluster: str,
+    interval: float,
+    schedule: str,
+    restart_overhead: float | None,
+    seed: int,
+    compat: str | None,
+    mtbf: float | None,
+    repair: float,
+    checkpoint: float,
+    skip_impossible: bool,
+    json_target: str | None,
+    csv_target: str | None,
+    jobs_target: str | None,
+    html_target: str | None,
+    plot_target: str | None,
+    quiet: bool,
+    **reading: Any,
+) -> None:
+    from gpuloom.sim.inputs import load_cluster, load_policy
+    from gpuloom.sim.runner import Task, run_all
+    from gpuloom.sim.simulator import Settings, without_impossible
+
+    to_stdout = [target for target in (json_target, csv_target, jobs_target) if target == "-"]
+    if len(to_stdout) > 1:
+        raise InputError("only one of --json, --csv and --jobs-csv can go to standard output (-)")
+    # All that can be wrong is checked before the long work begins.
+    chosen = load_cluster(cluster)
+    for policy in policies:
+        load_policy(policy)
+    settings = {
+        "interval_s": interval,
+        "schedule": schedule,
+        "restart_overhead_s": restart_overhead,
+        "seed": seed,
+        "compat": compat,
+        "mtbf_s": mtbf,
+        "repair_s": repair,
+        "checkpoint_s": checkpoint,
+        "record_segments": html_target is not None,
+    }
+    Settings(**settings)  # type: ignore[arg-type]
+    check_outputs(html_target, plot_target)
+    workload = read_for_use(quiet=quiet, **reading)
+    workload = _fitting(workload, chosen, without_impossible, skip_impossible, quiet)
+    tasks = [Task(workload, chosen, policy) for policy in policies]
+    with task_progress([(policy, len(workload)) for policy in policies], quiet=quiet) as report:
+        outcome = run_all(tasks, settings, processes=processes, on_progress=report)
+    results = outcome.done
+    if results:
+        _write(results, single, json_target, csv_target, jobs_target, html_target, plot_target, quiet)
+    for policy, error in zip(policies, outcome.errors, strict=True):
+        if error is not None:
+            click.echo(f"gpuloom: policy {policy}: {error}", err=True)
+    if outcome.interrupted:
+        ended = sum(not result.interrupted for result in results)
+        click.echo(f"interrupted: {ended} of {len(policies)} simulations were complete", err=True)
+    failed = [error for error in outcome.errors if error is not None]
+    if failed:
+        sys.exit(max(error.exit_code for error in failed))
+    if outcome.interrupted:
+        sys.exit(1)
+
+
+def check_outputs(html_target: str | None, plot_target: str | None) -> None:
+    """Refuse at once what would fail at the end."""
+    for target in (html_target, plot_target):
+        if target is not None and not Path(target).absolute().parent.is_dir():
+            raise InputError(f"{target}: the folder {Path(target).parent} does not exist")
+    if plot_target is not None:
+        from gpuloom.sim.report.plot import SUFFIXES
+
+        if Path(plot_target).suffix.lower() not in SUFFIXES:
+            raise InputError(f"{plot_target}: a plot is written to a file that ends in {', '.join(SUFFIXES)}")
+
+
+def _fitting(
+    workload: Workload, cluster: Cluster, without_impossible: Callable[..., Workload], skip: bool, quiet: bool
+) -> Workload:
+    kept = without_impossible(workload, cluster, skip=skip)
+    if len(kept) == 0:
+        raise InputError(f"{workload.name}: none of its {len(workload):,} jobs can be placed on {cluster}")
+    if kept is not workload and not quiet:
+        click.echo(f"note: {kept.notes[-1]}", err=True)
+    return kept
+
+
+def _write(
+    results: list[Any],
+    single: bool,
+    json_target: str | None,
+    csv_target: str | None,
+    jobs_target: str | None,
+    html_target: str | None,
+    plot_target: str | None,
+    quiet: bool,
+) -> None:
+    from gpuloom.sim import report
+
+    if "-" not in (json_target, csv_target, jobs_target):
+        report.print_comparison(results)
+    if json_target is not None:
+        report.write_json(results[0] if single else results, json_target)
+    if csv_target is not None:
+        report.write_csv(results, csv_target)
+    if jobs_target is not None:
+        report.write_jobs_csv(results, jobs_target)
+    if html_target is not None:
+        report.write_html(results, html_target)
+    if plot_target is not None:
+        report.save_plot(results, Path(plot_target))
+    if not quiet:
+        for target in (json_target, csv_target, jobs_target, html_target, plot_target):
+            if target is not None and target != "-":
+                click.echo(f"wrote {target}", err=True)

@@ -1,0 +1,62 @@
+"""Shares of a cluster that make the worst-off job as well off as possible."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuloom.core.workload import F8
+
+_STEPS = 60
+
+
+def least_worst_shares(age_s: F8, left_s: F8, ideal: F8, gpus: F8, capacity: float) -> F8:
+    """Minimise max_j (age_j + left_j / x_j) / ideal_j over 0 ≤ x ≤ 1 with Σ gpus·x ≤ capacity.
+
+    A level z of the maximum asks for x_j(z) = left_j / (z·ideal_j − age_j), falling in z, so the least feasible z
+    follows by Newton's method (the total is convex and falling). Where the level is set by a job at x = 1 and
+    capacity is left over, the answer is not unique; the analytic centre of the optimal shares is returned, which is
+    what an interior-point solver tends to.
+
+    Returns:
+        x, shape (jobs,).
+    """
+    # The least level that no x_j > 1 could beat.
+    z = float(((age_s + left_s) / ideal).max())
+    low = np.minimum(left_s / np.maximum(z * ideal - age_s, 1e-300), 1.0)
+    if float(gpus @ low) <= capacity:
+        return _centre(low, gpus, capacity)
+    for _ in range(_STEPS):
+        room = z * ideal - age_s
+        x = left_s / room
+        over = float(gpus @ x) - capacity
+        slope = float(gpus @ (x * ideal / room))
+        step = over / slope
+        z += step
+        if abs(step) <= 1e-15 * abs(z):
+            break
+    return np.minimum(left_s / (z * ideal - age_s), 1.0)
+
+
+def _centre(low: F8, gpus: F8, capacity: float) -> F8:
+    """Maximise Σ log(x − low) + Σ log(1 − x) + log(capacity − Σ gpus·x) by bisection on the capacity's price."""
+    span = 1.0 - low
+    free = span > 1e-12
+
+    def at(price: float) -> F8:
+        # 1/(x − low) − 1/(1 − x) = price · gpus, solved for u = x − low in (0, span)
+        c = price * gpus
+        b = c * span + 2.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            u = np.where(c > 1e-12, (b - np.sqrt(np.maximum(b * b - 4 * c * span, 0.0))) / (2 * c), span / 2)
+        return np.where(free, low + u, low)
+
+    cheap, dear = 0.0, 1.0
+    while capacity - float(gpus @ at(dear)) < 1.0 / dear and dear < 1e12:
+        cheap, dear = dear, dear * 4
+    for _ in range(_STEPS):
+        price = (cheap + dear) / 2
+        if capacity - float(gpus @ at(price)) < 1.0 / price:
+            cheap = price
+        else:
+            dear = price
+    return at(dear)

@@ -1,0 +1,298 @@
+"""AntMan: guaranteed jobs own their GPUs, opportunistic ones run on what these leave.
+
+Xiao et al., "AntMan: Dynamic Scaling on GPU Clusters for Deep Learning" (OSDI'20), section 3. Order: guaranteed
+before opportunistic, then submission. Nobody is stopped; sharing takes the place of preemption.
+    - A guaranteed job takes GPUs without another guaranteed job, all on one node if it fits one, else whole nodes
+      and a remainder. If there are not enough, it keeps those it found and waits for the rest; opportunistic jobs
+      use them meanwhile (section 5.1).
+    - An opportunistic job takes the least loaded GPUs without another opportunistic job, wherever they are.
+Its speed beside others: `interleave/opportunistic.py`. Classes come from the trace's priorities; without them a
+share `opportunistic` of the jobs is drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import NOTHING, Decision, Placement
+from gpuloom.core.sharing import Sharing
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import Workload
+from gpuloom.interleave.opportunistic import GUARANTEED_LAYER, OPPORTUNISTIC_LAYER, OpportunisticSharing
+from gpuloom.placement.shapes import shapes_of
+from gpuloom.policies.base import Parameter, Policy, Traits, fraction, number, positive
+
+RESERVED, GUARANTEED, OPPORTUNISTIC = 0.1 - 0.01, 0.1, 0.9
+"""Load that a job puts on a GPU: one that waits for more GPUs, a guaranteed and an opportunistic one."""
+FULL = 0.8
+"""From this load on a GPU takes no further opportunistic job (one already puts more on it)."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """Per job: True for opportunistic."""
+
+    opportunistic: NDArray[np.bool_]
+
+
+class Antman(Policy):
+    """See the module."""
+
+    id = "antman"
+    traits = Traits(
+        summary="guaranteed jobs own GPUs, opportunistic ones share them",
+        knows="job classes",
+        preemptive="no",
+        heterogeneity=False,
+        sharing=True,
+        paper="Xiao et al., OSDI'20",
+    )
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("opportunistic", 0.5, fraction, "share of opportunistic jobs where the trace has no priorities"),
+        Parameter("share", 0.5, positive, "speed beside a guaranteed job of unknown stages, relative to alone"),
+        Parameter("seed", 0, number, "seed for drawing the classes"),
+    )
+    max_jobs_per_gpu = 2
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self._books: _Books | None = None
+
+    def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
+        if workload.priority is not None:
+            return Memory(np.asarray(workload.priority) > 0)
+        draw = np.random.default_rng(int(self.values["seed"])).random(len(workload))
+        return Memory(draw < self.values["opportunistic"])
+
+    def sharing(self, workload: Workload) -> Sharing:
+        return OpportunisticSharing(workload, min(self.values["share"], 1.0))
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
+        if self._books is None:
+            self._books = _Books(snapshot, memory.opportunistic)
+        books = self._books
+        books.observe(snapshot)
+        run: dict[int, Placement] = {}
+        books.start_guaranteed(run)
+        books.start_opportunistic(run)
+        return (Decision(run) if run else NOTHING), memory
+
+
+class _Books:
+    """Caches: who holds which GPU, who waits, what is reserved."""
+
+    def __init__(self, snapshot: Snapshot, opportunistic: NDArray[np.bool_]) -> None:
+        cluster = snapshot.cluster
+        self._opportunistic = opportunistic
+        self._shapes = shapes_of(snapshot.workload, cluster)
+        self._sizes = [node.gpus for node in cluster.nodes]
+        self._first = np.concatenate([[0], np.cumsum(self._sizes)])
+        self._node_of = np.repeat(np.arange(len(self._sizes)), self._sizes)
+        models = cluster.models
+        self._pool_nodes = [[i for i, node in enumerate(cluster.nodes) if node.gpu_model == m] for m in models]
+        self._pool_size = [max(self._sizes[i] for i in nodes) for nodes in self._pool_nodes]
+        self._pool_gpus = np.array([models.index(cluster.nodes[i].gpu_model) for i in self._node_of])
+        self._open = [(1 << size) - 1 for size in self._sizes]
+        """Per node: GPUs without a guaranteed job, reserved or running."""
+        self._open_gpus = sum(self._sizes)
+        self._load = np.zeros(len(self._node_of))
+        self._where: dict[int, Placement] = {}
+        self._reserved: dict[int, dict[int, int]] = {}
+        """Guaranteed jobs that wait for more: {job: {node: mask}}."""
+        self._waiting: dict[int, None] = {}
+        self._queues: list[list[int]] = [[] for _ in self._shapes.shapes]
+        for job, placement in snapshot.placements.items():
+            self._where[job] = placement
+            if placement.layer == GUARANTEED_LAYER:
+                for node, mask in zip(placement.nodes, placement.masks, strict=True):
+                    self._close(node, mask, GUARANTEED)
+            else:
+                self._occupy(placement, 1)
+        new = {*snapshot.arrived, *snapshot.evicted}
+        self._enqueue(job for job in snapshot.waiting() if job not in new)
+
+    def _enqueue(self, jobs: Any) -> None:
+        for job in jobs:
+            if self._opportunistic[job]:
+                heappush(self._queues[self._shapes.of_job[job]], job)
+            else:
+                self._waiting[job] = None
+
+    # -- book-keeping ---------------------------------------------------------------------------------------
+
+    def _add_load(self, node: int, mask: int, load: float) -> None:
+        base = int(self._first[node])
+        for gpu in range(mask.bit_length()):
+            if mask >> gpu & 1:
+                self._load[base + gpu] += load
+
+    def _close(self, node: int, mask: int, load: float) -> None:
+        self._open[node] &= ~mask
+        self._open_gpus -= mask.bit_count()
+        self._add_load(node, mask, load)
+
+    def _reopen(self, node: int, mask: int, load: float) -> None:
+        self._open[node] |= mask
+        self._open_gpus += mask.bit_count()
+        self._add_load(node, mask, -load)
+
+    def _occupy(self, placement: Placement, sign: int) -> None:
+        for node, mask in zip(placement.nodes, placement.masks, strict=True):
+            self._add_load(node, mask, sign * OPPORTUNISTIC)
+
+    def observe(self, snapshot: Snapshot) -> None:
+        for job in (*snapshot.finished, *snapshot.evicted):
+            placement = self._where.pop(job)
+            if placement.layer == GUARANTEED_LAYER:
+                for node, mask in zip(placement.nodes, placement.masks, strict=True):
+                    self._reopen(node, mask, GUARANTEED)
+            else:
+                self._occupy(placement, -1)
+        for node in snapshot.nodes_down:
+            for job in [job for job, held in self._reserved.items() if node in held]:
+                for other, mask in self._reserved.pop(job).items():
+                    self._reopen(other, mask, RESERVED)
+            self._close(node, self._open[node], 2 * FULL)
+        for node in snapshot.nodes_up:
+            self._reopen(node, (1 << self._sizes[node]) - 1, 2 * FULL)
+        if snapshot.evicted:
+            self._enqueue(snapshot.evicted)
+            self._waiting = dict.fromkeys(sorted(self._waiting))
+        self._enqueue(snapshot.arrived)
+
+    # -- guaranteed jobs ------------------------------------------------------------------------------------
+
+    def start_guaranteed(self, run: dict[int, Placement]) -> None:
+        """In order of submission, each takes or reserves what it can get."""
+        started = []
+        for job in self._waiting:
+            if self._open_gpus == 0:
+                break
+            placement = self._acquire(job)
+            if placement is not None:
+                run[job] = self._where[job] = placement
+                started.append(job)
+        for job in started:
+            del self._waiting[job]
+
+    def _acquire(self, job: int) -> Placement | None:
+        shape = self._shapes.shapes[self._shapes.of_job[job]]
+        held = self._reserved.get(job, {})
+        pool = self._pool_of(held, shape.pools, shape.gpus)
+        size = self._pool_size[pool]
+        missing = shape.gpus - sum(mask.bit_count() for mask in held.values())
+        if shape.gpus <= size:
+            self._on_one_node(held, pool, missing)
+        else:
+            self._on_many_nodes(held, pool, missing, size)
+        if sum(mask.bit_count() for mask in held.values()) < shape.gpus:
+            if held:
+                self._reserved[job] = held
+            return None
+        self._reserved.pop(job, None)
+        for node, mask in held.items():
+            self._add_load(node, mask, 0.01)
+        return Placement(tuple(held), tuple(held.values()), GUARANTEED_LAYER)
+
+    def _pool_of(self, held: dict[int, int], pools: tuple[int, ...], gpus: int) -> int:
+        if held:
+            return int(self._pool_gpus[self._first[next(iter(held))]])
+        if len(pools) == 1:
+            return pools[0]
+        able = [p for p in pools if sum(self._sizes[node] for node in self._pool_nodes[p]) >= gpus]
+        return max(able, key=lambda p: (sum(self._open[n].bit_count() for n in self._pool_nodes[p]), -p))
+
+    def _hold(self, held: dict[int, int], node: int, count: int) -> None:
+        mask = _lowest(self._open[node], count)
+        if mask:
+            held[node] = held.get(node, 0) | mask
+            self._close(node, mask, RESERVED)
+
+    def _on_one_node(self, held: dict[int, int], pool: int, missing: int) -> None:
+        if held:
+            self._hold(held, next(iter(held)), missing)
+            return
+        most, best = 0, -1
+        need = missing
+        for node in self._pool_nodes[pool]:
+            count = self._open[node].bit_count()
+            if count >= need:
+                most, best = count, node
+                break
+            # Only a node that is large enough may be waited for.
+            if count > most and self._sizes[node] >= need:
+                most, best = count, node
+        if best >= 0:
+            self._hold(held, best, min(most, need))
+
+    def _on_many_nodes(self, held: dict[int, int], pool: int, missing: int, size: int) -> None:
+        whole, rest = divmod(missing, size)
+        partial = next((node for node, mask in held.items() if mask.bit_count() < self._sizes[node]), -1)
+        if partial >= 0:
+            self._hold(held, partial, rest)
+            rest = 0
+        for node in self._pool_nodes[pool]:
+            if whole == 0:
+                break
+            if node not in held and self._open[node].bit_count() == size:
+                self._hold(held, node, size)
+                whole -= 1
+        if rest:
+            free = [node for node in self._pool_nodes[pool] if node not in held and self._sizes[node] >= rest]
+            node = next((n for n in free if self._open[n].bit_count() >= rest), -1)
+            if node < 0 and free:
+                node = max(free, key=lambda n: self._open[n].bit_count())
+            if node >= 0:
+                self._hold(held, node, rest)
+
+    # -- opportunistic jobs ---------------------------------------------------------------------------------
+
+    def start_opportunistic(self, run: dict[int, Placement]) -> None:
+        """In order of submission, each on the least loaded GPUs; a job that does not fit is passed."""
+        heads = [queue[0] for queue in self._queues if queue]
+        if not heads:
+            return
+        heads.sort(reverse=True)
+        while heads:
+            job = heads.pop()
+            shape_index = int(self._shapes.of_job[job])
+            placement = self._least_loaded(shape_index)
+            if placement is None:
+                continue
+            queue = self._queues[shape_index]
+            heappop(queue)
+            run[job] = self._where[job] = placement
+            self._occupy(placement, 1)
+            if queue:
+                heads.append(queue[0])
+                heads.sort(reverse=True)
+
+    def _least_loaded(self, shape_index: int) -> Placement | None:
+        shape = self._shapes.shapes[shape_index]
+        for pool in shape.pools:
+            candidates = np.flatnonzero((self._load < FULL) & (self._pool_gpus == pool))
+            if len(candidates) < shape.gpus:
+                continue
+            order = np.argsort(self._load[candidates], kind="stable")[: shape.gpus]
+            masks: dict[int, int] = {}
+            for gpu in candidates[order].tolist():
+                node = int(self._node_of[gpu])
+                masks[node] = masks.get(node, 0) | 1 << (gpu - int(self._first[node]))
+            return Placement(tuple(masks), tuple(masks.values()), OPPORTUNISTIC_LAYER)
+        return None
+
+
+def _lowest(mask: int, count: int) -> int:
+    """The `count` lowest set bits of the mask, or all if it has fewer."""
+    taken = 0
+    for _ in range(min(count, mask.bit_count())):
+        low = mask & -mask
+        taken |= low
+        mask ^= low
+    return taken

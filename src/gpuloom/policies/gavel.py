@@ -1,0 +1,266 @@
+"""Gavel: heterogeneity-aware shares by linear program, realised in rounds.
+
+Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads" (OSDI'20). With
+T_mj the throughput of job m on GPU model j, g_m its GPUs, w_m its weight, W_j the GPUs of model j, X_mj is the share
+of time that m runs on j, with Σ_j X_mj ≤ 1 and Σ_m g_m X_mj ≤ W_j, and throughput(m, X) = Σ_j T_mj X_mj.
+    - max_min_fairness (section 4.1): maximise min_m g_m / w_m · throughput(m, X) / throughput(m, X_equal), where
+      X_equal spreads a job's time over the models in proportion to their GPUs.
+    - makespan (section 4.2): maximise min_m throughput(m, X) / steps left of m.
+Rounds (section 5): at every `round` the pairs (m, j) with the largest X_mj over the share of its time that m has
+received on j run; a job that is chosen again on the same model keeps its GPUs. Between rounds free GPUs are given to
+waiting jobs in the same order. Jobs that are alike (throughputs, GPUs, weight) share one column of the program, which
+is exact for max_min_fairness; the program is solved again only when the set of jobs has changed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import NOTHING, Decision, Placement
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import F8, Workload
+from gpuloom.placement.linear import maximize
+from gpuloom.placement.pool import Pool, pools_of
+from gpuloom.placement.shapes import Shapes, shapes_of
+from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
+
+
+@dataclass(slots=True)
+class Memory:
+    """received_s[m, j]: seconds that job m has run on GPU model j; since_s: until when that is true."""
+
+    received_s: F8
+    since_s: float
+
+
+class Gavel(Policy):
+    """See the module."""
+
+    id = "gavel"
+    traits = Traits(
+        summary="heterogeneity-aware shares by linear program, in rounds",
+        knows="throughput per GPU model (makespan: durations)",
+        preemptive="at rounds",
+        heterogeneity=True,
+        sharing=False,
+        paper="Narayanan et al., OSDI'20",
+    )
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter(
+            "objective",
+            "max_min_fairness",
+            one_of("max_min_fairness", "makespan"),
+            "max_min_fairness or makespan",
+        ),
+        Parameter("round", 360.0, duration, "length of a round (6m)"),
+    )
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self._rounds: _Rounds | None = None
+
+    def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
+        return Memory(np.zeros((len(workload), len(cluster.models))), 0.0)
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
+        if self._rounds is None:
+            self._rounds = _Rounds(snapshot, memory, self.values["objective"], self.values["round"])
+        return self._rounds.decide(snapshot), memory
+
+
+def throughputs(workload: Workload, cluster: Cluster, shapes: Shapes) -> F8:
+    """Speed of each job on each of the cluster's GPU models, relative to its reference; 0 where it may not run."""
+    speed = np.ones((len(workload), len(cluster.models)))
+    if workload.speeds is not None:
+        known = {name.lower(): column for column, name in enumerate(workload.speeds.models)}
+        for pool, model in enumerate(cluster.models):
+            column = known.get(model.lower())
+            if column is not None:
+                speed[:, pool] = workload.speeds.factor[:, column]
+    allowed = np.zeros((len(shapes.shapes), len(cluster.models)), dtype=bool)
+    for index, shape in enumerate(shapes.shapes):
+        allowed[index, list(shape.pools)] = True
+    return np.where(allowed[shapes.of_job], speed, 0.0)
+
+
+class _Rounds:
+    """Caches: the shares of the last program, who is present, the free GPUs."""
+
+    def __init__(self, snapshot: Snapshot, memory: Memory, objective: str, round_s: float) -> None:
+        workload, cluster = snapshot.workload, snapshot.cluster
+        self._memory, self._objective, self._round_s = memory, objective, round_s
+        self._shapes = shapes_of(workload, cluster)
+        self._speed = throughputs(workload, cluster, self._shapes)
+        self._weight = workload.weight if workload.weight is not None else np.ones(len(workload))
+        self._pools: list[Pool] = pools_of(cluster, snapshot.free_masks())
+        self._pool_of_node = {node: index for index, pool in enumerate(self._pools) for node in pool.nodes}
+        self._gpus_of_pool = np.array([sum(pool.sizes.values()) for pool in self._pools], dtype=np.float64)
+        profile = np.column_stack([self._speed, workload.gpus, self._weight])
+        _, self._alike = np.unique(profile, axis=0, return_inverse=True)
+        self._share = np.zeros_like(self._speed)
+        self._where: dict[int, Placement] = dict(snapshot.placements)
+        new = {*snapshot.arrived, *snapshot.evicted}
+        self._present: dict[int, None] = dict.fromkeys([*self._where, *(j for j in snapshot.waiting() if j not in new)])
+        self._stale = True
+        self._down: set[int] = set()
+        self._round_at_s = snapshot.now_s
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        now_s = snapshot.now_s
+        # 1. Time received, and what happened.
+        self._account(now_s)
+        freed = self._observe(snapshot)
+        waiting = len(self._present) > len(self._where)
+        if not waiting:
+            return NOTHING
+        # 2. At a round everyone is ranked; in between, waiting jobs only.
+        if now_s >= self._round_at_s:
+            self._round_at_s = self._round_s * (math.floor(now_s / self._round_s) + 1)
+            decision = self._rank(snapshot, everyone=True)
+        elif freed or snapshot.arrived:
+            decision = self._rank(snapshot, everyone=False)
+        else:
+            decision = NOTHING
+        return Decision(decision.run, decision.wait, self._round_at_s)
+
+    def _account(self, now_s: float) -> None:
+        elapsed = now_s - self._memory.since_s
+        self._memory.since_s = now_s
+        if elapsed > 0:
+            for job, placement in self._where.items():
+                self._memory.received_s[job, self._pool_of_node[placement.nodes[0]]] += elapsed
+
+    def _observe(self, snapshot: Snapshot) -> bool:
+        for job in (*snapshot.finished, *snapshot.evicted):
+            self._release(job)
+        for job in snapshot.finished:
+            del self._present[job]
+        self._down.update(snapshot.nodes_down)
+        self._down.difference_update(snapshot.nodes_up)
+        for node in snapshot.nodes_down:
+            self._pools[self._pool_of_node[node]].node_down(node)
+        for node in snapshot.nodes_up:
+            self._pools[self._pool_of_node[node]].node_up(node)
+        self._present.update(dict.fromkeys(snapshot.arrived))
+        if snapshot.finished or snapshot.arrived:
+            self._stale = True
+        return bool(snapshot.finished or snapshot.evicted or snapshot.nodes_up)
+
+    def _release(self, job: int) -> Placement:
+        placement = self._where.pop(job)
+        self._pools[self._pool_of_node[placement.nodes[0]]].release(placement)
+        return placement
+
+    def _rank(self, snapshot: Snapshot, *, everyone: bool) -> Decision:
+        if self._stale:
+            self._solve(snapshot)
+        present = list(self._present) if everyone else [job for job in self._present if job not in self._where]
+        jobs = np.array(present, dtype=np.intp)
+        # Priority of each pair: share over share received; never served before all others.
+        age_s = np.maximum(snapshot.now_s - snapshot.workload.submit_s[jobs], self._round_s)
+        received = self._memory.received_s[jobs] / age_s[:, None]
+        priority = self._share[jobs] / np.maximum(received, 1e-6)
+        # Where the program gives no share a job may still use what nobody else wants, at the very end.
+        priority = np.where(self._speed[jobs] > 0, priority + 1e-9 * self._speed[jobs], -1.0)
+        pairs = np.argsort(-priority, axis=None, kind="stable")
+        models = priority.shape[1]
+        if everyone:
+            return self._assign_round(jobs, pairs, priority.ravel(), models)
+        return Decision(self._fill(jobs, pairs, priority.ravel(), models))
+
+    def _assign_round(self, jobs: NDArray[np.intp], pairs: NDArray[np.intp], priority: F8, models: int) -> Decision:
+        gpus_of = self._shapes
+        free = [sum(size for node, size in pool.sizes.items() if node not in self._down) for pool in self._pools]
+        chosen: dict[int, int] = {}
+        for pair in pairs.tolist():
+            if priority[pair] < 0:
+                break
+            job, pool = int(jobs[pair // models]), pair % models
+            gpus = gpus_of.shapes[gpus_of.of_job[job]].gpus
+            if job not in chosen and gpus <= free[pool]:
+                chosen[job] = pool
+                free[pool] -= gpus
+                if not any(free):
+                    break
+        stopped = {}
+        for job, placement in list(self._where.items()):
+            if chosen.get(job) != self._pool_of_node[placement.nodes[0]]:
+                stopped[job] = self._release(job)
+        run: dict[int, Placement] = {}
+        # Large jobs first: they need whole nodes.
+        for job in sorted((j for j in chosen if j not in self._where), key=lambda j: -int(self._gpus(j))):
+            taken = self._pools[chosen[job]].take(self._gpus(job))
+            if taken is not None:
+                run[job] = self._where[job] = taken
+        run |= self._fill(jobs, pairs, priority, models)
+        for job in [job for job in run if job in stopped]:
+            if run[job] == stopped.pop(job):
+                del run[job]
+        return Decision(run, list(stopped))
+
+    def _gpus(self, job: int) -> int:
+        return self._shapes.shapes[int(self._shapes.of_job[job])].gpus
+
+    def _fill(self, jobs: NDArray[np.intp], pairs: NDArray[np.intp], priority: F8, models: int) -> dict[int, Placement]:
+        """Give free GPUs to waiting jobs in order of priority."""
+        run: dict[int, Placement] = {}
+        full: set[tuple[int, int]] = set()
+        for pair in pairs.tolist():
+            if priority[pair] < 0 or not any(pool.free_gpus for pool in self._pools):
+                break
+            job, pool = int(jobs[pair // models]), pair % models
+            if job in self._where:
+                continue
+            shape = (self._gpus(job), pool)
+            if shape in full:
+                continue
+            placement = self._pools[pool].take(shape[0])
+            if placement is None:
+                full.add(shape)
+            else:
+                run[job] = self._where[job] = placement
+        return run
+
+    # -- the linear programs --------------------------------------------------------------------------------
+
+    def _solve(self, snapshot: Snapshot) -> None:
+        self._stale = False
+        jobs = np.array(list(self._present), dtype=np.intp)
+        if self._objective == "max_min_fairness":
+            _, first, member = np.unique(self._alike[jobs], return_index=True, return_inverse=True)
+            heads = jobs[first]
+            count = np.bincount(member).astype(np.float64)
+            speed, gpus = self._speed[heads], snapshot.workload.gpus[heads].astype(np.float64)
+            equal = speed @ (self._gpus_of_pool / self._gpus_of_pool.sum())
+            value = speed * (gpus / self._weight[heads] / equal)[:, None]
+            self._share[jobs] = self._max_min(value, gpus, count)[member]
+            return
+        left = np.array([max(snapshot.remaining_s(job), 1e-6) for job in jobs.tolist()])
+        value = self._speed[jobs] / left[:, None] * left.mean()
+        gpus = snapshot.workload.gpus[jobs].astype(np.float64)
+        self._share[jobs] = self._max_min(value, gpus, np.ones(len(jobs)))
+
+    def _max_min(self, value: F8, gpus: F8, count: F8) -> F8:
+        """X, shape (rows of value, models), that maximises min_m Σ_j value_mj X_mj; `count` jobs stand behind each."""
+        n, models = value.shape
+        level = n * models
+        cells = np.arange(level)
+        row, model = cells // models, cells % models
+        entries_row = np.concatenate([row, np.arange(n), n + row, 2 * n + model])
+        entries_column = np.concatenate([cells, np.full(n, level), cells, cells])
+        used = (gpus * count)[row]
+        entries = np.concatenate([value.ravel(), -np.ones(n), np.ones(level), used])
+        lower = np.concatenate([np.zeros(n), np.full(n + models, -np.inf)])
+        upper = np.concatenate([np.full(n, np.inf), np.ones(n), self._gpus_of_pool])
+        # What is left after the worst-off is served goes where it helps most, at a weight too small to matter before.
+        total = float((value * count[:, None]).sum()) or 1.0
+        cost = np.append(1e-4 * (value * count[:, None]).ravel() / total, 1.0)
+        bound = np.append((value > 0).ravel().astype(np.float64), np.inf)
+        x = maximize(cost, entries_row, entries_column, entries, lower, upper, bound)
+        return np.clip(x[:level].reshape(n, models), 0.0, 1.0)

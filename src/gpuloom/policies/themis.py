@@ -1,0 +1,227 @@
+"""Themis: finish-time fairness by leases.
+
+Mahajan et al., "Themis: Fair and Efficient GPU Cluster Scheduling" (NSDI'20), sections 3 and 5. Of a job,
+
+    ρ = T_shared / T_ideal,   T_shared = time since submission + time left,
+    T_ideal = duration · max(1, g · N / G)
+
+is how much later it ends than with a share 1/N of the cluster of its own, N being the mean number of jobs present
+since its submission, G the cluster's GPUs, g the job's. GPUs are leased: at every multiple of `lease` all leases end
+and GPUs go to the jobs with the largest ρ; whoever had its GPUs and is chosen again keeps them. GPUs that fall free
+in between go to the largest ρ that fits. (The paper auctions among the worst-off fraction of multi-job apps; with
+one gang per app the auction's outcome is this order.)
+
+`mode=muri` is what the released Muri simulator runs under this name: at every event the shares x that minimise the
+largest (now − submitted + left / x) / (isolated time so far + iterations left / isolated share) with Σ g·x ≤ G,
+0 ≤ x ≤ 1; jobs in order of x / time run (unrun ones first); everyone placed anew.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import NOTHING, Decision
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import F8, Workload
+from gpuloom.placement.fair_shares import least_worst_shares
+from gpuloom.placement.ordered import OrderedPlanner
+from gpuloom.placement.repack import repack
+from gpuloom.placement.shapes import shapes_of
+from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
+
+_CONSIDERED = 512
+"""Waiting jobs per shape, the largest ρ first, that one auction looks at."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """Of ρ: the integral of the number of jobs present over time, and its value at each job's submission.
+
+    Of `mode=muri`, per job: isolated time so far, iterations left and isolated share at the last event, time it
+    should have received.
+    """
+
+    present_s: float
+    since_s: float
+    at_submit: F8
+    isolated: F8
+    iterations_left: F8
+    isolated_share: F8
+    should_receive_s: F8
+    order: list[int] = field(default_factory=list)
+
+
+class Themis(Policy):
+    """See the module."""
+
+    id = "themis"
+    traits = Traits(
+        summary="largest finish-time unfairness first, by leases",
+        knows="durations",
+        preemptive="at lease ends",
+        heterogeneity=False,
+        sharing=False,
+        paper="Mahajan et al., NSDI'20",
+    )
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("lease", 1200.0, duration, "length of a lease (20m)"),
+        Parameter("mode", "lease", one_of("lease", "muri"), "lease, or muri: the rule of the Muri artifact"),
+    )
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self._leases: _Leases | None = None
+        self._down: set[int] = set()
+
+    def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
+        n = len(workload)
+        return Memory(0.0, 0.0, np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n))
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
+        if self.values["mode"] == "muri":
+            self._down.update(snapshot.nodes_down)
+            self._down.difference_update(snapshot.nodes_up)
+            return _muri(snapshot, memory, self._down), memory
+        if self._leases is None:
+            self._leases = _Leases(snapshot, memory, self.values["lease"])
+        return self._leases.decide(snapshot, memory), memory
+
+
+class _Leases:
+    """Caches of the lease mode: who waits, by shape, and the planner. It is its planner's `Order`."""
+
+    clock = 0
+    by_gpus = False
+
+    def __init__(self, snapshot: Snapshot, memory: Memory, lease_s: float) -> None:
+        self._memory, self._lease_s = memory, lease_s
+        workload = snapshot.workload
+        self._of_job = shapes_of(workload, snapshot.cluster).of_job
+        self._waiting: list[set[int]] = [set() for _ in range(int(self._of_job.max(initial=-1)) + 1)]
+        self._count = len(snapshot.placements)
+        self._share = workload.gpus / snapshot.cluster.gpus
+        self._auction_at_s = self._next_auction(snapshot.now_s)
+        self._planner = OrderedPlanner(snapshot, self, preemptive=True)
+        new = {*snapshot.arrived, *snapshot.evicted}
+        for job in snapshot.waiting():
+            if job not in new:
+                self._waiting[self._of_job[job]].add(job)
+                self._count += 1
+
+    def _next_auction(self, now_s: float) -> float:
+        return self._lease_s * (math.floor(now_s / self._lease_s) + 1)
+
+    # -- Order: keys are −ρ ---------------------------------------------------------------------------------
+
+    def waiting_key(self, snapshot: Snapshot, job: int) -> float:
+        self._waiting[self._of_job[job]].add(job)
+        return -float(self.unfairness(snapshot, np.array([job]), np.array([snapshot.remaining_s(job)]))[0])
+
+    def running_key(self, snapshot: Snapshot, job: int) -> float | None:
+        return None  # leased
+
+    def unfairness(self, snapshot: Snapshot, jobs: NDArray[np.intp], left_s: F8) -> F8:
+        """ρ of each job if it ran from now on."""
+        memory, workload, now_s = self._memory, snapshot.workload, snapshot.now_s
+        age_s = now_s - workload.submit_s[jobs]
+        present = np.divide(
+            memory.present_s - memory.at_submit[jobs],
+            age_s,
+            out=np.full(len(jobs), float(max(self._count, 1))),
+            where=age_s > 0,
+        )
+        ideal_s = workload.duration_s[jobs] * np.maximum(1.0, self._share[jobs] * present)
+        unfair: F8 = (age_s + left_s) / np.maximum(ideal_s, 1e-9)
+        return unfair
+
+    # -- deciding -------------------------------------------------------------------------------------------
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
+        # 1. Jobs present since the last call.
+        now_s = snapshot.now_s
+        memory.present_s += self._count * (now_s - memory.since_s)
+        memory.since_s = now_s
+        self._count += len(snapshot.arrived) - len(snapshot.finished)
+        for job in snapshot.arrived:
+            memory.at_submit[job] = memory.present_s
+        self._planner.observe(snapshot)
+        # 2. Where leases end, everyone's GPUs are on offer.
+        if now_s >= self._auction_at_s:
+            self._auction_at_s = self._next_auction(now_s)
+            if any(self._waiting):
+                self._offer(snapshot)
+        elif snapshot.finished or snapshot.evicted or snapshot.nodes_up:
+            self._refill(snapshot)
+        # 3. The largest ρ first; those that got GPUs hold a lease.
+        decision = self._planner.plan(snapshot)
+        for job in decision.run:
+            self._waiting[self._of_job[job]].discard(job)
+        self._planner.expose({})
+        if any(self._waiting):
+            return Decision(decision.run, decision.wait, self._auction_at_s)
+        return decision
+
+    def _offer(self, snapshot: Snapshot) -> None:
+        self._refill(snapshot)
+        running = list(snapshot.placements)
+        left_s = np.array([snapshot.remaining_s(job) for job in running])
+        unfair = self.unfairness(snapshot, np.array(running, dtype=np.intp), left_s)
+        self._planner.expose(dict(zip(running, (-unfair).tolist(), strict=True)))
+
+    def _refill(self, snapshot: Snapshot) -> None:
+        """Bring the planner's heaps up to date: ρ of waiting jobs grows, each at its own pace."""
+        left = snapshot.remaining_column()
+        for shape, waiting in enumerate(self._waiting):
+            jobs = np.fromiter(waiting, dtype=np.intp, count=len(waiting))
+            keys = -self.unfairness(snapshot, jobs, left[jobs])
+            if len(jobs) > _CONSIDERED:
+                best = np.argpartition(keys, _CONSIDERED)[:_CONSIDERED]
+                jobs, keys = jobs[best], keys[best]
+            self._planner.refill(shape, list(zip(keys.tolist(), jobs.tolist(), strict=True)))
+
+
+def _muri(snapshot: Snapshot, memory: Memory, down: set[int]) -> Decision:
+    """One event of `mode=muri`; its steps are in the module's docstring."""
+    workload, now_s = snapshot.workload, snapshot.now_s
+    gone = {*snapshot.finished}
+    memory.order = [job for job in memory.order if job not in gone]
+    memory.order.extend(snapshot.arrived)
+    if not memory.order:
+        memory.since_s = now_s
+        return NOTHING
+    jobs = np.array(memory.order, dtype=np.intp)
+    gpus = workload.gpus[jobs].astype(np.float64)
+    left_s = np.array([snapshot.remaining_s(job) for job in memory.order])
+    iteration_s = workload.iteration_s[jobs] if workload.iteration_s is not None else np.ones(len(jobs))
+    iterations = left_s / iteration_s
+    # 1. Isolated time: what was done since the last event, by the share that was held isolated then.
+    seen = memory.isolated_share[jobs] > 0
+    done = np.where(seen, memory.iterations_left[jobs] - iterations, 0.0)
+    memory.isolated[jobs] += done / np.where(seen, memory.isolated_share[jobs], 1.0)
+    share = np.minimum(math.ceil(snapshot.cluster.gpus / len(jobs)) / gpus, 1.0)
+    memory.isolated_share[jobs], memory.iterations_left[jobs] = share, iterations
+    # 2. Shares that minimise the largest ratio.
+    age_s = now_s - workload.submit_s[jobs]
+    x = least_worst_shares(age_s, left_s, memory.isolated[jobs] + iterations / share, gpus, snapshot.cluster.gpus)
+    # 3. Order: share over time run; ties by what is owed, then by share.
+    run_s = np.array([snapshot.held_s(job) for job in memory.order])
+    value = np.where(run_s == 0, x * 1e9, x / np.where(run_s == 0, 1.0, run_s))
+    owed = memory.should_receive_s[jobs] - run_s
+    memory.should_receive_s[jobs] += x * (now_s - memory.since_s)
+    memory.since_s = now_s
+    ranked = np.lexsort((np.arange(len(jobs)), -x, -owed, -value))
+    # 4. Those that fit in this order, then placed anew, large ones first.
+    walk = jobs[ranked].tolist()
+    chosen = repack(snapshot, walk, down)
+    order = sorted(walk, key=lambda job: -int(workload.gpus[job]))
+    memory.order = order
+    placed = repack(snapshot, [job for job in order if job in chosen], down)
+    before = snapshot.placements
+    run = {job: placement for job, placement in placed.items() if before.get(job) != placement}
+    return Decision(run, [job for job in before if job not in placed])

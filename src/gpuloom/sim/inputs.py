@@ -1,0 +1,77 @@
+"""Inputs that come as files: clusters and samples of policies."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuloom.core.cluster import Cluster, cluster_from_mapping, parse_cluster
+from gpuloom.core.errors import ClusterError, PolicyError
+from gpuloom.policies.base import Policy
+from gpuloom.policies.registry import create_policy
+
+
+def load_cluster(text: str) -> Cluster:
+    """A cluster from its short form ('4x8:V100,16x4:K80') or from a YAML file (docs/clusters.md).
+
+    Raises:
+        ClusterError: neither, or the file is wrong (names the entry and key).
+    """
+    path = Path(text)
+    is_yaml = path.suffix.lower() in {".yaml", ".yml"}
+    if not is_yaml and not path.is_file():
+        return parse_cluster(text)
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ClusterError(f"cluster file {text}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ClusterError(f"cluster file {text} is not YAML: {' '.join(str(error).split())}") from error
+    return cluster_from_mapping(data, source=text)
+
+
+def load_policy(text: str, **defaults: Any) -> Policy:
+    """A policy from its written form; parameters that name files are read.
+
+    Raises:
+        PolicyError: unknown id or parameter, bad value, unreadable file (names the line).
+    """
+    policy = create_policy(text, **defaults)
+    for parameter in policy.parameters:
+        value = policy.values[parameter.name]
+        if parameter.names_file and isinstance(value, str):
+            policy.values[parameter.name] = _numbers(policy.id, parameter.name, Path(value))
+    return policy
+
+
+def _numbers(policy_id: str, name: str, path: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """One number above 0 a line; a first line that is a heading is passed over."""
+    where = f"policy {policy_id!r}: {name}={path}"
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise PolicyError(f"{where}: {error}") from error
+    numbers = []
+    for line, entry in enumerate(text.splitlines(), start=1):
+        word = entry.strip()
+        if not word:
+            continue
+        try:
+            value = float(word)
+        except ValueError:
+            if line == 1:
+                continue
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise PolicyError(f"{where}:{line}: {word!r} is not a number above 0")
+        numbers.append(value)
+    if not numbers:
+        raise PolicyError(f"{where}: holds no numbers")
+    return np.array(numbers)
