@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuloom.cli.reading import read as read_trace_for
+from gpuloom.cli.reading import reading_options, say_notes
 from gpuloom.core.errors import InputError
 from gpuloom.core.units import format_duration, parse_duration_s
 
@@ -17,26 +19,7 @@ if TYPE_CHECKING:
     from gpuloom.core.workload import Labels, Workload
     from gpuloom.sim.traces import TraceRead
 
-BAD_ROWS_SHOWN = 5
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
-
-
-def _reading(command: Any) -> Any:
-    """The arguments and options of every command that reads a trace."""
-    for decorate in (
-        click.option("--gpu-model", metavar="MODEL", help="GPU model on which durations are counted [V100]."),
-        click.option(
-            "--throughputs",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Measured throughputs, for gavel, shockwave and pollux; also looked for beside the trace.",
-        ),
-        click.option("--skip-bad-rows", is_flag=True, help="Pass over rows that can't be read."),
-        click.option("--format", "format_", metavar="ID", help="Format of the trace (see trace formats)."),
-        click.argument("traces", nargs=-1, required=True, metavar="TRACE..."),
-    ):
-        command = decorate(command)
-    return command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -48,7 +31,7 @@ def trace() -> None:
 
 
 @trace.command()
-@_reading
+@reading_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--limit", type=click.IntRange(min=0), default=0, metavar="N", help="Also list the first N jobs.")
 def show(
@@ -68,21 +51,21 @@ def show(
       gpuloom trace show cluster01.csv.gz cluster02.csv.gz --limit 10
       gpuloom trace show traces/ --format itp --json
     """
-    read = _read(traces, format_, skip_bad_rows, throughputs, gpu_model)
+    read = read_trace_for(traces, format_, skip_bad_rows, throughputs, gpu_model)
     if as_json:
         summary = summarise(read)
         if limit:
             summary["first_jobs"] = [job_row(read.workload, job) for job in range(min(limit, len(read.workload)))]
         click.echo(json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        _say_notes(read)
+        say_notes(read)
         _print_summary(summarise(read))
         if limit:
             _print_jobs(read.workload, limit)
 
 
 @trace.command()
-@_reading
+@reading_options
 @click.option("--output", "-o", required=True, metavar="FILE", help="File to write; - for standard output (CSV).")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def convert(
@@ -103,8 +86,8 @@ def convert(
       zcat jobs.csv.gz | gpuloom trace convert - -o - > own.csv
     """
     _check_output(output, force)
-    read = _read(traces, format_, skip_bad_rows, throughputs, gpu_model)
-    _say_notes(read)
+    read = read_trace_for(traces, format_, skip_bad_rows, throughputs, gpu_model)
+    say_notes(read)
     _write(read.workload, output)
 
 
@@ -291,33 +274,6 @@ def job_row(workload: Workload, job: int) -> dict[str, Any]:
         if column is not None:
             row[name] = column[job].item()
     return row
-
-
-def _read(
-    traces: tuple[str, ...],
-    format_: str | None,
-    skip_bad_rows: bool,
-    throughputs: Path | None,
-    gpu_model: str | None,
-) -> TraceRead:
-    from gpuloom.sim.traces import read_trace
-
-    return read_trace(
-        list(traces),
-        format=format_,
-        skip_bad_rows=skip_bad_rows,
-        throughputs=throughputs,
-        gpu_model=gpu_model,
-    )
-
-
-def _say_notes(read: TraceRead) -> None:
-    for note in read.workload.notes:
-        click.echo(f"note: {note}", err=True)
-    for error in read.bad_rows[:BAD_ROWS_SHOWN]:
-        click.echo(f"skipped: {error}", err=True)
-    if len(read.bad_rows) > BAD_ROWS_SHOWN:
-        click.echo(f"skipped: {len(read.bad_rows) - BAD_ROWS_SHOWN:,} more", err=True)
 
 
 def _print_summary(summary: dict[str, Any]) -> None:

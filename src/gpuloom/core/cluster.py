@@ -88,7 +88,8 @@ def parse_cluster(text: str) -> Cluster:
                 f"{part.strip()!r} in cluster {text!r}: nodes must be 1 to {MAX_NODES:,}, GPUs 1 or more"
             )
         model = match.group(3) or ANY_MODEL
-        nodes.extend(Node(f"n{len(nodes) + i}", gpus, model) for i in range(count))
+        first = len(nodes)
+        nodes.extend(Node(f"n{first + i}", gpus, model) for i in range(count))
     return Cluster(tuple(nodes), name=text)
 
 

@@ -128,7 +128,7 @@ class Workload:
     def sorted_by_submit(name: str, submit_s: F8, duration_s: F8, gpus: I4, **columns: object) -> Workload:
         """Build a workload from columns in any order; equal submission times keep their order."""
         order = np.argsort(np.asarray(submit_s, dtype=np.float64), kind="stable")
-        taken = {key: _take_column(value, order) for key, value in columns.items()}
+        taken = {key: value if key == "notes" else _take_column(value, order) for key, value in columns.items()}
         return Workload(
             name=name,
             submit_s=np.asarray(submit_s, dtype=np.float64)[order],
@@ -161,19 +161,12 @@ def _take_column(value: object, rows: NDArray[np.intp]) -> object:
         return Speeds(value.models, value.factor[rows])
     if isinstance(value, np.ndarray):
         return value[rows]
-    if isinstance(value, list) or (isinstance(value, tuple) and len(value) == len(rows) and len(rows) > 0):
+    if isinstance(value, list | tuple):
         return tuple(value[row] for row in rows.tolist())
     return value
 
 
 def _take(workload: Workload, rows: NDArray[np.intp], name: str) -> Workload:
-    columns: dict[str, object] = {
-        key: _take_column(getattr(workload, key), rows) for key in ("submit_s", "duration_s", "gpus", "speeds")
-    }
-    for key in OPTIONAL_COLUMNS:
-        column = getattr(workload, key)
-        if key == "job_ids":
-            columns[key] = None if column is None else tuple(column[row] for row in rows.tolist())
-        else:
-            columns[key] = _take_column(column, rows)
+    keys = ("submit_s", "duration_s", "gpus", "speeds", *OPTIONAL_COLUMNS)
+    columns = {key: _take_column(getattr(workload, key), rows) for key in keys}
     return replace(workload, name=name, **columns)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ def least_worst_shares(age_s: F8, left_s: F8, ideal: F8, gpus: F8, capacity: flo
     Returns:
         x, shape (jobs,).
     """
+    left_s, ideal = np.maximum(left_s, 1e-9), np.maximum(ideal, 1e-9)
     # The least level that no x_j > 1 could beat.
     z = float(((age_s + left_s) / ideal).max())
     low = np.minimum(left_s / np.maximum(z * ideal - age_s, 1e-300), 1.0)

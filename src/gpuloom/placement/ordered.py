@@ -214,6 +214,8 @@ class OrderedPlanner:
             heap = self._waiting[shape]
             if not heap or heap[0][1] != job:
                 continue
+            # Taken off first: victims of the same shape may come to stand before it.
+            heappop(heap)
             placement = self._fit(shape)
             if placement is None and self.preemptive:
                 before = len(stopped)
@@ -225,10 +227,10 @@ class OrderedPlanner:
                         if queue and queue[0] > (key, job):
                             heappush(heads, (queue[0][0], queue[0][1], other))
             if placement is None:
+                heappush(heap, (key, job))
                 if self.strict:
                     break
                 continue
-            heappop(heap)
             run[job] = placement
             self._where[job] = placement
             for node in placement.nodes:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from gpuloom.core.columns import floats
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.placement.shapes import best_speeds
 
 
 class RemainingOrder:
     """Remaining time, times GPUs if `by_gpus`.
 
-    A waiting job's key includes the restart it would have to pay, so that no job is stopped for one that would
-    be done later than itself. A running job's key is kept as its predicted end (times nothing) and falls with time.
+    On mixed clusters: of a running job on the GPUs it has, of a waiting one on the fastest model it may use. A
+    waiting job's key includes the restart it would have to pay, so that no job is stopped for one that would be
+    done later than itself. A running job's key is kept as its predicted end (times nothing) and falls with time.
     """
 
     clock = 1
 
-    def __init__(self, *, by_gpus: bool) -> None:
+    def __init__(self, snapshot: Snapshot, *, by_gpus: bool) -> None:
         self.by_gpus = by_gpus
+        self._speed: memoryview[float] | None = None
+        if snapshot.workload.speeds is not None:
+            self._speed = floats(best_speeds(snapshot.workload, snapshot.cluster))
 
     def waiting_key(self, snapshot: Snapshot, job: int) -> float:
-        left = snapshot.remaining_s(job) + snapshot.restart_overhead_s[job]
+        left = snapshot.remaining_s(job)
+        if self._speed is not None:
+            left /= self._speed[job]
+        left += snapshot.restart_overhead_s[job]
         return left * snapshot.workload.gpus.item(job) if self.by_gpus else left
 
     def running_key(self, snapshot: Snapshot, job: int) -> float:

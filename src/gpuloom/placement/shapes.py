@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.cluster import ANY_MODEL, Cluster
 from gpuloom.core.errors import ImpossibleJobError
-from gpuloom.core.workload import Workload
+from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.pool import pools_of
 
 
@@ -45,11 +46,7 @@ def shapes_of(workload: Workload, cluster: Cluster) -> Shapes:
         ).reshape(-1, len(models))
         allowed &= table[workload.gpu_type.codes]
     if workload.speeds is not None:
-        known = {name.lower(): column for column, name in enumerate(workload.speeds.models)}
-        for pool, model in enumerate(models):
-            column = known.get(model.lower())
-            if column is not None:
-                allowed[:, pool] &= workload.speeds.factor[:, column] > 0
+        allowed &= speeds_on(workload, models) > 0
     weights = 1 << np.arange(len(models), dtype=np.int64)
     key = workload.gpus.astype(np.int64) << 32 | allowed.astype(np.int64) @ weights
     if len(models) > 31:
@@ -60,6 +57,34 @@ def shapes_of(workload: Workload, cluster: Cluster) -> Shapes:
         for value in unique.tolist()
     )
     return Shapes(shapes, of_job.astype(np.int32))
+
+
+def speeds_on(workload: Workload, models: Sequence[str]) -> F8:
+    """Speed of each job on each GPU model, relative to its reference: shape (jobs, models), 1 where unknown."""
+    speed = np.ones((len(workload), len(models)))
+    if workload.speeds is not None:
+        known = {name.lower(): column for column, name in enumerate(workload.speeds.models)}
+        for index, model in enumerate(models):
+            column = known.get(model.lower())
+            if column is not None:
+                speed[:, index] = workload.speeds.factor[:, column]
+    return speed
+
+
+def speeds_by_pool(workload: Workload, cluster: Cluster, shapes: Shapes) -> F8:
+    """The same for the cluster's GPU models, 0 where the job may not run."""
+    allowed = np.zeros((len(shapes.shapes), len(cluster.models)), dtype=bool)
+    for index, shape in enumerate(shapes.shapes):
+        allowed[index, list(shape.pools)] = True
+    return np.where(allowed[shapes.of_job], speeds_on(workload, cluster.models), 0.0)
+
+
+def best_speeds(workload: Workload, cluster: Cluster) -> F8:
+    """Speed of each job on the fastest of the cluster's GPU models that it may use (1 if it may use none)."""
+    if workload.speeds is None:
+        return np.ones(len(workload))
+    best = speeds_by_pool(workload, cluster, shapes_of(workload, cluster)).max(axis=1)
+    return np.where(best > 0, best, 1.0)
 
 
 def impossible_jobs(shapes: Shapes, cluster: Cluster) -> NDArray[np.intp]:

@@ -27,7 +27,7 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.linear import maximize
 from gpuloom.placement.pool import Pool, pools_of
-from gpuloom.placement.shapes import Shapes, shapes_of
+from gpuloom.placement.shapes import shapes_of, speeds_by_pool
 from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
 
 
@@ -74,21 +74,6 @@ class Gavel(Policy):
         return self._rounds.decide(snapshot), memory
 
 
-def throughputs(workload: Workload, cluster: Cluster, shapes: Shapes) -> F8:
-    """Speed of each job on each of the cluster's GPU models, relative to its reference; 0 where it may not run."""
-    speed = np.ones((len(workload), len(cluster.models)))
-    if workload.speeds is not None:
-        known = {name.lower(): column for column, name in enumerate(workload.speeds.models)}
-        for pool, model in enumerate(cluster.models):
-            column = known.get(model.lower())
-            if column is not None:
-                speed[:, pool] = workload.speeds.factor[:, column]
-    allowed = np.zeros((len(shapes.shapes), len(cluster.models)), dtype=bool)
-    for index, shape in enumerate(shapes.shapes):
-        allowed[index, list(shape.pools)] = True
-    return np.where(allowed[shapes.of_job], speed, 0.0)
-
-
 class _Rounds:
     """Caches: the shares of the last program, who is present, the free GPUs."""
 
@@ -96,7 +81,7 @@ class _Rounds:
         workload, cluster = snapshot.workload, snapshot.cluster
         self._memory, self._objective, self._round_s = memory, objective, round_s
         self._shapes = shapes_of(workload, cluster)
-        self._speed = throughputs(workload, cluster, self._shapes)
+        self._speed = speeds_by_pool(workload, cluster, self._shapes)
         self._weight = workload.weight if workload.weight is not None else np.ones(len(workload))
         self._pools: list[Pool] = pools_of(cluster, snapshot.free_masks())
         self._pool_of_node = {node: index for index, pool in enumerate(self._pools) for node in pool.nodes}

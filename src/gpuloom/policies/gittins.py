@@ -57,7 +57,7 @@ def gittins_index(samples: F8, attained: F8) -> F8:
         end, upto = ends[later], through[later]
         done = upto - first
         spent = (sums[upto] - sums[first]) - a * done + (end - a) * (n - upto)
-        index[i] = float((done / spent).max())
+        index[i] = float((done / np.maximum(spent, 1e-9)).max())
     return index
 
 

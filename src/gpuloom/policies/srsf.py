@@ -31,8 +31,9 @@ class Srsf(Policy):
         Parameter(
             "placement",
             "sticky",
-            one_of("sticky", "repack"),
-            "sticky: running jobs keep their GPUs; repack: all are placed anew at every event (Muri's artifact)",
+            one_of("sticky", "scatter", "repack"),
+            "sticky: on as few nodes as possible, running jobs stay; scatter: any free GPUs, running jobs stay; "
+            "repack: all are placed anew at every event (Muri's artifact)",
         ),
     )
 
@@ -45,6 +46,11 @@ class Srsf(Policy):
             if self.values["placement"] == "repack":
                 self._planner = RepackPlanner(snapshot, BareRemainingOrder(by_gpus=True))
             else:
-                self._planner = OrderedPlanner(snapshot, RemainingOrder(by_gpus=True), preemptive=True)
+                self._planner = OrderedPlanner(
+                    snapshot,
+                    RemainingOrder(snapshot, by_gpus=True),
+                    preemptive=True,
+                    scatter=self.values["placement"] == "scatter",
+                )
         self._planner.observe(snapshot)
         return self._planner.plan(snapshot), memory

@@ -33,8 +33,9 @@ class Srtf(Policy):
         Parameter(
             "placement",
             "sticky",
-            one_of("sticky", "repack"),
-            "sticky: running jobs keep their GPUs; repack: all are placed anew at every event (Muri's artifact)",
+            one_of("sticky", "scatter", "repack"),
+            "sticky: on as few nodes as possible, running jobs stay; scatter: any free GPUs, running jobs stay; "
+            "repack: all are placed anew at every event (Muri's artifact)",
         ),
     )
 
@@ -47,6 +48,11 @@ class Srtf(Policy):
             if self.values["placement"] == "repack":
                 self._planner = RepackPlanner(snapshot, BareRemainingOrder(by_gpus=False))
             else:
-                self._planner = OrderedPlanner(snapshot, RemainingOrder(by_gpus=False), preemptive=True)
+                self._planner = OrderedPlanner(
+                    snapshot,
+                    RemainingOrder(snapshot, by_gpus=False),
+                    preemptive=True,
+                    scatter=self.values["placement"] == "scatter",
+                )
         self._planner.observe(snapshot)
         return self._planner.plan(snapshot), memory

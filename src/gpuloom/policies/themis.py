@@ -211,7 +211,7 @@ def _muri(snapshot: Snapshot, memory: Memory, down: set[int]) -> Decision:
     x = least_worst_shares(age_s, left_s, memory.isolated[jobs] + iterations / share, gpus, snapshot.cluster.gpus)
     # 3. Order: share over time run; ties by what is owed, then by share.
     run_s = np.array([snapshot.held_s(job) for job in memory.order])
-    value = np.where(run_s == 0, x * 1e9, x / np.where(run_s == 0, 1.0, run_s))
+    value = np.where(run_s == 0, x * 1e9, x / np.maximum(run_s, 1e-9))
     owed = memory.should_receive_s[jobs] - run_s
     memory.should_receive_s[jobs] += x * (now_s - memory.since_s)
     memory.since_s = now_s

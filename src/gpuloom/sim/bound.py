@@ -25,25 +25,14 @@ import numpy as np
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.workload import F8, Workload
-
-
-def best_durations_s(workload: Workload, cluster: Cluster) -> F8:
-    """Seconds each job needs on the fastest of the cluster's GPU models that it may use."""
-    if workload.speeds is None:
-        return workload.duration_s
-    known = {name.lower(): column for column, name in enumerate(workload.speeds.models)}
-    columns = [known.get(model.lower()) for model in cluster.models]
-    best = np.zeros(len(workload))
-    for column in columns:
-        best = np.maximum(best, 1.0 if column is None else workload.speeds.factor[:, column])
-    return workload.duration_s / np.where(best > 0, best, 1.0)
+from gpuloom.placement.shapes import best_speeds
 
 
 def lower_bound_avg_jct_s(workload: Workload, cluster: Cluster, *, jobs_per_gpu: int = 1) -> float:
     """The largest of the three bounds, seconds. NaN for no jobs."""
     if len(workload) == 0:
         return float("nan")
-    duration = best_durations_s(workload, cluster)
+    duration = workload.duration_s / best_speeds(workload, cluster)
     work = duration * workload.gpus / (cluster.gpus * jobs_per_gpu)
     submit = workload.submit_s
     alone = float(duration.mean())
