@@ -63,6 +63,13 @@ class Snapshot:
         """Work done per second by the running job."""
         return self._state.rate[job]
 
+    def remaining_of(self, jobs: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Work left of each of these running jobs, seconds of solo run time."""
+        state = self._state
+        worked = np.maximum(self.now_s - state.work_from_s_column[jobs], 0.0) * state.rate_column[jobs]
+        left: NDArray[np.float64] = np.maximum(state.remaining_s_column[jobs] - worked, 0.0)
+        return left
+
     def held_s(self, job: int) -> float:
         """Seconds for which the job has held its GPUs so far, over all its runs."""
         return self._state.held_at(job, self.now_s)

@@ -24,8 +24,11 @@ def least_worst_shares(age_s: F8, left_s: F8, ideal: F8, gpus: F8, capacity: flo
     # The least level that no x_j > 1 could beat.
     z = float(((age_s + left_s) / ideal).max())
     low = np.minimum(left_s / np.maximum(z * ideal - age_s, 1e-300), 1.0)
-    if float(gpus @ low) <= capacity:
-        return _centre(low, gpus, capacity)
+    over = capacity - float(gpus @ low)
+    if over >= 0:
+        lacking = float(gpus @ (1.0 - low))
+        shares: F8 = low + (1.0 - low) * (min(over / lacking, 1.0) if lacking > 0 else 0.0)
+        return shares
     for _ in range(_STEPS):
         room = z * ideal - age_s
         x = left_s / room
@@ -36,28 +39,3 @@ def least_worst_shares(age_s: F8, left_s: F8, ideal: F8, gpus: F8, capacity: flo
         if abs(step) <= 1e-15 * abs(z):
             break
     return np.minimum(left_s / (z * ideal - age_s), 1.0)
-
-
-def _centre(low: F8, gpus: F8, capacity: float) -> F8:
-    """Maximise Σ log(x − low) + Σ log(1 − x) + log(capacity − Σ gpus·x) by bisection on the capacity's price."""
-    span = 1.0 - low
-    free = span > 1e-12
-
-    def at(price: float) -> F8:
-        # 1/(x − low) − 1/(1 − x) = price · gpus, solved for u = x − low in (0, span)
-        c = price * gpus
-        b = c * span + 2.0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            u = np.where(c > 1e-12, (b - np.sqrt(np.maximum(b * b - 4 * c * span, 0.0))) / (2 * c), span / 2)
-        return np.where(free, low + u, low)
-
-    cheap, dear = 0.0, 1.0
-    while capacity - float(gpus @ at(dear)) < 1.0 / dear and dear < 1e12:
-        cheap, dear = dear, dear * 4
-    for _ in range(_STEPS):
-        price = (cheap + dear) / 2
-        if capacity - float(gpus @ at(price)) < 1.0 / price:
-            cheap = price
-        else:
-            dear = price
-    return at(dear)

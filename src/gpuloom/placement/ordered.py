@@ -3,8 +3,8 @@
 The answer is the one that sorting all jobs and walking down the list would give, reached without sorting:
 waiting jobs lie in one heap per shape, and only heads are looked at, since in one pass free GPUs only become
 fewer: a shape that did not fit will not fit later in the pass. Running jobs keep their GPUs unless a job before
-them in the order needs these (sticky placement): victims are the last in the order, and no more of them, nor on
-more nodes, than the newcomer needs.
+them in the order needs these (sticky placement): victims are the last in the order (`clearing.py`), and no more of
+them, nor on more nodes, than the newcomer needs.
 
 Keys are floats, small first, ties by submission. A waiting job's key stands still. A running job's key is
 `(stored - now · clock) · scale(gpus)`: with clock 0 it stands still as well; with clock 1 it falls with time, as
@@ -13,20 +13,23 @@ remaining time does. Jobs of one shape thus never overtake each other while they
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from heapq import heapify, heappop, heappush
+import math
+from bisect import bisect_left, insort
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Protocol
-
-import numpy as np
 
 from gpuloom.core.columns import ints
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.placement.clearing import Clearing
 from gpuloom.placement.pool import Pool, pools_of
 from gpuloom.placement.shapes import Shapes, shapes_of
 
 Entry = tuple[float, int]
 """(key, job): job numbers are in order of submission, so ties fall right by themselves."""
+
+
+_NOBODY: Entry = (-math.inf, -1)
 
 
 class Order(Protocol):
@@ -82,8 +85,19 @@ class OrderedPlanner:
         self._jobs_on: dict[int, set[int]] = {node: set() for pool in self.pools for node in pool.nodes}
         self.entered: list[int] = []
         """Jobs that the last plan gave GPUs to (a job that was taken off and put back on the same ones included)."""
-        self._blocked: list[dict[int, _Blocked]] = [{} for _ in self._gpus]
-        """_blocked[shape][pool]: the head of the shape for which the pool can't make room."""
+        self._now_s = snapshot.now_s
+        self._clearings = [
+            Clearing(
+                pool,
+                self._asked_of(index, pool),
+                self._jobs_on,
+                self._stored.get,
+                self._where,
+                self._value,
+                falling=order.by_gpus,
+            )
+            for index, pool in enumerate(self.pools)
+        ]
         for job, placement in snapshot.placements.items():
             self._where[job] = placement
             for node in placement.nodes:
@@ -138,14 +152,15 @@ class OrderedPlanner:
         for by_shape in self._running:
             for entries in by_shape:
                 entries.clear()
-        self._stored = dict(keys)
+        self._stored.clear()
+        self._stored.update(keys)
         for job, key in keys.items():
             self._entries_of(job).append((key, job))
         for by_shape in self._running:
             for entries in by_shape:
                 entries.sort()
-        for by_pool in self._blocked:
-            by_pool.clear()
+        for clearing in self._clearings:
+            clearing.touch_all()
         self._freed = True
 
     def refill(self, shape: int, entries: list[Entry]) -> None:
@@ -168,6 +183,24 @@ class OrderedPlanner:
             return
         self._stored[job] = key
         insort(self._entries_of(job), (key, job))
+        placement = self._where[job]
+        clearing = self._clearings[self._pool_of_node[placement.nodes[0]]]
+        for node in placement.nodes:
+            clearing.touch(node)
+
+    def _asked_of(self, index: int, pool: Pool) -> set[int]:
+        """Numbers of GPUs of one node that jobs of this pool may ask for."""
+        asked: set[int] = set()
+        for gpus, pools in zip(self._gpus, self._allowed, strict=True):
+            if index in pools:
+                if gpus <= pool.size:
+                    asked.add(gpus)
+                else:
+                    sizes = sorted(set(pool.sizes.values()), reverse=True)
+                    asked.update(sizes)
+                    # The remainder depends on how many whole nodes of each size are found.
+                    asked.update(range(1, pool.size) if len(sizes) > 1 else {gpus % pool.size} - {0})
+        return asked
 
     def _entries_of(self, job: int) -> list[Entry]:
         return self._running[self._pool_of_node[self._where[job].nodes[0]]][self._shape_of[job]]
@@ -188,14 +221,15 @@ class OrderedPlanner:
     def _touch(self, node: int) -> None:
         """Something on the node changed in favour of jobs that wait."""
         self._freed = True
-        for by_pool in self._blocked:
-            for blocked in by_pool.values():
-                blocked.touched.add(node)
+        self._clearings[self._pool_of_node[node]].touch(node)
 
     # -- planning -------------------------------------------------------------------------------------------
 
     def plan(self, snapshot: Snapshot) -> Decision:
         """Everyone who should run now, given the order. Call after `observe`."""
+        self._now_s = snapshot.now_s
+        for clearing in self._clearings:
+            clearing.now_s = snapshot.now_s
         # Without freed GPUs a shape whose head is the old one is as blocked as it was.
         complete = self._freed or self.strict
         shapes = range(len(self._waiting)) if complete else self._new_heads
@@ -209,33 +243,41 @@ class OrderedPlanner:
         heapify(heads)
         run: dict[int, Placement] = {}
         stopped: dict[int, Placement] = {}
+        last = self._last_running() if self.preemptive else _NOBODY
         while heads:
             key, job, shape = heappop(heads)
             heap = self._waiting[shape]
             if not heap or heap[0][1] != job:
                 continue
-            # Taken off first: victims of the same shape may come to stand before it.
-            heappop(heap)
-            placement = self._fit(shape)
-            if placement is None and self.preemptive:
+            placement = self._fit(shape, stopped.get(job))
+            if placement is not None:
+                heappop(heap)
+            elif (key, job) < last:
+                # Taken off first: victims of the same shape may come to stand before it.
+                heappop(heap)
                 before = len(stopped)
                 placement = self._preempt(snapshot, key, job, shape, stopped, run, heads)
-                if len(stopped) > before and not complete:
-                    # What the victims leave over may serve jobs after this one that were blocked till now.
-                    complete = True
-                    for other, queue in enumerate(self._waiting):
-                        if queue and queue[0] > (key, job):
-                            heappush(heads, (queue[0][0], queue[0][1], other))
-            if placement is None:
-                heappush(heap, (key, job))
-                if self.strict:
-                    break
+                if placement is None:
+                    heappush(heap, (key, job))
+                    continue
+                if len(stopped) > before:
+                    last = self._last_running()
+                    if not complete:
+                        # What the victims leave over may serve jobs after this one that were blocked till now.
+                        complete = True
+                        for other, queue in enumerate(self._waiting):
+                            if queue and queue[0] > (key, job):
+                                heappush(heads, (queue[0][0], queue[0][1], other))
+            elif self.strict or not any(pool.free_gpus for pool in self.pools):
+                break
+            else:
                 continue
             run[job] = placement
             self._where[job] = placement
+            clearing = self._clearings[self._pool_of_node[placement.nodes[0]]]
             for node in placement.nodes:
                 self._jobs_on[node].add(job)
-            self._blocked[shape].clear()
+                clearing.touch(node)
             if heap:
                 heappush(heads, (heap[0][0], heap[0][1], shape))
         self.entered.extend(run)
@@ -248,23 +290,30 @@ class OrderedPlanner:
                 del run[job]
         return Decision(run, list(stopped))
 
-    def _fit(self, shape: int) -> Placement | None:
+    def _fit(self, shape: int, before: Placement | None) -> Placement | None:
+        """A place for a job of this shape; the one it had `before` if that is free."""
+        if before is not None:
+            pool = self.pools[self._pool_of_node[before.nodes[0]]]
+            if all(pool.free[node] & mask == mask for node, mask in zip(before.nodes, before.masks, strict=True)):
+                pool.claim(before)
+                return before
         gpus = self._gpus[shape]
-        for pool in self._allowed[shape]:
-            placement = self.pools[pool].take(gpus)
+        for index in self._allowed[shape]:
+            placement = self.pools[index].take(gpus)
             if placement is not None:
                 return placement
         return None
 
-    def _threshold(self, key: float, gpus: int, now_s: float) -> float:
-        """The stored key above which running jobs of this many GPUs come after `key` in the order."""
-        if self.order.by_gpus:
-            key /= gpus
-        return key + now_s if self.order.clock else key
-
-    def _value(self, stored: float, gpus: int, now_s: float) -> float:
-        key = stored - now_s if self.order.clock else stored
-        return key * gpus if self.order.by_gpus else key
+    def _last_running(self) -> Entry:
+        """(key, job) of the last in the order among jobs that may be stopped."""
+        shift = self._now_s if self.order.clock and not self.order.by_gpus else 0.0
+        last = _NOBODY
+        for by_shape in self._running:
+            for entries in by_shape:
+                if entries:
+                    stored, job = entries[-1]
+                    last = max(last, (self._value(stored, job) - shift, job))
+        return last
 
     def _preempt(
         self,
@@ -277,35 +326,19 @@ class OrderedPlanner:
         heads: list[tuple[float, int, int]],
     ) -> Placement | None:
         """Make room for `job` by stopping jobs after it in the order; None if that can't make room."""
-        now_s, gpus = snapshot.now_s, self._gpus[shape]
+        gpus = self._gpus[shape]
         for index in self._allowed[shape]:
             pool = self.pools[index]
-            victims = self._victims_after(key, job, now_s, index)
+            victims = self._victims(index, gpus, key, job)
             if not victims:
                 continue
-            room = pool.free_gpus
-            for other, entries, start in victims:
-                room += (len(entries) - start) * self._gpus[other]
-            if room < gpus:
-                continue
-            blocked = self._blocked[shape].get(index)
-            if (
-                blocked is not None
-                and blocked.job == job
-                and not self._may_fit_now(blocked, pool, key, job, gpus, now_s)
-            ):
-                continue
-            chosen = self._choose_victims(pool, victims, gpus, now_s)
-            if chosen is None:
-                self._blocked[shape][index] = _Blocked(job)
-                continue
-            for victim in chosen:
+            for victim in victims:
                 self._drop_entry(victim)
                 placement = self._where.pop(victim)
                 pool.release(placement)
                 for node in placement.nodes:
                     self._jobs_on[node].discard(victim)
-                    self._touch(node)
+                    self._clearings[index].touch(node)
                 stopped[victim] = placement
                 run.pop(victim, None)
                 other = self._shape_of[victim]
@@ -315,148 +348,54 @@ class OrderedPlanner:
             return pool.take(gpus)
         return None
 
-    def _victims_after(self, key: float, job: int, now_s: float, pool: int) -> list[tuple[int, list[Entry], int]]:
-        """Running jobs of a pool after (key, job) in the order: (shape, its entries, index of the first)."""
-        found = []
-        for shape, entries in enumerate(self._running[pool]):
-            if entries:
-                after = (self._threshold(key, self._gpus[shape], now_s), job)
-                if entries[-1] > after:
-                    found.append((shape, entries, bisect_right(entries, after)))
-        return found
+    def _value(self, stored: float, job: int) -> float:
+        """The present key of a running job; without `by_gpus` still shifted by the clock, alike for all."""
+        if not self.order.by_gpus:
+            return stored
+        return (stored - self._now_s) * self._gpus[self._shape_of[job]]
 
-    def _may_fit_now(self, blocked: _Blocked, pool: Pool, key: float, job: int, gpus: int, now_s: float) -> bool:
-        """Whether a node touched since the job was found blocked could make the difference.
-
-        A running job's key never rises without a touch, so nodes that were no use then are no use now.
-        """
-        if gpus > pool.size or pool.scatter:
-            useful = bool(blocked.touched)
-        else:
-            useful = any(self._room_on(pool, node, key, job, now_s) >= gpus for node in blocked.touched)
-        blocked.touched.clear()
-        return useful
-
-    def _room_on(self, pool: Pool, node: int, key: float, job: int, now_s: float) -> int:
-        """GPUs on a node that are free or held by jobs after (key, job)."""
-        if node not in pool.free:
-            return 0
-        room = pool.free[node].bit_count()
-        for other in self._jobs_on[node]:
-            stored = self._stored.get(other)
-            if stored is None:
-                continue
-            bound = self._threshold(key, self._gpus[self._shape_of[other]], now_s)
-            if (stored, other) > (bound, job):
-                placement = self._where[other]
-                room += placement.masks[placement.nodes.index(node)].bit_count()
-        return room
-
-    def _choose_victims(
-        self, pool: Pool, victims: list[tuple[int, list[Entry], int]], gpus: int, now_s: float
-    ) -> list[int] | None:
-        """The fewest of the last jobs in the order that make room on as few nodes as the job needs."""
-        if gpus == 1:
-            last = max((self._value(e[-1][0], self._gpus[s], now_s), e[-1][1]) for s, e, _ in victims)
-            return [last[1]]
-        if (
-            not pool.scatter
-            and sum(len(entries) - start for _, entries, start in victims) > _SCAN
-            and not self._topology_allows(pool, victims, gpus)
-        ):
-            return None
-        # Walk from the last job of the order upwards until the nodes' room suffices.
-        walk = [
-            (-self._value(entry[0], self._gpus[shape], now_s), -entry[1])
-            for shape, entries, start in victims
-            for entry in entries[start:]
-        ]
-        walk.sort()
-        room: dict[int, int] = {}
-        taken: list[int] = []
-        if pool.scatter:
-            total = pool.free_gpus
-            for _, negative in walk:
-                taken.append(-negative)
-                total += self._gpus[self._shape_of[-negative]]
-                if total >= gpus:
-                    return self._prune(pool, taken, gpus)
-            return None
-        whole, rest = (0, gpus) if gpus <= pool.size else divmod(gpus, pool.size)
-        full = {node for node, mask in pool.free.items() if mask.bit_count() == pool.size} if whole else set()
-        for _, negative in walk:
-            victim = -negative
-            taken.append(victim)
-            placement = self._where[victim]
-            enough = False
-            for node, mask in zip(placement.nodes, placement.masks, strict=True):
-                now_free = room.get(node)
-                if now_free is None:
-                    now_free = pool.free[node].bit_count()
-                now_free += mask.bit_count()
-                room[node] = now_free
-                if whole:
-                    if now_free == pool.size:
-                        full.add(node)
-                elif now_free >= gpus:
-                    enough = True
-            if whole and len(full) >= whole:
-                enough = self._remainder_fits(pool, room, full, whole, rest)
-            if enough:
-                return self._prune(pool, taken, gpus)
-        return None
-
-    @staticmethod
-    def _remainder_fits(pool: Pool, room: dict[int, int], full: set[int], whole: int, rest: int) -> bool:
-        if rest == 0 or len(full) > whole:
-            return True
-        return any(node not in full and room.get(node, mask.bit_count()) >= rest for node, mask in pool.free.items())
-
-    def _topology_allows(self, pool: Pool, victims: list[tuple[int, list[Entry], int]], gpus: int) -> bool:
-        """Vectorised: could the job be placed if every job after it in the order stopped?"""
-        room = np.zeros(len(self._pool_of_node), dtype=np.int64)
-        for node, mask in pool.free.items():
-            room[node] = mask.bit_count()
-        nodes: list[int] = []
-        counts: list[int] = []
-        where = self._where
-        for _, entries, start in victims:
-            for _, victim in entries[start:]:
-                placement = where[victim]
-                nodes.extend(placement.nodes)
-                counts.extend(mask.bit_count() for mask in placement.masks)
-        np.add.at(room, nodes, counts)
+    def _victims(self, index: int, gpus: int, key: float, job: int) -> list[int]:
+        """Jobs after (key, job) of a pool, last ones first, whose stop makes room for `gpus`; none if none suffice."""
+        pool = self.pools[index]
+        if self.order.clock and not self.order.by_gpus:
+            key += self._now_s
+        if gpus == 1 or pool.scatter:
+            return self._last_jobs(index, gpus - pool.free_gpus, key, job)
+        clearing = self._clearings[index]
         if gpus <= pool.size:
-            return bool((room >= gpus).any())
-        whole, rest = divmod(gpus, pool.size)
-        full = int((room >= pool.size).sum())
-        return full > whole or (full == whole and (rest == 0 or bool(((room >= rest) & (room < pool.size)).any())))
+            node = clearing.node_for(gpus, key, job)
+            return [] if node is None else clearing.victims(node, gpus)
+        pieces = clearing.nodes_for(gpus, key, job)
+        if pieces is None:
+            return []
+        return list(dict.fromkeys(victim for node, count in pieces for victim in clearing.victims(node, count)))
 
-    def _prune(self, pool: Pool, taken: list[int], gpus: int) -> list[int]:
-        """Drop victims that are not needed, the first in the order first."""
-        for victim in taken:
-            pool.release(self._where[victim])
-        kept: list[int] = []
-        for victim in reversed(taken):
-            pool.claim(self._where[victim])
-            if not pool.fits(gpus):
-                pool.release(self._where[victim])
+    def _last_jobs(self, index: int, missing: int, key: float, job: int) -> list[int]:
+        """The last jobs of the order that hold `missing` GPUs together, wherever these are."""
+        tails = [
+            (-self._value(entries[-1][0], entries[-1][1]), -entries[-1][1], shape, len(entries) - 1)
+            for shape, entries in enumerate(self._running[index])
+            if entries
+        ]
+        heapify(tails)
+        taken: list[tuple[int, int]] = []
+        while missing > 0:
+            if not tails or tails[0][:2] >= (-key, -job):
+                return []
+            _, negative_job, shape, place = tails[0]
+            taken.append((-negative_job, self._gpus[shape]))
+            missing -= self._gpus[shape]
+            if place:
+                stored, victim = self._running[index][shape][place - 1]
+                heapreplace(tails, (-self._value(stored, victim), -victim, shape, place - 1))
+            else:
+                heappop(tails)
+        # More may have come free than is needed: the first of them in the order stay where that is so.
+        kept = []
+        for victim, count in reversed(taken):
+            if missing + count <= 0:
+                missing += count
+            else:
                 kept.append(victim)
-        for victim in kept:
-            pool.claim(self._where[victim])
         kept.reverse()
         return kept
-
-
-_SCAN = 64
-"""With more candidates than this, ask first in bulk whether stopping all of them would help."""
-
-
-class _Blocked:
-    """A shape's head for which no room could be made, and the nodes that changed since."""
-
-    __slots__ = ("job", "touched")
-
-    def __init__(self, job: int) -> None:
-        self.job = job
-        self.touched: set[int] = set()

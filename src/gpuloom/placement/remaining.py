@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gpuloom.core.columns import floats
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.placement.shapes import best_speeds
@@ -35,9 +37,7 @@ class RemainingOrder:
 
 
 class BareRemainingOrder:
-    """The same without restarts, and with the present value for running jobs (for `RepackPlanner`)."""
-
-    clock = 0
+    """The same without restarts and GPU models, with the present value for running jobs (for `RepackPlanner`)."""
 
     def __init__(self, *, by_gpus: bool) -> None:
         self.by_gpus = by_gpus
@@ -46,4 +46,9 @@ class BareRemainingOrder:
         left = snapshot.remaining_s(job)
         return left * snapshot.workload.gpus.item(job) if self.by_gpus else left
 
-    running_key = waiting_key
+    def running_keys(self, snapshot: Snapshot, jobs: list[int]) -> list[float]:
+        """The present keys of running jobs."""
+        index = np.array(jobs, dtype=np.intp)
+        left = snapshot.remaining_of(index)
+        keys: list[float] = (left * snapshot.workload.gpus[index] if self.by_gpus else left).tolist()
+        return keys

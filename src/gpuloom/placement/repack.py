@@ -9,19 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Protocol
 
 from gpuloom.core.columns import ints
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.errors import ClusterError
 from gpuloom.core.snapshot import Snapshot
-from gpuloom.placement.ordered import Entry, Order
+from gpuloom.placement.ordered import Entry
+from gpuloom.placement.pool import pools_of
 from gpuloom.placement.shapes import shapes_of
 
 
-class RepackPlanner:
-    """Same calls as `OrderedPlanner`. Nodes must be alike."""
+class PresentOrder(Protocol):
+    """Who goes first, small keys first, as of now."""
 
-    def __init__(self, snapshot: Snapshot, order: Order) -> None:
+    def waiting_key(self, snapshot: Snapshot, job: int) -> float:
+        """The key of a job that has just begun to wait; it stands still while the job waits."""
+        ...
+
+    def running_keys(self, snapshot: Snapshot, jobs: list[int]) -> list[float]:
+        """The present keys of running jobs."""
+        ...
+
+
+class RepackPlanner:
+    """Same calls as `OrderedPlanner`. Nodes must be alike.
+
+    Who runs is decided by placing everyone anew. Where the chosen jobs then run makes no difference to the rule, so
+    those that go on keep their GPUs if the new ones fit around them; otherwise all are put where they were placed.
+    """
+
+    def __init__(self, snapshot: Snapshot, order: PresentOrder) -> None:
         self.order = order
         sizes = {node.gpus for node in snapshot.cluster.nodes}
         if len(sizes) > 1 or len(snapshot.cluster.models) > 1:
@@ -34,6 +52,7 @@ class RepackPlanner:
         self._gpus = [shape.gpus for shape in shapes.shapes]
         self._waiting: list[list[Entry]] = [[] for _ in self._gpus]
         self._running: dict[int, Placement] = dict(snapshot.placements)
+        self._pool = pools_of(snapshot.cluster, snapshot.free_masks())[0]
         skip = {*snapshot.arrived, *snapshot.evicted}
         for job in snapshot.waiting():
             if job not in skip:
@@ -44,74 +63,89 @@ class RepackPlanner:
     def observe(self, snapshot: Snapshot) -> None:
         """Take in what happened since the last call."""
         for job in (*snapshot.finished, *snapshot.evicted):
-            del self._running[job]
-        self._down.update(snapshot.nodes_down)
-        self._down.difference_update(snapshot.nodes_up)
+            self._pool.release(self._running.pop(job))
+        for node in snapshot.nodes_down:
+            self._down.add(node)
+            self._pool.node_down(node)
+        for node in snapshot.nodes_up:
+            self._down.discard(node)
+            self._pool.node_up(node)
         for job in (*snapshot.evicted, *snapshot.arrived):
             heappush(self._waiting[self._shape_of[job]], (self.order.waiting_key(snapshot, job), job))
 
     def plan(self, snapshot: Snapshot) -> Decision:
-        """Everyone who should run now, placed anew."""
-        order, gpus_of, shape_of, size, nodes = (
-            self.order,
-            self._gpus,
-            self._shape_of,
-            self._size,
-            self._nodes,
-        )
+        """Everyone who should run now."""
         before = self._running
-        merged = [(order.running_key(snapshot, job), job, -1) for job in before]
-        merged += [(heap[0][0], heap[0][1], shape) for shape, heap in enumerate(self._waiting) if heap]
+        chosen, started, preempted = self._choose(snapshot, list(before))
+        if not started and not preempted:
+            return NOTHING
+        for job in preempted:
+            heappush(self._waiting[self._shape_of[job]], (self.order.waiting_key(snapshot, job), job))
+            self._pool.release(before.pop(job))
+        run: dict[int, Placement] = {}
+        # Large jobs first: they need whole nodes.
+        for job in sorted(started, key=lambda job: -self._gpus[self._shape_of[job]]):
+            placement = self._pool.take(self._gpus[self._shape_of[job]])
+            if placement is None:
+                return self._everyone_anew(snapshot, chosen, preempted)
+            run[job] = before[job] = placement
+        return Decision(run, preempted)
+
+    def _everyone_anew(self, snapshot: Snapshot, chosen: list[int], preempted: list[int]) -> Decision:
+        placed = repack(snapshot, chosen, self._down)
+        for placement in self._running.values():
+            self._pool.release(placement)
+        for placement in placed.values():
+            self._pool.claim(placement)
+        self._running = placed
+        held = snapshot.placements
+        return Decision({job: placement for job, placement in placed.items() if held.get(job) != placement}, preempted)
+
+    def _choose(self, snapshot: Snapshot, running: list[int]) -> tuple[list[int], list[int], list[int]]:
+        """Walk everyone in order on the emptied cluster.
+
+        Returns:
+            All that fit, the new ones among them, and the running ones that don't.
+        """
+        gpus_of, shape_of, size, nodes = self._gpus, self._shape_of, self._size, self._nodes
+        keys = self.order.running_keys(snapshot, running)
+        merged = [(key, job, False) for key, job in zip(keys, running, strict=True)]
+        merged += [(*heap[0], True) for heap in self._waiting if heap]
         heapify(merged)
         used = [0] * nodes
         for node in self._down:
             used[node] = size
         # Nodes only fill up during the walk, so the first node that holds a shape only moves on.
         first = [0] * len(gpus_of)
-        chosen: dict[int, Placement] = {}
-        run: dict[int, Placement] = {}
+        chosen: list[int] = []
+        started: list[int] = []
         preempted: list[int] = []
         while merged:
-            _, job, waiting = heappop(merged)
+            _, job, waits = heappop(merged)
             shape = shape_of[job]
-            node = first[shape]
             gpus = gpus_of[shape]
-            old = before.get(job)
-            placement: Placement = old  # type: ignore[assignment] # replaced below unless it fits as it was
+            node = first[shape]
             if gpus <= size:
                 most = size - gpus
                 while node < nodes and used[node] > most:
                     node += 1
                 first[shape] = node
                 if node < nodes:
-                    mask = ((1 << gpus) - 1) << used[node]
                     used[node] += gpus
-                    if old is None or old.masks != (mask,) or old.nodes != (node,):
-                        placement = run[job] = Placement((node,), (mask,))
-                fits = node < nodes
-            else:
-                fits = False
-                if node < nodes:
-                    new = _spread(used, gpus, size)
-                    fits = new is not None
-                    if new is None:
-                        first[shape] = nodes
-                    elif new != old:
-                        placement = run[job] = new
-            if not fits:
-                if waiting < 0:
+            elif node < nodes and _spread(used, gpus, size) is None:
+                node = first[shape] = nodes
+            if node == nodes:
+                if not waits:
                     preempted.append(job)
                 continue
-            chosen[job] = placement
-            if waiting >= 0:
+            chosen.append(job)
+            if waits:
+                started.append(job)
                 heap = self._waiting[shape]
                 heappop(heap)
                 if heap:
-                    heappush(merged, (heap[0][0], heap[0][1], shape))
-        for job in preempted:
-            heappush(self._waiting[shape_of[job]], (order.waiting_key(snapshot, job), job))
-        self._running = chosen
-        return Decision(run, preempted) if run or preempted else NOTHING
+                    heappush(merged, (*heap[0], True))
+        return chosen, started, preempted
 
 
 def repack(snapshot: Snapshot, jobs: Sequence[int], down: Iterable[int] = ()) -> dict[int, Placement]:

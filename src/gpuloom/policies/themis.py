@@ -160,7 +160,7 @@ class _Leases:
             self._refill(snapshot)
         # 3. The largest ρ first; those that got GPUs hold a lease.
         decision = self._planner.plan(snapshot)
-        for job in decision.run:
+        for job in self._planner.entered:
             self._waiting[self._of_job[job]].discard(job)
         self._planner.expose({})
         if any(self._waiting):

@@ -161,27 +161,32 @@ class EveryStepExecutor(SimExecutor):
     Ends that differ by less than a billionth count as one (the Muri artifact's rule).
     """
 
+    def __init__(self, state: State, log: SegmentLog | None) -> None:
+        super().__init__(state, log)
+        self._jobs = np.zeros(0, dtype=np.intp)
+        self._predicted = np.zeros(0)
+
     def apply(self, commands: Sequence[Command], now_s: float) -> None:
         super().apply(commands, now_s)
         self._ends.clear()
 
-    def _predicted(self) -> tuple[list[int], list[float]]:
-        state = self.state
-        remaining, rate, since = state.remaining_s, state.rate, state.work_from_s
-        jobs = list(state.placements)
-        return jobs, [since[job] + remaining[job] / rate[job] for job in jobs]
-
     def next_end_s(self) -> float:
-        _, ends = self._predicted()
-        return min(ends, default=math.inf)
+        state = self.state
+        if not state.placements:
+            return math.inf
+        jobs = self._jobs = np.fromiter(state.placements, dtype=np.intp, count=len(state.placements))
+        left = state.remaining_s_column[jobs] / state.rate_column[jobs]
+        self._predicted = state.work_from_s_column[jobs] + left
+        return float(self._predicted.min())
 
     def pop_ended(self, now_s: float) -> list[int]:
-        jobs, ends = self._predicted()
-        first = min(ends, default=math.inf)
+        if not self.state.placements:
+            return []
+        first = float(self._predicted.min())
         if first > now_s:
             return []
         limit = first + 1e-9 * max(abs(first), abs(now_s))
-        ended = [job for job, end in zip(jobs, ends, strict=True) if end <= limit]
+        ended: list[int] = self._jobs[self._predicted <= limit].tolist()
         for job in ended:
             if self._log is not None:
                 self._log.end(job, now_s)

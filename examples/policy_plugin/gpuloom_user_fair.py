@@ -1,0 +1,95 @@
+"""Fair sharing between users, by start-time fair queueing.
+
+Goyal, Vin, Cheng, "Start-Time Fair Queueing" (SIGCOMM'96), sections 1.2 and 2, with users for flows and jobs for
+packets. When user u submits job j,
+
+    start(j) = max(v, finish of u's job before),   finish(j) = start(j) + cost(j) / weight(j)
+
+and jobs go by their start tags, small first. v, the virtual time, is the largest start tag of the jobs that have
+run. Who submits much thus queues behind himself, and who comes rarely finds the queue short. Nobody is stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import Decision
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import Workload
+from gpuloom.placement.ordered import OrderedPlanner
+from gpuloom.policies.base import Parameter, Policy, Traits, one_of
+
+
+@dataclass(slots=True)
+class Memory:
+    """What may not be forgotten: virtual time, finish tag per user, start tag per job (NaN: not submitted)."""
+
+    virtual: float
+    finish: NDArray[np.float64]
+    start: NDArray[np.float64]
+
+
+class StartTags:
+    """The `Order` of the planner: a waiting job's key is its start tag, given once."""
+
+    clock = 0
+    by_gpus = False
+
+    def __init__(self, memory: Memory, charge: str) -> None:
+        self.memory, self._charge = memory, charge
+
+    def waiting_key(self, snapshot: Snapshot, job: int) -> float:
+        memory, workload = self.memory, snapshot.workload
+        if math.isnan(memory.start[job]):  # not so if it comes back from a failed node
+            user = int(workload.user.codes[job]) if workload.user is not None else 0
+            cost = float(workload.duration_s[job] * workload.gpus[job]) if self._charge == "gpu_time" else 1.0
+            weight = float(workload.weight[job]) if workload.weight is not None else 1.0
+            memory.start[job] = max(memory.virtual, memory.finish[user])
+            memory.finish[user] = memory.start[job] + cost / weight
+        return float(memory.start[job])
+
+    def running_key(self, snapshot: Snapshot, job: int) -> None:
+        return None  # nobody is stopped
+
+
+class UserFair(Policy):
+    """See the module."""
+
+    id = "user-fair"
+    traits = Traits(
+        summary="users in turn, by start-time fair queueing",
+        knows="users (charge=gpu_time: durations)",
+        preemptive="no",
+        heterogeneity=False,
+        sharing=False,
+        paper="Goyal et al., SIGCOMM'96",
+    )
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("charge", "gpu_time", one_of("gpu_time", "job"), "what a job costs its user: gpu_time or job (1)"),
+    )
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self._planner: OrderedPlanner | None = None
+
+    def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
+        users = len(workload.user.names) if workload.user is not None else 1
+        return Memory(0.0, np.zeros(users), np.full(len(workload), math.nan))
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
+        # 1. Caches, from any snapshot.
+        if self._planner is None:
+            self._planner = OrderedPlanner(snapshot, StartTags(memory, self.values["charge"]), preemptive=False)
+        # 2. Who came and who ended: newcomers get their tags.
+        self._planner.observe(snapshot)
+        # 3. Small tags first; virtual time follows those that start.
+        decision = self._planner.plan(snapshot)
+        for job in decision.run:
+            memory.virtual = max(memory.virtual, float(memory.start[job]))
+        return decision, memory

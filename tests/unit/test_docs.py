@@ -1,0 +1,201 @@
+"""The documentation agrees with the program: policies, parameters, options, links, command lines, examples."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from gpuloom.cli.main import COMMANDS, cli
+from gpuloom.core.cluster import parse_cluster
+from gpuloom.policies.base import Parameter
+from gpuloom.policies.registry import BUILT_IN, create_policy, parse_policy, policy_class
+from gpuloom.sim.inputs import load_cluster
+from gpuloom.sim.runner import Task, run_all
+from gpuloom.sim.traces import read_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("**/*.md")])
+POLICIES = (ROOT / "docs" / "policies.md").read_text()
+SIMULATION = (ROOT / "docs" / "simulation.md").read_text()
+PLUGIN = tomllib.loads((ROOT / "examples" / "policy_plugin" / "pyproject.toml").read_text())
+ADDED = set(PLUGIN["project"]["entry-points"]["gpuloom.policies"])
+"""Policies that documents may name because an example adds them."""
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, *languages: str) -> list[str]:
+    """The fenced code blocks of a document in one of these languages."""
+    found = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [text for language, text in found if language in languages]
+
+
+def command_lines() -> list[tuple[str, list[str]]]:
+    """(document, arguments) of every gpuloom command in the documents' shell blocks."""
+    found = []
+    for path in DOCS:
+        for block in blocks(path, "sh", "console", "bash"):
+            for line in block.replace("\\\n", " ").splitlines():
+                for part in re.split(r"\s(?:&&|\||;|>)\s", line.strip().removeprefix("$ ")):
+                    words = shlex.split(part, comments=True)
+                    if words and words[0] in {"gpuloom", ".venv/bin/gpuloom"}:
+                        found.append((name_of(path), words[1:]))
+    return found
+
+
+def parsed(words: list[str]) -> dict[str, object]:
+    """The parameters that a command line sets; fails as the program would."""
+    command: click.Command = cli
+    context = click.Context(cli)
+    words = list(words)
+    while isinstance(command, click.Group):
+        name = words.pop(0)
+        found = command.get_command(context, name)
+        assert found is not None, f"no command {name!r}"
+        command = found
+    return command.make_context("gpuloom", words).params
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# -- the program in the documents -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_the_table_of_policies_is_the_registrys(policy: str) -> None:
+    traits = policy_class(policy).traits
+    answers = ["yes" if answer else "no" for answer in (traits.heterogeneity, traits.sharing)]
+    row = [f"`{policy}`", traits.summary, traits.knows, traits.preemptive, *answers, traits.paper]
+    assert f"| {' | '.join(row)} |" in POLICIES
+
+
+def section(policy: str) -> str:
+    match = re.search(rf"^## `{policy}`\n(.*?)(?=^## |\Z)", POLICIES, flags=re.MULTILINE | re.DOTALL)
+    assert match is not None, f"docs/policies.md has no section on {policy}"
+    return match.group(1)
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_the_parameters_of_a_policy_are_documented_with_their_defaults(policy: str) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (?:`([^`]*)`|none) \|", section(policy), flags=re.MULTILINE)
+    parameters: dict[str, Parameter] = {parameter.name: parameter for parameter in policy_class(policy).parameters}
+    assert [name for name, _ in rows] == list(parameters)
+    for name, default in rows:
+        parameter = parameters[name]
+        # As written, the default means what the program takes without it.
+        assert (parameter.parse(default) if default else None) == parameter.default
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_every_option_is_documented(command: str) -> None:
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    rows = re.findall(r"^\| (`-[^|]*(?:\\\|[^|]*)*)\|", SIMULATION, flags=re.MULTILINE)
+    told = {option for row in rows for option in re.findall(r"(?<![\w-])--?[a-z][\w-]*", row)}
+    options = {name for p in found.params if isinstance(p, click.Option) for name in p.opts} - {"--help", "-h"}
+    assert options <= told
+    assert {option for option in told if option not in {"--policy", "--policies", "--jobs", "-j"}} <= options
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_no_option_is_named_that_does_not_exist(path: Path) -> None:
+    real = {"--help", "--version"}
+    todo: list[click.Command] = [cli]
+    while todo:
+        command = todo.pop()
+        real |= {name for p in command.params if isinstance(p, click.Option) for name in p.opts}
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            todo += [c for name in command.list_commands(context) if (c := command.get_command(context, name))]
+    prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"(?<=`)--[a-z][\w-]*", prose))
+    assert named <= real
+
+
+# -- the documents in the program -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("document", "words"), command_lines(), ids=lambda x: x if isinstance(x, str) else " ".join(x))
+def test_command_lines_are_right(document: str, words: list[str]) -> None:
+    values = parsed(words)
+    written = [str(values["policy"])] if values.get("policy") else str(values.get("policies") or "").split(",")
+    for policy in filter(None, written):
+        if parse_policy(policy)[0] not in ADDED:
+            create_policy(policy)
+    cluster = values.get("cluster")
+    if isinstance(cluster, str):
+        load_cluster(str(ROOT / cluster)) if cluster.endswith(".yaml") else parse_cluster(cluster)
+
+
+def test_there_are_command_lines() -> None:
+    assert {words[0] for _, words in command_lines()} >= set(COMMANDS) - {"demo"}
+    assert len(command_lines()) > 20
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http:", "https:", "mailto:")):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        assert there.is_relative_to(ROOT), target
+        assert there.exists(), target
+        if anchor:
+            assert anchor in anchors(there), target
+
+
+def test_the_readme_leads_to_every_document() -> None:
+    readme = (ROOT / "README.md").read_text()
+    written = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert {name for name in written if f"(docs/{name})" not in readme} == set()
+
+
+@pytest.mark.parametrize("name", ["simulation.md", "extending.md"])
+def test_python_blocks_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    Path("jobs.csv").write_text("submit_s,duration_s,gpus\n0,100,1\n5,50,8\n6,10,64\n")
+    names: dict[str, object] = {"__name__": "document"}
+    found = blocks(ROOT / "docs" / name, "python")
+    assert len(found) >= 2
+    for block in found:
+        exec(compile(block, name, "exec"), names)
+    assert float(capsys.readouterr().out.split()[0]) > 0
+
+
+def test_the_readme_shows_what_the_program_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of the README's screen, within 10 % (the average JCT) and in its order of policies."""
+    from gpuloom.cli.main import cli as command
+
+    monkeypatch.chdir(tmp_path)
+    screen = blocks(ROOT / "README.md", "console")[0]
+    assert max(map(len, screen.splitlines())) <= 105  # the commands; the table itself:
+    assert max(len(line) for line in screen.splitlines() if not line.startswith("$")) <= 100
+    lines = [shlex.split(line)[2:] for line in screen.splitlines() if line.startswith("$ gpuloom")]
+    command.main(lines[0], standalone_mode=False)
+    workload = read_trace("jobs.csv").workload
+    values = parsed(lines[1])
+    cluster = parse_cluster(str(values["cluster"]))
+    rows = {line.split()[0]: line for line in screen.splitlines() if re.match(r"[a-z]+ +\d", line)}
+    assert list(rows) == str(values["policies"]).split(",")
+    outcome = run_all([Task(workload, cluster, policy) for policy in rows], {})
+    for result in outcome.done:
+        shown = re.match(r"\w+ +((?:\d+[dhms] ?)+)", rows[result.policy])
+        assert shown is not None
+        units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+        seconds = sum(int(part[:-1]) * units[part[-1]] for part in shown.group(1).split())
+        assert result.avg_jct_s == pytest.approx(seconds, rel=0.1), result.policy
