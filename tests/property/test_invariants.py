@@ -74,7 +74,7 @@ def work_done(result: SimResult, workload: Workload, overhead_s: float) -> None:
     seen = set()
     for row in range(len(segments.job)):
         key = (int(segments.job[row]), float(segments.start_s[row]))
-        if key not in seen:
+        if key not in seen and segments.end_s[row] > segments.start_s[row]:
             seen.add(key)
             done[key[0]] += max(float(segments.end_s[row]) - key[1] - overhead_s, 0.0)
     assert done == pytest.approx(workload.duration_s, rel=1e-9, abs=1e-6)

@@ -39,7 +39,7 @@ def optimal_total_completion(arrivals: tuple[int, ...], lengths: tuple[int, ...]
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6)), min_size=1, max_size=4))
 def test_srtf_on_one_gpu_is_optimal(rows: list[tuple[int, int]]) -> None:
     workload = jobs([(float(a), float(d), 1) for a, d in rows])
-    result = simulate(workload, "1x1", "srtf", restart_overhead_s=0.0)
+    result = simulate(workload, "1x1", "srtf", restart_overhead_s=0.0, interval_s=0.0)
     arrivals = tuple(int(a) for a in workload.submit_s)
     lengths = tuple(int(d) for d in workload.duration_s)
     assert result.end_s.sum() == pytest.approx(optimal_total_completion(arrivals, lengths), rel=1e-9)
@@ -80,7 +80,7 @@ def test_incremental_order_equals_sorting_everyone(
 ) -> None:
     # Durations that make ties impossible: distinct powers of a small number are added.
     workload = jobs([(float(a), d + 0.37 * 1.1**i, g) for i, (a, d, g) in enumerate(rows)])
-    result = simulate(workload, "4x4", f"{policy}:placement=scatter", restart_overhead_s=0.0)
+    result = simulate(workload, "4x4", f"{policy}:placement=scatter", restart_overhead_s=0.0, interval_s=0.0)
     assert result.end_s == pytest.approx(retold(workload, 16, by_gpus=by_gpus), rel=1e-9)
 
 

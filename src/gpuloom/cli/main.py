@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 import click
@@ -48,6 +49,8 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the console script: the one place that maps errors to exit codes."""
+    # Asked to end, end as by Ctrl-C: workers are stopped, what is done is printed.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         code = cli.main(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

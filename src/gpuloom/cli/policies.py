@@ -58,9 +58,8 @@ def describe(cls: Any, name: str) -> dict[str, Any]:
         "heterogeneity": traits.heterogeneity,
         "sharing": traits.sharing,
         "paper": traits.paper,
-        "parameters": [{"name": p.name, "default": _plain(p.default), "help": p.help} for p in cls.parameters],
+        "parameters": [
+            {"name": p.name, "default": p.default if p.shown is None else p.shown, "help": p.help}
+            for p in cls.parameters
+        ],
     }
-
-
-def _plain(value: Any) -> Any:
-    return "/".join(f"{part:g}" for part in value) if isinstance(value, tuple) else value

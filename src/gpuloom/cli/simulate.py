@@ -53,14 +53,14 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default="360",
             show_default=True,
             metavar="TIME",
-            help="Scheduling interval (seconds, or 6m); 0: at events only.",
+            help="Jobs are stopped for others at multiples of this (seconds, or 6m); 0: at every event.",
         ),
         click.option(
             "--schedule",
             type=click.Choice(["events", "rounds"]),
             default="events",
             show_default=True,
-            help="Schedule at arrivals, ends and intervals; or at intervals only.",
+            help="events: free GPUs are given away at once; rounds: at intervals only.",
         ),
         click.option(
             "--restart-overhead",
@@ -211,7 +211,7 @@ def _run(
         "record_segments": html_target is not None,
     }
     Settings(**settings)  # type: ignore[arg-type]
-    check_outputs(html_target, plot_target)
+    check_outputs([json_target, csv_target, jobs_target, html_target], plot_target)
     workload = read_for_use(quiet=quiet, **reading)
     workload = _fitting(workload, chosen, without_impossible, skip_impossible, quiet)
     tasks = [Task(workload, chosen, policy) for policy in policies]
@@ -233,11 +233,19 @@ def _run(
         sys.exit(1)
 
 
-def check_outputs(html_target: str | None, plot_target: str | None) -> None:
+def check_outputs(targets: list[str | None], plot_target: str | None) -> None:
     """Refuse at once what would fail at the end."""
-    for target in (html_target, plot_target):
-        if target is not None and not Path(target).absolute().parent.is_dir():
+    files = [target for target in (*targets, plot_target) if target is not None and target != "-"]
+    for file in files:
+        if files.count(file) > 1:
+            raise InputError(f"two outputs go to the same file {file}")
+    for target in (*targets, plot_target):
+        if target is None or target == "-":
+            continue
+        if not Path(target).absolute().parent.is_dir():
             raise InputError(f"{target}: the folder {Path(target).parent} does not exist")
+        if Path(target).is_dir():
+            raise InputError(f"{target} is a folder, must be a file to write")
     if plot_target is not None:
         from gpuloom.sim.report.plot import SUFFIXES
 

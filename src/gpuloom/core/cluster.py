@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gpuloom.core.errors import ClusterError
+from gpuloom.core.errors import ClusterError, InputError
 from gpuloom.core.units import parse_memory_mib
 
 ANY_MODEL = "GPU"
 """Model name of GPUs whose model was not said."""
 
 MAX_NODES = 1_000_000
+
+_MODEL = r"[A-Za-z0-9][\w.+-]*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,8 @@ class Cluster:
             raise ClusterError("a cluster needs at least one node")
         names = [node.name for node in self.nodes]
         if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            seen: set[str] = set()
+            twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
             raise ClusterError(f"two nodes are named {twice!r}: names must differ")
         for node in self.nodes:
             if node.gpus < 1:
@@ -76,7 +81,7 @@ def parse_cluster(text: str) -> Cluster:
     """
     nodes: list[Node] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)x(\d+)(?::([A-Za-z0-9][\w.+-]*))?\s*", part)
+        match = re.fullmatch(r"\s*(\d+)[xX](\d+)(?::(" + _MODEL + r"))?\s*", part, re.ASCII)
         if match is None:
             raise ClusterError(
                 f"{part.strip()!r} in cluster {text!r} is not NODESxGPUS or NODESxGPUS:MODEL "
@@ -106,7 +111,7 @@ def cluster_from_mapping(data: object, *, source: str) -> Cluster:
         raise ClusterError(f"{source}: must hold a list under the key 'nodes' (see docs/clusters.md)")
     if unknown := set(data) - {"name", "nodes"}:
         raise ClusterError(f"{source}: unknown key {sorted(map(str, unknown))[0]!r}; known: name, nodes")
-    nodes: list[Node] = []
+    nodes: list[tuple[str | None, Node]] = []
     for number, entry in enumerate(data["nodes"], start=1):
         where = f"{source}: nodes[{number}]"
         if not isinstance(entry, Mapping):
@@ -117,26 +122,53 @@ def cluster_from_mapping(data: object, *, source: str) -> Cluster:
             raise ClusterError(
                 f"{where}: unknown key {min(map(str, unknown))!r}; known: {', '.join(sorted(_NODE_KEYS))}"
             )
-        count = _whole(entry.get("count", 1), f"{where}.count", MAX_NODES)
-        gpus = _whole(entry.get("gpus"), f"{where}.gpus", None)
-        network = entry.get("network_gbps")
-        if network is not None and (isinstance(network, bool) or not isinstance(network, int | float) or network <= 0):
-            raise ClusterError(f"{where}.network_gbps is {network!r}, must be a number above 0")
-        for i in range(count):
-            base = str(entry["name"]) if "name" in entry else None
-            name = f"n{len(nodes)}" if base is None else base if count == 1 else f"{base}{i}"
-            nodes.append(
-                Node(
-                    name=name,
-                    gpus=gpus,
-                    gpu_model=str(entry.get("gpu_model", ANY_MODEL)),
-                    gpu_memory_mib=parse_memory_mib(entry["gpu_memory"]) if "gpu_memory" in entry else None,
-                    cpus=_whole(entry["cpus"], f"{where}.cpus", None) if "cpus" in entry else None,
-                    memory_mib=parse_memory_mib(entry["memory"]) if "memory" in entry else None,
-                    network_gbps=None if network is None else float(network),
-                )
-            )
-    return Cluster(tuple(nodes), name=str(data.get("name", source)))
+        nodes.extend(_nodes_of(entry, where))
+    # Numbered names keep out of the way of those that were given.
+    given = {name for name, _ in nodes if name is not None}
+    free = (name for name in (f"n{i}" for i in itertools.count()) if name not in given)
+    made = tuple(node if name is not None else replace(node, name=next(free)) for name, node in nodes)
+    try:
+        return Cluster(made, name=str(data.get("name", source)))
+    except ClusterError as error:
+        raise ClusterError(f"{source}: {error}") from error
+
+
+def _nodes_of(entry: Mapping[str, object], where: str) -> list[tuple[str | None, Node]]:
+    """Nodes of one entry, each with the name that was given for it."""
+    count = _whole(entry.get("count", 1), f"{where}.count", MAX_NODES)
+    network = entry.get("network_gbps")
+    if network is not None and (
+        isinstance(network, bool) or not isinstance(network, int | float) or not 0 < network < math.inf
+    ):
+        raise ClusterError(f"{where}.network_gbps is {network!r}, must be a number above 0")
+    model = entry.get("gpu_model", ANY_MODEL)
+    if isinstance(model, int) and not isinstance(model, bool):
+        model = str(model)  # 3090
+    if not isinstance(model, str) or re.fullmatch(_MODEL, model) is None:
+        raise ClusterError(f"{where}.gpu_model is {model!r}, must be a word such as V100 or A100-80GB")
+    node = Node(
+        name="",
+        gpus=_whole(entry.get("gpus"), f"{where}.gpus", None),
+        gpu_model=model,
+        gpu_memory_mib=_memory(entry, "gpu_memory", where),
+        cpus=_whole(entry["cpus"], f"{where}.cpus", None) if "cpus" in entry else None,
+        memory_mib=_memory(entry, "memory", where),
+        network_gbps=None if network is None else float(network),
+    )
+    if "name" not in entry:
+        return [(None, node)] * count
+    base = str(entry["name"])
+    names = [base] if count == 1 else [f"{base}{i}" for i in range(count)]
+    return [(name, replace(node, name=name)) for name in names]
+
+
+def _memory(entry: Mapping[str, object], key: str, where: str) -> int | None:
+    if key not in entry:
+        return None
+    try:
+        return parse_memory_mib(str(entry[key]))
+    except InputError as error:
+        raise ClusterError(f"{where}.{key}: {error}") from error
 
 
 def _whole(value: object, where: str, most: int | None) -> int:

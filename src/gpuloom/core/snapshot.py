@@ -29,6 +29,7 @@ class Snapshot:
         "cluster",
         "evicted",
         "finished",
+        "may_preempt",
         "nodes_down",
         "nodes_up",
         "now_s",
@@ -42,6 +43,8 @@ class Snapshot:
         self.workload: Workload = state.workload
         self.cluster: Cluster = state.cluster
         self.now_s = 0.0
+        self.may_preempt = True
+        """Between two scheduling intervals running jobs are left alone: only free GPUs are given away."""
         self.arrived: Sequence[int] = ()
         self.finished: Sequence[int] = ()
         self.evicted: Sequence[int] = ()
@@ -78,6 +81,10 @@ class Snapshot:
         """Attained service: GPUs times seconds held."""
         return self.held_s(job) * self.workload.gpus.item(job)
 
+    def starts(self, job: int) -> int:
+        """Times the job was (re)started."""
+        return self._state.starts[job]
+
     def first_start_s(self, job: int) -> float:
         """When the job first ran; NaN if never."""
         return self._state.first_start_s[job]
@@ -104,6 +111,11 @@ class Snapshot:
     def held_column(self) -> NDArray[np.float64]:
         """Seconds held in finished runs: true for waiting jobs."""
         return _read_only(self._state.held_s_column)
+
+    @property
+    def nodes_out(self) -> frozenset[int]:
+        """Nodes out of service."""
+        return frozenset(self._state.down)
 
     @property
     def waiting_count(self) -> int:

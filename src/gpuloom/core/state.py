@@ -155,7 +155,7 @@ class State:
     # -- jobs -----------------------------------------------------------------------------------------------
 
     def submit(self, job: int, now_s: float) -> None:
-        self._transit(job, "submit", now_s)
+        self._transit(job, "submit")
         self.waiting += 1
 
     def start(self, job: int, placement: Placement, now_s: float, overhead_s: float, rate: float) -> None:
@@ -165,7 +165,7 @@ class State:
             PlanError: a GPU of the placement is not free.
             InvalidTransition: the job does not wait.
         """
-        self._transit(job, "start", now_s)
+        self._transit(job, "start")
         self._take(job, placement)
         self.waiting -= 1
         self.rate[job] = rate
@@ -178,7 +178,7 @@ class State:
     def stop(self, job: int, now_s: float, *, lost_s: float = 0.0) -> None:
         """A running job gives its GPUs back and waits; `lost_s` of its work has to be done again."""
         left = self.remaining_at(job, now_s)
-        self._transit(job, "stop", now_s)
+        self._transit(job, "stop")
         self._release(job)
         self.waiting += 1
         self.remaining_s[job] = min(left + lost_s, self.workload.duration_s.item(job)) if lost_s else left
@@ -188,14 +188,14 @@ class State:
     def retime(self, job: int, now_s: float, rate: float) -> None:
         """A running job goes on at another rate."""
         left = self.remaining_at(job, now_s)
-        self._transit(job, "retime", now_s)
+        self._transit(job, "retime")
         if now_s > self.work_from_s[job]:
             self.remaining_s[job] = left
             self.work_from_s[job] = now_s
         self.rate[job] = rate
 
     def finish(self, job: int, now_s: float) -> None:
-        self._transit(job, "finish", now_s)
+        self._transit(job, "finish")
         self._release(job)
         self.unfinished -= 1
         self.remaining_s[job] = 0.0
@@ -233,13 +233,19 @@ class State:
 
     # -- inside ---------------------------------------------------------------------------------------------
 
-    def _transit(self, job: int, transition: str, now_s: float) -> None:
-        before, after = TRANSITIONS[transition]
+    def require(self, job: int, transition: str) -> None:
+        """Raises InvalidTransition, with the job's story, unless the job may make this step."""
+        before, _ = TRANSITIONS[transition]
         if self.status[job] != before:
             raise InvalidTransition(
-                f"job {self.workload.job_id(job)} can't {transition} at {now_s} s: it is "
+                f"job {self.workload.job_id(job)} can't {transition}: it is "
                 f"{JobState(self.status[job]).name.lower()}, must be {before.name.lower()}. {self.story(job)}"
             )
+
+    def _transit(self, job: int, transition: str) -> None:
+        before, after = TRANSITIONS[transition]
+        if self.status[job] != before:
+            self.require(job, transition)
         self.status[job] = after
         self.cause[job] = self.step
 

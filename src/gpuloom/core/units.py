@@ -38,8 +38,8 @@ def parse_memory_mib(text: str | float) -> int:
         value = float(match.group(1)) * _MIB[match.group(2)] if match else math.nan
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{text!r} is not a memory size: write a number with MiB, GiB or TiB (16GiB)")
+    if not (math.isfinite(value) and round(value) > 0):
+        raise InputError(f"{text!r} is not a memory size of 1 MiB or more: write a number with MiB, GiB or TiB (16GiB)")
     return round(value)
 
 
@@ -47,9 +47,9 @@ def format_duration(seconds: float) -> str:
     """A duration for people: '47s', '12m 30s', '3h 05m', '2d 04h'."""
     if not math.isfinite(seconds):
         return "-"
-    if seconds < 60:
-        return f"{seconds:.0f}s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.2g}s"
     whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.0f}s" if seconds >= 9.95 or seconds == int(seconds) else f"{seconds:.2g}s"
     if whole < 3600:
         return f"{whole // 60}m {whole % 60:02d}s"
     minutes = round(seconds / 60)
@@ -57,3 +57,16 @@ def format_duration(seconds: float) -> str:
         return f"{minutes // 60}h {minutes % 60:02d}m"
     hours = round(seconds / 3600)
     return f"{hours // 24}d {hours % 24:02d}h"
+
+
+def is_multiple(now_s: float, step_s: float) -> bool:
+    """Whether `now_s` is a multiple of the step as `next_multiple` makes them."""
+    return now_s == step_s * round(now_s / step_s)
+
+
+def next_multiple(now_s: float, step_s: float) -> float:
+    """The first multiple of the step after `now_s`, also where rounding would give `now_s` itself again."""
+    count = math.floor(now_s / step_s) + 1
+    while step_s * count <= now_s:
+        count += 1
+    return step_s * count

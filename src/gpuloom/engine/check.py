@@ -2,29 +2,80 @@
 
 from __future__ import annotations
 
-from gpuloom.core.cluster import Cluster
+from collections.abc import Sequence
+
 from gpuloom.core.columns import ints
-from gpuloom.core.decision import Placement
+from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.errors import PlanError
-from gpuloom.core.workload import Workload
-from gpuloom.placement.shapes import model_allowed
+from gpuloom.core.state import State
+from gpuloom.placement.shapes import Shapes, shapes_of
 
 
 class PlanCheck:
-    """Gangs whole, GPUs that exist, one GPU model, and one that the job accepts.
+    """Jobs that may start or stop, gangs whole, GPUs that exist and are free, one GPU model that the job can use."""
 
-    That no GPU is given twice is checked by the state itself when the placement is taken.
-    """
-
-    def __init__(self, workload: Workload, cluster: Cluster, layers: int) -> None:
-        self._workload, self._cluster, self._layers = workload, cluster, layers
+    def __init__(self, state: State) -> None:
+        workload, cluster = state.workload, state.cluster
+        self._state, self._workload, self._cluster, self._layers = state, workload, cluster, state.layers
         self._gpus = ints(workload.gpus)
         self._full = [(1 << node.gpus) - 1 for node in cluster.nodes]
-        self._one_model = len(cluster.models) == 1 and workload.gpu_type is None
+        self._any_model = len(cluster.models) == 1 and workload.gpu_type is None and workload.speeds is None
+        self._shapes: Shapes | None = None
 
-    def __call__(self, job: int, placement: Placement) -> None:
-        """Raises PlanError when the placement breaks a rule."""
+    def plan(self, decision: Decision, stops: Sequence[int]) -> None:
+        """Check a decision against the state as it is. Nothing has been applied yet.
+
+        Args:
+            stops: running jobs that will give their GPUs back: those that shall wait, and those that move.
+
+        Raises:
+            PlanError: a placement breaks a rule, or a GPU is given twice.
+            InvalidTransition: a job is to stop that does not run, or to start that does not wait.
+        """
+        state = self._state
+        jobs = len(state.status)
+        for job in (*decision.wait, *decision.run):
+            if not 0 <= job < jobs:
+                raise PlanError(f"the plan names job {job}; there are jobs 0 to {jobs - 1}")
+        freed: dict[tuple[int, int], int] = {}
+        for job in stops:
+            state.require(job, "stop")
+            placement = state.placements[job]
+            for node, mask in zip(placement.nodes, placement.masks, strict=True):
+                key = (placement.layer, node)
+                freed[key] = freed.get(key, 0) | mask
+        if len(set(stops)) != len(stops):
+            raise PlanError(f"the plan stops a job twice, or both runs it and lets it wait: {sorted(stops)}")
+        for job, placement in decision.run.items():
+            if job not in state.placements:
+                state.require(job, "start")
+            self.placement(job, placement)
+            layer = placement.layer
+            free = state.free[layer]
+            for node, mask in zip(placement.nodes, placement.masks, strict=True):
+                left = freed.get((layer, node), 0) | free[node] if freed else free[node]
+                if mask & ~left:
+                    self._fail(
+                        job, placement, f"of node {self._cluster.nodes[node].name} only GPUs {left:#x} are free for it"
+                    )
+        if len(decision.run) > 1:
+            self._not_twice(decision)
+
+    def _not_twice(self, decision: Decision) -> None:
+        given: dict[tuple[int, int], int] = {}
+        for job, placement in decision.run.items():
+            for node, mask in zip(placement.nodes, placement.masks, strict=True):
+                key = (placement.layer, node)
+                before = given.get(key, 0)
+                if before & mask:
+                    self._fail(job, placement, f"GPUs {before & mask:#x} of node {node} are given to two jobs")
+                given[key] = before | mask
+
+    def placement(self, job: int, placement: Placement) -> None:
+        """Raises PlanError when the placement breaks a rule by itself."""
         nodes, masks = placement.nodes, placement.masks
+        if len(nodes) != len(masks):
+            self._fail(job, placement, f"it names {len(nodes)} nodes and {len(masks)} masks")
         total = 0
         for node, mask in zip(nodes, masks, strict=True):
             if not 0 <= node < len(self._full) or mask <= 0 or mask > self._full[node]:
@@ -36,16 +87,19 @@ class PlanCheck:
             self._fail(job, placement, "a node is named twice")
         if not 0 <= placement.layer < self._layers:
             self._fail(job, placement, f"the policy declared {self._layers} sharing layers")
-        if not self._one_model:
+        if not self._any_model:
             self._check_model(job, placement)
 
     def _check_model(self, job: int, placement: Placement) -> None:
         models = {self._cluster.nodes[node].gpu_model for node in placement.nodes}
         if len(models) > 1:
             self._fail(job, placement, f"a gang stays on one GPU model, not {sorted(models)}")
-        wanted = self._workload.gpu_type[job] if self._workload.gpu_type is not None else ""
-        if not model_allowed(wanted, models.pop()):
-            self._fail(job, placement, f"it accepts only {wanted}")
+        if self._shapes is None:
+            self._shapes = shapes_of(self._workload, self._cluster)
+        pools = self._shapes.shapes[int(self._shapes.of_job[job])].pools
+        names = [self._cluster.models[pool] for pool in pools]
+        if models.pop() not in names:
+            self._fail(job, placement, f"it can run on {' or '.join(names) or 'no GPU model here'} only")
 
     def _fail(self, job: int, placement: Placement, why: str) -> None:
         raise PlanError(f"bad plan for job {self._workload.job_id(job)}, {placement}: {why}")

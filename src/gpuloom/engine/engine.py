@@ -40,15 +40,16 @@ class Engine:
         memory: Any = None,
     ) -> None:
         self.state, self.policy, self.progress, self.executor = state, policy, progress, executor
+        policy.cache = None  # caches of an earlier run are of no use
         self.charge_every_step, self.checkpoint_s = charge_every_step, checkpoint_s
         self.snapshot = Snapshot(state, progress.restart_overhead_s)
         self.memory = memory if memory is not None else policy.new_memory(state.workload, state.cluster)
-        self._check = PlanCheck(state.workload, state.cluster, state.layers)
+        self._check = PlanCheck(state)
         self._arrived: list[int] = []
         self._finished: list[int] = []
         self._evicted: list[int] = []
-        self._down: list[int] = []
-        self._up: list[int] = []
+        self._changed: dict[int, None] = {}
+        """Nodes lost or back since the policy was last asked."""
 
     def take_in(
         self,
@@ -59,7 +60,7 @@ class Engine:
         up: Sequence[int] = (),
         arrived: Sequence[int] = (),
     ) -> None:
-        """Apply what happened at `now_s`. Order at equal times: ends, nodes lost, nodes back, arrivals."""
+        """Apply what happened at `now_s`. Order at equal times: ends, nodes back, nodes lost, arrivals."""
         state = self.state
         state.step += 1
         if self.charge_every_step and state.placements:
@@ -72,6 +73,9 @@ class Engine:
             state.finish(job, now_s)
             self._finished.append(job)
         commands: list[Command] = []
+        for node in up:
+            state.node_up(node)
+            self._changed[node] = None
         for node in down:
             for job in state.jobs_on(node):
                 if state.layers > 1:
@@ -80,10 +84,7 @@ class Engine:
                 self._evicted.append(job)
                 commands.append(Stop(job))
             state.node_down(node)
-            self._down.append(node)
-        for node in up:
-            state.node_up(node)
-            self._up.append(node)
+            self._changed[node] = None
         for job in arrived:
             state.submit(job, now_s)
             self._arrived.append(job)
@@ -92,12 +93,13 @@ class Engine:
         if commands:
             self.executor.apply(commands, now_s)
 
-    def decide(self, now_s: float) -> float:
+    def decide(self, now_s: float, *, may_preempt: bool = True) -> float:
         """Ask the policy, apply its decision. Returns when it wants to be asked again (infinity: at events)."""
         snapshot = self.snapshot
-        snapshot.now_s = now_s
+        snapshot.now_s, snapshot.may_preempt = now_s, may_preempt
         snapshot.arrived, snapshot.finished, snapshot.evicted = self._arrived, self._finished, self._evicted
-        snapshot.nodes_down, snapshot.nodes_up = self._down, self._up
+        snapshot.nodes_down = [node for node in self._changed if node in self.state.down]
+        snapshot.nodes_up = [node for node in self._changed if node not in self.state.down]
         decision, self.memory = self.policy.decide(snapshot, self.memory)
         if self._arrived:
             self._arrived = []
@@ -105,8 +107,8 @@ class Engine:
             self._finished = []
         if self._evicted:
             self._evicted = []
-        if self._down or self._up:
-            self._down, self._up = [], []
+        if self._changed:
+            self._changed = {}
         if decision is NOTHING:
             return math.inf
         if decision.run or decision.wait:
@@ -118,14 +120,14 @@ class Engine:
         commands: list[Command] = []
         touched: set[int] = set()
         shared = state.layers > 1
-        moved = [job for job in decision.run if job in state.placements] if state.placements else []
-        for job in (*decision.wait, *moved):
+        stops = [*decision.wait, *(job for job in decision.run if job in state.placements)]
+        self._check.plan(decision, stops)
+        for job in stops:
             if shared:
                 touched |= self._partners(job)
             state.stop(job, now_s)
             commands.append(Stop(job))
         for job, placement in decision.run.items():
-            self._check(job, placement)
             overhead = 0.0 if self.charge_every_step else overhead_of[job]
             state.start(job, placement, now_s, overhead, self.progress.solo_rate(job, placement))
             commands.append(Start(job, placement))

@@ -14,8 +14,7 @@ def least_worst_shares(age_s: F8, left_s: F8, ideal: F8, gpus: F8, capacity: flo
 
     A level z of the maximum asks for x_j(z) = left_j / (z·ideal_j − age_j), falling in z, so the least feasible z
     follows by Newton's method (the total is convex and falling). Where the level is set by a job at x = 1 and
-    capacity is left over, the answer is not unique; the analytic centre of the optimal shares is returned, which is
-    what an interior-point solver tends to.
+    capacity is left over, the answer is not unique: what is left goes to all jobs in proportion to what they lack.
 
     Returns:
         x, shape (jobs,).

@@ -33,6 +33,8 @@ class LevelOrder:
             service). Both belong to the policy's memory and are written here.
         limits_gpu_s: rising limits of attained service, GPU-seconds; level i ends at limits_gpu_s[i].
         ranks: per level (one more than limits), its place in the order.
+        overheads: restart overheads count as service (a cluster that only sees who holds GPUs); otherwise they are
+            taken off (service is work).
         whole_seconds: look for crossings at whole seconds of held time only (the Muri artifact's rule).
         promote: a waiting job goes back to level 0 when it has waited this many times as long as it has run;
             0: never.
@@ -49,12 +51,13 @@ class LevelOrder:
         limits_gpu_s: tuple[float, ...],
         ranks: tuple[int, ...],
         *,
+        overheads: bool = True,
         whole_seconds: bool = False,
         promote: float = 0.0,
     ) -> None:
         self._level, self._since_s = ints(level), floats(since_s)
         self._limits, self._ranks = limits_gpu_s, ranks
-        self._whole, self._promote = whole_seconds, promote
+        self._overheads, self._whole, self._promote = overheads, whole_seconds, promote
         self._gpus = ints(snapshot.workload.gpus)
         self._front = self._back = self._start = 0.0
         self._crossings: list[tuple[float, float, int, int]] = []
@@ -63,7 +66,8 @@ class LevelOrder:
         self._promotions: list[tuple[float, int, int]] = []
         self._epoch: dict[int, int] = {}
         self._crossed: dict[int, float] = {}
-        """Jobs that crossed at the last call, and their place: behind all others of their level."""
+        """Jobs that crossed since jobs were last stopped for others, and their place: behind all of their level."""
+        self._contested = False
 
     # -- Order ----------------------------------------------------------------------------------------------
 
@@ -100,6 +104,9 @@ class LevelOrder:
         if level < len(self._limits):
             limit_s = self._limits[level] / self._gpus[job]
             begun_s = snapshot.now_s - (snapshot.held_s(job) - self._since_s[job])
+            if not self._overheads:
+                starts = snapshot.starts(job) + (not snapshot.is_running(job))
+                begun_s += starts * snapshot.restart_overhead_s[job]
             look = begun_s + (math.ceil(limit_s) if self._whole else limit_s)
             heappush(self._crossings, (begun_s + limit_s, look, job, epoch))
             heappush(self._looks, (look, job, epoch))
@@ -109,13 +116,16 @@ class LevelOrder:
         now_s = snapshot.now_s
         for job in snapshot.finished:
             self._epoch.pop(job, None)
+            self._crossed.pop(job, None)
         while self._looks and self._looks[0][0] <= now_s:
             heappop(self._looks)
-        # Those that crossed last time and still run are now ahead of the waiting ones of their level.
-        crossed, self._crossed = self._crossed, {}
-        for job in crossed:
-            if snapshot.is_running(job):
-                planner.rekey(snapshot, job)
+        # Those that crossed, and kept their GPUs when others could have had them, are ahead of their level's waiting.
+        if self._contested:
+            self._contested = False
+            crossed, self._crossed = self._crossed, {}
+            for job in crossed:
+                if snapshot.is_running(job):
+                    planner.rekey(snapshot, job)
         due = []
         while self._crossings and self._crossings[0][0] <= now_s + _TOLERANCE_S:
             _, _, job, epoch = heappop(self._crossings)
@@ -137,6 +147,7 @@ class LevelOrder:
     def plan(self, snapshot: Snapshot, planner: OrderedPlanner) -> Decision:
         """The planner's decision, with the time at which the next crossing is due."""
         decision = planner.plan(snapshot)
+        self._contested = self._contested or snapshot.may_preempt
         for job in planner.entered:
             self._watch(snapshot, job)
         wake = self.wake_at_s()

@@ -104,17 +104,21 @@ class OrderedPlanner:
                 self._jobs_on[node].add(job)
             self._enter_running(snapshot, job)
         for job in snapshot.waiting():
-            if job not in snapshot.arrived and job not in snapshot.evicted:
-                self._waiting[self._shape_of[job]].append((order.waiting_key(snapshot, job), job))
+            self._waiting[self._shape_of[job]].append((order.waiting_key(snapshot, job), job))
         for heap in self._waiting:
             heapify(heap)
         self._new_heads: set[int] = set()
         self._freed = True
+        self._owed = False
+        self._built = True
 
     # -- events ---------------------------------------------------------------------------------------------
 
     def observe(self, snapshot: Snapshot) -> None:
-        """Take in what happened since the last call."""
+        """Take in what happened since the last call (nothing, if this cache was just built from this snapshot)."""
+        if self._built:
+            self._built = False
+            return
         for job in self.entered:
             if job in self._where and job not in self._stored:
                 self._enter_running(snapshot, job)
@@ -225,13 +229,20 @@ class OrderedPlanner:
 
     # -- planning -------------------------------------------------------------------------------------------
 
-    def plan(self, snapshot: Snapshot) -> Decision:
-        """Everyone who should run now, given the order. Call after `observe`."""
+    def plan(self, snapshot: Snapshot, *, may_preempt: bool | None = None) -> Decision:
+        """Everyone who should run now, given the order. Call after `observe`.
+
+        Args:
+            may_preempt: None leaves it to the snapshot.
+        """
+        preempt = self.preemptive and (snapshot.may_preempt if may_preempt is None else may_preempt)
         self._now_s = snapshot.now_s
         for clearing in self._clearings:
             clearing.now_s = snapshot.now_s
         # Without freed GPUs a shape whose head is the old one is as blocked as it was.
-        complete = self._freed or self.strict
+        complete = self._freed or self.strict or (preempt and self._owed)
+        # Who could have stopped others had it been allowed is looked at again once it is.
+        self._owed = self.preemptive and not preempt
         shapes = range(len(self._waiting)) if complete else self._new_heads
         heads = [
             (self._waiting[shape][0][0], self._waiting[shape][0][1], shape) for shape in shapes if self._waiting[shape]
@@ -243,7 +254,7 @@ class OrderedPlanner:
         heapify(heads)
         run: dict[int, Placement] = {}
         stopped: dict[int, Placement] = {}
-        last = self._last_running() if self.preemptive else _NOBODY
+        last = self._last_running() if preempt else _NOBODY
         while heads:
             key, job, shape = heappop(heads)
             heap = self._waiting[shape]

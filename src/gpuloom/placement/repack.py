@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
+from gpuloom.core.cluster import Cluster
 from gpuloom.core.columns import ints
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.errors import ClusterError
@@ -41,11 +42,8 @@ class RepackPlanner:
 
     def __init__(self, snapshot: Snapshot, order: PresentOrder) -> None:
         self.order = order
-        sizes = {node.gpus for node in snapshot.cluster.nodes}
-        if len(sizes) > 1 or len(snapshot.cluster.models) > 1:
-            raise ClusterError(f"repacking (--compat muri) needs nodes that are all alike, not {snapshot.cluster}")
-        self._size = sizes.pop()
-        self._down: set[int] = set()
+        self._size = require_alike(snapshot.cluster)
+        self._down: set[int] = set(snapshot.nodes_out)
         self._nodes = len(snapshot.cluster.nodes)
         shapes = shapes_of(snapshot.workload, snapshot.cluster)
         self._shape_of = ints(shapes.of_job)
@@ -53,15 +51,17 @@ class RepackPlanner:
         self._waiting: list[list[Entry]] = [[] for _ in self._gpus]
         self._running: dict[int, Placement] = dict(snapshot.placements)
         self._pool = pools_of(snapshot.cluster, snapshot.free_masks())[0]
-        skip = {*snapshot.arrived, *snapshot.evicted}
         for job in snapshot.waiting():
-            if job not in skip:
-                self._waiting[self._shape_of[job]].append((order.waiting_key(snapshot, job), job))
+            self._waiting[self._shape_of[job]].append((order.waiting_key(snapshot, job), job))
         for heap in self._waiting:
             heapify(heap)
+        self._built = True
 
     def observe(self, snapshot: Snapshot) -> None:
-        """Take in what happened since the last call."""
+        """Take in what happened since the last call (nothing, if this cache was just built from this snapshot)."""
+        if self._built:
+            self._built = False
+            return
         for job in (*snapshot.finished, *snapshot.evicted):
             self._pool.release(self._running.pop(job))
         for node in snapshot.nodes_down:
@@ -146,6 +146,18 @@ class RepackPlanner:
                 if heap:
                     heappush(merged, (*heap[0], True))
         return chosen, started, preempted
+
+
+def require_alike(cluster: Cluster) -> int:
+    """GPUs of a node, where all nodes are alike.
+
+    Raises:
+        ClusterError: they are not.
+    """
+    sizes = {node.gpus for node in cluster.nodes}
+    if len(sizes) > 1 or len(cluster.models) > 1:
+        raise ClusterError(f"repacking (--compat muri) needs nodes that are all alike, not {cluster}")
+    return sizes.pop()
 
 
 def repack(snapshot: Snapshot, jobs: Sequence[int], down: Iterable[int] = ()) -> dict[int, Placement]:

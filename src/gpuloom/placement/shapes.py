@@ -103,6 +103,11 @@ def why_impossible(workload: Workload, cluster: Cluster, job: int) -> str:
     text = f"job {workload.job_id(job)} asks for {gpus} GPUs"
     if wanted:
         text += f" of model {wanted}"
+    if workload.speeds is not None:
+        speeds = speeds_on(workload, cluster.models)[job]
+        able = [model for model, speed in zip(cluster.models, speeds, strict=True) if speed > 0]
+        if len(able) < len(cluster.models):
+            text += f" and by its speeds runs on {' and '.join(able) or 'no GPU model'} of this cluster only"
     largest = max(node.gpus for node in cluster.nodes)
     by_model = {model: sum(n.gpus for n in cluster.nodes if n.gpu_model == model) for model in cluster.models}
     have = ", ".join(str(total) + ("" if model == ANY_MODEL else f" {model}") for model, total in by_model.items())

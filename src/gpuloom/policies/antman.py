@@ -12,7 +12,7 @@ share `opportunistic` of the jobs is drawn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
 from gpuloom.interleave.opportunistic import GUARANTEED_LAYER, OPPORTUNISTIC_LAYER, OpportunisticSharing
 from gpuloom.placement.shapes import shapes_of
-from gpuloom.policies.base import Parameter, Policy, Traits, fraction, number, positive
+from gpuloom.policies.base import Parameter, Policy, Traits, fraction, seed, share
 
 RESERVED, GUARANTEED, OPPORTUNISTIC = 0.1 - 0.01, 0.1, 0.9
 """Load that a job puts on a GPU: one that waits for more GPUs, a guaranteed and an opportunistic one."""
@@ -36,9 +36,10 @@ FULL = 0.8
 
 @dataclass(slots=True)
 class Memory:
-    """Per job: True for opportunistic."""
+    """Per job: True for opportunistic. Of guaranteed jobs that wait for more GPUs, those they hold: {node: mask}."""
 
     opportunistic: NDArray[np.bool_]
+    reserved: dict[int, dict[int, int]] = field(default_factory=dict)
 
 
 class Antman(Policy):
@@ -55,28 +56,26 @@ class Antman(Policy):
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("opportunistic", 0.5, fraction, "share of opportunistic jobs where the trace has no priorities"),
-        Parameter("share", 0.5, positive, "speed beside a guaranteed job of unknown stages, relative to alone"),
-        Parameter("seed", 0, number, "seed for drawing the classes"),
+        Parameter("share", 0.5, share, "speed beside a guaranteed job of unknown stages, relative to alone"),
+        Parameter("seed", 0, seed, "seed for drawing the classes"),
     )
     max_jobs_per_gpu = 2
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
-        self._books: _Books | None = None
+    cache: _Books | None
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         if workload.priority is not None:
             return Memory(np.asarray(workload.priority) > 0)
-        draw = np.random.default_rng(int(self.values["seed"])).random(len(workload))
+        draw = np.random.default_rng(self.values["seed"]).random(len(workload))
         return Memory(draw < self.values["opportunistic"])
 
     def sharing(self, workload: Workload) -> Sharing:
-        return OpportunisticSharing(workload, min(self.values["share"], 1.0))
+        return OpportunisticSharing(workload, self.values["share"])
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
-        if self._books is None:
-            self._books = _Books(snapshot, memory.opportunistic)
-        books = self._books
+        if self.cache is None:
+            self.cache = _Books(snapshot, memory)
+        books = self.cache
         books.observe(snapshot)
         run: dict[int, Placement] = {}
         books.start_guaranteed(run)
@@ -87,9 +86,10 @@ class Antman(Policy):
 class _Books:
     """Caches: who holds which GPU, who waits, what is reserved."""
 
-    def __init__(self, snapshot: Snapshot, opportunistic: NDArray[np.bool_]) -> None:
+    def __init__(self, snapshot: Snapshot, memory: Memory) -> None:
         cluster = snapshot.cluster
-        self._opportunistic = opportunistic
+        self._opportunistic = memory.opportunistic
+        self._reserved = memory.reserved
         self._shapes = shapes_of(snapshot.workload, cluster)
         self._sizes = [node.gpus for node in cluster.nodes]
         self._first = np.concatenate([[0], np.cumsum(self._sizes)])
@@ -103,8 +103,6 @@ class _Books:
         self._open_gpus = sum(self._sizes)
         self._load = np.zeros(len(self._node_of))
         self._where: dict[int, Placement] = {}
-        self._reserved: dict[int, dict[int, int]] = {}
-        """Guaranteed jobs that wait for more: {job: {node: mask}}."""
         self._waiting: dict[int, None] = {}
         self._queues: list[list[int]] = [[] for _ in self._shapes.shapes]
         for job, placement in snapshot.placements.items():
@@ -114,8 +112,15 @@ class _Books:
                     self._close(node, mask, GUARANTEED)
             else:
                 self._occupy(placement, 1)
-        new = {*snapshot.arrived, *snapshot.evicted}
-        self._enqueue(job for job in snapshot.waiting() if job not in new)
+        self._out = set(snapshot.nodes_out)
+        for node in snapshot.nodes_out:
+            self._give_up(node)
+            self._close(node, self._open[node], 2 * FULL)
+        for held in self._reserved.values():
+            for node, mask in held.items():
+                self._close(node, mask, RESERVED)
+        self._enqueue(snapshot.waiting())
+        self._built = True
 
     def _enqueue(self, jobs: Any) -> None:
         for job in jobs:
@@ -146,7 +151,15 @@ class _Books:
         for node, mask in zip(placement.nodes, placement.masks, strict=True):
             self._add_load(node, mask, sign * OPPORTUNISTIC)
 
+    def _give_up(self, node: int) -> list[dict[int, int]]:
+        """Jobs that hold GPUs of the node while they wait give all theirs up."""
+        return [self._reserved.pop(job) for job in [job for job, held in self._reserved.items() if node in held]]
+
     def observe(self, snapshot: Snapshot) -> None:
+        """Take in what happened since the last call (nothing, if this cache was just built from this snapshot)."""
+        if self._built:
+            self._built = False
+            return
         for job in (*snapshot.finished, *snapshot.evicted):
             placement = self._where.pop(job)
             if placement.layer == GUARANTEED_LAYER:
@@ -155,11 +168,17 @@ class _Books:
             else:
                 self._occupy(placement, -1)
         for node in snapshot.nodes_down:
-            for job in [job for job, held in self._reserved.items() if node in held]:
-                for other, mask in self._reserved.pop(job).items():
+            if node in self._out:
+                continue
+            self._out.add(node)
+            for held in self._give_up(node):
+                for other, mask in held.items():
                     self._reopen(other, mask, RESERVED)
             self._close(node, self._open[node], 2 * FULL)
         for node in snapshot.nodes_up:
+            if node not in self._out:
+                continue
+            self._out.discard(node)
             self._reopen(node, (1 << self._sizes[node]) - 1, 2 * FULL)
         if snapshot.evicted:
             self._enqueue(snapshot.evicted)
@@ -170,6 +189,17 @@ class _Books:
 
     def start_guaranteed(self, run: dict[int, Placement]) -> None:
         """In order of submission, each takes or reserves what it can get."""
+        self._acquire_in_order(run)
+        if self._reserved and not any(p.layer == GUARANTEED_LAYER for p in self._where.values()):
+            # No guaranteed job runs that could give GPUs back, so jobs that hold some and wait for the rest would
+            # wait for each other for ever: all but the first give up what they hold.
+            first = next(job for job in self._waiting if job in self._reserved)
+            for job in [job for job in self._reserved if job != first]:
+                for node, mask in self._reserved.pop(job).items():
+                    self._reopen(node, mask, RESERVED)
+            self._acquire_in_order(run)
+
+    def _acquire_in_order(self, run: dict[int, Placement]) -> None:
         started = []
         for job in self._waiting:
             if self._open_gpus == 0:
@@ -190,7 +220,7 @@ class _Books:
         if shape.gpus <= size:
             self._on_one_node(held, pool, missing)
         else:
-            self._on_many_nodes(held, pool, missing, size)
+            self._on_many_nodes(held, pool, shape.gpus)
         if sum(mask.bit_count() for mask in held.values()) < shape.gpus:
             if held:
                 self._reserved[job] = held
@@ -231,25 +261,38 @@ class _Books:
         if best >= 0:
             self._hold(held, best, min(most, need))
 
-    def _on_many_nodes(self, held: dict[int, int], pool: int, missing: int, size: int) -> None:
-        whole, rest = divmod(missing, size)
+    def _on_many_nodes(self, held: dict[int, int], pool: int, gpus: int) -> None:
+        """Whole nodes, largest first as on an empty cluster, and a remainder."""
+        nodes = [node for node in self._pool_nodes[pool] if node not in self._out]
+        left = gpus
+        spare: set[int] = set()
+        """Nodes of sizes of which not all are needed as a whole: the remainder may go there."""
+        for size in sorted({self._sizes[node] for node in nodes}, reverse=True):
+            of_size = [node for node in nodes if self._sizes[node] == size]
+            wanted = min(left // size, len(of_size))
+            left -= wanted * size
+            if wanted < len(of_size):
+                spare.update(of_size)
+            full = (1 << size) - 1
+            wanted -= sum(held.get(node) == full for node in of_size)
+            for node in of_size:
+                if wanted > 0 and node not in held and self._open[node] == full:
+                    self._hold(held, node, size)
+                    wanted -= 1
+        if left == 0:
+            return
         partial = next((node for node, mask in held.items() if mask.bit_count() < self._sizes[node]), -1)
         if partial >= 0:
-            self._hold(held, partial, rest)
-            rest = 0
-        for node in self._pool_nodes[pool]:
-            if whole == 0:
-                break
-            if node not in held and self._open[node].bit_count() == size:
-                self._hold(held, node, size)
-                whole -= 1
-        if rest:
-            free = [node for node in self._pool_nodes[pool] if node not in held and self._sizes[node] >= rest]
-            node = next((n for n in free if self._open[n].bit_count() >= rest), -1)
-            if node < 0 and free:
-                node = max(free, key=lambda n: self._open[n].bit_count())
-            if node >= 0:
-                self._hold(held, node, rest)
+            self._hold(held, partial, left - held[partial].bit_count())
+            return
+        if sum(mask.bit_count() for mask in held.values()) == gpus:
+            return
+        free = [node for node in nodes if node in spare and node not in held and self._sizes[node] >= left]
+        node = next((n for n in free if self._open[n].bit_count() >= left), -1)
+        if node < 0 and free:
+            node = max(free, key=lambda n: self._open[n].bit_count())
+        if node >= 0:
+            self._hold(held, node, min(left, self._open[node].bit_count()))
 
     # -- opportunistic jobs ---------------------------------------------------------------------------------
 

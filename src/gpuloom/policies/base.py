@@ -38,6 +38,8 @@ class Parameter:
     default: Any
     parse: Callable[[str], Any]
     help: str
+    shown: str | None = None
+    """The default as one would write it; None: as Python prints it."""
     names_file: bool = False
     """The value is the name of a file of numbers, which the caller reads: policies do no I/O."""
 
@@ -56,7 +58,11 @@ class Policy(ABC):
     max_jobs_per_gpu: int = 1
     """How many jobs may hold a GPU at once, each on a sharing layer of its own."""
     periodic: bool = False
-    """Priorities change as time passes: wants to be asked at every scheduling interval too."""
+    """Priorities change as time passes: wants to be asked at every scheduling interval, even if nothing happened."""
+    preempts_at_intervals: bool = False
+    """Running jobs are stopped for others at scheduling intervals only (`Snapshot.may_preempt`)."""
+    cache: Any = None
+    """Orderings and the like, built from the first snapshot of a run; the engine clears it when a run begins."""
 
     def __init__(self, **values: Any) -> None:
         known = {parameter.name: parameter for parameter in self.parameters}
@@ -105,6 +111,20 @@ class Policy(ABC):
 # -- parsers for parameters ---------------------------------------------------------------------------------
 
 
+def whole(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("must be a whole number of at least 1")
+    return value
+
+
+def seed(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("must be a whole number of at least 0")
+    return value
+
+
 def number(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
@@ -130,6 +150,13 @@ def fraction(text: str) -> float:
     value = number(text)
     if not 0 <= value <= 1:
         raise ValueError("must be between 0 and 1")
+    return value
+
+
+def share(text: str) -> float:
+    value = number(text)
+    if not 0 < value <= 1:
+        raise ValueError("must be above 0 and at most 1")
     return value
 
 
@@ -159,6 +186,8 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 def rising_numbers(text: str) -> tuple[float, ...]:
     """Numbers above 0 in rising order, separated by '/'."""
+    if "," in text:
+        raise ValueError("numbers are separated by '/', as in 3250/7200")
     values = tuple(positive(part) for part in text.split("/"))
     if any(b <= a for a, b in pairwise(values)):
         raise ValueError("must rise, written as in 3250/7200")

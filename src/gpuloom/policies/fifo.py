@@ -16,8 +16,8 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.placement.pool import Pool, pools_of
 from gpuloom.placement.reservation import Reservation, reserve
-from gpuloom.placement.shapes import shapes_of
-from gpuloom.policies.base import Parameter, Policy, Traits, one_of, positive
+from gpuloom.placement.shapes import shapes_of, speeds_by_pool
+from gpuloom.policies.base import Parameter, Policy, Traits, one_of, whole
 
 
 class SubmitOrder:
@@ -46,24 +46,20 @@ class Fifo(Policy):
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("backfill", "no", one_of("no", "easy", "greedy"), "no, easy or greedy"),
-        Parameter("depth", 100.0, positive, "easy: how many waiting jobs are tried for backfill"),
+        Parameter("depth", 100, whole, "easy: how many waiting jobs are tried for backfill"),
     )
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
-        self._planner: OrderedPlanner | None = None
-        self._easy: _Easy | None = None
+    cache: OrderedPlanner | _Easy | None
 
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
-        if self.values["backfill"] == "easy":
-            if self._easy is None:
-                self._easy = _Easy(snapshot, int(self.values["depth"]))
-            return self._easy.decide(snapshot), memory
-        if self._planner is None:
-            strict = self.values["backfill"] == "no"
-            self._planner = OrderedPlanner(snapshot, SubmitOrder(), preemptive=False, strict=strict)
-        self._planner.observe(snapshot)
-        return self._planner.plan(snapshot), memory
+        backfill = self.values["backfill"]
+        if self.cache is None:
+            if backfill == "easy":
+                self.cache = _Easy(snapshot, self.values["depth"])
+            else:
+                self.cache = OrderedPlanner(snapshot, SubmitOrder(), preemptive=False, strict=backfill == "no")
+        self.cache.observe(snapshot)
+        return self.cache.plan(snapshot), memory
 
 
 class _Easy:
@@ -72,15 +68,19 @@ class _Easy:
     def __init__(self, snapshot: Snapshot, depth: int) -> None:
         self._depth = depth
         self._shapes = shapes_of(snapshot.workload, snapshot.cluster)
+        self._speed = speeds_by_pool(snapshot.workload, snapshot.cluster, self._shapes)
         self._pools = pools_of(snapshot.cluster, snapshot.free_masks())
         self._pool_of_node = {node: index for index, pool in enumerate(self._pools) for node in pool.nodes}
-        new = {*snapshot.arrived, *snapshot.evicted}
-        self._queue: dict[int, None] = {job: None for job in snapshot.waiting() if job not in new}
+        self._queue: dict[int, None] = dict.fromkeys(snapshot.waiting())
         self._where: dict[int, Placement] = dict(snapshot.placements)
         self._reservation: Reservation | None = None
+        self._freed = self._built = True
 
-    def decide(self, snapshot: Snapshot) -> Decision:
-        # 1. What happened.
+    def observe(self, snapshot: Snapshot) -> None:
+        """Take in what happened since the last call (nothing, if this cache was just built from this snapshot)."""
+        if self._built:
+            self._built = False
+            return
         freed = bool(snapshot.nodes_up)
         for job in (*snapshot.finished, *snapshot.evicted):
             placement = self._where.pop(job)
@@ -97,7 +97,10 @@ class _Easy:
             self._reservation = None
             freed = True
         self._queue.update(dict.fromkeys(snapshot.arrived))
-        # 2. Start the head of the queue while it fits.
+        self._freed = freed
+
+    def plan(self, snapshot: Snapshot) -> Decision:
+        """Start the head of the queue while it fits, reserve for it, let others pass."""
         run: dict[int, Placement] = {}
         while self._queue:
             head = next(iter(self._queue))
@@ -105,7 +108,7 @@ class _Easy:
                 break
         if not self._queue:
             return Decision(run) if run else NOTHING
-        # 3. Reserve for the head, and let later jobs pass that don't delay it.
+        freed = self._freed
         if self._reservation is None or self._reservation.job != head or self._reservation.start_s <= snapshot.now_s:
             self._reservation = self._reserve(snapshot, head, run)
             freed = True
@@ -128,35 +131,49 @@ class _Easy:
     def _reserve(self, snapshot: Snapshot, head: int, run: dict[int, Placement]) -> Reservation | None:
         shape = self._shapes.shapes[self._shapes.of_job[head]]
         running = [
-            (self._end_s(snapshot, job) if job in run else snapshot.predicted_end_s(job), placement)
+            (
+                self._end_s(snapshot, job, self._pool_of_node[placement.nodes[0]])
+                if job in run
+                else snapshot.predicted_end_s(job),
+                placement,
+            )
             for job, placement in self._where.items()
         ]
         return reserve(head, shape.gpus, self._pools, shape.pools, running, snapshot.now_s)
 
-    @staticmethod
-    def _end_s(snapshot: Snapshot, job: int) -> float:
-        """When a job that starts now would end."""
-        return snapshot.now_s + snapshot.restart_overhead_s[job] + snapshot.remaining_s(job)
+    def _end_s(self, snapshot: Snapshot, job: int, pool: int) -> float:
+        """When a job that starts now on this GPU model would end."""
+        work_s = snapshot.remaining_s(job) / float(self._speed[job, pool])
+        return snapshot.now_s + snapshot.restart_overhead_s[job] + work_s
 
     def _backfill(self, snapshot: Snapshot, candidates: list[int], run: dict[int, Placement]) -> None:
         reserved = self._reservation
         held = self._hold(reserved)
         tried: set[tuple[int, bool]] = set()
         for job in candidates:
-            shape = int(self._shapes.of_job[job])
-            short = reserved is None or self._end_s(snapshot, job) <= reserved.start_s
-            if (shape, short) in tried:
+            index = int(self._shapes.of_job[job])
+            # Done before the reservation begins, it may use reserved GPUs too.
+            short = (
+                reserved is not None
+                and held is not None
+                and reserved.pool in self._shapes.shapes[index].pools
+                and self._end_s(snapshot, job, reserved.pool) <= reserved.start_s
+            )
+            if (index, short) in tried:
                 continue
             if self._start(job, run):
                 continue
-            if short and held is not None and reserved is not None:
-                self._pools[reserved.pool].release(held)
-                started = self._start(job, run)
+            tried.add((index, False))
+            if short and reserved is not None and held is not None:
+                pool = self._pools[reserved.pool]
+                pool.release(held)
+                placement = pool.take(self._shapes.shapes[index].gpus)
+                if placement is not None:
+                    run[job] = self._where[job] = placement
+                    del self._queue[job]
+                else:
+                    tried.add((index, True))
                 held = self._hold(reserved)
-                if started:
-                    continue
-                tried.add((shape, True))
-            tried.add((shape, False))
         if held is not None and reserved is not None:
             self._pools[reserved.pool].release(held)
 

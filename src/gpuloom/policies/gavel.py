@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.units import next_multiple
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.linear import maximize
 from gpuloom.placement.pool import Pool, pools_of
@@ -33,10 +34,14 @@ from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
 
 @dataclass(slots=True)
 class Memory:
-    """received_s[m, j]: seconds that job m has run on GPU model j; since_s: until when that is true."""
+    """Of job m on GPU model j: received_s[m, j], the seconds run (true until since_s), and share[m, j], the share
+    that the last program gave. stale: jobs have come or gone since; round_at_s: when the next round is due."""
 
     received_s: F8
-    since_s: float
+    share: F8
+    since_s: float = 0.0
+    round_at_s: float = -math.inf
+    stale: bool = True
 
 
 class Gavel(Policy):
@@ -58,20 +63,19 @@ class Gavel(Policy):
             one_of("max_min_fairness", "makespan"),
             "max_min_fairness or makespan",
         ),
-        Parameter("round", 360.0, duration, "length of a round (6m)"),
+        Parameter("round", 360.0, duration, "length of a round", "6m"),
     )
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
-        self._rounds: _Rounds | None = None
+    cache: _Rounds | None
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
-        return Memory(np.zeros((len(workload), len(cluster.models))), 0.0)
+        shape = (len(workload), len(cluster.models))
+        return Memory(np.zeros(shape), np.zeros(shape))
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
-        if self._rounds is None:
-            self._rounds = _Rounds(snapshot, memory, self.values["objective"], self.values["round"])
-        return self._rounds.decide(snapshot), memory
+        if self.cache is None:
+            self.cache = _Rounds(snapshot, memory, self.values["objective"], self.values["round"])
+        return self.cache.decide(snapshot), memory
 
 
 class _Rounds:
@@ -88,13 +92,10 @@ class _Rounds:
         self._gpus_of_pool = np.array([sum(pool.sizes.values()) for pool in self._pools], dtype=np.float64)
         profile = np.column_stack([self._speed, workload.gpus, self._weight])
         _, self._alike = np.unique(profile, axis=0, return_inverse=True)
-        self._share = np.zeros_like(self._speed)
         self._where: dict[int, Placement] = dict(snapshot.placements)
-        new = {*snapshot.arrived, *snapshot.evicted}
-        self._present: dict[int, None] = dict.fromkeys([*self._where, *(j for j in snapshot.waiting() if j not in new)])
-        self._stale = True
-        self._down: set[int] = set()
-        self._round_at_s = snapshot.now_s
+        self._present: dict[int, None] = dict.fromkeys(sorted((*self._where, *snapshot.waiting())))
+        self._down: set[int] = set(snapshot.nodes_out)
+        self._built = True
 
     def decide(self, snapshot: Snapshot) -> Decision:
         now_s = snapshot.now_s
@@ -102,17 +103,18 @@ class _Rounds:
         self._account(now_s)
         freed = self._observe(snapshot)
         waiting = len(self._present) > len(self._where)
-        if not waiting:
+        # On one GPU model nobody gains from a move; on several, turns are taken even if nobody waits.
+        if not self._present or not (waiting or len(self._pools) > 1):
             return NOTHING
         # 2. At a round everyone is ranked; in between, waiting jobs only.
-        if now_s >= self._round_at_s:
-            self._round_at_s = self._round_s * (math.floor(now_s / self._round_s) + 1)
+        if now_s >= self._memory.round_at_s:
+            self._memory.round_at_s = next_multiple(now_s, self._round_s)
             decision = self._rank(snapshot, everyone=True)
-        elif freed or snapshot.arrived:
+        elif waiting and (freed or snapshot.arrived):
             decision = self._rank(snapshot, everyone=False)
         else:
             decision = NOTHING
-        return Decision(decision.run, decision.wait, self._round_at_s)
+        return Decision(decision.run, decision.wait, self._memory.round_at_s)
 
     def _account(self, now_s: float) -> None:
         elapsed = now_s - self._memory.since_s
@@ -122,6 +124,12 @@ class _Rounds:
                 self._memory.received_s[job, self._pool_of_node[placement.nodes[0]]] += elapsed
 
     def _observe(self, snapshot: Snapshot) -> bool:
+        """Take in what happened (nothing, if this cache was just built); whether GPUs may have come free."""
+        if snapshot.finished or snapshot.arrived:
+            self._memory.stale = True
+        if self._built:
+            self._built = False
+            return True
         for job in (*snapshot.finished, *snapshot.evicted):
             self._release(job)
         for job in snapshot.finished:
@@ -133,8 +141,6 @@ class _Rounds:
         for node in snapshot.nodes_up:
             self._pools[self._pool_of_node[node]].node_up(node)
         self._present.update(dict.fromkeys(snapshot.arrived))
-        if snapshot.finished or snapshot.arrived:
-            self._stale = True
         return bool(snapshot.finished or snapshot.evicted or snapshot.nodes_up)
 
     def _release(self, job: int) -> Placement:
@@ -143,14 +149,14 @@ class _Rounds:
         return placement
 
     def _rank(self, snapshot: Snapshot, *, everyone: bool) -> Decision:
-        if self._stale:
+        if self._memory.stale:
             self._solve(snapshot)
         present = list(self._present) if everyone else [job for job in self._present if job not in self._where]
         jobs = np.array(present, dtype=np.intp)
         # Priority of each pair: share over share received; never served before all others.
         age_s = np.maximum(snapshot.now_s - snapshot.workload.submit_s[jobs], self._round_s)
         received = self._memory.received_s[jobs] / age_s[:, None]
-        priority = self._share[jobs] / np.maximum(received, 1e-6)
+        priority = self._memory.share[jobs] / np.maximum(received, 1e-6)
         # Where the program gives no share a job may still use what nobody else wants, at the very end.
         priority = np.where(self._speed[jobs] > 0, priority + 1e-9 * self._speed[jobs], -1.0)
         pairs = np.argsort(-priority, axis=None, kind="stable")
@@ -215,7 +221,7 @@ class _Rounds:
     # -- the linear programs --------------------------------------------------------------------------------
 
     def _solve(self, snapshot: Snapshot) -> None:
-        self._stale = False
+        self._memory.stale = False
         jobs = np.array(list(self._present), dtype=np.intp)
         if self._objective == "max_min_fairness":
             _, first, member = np.unique(self._alike[jobs], return_index=True, return_inverse=True)
@@ -224,12 +230,12 @@ class _Rounds:
             speed, gpus = self._speed[heads], snapshot.workload.gpus[heads].astype(np.float64)
             equal = speed @ (self._gpus_of_pool / self._gpus_of_pool.sum())
             value = speed * (gpus / self._weight[heads] / equal)[:, None]
-            self._share[jobs] = self._max_min(value, gpus, count)[member]
+            self._memory.share[jobs] = self._max_min(value, gpus, count)[member]
             return
         left = np.array([max(snapshot.remaining_s(job), 1e-6) for job in jobs.tolist()])
         value = self._speed[jobs] / left[:, None] * left.mean()
         gpus = snapshot.workload.gpus[jobs].astype(np.float64)
-        self._share[jobs] = self._max_min(value, gpus, np.ones(len(jobs)))
+        self._memory.share[jobs] = self._max_min(value, gpus, np.ones(len(jobs)))
 
     def _max_min(self, value: F8, gpus: F8, count: F8) -> F8:
         """X, shape (rows of value, models), that maximises min_m Σ_j value_mj X_mj; `count` jobs stand behind each."""

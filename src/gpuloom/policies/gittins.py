@@ -1,7 +1,7 @@
 """2D-Gittins: the job most likely to end soon for the service spent on it goes first.
 
 Gu et al., "Tiresias" (NSDI'19), section 3.2. With S the GPU-time of a job, drawn from a known distribution, and a
-its attained service,
+its attained service (work: restart overheads don't count),
 
     G(a) = sup over Δ > 0 of  P(S − a ≤ Δ | S > a) / E[min(S − a, Δ) | S > a]
 
@@ -13,7 +13,7 @@ changes when its service crosses one: between two quantiles the jobs of a level 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.levels import LevelOrder
 from gpuloom.placement.ordered import OrderedPlanner
-from gpuloom.policies.base import Parameter, Policy, Traits, positive
+from gpuloom.policies.base import Parameter, Policy, Traits, whole
 
 
 @dataclass(slots=True)
@@ -74,14 +74,19 @@ class Gittins(Policy):
         paper="Gu et al., NSDI'19 §3.2",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("levels", 32.0, positive, "quantiles of the samples at which the index is evaluated"),
-        Parameter("samples", None, str, "file of GPU-times, one a line (default: the trace's own)", names_file=True),
+        Parameter("levels", 32, whole, "quantiles of the samples at which the index is evaluated"),
+        Parameter(
+            "samples",
+            None,
+            str,
+            "file of GPU-times, one a line (default: the trace's own)",
+            shown="none",
+            names_file=True,
+        ),
     )
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
-        self._planner: OrderedPlanner | None = None
-        self._order: LevelOrder | None = None
+    preempts_at_intervals = True
+    cache: tuple[LevelOrder, OrderedPlanner] | None
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         samples = self.values["samples"]
@@ -91,11 +96,13 @@ class Gittins(Policy):
             raise PolicyError("policy 'gittins': samples must be numbers here (the command line reads the file)")
         samples = np.asarray(samples, dtype=np.float64)
         samples = samples[samples > 0]
-        count = int(self.values["levels"])
+        count = self.values["levels"]
         if len(samples) == 0 or count < 1:
             limits: tuple[float, ...] = ()
         else:
-            quantiles = np.unique(np.quantile(samples, np.arange(1, count + 1) / count))
+            # Beyond the largest sample nothing is known: the last level has no end.
+            at = np.arange(1, count) / count
+            quantiles = np.unique(np.quantile(samples, at, method="inverted_cdf")) if count > 1 else np.zeros(0)
             limits = tuple(float(q) for q in quantiles)
         index = gittins_index(samples, np.array([0.0, *limits]))
         _, ranks = np.unique(-index, return_inverse=True)
@@ -107,9 +114,12 @@ class Gittins(Policy):
         )
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
-        if self._planner is None or self._order is None:
-            self._order = LevelOrder(snapshot, memory.level, memory.since_s, memory.limits_gpu_s, memory.ranks)
-            self._planner = OrderedPlanner(snapshot, self._order, preemptive=True)
-        self._planner.observe(snapshot)
-        self._order.update(snapshot, self._planner)
-        return self._order.plan(snapshot, self._planner), memory
+        if self.cache is None:
+            order = LevelOrder(
+                snapshot, memory.level, memory.since_s, memory.limits_gpu_s, memory.ranks, overheads=False
+            )
+            self.cache = order, OrderedPlanner(snapshot, order, preemptive=True)
+        order, planner = self.cache
+        planner.observe(snapshot)
+        order.update(snapshot, planner)
+        return order.plan(snapshot, planner), memory

@@ -46,7 +46,7 @@ def policy_class(policy_id: str) -> type[Policy]:
     else:
         points = [point for point in entry_points(group=ENTRY_POINTS) if point.name == policy_id]
         if not points:
-            close = difflib.get_close_matches(policy_id, policy_ids(), n=1)
+            close = difflib.get_close_matches(policy_id.lower(), policy_ids(), n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise PolicyError(f"unknown policy {policy_id!r}{hint} (known: {', '.join(policy_ids())})")
         try:

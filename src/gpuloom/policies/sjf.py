@@ -39,12 +39,10 @@ class Sjf(Policy):
         paper="Smith 1956",
     )
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
-        self._planner: OrderedPlanner | None = None
+    cache: OrderedPlanner | None
 
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
-        if self._planner is None:
-            self._planner = OrderedPlanner(snapshot, DurationOrder(), preemptive=False)
-        self._planner.observe(snapshot)
-        return self._planner.plan(snapshot), memory
+        if self.cache is None:
+            self.cache = OrderedPlanner(snapshot, DurationOrder(), preemptive=False)
+        self.cache.observe(snapshot)
+        return self.cache.plan(snapshot), memory

@@ -39,20 +39,19 @@ class Srtf(Policy):
         ),
     )
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
-        self._planner: OrderedPlanner | RepackPlanner | None = None
+    preempts_at_intervals = True
+    cache: OrderedPlanner | RepackPlanner | None
 
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
-        if self._planner is None:
+        if self.cache is None:
             if self.values["placement"] == "repack":
-                self._planner = RepackPlanner(snapshot, BareRemainingOrder(by_gpus=False))
+                self.cache = RepackPlanner(snapshot, BareRemainingOrder(by_gpus=False))
             else:
-                self._planner = OrderedPlanner(
+                self.cache = OrderedPlanner(
                     snapshot,
                     RemainingOrder(snapshot, by_gpus=False),
                     preemptive=True,
                     scatter=self.values["placement"] == "scatter",
                 )
-        self._planner.observe(snapshot)
-        return self._planner.plan(snapshot), memory
+        self.cache.observe(snapshot)
+        return self.cache.plan(snapshot), memory

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.units import next_multiple
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.fair_shares import least_worst_shares
 from gpuloom.placement.ordered import OrderedPlanner
-from gpuloom.placement.repack import repack
+from gpuloom.placement.repack import repack, require_alike
 from gpuloom.placement.shapes import shapes_of
 from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
 
@@ -70,14 +71,11 @@ class Themis(Policy):
         paper="Mahajan et al., NSDI'20",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("lease", 1200.0, duration, "length of a lease (20m)"),
+        Parameter("lease", 1200.0, duration, "length of a lease", "20m"),
         Parameter("mode", "lease", one_of("lease", "muri"), "lease, or muri: the rule of the Muri artifact"),
     )
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
-        self._leases: _Leases | None = None
-        self._down: set[int] = set()
+    cache: _Leases | set[int] | None
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         n = len(workload)
@@ -85,12 +83,15 @@ class Themis(Policy):
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         if self.values["mode"] == "muri":
-            self._down.update(snapshot.nodes_down)
-            self._down.difference_update(snapshot.nodes_up)
-            return _muri(snapshot, memory, self._down), memory
-        if self._leases is None:
-            self._leases = _Leases(snapshot, memory, self.values["lease"])
-        return self._leases.decide(snapshot, memory), memory
+            if not isinstance(self.cache, set):
+                require_alike(snapshot.cluster)
+                self.cache = set(snapshot.nodes_out)
+            self.cache.update(snapshot.nodes_down)
+            self.cache.difference_update(snapshot.nodes_up)
+            return _muri(snapshot, memory, self.cache), memory
+        if not isinstance(self.cache, _Leases):
+            self.cache = _Leases(snapshot, memory, self.values["lease"])
+        return self.cache.decide(snapshot, memory), memory
 
 
 class _Leases:
@@ -106,16 +107,10 @@ class _Leases:
         self._waiting: list[set[int]] = [set() for _ in range(int(self._of_job.max(initial=-1)) + 1)]
         self._count = len(snapshot.placements)
         self._share = workload.gpus / snapshot.cluster.gpus
-        self._auction_at_s = self._next_auction(snapshot.now_s)
+        self._auction_at_s = next_multiple(snapshot.now_s, lease_s)
         self._planner = OrderedPlanner(snapshot, self, preemptive=True)
-        new = {*snapshot.arrived, *snapshot.evicted}
-        for job in snapshot.waiting():
-            if job not in new:
-                self._waiting[self._of_job[job]].add(job)
-                self._count += 1
-
-    def _next_auction(self, now_s: float) -> float:
-        return self._lease_s * (math.floor(now_s / self._lease_s) + 1)
+        # As it was before the events of this snapshot, which `decide` takes in.
+        self._count += len(snapshot.waiting()) - len(snapshot.arrived) + len(snapshot.finished)
 
     # -- Order: keys are −ρ ---------------------------------------------------------------------------------
 
@@ -153,13 +148,13 @@ class _Leases:
         self._planner.observe(snapshot)
         # 2. Where leases end, everyone's GPUs are on offer.
         if now_s >= self._auction_at_s:
-            self._auction_at_s = self._next_auction(now_s)
+            self._auction_at_s = next_multiple(now_s, self._lease_s)
             if any(self._waiting):
                 self._offer(snapshot)
         elif snapshot.finished or snapshot.evicted or snapshot.nodes_up:
             self._refill(snapshot)
         # 3. The largest ρ first; those that got GPUs hold a lease.
-        decision = self._planner.plan(snapshot)
+        decision = self._planner.plan(snapshot, may_preempt=True)
         for job in self._planner.entered:
             self._waiting[self._of_job[job]].discard(job)
         self._planner.expose({})

@@ -10,7 +10,7 @@ Limits by default: 3,250 and 7,200 GPU-seconds (the released simulators of Tires
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,24 +45,22 @@ class Tiresias(Policy):
         paper="Gu et al., NSDI'19",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("thresholds", (3250.0, 7200.0), rising_numbers, "limits of the queues in GPU-seconds, 3250/7200"),
-        Parameter("promote", 0.0, not_negative, "waiting time over run time after which a job rises; 0: never"),
-        Parameter("scatter", False, yes_or_no, "only count GPUs: a job may spread over any nodes"),
-        Parameter("whole_seconds", False, yes_or_no, "queues change at whole seconds of run time (Muri's artifact)"),
+        Parameter("thresholds", (3250.0, 7200.0), rising_numbers, "limits of the queues in GPU-seconds", "3250/7200"),
+        Parameter("promote", 0.0, not_negative, "waiting time over run time after which a job rises; 0: never", "0"),
+        Parameter("scatter", False, yes_or_no, "only count GPUs: a job may spread over any nodes", "no"),
+        Parameter("whole_seconds", False, yes_or_no, "queues change at whole seconds (Muri's artifact)", "no"),
     )
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
-        self._planner: OrderedPlanner | None = None
-        self._order: LevelOrder | None = None
+    preempts_at_intervals = True
+    cache: tuple[LevelOrder, OrderedPlanner] | None
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         return Memory(np.zeros(len(workload), dtype=np.int16), np.zeros(len(workload)))
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
-        if self._planner is None or self._order is None:
+        if self.cache is None:
             limits = self.values["thresholds"]
-            self._order = LevelOrder(
+            order = LevelOrder(
                 snapshot,
                 memory.level,
                 memory.since_s,
@@ -71,8 +69,9 @@ class Tiresias(Policy):
                 whole_seconds=self.values["whole_seconds"],
                 promote=self.values["promote"],
             )
-            self._planner = OrderedPlanner(snapshot, self._order, preemptive=True, scatter=self.values["scatter"])
+            self.cache = order, OrderedPlanner(snapshot, order, preemptive=True, scatter=self.values["scatter"])
+        order, planner = self.cache
         # 1. Who came, ended, lost its node. 2. Who sinks. 3. Who runs.
-        self._planner.observe(snapshot)
-        self._order.update(snapshot, self._planner)
-        return self._order.plan(snapshot, self._planner), memory
+        planner.observe(snapshot)
+        order.update(snapshot, planner)
+        return order.plan(snapshot, planner), memory

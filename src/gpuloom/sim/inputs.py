@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,13 @@ def load_cluster(text: str) -> Cluster:
         ClusterError: neither, or the file is wrong (names the entry and key).
     """
     path = Path(text)
-    is_yaml = path.suffix.lower() in {".yaml", ".yml"}
-    if not is_yaml and not path.is_file():
-        return parse_cluster(text)
+    if path.suffix.lower() not in {".yaml", ".yml"}:
+        try:
+            is_file = path.is_file()
+        except OSError:  # longer than a file's name may be: a long short form
+            is_file = False
+        if not is_file:
+            return parse_cluster(text)
     import yaml
 
     try:
@@ -56,7 +61,7 @@ def _numbers(policy_id: str, name: str, path: Path) -> np.ndarray[Any, np.dtype[
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
-    except (OSError, UnicodeDecodeError, EOFError) as error:
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise PolicyError(f"{where}: {error}") from error
     numbers = []
     for line, entry in enumerate(text.splitlines(), start=1):

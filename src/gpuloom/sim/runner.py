@@ -91,8 +91,16 @@ def _run_here(tasks: Sequence[Task], settings: dict[str, Any], outcome: Outcome,
             return
 
 
-def _work(task: Task, settings: dict[str, Any], pipe: Connection) -> None:
-    """In a worker: simulate, report progress a few times a second, hand in the result."""
+def _work(task: Task, settings: dict[str, Any], pipe: Connection, others: Sequence[Connection]) -> None:
+    """In a worker: simulate, report progress a few times a second, hand in the result.
+
+    Args:
+        others: our parent's ends of the pipes, which a fork inherits. Were they left open here, a worker whose
+            parent is gone could go on writing to a sibling's pipe for ever.
+    """
+    for end in others:
+        end.close()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     last = 0.0
 
     def on_progress(done: int, jobs: int) -> None:
@@ -109,9 +117,12 @@ def _work(task: Task, settings: dict[str, Any], pipe: Connection) -> None:
         message = ("error", error)
     except KeyboardInterrupt:
         message = ("nothing", None)
+    except BrokenPipeError:
+        return  # nobody is left to report to
     # The result is complete: a further Ctrl-C must not tear it on its way.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe.send(message)
+    with contextlib.suppress(BrokenPipeError):
+        pipe.send(message)
     pipe.close()
 
 
@@ -129,7 +140,9 @@ def _run_in_processes(
                 while todo and len(running) < processes and not outcome.interrupted:
                     index = todo.pop()
                     ours, theirs = context.Pipe(duplex=False)
-                    worker = context.Process(target=_work, args=(tasks[index], settings, theirs), daemon=True)
+                    worker = context.Process(
+                        target=_work, args=(tasks[index], settings, theirs, [ours, *running]), daemon=True
+                    )
                     worker.start()
                     theirs.close()
                     running[ours] = (index, worker)

@@ -1,10 +1,10 @@
 """The simulator: the engine under a virtual clock.
 
-Events at equal times are taken in together, in this order: ends, nodes lost, nodes back, arrivals; then the policy
+Events at equal times are taken in together, in this order: ends, nodes back, nodes lost, arrivals; then the policy
 is asked once. Two ways to schedule (`schedule`):
-    events: at every arrival, end and failure, when the policy asked to be woken, and, for policies whose
-        priorities change with time, at every multiple of `interval_s`.
-    rounds: at multiples of `interval_s` only, as on Muri's testbed.
+    events: at every arrival, end and failure, and when the policy asked to be woken, GPUs that are free are given
+        away; running jobs are stopped for others at multiples of `interval_s` only (at every event if it is 0).
+    rounds: everything at multiples of `interval_s` only, as on Muri's testbed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.errors import ImpossibleJobError, InputError, PlanError
 from gpuloom.core.state import JobState, State
+from gpuloom.core.units import is_multiple, next_multiple
 from gpuloom.core.workload import Workload
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
@@ -29,19 +31,20 @@ from gpuloom.policies.base import Policy
 from gpuloom.sim.bound import lower_bound_avg_jct_s
 from gpuloom.sim.compat import Compat, compat_mode
 from gpuloom.sim.executor import EveryStepExecutor, SegmentLog, SimExecutor
-from gpuloom.sim.failures import Failure, failure_events, random_failures
+from gpuloom.sim.failures import Failure, Outages, RandomOutages
 from gpuloom.sim.inputs import load_cluster, load_policy
 from gpuloom.sim.overheads import restart_overheads_s
 from gpuloom.sim.result import SimResult, Timeline
 
 DEFAULT_INTERVAL_S = 360.0
+_MOST_AT_A_MOMENT = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How to simulate. Times in seconds.
 
-    interval_s: scheduling interval; 0: none (events only).
+    interval_s: scheduling interval; 0: none, jobs are stopped for others at every event.
     schedule: 'events' or 'rounds'.
     restart_overhead_s: what every start costs; None: by the trace or the job's model (see `overheads`).
     seed: of everything random (failures, AntMan's job classes).
@@ -74,6 +77,11 @@ class Settings:
         overhead = self.restart_overhead_s
         if overhead is not None and not (math.isfinite(overhead) and overhead >= 0):
             raise InputError(f"the restart overhead is {overhead}, must be 0 or more seconds")
+        for name, value in (("mean time between failures", self.mtbf_s), ("mean repair time", self.repair_s)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(f"the {name} is {value}, must be above 0 seconds")
+        if self.mtbf_s is not None and self.failures:
+            raise InputError("give either failures or mtbf_s, not both")
         if not (math.isfinite(self.checkpoint_s) and self.checkpoint_s >= 0):
             raise InputError(f"the checkpoint interval is {self.checkpoint_s}, must be 0 or more seconds")
         if self.compat is not None:
@@ -87,7 +95,7 @@ OnProgress = Callable[[int, int], None]
 
 
 def simulate(
-    workload: Workload | str,
+    workload: Workload | str | Path,
     cluster: Cluster | str,
     policy: Policy | str = "srtf",
     *,
@@ -109,12 +117,16 @@ def simulate(
         InputError: what was given is wrong. ImpossibleJobError: a job never fits the cluster.
         PlanError: the policy broke a rule (a bug in the policy).
     """
-    if isinstance(workload, str):
+    if isinstance(workload, str | Path):
         from gpuloom.sim.traces import read_trace
 
         workload = read_trace(workload).workload
     if isinstance(cluster, str):
         cluster = load_cluster(cluster)
+    known = [field.name for field in fields(Settings)]
+    for name in settings:
+        if name not in known:
+            raise InputError(f"simulate has no setting {name!r}; it has: {', '.join(known)}")
     chosen = Settings(**settings)
     mode = compat_mode(chosen.compat)
     name = policy if isinstance(policy, str) else policy.id
@@ -178,6 +190,7 @@ class _Run:
         self.times, self.queue, self.busy = array("d"), array("i"), array("i")
         self.now_s = float(workload.submit_s[0]) if len(workload) else 0.0
         self.events = 0
+        self.moment_s, self.at_moment = -math.inf, 0
 
     def run(self) -> SimResult:
         begun = time.perf_counter()
@@ -193,59 +206,58 @@ class _Run:
         n = len(self.workload)
         submits = self.workload.submit_s.tolist()
         submits.append(math.inf)
-        failures = failure_events(self._failures(), self.cluster)
-        failures.append((math.inf, 0, -1))
+        outages = self._outages()
         rounds = self.settings.schedule == "rounds"
         interval = self.settings.interval_s
-        ticking = interval > 0 and (rounds or self.policy.periodic)
+        # With the artifact's rules every event reschedules everyone.
+        gated = interval > 0 and not rounds and self.policy.preempts_at_intervals and not self.mode.charge_every_step
+        restless = self.policy.periodic and interval > 0
         wake = math.inf
-        arriving = failing = 0
-        pending = False
+        arriving = 0
+        pending = False  # something has happened that the next interval has to look at
         age, record = executor.age, self._record
         report_at = 0
         while state.unfinished:
-            now = min(submits[arriving], executor.next_end_s(), failures[failing][0])
-            if rounds:
-                # Rounds in which nothing could have changed are passed over.
-                if pending or (self.policy.periodic and state.waiting) or wake < math.inf:
-                    tick = interval * math.floor(self.now_s / interval + 1.0)
-                    if wake < math.inf and not pending and not (self.policy.periodic and state.waiting):
-                        tick = max(tick, interval * math.ceil(wake / interval))
-                else:
-                    tick = math.inf
-            else:
-                tick = wake
-                if ticking and state.waiting and state.placements:
-                    tick = min(tick, interval * math.floor(self.now_s / interval + 1.0))
-            due = tick <= now
-            if due:
-                now = tick
+            now = min(submits[arriving], executor.next_end_s())
+            if outages.endless and now == wake == math.inf and not state.placements and not state.down:
+                self._stuck()
+            now = min(now, outages.next_s())
+            alarm = wake
+            if rounds and wake < math.inf:
+                alarm = wake if is_multiple(wake, interval) else next_multiple(wake, interval)
+                alarm = max(alarm, next_multiple(self.now_s, interval))
+            if pending or (restless and state.waiting and state.placements):
+                alarm = min(alarm, next_multiple(self.now_s, interval))
+            if alarm < now:
+                now = alarm
             if now == math.inf:
                 self._stuck()
             self.now_s = now
             self.events += 1
+            if now == alarm:
+                self._check_pace(now)
             age.advance(now)
             finished = executor.pop_ended(now)
             first = arriving
             while submits[arriving] <= now:
                 arriving += 1
-            down: list[int] = []
-            up: list[int] = []
-            while failures[failing][0] <= now:
-                (down if failures[failing][1] == 0 else up).append(failures[failing][2])
-                failing += 1
+            down, up = outages.pop(now)
             arrived = range(first, arriving)
             engine.take_in(now, finished=finished, down=down, up=up, arrived=arrived)
             for job in arrived:
                 age.enter(job)
-            if rounds:
-                pending = pending or bool(finished or arrived or down or up)
-                # A round at this very moment is due as well when only events led here.
-                if due or now % interval == 0:
-                    wake = engine.decide(now)
-                    pending = False
-            else:
+            if not gated and not rounds:
                 wake = engine.decide(now)
+            else:
+                at_interval = is_multiple(now, interval)
+                if at_interval or not rounds:
+                    wake = engine.decide(now, may_preempt=at_interval)
+                if at_interval:
+                    pending = False
+                elif rounds:
+                    pending = pending or bool(finished or arrived or down or up)
+                else:
+                    pending = state.waiting > 0 and bool(state.placements)
             record(now)
             if self.on_progress is not None and self.events >= report_at:
                 report_at = self.events + 512
@@ -253,19 +265,16 @@ class _Run:
         if self.on_progress is not None:
             self.on_progress(n, n)
 
-    def _failures(self) -> Sequence[Failure]:
-        if self.settings.mtbf_s is None:
-            return self.settings.failures
-        span = float(self.workload.submit_s[-1] - self.now_s) if len(self.workload) else 0.0
-        total = float((self.workload.duration_s * self.workload.gpus).sum()) / self.cluster.gpus
-        longest = float(self.workload.duration_s.max(initial=0.0))
-        return random_failures(
+    def _outages(self) -> Outages:
+        settings = self.settings
+        if settings.mtbf_s is None:
+            return Outages(settings.failures, self.cluster)
+        return RandomOutages(
             self.cluster,
-            mtbf_s=self.settings.mtbf_s,
-            repair_s=self.settings.repair_s,
+            mtbf_s=settings.mtbf_s,
+            repair_s=settings.repair_s,
             start_s=self.now_s,
-            until_s=self.now_s + 2 * (span + total + longest),
-            seed=self.settings.seed,
+            seed=settings.seed,
         )
 
     def _record(self, now: float) -> None:
@@ -281,12 +290,27 @@ class _Run:
         self.busy.append(busy)
 
     def _stuck(self) -> None:
+        """Nothing will happen any more, and not every job has ended."""
         waiting = [job for job in range(len(self.workload)) if self.state.status[job] == JobState.WAITING]
-        job = waiting[0]
-        raise PlanError(
-            f"policy {self.name!r} leaves {len(waiting)} jobs waiting for ever, though nothing runs and nothing more "
-            f"will happen; the first is job {self.workload.job_id(job)}. {self.state.story(job)}"
+        stalled = sorted(self.state.placements)
+        job = (waiting or stalled)[0]
+        what = (
+            f"{len(waiting)} jobs waiting for ever" if waiting else f"{len(stalled)} jobs running at speed 0 for ever"
         )
+        raise PlanError(
+            f"policy {self.name!r} leaves {what}, though nothing more will happen; the first is job "
+            f"{self.workload.job_id(job)}. {self.state.story(job)}"
+        )
+
+    def _check_pace(self, now: float) -> None:
+        """A policy that asks to be woken at the same moment again and again would never let time pass."""
+        if now > self.moment_s:
+            self.moment_s, self.at_moment = now, 0
+        self.at_moment += 1
+        if self.at_moment > _MOST_AT_A_MOMENT + 4 * len(self.workload):
+            raise PlanError(
+                f"policy {self.name!r} asked {self.at_moment:,} times to be woken at {now} s and time does not pass"
+            )
 
     def _result(self, wall_s: float, interrupted: bool) -> SimResult:
         state, workload = self.state, self.workload

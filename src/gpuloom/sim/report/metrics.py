@@ -181,7 +181,11 @@ def facts(results: Sequence[SimResult]) -> list[str]:
         f"{shared([f'{result.jobs:,}' for result in results])} jobs",
         f"{shared([f'{result.gpus:,}' for result in results])} GPUs",
     ]
-    bounds = [format_duration(result.lower_bound_avg_jct_s) for result in results]
-    if set(bounds) != {"-"}:
-        found.append(f"lower bound of the average JCT {shared(bounds)}")
+    bounds = {result.policy: format_duration(result.lower_bound_avg_jct_s) for result in results}
+    known = list(dict.fromkeys(bound for bound in bounds.values() if bound != "-"))
+    if len({result.trace for result in results}) > 1 or len({result.cluster for result in results}) > 1 or not known:
+        return found  # one for each: the column × lower bound says it
+    usual = max(known, key=list(bounds.values()).count)
+    others = [f"{bound} for {policy}" for policy, bound in bounds.items() if bound not in {usual, "-"}]
+    found.append(f"lower bound of the average JCT {usual}" + (f" ({', '.join(others)})" if others else ""))
     return found
