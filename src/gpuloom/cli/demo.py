@@ -26,7 +26,7 @@ def data_folder() -> Path | None:
 @click.option(
     "--load",
     type=click.FloatRange(0, min_open=True),
-    default=0.9,
+    default=1.1,
     show_default=True,
     help="Offered load of the generated trace.",
 )
@@ -54,6 +54,7 @@ def demo(jobs: int, load: float, seed: int, output: Path) -> None:
                 gpus=cluster.gpus,
                 load=load,
                 duration="philly",
+                duration_max_s=86_400.0,
                 gpu_mix="philly",
                 arrival="diurnal",
                 opportunistic=0.5,
