@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,22 +74,18 @@ class UserFair(Policy):
         Parameter("charge", "gpu_time", one_of("gpu_time", "job"), "what a job costs its user: gpu_time or job (1)"),
     )
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
-        self._planner: OrderedPlanner | None = None
-
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         users = len(workload.user.names) if workload.user is not None else 1
         return Memory(0.0, np.zeros(users), np.full(len(workload), math.nan))
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         # 1. Caches, from any snapshot.
-        if self._planner is None:
-            self._planner = OrderedPlanner(snapshot, StartTags(memory, self.values["charge"]), preemptive=False)
+        if self.cache is None:
+            self.cache = OrderedPlanner(snapshot, StartTags(memory, self.values["charge"]), preemptive=False)
         # 2. Who came and who ended: newcomers get their tags.
-        self._planner.observe(snapshot)
+        self.cache.observe(snapshot)
         # 3. Small tags first; virtual time follows those that start.
-        decision = self._planner.plan(snapshot)
+        decision = self.cache.plan(snapshot)
         for job in decision.run:
             memory.virtual = max(memory.virtual, float(memory.start[job]))
         return decision, memory

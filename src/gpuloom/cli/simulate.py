@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -235,7 +236,7 @@ def _run(
 
 def check_outputs(targets: list[str | None], plot_target: str | None) -> None:
     """Refuse at once what would fail at the end."""
-    files = [target for target in (*targets, plot_target) if target is not None and target != "-"]
+    files = [str(Path(target).absolute()) for target in (*targets, plot_target) if target not in {None, "-"} and target]
     for file in files:
         if files.count(file) > 1:
             raise InputError(f"two outputs go to the same file {file}")
@@ -246,6 +247,8 @@ def check_outputs(targets: list[str | None], plot_target: str | None) -> None:
             raise InputError(f"{target}: the folder {Path(target).parent} does not exist")
         if Path(target).is_dir():
             raise InputError(f"{target} is a folder, must be a file to write")
+        if not os.access(target if Path(target).exists() else Path(target).absolute().parent, os.W_OK):
+            raise InputError(f"{target}: no permission to write there")
     if plot_target is not None:
         from gpuloom.sim.report.plot import SUFFIXES
 

@@ -126,23 +126,29 @@ class LevelOrder:
             for job in crossed:
                 if snapshot.is_running(job):
                     planner.rekey(snapshot, job)
-        due = []
-        while self._crossings and self._crossings[0][0] <= now_s + _TOLERANCE_S:
-            _, _, job, epoch = heappop(self._crossings)
-            if self._epoch.get(job) == epoch and snapshot.is_running(job):
-                due.append(job)
-        for job in sorted(due):
-            self._level[job] += 1
-            self._back += 1.0
-            self._crossed[job] = self._back
-            planner.rekey(snapshot, job)
-            self._watch(snapshot, job)
+        # A job may be several levels behind, if nobody looked for a while.
+        while due := self._due(snapshot):
+            for job in sorted(due):
+                self._level[job] += 1
+                self._back += 1.0
+                self._crossed[job] = self._back
+                planner.rekey(snapshot, job)
+                self._watch(snapshot, job)
         while self._promotions and self._promotions[0][0] <= now_s + _TOLERANCE_S:
             _, job, epoch = heappop(self._promotions)
             if self._epoch.get(job) == epoch and snapshot.is_waiting(job):
                 self._level[job] = 0
                 self._since_s[job] = snapshot.held_s(job)
                 planner.rekey(snapshot, job)
+
+    def _due(self, snapshot: Snapshot) -> list[int]:
+        """Running jobs whose service has reached their level's limit."""
+        due = []
+        while self._crossings and self._crossings[0][0] <= snapshot.now_s + _TOLERANCE_S:
+            _, _, job, epoch = heappop(self._crossings)
+            if self._epoch.get(job) == epoch and snapshot.is_running(job):
+                due.append(job)
+        return due
 
     def plan(self, snapshot: Snapshot, planner: OrderedPlanner) -> Decision:
         """The planner's decision, with the time at which the next crossing is due."""

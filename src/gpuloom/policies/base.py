@@ -112,17 +112,24 @@ class Policy(ABC):
 
 
 def whole(text: str) -> int:
-    value = int(text)
+    value = _integer(text)
     if value < 1:
         raise ValueError("must be a whole number of at least 1")
     return value
 
 
 def seed(text: str) -> int:
-    value = int(text)
+    value = _integer(text)
     if value < 0:
         raise ValueError("must be a whole number of at least 0")
     return value
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("must be a whole number") from None
 
 
 def number(text: str) -> float:

@@ -74,7 +74,7 @@ class Gittins(Policy):
         paper="Gu et al., NSDI'19 §3.2",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("levels", 32, whole, "quantiles of the samples at which the index is evaluated"),
+        Parameter("levels", 32, whole, "levels of service, bounded by quantiles of the samples"),
         Parameter(
             "samples",
             None,

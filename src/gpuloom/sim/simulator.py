@@ -223,7 +223,8 @@ class _Run:
                 self._stuck()
             now = min(now, outages.next_s())
             alarm = wake
-            if rounds and wake < math.inf:
+            if (rounds or gated) and wake < math.inf:
+                # What the policy wants to look at is decided at an interval.
                 alarm = wake if is_multiple(wake, interval) else next_multiple(wake, interval)
                 alarm = max(alarm, next_multiple(self.now_s, interval))
             if pending or (restless and state.waiting and state.placements):
