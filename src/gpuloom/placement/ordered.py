@@ -167,6 +167,10 @@ class OrderedPlanner:
             clearing.touch_all()
         self._freed = True
 
+    def has_waiting(self, shape: int) -> bool:
+        """Whether any waiting job of the shape is being considered."""
+        return bool(self._waiting[shape])
+
     def refill(self, shape: int, entries: list[Entry]) -> None:
         """The waiting jobs of a shape that are to be considered, with their keys."""
         heapify(entries)

@@ -6,6 +6,8 @@ import numpy as np
 
 from gpuloom.core.columns import floats
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.placement.ordered import OrderedPlanner
+from gpuloom.placement.repack import RepackPlanner
 from gpuloom.placement.shapes import best_speeds
 
 
@@ -52,3 +54,11 @@ class BareRemainingOrder:
         left = snapshot.remaining_of(index)
         keys: list[float] = (left * snapshot.workload.gpus[index] if self.by_gpus else left).tolist()
         return keys
+
+
+def planner_by_remaining(snapshot: Snapshot, placement: str, *, by_gpus: bool) -> OrderedPlanner | RepackPlanner:
+    """The planner of SRTF (or, `by_gpus`, of SRSF) with `placement` sticky, scatter or repack."""
+    if placement == "repack":
+        return RepackPlanner(snapshot, BareRemainingOrder(by_gpus=by_gpus))
+    order = RemainingOrder(snapshot, by_gpus=by_gpus)
+    return OrderedPlanner(snapshot, order, preemptive=True, scatter=placement == "scatter")

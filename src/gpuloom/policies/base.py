@@ -199,3 +199,14 @@ def rising_numbers(text: str) -> tuple[float, ...]:
     if any(b <= a for a, b in pairwise(values)):
         raise ValueError("must rise, written as in 3250/7200")
     return values
+
+
+# -- parameters that several policies have ------------------------------------------------------------------
+
+PLACEMENT = Parameter(
+    "placement",
+    "sticky",
+    one_of("sticky", "scatter", "repack"),
+    "sticky: on as few nodes as possible, running jobs stay; scatter: any free GPUs, running jobs stay; "
+    "repack: all are placed anew at every event (Muri's artifact)",
+)

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from gpuloom.core.decision import Decision
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.placement.ordered import OrderedPlanner
-from gpuloom.placement.remaining import BareRemainingOrder, RemainingOrder
+from gpuloom.placement.remaining import planner_by_remaining
 from gpuloom.placement.repack import RepackPlanner
-from gpuloom.policies.base import Parameter, Policy, Traits, one_of
+from gpuloom.policies.base import PLACEMENT, Parameter, Policy, Traits
 
 
 class Srtf(Policy):
@@ -29,29 +29,12 @@ class Srtf(Policy):
         sharing=False,
         paper="Schrage 1968",
     )
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter(
-            "placement",
-            "sticky",
-            one_of("sticky", "scatter", "repack"),
-            "sticky: on as few nodes as possible, running jobs stay; scatter: any free GPUs, running jobs stay; "
-            "repack: all are placed anew at every event (Muri's artifact)",
-        ),
-    )
-
+    parameters: ClassVar[tuple[Parameter, ...]] = (PLACEMENT,)
     preempts_at_intervals = True
     cache: OrderedPlanner | RepackPlanner | None
 
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
         if self.cache is None:
-            if self.values["placement"] == "repack":
-                self.cache = RepackPlanner(snapshot, BareRemainingOrder(by_gpus=False))
-            else:
-                self.cache = OrderedPlanner(
-                    snapshot,
-                    RemainingOrder(snapshot, by_gpus=False),
-                    preemptive=True,
-                    scatter=self.values["placement"] == "scatter",
-                )
+            self.cache = planner_by_remaining(snapshot, self.values["placement"], by_gpus=False)
         self.cache.observe(snapshot)
         return self.cache.plan(snapshot), memory

@@ -8,8 +8,8 @@ Mahajan et al., "Themis: Fair and Efficient GPU Cluster Scheduling" (NSDI'20), s
 is how much later it ends than with a share 1/N of the cluster of its own, N being the mean number of jobs present
 since its submission, G the cluster's GPUs, g the job's. GPUs are leased: at every multiple of `lease` all leases end
 and GPUs go to the jobs with the largest ρ; whoever had its GPUs and is chosen again keeps them. GPUs that fall free
-in between go to the largest ρ that fits. (The paper auctions among the worst-off fraction of multi-job apps; with
-one gang per app the auction's outcome is this order.)
+in between go to the largest ρ that fits, as of the last lease end. (The paper auctions among the worst-off fraction of
+multi-job apps; with one gang per app the auction's outcome is this order.)
 
 `mode=muri` is what the released Muri simulator runs under this name: at every event the shares x that minimise the
 largest (now − submitted + left / x) / (isolated time so far + iterations left / isolated share) with Σ g·x ≤ G,
@@ -19,6 +19,7 @@ largest (now − submitted + left / x) / (isolated time so far + iterations left
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -151,8 +152,10 @@ class _Leases:
             self._auction_at_s = next_multiple(now_s, self._lease_s)
             if any(self._waiting):
                 self._offer(snapshot)
-        elif snapshot.finished or snapshot.evicted or snapshot.nodes_up:
-            self._refill(snapshot)
+        else:
+            self._refill(
+                snapshot, [s for s, jobs in enumerate(self._waiting) if jobs and not self._planner.has_waiting(s)]
+            )
         # 3. The largest ρ first; those that got GPUs hold a lease.
         decision = self._planner.plan(snapshot, may_preempt=True)
         for job in self._planner.entered:
@@ -163,16 +166,17 @@ class _Leases:
         return decision
 
     def _offer(self, snapshot: Snapshot) -> None:
-        self._refill(snapshot)
+        self._refill(snapshot, range(len(self._waiting)))
         running = list(snapshot.placements)
         left_s = np.array([snapshot.remaining_s(job) for job in running])
         unfair = self.unfairness(snapshot, np.array(running, dtype=np.intp), left_s)
         self._planner.expose(dict(zip(running, (-unfair).tolist(), strict=True)))
 
-    def _refill(self, snapshot: Snapshot) -> None:
+    def _refill(self, snapshot: Snapshot, shapes: Iterable[int]) -> None:
         """Bring the planner's heaps up to date: ρ of waiting jobs grows, each at its own pace."""
         left = snapshot.remaining_column()
-        for shape, waiting in enumerate(self._waiting):
+        for shape in shapes:
+            waiting = self._waiting[shape]
             jobs = np.fromiter(waiting, dtype=np.intp, count=len(waiting))
             keys = -self.unfairness(snapshot, jobs, left[jobs])
             if len(jobs) > _CONSIDERED:
