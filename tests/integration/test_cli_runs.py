@@ -452,3 +452,11 @@ def test_a_reader_that_is_gone_before_the_first_word_is_met_with_silence(trace: 
     os.close(write_end)
     assert done.stderr == b""
     assert done.returncode in {1, 141}
+
+
+def test_parts_of_gpus_are_said_to_be_given_whole(tmp_path: Path) -> None:
+    trace = tmp_path / "parts.csv"
+    trace.write_text("submit_s,duration_s,gpus,gpu_milli\n0,10,1,500\n0,10,1,1000\n0,10,1,250\n")
+    done = gpuloom("simulate", trace, "--cluster", "1x4")
+    assert done.returncode == 0
+    assert "2 jobs ask for a part of a GPU; each is given a whole one" in done.stderr

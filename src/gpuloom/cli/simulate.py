@@ -215,6 +215,8 @@ def _run(
     check_outputs([json_target, csv_target, jobs_target, html_target], plot_target)
     workload = read_for_use(quiet=quiet, **reading)
     workload = _fitting(workload, chosen, without_impossible, skip_impossible, quiet)
+    if workload.gpu_milli is not None and not quiet and (parts := int((workload.gpu_milli < 1000).sum())):
+        click.echo(f"note: {parts:,} jobs ask for a part of a GPU; each is given a whole one", err=True)
     tasks = [Task(workload, chosen, policy) for policy in policies]
     with task_progress([(policy, len(workload)) for policy in policies], quiet=quiet) as report:
         outcome = run_all(tasks, settings, processes=processes, on_progress=report)
