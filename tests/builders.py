@@ -59,3 +59,25 @@ def workloads(draw: st.DrawFn, *, most: int = 14, largest: int = 8, hetero: bool
         kinds = st.sampled_from(["", "V100", "K80", "V100|K80"])
         columns["gpu_type"] = Labels.of(draw(st.lists(kinds, min_size=n, max_size=n)))
     return jobs(rows, **columns)
+
+
+REQUIRED = {
+    "policy",
+    "trace",
+    "cluster",
+    "jobs",
+    "gpus",
+    "avg_jct_s",
+    "median_jct_s",
+    "p99_jct_s",
+    "makespan_s",
+    "avg_queue_length",
+    "blocking_index",
+    "utilization",
+    "lower_bound_avg_jct_s",
+    "wall_s",
+    "restarts",
+    "events",
+    "settings",
+}
+"""What every result's JSON object holds."""

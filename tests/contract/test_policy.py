@@ -129,7 +129,7 @@ class TestPolicy:
         with pytest.raises(ValueError, match="read-only"):
             snapshot.remaining_column()[0] = 0.0
         with pytest.raises(ValueError, match="read-only"):
-            snapshot.held_column()[0] = 1.0
+            snapshot.remaining_column()[0] = 1.0
         with pytest.raises(TypeError):
             snapshot.restart_overhead_s[0] = 1.0
         with pytest.raises(TypeError):

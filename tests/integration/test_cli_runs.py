@@ -17,27 +17,10 @@ from typing import Any
 
 import pytest
 
+from builders import REQUIRED
+
 RUN = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
 ROWS = [(0, 3600, 2, "a"), (60, 600, 1, "b"), (120, 1200, 8, "c"), (130, 60, 1, "d"), (4000, 900, 4, "e")]
-REQUIRED = {
-    "policy",
-    "trace",
-    "cluster",
-    "jobs",
-    "gpus",
-    "avg_jct_s",
-    "median_jct_s",
-    "p99_jct_s",
-    "makespan_s",
-    "avg_queue_length",
-    "blocking_index",
-    "utilization",
-    "lower_bound_avg_jct_s",
-    "wall_s",
-    "restarts",
-    "events",
-    "settings",
-}
 
 
 def gpuloom(

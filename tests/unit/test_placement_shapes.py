@@ -9,7 +9,7 @@ import pytest
 
 from builders import jobs
 from gpuloom.core.cluster import parse_cluster
-from gpuloom.core.errors import ImpossibleJobError
+from gpuloom.core.errors import ClusterError
 from gpuloom.core.workload import Labels, Speeds
 from gpuloom.placement.shapes import (
     best_speeds,
@@ -128,5 +128,5 @@ def test_the_sentence_says_that_the_job_runs_on_no_model_of_the_cluster() -> Non
 
 
 def test_more_models_than_supported_are_refused() -> None:
-    with pytest.raises(ImpossibleJobError, match="has 40 GPU models; at most 31"):
+    with pytest.raises(ClusterError, match="has 40 GPU models; at most 31"):
         shapes_of(jobs([(0, 1, 1)]), parse_cluster(",".join(f"1x1:M{i}" for i in range(40))))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from builders import jobs, workloads
+from builders import REQUIRED, jobs, workloads
 from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.decision import Decision
 from gpuloom.core.errors import ImpossibleJobError, InputError
@@ -25,26 +25,6 @@ from gpuloom.sim.overheads import DEFAULT_S, measured, restart_overheads_s
 
 THREE = [(0, 10, 1), (0, 20, 2), (5, 10, 1)]
 """Under fifo on 1x2: job 0 runs 0-10, 1 runs 10-30, 2 runs 30-40."""
-
-REQUIRED = {
-    "policy",
-    "trace",
-    "cluster",
-    "jobs",
-    "gpus",
-    "avg_jct_s",
-    "median_jct_s",
-    "p99_jct_s",
-    "makespan_s",
-    "avg_queue_length",
-    "blocking_index",
-    "utilization",
-    "lower_bound_avg_jct_s",
-    "wall_s",
-    "restarts",
-    "events",
-    "settings",
-}
 
 
 def three(**more: Any) -> SimResult:

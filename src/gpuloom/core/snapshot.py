@@ -108,10 +108,6 @@ class Snapshot:
         """`remaining_s` as stored: true for waiting jobs; for running ones as of their last change."""
         return _read_only(self._state.remaining_s_column)
 
-    def held_column(self) -> NDArray[np.float64]:
-        """Seconds held in finished runs: true for waiting jobs."""
-        return _read_only(self._state.held_s_column)
-
     @property
     def nodes_out(self) -> frozenset[int]:
         """Nodes out of service."""

@@ -8,7 +8,6 @@ so that an event costs the same with ten running jobs as with ten thousand.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from enum import IntEnum
 
 import numpy as np
@@ -290,9 +289,3 @@ class State:
             f"held GPUs {self.held_s[job]} s, {self.remaining_s[job]} s of work left, "
             f"on {self.placements.get(job)}, last changed by step {self.cause[job]}."
         )
-
-
-def jobs_in(state: State, status: JobState) -> Iterable[int]:
-    """Jobs in a state, in order of submission."""
-    jobs: list[int] = np.flatnonzero(state.status_column == status).tolist()
-    return jobs

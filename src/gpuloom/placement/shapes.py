@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.cluster import ANY_MODEL, Cluster
-from gpuloom.core.errors import ImpossibleJobError
+from gpuloom.core.errors import ClusterError
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.pool import pools_of
 
@@ -39,6 +39,8 @@ def shapes_of(workload: Workload, cluster: Cluster) -> Shapes:
     """Group jobs by GPUs and by the GPU models they may run on (their wish, and where their speed is above 0)."""
     n = len(workload)
     models = cluster.models
+    if len(models) > 31:
+        raise ClusterError(f"the cluster has {len(models)} GPU models; at most 31 are supported")
     allowed = np.ones((n, len(models)), dtype=bool)
     if workload.gpu_type is not None:
         table = np.array(
@@ -49,8 +51,6 @@ def shapes_of(workload: Workload, cluster: Cluster) -> Shapes:
         allowed &= speeds_on(workload, models) > 0
     weights = 1 << np.arange(len(models), dtype=np.int64)
     key = workload.gpus.astype(np.int64) << 32 | allowed.astype(np.int64) @ weights
-    if len(models) > 31:
-        raise ImpossibleJobError(f"the cluster has {len(models)} GPU models; at most 31 are supported")
     unique, of_job = np.unique(key, return_inverse=True)
     shapes = tuple(
         Shape(int(value >> 32), tuple(pool for pool in range(len(models)) if value >> pool & 1))
