@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test check static format bench fidelity clean
+.PHONY: help setup demo test check static format bench fidelity figures clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -41,6 +41,9 @@ bench: $(STAMP) ## Measure the simulator's speed and print ratios
 
 fidelity: $(STAMP) ## Rewrite docs/fidelity.md from ../shared/data/muri
 	@$(BIN)/python bench/fidelity.py
+
+figures: $(STAMP) ## Rewrite docs/weaving.md from ../shared/data/muri: the Muri paper's figures and ours
+	@$(BIN)/python bench/figures.py
 
 clean: ## Remove what was made
 	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis

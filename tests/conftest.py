@@ -38,3 +38,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     ):
         reason = str(call.excinfo.value)
         call.excinfo = pytest.ExceptionInfo.from_exception(AssertionError(f"skipped in CI: {reason}"))
+
+
+@pytest.fixture(autouse=True)
+def _no_library_of_the_user(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What whoever runs the tests keeps in their own profile library plays no part."""
+    monkeypatch.setenv("GPULOOM_HOME", str(tmp_path_factory.getbasetemp() / "no-home"))

@@ -29,6 +29,8 @@ Decide = Callable[[Snapshot], Decision]
 class Half:
     """Everyone beside a neighbour runs at half speed."""
 
+    starts_together = False
+
     def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]]) -> float:
         return 0.5 if neighbours else 1.0
 
@@ -229,6 +231,8 @@ def test_a_policy_that_wants_to_be_asked_at_the_same_moment_again_and_again_is_t
 
 def test_a_job_at_speed_zero_for_ever_ends_in_an_error_with_words() -> None:
     class Still(Half):
+        starts_together = False
+
         def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]]) -> float:
             return 0.0
 

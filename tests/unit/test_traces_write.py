@@ -82,6 +82,8 @@ def workloads(draw: st.DrawFn) -> Workload:
         priority=column(st.integers(0, 9), np.int32),
         weight=column(finite(1e-9)),
         restart_overhead_s=column(unknown_or),
+        estimate_s=column(unknown_or),
+        gpu_memory_mib=column(st.one_of(st.just(float("nan")), st.floats(1.0, 1e6))),
         iteration_s=column(unknown_or),
         stage_s=column(st.tuples(unknown_or, unknown_or, unknown_or)),
         speeds=Speeds(tuple(models), np.stack([floats(finite()) for _ in models], axis=1)) if models else None,

@@ -15,6 +15,8 @@ COMMANDS = {
     "simulate": ("gpuloom.cli.simulate", "Replay a trace under one policy."),
     "compare": ("gpuloom.cli.simulate", "Replay a trace under several policies and compare them."),
     "trace": ("gpuloom.cli.trace", "Show, convert and generate traces."),
+    "weave": ("gpuloom.cli.weave", "Find which jobs to weave on shared GPUs, and what it gains."),
+    "profiles": ("gpuloom.cli.profiles", "Show and keep the stage times of models."),
     "policies": ("gpuloom.cli.policies", "List the scheduling policies and their parameters."),
     "demo": ("gpuloom.cli.demo", "Compare the baseline policies on a generated and, if there, a real trace."),
 }

@@ -39,6 +39,29 @@ class Overhead(Duration):
         return None if value is None or value == "profile" else super().convert(value, param, ctx)
 
 
+WEAVING_OPTIONS = ("group_size", "ordering", "grouping", "profile_noise", "interleave_overhead")
+
+
+def weaving_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of the policies that interleave jobs; each stands for the policy parameter of its name."""
+    options = [
+        click.option("--group-size", metavar="1..4", help="Weaving: most jobs that share GPUs."),
+        click.option("--ordering", metavar="best|worst|none", help="Weaving: order of the jobs inside a group."),
+        click.option(
+            "--grouping", metavar="multiround|exact|greedy", help="Weaving: how muri-s and muri-l form groups."
+        ),
+        click.option("--profile-noise", metavar="0..1", help="Weaving: by how much profiled stage times may be off."),
+        click.option(
+            "--interleave-overhead",
+            metavar="FACTORS",
+            help="Weaving: what sharing costs: measured, none, one factor, or three for 2, 3, 4 jobs (1.3/1.5/1.4).",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that `simulate` and `compare` share."""
     options = [
@@ -113,7 +136,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ]
     for option in reversed(options):
         command = option(command)
-    decorated: Callable[..., Any] = reading_options(command)
+    decorated: Callable[..., Any] = reading_options(weaving_options(command))
     return decorated
 
 
@@ -198,8 +221,15 @@ def _run(
         raise InputError("only one of --json, --csv and --jobs-csv can go to standard output (-)")
     # All that can be wrong is checked before the long work begins.
     chosen = load_cluster(cluster)
-    for policy in policies:
-        load_policy(policy)
+    weaving = {name: reading.pop(name) for name in WEAVING_OPTIONS}
+    parameters = {name: value for name, value in weaving.items() if value is not None}
+    loaded = [load_policy(policy, **parameters) for policy in policies]
+    for name in parameters:
+        if not any(name in policy.values for policy in loaded):
+            raise InputError(
+                f"--{name.replace('_', '-')} is for policies that weave jobs (muri-s, muri-l); none of "
+                f"{', '.join(policies)} takes it"
+            )
     settings = {
         "interval_s": interval,
         "schedule": schedule,
@@ -210,10 +240,12 @@ def _run(
         "repair_s": repair,
         "checkpoint_s": checkpoint,
         "record_segments": html_target is not None,
+        "parameters": parameters,
     }
     Settings(**settings)  # type: ignore[arg-type]
     check_outputs([json_target, csv_target, jobs_target, html_target], plot_target)
     workload = read_for_use(quiet=quiet, **reading)
+    workload = _profiled(workload, loaded, quiet)
     workload = _fitting(workload, chosen, without_impossible, skip_impossible, quiet)
     if workload.gpu_milli is not None and not quiet and (parts := int((workload.gpu_milli < 1000).sum())):
         click.echo(f"note: {parts:,} jobs ask for a part of a GPU; each is given a whole one", err=True)
@@ -256,6 +288,31 @@ def check_outputs(targets: list[str | None], plot_target: str | None) -> None:
 
         if Path(plot_target).suffix.lower() not in SUFFIXES:
             raise InputError(f"{plot_target}: a plot is written to a file that ends in {', '.join(SUFFIXES)}")
+
+
+def _profiled(workload: Workload, policies: list[Any], quiet: bool) -> Workload:
+    """The workload with what the profile library knows of its models, where a policy or the user's library asks."""
+    from gpuloom.sim.profiles import load_profiles, with_profiles
+
+    profiles = load_profiles()
+    if not profiles.own and not any(policy.uses_stages for policy in policies):
+        return workload
+    filled = with_profiles(workload, profiles)
+    if quiet:
+        return filled
+    for note in filled.notes[len(workload.notes) :]:
+        click.echo(f"note: {note}", err=True)
+    lacking = len(filled)
+    if filled.stage_s is not None:
+        total = filled.stage_s.sum(axis=1)
+        lacking -= int((total > 0).sum())
+    if lacking and any("group_size" in policy.values for policy in policies):
+        what = "No job has" if lacking == len(filled) else f"{lacking:,} of {len(filled):,} jobs have no"
+        click.echo(
+            f"note: {what} known stage times: they share GPUs with nobody by weaving (see: gpuloom profiles --help)",
+            err=True,
+        )
+    return filled
 
 
 def _fitting(

@@ -73,6 +73,12 @@ class Snapshot:
         left: NDArray[np.float64] = np.maximum(state.remaining_s_column[jobs] - worked, 0.0)
         return left
 
+    def held_of(self, jobs: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Seconds for which each of these running jobs has held its GPUs so far, over all its runs."""
+        state = self._state
+        held: NDArray[np.float64] = state.held_s_column[jobs] + (self.now_s - state.run_from_s_column[jobs])
+        return held
+
     def held_s(self, job: int) -> float:
         """Seconds for which the job has held its GPUs so far, over all its runs."""
         return self._state.held_at(job, self.now_s)
@@ -103,6 +109,11 @@ class Snapshot:
     def free_masks(self, layer: int = 0) -> Sequence[int]:
         """Per node, the mask of GPUs whose layer is free. Read only."""
         return self._state.free[layer]
+
+    @property
+    def idle_masks(self) -> Sequence[int]:
+        """Per node, the mask of GPUs that no job uses on any layer. Read only."""
+        return self._state.idle
 
     def remaining_column(self) -> NDArray[np.float64]:
         """`remaining_s` as stored: true for waiting jobs; for running ones as of their last change."""

@@ -193,6 +193,11 @@ class State:
             self.work_from_s[job] = now_s
         self.rate[job] = rate
 
+    def postpone(self, job: int, until_s: float) -> None:
+        """The work of a job that has just started goes on later than its own overhead says."""
+        self.require(job, "retime")
+        self.work_from_s[job] = until_s
+
     def finish(self, job: int, now_s: float) -> None:
         self._transit(job, "finish")
         self._release(job)

@@ -64,6 +64,8 @@ class Workload:
         priority: 0 guaranteed, 1 opportunistic (AntMan's classes).
         weight: share weight, 1 by default (Gavel).
         restart_overhead_s: seconds to (re)start the job; NaN where unknown.
+        estimate_s: an estimate of `duration_s` made before the job ran; NaN where unknown.
+        gpu_memory_mib: peak memory of the job on each of its GPUs; NaN where unknown.
         iteration_s: seconds per training iteration alone; NaN where unknown.
         stage_s: shape (jobs, 3): seconds per iteration of data loading (storage and CPU), GPU compute and
             network synchronisation.
@@ -85,6 +87,8 @@ class Workload:
     priority: I4 | None = None
     weight: F8 | None = None
     restart_overhead_s: F8 | None = None
+    estimate_s: F8 | None = None
+    gpu_memory_mib: F8 | None = None
     iteration_s: F8 | None = None
     stage_s: F8 | None = None
     speeds: Speeds | None = None
@@ -148,6 +152,8 @@ OPTIONAL_COLUMNS = (
     "priority",
     "weight",
     "restart_overhead_s",
+    "estimate_s",
+    "gpu_memory_mib",
     "iteration_s",
     "stage_s",
     "line",

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from gpuloom.core.commands import Command, Retime, Start, Stop
-from gpuloom.core.decision import NOTHING, Decision
+from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
 from gpuloom.engine.check import PlanCheck
 from gpuloom.engine.ports import Executor
 from gpuloom.engine.progress import Progress
 from gpuloom.policies.base import Policy
+
+Place = tuple[tuple[int, ...], tuple[int, ...]]
+"""(nodes, masks) of a placement, whatever its layer."""
 
 
 class Engine:
@@ -45,6 +48,9 @@ class Engine:
         self.snapshot = Snapshot(state, progress.restart_overhead_s)
         self.memory = memory if memory is not None else policy.new_memory(state.workload, state.cluster)
         self._check = PlanCheck(state)
+        sharing = progress.sharing
+        self._together = sharing is not None and sharing.starts_together
+        self._step_overhead_s = progress.restart_overhead_s.copy() if charge_every_step else None
         self._arrived: list[int] = []
         self._finished: list[int] = []
         self._evicted: list[int] = []
@@ -63,9 +69,9 @@ class Engine:
         """Apply what happened at `now_s`. Order at equal times: ends, nodes back, nodes lost, arrivals."""
         state = self.state
         state.step += 1
-        if self.charge_every_step and state.placements:
+        if self._step_overhead_s is not None and state.placements:
             running = np.fromiter(state.placements, dtype=np.intp, count=len(state.placements))
-            state.charge_every_step(running, now_s, self.progress.restart_overhead_s[running])
+            state.charge_every_step(running, now_s, self._step_overhead_s[running])
         retime: set[int] = set()
         for job in finished:
             if state.layers > 1:
@@ -122,18 +128,24 @@ class Engine:
         shared = state.layers > 1
         stops = [*decision.wait, *(job for job in decision.run if job in state.placements)]
         self._check.plan(decision, stops)
+        places: set[Place] = set()
         for job in stops:
             if shared:
-                touched |= self._partners(job)
+                places.add(_place(state.placements[job]))
             state.stop(job, now_s)
             commands.append(Stop(job))
         for job, placement in decision.run.items():
             overhead = 0.0 if self.charge_every_step else overhead_of[job]
             state.start(job, placement, now_s, overhead, self.progress.solo_rate(job, placement))
             commands.append(Start(job, placement))
-            if shared:
-                touched.add(job)
-                touched |= self._partners(job)
+        if shared:
+            places.update([_place(placement) for placement in decision.run.values()])
+            for place in places:
+                touched.update([job for _, job in self._on(place)])
+            if self._together and not self.charge_every_step:
+                for job in decision.run:
+                    all_s = sum([overhead_of[other] for _, other in self._on(_place(state.placements[job]))])
+                    state.postpone(job, now_s + all_s)
         if touched:
             self._retime(touched, now_s, commands)
         self.executor.apply(commands, now_s)
@@ -147,18 +159,23 @@ class Engine:
 
     def _partners(self, job: int) -> set[int]:
         """Jobs that share a GPU with a running job."""
-        return {partner for _, partner in self._neighbours(job)}
+        return {other for _, other in self._on(_place(self.state.placements[job])) if other != job}
 
-    def _neighbours(self, job: int) -> list[tuple[int, int]]:
-        """(layer, job) of everyone who shares a GPU with a running job."""
-        owners = self.state.owners
-        mine = self.state.placements[job]
+    def _on(self, place: Place) -> list[tuple[int, int]]:
+        """(layer, job) of everyone who holds one of these GPUs, sorted."""
+        placements = self.state.placements
         found: set[tuple[int, int]] = set()
-        for node, mask in zip(mine.nodes, mine.masks, strict=True):
-            for layer, by_node in enumerate(owners):
-                if layer != mine.layer:
-                    on_node = by_node[node]
-                    found.update((layer, other) for gpu, other in on_node.items() if mask >> gpu & 1)
+        for node, mask in zip(*place, strict=True):
+            for layer, by_node in enumerate(self.state.owners):
+                by_gpu, left = by_node[node], mask
+                while left and by_gpu:
+                    owner = by_gpu.get((left & -left).bit_length() - 1)
+                    if owner is None:
+                        left &= left - 1
+                        continue
+                    found.add((layer, owner))
+                    held = placements[owner]
+                    left &= ~held.masks[held.nodes.index(node)]
         return sorted(found)
 
     def _retime(self, jobs: set[int], now_s: float, commands: list[Command]) -> None:
@@ -166,11 +183,24 @@ class Engine:
         sharing = self.progress.sharing
         if sharing is None:
             return
+        on: dict[Place, list[tuple[int, int]]] = {}
         for job in sorted(jobs):
             placement = self.state.placements.get(job)
             if placement is None:
                 continue
-            rate = self.progress.solo_rate(job, placement) * sharing.rate(job, placement.layer, self._neighbours(job))
+            place = _place(placement)
+            everyone = on.get(place)
+            if everyone is None:
+                everyone = on[place] = self._on(place)
+            neighbours = [entry for entry in everyone if entry[1] != job]
+            rate = self.progress.solo_rate(job, placement) * sharing.rate(job, placement.layer, neighbours)
+            if self._together and self._step_overhead_s is not None:
+                overhead_of = self.progress.overhead_of
+                self._step_overhead_s[job] = overhead_of[job] + sum(overhead_of[other] for _, other in neighbours)
             if rate != self.state.rate[job]:
                 self.state.retime(job, now_s, rate)
                 commands.append(Retime(job))
+
+
+def _place(placement: Placement) -> Place:
+    return placement.nodes, placement.masks

@@ -22,6 +22,8 @@ class OpportunisticSharing:
         share: part of its solo speed that a job gets beside a guaranteed one of unknown stages, 0 to 1.
     """
 
+    starts_together = False
+
     def __init__(self, workload: Workload, share: float) -> None:
         self._share = share
         known = workload.stage_s is not None and workload.iteration_s is not None
@@ -38,7 +40,7 @@ class OpportunisticSharing:
         if self._stages is not None:
             mine, its = self._stages[job], self._stages[other]
             own_s, its_s = self._iteration_s[job], self._iteration_s[other]
-            if own_s > 0 and its_s > 0 and min(sum(mine), sum(its)) > 0:
+            if own_s > 0 and its_s > 0 and sum(mine) > 0 and sum(its) > 0:
                 return iterations_spanned(mine, its) * its_s / own_s
         return 1.0 / self._share
 

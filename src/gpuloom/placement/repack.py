@@ -160,25 +160,37 @@ def require_alike(cluster: Cluster) -> int:
     return sizes.pop()
 
 
+class FirstFit:
+    """Nodes that are all alike, filled first-fit from empty."""
+
+    def __init__(self, cluster: Cluster, down: Iterable[int] = ()) -> None:
+        self._size = cluster.nodes[0].gpus
+        self._used = [0] * len(cluster.nodes)
+        for node in down:
+            self._used[node] = self._size
+
+    def take(self, gpus: int) -> Placement | None:
+        """Place one more job; None if it does not fit."""
+        used, size = self._used, self._size
+        if gpus > size:
+            return _spread(used, gpus, size)
+        most = size - gpus
+        for node, count in enumerate(used):
+            if count <= most:
+                used[node] += gpus
+                return Placement((node,), (((1 << gpus) - 1) << count,))
+        return None
+
+
 def repack(snapshot: Snapshot, jobs: Sequence[int], down: Iterable[int] = ()) -> dict[int, Placement]:
     """Place jobs first-fit in this order on the emptied cluster (nodes alike); those that don't fit are left out."""
-    size = snapshot.cluster.nodes[0].gpus
-    used = [0] * len(snapshot.cluster.nodes)
-    for node in down:
-        used[node] = size
+    room = FirstFit(snapshot.cluster, down)
     gpus_of = ints(snapshot.workload.gpus)
     placed: dict[int, Placement] = {}
     for job in jobs:
-        gpus = gpus_of[job]
-        if gpus <= size:
-            node = next((node for node, count in enumerate(used) if count + gpus <= size), -1)
-            if node >= 0:
-                placed[job] = Placement((node,), (((1 << gpus) - 1) << used[node],))
-                used[node] += gpus
-        else:
-            placement = _spread(used, gpus, size)
-            if placement is not None:
-                placed[job] = placement
+        placement = room.take(gpus_of[job])
+        if placement is not None:
+            placed[job] = placement
     return placed
 
 

@@ -59,6 +59,7 @@ class Antman(Policy):
         Parameter("share", 0.5, share, "speed beside a guaranteed job of unknown stages, relative to alone"),
         Parameter("seed", 0, seed, "seed for drawing the classes"),
     )
+    uses_stages = True
     max_jobs_per_gpu = 2
 
     cache: _Books | None

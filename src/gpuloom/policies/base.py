@@ -59,6 +59,8 @@ class Policy(ABC):
     """How many jobs may hold a GPU at once, each on a sharing layer of its own."""
     periodic: bool = False
     """Priorities change as time passes: wants to be asked at every scheduling interval, even if nothing happened."""
+    uses_stages: bool = False
+    """Decides by the stage times of jobs, or has jobs slow each other down by them."""
     preempts_at_intervals: bool = False
     """Running jobs are stopped for others at scheduling intervals only (`Snapshot.may_preempt`)."""
     cache: Any = None

@@ -25,6 +25,8 @@ BUILT_IN = {
     "themis": "gpuloom.policies.themis:Themis",
     "antman": "gpuloom.policies.antman:Antman",
     "gavel": "gpuloom.policies.gavel:Gavel",
+    "muri-s": "gpuloom.policies.muri:MuriS",
+    "muri-l": "gpuloom.policies.muri:MuriL",
 }
 
 

@@ -197,7 +197,10 @@ def _muri(snapshot: Snapshot, memory: Memory, down: set[int]) -> Decision:
     jobs = np.array(memory.order, dtype=np.intp)
     gpus = workload.gpus[jobs].astype(np.float64)
     left_s = np.array([snapshot.remaining_s(job) for job in memory.order])
-    iteration_s = workload.iteration_s[jobs] if workload.iteration_s is not None else np.ones(len(jobs))
+    iteration_s = np.ones(len(jobs))
+    if workload.iteration_s is not None:
+        known = workload.iteration_s[jobs]
+        iteration_s = np.where(np.isfinite(known) & (known > 0), known, 1.0)
     iterations = left_s / iteration_s
     # 1. Isolated time: what was done since the last event, by the share that was held isolated then.
     seen = memory.isolated_share[jobs] > 0

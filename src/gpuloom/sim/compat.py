@@ -32,6 +32,8 @@ MODES: dict[str, Compat] = {
             "srsf": {"placement": "repack"},
             "tiresias": {"scatter": True, "whole_seconds": True},
             "themis": {"mode": "muri"},
+            "muri-s": {"first_fit": True, "restart_partners": False, "slow_groups": "split", "first_estimate": True},
+            "muri-l": {"first_fit": True, "restart_partners": False, "slow_groups": "split"},
         },
     ),
 }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from functools import cache
-from importlib.resources import files
 
 import numpy as np
 
 from gpuloom.core.workload import F8, Workload
+from gpuloom.sim.profiles import shipped
 
 DEFAULT_S = 10.0
 """For models that nothing is known of (the Muri artifact's default)."""
@@ -16,11 +15,11 @@ DEFAULT_S = 10.0
 
 @cache
 def measured() -> dict[str, list[tuple[int, float]]]:
-    """Per model: (GPUs, seconds to start), rising in GPUs. Source: data/start_overheads.csv."""
+    """Per model: (GPUs, seconds to start), rising in GPUs. Source: data/profiles.csv."""
     table: dict[str, list[tuple[int, float]]] = {}
-    text = files("gpuloom").joinpath("data/start_overheads.csv").read_text(encoding="utf-8")
-    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
-        table.setdefault(row["model"], []).append((int(row["gpus"]), float(row["start_s"])))
+    for profile in shipped():
+        if profile.start_s is not None:
+            table.setdefault(profile.model, []).append((profile.gpus, profile.start_s))
     return {model: sorted(rows) for model, rows in table.items()}
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from gpuloom.sim.executor import EveryStepExecutor, SegmentLog, SimExecutor
 from gpuloom.sim.failures import Failure, Outages, RandomOutages
 from gpuloom.sim.inputs import load_cluster, load_policy
 from gpuloom.sim.overheads import restart_overheads_s
+from gpuloom.sim.profiles import load_profiles, with_profiles
 from gpuloom.sim.result import SimResult, Timeline
 
 DEFAULT_INTERVAL_S = 360.0
@@ -53,6 +54,7 @@ class Settings:
     checkpoint_s: a job that loses its node falls back to a multiple of this much work; 0: loses nothing.
     record_segments: keep who ran where and when (for the Gantt chart and for checks).
     skip_impossible: leave out jobs that can never be placed, instead of refusing the trace.
+    parameters: values of policy parameters, for every policy that has them; a policy's written form goes before.
     """
 
     interval_s: float = DEFAULT_INTERVAL_S
@@ -66,6 +68,7 @@ class Settings:
     checkpoint_s: float = 0.0
     record_segments: bool = False
     skip_impossible: bool = False
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.interval_s) and self.interval_s >= 0):
@@ -132,7 +135,9 @@ def simulate(
     name = policy if isinstance(policy, str) else policy.id
     if isinstance(policy, str):
         preset = mode.parameters.get(policy.partition(":")[0], {})
-        policy = load_policy(policy, **{"seed": chosen.seed, **preset})
+        policy = load_policy(policy, **{"seed": chosen.seed, **preset, **chosen.parameters})
+    if policy.uses_stages:
+        workload = with_profiles(workload, load_profiles())
     workload = without_impossible(workload, cluster, skip=chosen.skip_impossible)
     return _Run(workload, cluster, policy, name, chosen, mode, on_progress).run()
 
@@ -366,6 +371,7 @@ class _Run:
                 "mtbf_s": settings.mtbf_s,
                 "repair_s": settings.repair_s,
                 "checkpoint_s": settings.checkpoint_s,
+                "parameters": dict(settings.parameters),
             },
             job_ids=workload.job_ids if workload.job_ids is not None else tuple(map(str, range(n))),
             job_gpus=workload.gpus,

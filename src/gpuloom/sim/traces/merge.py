@@ -24,6 +24,8 @@ _MISSING: dict[str, str | float] = {
     "weight": 1.0,
     "restart_overhead_s": np.nan,
     "iteration_s": np.nan,
+    "estimate_s": np.nan,
+    "gpu_memory_mib": np.nan,
     "stage_s": np.nan,
     "line": 0,
 }

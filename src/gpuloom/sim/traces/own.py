@@ -20,7 +20,7 @@ SPEED = "speed:"
 STAGES = ("load_s", "compute_s", "network_s")
 REQUIRED = ("submit_s", "duration_s", "gpus")
 WORDS = ("model", "user", "group", "gpu_type")
-FLOATS = ("weight", "restart_overhead_s", "iteration_s")
+FLOATS = ("weight", "restart_overhead_s", "estimate_s", "gpu_memory_mib", "iteration_s")
 INTS = ("gpu_milli", "priority")
 COLUMNS = (
     Column("submit_s", minimum=0),
@@ -32,6 +32,8 @@ COLUMNS = (
     Column("priority", "whole", minimum=0, optional=True),
     Column("weight", above=0, optional=True),
     Column("restart_overhead_s", minimum=0, empty=math.nan, optional=True),
+    Column("estimate_s", minimum=0, empty=math.nan, optional=True),
+    Column("gpu_memory_mib", above=0, empty=math.nan, optional=True),
     Column("iteration_s", minimum=0, empty=math.nan, optional=True),
     *(Column(name, minimum=0, empty=math.nan, optional=True) for name in STAGES),
 )

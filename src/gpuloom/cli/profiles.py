@@ -1,0 +1,247 @@
+"""`gpuloom profiles`: the stage times of models, shipped and the user's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuloom.core.errors import InputError
+from gpuloom.core.profile import STAGES_3, STAGES_4, Profile
+from gpuloom.core.units import parse_duration_s, parse_memory_mib
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuloom.core.profile import Profiles
+
+library_option = click.option(
+    "--library",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Your profiles, a CSV file [$GPULOOM_HOME/profiles.csv, else ~/.local/share/gpuloom/profiles.csv].",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+replace_option = click.option("--replace", is_flag=True, help="Take the place of profiles that are there already.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def profiles() -> None:
+    """Show and keep profiles: how long each stage of a model's iteration takes.
+
+    Profiles of eight models ship with gpuloom; your own are kept in a library, a CSV file, and win over shipped
+    ones of the same model and number of GPUs (docs/profiles.md).
+    """
+
+
+@profiles.command("list")
+@json_option
+@library_option
+def list_(as_json: bool, library: Path | None) -> None:
+    """List all profiles.
+
+    \b
+    Examples:
+      gpuloom profiles list
+      gpuloom profiles list --json
+    """
+    from gpuloom.sim.profiles import load_profiles
+
+    _print(load_profiles(library), None, as_json)
+
+
+@profiles.command()
+@click.argument("model")
+@json_option
+@library_option
+def show(model: str, as_json: bool, library: Path | None) -> None:
+    """Show the profiles of one model, by number of GPUs.
+
+    \b
+    Example:
+      gpuloom profiles show bert
+    """
+    from gpuloom.sim.profiles import load_profiles
+
+    _print(load_profiles(library), model, as_json)
+
+
+@profiles.command()
+@click.argument("model")
+@click.option("--gpus", type=click.IntRange(1), required=True, metavar="N", help="GPUs it was measured on.")
+@click.option("--iteration", required=True, metavar="TIME", help="Time of an iteration, alone (0.2s, 200ms).")
+@click.option(
+    "--stages",
+    required=True,
+    metavar="TIMES",
+    help="Stage times with commas: load,compute,network or storage,cpu,gpu,network (0.1,0.05,0.02 or 100ms,50ms,20ms).",
+)
+@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Samples per iteration and GPU.")
+@click.option("--gpu-model", metavar="MODEL", help="GPU model it was measured on.")
+@click.option("--memory", metavar="SIZE", help="Peak memory on each GPU (12GiB).")
+@click.option("--start", metavar="TIME", help="Time to start training (10s).")
+@click.option("--source", default="", metavar="TEXT", help="Who measured it, and how.")
+@replace_option
+@library_option
+def add(
+    model: str,
+    gpus: int,
+    iteration: str,
+    stages: str,
+    batch_size: int | None,
+    gpu_model: str | None,
+    memory: str | None,
+    start: str | None,
+    source: str,
+    replace: bool,
+    library: Path | None,
+) -> None:
+    """Add a profile to your library.
+
+    \b
+    Examples:
+      gpuloom profiles add llama --gpus 8 --iteration 0.2s --stages 0.1,0.05,0.02
+      gpuloom profiles add llama --gpus 8 --iteration 200ms --stages 30ms,60ms,80ms,20ms --memory 12GiB --replace
+    """
+    from gpuloom.sim.profiles import add_profiles, library_path
+
+    times = [_time("--stages", text) for text in stages.split(",")]
+    if len(times) not in (3, 4):
+        raise InputError(
+            f"--stages {stages!r} has {len(times)} times, must have 3 ({', '.join(STAGES_3)}) "
+            f"or 4 ({', '.join(STAGES_4)})"
+        )
+    profile = Profile(
+        model=model.strip(),
+        gpus=gpus,
+        iteration_s=_time("--iteration", iteration),
+        stage_s=tuple(times),
+        batch_size=batch_size,
+        gpu_model=gpu_model,
+        gpu_memory_mib=None if memory is None else _memory(memory),
+        start_s=None if start is None else _time("--start", start),
+        source=source,
+    )
+    path = library or library_path()
+    replaced = add_profiles(path, [profile], replacing=replace)
+    _warn([profile])
+    click.echo(f"{'replaced' if replaced else 'added'} the {profile} in {path}", err=True)
+
+
+@profiles.command("import")
+@click.argument("file", metavar="FILE.csv")
+@replace_option
+@library_option
+def import_(file: str, replace: bool, library: Path | None) -> None:
+    """Add all profiles of a CSV file to your library, or none if one is wrong.
+
+    FILE.csv (- for standard input) has the columns of docs/profiles.md, or those of the Muri artifact's table in
+    milliseconds (model, num_gpu, batch_size, iteration_time_ms, stage0_dataload_ms, …).
+
+    \b
+    Example:
+      gpuloom profiles import measured.csv --replace
+    """
+    from gpuloom.sim.profiles import add_profiles, library_path, read_profiles
+
+    found = read_profiles(file)
+    path = library or library_path()
+    replaced = add_profiles(path, found, replacing=replace)
+    _warn(found)
+    more = f", {replaced} of them in place of others" if replaced else ""
+    click.echo(f"imported {len(found)} profile{'' if len(found) == 1 else 's'} into {path}{more}", err=True)
+
+
+@profiles.command()
+@click.argument("model")
+@click.option("--gpus", type=click.IntRange(1), metavar="N", help="Only the profiles of so many GPUs.")
+@library_option
+def remove(model: str, gpus: int | None, library: Path | None) -> None:
+    """Take a model's profiles out of your library.
+
+    \b
+    Example:
+      gpuloom profiles remove llama --gpus 8
+    """
+    from gpuloom.sim.profiles import library_path, remove_profiles
+
+    path = library or library_path()
+    removed = remove_profiles(path, model, gpus)
+    click.echo(f"removed {removed} profile{'' if removed == 1 else 's'} of {model} from {path}", err=True)
+
+
+def as_dict(profile: Profile, own: bool) -> dict[str, Any]:
+    """A profile as plain values, units in the names."""
+    return {
+        "model": profile.model,
+        "gpus": profile.gpus,
+        "batch_size": profile.batch_size,
+        "gpu_model": profile.gpu_model,
+        "iteration_s": profile.iteration_s,
+        "stage_s": dict(zip(profile.stage_names, profile.stage_s, strict=True)),
+        "gpu_memory_mib": profile.gpu_memory_mib,
+        "start_s": profile.start_s,
+        "source": profile.source,
+        "own": own,
+    }
+
+
+def _print(known: Profiles, model: str | None, as_json: bool) -> None:
+    rows = known.all() if model is None else known.of(model)
+    if as_json:
+        click.echo(json.dumps([as_dict(*row) for row in rows], indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    from gpuloom.sim.report.weaving import print_table
+
+    titles = ("model", "GPUs", "batch", "GPU model", "iteration", "load", "compute", "network", "memory", "start", "of")
+    print_table(titles, [_cells(profile, own) for profile, own in rows], left=("model", "GPU model", "of"))
+    own = sum(own for _, own in rows)
+    click.echo("\nTimes of an iteration and its stages are in ms. Load is storage and CPU together, or storage + CPU.")
+    if model is None:
+        click.echo(f"{len(rows)} profiles of {len({p.model for p, _ in rows})} models, {own} yours ({known.library})")
+    else:
+        for source in dict.fromkeys(profile.source for profile, _ in rows if profile.source):
+            click.echo(f"source: {source}")
+
+
+def _cells(profile: Profile, own: bool) -> tuple[str, ...]:
+    *load, compute, network = map(_ms, profile.stage_s)
+    return (
+        profile.model,
+        str(profile.gpus),
+        "" if profile.batch_size is None else str(profile.batch_size),
+        profile.gpu_model or "",
+        _ms(profile.iteration_s),
+        " + ".join(load),
+        compute,
+        network,
+        "" if profile.gpu_memory_mib is None else f"{profile.gpu_memory_mib:,} MiB",
+        "" if profile.start_s is None else f"{profile.start_s:g} s",
+        "yours" if own else "shipped",
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.4g}" if seconds < 10 else f"{seconds * 1000:,.0f}"
+
+
+def _time(option: str, text: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from error
+
+
+def _memory(text: str) -> int:
+    try:
+        return parse_memory_mib(text)
+    except InputError as error:
+        raise InputError(f"--memory: {error}") from error
+
+
+def _warn(found: Sequence[Profile]) -> None:
+    for profile in found:
+        if profile.doubt is not None:
+            click.echo(f"warning: {profile.doubt}", err=True)

@@ -1,0 +1,333 @@
+"""`gpuloom weave`: which jobs to weave on shared GPUs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuloom.cli.profiles import library_option
+from gpuloom.core.errors import InputError
+from gpuloom.core.units import parse_memory_mib
+
+if TYPE_CHECKING:
+    from gpuloom.interleave.efficiency import Interleaving
+    from gpuloom.sim.profiles import JobSet
+    from gpuloom.sim.report.weaving import WovenGroup
+
+OBJECTIVES = {"throughput": "normalised throughput", "efficiency": "γ, the mean busy share of the resources"}
+
+
+@click.command()
+@click.argument("profiles", metavar="PROFILES.csv")
+@click.option("--group-size", type=click.IntRange(1, 4), metavar="1..4", help="At most so many jobs in a group [4].")
+@click.option(
+    "--groups",
+    type=click.IntRange(1),
+    metavar="N",
+    help="At most N groups for each number of GPUs [as few as full groups need].",
+)
+@click.option(
+    "--method",
+    type=click.Choice(["exact", "multiround", "greedy"]),
+    default="exact",
+    show_default=True,
+    help="multiround: the Muri paper's rounds of matching.",
+)
+@click.option(
+    "--objective",
+    type=click.Choice([*OBJECTIVES]),
+    default="throughput",
+    show_default=True,
+    help="What the groups are chosen by.",
+)
+@click.option(
+    "--ordering",
+    type=click.Choice(["best", "worst", "none"]),
+    default="best",
+    show_default=True,
+    help="Order of the jobs inside a group.",
+)
+@click.option(
+    "--model",
+    type=click.Choice(["auto", "measured", "barrier"]),
+    default="auto",
+    show_default=True,
+    help="How woven jobs slow each other down; auto: measured for 3 stages, barrier for 4.",
+)
+@click.option(
+    "--interleave-overhead",
+    metavar="measured|none|F2/F3/F4",
+    help="Factors on the iteration of 2, 3, 4 jobs [measured under the measured model, none under barrier].",
+)
+@click.option("--gpu-memory", metavar="SIZE", help="Memory of a GPU (16GiB): a group has to fit.")
+@click.option(
+    "--json",
+    "json_target",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="Write JSON to FILE; without FILE (or -) print it and nothing else.",
+)
+@click.option(
+    "--plot", "plot_target", type=click.Path(dir_okay=False), metavar="FILE", help="Plot to .png, .svg, .pdf."
+)
+@library_option
+def weave(
+    profiles: str,
+    group_size: int | None,
+    groups: int | None,
+    method: str,
+    objective: str,
+    ordering: str,
+    model: str,
+    interleave_overhead: str | None,
+    gpu_memory: str | None,
+    json_target: str | None,
+    plot_target: str | None,
+    library: Path | None,
+) -> None:
+    """Find which of a set of jobs to weave on shared GPUs, in which order, and what it gains.
+
+    PROFILES.csv (- for standard input) has a row per job: its name, GPUs, and the times of its stages in an
+    iteration, or a model whose profile has them (docs/profiles.md). Jobs are woven with jobs of as many GPUs.
+
+    \b
+    Examples:
+      gpuloom weave jobs.csv
+      gpuloom weave jobs.csv --group-size 2 --plot woven.png
+      gpuloom weave jobs.csv --method multiround --objective efficiency --json out.json
+    """
+    from gpuloom.cli.simulate import check_outputs
+    from gpuloom.sim.profiles import load_profiles, read_jobs
+
+    check_outputs([json_target], plot_target)
+    memory_mib = None if gpu_memory is None else _memory(gpu_memory)
+    jobs = read_jobs(profiles, lambda: load_profiles(library))
+    jobs, interleaving = _model(jobs, model, ordering, interleave_overhead)
+    stages = jobs.stage_s.shape[1]
+    most = stages if interleaving.model == "barrier" else 4
+    if group_size is not None and group_size > most:
+        raise InputError(f"--group-size {group_size}: the barrier model weaves at most as many jobs as stages, {most}")
+    size = min(4, most) if group_size is None else group_size
+    notes = [*jobs.notes]
+    if memory_mib is not None:
+        notes += _check_memory(jobs, memory_mib)
+    found, summary = _weave(jobs, interleaving, size, groups, method, objective, memory_mib)
+    if json_target is not None:
+        _write_json(found, summary, notes, json_target)
+    if json_target != "-":
+        for note in notes:
+            click.echo(f"note: {note}", err=True)
+        _print(found, summary)
+    if plot_target is not None:
+        from gpuloom.sim.report.weaving import save_weaving
+
+        save_weaving(found, interleaving, Path(plot_target))
+    for target in (json_target, plot_target):
+        if target is not None and target != "-":
+            click.echo(f"wrote {target}", err=True)
+
+
+def _model(jobs: JobSet, model: str, ordering: str, overhead: str | None) -> tuple[JobSet, Interleaving]:
+    """The jobs with the stages of the model, and the model."""
+    import numpy as np
+
+    from gpuloom.interleave.efficiency import Interleaving
+
+    stages = jobs.stage_s.shape[1]
+    if model == "auto":
+        model = "measured" if stages == 3 else "barrier"
+    if model == "measured" and stages == 4:
+        load = jobs.stage_s[:, :2].sum(axis=1, keepdims=True)
+        note = "the measured model has 3 stages: storage and CPU are added up as load"
+        jobs = replace(jobs, stage_s=np.hstack([load, jobs.stage_s[:, 2:]]), notes=(*jobs.notes, note))
+    return jobs, Interleaving(model, ordering, overhead_factors(overhead, model))
+
+
+def overhead_factors(text: str | None, model: str) -> tuple[float, ...]:
+    """Factors on the iteration of 1 to 4 jobs, from 'measured', 'none' or F2/F3/F4."""
+    from gpuloom.interleave.efficiency import MEASURED_OVERHEAD
+
+    if text is None:
+        text = "measured" if model == "measured" else "none"
+    if text in ("measured", "none"):
+        return MEASURED_OVERHEAD if text == "measured" else (1.0,) * 4
+    try:
+        factors = tuple(float(part) for part in text.split("/"))
+    except ValueError:
+        factors = ()
+    if len(factors) != 3 or not all(math.isfinite(factor) and factor > 0 for factor in factors):
+        raise InputError(
+            f"--interleave-overhead {text!r}: must be measured, none, or three factors above 0 for 2, 3 and 4 jobs "
+            "(1.3/1.4/1.5)"
+        )
+    return (1.0, *factors)
+
+
+def _memory(text: str) -> int:
+    try:
+        return parse_memory_mib(text)
+    except InputError as error:
+        raise InputError(f"--gpu-memory: {error}") from error
+
+
+def _check_memory(jobs: JobSet, gpu_memory_mib: int) -> list[str]:
+    unknown = 0
+    for name, count, needs in zip(jobs.job, jobs.count, jobs.memory_mib.tolist(), strict=True):
+        if needs > gpu_memory_mib:
+            raise InputError(f"job {name!r} needs {needs:,.0f} MiB on each GPU, --gpu-memory is {gpu_memory_mib:,} MiB")
+        unknown += count if math.isnan(needs) else 0
+    if not unknown:
+        return []
+    return [
+        f"the memory of {unknown:,} of {sum(jobs.count):,} jobs is unknown and counts as 0: give column gpu_memory_mib"
+    ]
+
+
+def _weave(
+    jobs: JobSet,
+    interleaving: Interleaving,
+    size: int,
+    groups: int | None,
+    method: str,
+    objective: str,
+    gpu_memory_mib: int | None,
+) -> tuple[list[WovenGroup], dict[str, Any]]:
+    """The groups, alike ones counted together, and what is said of the whole."""
+    import numpy as np
+
+    from gpuloom.interleave.grouping import group_jobs
+
+    found: list[WovenGroup] = []
+    solvers = []
+    for gpus in sorted({*jobs.gpus}):
+        kinds = [kind for kind, of_kind in enumerate(jobs.gpus) if of_kind == gpus]
+        rows = np.repeat(kinds, [jobs.count[kind] for kind in kinds])
+        grouping = group_jobs(
+            jobs.stage_s[rows],
+            method=method,
+            size=size,
+            groups=groups,
+            interleaving=interleaving,
+            objective=objective,
+            solo_s=jobs.solo_s[rows],
+            memory_mib=np.nan_to_num(jobs.memory_mib[rows]),
+            gpu_memory_mib=math.inf if gpu_memory_mib is None else gpu_memory_mib,
+        )
+        found += _alike(jobs, rows.tolist(), grouping, gpus, interleaving)
+        value, bound = float(grouping.value), float(grouping.bound)
+        solvers.append(
+            {
+                "gpus": gpus,
+                "jobs": len(rows),
+                "groups": len(grouping.groups),
+                "groups_wanted": grouping.wanted,
+                "solver": grouping.solver,
+                "optimal": bool(grouping.optimal),
+                "value": value,
+                "bound": bound if math.isfinite(bound) else None,
+                "gap": max(0.0, bound / value - 1) if value > 0 and math.isfinite(bound) else None,
+            }
+        )
+    found.sort(key=lambda group: (group.gpus, -len(group.jobs), -group.throughput * group.count))
+    before = sum(group.gpus_before * group.count for group in found)
+    after = sum(group.gpus * group.count for group in found)
+    work = sum(group.throughput * group.gpus * group.count for group in found)
+    woven = sum(len(group.jobs) * group.count for group in found)
+    return found, {
+        "jobs": sum(jobs.count),
+        "jobs_in_groups": woven,
+        "group_count": sum(group.count for group in found),
+        "gpus_before": before,
+        "gpus_after": after,
+        "normalised_throughput": work / after if after else None,
+        "method": method,
+        "objective": objective,
+        "group_size": size,
+        "ordering": interleaving.ordering,
+        "model": interleaving.model,
+        "overhead_factors": {str(n): factor for n, factor in enumerate(interleaving.overhead, 1) if n > 1},
+        "gpu_memory_mib": gpu_memory_mib,
+        "solvers": solvers,
+    }
+
+
+def _alike(jobs: JobSet, rows: list[int], grouping: Any, gpus: int, interleaving: Interleaving) -> list[WovenGroup]:
+    """The groups of one number of GPUs; those of the same kinds of jobs in the same order as one."""
+    from gpuloom.sim.report.weaving import WovenGroup, WovenJob, solo_efficiency
+
+    kinds: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for at, (members, slots) in enumerate(zip(grouping.groups, grouping.slots, strict=True)):
+        in_order = sorted(zip((int(slot) for slot in slots), (rows[member] for member in members), strict=True))
+        kinds.setdefault(tuple(in_order), []).append(at)
+    found = []
+    for order, places in kinds.items():
+        members = tuple(
+            WovenJob(jobs.job[kind], slot, tuple(jobs.stage_s[kind].tolist()), float(jobs.solo_s[kind]))
+            for slot, kind in order
+        )
+        alone = solo_efficiency(
+            [member.stage_s for member in members], [member.solo_s for member in members], interleaving
+        )
+        single = len(members) == 1  # not woven: as fast as alone
+        found.append(
+            WovenGroup(
+                members,
+                gpus,
+                members[0].solo_s if single else float(grouping.iteration_s[places[0]]),
+                alone if single else float(grouping.efficiency[places[0]]),
+                alone,
+                1.0 if single else interleaving.overhead[len(members) - 1],
+                len(places),
+            )
+        )
+    return found
+
+
+def _write_json(found: Sequence[WovenGroup], summary: dict[str, Any], notes: Sequence[str], target: str) -> None:
+    from gpuloom.sim.report.files import text_output
+
+    data = {**summary, "notes": [*notes], "groups": [group.to_dict() for group in found]}
+    with text_output(target) as file:
+        file.write(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _print(found: Sequence[WovenGroup], summary: dict[str, Any]) -> None:
+    from gpuloom.sim.report.weaving import print_groups
+    from gpuloom.sim.traces.base import counted
+
+    print_groups(found)
+    click.echo()
+    left_out = summary["jobs"] - summary["jobs_in_groups"]
+    total = summary["normalised_throughput"]
+    click.echo(
+        f"{counted(summary['jobs_in_groups'], 'job')} in {counted(summary['group_count'], 'group')} on "
+        f"{counted(summary['gpus_after'], 'GPU')} "
+        f"instead of {summary['gpus_before']:,}"
+        + (f"; a GPU does {total:.2f} times the work" if total is not None else "")
+        + (f"; {left_out:,} jobs are in no group" if left_out else "")
+    )
+    by_quality: dict[str, list[int]] = {}
+    for solver in summary["solvers"]:
+        if solver["optimal"]:
+            quality = "optimal"
+        elif solver["gap"] is None:
+            quality = "no bound is known"
+        else:
+            quality = f"at most {solver['gap']:.2%} below the optimum"
+        by_quality.setdefault(f"{solver['solver']}, {quality}", []).append(solver["gpus"])
+    for said, gpus in by_quality.items():
+        of_gpus = f" ({', '.join(map(str, gpus))}-GPU jobs)" if len(by_quality) > 1 else ""
+        click.echo(f"solver: {said}, by {OBJECTIVES[summary['objective']]}{of_gpus}")
+    if more := [solver for solver in summary["solvers"] if solver["groups"] > solver["groups_wanted"]]:
+        many = ", ".join(f"{s['groups']} in place of {s['groups_wanted']} of {s['gpus']}-GPU jobs" for s in more)
+        click.echo(f"more groups than wanted, as fewer would be slower than one after another or not fit: {many}")
+    factors = [f"{factor:.3g}" for factor in summary["overhead_factors"].values()]
+    said = "none" if set(factors) == {"1"} else f"× {', '.join(factors)} for 2, 3, 4 jobs"
+    click.echo(f"model: {summary['model']}, ordering {summary['ordering']}, overhead {said}")

@@ -1,0 +1,76 @@
+"""The exact grouping of jobs in several buckets that share a cluster; equal buckets are solved once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpuloom.interleave.grouping import group_jobs
+from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
+from gpuloom.interleave.rounds import Node
+
+_KEPT = 20_000
+
+
+class ExactGroups:
+    """Forms the groups of largest normalised throughput; remembers what it has solved.
+
+    Args:
+        size: most jobs in a group.
+        gpu_memory_mib: what the jobs of a group may need together on a GPU.
+    """
+
+    def __init__(self, times: GroupTimes, size: int, gpu_memory_mib: float) -> None:
+        self._times, self._size, self._memory_mib = times, size, gpu_memory_mib
+        self._solved: dict[tuple[Profiles, int], tuple[Node, ...]] = {}
+
+    def form(
+        self, buckets: Sequence[tuple[int, Sequence[int]]], passes: Sequence[int], capacity: int
+    ) -> list[list[Node]]:
+        """Groups of each bucket's jobs.
+
+        Args:
+            buckets: (GPUs of each job, jobs).
+            passes: groups that each bucket may form at least; GPUs beyond these go to the buckets in order.
+            capacity: GPUs there are.
+        """
+        spare = capacity - sum(gpus * count for (gpus, _), count in zip(buckets, passes, strict=True))
+        formed: list[list[Node]] = []
+        for (gpus, jobs), count in zip(buckets, passes, strict=True):
+            more = min(max(spare, 0) // gpus, len(jobs) - count)
+            spare -= gpus * more
+            formed.append(self._bucket(jobs, count + more))
+        return formed
+
+    def _bucket(self, jobs: Sequence[int], most: int) -> list[Node]:
+        if len(jobs) <= most:
+            return [(job,) for job in jobs]
+        of_job = self._times.of_job
+        known = sorted([job for job in jobs if of_job[job] != UNKNOWN], key=lambda job: of_job[job])
+        alone: list[Node] = [(job,) for job in jobs if of_job[job] == UNKNOWN]
+        if not known:
+            return alone
+        key = (tuple([of_job[job] for job in known]), max(most - len(alone), 1))
+        groups = self._solved.get(key)
+        if groups is None:
+            if len(self._solved) > _KEPT:
+                self._solved.clear()
+            groups = self._solved[key] = self._solve(*key)
+        return [*alone, *(tuple([known[place] for place in group]) for group in groups)]
+
+    def _solve(self, profiles: Profiles, most: int) -> tuple[Node, ...]:
+        times, rows = self._times, np.array(profiles, dtype=np.intp)
+        limit = self._memory_mib
+        memory = np.minimum(np.asarray(times.memory_mib)[rows], limit)  # a job alone always fits
+        return group_jobs(
+            times.planned_s[rows],
+            method="exact",
+            size=self._size,
+            groups=most,
+            interleaving=times.interleaving,
+            objective="throughput",
+            solo_s=np.asarray(times.solo_s)[rows],
+            memory_mib=memory,
+            gpu_memory_mib=limit,
+        ).groups

@@ -1,0 +1,137 @@
+"""How fast each job runs in each group: the model that plans and progress share.
+
+Jobs with the same stage times are alike, so everything is computed once per multiset of profiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from gpuloom.core.columns import floats, ints
+from gpuloom.core.workload import F8, Workload
+from gpuloom.interleave.efficiency import Interleaving
+
+Profiles = tuple[int, ...]
+"""The profiles of a group's jobs, rising: what jobs in one group are to the model."""
+
+UNKNOWN = -1
+"""Profile of a job whose stage times are not known: it runs alone."""
+
+
+class GroupTimes:
+    """Seconds per iteration and efficiency of groups of jobs.
+
+    Args:
+        noise: every stage time that plans are made with is off by a factor drawn evenly from 1 - noise to 1 + noise,
+            once per profile and stage, as by a profiler that errs; what then happens follows the true times.
+        rng: draws the noise.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        interleaving: Interleaving,
+        *,
+        noise: float = 0.0,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self.interleaving = interleaving
+        n = len(workload)
+        of_job = np.full(n, UNKNOWN, dtype=np.int32)
+        rows = np.zeros((0, 5))
+        if workload.stage_s is not None:
+            total = workload.stage_s.sum(axis=1)
+            alone = total if workload.iteration_s is None else workload.iteration_s
+            alone = np.where(np.isfinite(alone) & (alone > 0), alone, total)
+            memory = np.zeros(n) if workload.gpu_memory_mib is None else np.nan_to_num(workload.gpu_memory_mib)
+            known = np.isfinite(total) & (total > 0)
+            table = np.column_stack([workload.stage_s, alone, memory])[known]
+            rows, inverse = np.unique(table, axis=0, return_inverse=True)
+            of_job[known] = inverse.reshape(-1)
+        self.of_job = ints(of_job)
+        """Profile of each job."""
+        self.stage_s: F8 = rows[:, :3]
+        self.solo_s = floats(np.ascontiguousarray(rows[:, 3]))
+        """Seconds per iteration alone, by profile."""
+        self.memory_mib = floats(np.ascontiguousarray(rows[:, 4]))
+        """GPU memory by profile, 0 where unknown."""
+        self.planned_s = self.stage_s
+        if noise > 0 and rng is not None:
+            self.planned_s = self.stage_s * rng.uniform(1.0 - noise, 1.0 + noise, self.stage_s.shape)
+        self._busy_s: list[float] = self.planned_s.sum(axis=1).tolist()
+        self._true: dict[Profiles, float] = {}
+        self._planned: dict[Profiles, float] = {}
+
+    def profiles_of(self, jobs: Iterable[int]) -> Profiles:
+        of_job = self.of_job
+        return tuple(sorted([of_job[job] for job in jobs]))
+
+    def iteration_s(self, profiles: Profiles) -> float:
+        """Seconds in which every job of the group makes one iteration."""
+        if len(profiles) == 1:
+            return self.solo_s[profiles[0]]
+        found = self._true.get(profiles)
+        if found is None:
+            self._fill([profiles])
+            found = self._true[profiles]
+        return found
+
+    def planned_iteration_s(self, groups: Sequence[Profiles]) -> list[float]:
+        """The same as the plan believes it, for many groups."""
+        known, solo = self._planned, self.solo_s
+        missing = [group for group in groups if len(group) > 1 and group not in known]
+        if missing:
+            self._fill(missing)
+        return [known[group] if len(group) > 1 else solo[group[0]] for group in groups]
+
+    def efficiency(self, groups: Sequence[Profiles]) -> list[float]:
+        """γ of each group as the plan believes it."""
+        busy, resources = self._busy_s, 4 if self.interleaving.model == "measured" else self.stage_s.shape[1]
+        seconds = self.planned_iteration_s(groups)
+        return [
+            sum([busy[profile] for profile in group]) / (resources * s) if s > 0 else 0.0
+            for group, s in zip(groups, seconds, strict=True)
+        ]
+
+    def gains(self, groups: Sequence[Profiles]) -> list[float]:
+        """Normalised throughput of each group: what its jobs do together, in jobs at solo speed."""
+        solo = self.solo_s
+        return [
+            sum([solo[profile] for profile in group]) / s if s > 0 else 0.0
+            for group, s in zip(groups, self.planned_iteration_s(groups), strict=True)
+        ]
+
+    def fits(self, profiles: Profiles, gpu_memory_mib: float) -> bool:
+        """Whether a GPU's memory holds the group."""
+        return sum([self.memory_mib[profile] for profile in profiles]) <= gpu_memory_mib
+
+    def _fill(self, groups: Sequence[Profiles]) -> None:
+        by_size: dict[int, list[Profiles]] = {}
+        for group in dict.fromkeys(groups):
+            by_size.setdefault(len(group), []).append(group)
+        for alike in by_size.values():
+            members = np.array(alike, dtype=np.intp)
+            true_s, planned_s = self.interleaving.planned(self.stage_s[members], self.planned_s[members])
+            self._planned.update(zip(alike, planned_s.tolist(), strict=True))
+            self._true.update(zip(alike, true_s.tolist(), strict=True))
+
+
+class GroupSharing:
+    """Jobs on the same GPUs make one iteration each in the group's time. Implements `Sharing`."""
+
+    starts_together = True
+
+    def __init__(self, times: GroupTimes) -> None:
+        self._times = times
+
+    def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]]) -> float:
+        """Share of its solo speed that `job` gets."""
+        if not neighbours:
+            return 1.0
+        times = self._times
+        profiles = times.profiles_of((job, *(other for _, other in neighbours)))
+        if profiles[0] == UNKNOWN:
+            return 1.0 / len(profiles)
+        return times.solo_s[times.of_job[job]] / times.iteration_s(profiles)

@@ -1,0 +1,202 @@
+"""Groups by rounds of maximum weight matching (Muri, SIGCOMM'22, section 4.2).
+
+In every round the groups so far are the nodes of a graph, an edge weighs the efficiency of the two merged, and the
+pairs of a maximum weight matching are merged; two rounds make groups of four. Nodes of the same type (the same
+multiset of job profiles) are interchangeable, so the matching is solved over types, and the same counts of types
+are solved once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from gpuloom.core.workload import F8
+from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
+from gpuloom.interleave.matching import Matcher
+
+Node = tuple[int, ...]
+"""Jobs that run as one group."""
+
+Allowed = Callable[[Profiles], bool]
+GroupOf = Callable[[int, int], int]
+"""(job, what to say of a job that does not run) -> the group that it runs in now"""
+_KEPT = 100_000
+
+
+class Rounds:
+    """Forms groups; remembers what it has solved.
+
+    Args:
+        size: most jobs in a group.
+        allowed: whether a group of these profiles may be formed at all (it fits the memory, it is not slower than
+            its jobs one after another).
+    """
+
+    def __init__(self, times: GroupTimes, size: int, allowed: Allowed) -> None:
+        self._times, self._size, self._allowed = times, size, allowed
+        self._ids: dict[Profiles, int] = {}
+        self._types: list[Profiles] = []
+        self._full: list[bool] = []
+        """By type: takes nobody in any more."""
+        self._of_profile: dict[int, int] = {}
+        self._of_pair: dict[tuple[int, int], int] = {}
+        self._weight = np.full((16, 16), np.nan)
+        self._matchers: dict[tuple[int, ...], Matcher] = {}
+        self._solved: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int, int], ...]] = {}
+
+    def form(self, buckets: Sequence[tuple[int, Sequence[int]]], capacity: int, group_of: GroupOf) -> list[list[Node]]:
+        """Groups of each bucket's jobs.
+
+        Args:
+            buckets: (GPUs of each job, jobs).
+            capacity: GPUs there are. Groups are merged, in order, only while all together need more.
+            group_of: the group that a job runs in now: among equal merges, those that keep groups together are
+                preferred.
+        """
+        required = sum(gpus * len(jobs) for gpus, jobs in buckets)
+        found: list[list[Node]] = [[(job,) for job in jobs] for _, jobs in buckets]
+        kinds = [[self._kind_of_job(job) for job in jobs] for _, jobs in buckets]
+        for _ in range(self._size):
+            if required <= capacity:
+                break
+            before = required
+            for index, (gpus, _) in enumerate(buckets):
+                nodes, of_node = found[index], kinds[index]
+                partner = self._partners(nodes, of_node, group_of)
+                merged: list[Node] = []
+                of_merged: list[int] = []
+                for place, other in enumerate(partner):
+                    if other < 0:
+                        merged.append(nodes[place])
+                        of_merged.append(of_node[place])
+                    elif other < place:
+                        # The pair stands where its second half stood, as in the released code.
+                        if required > capacity:
+                            merged.append(nodes[other] + nodes[place])
+                            of_merged.append(self._merged(of_node[other], of_node[place]))
+                            required -= gpus
+                        else:
+                            merged += (nodes[other], nodes[place])
+                            of_merged += (of_node[other], of_node[place])
+                found[index], kinds[index] = merged, of_merged
+            if required == before:
+                break
+        return found
+
+    def _partners(self, nodes: list[Node], kinds: list[int], group_of: GroupOf) -> list[int]:
+        """For every node the place of its partner in the best matching, or -1."""
+        partner = [-1] * len(nodes)
+        places: dict[int, list[int]] = {}
+        full = self._full
+        for place, kind in enumerate(kinds):
+            if not full[kind]:
+                places.setdefault(kind, []).append(place)
+        if not places:
+            return partner
+        # In the order of the types themselves: their numbers depend on what was seen before.
+        counts = tuple([(kind, len(places[kind])) for kind in sorted(places, key=self._types.__getitem__)])
+        for one, two, count in self._matching(counts):
+            _pair_up(nodes, places, one, two, count, group_of, partner)
+        return partner
+
+    def _kind_of_job(self, job: int) -> int:
+        kind = self._of_profile.get(profile := self._times.of_job[job])
+        if kind is None:
+            kind = self._of_profile[profile] = self._id((profile,))
+        return kind
+
+    def _merged(self, one: int, two: int) -> int:
+        kind = self._of_pair.get((one, two))
+        if kind is None:
+            kind = self._of_pair[one, two] = self._id(tuple(sorted(self._types[one] + self._types[two])))
+        return kind
+
+    def _matching(self, counts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+        """(type, type, how many pairs) of a maximum weight matching."""
+        found = self._solved.get(counts)
+        if found is None:
+            kinds = tuple(kind for kind, _ in counts)
+            matcher = self._matchers.get(kinds)
+            if matcher is None:
+                if len(self._matchers) > _KEPT // 100:
+                    self._matchers.clear()
+                matcher = self._matchers[kinds] = Matcher(self._weights(kinds))
+            if len(self._solved) > _KEPT:
+                self._solved.clear()
+            pairs = matcher.solve(np.array([count for _, count in counts])).pairs
+            found = tuple((kinds[one], kinds[two], count) for one, two, count in pairs)
+            self._solved[counts] = found
+        return found
+
+    def _id(self, profiles: Profiles) -> int:
+        kind = self._ids.get(profiles)
+        if kind is None:
+            kind = self._ids[profiles] = len(self._types)
+            self._types.append(profiles)
+            self._full.append(len(profiles) >= self._size or profiles[0] == UNKNOWN)
+            if kind == len(self._weight):
+                grown = np.full((2 * kind, 2 * kind), np.nan)
+                grown[:kind, :kind] = self._weight
+                self._weight = grown
+        return kind
+
+    def _weights(self, kinds: tuple[int, ...]) -> F8:
+        """Efficiency of the merged group for every two of these types; 0 where they may not be merged."""
+        rows = np.array(kinds)
+        part: F8 = self._weight[np.ix_(rows, rows)]
+        missing = np.argwhere(np.triu(np.isnan(part)))
+        if len(missing):
+            types = self._types
+            pairs = [(kinds[a], kinds[b]) for a, b in missing.tolist()]
+            merged = [tuple(sorted(types[a] + types[b])) for a, b in pairs]
+            able = [len(group) <= self._size and self._allowed(group) for group in merged]
+            weights = self._times.efficiency([group for group, good in zip(merged, able, strict=True) if good])
+            rest = iter(weights)
+            for (a, b), good in zip(pairs, able, strict=True):
+                self._weight[a, b] = self._weight[b, a] = next(rest) if good else 0.0
+            part = self._weight[np.ix_(rows, rows)]
+        return part
+
+
+def _pair_up(
+    nodes: list[Node],
+    places: dict[int, list[int]],
+    one: int,
+    two: int,
+    count: int,
+    group_of: GroupOf,
+    partner: list[int],
+) -> None:
+    """Choose which nodes of the two types are paired: those that run together first, then the first ones."""
+    left, right = places[one], places[two]
+    kept: list[tuple[int, int]] = []
+    standing: dict[int, int] = {}
+    if one != two:
+        for place in right:
+            if (group := group_of(nodes[place][0], -1)) >= 0:
+                standing.setdefault(group, place)
+    if one == two or standing:
+        for place in left:
+            if len(kept) == count:
+                break
+            if (group := group_of(nodes[place][0], -1)) >= 0:
+                other = standing.pop(group, -1)
+                if other >= 0:
+                    kept.append((other, place))
+                elif one == two:
+                    standing[group] = place
+    if kept:
+        taken = {place for pair in kept for place in pair}
+        left = [place for place in left if place not in taken]
+        right = left if one == two else [place for place in right if place not in taken]
+    missing = count - len(kept)
+    if one == two:
+        pairs = [*kept, *zip(left[0 : 2 * missing : 2], left[1 : 2 * missing : 2], strict=True)]
+        places[one] = left[2 * missing :]
+    else:
+        pairs = [*kept, *zip(left[:missing], right[:missing], strict=True)]
+        places[one], places[two] = left[missing:], right[missing:]
+    for a, b in pairs:
+        partner[a], partner[b] = b, a

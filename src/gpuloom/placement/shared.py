@@ -1,0 +1,167 @@
+"""Where groups of jobs go that share their GPUs, each member on a sharing layer of its own.
+
+A group is placed like one job of its GPUs. Groups keep the GPUs that most of their members hold already, if the
+others fit around them; otherwise all are put where they were found to fit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import Decision, Placement
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.placement.pool import Pool, pools_of
+from gpuloom.placement.repack import FirstFit, require_alike
+from gpuloom.placement.shapes import Shape
+
+Group = tuple[int, ...]
+Place = tuple[tuple[int, ...], tuple[int, ...]]
+"""(nodes, masks) of a placement, whatever its layer."""
+
+
+class Room(Protocol):
+    """Free GPUs on which to try things."""
+
+    def take(self, shape: Shape) -> Placement | None:
+        """GPUs for one more of the shape; None if it does not fit."""
+        ...
+
+
+class PooledRoom:
+    """Room by pools: best fit, as few nodes as can be."""
+
+    def __init__(self, pools: Sequence[Pool]) -> None:
+        self.pools = pools
+
+    def take(self, shape: Shape) -> Placement | None:
+        for index in shape.pools:
+            placement = self.pools[index].take(shape.gpus)
+            if placement is not None:
+                return placement
+        return None
+
+
+class FirstFitRoom:
+    """Room on alike nodes, filled first-fit (the rule of the released Muri simulator)."""
+
+    def __init__(self, first_fit: FirstFit) -> None:
+        self._first_fit = first_fit
+
+    def take(self, shape: Shape) -> Placement | None:
+        return self._first_fit.take(shape.gpus)
+
+
+class SharedPlacer:
+    """Keeps who runs with whom, and turns wanted groups into a decision.
+
+    Args:
+        layers: most jobs on a GPU.
+        first_fit: what fits is found first-fit on alike nodes, instead of by best fit.
+        restart_partners: a job that joins a group restarts the members that run already.
+    """
+
+    def __init__(self, snapshot: Snapshot, *, layers: int, first_fit: bool, restart_partners: bool) -> None:
+        if first_fit:
+            require_alike(snapshot.cluster)
+        self._cluster: Cluster = snapshot.cluster
+        self._layers, self._first_fit, self._restart_partners = layers, first_fit, restart_partners
+        self._pool_of_node = {
+            node: index for index, pool in enumerate(pools_of(snapshot.cluster)) for node in pool.nodes
+        }
+        self._empty: list[Pool] = []
+        self._down: frozenset[int] | None = None
+
+    # -- room -----------------------------------------------------------------------------------------------
+
+    def emptied(self, snapshot: Snapshot) -> Room:
+        """The cluster as if nobody ran."""
+        if self._first_fit:
+            return FirstFitRoom(FirstFit(self._cluster, snapshot.nodes_out))
+        return PooledRoom(self._pools(snapshot))
+
+    def free(self, snapshot: Snapshot) -> Room:
+        """GPUs that nobody uses."""
+        return PooledRoom(pools_of(self._cluster, snapshot.idle_masks))
+
+    def _pools(self, snapshot: Snapshot) -> list[Pool]:
+        if self._down != snapshot.nodes_out:
+            self._down = snapshot.nodes_out
+            self._empty = pools_of(
+                self._cluster,
+                [0 if i in self._down else (1 << node.gpus) - 1 for i, node in enumerate(self._cluster.nodes)],
+            )
+        return [pool.copy() for pool in self._empty]
+
+    # -- decisions ------------------------------------------------------------------------------------------
+
+    def together(self, snapshot: Snapshot) -> dict[Place, list[int]]:
+        """Running groups by their place."""
+        groups: dict[Place, list[int]] = {}
+        for job, placement in snapshot.placements.items():
+            groups.setdefault((placement.nodes, placement.masks), []).append(job)
+        return groups
+
+    def settle(
+        self, snapshot: Snapshot, groups: Sequence[Group], fitted: Sequence[Placement], running: dict[Place, list[int]]
+    ) -> Decision:
+        """The decision that leads to these groups, and to no others.
+
+        Args:
+            groups: all that shall run; each was found to fit at the placement of `fitted`.
+            running: `together` of this snapshot.
+        """
+        places = self._keep(snapshot, groups, fitted)
+        held = snapshot.placements
+        run: dict[int, Placement] = {}
+        stay: set[int] = set()
+        for group, place in zip(groups, places, strict=True):
+            before = running.get(place, [])
+            staying = [job for job in group if job in held and (held[job].nodes, held[job].masks) == place]
+            stay.update(group)
+            joining = [job for job in group if job not in staying]
+            if not joining:
+                continue
+            taken = {held[job].layer for job in staying}
+            layers = iter([layer for layer in range(self._layers) if layer not in taken])
+            for job in joining:
+                run[job] = Placement(*place, next(layers))
+            if self._restart_partners and before:
+                run.update({job: held[job] for job in staying})
+        return Decision(run, [job for job in held if job not in stay])
+
+    def start(self, groups: Sequence[Group], fitted: Sequence[Placement]) -> dict[int, Placement]:
+        """Groups of waiting jobs on free GPUs."""
+        return {
+            job: Placement(place.nodes, place.masks, layer)
+            for group, place in zip(groups, fitted, strict=True)
+            for layer, job in enumerate(group)
+        }
+
+    def _keep(self, snapshot: Snapshot, groups: Sequence[Group], fitted: Sequence[Placement]) -> list[Place]:
+        """Places for all: those that running members hold where that is possible."""
+        held = snapshot.placements
+        pools = self._pools(snapshot)
+        places: list[Place | None] = [None] * len(groups)
+        wishes: list[tuple[int, int, Place]] = []
+        for index, group in enumerate(groups):
+            votes = Counter((held[job].nodes, held[job].masks) for job in group if job in held)
+            if votes:
+                place, count = max(votes.items(), key=lambda item: item[1])
+                wishes.append((-count, index, place))
+        wishes.sort()
+        for _, index, place in wishes:
+            pool = pools[self._pool_of_node[place[0][0]]]
+            if all(pool.free[node] & mask == mask for node, mask in zip(*place, strict=True)):
+                places[index] = place
+                pool.claim(Placement(*place))
+        rest = [index for index, place in enumerate(places) if place is None]
+        rest.sort(key=lambda index: -fitted[index].gpus)
+        for index in rest:
+            found = pools[self._pool_of_node[fitted[index].nodes[0]]].take(fitted[index].gpus)
+            if found is None:
+                return [(placement.nodes, placement.masks) for placement in fitted]
+            places[index] = (found.nodes, found.masks)
+        return [place for place in places if place is not None]

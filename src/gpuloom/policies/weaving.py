@@ -1,0 +1,68 @@
+"""What the policies that interleave jobs have in common: their parameters, and the model that these choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gpuloom.core.workload import Workload
+from gpuloom.interleave.efficiency import MAX_GROUP, MEASURED_OVERHEAD, Interleaving
+from gpuloom.interleave.groups import GroupTimes
+from gpuloom.policies.base import Parameter, fraction, one_of, positive, seed, whole, yes_or_no
+
+
+def group_size(text: str) -> int:
+    value = whole(text)
+    if value > MAX_GROUP:
+        raise ValueError(f"must be 1 to {MAX_GROUP}")
+    return value
+
+
+def overhead(text: str) -> tuple[float, ...]:
+    """'measured', 'none', one factor for all groups, or one for 2, 3 and 4 jobs ('1.3/1.5/1.4')."""
+    if text == "measured":
+        return MEASURED_OVERHEAD
+    if text == "none":
+        return (1.0,) * MAX_GROUP
+    factors = [positive(part) for part in text.split("/")]
+    if len(factors) == 1:
+        factors *= MAX_GROUP - 1
+    if len(factors) != MAX_GROUP - 1:
+        raise ValueError("must be 'measured', 'none', one factor, or three for 2, 3 and 4 jobs (1.3/1.5/1.4)")
+    return (1.0, *factors)
+
+
+WEAVING = (
+    Parameter("group_size", MAX_GROUP, group_size, "most jobs that share GPUs, 1 to 4"),
+    Parameter(
+        "ordering",
+        "best",
+        one_of("best", "worst", "none"),
+        "order of the jobs inside a group: the best or worst of all, or none: whatever comes",
+    ),
+    Parameter(
+        "interleave_overhead",
+        MEASURED_OVERHEAD,
+        overhead,
+        "what sharing adds to a group's iteration: measured (Muri's factors for 2, 3, 4 jobs), none, or 1.3/1.5/1.4",
+        "measured",
+    ),
+    Parameter("profile_noise", 0.0, fraction, "stage times that plans are made with are off by up to this share"),
+    Parameter("seed", 0, seed, "seed of the noise"),
+    Parameter(
+        "restart_partners",
+        True,
+        yes_or_no,
+        "a job that joins a group restarts the members that run already (they share one process)",
+        "yes",
+    ),
+    Parameter("first_fit", False, yes_or_no, "nodes are filled first-fit (Muri's artifact), not by best fit", "no"),
+)
+
+
+def group_times(workload: Workload, values: Mapping[str, Any]) -> GroupTimes:
+    """The model of groups that a policy's parameters choose."""
+    interleaving = Interleaving("measured", values["ordering"], values["interleave_overhead"])
+    return GroupTimes(workload, interleaving, noise=values["profile_noise"], rng=np.random.default_rng(values["seed"]))
