@@ -415,7 +415,7 @@ def test_an_interrupt_prints_what_is_done_and_leaves_no_process(
 
 def test_a_reader_that_goes_away_is_met_with_silence(trace: Path) -> None:
     script = (
-        f"'{RUN[0]}' -c '{RUN[2]}' compare '{trace}' --cluster 1x8 --jobs-csv - 2>err | head -n 1; "
+        f"'{RUN[0]}' -c '{RUN[2]}' compare '{trace}' --cluster 1x8 --quiet --jobs-csv - 2>err | head -n 1; "
         "echo ${PIPESTATUS[0]}; cat err"
     )
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, cwd=trace.parent)

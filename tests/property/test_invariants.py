@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +19,14 @@ from gpuloom.sim.inputs import load_policy
 
 CLUSTERS = ("1x8", "2x8", "3x4,1x8", "8x1")
 MIXED = "2x4:V100,2x4:K80"
+WOVEN = ("muri-s", "muri-l", "muri-xs", "muri-xl")
+EVERY = (*POLICIES, *WOVEN)
+
+
+def with_stages(workload: Workload) -> Workload:
+    """The same jobs with stage times that can be woven; of some they are not known."""
+    kinds = np.array([(3.0, 0.2, 0.1), (0.2, 3.0, 0.1), (0.2, 0.3, 3.0), (1.0, 1.0, 1.0), (np.nan,) * 3])
+    return replace(workload, stage_s=kinds[np.arange(len(workload)) * 7 % 11 % 5])
 
 
 def gpus_of(result: SimResult, row: int) -> int:
@@ -80,23 +89,25 @@ def work_done(result: SimResult, workload: Workload, overhead_s: float) -> None:
     assert done == pytest.approx(workload.duration_s, rel=1e-9, abs=1e-6)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY)
 @settings(max_examples=40)
 @given(workload=workloads(), cluster=st.sampled_from(CLUSTERS), overhead=st.sampled_from([0.0, 7.0, 300.0]))
 def test_invariants(policy: str, workload: Workload, cluster: str, overhead: float) -> None:
     nodes = parse_cluster(cluster)
+    workload = with_stages(workload) if policy in WOVEN else workload
     result = simulate(workload, nodes, policy, restart_overhead_s=overhead, record_segments=True)
     check(result, workload, nodes)
-    if policy != "antman":
+    if policy in ALONE:
         work_done(result, workload, overhead)
     assert result.avg_jct_s >= result.lower_bound_avg_jct_s * (1 - 1e-9) - 1e-6
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY)
 @settings(max_examples=25)
 @given(workload=workloads(largest=4, hetero=True), overhead=st.sampled_from([0.0, 30.0]))
 def test_invariants_on_mixed_gpu_models(policy: str, workload: Workload, overhead: float) -> None:
     nodes = parse_cluster(MIXED)
+    workload = with_stages(workload) if policy in WOVEN else workload
     result = simulate(workload, nodes, policy, restart_overhead_s=overhead, record_segments=True)
     check(result, workload, nodes)
     segments = result.segments
@@ -108,7 +119,7 @@ def test_invariants_on_mixed_gpu_models(policy: str, workload: Workload, overhea
     assert result.avg_jct_s >= result.lower_bound_avg_jct_s * (1 - 1e-9) - 1e-6
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY)
 @settings(max_examples=25)
 @given(
     workload=workloads(),
@@ -125,6 +136,7 @@ def test_invariants_when_nodes_fail(
             outages.append(Failure(node, start, start + length))
             free_from[node] = start + length
     nodes = parse_cluster("2x8")
+    workload = with_stages(workload) if policy in WOVEN else workload
     result = simulate(workload, nodes, policy, failures=tuple(outages), checkpoint_s=checkpoint, record_segments=True)
     check(result, workload, nodes)
     segments = result.segments
@@ -135,29 +147,32 @@ def test_invariants_when_nodes_fail(
         assert not (on_node & overlap & (segments.end_s > segments.start_s)).any(), "nobody runs on a lost node"
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY)
 @settings(max_examples=10)
 @given(workload=workloads())
 def test_rounds(policy: str, workload: Workload) -> None:
     nodes = parse_cluster("2x8")
+    workload = with_stages(workload) if policy in WOVEN else workload
     result = simulate(workload, nodes, policy, schedule="rounds", interval_s=60.0, record_segments=True)
     check(result, workload, nodes)
     assert (result.segments.start_s % 60.0 == 0).all()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("policy", ["srtf", "srsf", "tiresias", "themis", "antman"])
+@pytest.mark.parametrize("policy", ["srtf", "srsf", "tiresias", "themis", "antman", *WOVEN])
 @settings(max_examples=20)
 @given(workload=workloads())
 def test_invariants_in_compat_mode(policy: str, workload: Workload) -> None:
     nodes = parse_cluster("2x8")
+    workload = with_stages(workload) if policy in WOVEN else workload
     result = simulate(workload, nodes, policy, compat="muri", record_segments=True)
     check(result, workload, nodes)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY)
 @settings(max_examples=10)
 @given(workload=workloads())
 def test_the_same_seed_gives_the_same_bytes(policy: str, workload: Workload) -> None:
+    workload = with_stages(workload) if policy in WOVEN else workload
     first, second = (
         simulate(workload, "2x8", policy, mtbf_s=5000.0, repair_s=500.0, seed=3, record_segments=True) for _ in range(2)
     )
@@ -220,8 +235,8 @@ def test_easy_backfill_never_delays_the_head(workload: Workload) -> None:
 
 
 def test_every_policy_declares_what_it_is() -> None:
-    for policy in POLICIES:
+    for policy in EVERY:
         made = load_policy(policy)
         assert made.traits.summary
-        assert made.max_jobs_per_gpu == (2 if made.id == "antman" else 1)
+        assert made.max_jobs_per_gpu == (2 if made.id == "antman" else 4 if policy in WOVEN else 1)
         assert (policy in ALONE) == (made.max_jobs_per_gpu == 1)

@@ -194,11 +194,11 @@ def test_the_readme_shows_what_the_program_says(tmp_path: Path, monkeypatch: pyt
     workload = read_trace("jobs.csv").workload
     values = parsed(lines[1])
     cluster = parse_cluster(str(values["cluster"]))
-    rows = {line.split()[0]: line for line in screen.splitlines() if re.match(r"[a-z]+ +\d", line)}
+    rows = {line.split()[0]: line for line in screen.splitlines() if re.match(r"[a-z-]+ +\d", line)}
     assert list(rows) == str(values["policies"]).split(",")
     outcome = run_all([Task(workload, cluster, policy) for policy in rows], {})
     for result in outcome.done:
-        shown = re.match(r"\w+ +((?:\d+[dhms] ?)+)", rows[result.policy])
+        shown = re.match(r"[\w-]+ +((?:\d+[dhms] ?)+)", rows[result.policy])
         assert shown is not None
         units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
         seconds = sum(int(part[:-1]) * units[part[-1]] for part in shown.group(1).split())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from builders import jobs
-from gpuloom.core.cluster import parse_cluster
+from gpuloom.core.cluster import cluster_from_mapping, parse_cluster
 from gpuloom.core.commands import Command, Retime, Start, Stop
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.errors import InvalidTransition, PlanError
@@ -18,6 +18,7 @@ from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Speeds, Workload
+from gpuloom.engine.check import PlanCheck
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
 from gpuloom.policies.base import Policy, Traits
@@ -449,3 +450,19 @@ def test_charging_every_step_takes_the_overhead_from_every_step_that_ends_before
         jobs([(0, 100, 1), (50, 200, 1), (80, 200, 1)]), "1x3", "srtf", compat="muri", restart_overhead_s=10.0
     )
     assert three.end_s[0] == 120, "two steps, two overheads"
+
+
+def test_a_plan_that_overfills_a_gpu_s_memory_is_refused() -> None:
+    workload = jobs([(0, 10, 1), (0, 10, 1)], gpu_memory_mib=np.array([9000.0, 8000.0]))
+    cluster = cluster_from_mapping({"nodes": [{"gpus": 2, "gpu_memory": "16GiB"}]}, source="test")
+    state = State(workload, cluster, layers=2)
+    for job in (0, 1):
+        state.submit(job, 0.0)
+    beside = Decision({0: Placement((0,), (1,), 0), 1: Placement((0,), (1,), 1)})
+    with pytest.raises(PlanError, match=r"need 17000 MiB together on GPU 0 of node .*, which has 16384 MiB"):
+        PlanCheck(state).plan(beside, [])
+    PlanCheck(state, spills_memory=True).plan(beside, [])
+    PlanCheck(state).plan(Decision({0: Placement((0,), (1,), 0), 1: Placement((0,), (2,), 1)}), [])
+    state.start(0, Placement((0,), (1,), 0), 0.0, 0.0, 1.0)
+    with pytest.raises(PlanError, match="17000 MiB"):
+        PlanCheck(state).plan(Decision({1: Placement((0,), (1,), 1)}), [])

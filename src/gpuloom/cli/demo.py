@@ -9,7 +9,7 @@ import click
 
 from gpuloom.cli.progress import task_progress
 
-POLICIES = ("fifo", "sjf", "srtf", "srsf", "tiresias", "gittins", "themis", "antman")
+POLICIES = ("fifo", "sjf", "srtf", "srsf", "tiresias", "gittins", "themis", "antman", "muri-xs", "muri-xl")
 REAL = Path("muri/trace3.csv.gz")
 CLUSTER = "8x8"
 
@@ -39,7 +39,7 @@ def data_folder() -> Path | None:
     help="Folder for the report.",
 )
 def demo(jobs: int, load: float, seed: int, output: Path) -> None:
-    """Compare the baseline policies on a generated Philly-like trace and, where ../shared/data exists, a real one."""
+    """Compare policies on a generated Philly-like trace and, where ../shared/data exists, a real one."""
     from gpuloom.core.cluster import parse_cluster
     from gpuloom.sim import report
     from gpuloom.sim.generate import GeneratorConfig, generate

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuloom.core.columns import ints
+import numpy as np
+
+from gpuloom.core.columns import floats, ints
 from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.errors import PlanError
 from gpuloom.core.state import State
@@ -12,15 +14,18 @@ from gpuloom.placement.shapes import Shapes, shapes_of
 
 
 class PlanCheck:
-    """Jobs that may start or stop, gangs whole, GPUs that exist and are free, one GPU model that the job can use."""
+    """Jobs that may start or stop, gangs whole, GPUs that exist, are free and hold them, a GPU model they can use."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, *, spills_memory: bool = False) -> None:
         workload, cluster = state.workload, state.cluster
         self._state, self._workload, self._cluster, self._layers = state, workload, cluster, state.layers
         self._gpus = ints(workload.gpus)
         self._full = [(1 << node.gpus) - 1 for node in cluster.nodes]
         self._any_model = len(cluster.models) == 1 and workload.gpu_type is None and workload.speeds is None
         self._shapes: Shapes | None = None
+        memory = workload.gpu_memory_mib
+        self._memory = None if memory is None or state.layers == 1 or spills_memory else floats(np.nan_to_num(memory))
+        """Memory of each job on each of its GPUs, where jobs may share one; 0 where not known."""
 
     def plan(self, decision: Decision, stops: Sequence[int]) -> None:
         """Check a decision against the state as it is. Nothing has been applied yet.
@@ -60,6 +65,8 @@ class PlanCheck:
                     )
         if len(decision.run) > 1:
             self._not_twice(decision)
+        if self._memory is not None and decision.run:
+            self._memory_holds(decision, set(stops), self._memory)
 
     def _not_twice(self, decision: Decision) -> None:
         given: dict[tuple[int, int], int] = {}
@@ -70,6 +77,30 @@ class PlanCheck:
                 if before & mask:
                     self._fail(job, placement, f"GPUs {before & mask:#x} of node {node} are given to two jobs")
                 given[key] = before | mask
+
+    def _memory_holds(self, decision: Decision, stops: set[int], memory: memoryview[float]) -> None:
+        """No GPU on which a job starts beside others is given more than its memory."""
+        nodes, owners = self._cluster.nodes, self._state.owners
+        needed: dict[tuple[int, int], float] = {}
+        sharers: dict[tuple[int, int], int] = {}
+        for job, placement in decision.run.items():
+            for node, mask in zip(placement.nodes, placement.masks, strict=True):
+                for gpu in range(mask.bit_length()):
+                    if mask >> gpu & 1:
+                        needed[node, gpu] = needed.get((node, gpu), 0.0) + memory[job]
+                        sharers[node, gpu] = sharers.get((node, gpu), 0) + 1
+        for (node, gpu), total in needed.items():
+            limit = nodes[node].gpu_memory_mib
+            if limit is None:
+                continue
+            others = [layer[node][gpu] for layer in owners if gpu in layer[node] and layer[node][gpu] not in stops]
+            total += sum([memory[other] for other in others])
+            # A job that is too large for the GPU by itself is not for a plan to judge.
+            if total > limit and sharers[node, gpu] + len(others) > 1:
+                raise PlanError(
+                    f"the plan puts jobs that need {total:g} MiB together on GPU {gpu} of node {nodes[node].name}, "
+                    f"which has {limit} MiB"
+                )
 
     def placement(self, job: int, placement: Placement) -> None:
         """Raises PlanError when the placement breaks a rule by itself."""

@@ -47,7 +47,7 @@ class Engine:
         self.charge_every_step, self.checkpoint_s = charge_every_step, checkpoint_s
         self.snapshot = Snapshot(state, progress.restart_overhead_s)
         self.memory = memory if memory is not None else policy.new_memory(state.workload, state.cluster)
-        self._check = PlanCheck(state)
+        self._check = PlanCheck(state, spills_memory=policy.spills_memory)
         sharing = progress.sharing
         self._together = sharing is not None and sharing.starts_together
         self._step_overhead_s = progress.restart_overhead_s.copy() if charge_every_step else None

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuloom.interleave.grouping import group_jobs
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
-from gpuloom.interleave.rounds import Node
+from gpuloom.interleave.rounds import Bucket, Node
 
 _KEPT = 20_000
 
@@ -25,22 +25,19 @@ class ExactGroups:
         self._times, self._size, self._memory_mib = times, size, gpu_memory_mib
         self._solved: dict[tuple[Profiles, int], tuple[Node, ...]] = {}
 
-    def form(
-        self, buckets: Sequence[tuple[int, Sequence[int]]], passes: Sequence[int], capacity: int
-    ) -> list[list[Node]]:
+    def form(self, buckets: Sequence[Bucket], passes: Sequence[int], capacity: int) -> list[list[Node]]:
         """Groups of each bucket's jobs.
 
         Args:
-            buckets: (GPUs of each job, jobs).
             passes: groups that each bucket may form at least; GPUs beyond these go to the buckets in order.
             capacity: GPUs there are.
         """
-        spare = capacity - sum(gpus * count for (gpus, _), count in zip(buckets, passes, strict=True))
+        spare = capacity - sum(bucket.gpus * count for bucket, count in zip(buckets, passes, strict=True))
         formed: list[list[Node]] = []
-        for (gpus, jobs), count in zip(buckets, passes, strict=True):
-            more = min(max(spare, 0) // gpus, len(jobs) - count)
-            spare -= gpus * more
-            formed.append(self._bucket(jobs, count + more))
+        for bucket, count in zip(buckets, passes, strict=True):
+            more = min(max(spare, 0) // bucket.gpus, len(bucket.jobs) - count)
+            spare -= bucket.gpus * more
+            formed.append(self._bucket(bucket.jobs, count + more))
         return formed
 
     def _bucket(self, jobs: Sequence[int], most: int) -> list[Node]:

@@ -4,25 +4,45 @@ In every round the groups so far are the nodes of a graph, an edge weighs the ef
 pairs of a maximum weight matching are merged; two rounds make groups of four. Nodes of the same type (the same
 multiset of job profiles) are interchangeable, so the matching is solved over types, and the same counts of types
 are solved once.
+
+The matcher of the released simulator is not that indifferent (`released.py`): it sees the nodes one by one in their
+order, and the members of a group in theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from gpuloom.core.workload import F8
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
 from gpuloom.interleave.matching import Matcher
+from gpuloom.interleave.released import released_partners
 
 Node = tuple[int, ...]
 """Jobs that run as one group."""
 
 Allowed = Callable[[Profiles], bool]
+Limits = Sequence[tuple[frozenset[int], int]]
+"""(pools, the GPUs that they have together)"""
 GroupOf = Callable[[int, int], int]
 """(job, what to say of a job that does not run) -> the group that it runs in now"""
 _KEPT = 100_000
+MATCHERS = ("exact", "released")
+_MOST_RELEASED = 32
+"""Nodes of the largest problem that the released matcher is given: its time grows with their cube. No bucket of the
+artifact's runs that are at hand has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Jobs of so many GPUs each that may run in these pools, in order."""
+
+    gpus: int
+    pools: frozenset[int]
+    jobs: Sequence[int]
 
 
 class Rounds:
@@ -32,10 +52,12 @@ class Rounds:
         size: most jobs in a group.
         allowed: whether a group of these profiles may be formed at all (it fits the memory, it is not slower than
             its jobs one after another).
+        matcher: 'exact', or 'released': pairs as the released simulator takes them, where it takes a bearable time.
     """
 
-    def __init__(self, times: GroupTimes, size: int, allowed: Allowed) -> None:
+    def __init__(self, times: GroupTimes, size: int, allowed: Allowed, *, matcher: str = "exact") -> None:
         self._times, self._size, self._allowed = times, size, allowed
+        self._released = matcher == "released"
         self._ids: dict[Profiles, int] = {}
         self._types: list[Profiles] = []
         self._full: list[bool] = []
@@ -45,26 +67,33 @@ class Rounds:
         self._weight = np.full((16, 16), np.nan)
         self._matchers: dict[tuple[int, ...], Matcher] = {}
         self._solved: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int, int], ...]] = {}
+        self._solved_in_order: dict[tuple[int, ...], list[int]] = {}
 
-    def form(self, buckets: Sequence[tuple[int, Sequence[int]]], capacity: int, group_of: GroupOf) -> list[list[Node]]:
+    def form(self, buckets: Sequence[Bucket], limits: Limits, group_of: GroupOf) -> list[list[Node]]:
         """Groups of each bucket's jobs.
 
         Args:
-            buckets: (GPUs of each job, jobs).
-            capacity: GPUs there are. Groups are merged, in order, only while all together need more.
+            limits: GPUs there are, by pools. Groups are merged, in order, only while those that have only these pools
+                need more.
             group_of: the group that a job runs in now: among equal merges, those that keep groups together are
                 preferred.
         """
-        required = sum(gpus * len(jobs) for gpus, jobs in buckets)
-        found: list[list[Node]] = [[(job,) for job in jobs] for _, jobs in buckets]
-        kinds = [[self._kind_of_job(job) for job in jobs] for _, jobs in buckets]
-        for _ in range(self._size):
-            if required <= capacity:
+        missing = [
+            sum([bucket.gpus * len(bucket.jobs) for bucket in buckets if bucket.pools <= pools]) - gpus
+            for pools, gpus in limits
+        ]
+        concerned = [[n for n, (pools, _) in enumerate(limits) if bucket.pools <= pools] for bucket in buckets]
+        found: list[list[Node]] = [[(job,) for job in bucket.jobs] for bucket in buckets]
+        kinds = [[self._kind_of_job(job) for job in bucket.jobs] for bucket in buckets]
+        for round_ in range(self._size):
+            if max(missing, default=0) <= 0:
                 break
-            before = required
-            for index, (gpus, _) in enumerate(buckets):
-                nodes, of_node = found[index], kinds[index]
+            before = sum(missing)
+            for index, bucket in enumerate(buckets):
+                nodes, of_node, bounds = found[index], kinds[index], concerned[index]
                 partner = self._partners(nodes, of_node, group_of)
+                if self._size == 3 and round_ == 0 and not self._released:
+                    self._leave_singles(partner, of_node)
                 merged: list[Node] = []
                 of_merged: list[int] = []
                 for place, other in enumerate(partner):
@@ -73,23 +102,38 @@ class Rounds:
                         of_merged.append(of_node[place])
                     elif other < place:
                         # The pair stands where its second half stood, as in the released code.
-                        if required > capacity:
+                        if any(missing[n] > 0 for n in bounds):
                             merged.append(nodes[other] + nodes[place])
                             of_merged.append(self._merged(of_node[other], of_node[place]))
-                            required -= gpus
+                            for n in bounds:
+                                missing[n] -= bucket.gpus
                         else:
                             merged += (nodes[other], nodes[place])
                             of_merged += (of_node[other], of_node[place])
                 found[index], kinds[index] = merged, of_merged
-            if required == before:
+            if sum(missing) == before:
                 break
         return found
 
+    def _leave_singles(self, partner: list[int], kinds: list[int]) -> None:
+        """Keep only the heaviest pairs, a third of the nodes: each needs a single to become a group of three."""
+        pairs = [(a, b) for a, b in enumerate(partner) if a < b]
+        pairs.sort(key=lambda pair: -self._weight[kinds[pair[0]], kinds[pair[1]]])
+        for a, b in pairs[(len(partner) + 1) // 3 :]:
+            partner[a] = partner[b] = -1
+
     def _partners(self, nodes: list[Node], kinds: list[int], group_of: GroupOf) -> list[int]:
-        """For every node the place of its partner in the best matching, or -1."""
+        """For every node the place of its partner in the matching, or -1."""
         partner = [-1] * len(nodes)
         places: dict[int, list[int]] = {}
         full = self._full
+        if self._released:
+            able = [place for place, kind in enumerate(kinds) if not full[kind]]
+            if len(able) <= _MOST_RELEASED:
+                for place, other in zip(able, self._in_order(tuple([kinds[place] for place in able])), strict=True):
+                    partner[place] = able[other] if other >= 0 else -1
+                return partner
+            kinds = [self._id(tuple(sorted(self._types[kind]))) for kind in kinds]
         for place, kind in enumerate(kinds):
             if not full[kind]:
                 places.setdefault(kind, []).append(place)
@@ -110,8 +154,26 @@ class Rounds:
     def _merged(self, one: int, two: int) -> int:
         kind = self._of_pair.get((one, two))
         if kind is None:
-            kind = self._of_pair[one, two] = self._id(tuple(sorted(self._types[one] + self._types[two])))
+            kind = self._of_pair[one, two] = self._id(self._together(one, two))
         return kind
+
+    def _together(self, one: int, two: int) -> Profiles:
+        """Type of two merged. The released code adds up busy seconds in the order of the members."""
+        both = self._types[one] + self._types[two]
+        return both if self._released else tuple(sorted(both))
+
+    def _in_order(self, kinds: tuple[int, ...]) -> list[int]:
+        """Partners of nodes of these types as the released matcher takes them."""
+        found = self._solved_in_order.get(kinds)
+        if found is None:
+            if len(self._solved_in_order) > _KEPT:
+                self._solved_in_order.clear()
+            distinct = list(dict.fromkeys(kinds))
+            row_of = {kind: row for row, kind in enumerate(distinct)}
+            rows = np.array([row_of[kind] for kind in kinds], dtype=np.intp)
+            weight = self._weights(tuple(distinct))[np.ix_(rows, rows)]
+            found = self._solved_in_order[kinds] = released_partners(weight)
+        return found
 
     def _matching(self, counts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int, int], ...]:
         """(type, type, how many pairs) of a maximum weight matching."""
@@ -122,7 +184,8 @@ class Rounds:
             if matcher is None:
                 if len(self._matchers) > _KEPT // 100:
                     self._matchers.clear()
-                matcher = self._matchers[kinds] = Matcher(self._weights(kinds))
+                weight = np.triu(self._weights(kinds))
+                matcher = self._matchers[kinds] = Matcher(weight + np.triu(weight, 1).T)
             if len(self._solved) > _KEPT:
                 self._solved.clear()
             pairs = matcher.solve(np.array([count for _, count in counts])).pairs
@@ -135,7 +198,7 @@ class Rounds:
         if kind is None:
             kind = self._ids[profiles] = len(self._types)
             self._types.append(profiles)
-            self._full.append(len(profiles) >= self._size or profiles[0] == UNKNOWN)
+            self._full.append(len(profiles) >= self._size or UNKNOWN in profiles)
             if kind == len(self._weight):
                 grown = np.full((2 * kind, 2 * kind), np.nan)
                 grown[:kind, :kind] = self._weight
@@ -144,18 +207,17 @@ class Rounds:
 
     def _weights(self, kinds: tuple[int, ...]) -> F8:
         """Efficiency of the merged group for every two of these types; 0 where they may not be merged."""
-        rows = np.array(kinds)
+        rows = np.array(kinds, dtype=np.intp)
         part: F8 = self._weight[np.ix_(rows, rows)]
-        missing = np.argwhere(np.triu(np.isnan(part)))
+        missing = np.argwhere(np.isnan(part))
         if len(missing):
-            types = self._types
             pairs = [(kinds[a], kinds[b]) for a, b in missing.tolist()]
-            merged = [tuple(sorted(types[a] + types[b])) for a, b in pairs]
-            able = [len(group) <= self._size and self._allowed(group) for group in merged]
+            merged = [self._together(a, b) for a, b in pairs]
+            able = [len(group) <= self._size and self._allowed(tuple(sorted(group))) for group in merged]
             weights = self._times.efficiency([group for group, good in zip(merged, able, strict=True) if good])
             rest = iter(weights)
             for (a, b), good in zip(pairs, able, strict=True):
-                self._weight[a, b] = self._weight[b, a] = next(rest) if good else 0.0
+                self._weight[a, b] = next(rest) if good else 0.0
             part = self._weight[np.ix_(rows, rows)]
         return part
 

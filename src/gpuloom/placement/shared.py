@@ -143,8 +143,6 @@ class SharedPlacer:
     def _keep(self, snapshot: Snapshot, groups: Sequence[Group], fitted: Sequence[Placement]) -> list[Place]:
         """Places for all: those that running members hold where that is possible."""
         held = snapshot.placements
-        pools = self._pools(snapshot)
-        places: list[Place | None] = [None] * len(groups)
         wishes: list[tuple[int, int, Place]] = []
         for index, group in enumerate(groups):
             votes = Counter((held[job].nodes, held[job].masks) for job in group if job in held)
@@ -152,16 +150,37 @@ class SharedPlacer:
                 place, count = max(votes.items(), key=lambda item: item[1])
                 wishes.append((-count, index, place))
         wishes.sort()
-        for _, index, place in wishes:
-            pool = pools[self._pool_of_node[place[0][0]]]
-            if all(pool.free[node] & mask == mask for node, mask in zip(*place, strict=True)):
-                places[index] = place
-                pool.claim(Placement(*place))
-        rest = [index for index, place in enumerate(places) if place is None]
-        rest.sort(key=lambda index: -fitted[index].gpus)
-        for index in rest:
-            found = pools[self._pool_of_node[fitted[index].nodes[0]]].take(fitted[index].gpus)
-            if found is None:
-                return [(placement.nodes, placement.masks) for placement in fitted]
-            places[index] = (found.nodes, found.masks)
-        return [place for place in places if place is not None]
+        everyone = range(len(groups))
+        # Nobody who runs is moved; if that leaves no room for somebody, smaller groups make way for larger ones; if
+        # that does not do, all go where they were found to fit.
+        sizes = sorted({placement.gpus for placement in fitted}, reverse=True)
+        for waves in ([everyone], [[n for n in everyone if fitted[n].gpus == gpus] for gpus in sizes]):
+            places = self._in_waves(snapshot, waves, wishes, fitted)
+            if places is not None:
+                return places
+        return [(placement.nodes, placement.masks) for placement in fitted]
+
+    def _in_waves(
+        self,
+        snapshot: Snapshot,
+        waves: Sequence[Sequence[int]],
+        wishes: Sequence[tuple[int, int, Place]],
+        fitted: Sequence[Placement],
+    ) -> list[Place] | None:
+        """Wave by wave: wishes first, then the others by size; None if somebody finds no room."""
+        pools = self._pools(snapshot)
+        places: dict[int, Place] = {}
+        for wave in waves:
+            members = set(wave)
+            for _, index, place in wishes:
+                if index in members:
+                    pool = pools[self._pool_of_node[place[0][0]]]
+                    if all(pool.free[node] & mask == mask for node, mask in zip(*place, strict=True)):
+                        places[index] = place
+                        pool.claim(Placement(*place))
+            for index in sorted((n for n in wave if n not in places), key=lambda n: -fitted[n].gpus):
+                found = pools[self._pool_of_node[fitted[index].nodes[0]]].take(fitted[index].gpus)
+                if found is None:
+                    return None
+                places[index] = (found.nodes, found.masks)
+        return [places[index] for index in range(len(fitted))]

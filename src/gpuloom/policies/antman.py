@@ -60,6 +60,7 @@ class Antman(Policy):
         Parameter("seed", 0, seed, "seed for drawing the classes"),
     )
     uses_stages = True
+    spills_memory = True  # section 4.2: memory scales down to the host's
     max_jobs_per_gpu = 2
 
     cache: _Books | None

@@ -59,6 +59,8 @@ class Policy(ABC):
     """How many jobs may hold a GPU at once, each on a sharing layer of its own."""
     periodic: bool = False
     """Priorities change as time passes: wants to be asked at every scheduling interval, even if nothing happened."""
+    spills_memory: bool = False
+    """Jobs on one GPU may need more memory together than it has: what is too much lies in the host's."""
     uses_stages: bool = False
     """Decides by the stage times of jobs, or has jobs slow each other down by them."""
     preempts_at_intervals: bool = False
@@ -77,10 +79,12 @@ class Policy(ABC):
             self.values[name] = self._parsed(known[name], value)
 
     def _parsed(self, parameter: Parameter, value: Any) -> Any:
-        if not isinstance(value, str):
+        # Numbers are checked as if they had been written; other objects are what `parse` makes of text.
+        number_given = isinstance(value, int | float) and not isinstance(value, bool)
+        if not isinstance(value, str) and not number_given:
             return value
         try:
-            return parameter.parse(value)
+            return parameter.parse(value if isinstance(value, str) else repr(value))
         except (ValueError, InputError) as error:
             raise PolicyError(f"policy {self.id!r}: {parameter.name}={value!r}: {error} ({parameter.help})") from error
 
@@ -135,7 +139,10 @@ def _integer(text: str) -> int:
 
 
 def number(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"must be a number, not {text!r}") from None
     if not math.isfinite(value):
         raise ValueError("must be a finite number")
     return value

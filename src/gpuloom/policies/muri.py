@@ -15,12 +15,15 @@ Between two scheduling intervals new groups start on free GPUs, and nothing else
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heapify, heappop, heapreplace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
@@ -28,7 +31,8 @@ from gpuloom.core.workload import Workload
 from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.interleave.exactly import ExactGroups
 from gpuloom.interleave.groups import GroupSharing, GroupTimes, Profiles
-from gpuloom.interleave.rounds import Node, Rounds
+from gpuloom.interleave.rounds import MATCHERS, Bucket, Limits, Node, Rounds
+from gpuloom.placement.pool import pools_of
 from gpuloom.placement.queues import Entry, ShapeQueues
 from gpuloom.placement.shared import Room, SharedPlacer
 from gpuloom.policies.base import Parameter, Policy, Traits, one_of, yes_or_no
@@ -36,6 +40,8 @@ from gpuloom.policies.weaving import WEAVING, group_times
 
 Groups = list[tuple[Node, int]]
 """(jobs, shape)"""
+_TRIES = 4
+"""Times that groups are formed anew, fewer each time, when some find no place."""
 
 
 class Muri(Policy):
@@ -43,11 +49,18 @@ class Muri(Policy):
 
     parameters: ClassVar[tuple[Parameter, ...]] = (
         *WEAVING,
+        Parameter("first_fit", False, yes_or_no, "nodes are filled first-fit (Muri's artifact), not by best fit", "no"),
         Parameter(
             "grouping",
             "multiround",
             one_of("multiround", "exact", "greedy"),
             "multiround: rounds of maximum weight matching; exact: the best of all groupings; greedy: in order",
+        ),
+        Parameter(
+            "matcher",
+            "exact",
+            one_of(*MATCHERS),
+            "who is paired in a round: exact: the best pairs; released: what the matcher of Muri's artifact takes",
         ),
         Parameter(
             "slow_groups",
@@ -65,6 +78,10 @@ class Muri(Policy):
     def sharing(self, workload: Workload) -> Sharing | None:
         return GroupSharing(group_times(workload, self.values))
 
+    def new_memory(self, workload: Workload, cluster: Cluster) -> list[int] | None:
+        """Jobs in the order of the last plan, which settles ties in the next one as the artifact does; or nothing."""
+        return [] if self.values["matcher"] == "released" else None
+
     @abstractmethod
     def waiting_key(self, snapshot: Snapshot, job: int) -> float:
         """Priority of a job that begins to wait, small first."""
@@ -76,7 +93,7 @@ class Muri(Policy):
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
         if self.cache is None:
             self.cache = _Planner(snapshot, self)
-        return self.cache.plan(snapshot), memory
+        return self.cache.plan(snapshot, memory), memory
 
 
 class MuriS(Muri):
@@ -149,9 +166,21 @@ class _Planner:
         memory = [node.gpu_memory_mib for node in snapshot.cluster.nodes]
         self._memory_mib = min([m for m in memory if m is not None], default=float("inf"))
         self._slow: str = values["slow_groups"]
-        self._rounds = Rounds(self._times, self._size, self._allowed)
+        self._released: bool = values["matcher"] == "released"
+        self._best = self._times
+        if self._released and values["ordering"] != "best":
+            # Whatever the order it runs in, the artifact splits a group by the best one.
+            self._best = group_times(snapshot.workload, {**values, "ordering": "best"})
+        self._order: list[int] = []
+        self._rounds = Rounds(self._times, self._size, self._allowed, matcher=values["matcher"])
         self._exact = ExactGroups(self._times, self._size, self._memory_mib)
         self._queues = ShapeQueues(snapshot, policy.waiting_key)
+        self._pool_of_node = {
+            node: index for index, pool in enumerate(pools_of(snapshot.cluster)) for node in pool.nodes
+        }
+        sets = {frozenset(shape.pools) for shape in self._queues.shapes.shapes}
+        every = frozenset(self._pool_of_node.values())
+        self._pool_sets = [every, *sorted(sets - {every}, key=sorted)]
         self._placer = SharedPlacer(
             snapshot,
             layers=MAX_GROUP,
@@ -159,8 +188,15 @@ class _Planner:
             restart_partners=values["restart_partners"],
         )
 
-    def plan(self, snapshot: Snapshot) -> Decision:
+    def plan(self, snapshot: Snapshot, order: list[int] | None) -> Decision:
+        """What shall change now.
+
+        Args:
+            order: the memory.
+        """
         self._queues.observe(snapshot)
+        if order is not None:
+            self._line_up(snapshot, order)
         if not snapshot.may_preempt:
             return self._fill(snapshot)
         running = list(snapshot.placements)
@@ -175,9 +211,10 @@ class _Planner:
                 by_shape.setdefault(self._queues.shape_of[job], []).append((key, job))
         together = self._placer.together(snapshot)
         group_of = {job: index for index, jobs in enumerate(together.values()) for job in jobs}
-        in_service = sum(node.gpus for i, node in enumerate(snapshot.cluster.nodes) if i not in snapshot.nodes_out)
-        groups = self._groups(snapshot, self._placer.emptied(snapshot), in_service, by_shape, keys, group_of)
-        chosen, fitted = self._fit(self._placer.emptied(snapshot), groups)
+        nodes, out = snapshot.cluster.nodes, snapshot.nodes_out
+        gpus = [0 if index in out else node.gpus for index, node in enumerate(nodes)]
+        room = partial(self._placer.emptied, snapshot)
+        chosen, fitted = self._groups_that_fit(snapshot, room, self._limits(gpus), by_shape, keys, group_of)
         decision = self._placer.settle(snapshot, chosen, fitted, together)
         for job in decision.run:
             if job not in group_of:
@@ -193,33 +230,85 @@ class _Planner:
         wake = snapshot.now_s if shared and snapshot.free_gpus else float("inf")
         if not self._queues or not snapshot.free_gpus:
             return Decision(wake_at_s=wake) if wake == snapshot.now_s else NOTHING
-        groups = self._groups(snapshot, self._placer.free(snapshot), snapshot.free_gpus, {}, {}, {})
-        chosen, fitted = self._fit(self._placer.free(snapshot), groups)
+        limits = self._limits([mask.bit_count() for mask in snapshot.idle_masks])
+        room = partial(self._placer.free, snapshot)
+        chosen, fitted = self._groups_that_fit(snapshot, room, limits, {}, {}, {})
         run = self._placer.start(chosen, fitted)
         for job in run:
             self._queues.remove(job)
         return Decision(run, wake_at_s=wake)
 
+    def _line_up(self, snapshot: Snapshot, order: list[int]) -> None:
+        """Bring the memory up to date: those that came are last."""
+        if self._order is not order:
+            self._order = order
+            known = set(order)
+            order += sorted({*snapshot.waiting(), *snapshot.placements} - known)
+        else:
+            order += snapshot.arrived
+        if snapshot.finished:
+            gone = set(snapshot.finished)
+            order[:] = [job for job in order if job not in gone]
+
     # -- steps ----------------------------------------------------------------------------------------------
+
+    def _limits(self, gpus: Sequence[int]) -> Limits:
+        """GPUs by sets of pools that jobs are bound to, from the GPUs of each node; all pools first."""
+        by_pool = dict.fromkeys(self._pool_of_node.values(), 0)
+        for node, count in enumerate(gpus):
+            by_pool[self._pool_of_node[node]] += count
+        return [(pools, sum([by_pool[pool] for pool in pools])) for pools in self._pool_sets]
+
+    def _groups_that_fit(
+        self,
+        snapshot: Snapshot,
+        room: Callable[[], Room],
+        limits: Limits,
+        running: dict[int, list[Entry]],
+        keys: dict[int, float],
+        group_of: dict[int, int],
+    ) -> tuple[list[Node], list[Placement]]:
+        """Steps 1 to 4. Where GPUs lie so that some groups find no place, fewer groups are formed of the same jobs."""
+        best: tuple[list[Node], list[Placement]] = ([], [])
+        most, total = -1, limits[0][1]
+        for _ in range(1 if self._released or self._grouping != "multiround" else _TRIES):
+            groups = self._groups(snapshot, room(), total, limits, running, keys, group_of)
+            chosen, fitted, left = self._fit(room, groups)
+            jobs = sum([len(node) for node in chosen])
+            if jobs > most:
+                best, most = (chosen, fitted), jobs
+            if not left:
+                break
+            shapes = self._queues.shapes.shapes
+            limits = [
+                (pools, gpus - sum([shapes[shape].gpus for shape in left if pools.issuperset(shapes[shape].pools)]))
+                for pools, gpus in limits
+            ]
+        return best
 
     def _groups(
         self,
         snapshot: Snapshot,
         room: Room,
         capacity: int,
+        limits: Limits,
         running: dict[int, list[Entry]],
         keys: dict[int, float],
         group_of: dict[int, int],
     ) -> Groups:
         """Steps 1 to 3: the groups to run, in order."""
-        buckets, passes = self._select(snapshot, room, capacity, running, keys)
-        sizes = [(self._queues.gpus[shape], jobs) for shape, jobs in buckets]
+        if self._released and snapshot.may_preempt:
+            buckets, passes = self._walk(room, capacity, keys)
+        else:
+            buckets, passes = self._select(snapshot, room, capacity, running, keys)
+        pools = [frozenset(shape.pools) for shape in self._queues.shapes.shapes]
+        sizes = [Bucket(self._queues.gpus[shape], pools[shape], jobs) for shape, jobs in buckets]
         if self._grouping == "greedy":
             formed = self._greedy(sizes, passes, capacity)
         elif self._grouping == "exact":
             formed = self._exact.form(sizes, passes, capacity)
         else:
-            formed = self._rounds.form(sizes, capacity, group_of.get)
+            formed = self._rounds.form(sizes, limits, group_of.get)
         groups = [(node, shape) for (shape, _), nodes in zip(buckets, formed, strict=True) for node in nodes]
         if self._slow == "split":
             groups = [(part, shape) for node, shape in groups for part in self._split(node)]
@@ -276,11 +365,49 @@ class _Planner:
             [passes[index] for index in in_order],
         )
 
-    def _greedy(self, buckets: list[tuple[int, list[int]]], passes: list[int], capacity: int) -> list[list[Node]]:
+    def _walk(self, room: Room, capacity: int, keys: dict[int, float]) -> tuple[list[tuple[int, list[int]]], list[int]]:
+        """The same as the artifact does it.
+
+        It keeps one list of all jobs, sorts it stably by their keys, and after every plan by GPUs, many first. So
+        equal keys stand as they stood before, and that may depend on keys long gone.
+        """
+        order, shape_of, gpus_of = self._order, self._queues.shape_of, self._queues.gpus
+        for queue in self._queues.waiting:
+            keys.update([(job, key) for key, job in queue])
+        order.sort(key=keys.__getitem__)
+        listed: dict[int, list[int]] = {}
+        for job in order:
+            listed.setdefault(shape_of[job], []).append(job)
+        for shape in [shape for shape in listed if gpus_of[shape] > capacity]:
+            del listed[shape]
+        claimed = dict.fromkeys(listed, 0)
+        passes = dict.fromkeys(listed, 0)
+        place = dict.fromkeys(listed, 0)
+        closed = 0
+        for job in order:
+            shape = shape_of[job]
+            if shape not in claimed or (at := place[shape]) < 0:
+                continue
+            place[shape] = at + 1
+            if at < claimed[shape]:
+                continue
+            if room.take(self._queues.shapes.shapes[shape]) is None:
+                place[shape] = -1  # nor will any later job of this shape fit
+                closed += 1
+                if closed == len(listed):
+                    break
+                continue
+            passes[shape] += 1
+            claimed[shape] = min(claimed[shape] + self._size, len(listed[shape]))
+        order.sort(key=lambda job: -gpus_of[shape_of[job]])
+        return [(shape, jobs[: claimed[shape]]) for shape, jobs in listed.items()], list(passes.values())
+
+    def _greedy(self, buckets: Sequence[Bucket], passes: list[int], capacity: int) -> list[list[Node]]:
         """Each job that claimed others takes the next ones in, while all together need more GPUs than there are."""
-        required = sum(gpus * len(jobs) for gpus, jobs in buckets)
+        required = sum(bucket.gpus * len(bucket.jobs) for bucket in buckets)
         formed: list[list[Node]] = []
-        for (gpus, jobs), groups in zip(buckets, passes, strict=True):
+        for bucket, groups in zip(buckets, passes, strict=True):
+            gpus, jobs = bucket.gpus, bucket.jobs
             done: list[Node] = []
             for first in range(0, groups * self._size, self._size):
                 head: Node = (jobs[first],)
@@ -295,22 +422,37 @@ class _Planner:
         return formed
 
     def _split(self, node: Node) -> list[Node]:
-        profiles = self._times.profiles_of(node)
-        if len(node) == 1 or self._times.gains([profiles])[0] >= 1.0:
+        profiles = self._best.profiles_of(node)
+        if len(node) == 1 or self._best.gains([profiles])[0] >= 1.0:
             return [node]
         return [(job,) for job in node]
 
-    def _fit(self, room: Room, groups: Groups) -> tuple[list[Node], list[Placement]]:
-        """Step 4."""
+    def _fit(self, room: Callable[[], Room], groups: Groups) -> tuple[list[Node], list[Placement], list[int]]:
+        """Step 4: the groups that fit, where, and the shapes of those that don't."""
+        shapes = self._queues.shapes.shapes
+        if not self._policy.values["first_fit"]:
+            # Large ones first leaves the fewest gaps: if all fit so, all run.
+            trial = room()
+            places: dict[int, Placement] = {}
+            for index in sorted(range(len(groups)), key=lambda n: -shapes[groups[n][1]].gpus):
+                placement = trial.take(shapes[groups[index][1]])
+                if placement is None:
+                    break
+                places[index] = placement
+            else:
+                return [node for node, _ in groups], [places[n] for n in range(len(groups))], []
         chosen: list[Node] = []
         fitted: list[Placement] = []
-        shapes = self._queues.shapes.shapes
+        left: list[int] = []
+        ordered = room()
         for node, shape in groups:
-            placement = room.take(shapes[shape])
-            if placement is not None:
+            placement = ordered.take(shapes[shape])
+            if placement is None:
+                left.append(shape)
+            else:
                 chosen.append(node)
                 fitted.append(placement)
-        return chosen, fitted
+        return chosen, fitted, left
 
     def _allowed(self, profiles: Profiles) -> bool:
         if profiles[0] < 0 or not self._times.fits(profiles, self._memory_mib):

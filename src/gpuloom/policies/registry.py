@@ -27,6 +27,8 @@ BUILT_IN = {
     "gavel": "gpuloom.policies.gavel:Gavel",
     "muri-s": "gpuloom.policies.muri:MuriS",
     "muri-l": "gpuloom.policies.muri:MuriL",
+    "muri-xs": "gpuloom.policies.muri_x:MuriXS",
+    "muri-xl": "gpuloom.policies.muri_x:MuriXL",
 }
 
 

@@ -29,6 +29,8 @@ def overhead(text: str) -> tuple[float, ...]:
     factors = [positive(part) for part in text.split("/")]
     if len(factors) == 1:
         factors *= MAX_GROUP - 1
+    if len(factors) == MAX_GROUP and factors[0] == 1.0:
+        return tuple(factors)
     if len(factors) != MAX_GROUP - 1:
         raise ValueError("must be 'measured', 'none', one factor, or three for 2, 3 and 4 jobs (1.3/1.5/1.4)")
     return (1.0, *factors)
@@ -58,7 +60,6 @@ WEAVING = (
         "a job that joins a group restarts the members that run already (they share one process)",
         "yes",
     ),
-    Parameter("first_fit", False, yes_or_no, "nodes are filled first-fit (Muri's artifact), not by best fit", "no"),
 )
 
 

@@ -23,6 +23,8 @@ class Compat:
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+_MURI: Mapping[str, Any] = {"first_fit": True, "restart_partners": False, "slow_groups": "split", "matcher": "released"}
+
 MODES: dict[str, Compat] = {
     "muri": Compat(
         charge_every_step=True,
@@ -32,8 +34,10 @@ MODES: dict[str, Compat] = {
             "srsf": {"placement": "repack"},
             "tiresias": {"scatter": True, "whole_seconds": True},
             "themis": {"mode": "muri"},
-            "muri-s": {"first_fit": True, "restart_partners": False, "slow_groups": "split", "first_estimate": True},
-            "muri-l": {"first_fit": True, "restart_partners": False, "slow_groups": "split"},
+            "muri-s": {**_MURI, "first_estimate": True},
+            "muri-l": _MURI,
+            "muri-xs": {"restart_partners": False},
+            "muri-xl": {"restart_partners": False},
         },
     ),
 }

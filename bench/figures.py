@@ -1,0 +1,1056 @@
+"""Write docs/weaving.md: the figures of the Muri paper and of gpuloom's own weaving, on the traces at hand.
+
+    python bench/figures.py                 the whole grid (`make figures`)
+    python bench/figures.py --only fig9,speed   some sections, printed
+    python bench/figures.py --quick         trace3 and the 400-job trace only, printed
+
+Results are kept in out/figures.json and used again until the code that made them changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import gpuloom
+from fidelity import CLUSTER, METRICS, TRACES, difference, number, read_rows, shown, table
+from gpuloom.core.errors import GpuloomError
+from gpuloom.core.workload import Labels, Workload
+from gpuloom.policies.registry import BUILT_IN, parse_policy, policy_class, policy_ids
+from gpuloom.sim import simulate
+from gpuloom.sim.compat import compat_mode
+from gpuloom.sim.generate import GeneratorConfig, generate
+from gpuloom.sim.profiles import Profiles, shipped, with_profiles
+from gpuloom.sim.traces import read_trace
+
+REPO = Path(__file__).resolve().parents[1]
+BENCH = REPO / "bench"
+CODE = Path(gpuloom.__file__).resolve().parent
+KNOWN = {"SRTF": "srtf", "SRSF": "srsf"}
+UNKNOWN = {"Tiresias": "tiresias", "Themis": "themis", "AntMan": "antman"}
+MURI = {"Muri-S": "muri-s", "Muri-L": "muri-l"}
+NAMES = {**KNOWN, **UNKNOWN, **MURI}
+PHILLY = ("trace1", "trace3", "trace1_pr", "trace3_pr")
+JOB_TYPES = ("job_type_1", "job_type_2", "job_type_3", "trace3")
+LARGE = {
+    "trace1_5755": "5,755 jobs drawn from trace1",
+    "load3_5755": "5,755 jobs, generated, load 3",
+}
+MODES: dict[str, dict[str, Any]] = {
+    "compat": {"compat": "muri"},
+    "own": {},
+    "rounds": {"schedule": "rounds", "interval_s": 360.0},
+}
+NOISE = (0.2, 0.4, 0.6, 0.8, 1.0)
+SEEDS = {"trace3": 5, "trace1": 3}
+PAPER = {"fig9": (1.13, 2.26), "fig10": (1.53, 6.15)}
+"""Improvement of the average JCT that the paper reports."""
+
+# Source: simulator/draw_fig11-13.py of the Muri artifact; average JCT and makespan, s.
+FIG11 = {
+    "Muri-L": ("muri-l", {"trace1": (1072009.71, 18593245.7), "trace3": (88686.97, 8174135.28)}),
+    "worst order in groups": (
+        "muri-l:ordering=worst",
+        {"trace1": (1482465.078, 21797275.5), "trace3": (146324.4084, 8174135.28)},
+    ),
+    "without Blossom": (
+        "muri-l:grouping=greedy",
+        {"trace1": (1192784.955, 19653377.9), "trace3": (96016.95407, 8174135.28)},
+    ),
+}
+FIG12 = {
+    "AntMan": ("antman", {"trace1_pr": (9808250.677, 20285085.6), "trace3_pr": (2674393.018, 5799634.7)}),
+    "Muri-L, 2 jobs": (
+        "muri-l:group_size=2",
+        {"trace1_pr": (2624732.58, 18845825.6), "trace3_pr": (1348968.422, 5244800.6)},
+    ),
+    "Muri-L, 3 jobs": (
+        "muri-l:group_size=3",
+        {"trace1_pr": (2738962.215, 17773101.8), "trace3_pr": (1242056.648, 5175874.98)},
+    ),
+    "Muri-L, 4 jobs": ("muri-l", {"trace1_pr": (2141936.535, 16639500.4), "trace3_pr": (921094.7449, 4403652.2)}),
+}
+FIG13 = {
+    "SRTF": ("srtf", (192543.8569, 192494.5694, 192277.9859, 193081.796)),
+    "Muri-S": ("muri-s", (182804.0161, 135643.09, 90861.63341, 85502.55387)),
+    "Tiresias": ("tiresias", (346383.4174, 346280.513, 345883.8473, 347213.2481)),
+    "Muri-L": ("muri-l", (342921.6979, 233034.5164, 101383.3536, 88686.97313)),
+}
+SECTIONS = ("reproduction", "fig9", "fig10", "testbed", "fig11", "fig12", "fig13", "fig14", "own", "x", "speed")
+LIMITS_S = {"trace3": 3.0, "trace1": 20.0, "trace1_pr": 20.0, "trace3_pr": 20.0, **dict.fromkeys(LARGE, 60.0)}
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One simulation: a trace, a policy in its written form, a mode of `MODES`."""
+
+    trace: str
+    policy: str
+    mode: str
+
+    def __str__(self) -> str:
+        return f"{self.trace} {self.policy} ({self.mode})"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is kept of a run; NaN where it failed or has not run yet."""
+
+    avg_jct_s: float = math.nan
+    p99_jct_s: float = math.nan
+    makespan_s: float = math.nan
+    restarts: float = math.nan
+    jobs: int = 0
+    cpu_s: float = math.nan
+    wall_s: float = math.nan
+
+
+@cache
+def load(trace: str, folder: Path) -> Workload:
+    if trace == "load3_5755":
+        config = GeneratorConfig(jobs=5755, gpus=64, load=3.0, opportunistic=0.5, seed=1)
+        return with_profiles(generate(config), Profiles(shipped(), (), ""))  # not the user's own
+    if trace == "trace1_5755":
+        return drawn(load("trace1", folder), 5755)
+    return read_trace(folder / f"{TRACES[trace]}.csv.gz").workload
+
+
+def drawn(workload: Workload, jobs: int) -> Workload:
+    """A longer trace of the same kind: jobs and gaps between submissions drawn from a workload, with replacement."""
+    rng = np.random.default_rng(1)
+    rows = rng.integers(0, len(workload), jobs)
+    gaps = rng.choice(np.diff(workload.submit_s, prepend=0.0), jobs)
+    columns: dict[str, Any] = {}
+    for name in ("model", "priority", "estimate_s", "iteration_s", "stage_s"):
+        column = getattr(workload, name)
+        if column is not None:
+            columns[name] = column.take(rows) if isinstance(column, Labels) else column[rows]
+    submit_s = np.cumsum(gaps)
+    return Workload(f"{jobs:,} of {workload.name}", submit_s, workload.duration_s[rows], workload.gpus[rows], **columns)
+
+
+def measure(run: Run, folder: Path) -> Figures | str:
+    """In a worker: the figures, or why there are none."""
+    try:
+        workload = load(run.trace, folder)
+        begun = time.process_time()
+        result = simulate(workload, CLUSTER, run.policy, **MODES[run.mode])
+    except (GpuloomError, NotImplementedError, ImportError) as error:
+        return f"{type(error).__name__}: {error}"
+    if result.interrupted:
+        return "interrupted"
+    return Figures(
+        avg_jct_s=result.avg_jct_s,
+        p99_jct_s=result.p99_jct_s,
+        makespan_s=result.makespan_s,
+        restarts=result.restarts,
+        jobs=result.jobs,
+        cpu_s=time.process_time() - begun,
+        wall_s=result.wall_s,
+    )
+
+
+@cache
+def code_of(policy_id: str) -> str:
+    """A hash of the code that a run under this policy may use."""
+    skip = {CODE / "policies" / "registry.py"}
+    for other in BUILT_IN.values():
+        skip.add(CODE / "policies" / f"{other.split(':')[0].rsplit('.', 1)[-1]}.py")
+    for cls in policy_class(policy_id).__mro__:
+        skip.discard(CODE / "policies" / f"{cls.__module__.rsplit('.', 1)[-1]}.py")
+    digest = hashlib.sha256()
+    for path in sorted([*CODE.rglob("*.py"), *(CODE / "data").glob("*")]):
+        part = path.relative_to(CODE).parts
+        if part[0] == "cli" or part[:2] == ("sim", "report") or path in skip:
+            continue
+        digest.update(str(path.relative_to(CODE)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+class Grid:
+    """Runs what is asked for, once, and remembers it in a file.
+
+    Until `run` is called, `get` notes what is wanted and answers NaN: the page is written twice.
+    """
+
+    def __init__(self, folder: Path, store: Path) -> None:
+        self.folder, self.store = folder, store
+        self.wanted: dict[Run, None] = {}
+        self.failed: dict[Run, str] = {}
+        self._known: dict[str, dict[str, Any]] = {}
+        if store.is_file():
+            try:
+                self._known = json.loads(store.read_text(encoding="utf-8"))
+            except ValueError:
+                print(f"{store} can't be read and is made anew", file=sys.stderr)
+
+    def get(self, trace: str, policy: str, mode: str = "compat") -> Figures:
+        run = Run(trace, policy, mode)
+        self.wanted[run] = None
+        entry = self._known.get(str(run))
+        if entry is None or entry["code"] != self._code(run):
+            return Figures()
+        return Figures(**entry["figures"])
+
+    def run(self, jobs: int) -> None:
+        """Run what is wanted and not known."""
+        todo = [run for run in self.wanted if not math.isfinite(self.get(run.trace, run.policy, run.mode).avg_jct_s)]
+        print(f"{len(todo)} of {len(self.wanted)} runs to do", file=sys.stderr)
+        for run in todo:
+            policy_class(parse_policy(run.policy)[0])  # the code as of now, should files change meanwhile
+        begun, done = time.monotonic(), 0
+        with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+            waiting = {pool.submit(measure, run, self.folder): run for run in todo}
+            try:
+                for future in as_completed(waiting):
+                    run, found = waiting[future], future.result()
+                    done += 1
+                    left = (time.monotonic() - begun) / done * (len(todo) - done)
+                    if isinstance(found, str):
+                        self.failed[run] = found
+                        text = found
+                    else:
+                        kept = {name: getattr(found, name) for name in Figures.__slots__}
+                        self._known[str(run)] = {"code": self._code(run), "figures": kept}
+                        self._save()
+                        text = f"{found.cpu_s:.1f} s"
+                    print(f"[{done}/{len(todo)}] {run}: {text}   (about {left:.0f} s left)", file=sys.stderr)
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise SystemExit("interrupted; what is done is kept") from None
+
+    def _code(self, run: Run) -> str:
+        data = self.folder / f"{TRACES.get(run.trace, TRACES['trace1'])}.csv.gz"
+        return f"{code_of(parse_policy(run.policy)[0])} {_stamp(data)} {json.dumps(MODES[run.mode])}"
+
+    def _save(self) -> None:
+        self.store.parent.mkdir(parents=True, exist_ok=True)
+        new = self.store.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(self._known, indent=1), encoding="utf-8")
+        new.replace(self.store)
+
+
+@cache
+def _stamp(data: Path) -> str:
+    return hashlib.sha256(data.read_bytes()).hexdigest()[:12] if data.is_file() else "-"
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def ratio(theirs: float, ours: float) -> float:
+    return theirs / ours if math.isfinite(theirs) and math.isfinite(ours) and ours > 0 else math.nan
+
+
+def times(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "-"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.1f}" if math.isfinite(value) else "-"
+
+
+def beside(value: float, other: float) -> str:
+    """A figure, and in brackets how far it is from another."""
+    return f"{shown(value)} ({difference(value, other)})" if math.isfinite(other) else shown(value)
+
+
+def change(value: float, other: float) -> str:
+    return f"{value / other - 1:+.1%}" if math.isfinite(value) and math.isfinite(other) else "-"
+
+
+def span(values: Iterable[float]) -> str:
+    known = [value for value in values if math.isfinite(value)]
+    return f"{min(known):.2f}-{max(known):.2f}" if known else "-"
+
+
+def mean(values: Iterable[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return fmean(known) if known else math.nan
+
+
+def matchers() -> list[tuple[str, str]]:
+    """What `--compat muri` pairs jobs by, and the other ways there are: (label, parameter as it is written)."""
+    found = next((p for p in policy_class("muri-s").parameters if p.name == "matcher"), None)
+    if found is None:
+        return [("", "")]
+    chosen = compat_mode("muri").parameters["muri-s"].get("matcher", found.default)
+    others = [name for name in ("exact", "released") if name != chosen]
+    return [("", ""), *((f", matcher={name}", f":matcher={name}") for name in others)]
+
+
+def command(trace: str, policies: Iterable[str], *options: str) -> list[str]:
+    """A fenced command line that shows figures of a table."""
+    named = ",".join(policies)
+    named = f"'{named}'" if ";" in named else named
+    words = ["gpuloom compare", f"../shared/data/muri/{TRACES[trace]}.csv.gz", "--cluster", CLUSTER]
+    return ["```sh", " ".join([*words, "--policies", named, *options]), "```", ""]
+
+
+@dataclass
+class Page:
+    """The page's sections. Each returns lines, and asks the grid for what it shows."""
+
+    grid: Grid
+    quick: bool = False
+    bars: dict[str, list[tuple[str, float, float]]] = field(default_factory=dict)
+    """What is plotted: by panel (label, ours, published)."""
+    against: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Of our own policies, by mode: the mean change of the average JCT from the paper's."""
+
+    def __post_init__(self) -> None:
+        folder = self.grid.folder
+        self.published = {(r["trace"], r["policy"]): r for r in read_rows(folder / "published_results.csv")}
+        self.reference = {(r["trace"], r["policy"]): r for r in read_rows(folder / "reference_results.csv")}
+
+    def traces(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if not self.quick or name in {"trace3", "cluster_trace"}]
+
+    def known(self, trace: str, name: str, attribute: str) -> float:
+        """A published figure."""
+        return number(self.published.get((trace, name), {}).get(attribute))
+
+    # -- reproduction -----------------------------------------------------------------------------------------------
+
+    def reproduction(self) -> list[str]:
+        variants = {name + label: (name, policy + more) for label, more in matchers() for name, policy in MURI.items()}
+        policies = [policy for _, policy in variants.values()]
+        header = ["trace", "policy", *(f"{title} (s)" for title, _ in METRICS), "wall s", "CPU s"]
+        lines = [REPRODUCTION, *command("trace3", policies, "--compat muri")]
+        rows, off = [], []
+        for trace in self.traces(("trace3", "cluster_trace", "job_type_1", "job_type_2", "job_type_3")):
+            for label, (name, policy) in variants.items():
+                theirs = self.reference[trace, name]
+                row, apart = self._beside(trace, label, policy, {a: number(theirs[a]) for _, a in METRICS})
+                rows.append([*row, seconds(number(theirs["cpu_s_here"]))])
+                off += [text for text, relative in apart if abs(relative) > 0.02]
+        lines += table([*header, "artifact, CPU s"], rows)
+        lines += [f"More than 2 % off: {'; '.join(off) or 'none'}.", ""]
+        lines += [PUBLISHED, *command("trace1", policies, "--compat muri")]
+        rows, worse = [], []
+        for trace in self.traces(PHILLY):
+            for label, (name, policy) in variants.items():
+                row, apart = self._beside(trace, label, policy, {a: self.known(trace, name, a) for _, a in METRICS})
+                rows.append(row)
+                worse += [text for text, relative in apart if relative > 0.02]
+        lines += table(header, rows)
+        return [*lines, f"More than 2 % worse than published: {'; '.join(worse) or 'none'}.", ""]
+
+    def _beside(
+        self, trace: str, label: str, policy: str, theirs: dict[str, float]
+    ) -> tuple[list[str], list[tuple[str, float]]]:
+        """A row of figures beside others, and of each how far it is off."""
+        ours, cells, apart = self.grid.get(trace, policy), [], []
+        for title, attribute in METRICS:
+            value, other = getattr(ours, attribute), theirs[attribute]
+            cells.append(beside(value, other))
+            apart.append((f"{trace} {label}, {title} {difference(value, other)}", value / other - 1))
+        return [trace, label, *cells, seconds(ours.wall_s), seconds(ours.cpu_s)], apart
+
+    # -- figures 9 and 10 -------------------------------------------------------------------------------------------
+
+    def fig9(self) -> list[str]:
+        return [FIG9, *self._improvement("fig9", "Muri-S", KNOWN)]
+
+    def fig10(self) -> list[str]:
+        return [FIG10, *self._improvement("fig10", "Muri-L", UNKNOWN)]
+
+    def _improvement(self, figure: str, name: str, baselines: dict[str, str]) -> list[str]:
+        lines = command("trace1", [*baselines.values(), MURI[name]], "--compat muri")
+        rows, ours_of, theirs_of = [], [], []
+        bars = self.bars.setdefault(name, [])
+        for trace in self.traces(PHILLY):
+            for title, policy in baselines.items():
+                base, muri = self.grid.get(trace, policy), self.grid.get(trace, MURI[name])
+                cells = []
+                for _, attribute in METRICS:
+                    ours = ratio(getattr(base, attribute), getattr(muri, attribute))
+                    theirs = ratio(self.known(trace, title, attribute), self.known(trace, name, attribute))
+                    cells.append(f"{times(ours)} / {times(theirs)}")
+                    if attribute == "avg_jct_s":
+                        ours_of.append(ours)
+                        theirs_of.append(theirs)
+                        bars.append((f"{trace}\n{title}", ours, theirs))
+                rows.append([trace, title, *cells])
+        low, high = PAPER[figure]
+        lines += table(("trace", f"{name} over", *(f"{t}, ours / published" for t, _ in METRICS)), rows)
+        text = (
+            f"Average JCT: ours {span(ours_of)} times, by the published figures of these traces {span(theirs_of)}, "
+            f"by the paper {low}-{high} (four traces)."
+        )
+        return [*lines, text, ""]
+
+    # -- testbed ----------------------------------------------------------------------------------------------------
+
+    def testbed(self) -> list[str]:
+        lines = [TESTBED]
+        lines += command("cluster_trace", [*KNOWN.values(), "tiresias", *MURI.values()], "--schedule rounds")
+        rows, figures = [], {}
+        for name, policy in NAMES.items():
+            files = [self.grid.folder / "testbed_results" / f"{n}_job.csv.gz" for n in (name, name.lower())]
+            path = next((file for file in files if file.is_file()), None)
+            if path is None:
+                continue
+            log = read_rows(path)
+            jct = np.sort([float(row["JCT"]) for row in log])
+            real = Figures(
+                avg_jct_s=float(jct.mean()),
+                p99_jct_s=float(jct[int(0.99 * len(jct))]),
+                makespan_s=max(float(row["end_time"]) for row in log),
+            )
+            # The testbed ran the artifact's rule under the name of Themis, not leases.
+            ruled = "themis:mode=muri" if policy == "themis" else policy
+            ours = self.grid.get("cluster_trace", ruled, "rounds")
+            compat = self.grid.get("cluster_trace", policy)
+            figures[name] = (real, ours)
+            for title, attribute in METRICS:
+                value = getattr(real, attribute)
+                cells = [beside(getattr(other, attribute), value) for other in (ours, compat)]
+                rows.append([name, title, shown(value), *cells])
+        lines += table(("policy", "metric (s)", "testbed", "gpuloom, rounds of 360 s", "`--compat muri`"), rows)
+        rows = []
+        for name, others in (("Muri-S", ("SRTF", "SRSF")), ("Muri-L", ("Tiresias", "Themis"))):
+            for other in others:
+                cells = []
+                for _, attribute in METRICS:
+                    pair = [
+                        ratio(getattr(figures[other][i], attribute), getattr(figures[name][i], attribute))
+                        for i in (0, 1)
+                    ]
+                    cells.append(f"{times(pair[1])} / {times(pair[0])}")
+                rows.append([f"{name} over {other}", *cells])
+        return [*lines, *table(("improvement", *(f"{t}, ours / testbed" for t, _ in METRICS)), rows)]
+
+    # -- ablations --------------------------------------------------------------------------------------------------
+
+    def fig11(self) -> list[str]:
+        lines = [FIG11_TEXT]
+        lines += command("trace1", ["muri-l", "muri-l:ordering=worst", "muri-l:grouping=greedy"], "--compat muri")
+        rows = []
+        for trace in self.traces(("trace1", "trace3")):
+            base, base_known = self.grid.get(trace, "muri-l"), FIG11["Muri-L"][1][trace]
+            for title, (policy, known) in FIG11.items():
+                ours, (avg, last) = self.grid.get(trace, policy), known[trace]
+                if title != "Muri-L":
+                    pair = (ours.avg_jct_s / base.avg_jct_s, avg / base_known[0])
+                    self.bars.setdefault("fig11", []).append((f"{trace}\n{title}", *pair))
+                rows.append(
+                    [
+                        *(trace, title, shown(ours.avg_jct_s), change(ours.avg_jct_s, base.avg_jct_s)),
+                        *(shown(avg), change(avg, base_known[0])),
+                        *(shown(ours.makespan_s), change(ours.makespan_s, base.makespan_s)),
+                        *(shown(last), change(last, base_known[1])),
+                    ]
+                )
+        header = ("trace", "policy", "avg JCT (s)", "change", "published", "change")
+        lines += table((*header, "makespan (s)", "change", "published", "change"), rows)
+        lines += [MORE_TEXT]
+        lines += command("trace3", MURI.values(), "--grouping exact", "--compat muri")
+        rows = []
+        variants = {
+            "as it is": "",
+            "worst order in groups": "ordering=worst",
+            "no order chosen": "ordering=none",
+            "groups in the queue's order (no matching)": "grouping=greedy",
+            "exact grouping": "grouping=exact",
+            "no overhead of sharing": "interleave_overhead=none",
+            "one job a group": "group_size=1",
+        }
+        for trace in self.traces(("trace1", "trace3")):
+            for name, policy in MURI.items():
+                base = self.grid.get(trace, policy)
+                for title, setting in variants.items():
+                    ours = self.grid.get(trace, f"{policy}:{setting}" if setting else policy)
+                    cells = [f"{shown(v := getattr(ours, a))} ({change(v, getattr(base, a))})" for _, a in METRICS]
+                    rows.append([trace, name, title, *cells, seconds(ours.cpu_s)])
+        return [*lines, *table(("trace", "policy", "variant", *(f"{t} (s)" for t, _ in METRICS), "CPU s"), rows)]
+
+    def fig12(self) -> list[str]:
+        traces = self.traces(("trace1_pr", "trace3_pr"))
+        if not traces:
+            return []
+        lines = [FIG12_TEXT]
+        lines += command("trace3_pr", ["muri-l"], "--group-size 2", "--compat muri")
+        rows = []
+        for trace in traces:
+            known = {title: (policy, figures[trace]) for title, (policy, figures) in FIG12.items()}
+            listed = {
+                "AntMan": known["AntMan"],
+                "Muri-L, 1 job": ("muri-l:group_size=1", (math.nan, math.nan)),
+                **known,
+            }
+            base, (base_avg, base_last) = self.grid.get(trace, "antman"), known["AntMan"][1]
+            for title, (policy, (avg, last)) in listed.items():
+                ours = self.grid.get(trace, policy)
+                pair = (ratio(base.avg_jct_s, ours.avg_jct_s), ratio(base_avg, avg))
+                if title != "AntMan":
+                    label = f"{trace}\n{title.removeprefix('Muri-L, ')}"
+                    self.bars.setdefault("fig12", []).append((label, *pair))
+                rows.append(
+                    [
+                        *(trace, title, shown(ours.avg_jct_s), shown(avg), f"{times(pair[0])} / {times(pair[1])}"),
+                        *(shown(ours.makespan_s), shown(last)),
+                        times(ratio(base.makespan_s, ours.makespan_s)) + " / " + times(ratio(base_last, last)),
+                    ]
+                )
+        over = "over AntMan, ours / published"
+        return [
+            *lines,
+            *table(("trace", "policy", "avg JCT (s)", "published", over, "makespan (s)", "published", over), rows),
+        ]
+
+    def fig13(self) -> list[str]:
+        lines = [FIG13_TEXT]
+        lines += command("job_type_2", ["srtf", "muri-s", "tiresias", "muri-l"], "--compat muri")
+        rows = []
+        for kinds, trace in enumerate(JOB_TYPES, start=1):
+            if not self.traces([trace]):
+                continue
+            ours = {title: self.grid.get(trace, policy) for title, (policy, _) in FIG13.items()}
+            cells = [
+                f"{shown(ours[title].avg_jct_s)} / {shown(known[kinds - 1])}" for title, (_, known) in FIG13.items()
+            ]
+            for better, worse in (("Muri-S", "SRTF"), ("Muri-L", "Tiresias")):
+                mine = ratio(ours[worse].avg_jct_s, ours[better].avg_jct_s)
+                theirs = ratio(FIG13[worse][1][kinds - 1], FIG13[better][1][kinds - 1])
+                cells.append(f"{times(mine)} / {times(theirs)}")
+                self.bars.setdefault(f"fig13 {better}", []).append((str(kinds), mine, theirs))
+            rows.append([f"{kinds}", trace, *cells])
+        header = ("kinds", "trace", *(f"{title}, avg JCT (s)" for title in FIG13), "SRTF / Muri-S", "Tiresias / Muri-L")
+        return [*lines, *table(header, rows), FIG13_AFTER]
+
+    def fig14(self) -> list[str]:
+        lines = [FIG14_TEXT]
+        lines += command("trace3", ["muri-l:profile_noise=0.4;seed=1"], "--compat muri")
+        rows = []
+        for trace in self.traces(("trace3", "trace1")):
+            seeds = 1 if self.quick else SEEDS[trace]
+            for name, other in (("Muri-S", "srtf"), ("Muri-L", "tiresias")):
+                policy, base = MURI[name], self.grid.get(trace, other).avg_jct_s
+                exact = self.grid.get(trace, policy)
+                rows.append([trace, name, "0", shown(exact.avg_jct_s), "", "", times(ratio(base, exact.avg_jct_s)), ""])
+                self.bars.setdefault(f"fig14 {trace} {name}", []).append(("0", 1.0, 1.0))
+                for noise in NOISE:
+                    found = [
+                        self.grid.get(trace, f"{policy}:profile_noise={noise:g};seed={seed}").avg_jct_s
+                        for seed in range(1, seeds + 1)
+                    ]
+                    slower = [jct / exact.avg_jct_s for jct in found]
+                    rows.append(
+                        [
+                            *(trace, name, f"{noise:g}", shown(mean(found)), change(mean(slower), 1.0)),
+                            f"{change(min(slower), 1.0)} … {change(max(slower), 1.0)}",
+                            *(times(ratio(base, mean(found))), f"{seeds}"),
+                        ]
+                    )
+                    self.bars[f"fig14 {trace} {name}"].append((f"{noise:g}", mean(slower), max(slower)))
+                    self.bars.setdefault(f"fig14 low {trace} {name}", []).append((f"{noise:g}", min(slower), 0))
+        header = ("trace", "policy", "noise", "avg JCT (s), mean", "change", "range of seeds", "over SRTF, Tiresias")
+        return [*lines, *table((*header, "seeds"), rows)]
+
+    # -- our own ----------------------------------------------------------------------------------------------------
+
+    def own(self) -> list[str]:
+        lines = [OWN]
+        lines += command("trace3", [*NAMES.values()])
+        rows = []
+        for trace in self.traces(TRACES):
+            for name, policy in NAMES.items():
+                ours, compat = self.grid.get(trace, policy, "own"), self.grid.get(trace, policy)
+                cells = [shown(getattr(ours, attribute)) for _, attribute in METRICS]
+                restarts = f"{ours.restarts:,.0f}" if math.isfinite(ours.restarts) else "-"
+                against = change(ours.avg_jct_s, compat.avg_jct_s)
+                rows.append([trace, name, cells[0], against, *cells[1:], restarts, seconds(ours.wall_s)])
+        header = ("trace", "policy", "avg JCT (s)", "from `--compat muri`", "makespan (s)", "p99 JCT (s)")
+        return [*lines, *table((*header, "restarts", "wall s"), rows)]
+
+    def x(self) -> list[str]:
+        ours = [name for name in ("muri-xs", "muri-xl") if name in policy_ids()]
+        lines: list[str] = []
+        if ours:
+            lines.append(X)
+        for policy in ours:
+            paper, rivals = ("muri-s", ["srtf", "srsf"]) if policy == "muri-xs" else ("muri-l", ["tiresias", "antman"])
+            for mode in ("own", "compat"):
+                options = ["--compat muri"] if mode == "compat" else []
+                lines += [f"### `{policy}`, {'gpuloom’s own semantics' if mode == 'own' else '`--compat muri`'}", ""]
+                lines += command("trace3", [paper, policy, *rivals], *options)
+                lines += self._against(policy, paper, rivals, mode)
+        return [*lines, *part("muri-xs and muri-xl: what was tried", "weaving_tried.md")]
+
+    def _against(self, policy: str, paper: str, rivals: Sequence[str], mode: str) -> list[str]:
+        rows: list[list[str]] = []
+        gains: dict[str, list[float]] = {attribute: [] for _, attribute in METRICS}
+        for trace in self.traces(TRACES):
+            mine, theirs = self.grid.get(trace, policy, mode), self.grid.get(trace, paper, mode)
+            plain = {rival: self.grid.get(trace, rival, mode).avg_jct_s for rival in rivals}
+            best = min(plain, key=lambda rival: plain[rival])
+            cells = []
+            for _, attribute in METRICS:
+                one, two = getattr(mine, attribute), getattr(theirs, attribute)
+                gains[attribute].append(one / two - 1)
+                cells.append(f"{shown(one)} ({change(one, two)})")
+            restarts = [f"{r:,.0f}" if math.isfinite(r) else "-" for r in (mine.restarts, theirs.restarts)]
+            rows.append(
+                [
+                    *(trace, *cells, " / ".join(restarts)),
+                    f"{best} {shown(plain[best])} ({change(mine.avg_jct_s, plain[best])})",
+                    seconds(mine.cpu_s),
+                ]
+            )
+        means = [f"{mean(gains[attribute]):+.1%}" for _, attribute in METRICS]
+        rows.append(["**mean**", *(f"**{value}**" for value in means), "", "", ""])
+        self.against[policy, mode] = means[0]
+        header = (f"{t} (s), against {paper}" for t, _ in METRICS)
+        return table(("trace", *header, f"restarts, {paper}'s", "best plain policy (avg JCT)", "CPU s"), rows)
+
+    # -- speed ------------------------------------------------------------------------------------------------------
+
+    def speed(self) -> list[str]:
+        lines = [SPEED]
+        rows, over = [], []
+        ids = [*MURI.values(), *(name for name in ("muri-xs", "muri-xl") if name in policy_ids())]
+        names = {policy: name for name, policy in MURI.items()}
+        for trace in [*self.traces(("trace3", "cluster_trace", "trace1", "trace1_pr", "trace3_pr")), *LARGE]:
+            if self.quick and trace in LARGE:
+                continue
+            for policy in ids:
+                own, compat = self.grid.get(trace, policy, "own"), self.grid.get(trace, policy)
+                limit = LIMITS_S.get(trace, math.nan)
+                theirs = number(self.reference.get((trace, names.get(policy, "")), {}).get("cpu_s_here"))
+                if max(own.cpu_s, compat.cpu_s) > limit:
+                    over.append(f"{trace} {policy}")
+                rows.append(
+                    [
+                        *(LARGE.get(trace, trace), policy, f"{own.jobs:,}", seconds(own.cpu_s), seconds(compat.cpu_s)),
+                        *(seconds(own.wall_s), seconds(compat.wall_s), seconds(theirs)),
+                        f"{theirs / compat.cpu_s:.0f}×" if math.isfinite(theirs / compat.cpu_s) else "-",
+                        f"{limit:g}" if math.isfinite(limit) else "-",
+                    ]
+                )
+        header = (
+            "trace",
+            "policy",
+            "jobs",
+            "CPU s, own semantics",
+            "CPU s, `--compat muri`",
+            "wall s",
+            "wall s, compat",
+        )
+        lines += table((*header, "artifact, CPU s", "ratio", "limit, s"), rows)
+        return [*lines, f"Above the limit: {'; '.join(over) or 'none'}.", ""]
+
+    # -- all of it --------------------------------------------------------------------------------------------------
+
+    def write(self, only: Sequence[str], pictures: str | None) -> str:
+        self.bars.clear()
+        whole = tuple(only) == SECTIONS
+        body = {name: getattr(self, name)() for name in only}
+        lines = [INTRODUCTION, *self._short(), HOW] if whole else []
+        for name in SECTIONS:
+            if name not in body:
+                continue
+            if whole and name == "reproduction":
+                lines += ["## The paper's figures with `--compat muri`", ""]
+            if whole and name == "fig9" and pictures:
+                lines += [f"![Improvement of the average JCT, by trace and baseline]({pictures}/improvement.svg)", ""]
+            if whole and name == "fig11":
+                lines += [ABLATIONS]
+                if pictures:
+                    lines += [f"![Ablations, ours beside the published]({pictures}/ablations.svg)", ""]
+            if whole and name == "speed":
+                lines += part("How far the paper's heuristic is from the optimum", "weaving_grouping.md")
+            lines += body[name]
+        if self.grid.failed:
+            lines += ["## Not run", ""]
+            lines += table(("run", "why"), [[str(run), why] for run, why in self.grid.failed.items()])
+        return "\n".join(lines).rstrip() + "\n"
+
+    def _short(self) -> list[str]:
+        """The main figures, from the same runs."""
+        improved = {name: [ours for _, ours, _ in self.bars.get(name, [])] for name in MURI}
+        rows = []
+        for name, over in (("Muri-S", "SRTF, SRSF"), ("Muri-L", "Tiresias, Themis, AntMan")):
+            known = [theirs for _, _, theirs in self.bars.get(name, [])]
+            paper = "-".join(map(str, PAPER["fig9" if name == "Muri-S" else "fig10"]))
+            rows.append([f"{name} over {over}", span(improved[name]), span(known), paper])
+        lines = [SHORT, *table(("average JCT, times better", "gpuloom", "published, same traces", "paper"), rows)]
+        for policy, paper in (("muri-xs", "muri-s"), ("muri-xl", "muri-l")):
+            if (policy, "own") in self.against:
+                own, compat = self.against[policy, "own"], self.against[policy, "compat"]
+                lines += [
+                    f"`{policy}`: average JCT {own} against `{paper}`, on average over eight traces "
+                    f"({compat} with `--compat muri`).",
+                    "",
+                ]
+        return lines
+
+
+def part(title: str, name: str) -> list[str]:
+    """A section whose text stands in a file of bench/, if it is there. Its headings become those of a section."""
+    path = BENCH / name
+    text = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+    text = re.sub(r"\A# .*\n+", "", text)
+    headings = re.findall(r"^(##+) ", text, flags=re.MULTILINE)
+    if deeper := 3 - min(map(len, headings), default=3):
+        text = re.sub(r"^(##+) ", lambda found: f"{'#' * deeper}{found[0]}", text, flags=re.MULTILINE)
+    return [f"## {title}", "", text, ""] if text else []
+
+
+# -- plots ------------------------------------------------------------------------------------------------------------
+
+OURS, THEIRS = "#2f6db5", "#b8bec6"
+
+
+def plots(bars: dict[str, list[tuple[str, float, float]]], folder: Path, suffix: str = "svg") -> list[Path]:
+    """Two pictures: improvement over the baselines, and the ablations."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    style = {
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "axes.edgecolor": "#b8bec6",
+        "grid.color": "#e6e9ed",
+        "axes.titlesize": 10.5,
+        "axes.titlelocation": "left",
+        "svg.hashsalt": "gpuloom",
+        "svg.fonttype": "none",
+        "savefig.facecolor": "white",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+
+    def paired(axes: Any, rows: Sequence[tuple[str, float, float]], title: str, unit: str, size: float = 7) -> None:
+        places = np.arange(len(rows))
+        for shift, color, label, column in ((-0.2, OURS, "gpuloom", 1), (0.2, THEIRS, "published", 2)):
+            values = [row[column] for row in rows]
+            drawn_bars = axes.bar(places + shift, np.nan_to_num(values), 0.38, color=color, label=label)
+            for bar, value in zip(drawn_bars, values, strict=True):
+                if math.isfinite(value):
+                    axes.annotate(
+                        f"{value:.2f}",
+                        (bar.get_x() + bar.get_width() / 2, value),
+                        xytext=(0, 2),
+                        textcoords="offset points",
+                        ha="center",
+                        fontsize=size,
+                        color="#5f6670",
+                    )
+        axes.set_xticks(places, [row[0] for row in rows], fontsize=7.5)
+        axes.tick_params(axis="x", length=0)
+        axes.axhline(1.0, color="#5f6670", linewidth=0.8)
+        axes.margins(y=0.16)
+        axes.set_title(title)
+        axes.set_ylabel(unit)
+
+    def save(figure: Any, name: str) -> None:
+        path = folder / f"{name}.{suffix}"
+        figure.savefig(path, dpi=110, metadata={"Date": None} if suffix == "svg" else None)
+        plt.close(figure)
+        made.append(path)
+
+    with mpl.rc_context(style):
+        figure, (upper, lower) = plt.subplots(2, 1, figsize=(10, 6.6), layout="constrained")
+        paired(upper, bars["Muri-S"], "Durations known: average JCT of the baseline over Muri-S's", "times")
+        paired(lower, bars["Muri-L"], "Durations unknown: average JCT of the baseline over Muri-L's", "times")
+        upper.legend(frameon=False, loc="upper right", ncols=2)
+        save(figure, "improvement")
+
+        figure, panels = plt.subplots(2, 2, figsize=(10, 7.2), layout="constrained")
+        paired(panels[0][0], bars["fig11"], "Order and matching: avg JCT over Muri-L's (lower is better)", "times")
+        panels[0][0].legend(frameon=False, loc="upper right", ncols=2)
+        paired(panels[0][1], bars["fig12"], "Jobs in a group: AntMan's avg JCT over Muri-L's", "times", 5.5)
+        for tick in panels[0][1].get_xticklabels():
+            tick.set_fontsize(6.5)
+        types = panels[1][0]
+        for name, color, over in (("Muri-S", OURS, "SRTF"), ("Muri-L", "#c2662d", "Tiresias")):
+            rows = bars[f"fig13 {name}"]
+            kinds = [int(row[0]) for row in rows]
+            types.plot(kinds, [row[1] for row in rows], marker="o", color=color, label=f"{name} over {over}, gpuloom")
+            types.plot(
+                kinds,
+                [row[2] for row in rows],
+                marker="o",
+                color=color,
+                linestyle="--",
+                alpha=0.5,
+                label=f"{name} over {over}, published",
+            )
+        types.set_xticks([1, 2, 3, 4])
+        types.set_xlabel("kinds of jobs (by bottleneck)")
+        types.axhline(1.0, color="#5f6670", linewidth=0.8)
+        types.set_title("Kinds of jobs: average JCT, times better")
+        types.legend(frameon=False, fontsize=7.5)
+        noisy = panels[1][1]
+        for trace, line in (("trace3", "-"), ("trace1", "--")):
+            for name, color in (("Muri-S", OURS), ("Muri-L", "#c2662d")):
+                rows = bars[f"fig14 {trace} {name}"]
+                low = [1.0, *(row[1] for row in bars[f"fig14 low {trace} {name}"])]
+                at = [float(row[0]) for row in rows]
+                noisy.plot(at, [row[1] for row in rows], line, marker=".", color=color, label=f"{name}, {trace}")
+                noisy.fill_between(at, low, [row[2] for row in rows], color=color, alpha=0.12, linewidth=0)
+        noisy.set_xlabel("profiling noise")
+        noisy.set_title("Noise: average JCT over that without (mean, range of seeds)")
+        noisy.legend(frameon=False, fontsize=7.5)
+        save(figure, "ablations")
+    return made
+
+
+# -- prose ------------------------------------------------------------------------------------------------------------
+
+INTRODUCTION = """# Weaving
+
+Jobs that are slow on different resources can share the same GPUs. This page says how gpuloom weaves them and what it
+brings on Muri's traces, beside the figures that the authors of Muri (Zhao et al., "Multi-Resource Interleaving for
+Deep Learning Training", SIGCOMM'22) published. It is written by one command, `make figures`, from the traces in
+`../shared/data/muri`; results are kept in `out/figures.json` and used again until the code that made them changes.
+Cluster: 8 nodes of 8 GPUs. Times in seconds.
+"""
+
+SHORT = """## In short
+"""
+
+HOW = """## How it works
+
+### The idea
+
+An iteration of a training job goes through stages: it reads from storage, prepares data on the CPU, computes on the
+GPU, synchronises over the network. Alone, it leaves the other resources idle meanwhile. Jobs on the same GPUs are
+shifted against each other by whole stages, so that each is in another stage than the rest; all make one iteration in
+the time T. Every job becomes slower, together they do more: the *normalised throughput* of a group is the sum of its
+jobs' iteration times alone, over T, and above 1 weaving gains. Efficiency γ is the mean busy share of the k
+resources.
+
+### An example by hand
+
+Two resources, CPU and GPU. Job A needs 2 and 1 s of them in an iteration, B 1 and 2, C 2 and 1. While one computes,
+the other prepares; then they change places:
+
+    A with B:  T = max(2, 2) + max(1, 1) = 3   CPU and GPU are busy 3 s of 3:          γ = 1
+    A with C:  T = max(2, 1) + max(1, 2) = 4   CPU busy 4 of 4, GPU 2 of 4:            γ = 0.75
+
+Alone each takes 3 s an iteration. A and B in turn need 6 s for what they do woven in 3; A and C do it in 4.
+
+### The two models
+
+- `barrier`: T = Σ_j max_i t[i][(i + j) mod k], a barrier after every step (the paper, section 4.1), for any k.
+  `gpuloom weave` uses it for jobs with four stages.
+- `measured`: the steady state of a pipeline without barriers (the released simulator), for the three stages load,
+  compute and network. The policies and the simulator use it, and `gpuloom weave` for jobs with three stages.
+
+What the traces and the published profiles hold was measured in three stages: storage and CPU are one, *load*. The
+`measured` model gives it two of four slots, and lets a job go on as soon as its resources are free. The policies
+use it because it needs no split of the load that nobody measured, and because the published results rest on it. T is
+the least over all orders of the jobs. For two jobs, that is often the way in which each loads while the other
+computes and synchronises:
+
+    shufflenet_v2 on 1 GPU: load 706, compute 59 ms, alone 798 ms     gpt2: load 0.6, compute 410 ms, alone 426 ms
+    T = max(706, 410 + 0) + max(0.6, 59 + 0) = 765 ms
+
+Sharing costs more than the stages say. The authors measured factors on V100 GPUs: 1.33, 1.5 and 1.37 for 2, 3 and 4
+jobs, where a job alone is at 1.015 of its profile. So T becomes 765 · 1.33 / 1.015 = 1,002 ms. Alone the two take
+798 · 1.015 + 426 · 1.015 = 1,242 ms: the normalised throughput is 1.24. (The stages alone promise 1.60.) The three
+factors are one number for all models, the largest guess in all figures below; they can be set
+(`--interleave-overhead`). Stages that were measured may overlap alone already (vgg16 on one GPU: 117 + 68 against
+107 ms an iteration): the slowdown is always counted against the measured iteration, not against the sum of stages.
+
+```sh
+gpuloom weave examples/weave/jobs.csv --plot woven.png
+```
+
+### What a plan does
+
+1. Jobs are ordered: `muri-s` by remaining time × GPUs, `muri-l` by attained service, both small first.
+2. Down the order, every job that still fits the cluster brings along the next jobs of as many GPUs, up to
+   `--group-size`. Jobs of different GPU counts never share.
+3. Rounds of maximum weight matching merge them, pair by pair, the weight being γ; two rounds make groups of four.
+   They stop as soon as all groups fit: when there is room for everybody, nobody shares. Jobs with the same profile are
+   interchangeable, so that the matching is solved over kinds of jobs and counts, and equal problems once.
+4. Groups go in the order of their first members; those that fit run.
+
+A group is formed only if the memory of a GPU holds all its jobs and if its normalised throughput is at least 1: never
+slower than its jobs one after another. (The paper leaves the first out; its simulator splits slow groups after
+matching.) A job of unknown stages runs alone. A job that ends or fails leaves its group running.
+
+### Restarts
+
+The jobs of a group share one process, which starts them one after another: a group begins when all its jobs have
+started. A job that joins a running group restarts its members; one that leaves does not. Groups keep their GPUs, among
+equal merges those that exist are preferred, and only jobs whose group gains a member or whose place changes pay.
+Running jobs are regrouped at multiples of `--interval`; in between new groups start on free GPUs.
+
+### What `--compat muri` changes
+
+The rules of the released simulator: there is no interval; at every event everybody is planned anew, and every running
+job pays the start-up overhead of all members of its group; joining restarts nobody; nodes are filled first-fit;
+groups that are slower than one after another are matched, then split; `muri-s` orders a job that never ran by the
+trace's estimate of its duration. The released code's matching is not always of maximum weight: figures here rest on
+the best matching unless a table says otherwise. [fidelity.md](fidelity.md) holds what else the mode does.
+"""
+
+REPRODUCTION = """### Beside the artifact, run again
+
+`artifact` is what the released simulator computed when it was run again on a machine of this kind; in brackets how
+far gpuloom is from it. The wall and CPU seconds are of the simulation alone.
+"""
+
+PUBLISHED = """### Beside the published figures
+
+The artifact was not run under Muri on the `_pr` traces, nor to the end on trace1 (a fifth of it took 463 CPU
+seconds); in brackets how far gpuloom is from what the authors published. Less is better: an exact matcher in place of
+the released one is known to gain 9 % (Muri-S) and 5 % (Muri-L) on trace1.
+"""
+
+FIG9 = """### Durations known (the paper's figure 9)
+
+How many times less Muri-S takes than each baseline, ours beside the ratio of the published figures.
+"""
+
+FIG10 = """### Durations unknown (the paper's figure 10)
+
+How many times less Muri-L takes. The rule that the artifact runs as Themis has many optima, of which its solver takes
+one that depends on its version; on the `_pr` traces ours and the published averages of Themis itself are apart by a
+factor of more than 2 ([fidelity.md](fidelity.md)), and so are these ratios. AntMan is marked unfinished by the
+artifact's authors.
+"""
+
+TESTBED = """### The real testbed
+
+The 400-job trace on 64 V100s, scheduled every 360 s, beside gpuloom in rounds of 360 s and under the artifact's rules;
+in brackets how far from the testbed. For Themis the rounds run the artifact's rule (`themis:mode=muri`), as the
+testbed did.
+"""
+
+ABLATIONS = """## Ablations (the paper's figures 11 to 14)
+
+All with `--compat muri`. Published values: `simulator/draw_fig11-13.py` of the Muri artifact.
+"""
+
+FIG11_TEXT = """### Order in the groups and matching (figure 11)
+
+"Without Blossom", groups are filled in the queue's order (`--grouping greedy`). On trace3 the artifact, run again,
+gives 144,006.9 s with the worst order and 102,338.8 s without Blossom. The last job of trace3 comes so late that its
+makespan is the same under all.
+"""
+
+MORE_TEXT = """And further variants, with the change from the policy as it is in brackets. `exact` finds the grouping
+with the most normalised throughput; `none` as overhead is the promise of the stages alone.
+"""
+
+FIG12_TEXT = """### Jobs in a group (figure 12)
+
+All jobs come at once. One job a group is 2D-LAS without weaving.
+"""
+
+FIG13_TEXT = """### Kinds of jobs (figure 13)
+
+Traces with jobs of one to four kinds of bottleneck; each cell is ours / published.
+"""
+
+FIG13_AFTER = """With one kind weaving gains nothing, and Muri-L loses to Tiresias: it has no queues, so that jobs
+that have attained much take turns instead of ending one after another. The published figure for Muri-L with one kind,
+342,921.7, is not what the released code gives: run again, 502,170.0. The first ratio of Muri-L in the table is to be
+read against 0.69, not 1.01.
+"""
+
+FIG14_TEXT = """### Profiling noise (figure 14)
+
+Every stage time that plans are made with is multiplied by a factor drawn evenly from 1 - noise to 1 + noise, once per
+profile and stage; what then happens follows the true times. Mean and range over seeds. The paper's raw numbers are
+not at hand; its figure shows that the improvement falls slowly with noise.
+"""
+
+OWN = """## gpuloom's own semantics
+
+The same policies without `--compat muri`: overheads are paid at real starts only, running jobs are stopped for others
+every 360 s, and restarting the members of a group costs what it costs. `themis` runs leases here.
+"""
+
+X = """## `muri-xs` and `muri-xl`
+
+gpuloom's own weaving policies, durations known (`muri-xs`) and unknown (`muri-xl`), beside the paper's under our own
+matcher, on all eight traces. In brackets the change from the paper's policy, less is better; in the last columns the
+best plain policy that knows as much, and the change from it.
+"""
+
+SPEED = """## Speed
+
+CPU seconds of one simulation in one process, reading the trace and start-up excluded, on a shared 2-core machine, where
+figures wander by a third; the artifact's are from a machine of the same kind, and the ratio is that under its rules.
+Two traces of 5,755 jobs stand for the artifact's largest, which is not at hand: jobs and gaps between
+submissions drawn from trace1 with replacement (its queue grows to thousands), and a generated one at three times the
+cluster's capacity with stage times by model (see [speed.md](speed.md)). The artifact would take hours.
+
+```sh
+python bench/figures.py --only speed
+```
+"""
+
+
+def selected(text: str | None) -> tuple[str, ...]:
+    """Names of sections, in the page's order."""
+    if text is None:
+        return SECTIONS
+    names = {name.strip() for name in text.split(",") if name.strip()}
+    if unknown := names - {*SECTIONS}:
+        raise SystemExit(f"unknown sections {', '.join(sorted(unknown))}; known: {', '.join(SECTIONS)}")
+    return tuple(name for name in SECTIONS if name in names)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=REPO.parent / "shared" / "data")
+    parser.add_argument("--jobs", "-j", type=int, default=max(1, os.cpu_count() or 1), help="processes [all cores]")
+    parser.add_argument("--out", type=Path, help="page to write [docs/weaving.md; with --only and --quick: printed]")
+    parser.add_argument("--store", type=Path, default=REPO / "out" / "figures.json", help="where results are kept")
+    parser.add_argument("--quick", action="store_true", help="trace3 and the 400-job trace only, one seed")
+    parser.add_argument("--only", metavar="LIST", help=f"of {', '.join(SECTIONS)}")
+    chosen = parser.parse_args(arguments)
+    if not (chosen.data / "muri").is_dir():
+        raise SystemExit(f"{chosen.data / 'muri'} is missing: this page is made from the traces there")
+    only = selected(chosen.only)
+    whole = only == SECTIONS and not chosen.quick
+    out: Path | None = chosen.out or (REPO / "docs" / "weaving.md" if whole else None)
+    grid = Grid(chosen.data / "muri", chosen.store)
+    page = Page(grid, chosen.quick)
+    page.write(only, None)
+    grid.run(max(1, chosen.jobs))
+    text = page.write(only, "figures" if whole else None)
+    if out is None:
+        print(text)
+        return
+    made = plots(page.bars, out.parent / "figures") if whole else []
+    out.write_text(text, encoding="utf-8")
+    for path in (out, *made):
+        print(f"wrote {path}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""When will a job end of which only the work done so far is known? Learnt from the jobs that ended.
+
+Work is cut into bins that grow by a factor. The hazard of a bin is the share of jobs that entered it and ended in it;
+a GPU count of which little is known leans on all jobs together, and these on a prior. The Gittins index of a job is
+the best ratio, over how long to go on, of the chance that it ends by then to the work spent on it until then (Gittins
+1979; for attained service: Aalto, Ayesta, Righter 2009).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.workload import F8
+
+FIRST_S, GROWTH, BINS = 300.0, 1.25, 50
+"""The first bin, the factor from bin to bin, and their number: up to 1.7e7 seconds of solo work."""
+PRIOR, PRIOR_JOBS, OWN_JOBS = 1.0, 5.0, 3.0
+"""A bin ends one job in 1 - 1/e before anything is seen, and that counts as much as 5 jobs seen; a GPU count leans on
+all jobs together as much as on 3 of its own."""
+
+
+class Hazards:
+    """Ends seen, by class (GPU count) and bin. `exposure` and `ends`, shape (classes, bins), are the memory."""
+
+    def __init__(self, exposure: F8, ends: F8) -> None:
+        self.exposure, self.ends = exposure, ends
+        self.edge_s = np.concatenate([[0.0], FIRST_S * GROWTH ** np.arange(BINS)])
+        self.width_s = np.diff(self.edge_s)
+
+    def bins(self, work_s: F8) -> NDArray[np.intp]:
+        """The bin that each job is in."""
+        found: NDArray[np.intp] = np.minimum(np.searchsorted(self.edge_s, work_s, side="right") - 1, BINS - 1)
+        return found
+
+    def ended(self, kind: NDArray[np.intp], work_s: F8) -> None:
+        """Jobs of these classes have ended after so much work."""
+        np.add.at(self.exposure, kind, self._passed(work_s))
+        last = np.clip(np.searchsorted(self.edge_s, work_s) - 1, 0, BINS - 1)
+        np.add.at(self.ends, (kind, last), 1.0)
+
+    def index(self, kind: NDArray[np.intp], work_s: F8) -> F8:
+        """Gittins index of each active job, per second of solo work; what they survived counts as seen."""
+        exposure = self.exposure.copy()
+        passed = self._passed(work_s)
+        for one in np.unique(kind).tolist():
+            exposure[one] += passed[kind == one].sum(axis=0)
+        pool = (self.ends.sum(axis=0) + PRIOR_JOBS * PRIOR) / (exposure.sum(axis=0) + PRIOR_JOBS)
+        hazard = (self.ends + OWN_JOBS * pool) / (exposure + OWN_JOBS)
+        table = self._indices(hazard)
+        found: F8 = table[kind, self.bins(work_s)]
+        return found
+
+    def _passed(self, work_s: F8) -> F8:
+        """The share of each bin that each job has gone through: shape (jobs, bins)."""
+        passed: F8 = np.clip((work_s[:, None] - self.edge_s[:-1]) / self.width_s, 0.0, 1.0)
+        return passed
+
+    def _indices(self, hazard: F8) -> F8:
+        """Index by class and bin."""
+        total = np.concatenate([np.zeros((len(hazard), 1)), hazard.cumsum(axis=1)], axis=1)
+        # alive[c, b, e]: chance that a job of class c at the start of bin b reaches edge e.
+        alive = np.exp(np.minimum(total[:, :-1, None] - total[:, None, :], 0.0))
+        spent = np.triu(alive[:, :, :-1]) * (self.width_s * (1.0 - np.exp(-hazard)) / hazard)[:, None, :]
+        spent = spent.cumsum(axis=2)
+        ends = np.triu(1.0 - alive[:, :, 1:])
+        best: F8 = np.divide(ends, spent, out=np.zeros_like(ends), where=spent > 0).max(axis=2)
+        return best

@@ -1,0 +1,180 @@
+"""All groups that jobs of one GPU count can form, as tables; and what a second of a profile's work costs in them.
+
+A *set* is a multiset of up to `size` profiles, named by its number; number 0 is the empty set, the numbers after it are
+the profiles alone, in order. With P profiles there are C(P + 4, 4) sets of up to four: above `MOST` profiles near
+ones are taken together, each such cluster standing as its middle profile, and only what is planned is then a little
+off: jobs run by their own times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations_with_replacement
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.workload import F8
+from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
+
+MOST = 16
+"""Profiles that are told apart: 4,844 sets of up to four."""
+NEVER = -1e200
+_PIVOTS = 200
+
+Index = NDArray[np.intp]
+
+
+class SetTable:
+    """The groups of jobs of one shape.
+
+    Attributes:
+        gpus: GPUs of each job.
+        profiles: the profile that each column stands for.
+        column_of: column of every profile of the shape.
+        clustered: there are fewer columns than profiles.
+        solo_s: seconds per iteration alone, by column.
+        sets: columns of each set's members, rising.
+        inverse: 1 / T of each set, per second; 0 where the set may not be formed (and for the empty one).
+        formed: the same, but so far below 0 where it may not that nothing makes up for it.
+        grown: shape (sets, columns + 1): the set that is one more member added; first column: the set itself. -1 (the
+            last, which may not be formed) for sets that are full.
+        takes: (column, members) of each set.
+    """
+
+    def __init__(
+        self,
+        gpus: int,
+        profiles: Sequence[int],
+        times: GroupTimes,
+        size: int,
+        allowed: Callable[[Profiles], bool],
+        gpu_memory_mib: float = float("inf"),
+    ) -> None:
+        self.gpus = gpus
+        self.profiles, self.column_of = _middles(profiles, times, gpu_memory_mib)
+        self._memory_mib = [0.0] * len(self.profiles)
+        """The most that a profile which stands as the column needs: whoever is in a group, it fits."""
+        for profile, column in self.column_of.items():
+            if profile != UNKNOWN:
+                self._memory_mib[column] = max(self._memory_mib[column], times.memory_mib[profile])
+        self._gpu_memory_mib = gpu_memory_mib
+        self.clustered = len(self.profiles) < len(self.column_of)
+        columns = len(self.profiles)
+        self.solo_s = np.array([1.0 if p == UNKNOWN else times.solo_s[p] for p in self.profiles])
+        self.sets = [
+            found for members in range(size + 1) for found in combinations_with_replacement(range(columns), members)
+        ]
+        number = {found: index for index, found in enumerate(self.sets)}
+        self.inverse = self._inverses(times, allowed)
+        no_set = len(self.sets)
+        self.inverse = np.append(self.inverse, 0.0)
+        self.grown: Index = np.full((no_set + 1, columns + 1), no_set, dtype=np.intp)
+        for index, found in enumerate(self.sets):
+            self.grown[index, 0] = index
+            if len(found) < size:
+                for column in range(columns):
+                    self.grown[index, column + 1] = number[tuple(sorted((*found, column)))]
+        self.formed = np.where(self.inverse > 0, self.inverse, NEVER)
+        self.inverse_list: list[float] = self.inverse.tolist()
+        self.grown_list: list[list[int]] = self.grown.tolist()
+        self.takes = [tuple((column, found.count(column)) for column in sorted(set(found))) for found in self.sets]
+        # Sets as places in a flat table of prefix sums, `column · (size + 1) + members`; unused ones point past it.
+        self.size = size
+        pattern = np.full((len(self.sets) - 1, size), columns * (size + 1), dtype=np.intp)
+        for row, takes in enumerate(self.takes[1:]):
+            for place, (column, members) in enumerate(takes):
+                pattern[row, place] = column * (size + 1) + members
+        self.pattern = np.ascontiguousarray(pattern.T)
+        counts = np.array([[found.count(column) for column in range(columns)] for found in self.sets[1:]], dtype=float)
+        self._counts = counts
+        self._rate: F8 = counts * self.solo_s * self.inverse[1:-1, None]
+        self._prices: dict[tuple[int, ...], F8] = {}
+
+    def set_of(self, columns: Sequence[int]) -> int:
+        """The number of the set of these members."""
+        found, grown = 0, self.grown_list
+        for column in columns:
+            found = grown[found][column + 1]
+        return found
+
+    def prices(self, present: tuple[int, ...]) -> F8:
+        """Seconds of GPUs that a second of solo work of each column costs, when equal work of every column present is
+        woven as well as can be: shape (columns,), 1 for a column that gains nothing (and for those not present).
+
+        These are the duals of: least Σ x over the sets, so that Σ x · (solo seconds a second that the set does of the
+        column) ≥ 1 for each column present. Revised simplex from the sets of one.
+        """
+        found = self._prices.get(present)
+        if found is None:
+            found = self._prices[present] = self._priced(present)
+        return found
+
+    def _priced(self, present: tuple[int, ...]) -> F8:
+        here = list(present)
+        absent = [column for column in range(len(self.profiles)) if column not in present]
+        rate = self._rate[(self._counts[:, absent] == 0).all(axis=1)][:, here]
+        basis, x = np.eye(len(here)), np.ones(len(here))
+        for _ in range(_PIVOTS):
+            duals = basis.sum(axis=0)
+            reduced = rate @ duals
+            enters = int(reduced.argmax())
+            if reduced[enters] <= 1 + 1e-7:
+                break
+            step = basis @ rate[enters]
+            ratio = np.full(len(here), np.inf)
+            np.divide(x, step, out=ratio, where=step > 1e-12)
+            leaves = int(ratio.argmin())
+            x = x - ratio[leaves] * step
+            x[leaves] = ratio[leaves]
+            row = basis[leaves] / step[leaves]
+            basis = basis - np.outer(step, row)
+            basis[leaves] = row
+        prices = np.ones(len(self.profiles))
+        prices[here] = np.clip(basis.sum(axis=0), 1e-3, 1.0)
+        return prices
+
+    def _inverses(self, times: GroupTimes, allowed: Callable[[Profiles], bool]) -> F8:
+        inverse = np.zeros(len(self.sets))
+        inverse[1 : 1 + len(self.profiles)] = 1.0 / self.solo_s
+        groups: list[Profiles] = []
+        rows: list[int] = []
+        for row, found in enumerate(self.sets):
+            if len(found) > 1:
+                group = tuple(sorted(self.profiles[column] for column in found))
+                fits = sum([self._memory_mib[column] for column in found]) <= self._gpu_memory_mib
+                if group[0] != UNKNOWN and fits and allowed(group):
+                    groups.append(group)
+                    rows.append(row)
+        if rows:
+            inverse[rows] = 1.0 / np.array(times.planned_iteration_s(groups))
+        return inverse
+
+
+def _middles(profiles: Sequence[int], times: GroupTimes, gpu_memory_mib: float) -> tuple[list[int], dict[int, int]]:
+    """At most `MOST` profiles that stand for all, and which stands for which: farthest points in the logarithms of
+    the stage times, so that the largest factor between a profile and the one it stands as is small (Gonzalez 1985);
+    and in the share of a GPU's memory, where that is known.
+    """
+    distinct = sorted(set(profiles))
+    known = [profile for profile in distinct if profile != UNKNOWN]
+    unknown = [UNKNOWN] * (len(known) < len(distinct))
+    if len(distinct) <= MOST:
+        return distinct, {profile: column for column, profile in enumerate(distinct)}
+    stage_s = np.maximum(times.planned_s[known], 1e-3 * np.asarray(times.solo_s)[known][:, None])
+    points = np.log(np.column_stack([stage_s, np.asarray(times.solo_s)[known]]))
+    if np.isfinite(gpu_memory_mib):
+        share = np.minimum(np.asarray(times.memory_mib)[known] / gpu_memory_mib, 1.0)
+        points = np.column_stack([points, share])
+    chosen = [int(np.abs(points - points.mean(axis=0)).max(axis=1).argmin())]
+    distance = np.abs(points - points[chosen[0]]).max(axis=1)
+    nearest = np.zeros(len(known), dtype=np.intp)
+    while len(chosen) < MOST - len(unknown):
+        farthest = int(distance.argmax())
+        away = np.abs(points - points[farthest]).max(axis=1)
+        nearest[away < distance] = len(chosen)
+        distance = np.minimum(distance, away)
+        chosen.append(farthest)
+    columns = unknown + [known[place] for place in chosen]
+    column_of = {profile: int(nearest[row]) + len(unknown) for row, profile in enumerate(known)}
+    return columns, column_of | dict.fromkeys(unknown, 0)
