@@ -257,7 +257,7 @@ def test_groups_hold_together_and_do_the_work_that_the_model_says(
     interval: float,
 ) -> None:
     cluster = parse_cluster(shape)
-    policy = f"{text};group_size={size};interleave_overhead={factors};restart_partners={partners}"
+    policy = f"{text};group_size={size};interleave_overhead={factors};restart_partners={partners};floor=no"
     if "grouping" in text:
         policy += f";slow_groups={slow}"  # Muri-XS and -XL never form any
     result = simulate(workload, cluster, policy, restart_overhead_s=overhead, interval_s=interval, record_segments=True)

@@ -28,7 +28,7 @@ def staged(rows: Sequence[Stages], **columns: Any) -> Workload:
 
 def times(rows: Sequence[Stages], *, overhead: tuple[float, ...] = PLAIN, order: str = "best", **more: Any):
     columns = {name: np.array(more.pop(name), float) for name in ("iteration_s", "gpu_memory_mib") if name in more}
-    return GroupTimes(staged(rows, **columns), Interleaving("measured", order, overhead), **more)
+    return GroupTimes(staged(rows, **columns), Interleaving("measured", order, overhead), **more, floor=False)
 
 
 def one_order_s(group: Sequence[Stages]) -> float:
@@ -313,3 +313,13 @@ def test_jobs_of_one_pool_are_merged_though_others_have_room() -> None:
 def test_in_threes_the_heaviest_pairs_leave_singles_to_join_them() -> None:
     groups = formed([LOADS, COMPUTES, SYNCS] * 2, 2, size=3)
     assert sorted(len(group) for group in groups) == [3, 3]
+
+
+def test_nobody_is_faster_in_company_than_alone() -> None:
+    """Stages that add up to less than an iteration do not make a group fast."""
+    workload = jobs([(0.0, 10.0, 1)] * 2, stage_s=np.full((2, 3), 0.1), iteration_s=np.array([1.0, 1.0]))
+    model = GroupTimes(workload, Interleaving(overhead=(1.0,) * 4))
+    pair = model.profiles_of((0, 1))
+    assert model.iteration_s(pair) == model.planned_iteration_s([pair])[0] == 1.0
+    assert GroupSharing(model).rate(0, 0, [(1, 1)]) == 1.0
+    assert GroupTimes(workload, Interleaving(overhead=(1.0,) * 4), floor=False).iteration_s(pair) < 1.0

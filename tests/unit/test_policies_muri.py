@@ -629,7 +629,7 @@ def test_parameters_as_they_are_written(policy: str) -> None:
         ("group_size=two", r"group_size='two': must be a whole number"),
         ("interleave_overhead=a/b", r"interleave_overhead='a/b'"),
         ("interleave_overhead=1.3/1.5", r"must be 'measured', 'none', one factor, or three for 2, 3 and 4 jobs"),
-        ("interleave_overhead=1.3/0/1.4", r"must be above 0"),
+        ("interleave_overhead=1.3/0/1.4", r"at least 1"),
         ("interleave_overhead=nan", r"must be a finite number"),
         ("ordering=fastest", r"must be one of best, worst, none"),
         ("grouping=blossom", r"must be one of multiround, exact, greedy"),

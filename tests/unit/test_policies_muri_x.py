@@ -586,7 +586,7 @@ def test_thousands_at_once(policy: str) -> None:
     [
         ("group_size=5", r"group_size='5': must be 1 to 4"),
         ("group_size=0", r"must be a whole number of at least 1"),
-        ("interleave_overhead=0", r"must be above 0"),
+        ("interleave_overhead=0", r"at least 1"),
         ("ordering=fastest", r"must be one of best, worst, none"),
         ("power=-1", r"must not be below 0"),
         ("power=nan", r"must be a finite number"),

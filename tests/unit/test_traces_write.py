@@ -85,7 +85,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         estimate_s=column(unknown_or),
         gpu_memory_mib=column(st.one_of(st.just(float("nan")), st.floats(1.0, 1e6))),
         iteration_s=column(unknown_or),
-        stage_s=column(st.tuples(unknown_or, unknown_or, unknown_or)),
+        stage_s=column(st.one_of(st.just((float("nan"),) * 3), st.tuples(finite(), finite(), finite()))),
         speeds=Speeds(tuple(models), np.stack([floats(finite()) for _ in models], axis=1)) if models else None,
     )
 

@@ -212,6 +212,7 @@ def _run(
     quiet: bool,
     **reading: Any,
 ) -> None:
+    from gpuloom.policies.registry import BUILT_IN, policy_class
     from gpuloom.sim.inputs import load_cluster, load_policy
     from gpuloom.sim.runner import Task, run_all
     from gpuloom.sim.simulator import Settings, without_impossible
@@ -226,9 +227,9 @@ def _run(
     loaded = [load_policy(policy, **parameters) for policy in policies]
     for name in parameters:
         if not any(name in policy.values for policy in loaded):
+            takers = [known for known in BUILT_IN if any(p.name == name for p in policy_class(known).parameters)]
             raise InputError(
-                f"--{name.replace('_', '-')} is for policies that weave jobs (muri-s, muri-l); none of "
-                f"{', '.join(policies)} takes it"
+                f"--{name.replace('_', '-')} is for {', '.join(takers)}; none of {', '.join(policies)} takes it"
             )
     settings = {
         "interval_s": interval,
@@ -245,7 +246,8 @@ def _run(
     Settings(**settings)  # type: ignore[arg-type]
     check_outputs([json_target, csv_target, jobs_target, html_target], plot_target)
     workload = read_for_use(quiet=quiet, **reading)
-    workload = _profiled(workload, loaded, quiet)
+    if not quiet:
+        _say_profiled(workload, loaded)
     workload = _fitting(workload, chosen, without_impossible, skip_impossible, quiet)
     if workload.gpu_milli is not None and not quiet and (parts := int((workload.gpu_milli < 1000).sum())):
         click.echo(f"note: {parts:,} jobs ask for a part of a GPU; each is given a whole one", err=True)
@@ -290,16 +292,14 @@ def check_outputs(targets: list[str | None], plot_target: str | None) -> None:
             raise InputError(f"{plot_target}: a plot is written to a file that ends in {', '.join(SUFFIXES)}")
 
 
-def _profiled(workload: Workload, policies: list[Any], quiet: bool) -> Workload:
-    """The workload with what the profile library knows of its models, where a policy or the user's library asks."""
+def _say_profiled(workload: Workload, policies: list[Any]) -> None:
+    """Say what `simulate` will fill in from the profile library, and whom nothing is known of."""
     from gpuloom.sim.profiles import load_profiles, with_profiles
 
     profiles = load_profiles()
     if not profiles.own and not any(policy.uses_stages for policy in policies):
-        return workload
+        return
     filled = with_profiles(workload, profiles)
-    if quiet:
-        return filled
     for note in filled.notes[len(workload.notes) :]:
         click.echo(f"note: {note}", err=True)
     lacking = len(filled)
@@ -307,12 +307,11 @@ def _profiled(workload: Workload, policies: list[Any], quiet: bool) -> Workload:
         total = filled.stage_s.sum(axis=1)
         lacking -= int((total > 0).sum())
     if lacking and any("group_size" in policy.values for policy in policies):
-        what = "No job has" if lacking == len(filled) else f"{lacking:,} of {len(filled):,} jobs have no"
+        what = "no job has" if lacking == len(filled) else f"{lacking:,} of {len(filled):,} jobs have no"
         click.echo(
             f"note: {what} known stage times: they share GPUs with nobody by weaving (see: gpuloom profiles --help)",
             err=True,
         )
-    return filled
 
 
 def _fitting(

@@ -34,10 +34,10 @@ OBJECTIVES = {"throughput": "normalised throughput", "efficiency": "γ, the mean
 )
 @click.option(
     "--method",
-    type=click.Choice(["exact", "multiround", "greedy"]),
-    default="exact",
+    type=click.Choice(["auto", "exact", "multiround", "greedy"]),
+    default="auto",
     show_default=True,
-    help="multiround: the Muri paper's rounds of matching.",
+    help="multiround: the Muri paper's rounds of matching; auto: exact for up to 40 different jobs, else multiround.",
 )
 @click.option(
     "--objective",
@@ -62,7 +62,7 @@ OBJECTIVES = {"throughput": "normalised throughput", "efficiency": "γ, the mean
 )
 @click.option(
     "--interleave-overhead",
-    metavar="measured|none|F2/F3/F4",
+    metavar="measured|none|F|F2/F3/F4",
     help="Factors on the iteration of 2, 3, 4 jobs [measured under the measured model, none under barrier].",
 )
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of a GPU (16GiB): a group has to fit.")
@@ -118,6 +118,9 @@ def weave(
     notes = [*jobs.notes]
     if memory_mib is not None:
         notes += _check_memory(jobs, memory_mib)
+    if method == "auto":
+        kinds = max(jobs.gpus.count(gpus) for gpus in set(jobs.gpus))
+        method = "exact" if kinds <= MOST_EXACT else "multiround"
     found, summary = _weave(jobs, interleaving, size, groups, method, objective, memory_mib)
     if json_target is not None:
         _write_json(found, summary, notes, json_target)
@@ -151,23 +154,15 @@ def _model(jobs: JobSet, model: str, ordering: str, overhead: str | None) -> tup
 
 
 def overhead_factors(text: str | None, model: str) -> tuple[float, ...]:
-    """Factors on the iteration of 1 to 4 jobs, from 'measured', 'none' or F2/F3/F4."""
-    from gpuloom.interleave.efficiency import MEASURED_OVERHEAD
+    """Factors on the iteration of 1 to 4 jobs, written as for the policies that weave."""
+    from gpuloom.policies.weaving import overhead
 
     if text is None:
         text = "measured" if model == "measured" else "none"
-    if text in ("measured", "none"):
-        return MEASURED_OVERHEAD if text == "measured" else (1.0,) * 4
     try:
-        factors = tuple(float(part) for part in text.split("/"))
-    except ValueError:
-        factors = ()
-    if len(factors) != 3 or not all(math.isfinite(factor) and factor > 0 for factor in factors):
-        raise InputError(
-            f"--interleave-overhead {text!r}: must be measured, none, or three factors above 0 for 2, 3 and 4 jobs "
-            "(1.3/1.4/1.5)"
-        )
-    return (1.0, *factors)
+        return overhead(text)
+    except ValueError as error:
+        raise InputError(f"--interleave-overhead {text!r}: {error}") from error
 
 
 def _memory(text: str) -> int:
@@ -188,6 +183,10 @@ def _check_memory(jobs: JobSet, gpu_memory_mib: int) -> list[str]:
     return [
         f"the memory of {unknown:,} of {sum(jobs.count):,} jobs is unknown and counts as 0: give column gpu_memory_mib"
     ]
+
+
+MOST_EXACT = 40
+"""Different jobs up to which the exact method takes a few seconds at most."""
 
 
 def _weave(
@@ -327,7 +326,11 @@ def _print(found: Sequence[WovenGroup], summary: dict[str, Any]) -> None:
         click.echo(f"solver: {said}, by {OBJECTIVES[summary['objective']]}{of_gpus}")
     if more := [solver for solver in summary["solvers"] if solver["groups"] > solver["groups_wanted"]]:
         many = ", ".join(f"{s['groups']} in place of {s['groups_wanted']} of {s['gpus']}-GPU jobs" for s in more)
-        click.echo(f"more groups than wanted, as fewer would be slower than one after another or not fit: {many}")
+        fewer = "" if summary["method"] == "exact" else "; --method exact may need fewer"
+        click.echo(
+            f"more groups than wanted: {many} (a group has at most {summary['group_size']} jobs, fits the memory and "
+            f"is not slower than one after another{fewer})"
+        )
     factors = [f"{factor:.3g}" for factor in summary["overhead_factors"].values()]
     said = "none" if set(factors) == {"1"} else f"× {', '.join(factors)} for 2, 3, 4 jobs"
     click.echo(f"model: {summary['model']}, ordering {summary['ordering']}, overhead {said}")

@@ -61,8 +61,8 @@ class Interleaving:
                 f"interleaving model {self.model!r}, ordering {self.ordering!r}: must be one of {', '.join(MODELS)} "
                 f"and one of {', '.join(ORDERINGS)}"
             )
-        if len(self.overhead) != MAX_GROUP or min(self.overhead) <= 0:
-            raise InputError(f"interleaving overhead {self.overhead}: must be {MAX_GROUP} factors above 0")
+        if len(self.overhead) != MAX_GROUP or min(self.overhead) < 1:
+            raise InputError(f"interleaving overhead {self.overhead}: must be {MAX_GROUP} factors of at least 1")
 
     def iteration_s(self, stage_s: F8) -> F8:
         """Seconds per iteration of each group, all its jobs making one.

@@ -43,9 +43,11 @@ class ExactGroups:
     def _bucket(self, jobs: Sequence[int], most: int) -> list[Node]:
         if len(jobs) <= most:
             return [(job,) for job in jobs]
-        of_job = self._times.of_job
-        known = sorted([job for job in jobs if of_job[job] != UNKNOWN], key=lambda job: of_job[job])
-        alone: list[Node] = [(job,) for job in jobs if of_job[job] == UNKNOWN]
+        of_job, memory_mib = self._times.of_job, self._times.memory_mib
+        # Of unknown stages, or too large for a GPU even alone: nobody joins these.
+        lonely = {job for job in jobs if (p := of_job[job]) == UNKNOWN or memory_mib[p] > self._memory_mib}
+        known = sorted([job for job in jobs if job not in lonely], key=lambda job: of_job[job])
+        alone: list[Node] = [(job,) for job in jobs if job in lonely]
         if not known:
             return alone
         key = (tuple([of_job[job] for job in known]), max(most - len(alone), 1))
@@ -58,8 +60,6 @@ class ExactGroups:
 
     def _solve(self, profiles: Profiles, most: int) -> tuple[Node, ...]:
         times, rows = self._times, np.array(profiles, dtype=np.intp)
-        limit = self._memory_mib
-        memory = np.minimum(np.asarray(times.memory_mib)[rows], limit)  # a job alone always fits
         return group_jobs(
             times.planned_s[rows],
             method="exact",
@@ -68,6 +68,6 @@ class ExactGroups:
             interleaving=times.interleaving,
             objective="throughput",
             solo_s=np.asarray(times.solo_s)[rows],
-            memory_mib=memory,
-            gpu_memory_mib=limit,
+            memory_mib=np.asarray(times.memory_mib)[rows],
+            gpu_memory_mib=self._memory_mib,
         ).groups

@@ -157,7 +157,9 @@ class _Plan:
         """T of each group, seconds."""
         if members.shape[1] == 1:
             return self.solo_s[members[:, 0]]
-        return self._model.iteration_s(self.stage_s[members])
+        # Nobody is faster in company than alone, whatever the stages add up to.
+        slowest: F8 = self.solo_s[members].max(axis=1)
+        return np.maximum(self._model.iteration_s(self.stage_s[members]), slowest)
 
     def allowed(self, members: Members, seconds: F8) -> NDArray[np.bool_]:
         one_by_one = self.solo_s[members].sum(axis=1)

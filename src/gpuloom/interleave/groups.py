@@ -11,11 +11,13 @@ import numpy as np
 
 from gpuloom.core.columns import floats, ints
 from gpuloom.core.workload import F8, Workload
-from gpuloom.interleave.efficiency import Interleaving
+from gpuloom.interleave.efficiency import MAX_GROUP, Interleaving
 
 Profiles = tuple[int, ...]
 """The profiles of a group's jobs, rising: what jobs in one group are to the model."""
 
+_KEPT = 200_000
+"""Groups whose times are remembered."""
 UNKNOWN = -1
 """Profile of a job whose stage times are not known: it runs alone."""
 
@@ -26,6 +28,7 @@ class GroupTimes:
     Args:
         noise: every stage time that plans are made with is off by a factor drawn evenly from 1 - noise to 1 + noise,
             once per profile and stage, as by a profiler that errs; what then happens follows the true times.
+        floor: no group's iteration is shorter than that of any of its jobs alone, whatever the stages add up to.
         rng: draws the noise.
     """
 
@@ -35,9 +38,10 @@ class GroupTimes:
         interleaving: Interleaving,
         *,
         noise: float = 0.0,
+        floor: bool = True,
         rng: np.random.Generator | None = None,
     ) -> None:
-        self.interleaving = interleaving
+        self.interleaving, self._floor = interleaving, floor
         n = len(workload)
         of_job = np.full(n, UNKNOWN, dtype=np.int32)
         rows = np.zeros((0, 5))
@@ -81,6 +85,9 @@ class GroupTimes:
     def planned_iteration_s(self, groups: Sequence[Profiles]) -> list[float]:
         """The same as the plan believes it, for many groups."""
         known, solo = self._planned, self.solo_s
+        if len(known) > _KEPT:
+            known.clear()
+            self._true.clear()
         missing = [group for group in groups if len(group) > 1 and group not in known]
         if missing:
             self._fill(missing)
@@ -114,8 +121,9 @@ class GroupTimes:
         for alike in by_size.values():
             members = np.array(alike, dtype=np.intp)
             true_s, planned_s = self.interleaving.planned(self.stage_s[members], self.planned_s[members])
-            self._planned.update(zip(alike, planned_s.tolist(), strict=True))
-            self._true.update(zip(alike, true_s.tolist(), strict=True))
+            slowest = np.asarray(self.solo_s)[members].max(axis=1) if self._floor else 0.0
+            self._planned.update(zip(alike, np.maximum(planned_s, slowest).tolist(), strict=True))
+            self._true.update(zip(alike, np.maximum(true_s, slowest).tolist(), strict=True))
 
 
 class GroupSharing:
@@ -132,6 +140,6 @@ class GroupSharing:
             return 1.0
         times = self._times
         profiles = times.profiles_of((job, *(other for _, other in neighbours)))
-        if profiles[0] == UNKNOWN:
+        if profiles[0] == UNKNOWN or len(profiles) > MAX_GROUP:
             return 1.0 / len(profiles)
         return times.solo_s[times.of_job[job]] / times.iteration_s(profiles)

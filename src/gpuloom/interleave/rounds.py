@@ -30,6 +30,8 @@ Limits = Sequence[tuple[frozenset[int], int]]
 GroupOf = Callable[[int, int], int]
 """(job, what to say of a job that does not run) -> the group that it runs in now"""
 _KEPT = 100_000
+_TYPES = 2_000
+"""Types kept at most: their weights take 8 bytes a pair."""
 MATCHERS = ("exact", "released")
 _MOST_RELEASED = 32
 """Nodes of the largest problem that the released matcher is given: its time grows with their cube. No bucket of the
@@ -57,7 +59,12 @@ class Rounds:
 
     def __init__(self, times: GroupTimes, size: int, allowed: Allowed, *, matcher: str = "exact") -> None:
         self._times, self._size, self._allowed = times, size, allowed
-        self._released = matcher == "released"
+        # The released rounds can't form groups of three: pairs don't merge with pairs, and no single is left.
+        self._released = matcher == "released" and size != 3
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin with no types; what is solved is kept by their numbers, so it goes, too."""
         self._ids: dict[Profiles, int] = {}
         self._types: list[Profiles] = []
         self._full: list[bool] = []
@@ -78,6 +85,8 @@ class Rounds:
             group_of: the group that a job runs in now: among equal merges, those that keep groups together are
                 preferred.
         """
+        if len(self._types) > _TYPES:
+            self._forget()
         missing = [
             sum([bucket.gpus * len(bucket.jobs) for bucket in buckets if bucket.pools <= pools]) - gpus
             for pools, gpus in limits
@@ -213,6 +222,9 @@ class Rounds:
         if len(missing):
             pairs = [(kinds[a], kinds[b]) for a, b in missing.tolist()]
             merged = [self._together(a, b) for a, b in pairs]
+            # All at once: one by one, as `allowed` asks, is many times slower.
+            sets = [tuple(sorted(group)) for group in merged if len(group) <= self._size and UNKNOWN not in group]
+            self._times.planned_iteration_s(sets)
             able = [len(group) <= self._size and self._allowed(tuple(sorted(group))) for group in merged]
             weights = self._times.efficiency([group for group, good in zip(merged, able, strict=True) if good])
             rest = iter(weights)

@@ -49,6 +49,8 @@ def shapes_of(workload: Workload, cluster: Cluster) -> Shapes:
         allowed &= table[workload.gpu_type.codes]
     if workload.speeds is not None:
         allowed &= speeds_on(workload, models) > 0
+    if workload.gpu_memory_mib is not None:
+        allowed &= ~(workload.gpu_memory_mib[:, None] > np.array(gpu_memories_mib(cluster)))
     weights = 1 << np.arange(len(models), dtype=np.int64)
     key = workload.gpus.astype(np.int64) << 32 | allowed.astype(np.int64) @ weights
     unique, of_job = np.unique(key, return_inverse=True)
@@ -57,6 +59,15 @@ def shapes_of(workload: Workload, cluster: Cluster) -> Shapes:
         for value in unique.tolist()
     )
     return Shapes(shapes, of_job.astype(np.int32))
+
+
+def gpu_memories_mib(cluster: Cluster) -> list[float]:
+    """By GPU model the memory of its GPUs, the largest where nodes differ; infinity where a node does not tell."""
+    known: dict[str, float] = dict.fromkeys(cluster.models, 0.0)
+    for node in cluster.nodes:
+        memory = float("inf") if node.gpu_memory_mib is None else float(node.gpu_memory_mib)
+        known[node.gpu_model] = max(known[node.gpu_model], memory)
+    return list(known.values())
 
 
 def speeds_on(workload: Workload, models: Sequence[str]) -> F8:
@@ -108,6 +119,14 @@ def why_impossible(workload: Workload, cluster: Cluster, job: int) -> str:
         able = [model for model, speed in zip(cluster.models, speeds, strict=True) if speed > 0]
         if len(able) < len(cluster.models):
             text += f" and by its speeds runs on {' and '.join(able) or 'no GPU model'} of this cluster only"
+    needs = float("nan") if workload.gpu_memory_mib is None else float(workload.gpu_memory_mib[job])
+    memories = gpu_memories_mib(cluster)
+    if any(needs > memory for memory in memories):
+        have = ", ".join(
+            f"{memory:g} MiB" + ("" if model == ANY_MODEL else f" on {model}")
+            for model, memory in zip(cluster.models, memories, strict=True)
+        )
+        text += f" and needs {needs:g} MiB on each, where GPUs have {have}"
     largest = max(node.gpus for node in cluster.nodes)
     by_model = {model: sum(n.gpus for n in cluster.nodes if n.gpu_model == model) for model in cluster.models}
     have = ", ".join(str(total) + ("" if model == ANY_MODEL else f" {model}") for model, total in by_model.items())

@@ -79,12 +79,14 @@ class Policy(ABC):
             self.values[name] = self._parsed(known[name], value)
 
     def _parsed(self, parameter: Parameter, value: Any) -> Any:
-        # Numbers are checked as if they had been written; other objects are what `parse` makes of text.
-        number_given = isinstance(value, int | float) and not isinstance(value, bool)
-        if not isinstance(value, str) and not number_given:
+        # Numbers and truth values are checked as if they had been written; else it is what `parse` makes of text.
+        if value is None and parameter.default is not None:
+            raise PolicyError(f"policy {self.id!r}: {parameter.name} is None ({parameter.help})")
+        if not isinstance(value, str | int | float):
             return value
+        written = ("yes" if value else "no") if isinstance(value, bool) else str(value)
         try:
-            return parameter.parse(value if isinstance(value, str) else repr(value))
+            return parameter.parse(written)
         except (ValueError, InputError) as error:
             raise PolicyError(f"policy {self.id!r}: {parameter.name}={value!r}: {error} ({parameter.help})") from error
 

@@ -45,6 +45,8 @@ from gpuloom.placement.shared import SharedPlacer
 from gpuloom.policies.base import Parameter, Policy, Traits, duration, not_negative, positive
 from gpuloom.policies.weaving import WEAVING, group_times
 
+_EXCHANGED = 128
+"""Groups that exchange members with each other: the time grows with their square."""
 Jobs = NDArray[np.intp]
 _GAIN = 1e-9
 
@@ -242,13 +244,9 @@ class _Planner:
         groups: list[Group] = []
         places: list[Placement] = []
         rooms = pools_of(snapshot.cluster, snapshot.idle_masks)
-        if len(rooms) > 1 or sum([self._tables[self._shape_of[job]].gpus for job in fitting]) > free:
-            jobs, value = self._values(snapshot, memory)
-            waiting = jobs[len(snapshot.placements) :]
-            fit = np.isin(waiting, fitting)
-            self._fill_rooms(rooms, waiting[fit], value[len(snapshot.placements) :][fit], groups, places)
-        else:  # all of them may start, whatever they are worth
-            self._fill_rooms(rooms, np.array(fitting, dtype=np.intp), np.ones(len(fitting)), groups, places)
+        jobs, value = self._values(snapshot, memory)
+        fit = np.isin(jobs, fitting)
+        self._fill_rooms(rooms, jobs[fit], value[fit], groups, places)
         self._trim(groups)
         run = self._placer.start([tuple(group.jobs) for group in groups], places)
         for job in run:
@@ -261,7 +259,7 @@ class _Planner:
         """Steps 1 and 2: all present jobs, running ones first, and what each is worth per iteration (worth · seconds
         per iteration alone)."""
         policy, values = self._policy, self._policy.values
-        jobs = np.array([*snapshot.placements, *self._waiting], dtype=np.intp)
+        jobs = np.array([*snapshot.placements, *sorted(self._waiting)], dtype=np.intp)
         running = np.arange(len(jobs)) < len(snapshot.placements)
         left_s = snapshot.remaining_column()[jobs]
         left_s[running] = snapshot.remaining_of(jobs[running])
@@ -273,13 +271,11 @@ class _Planner:
             present = tuple(np.unique(column[rows]).tolist())
             price[rows] = table.gpus * table.prices(present)[column[rows]]
         time_s = policy.time_s(snapshot, memory, jobs, left_s)
-        worth = price * (time_s * price) ** -values["power"]
         waited = (snapshot.now_s - snapshot.workload.submit_s[jobs]) / time_s
-        if values["ageing"]:
-            worth = worth * (1.0 + waited) ** values["ageing"]
-        worth = worth * np.maximum(waited / values["patience"], 1.0)
-        worth = worth * policy.bonus(running)
-        return jobs, worth * self._solo_s[jobs]
+        # In logarithms, as only ratios matter: no worth is 0 or infinite, whatever the parameters.
+        worth = np.log(price) - values["power"] * np.log(time_s * price) + values["ageing"] * np.log1p(waited)
+        worth += np.log(np.maximum(waited / values["patience"], 1.0)) + np.log(policy.bonus(running))
+        return jobs, np.exp(np.maximum(worth - worth.max(), -300.0)) * self._solo_s[jobs]
 
     def _all_anew(self, snapshot: Snapshot, jobs: Jobs, value: F8) -> tuple[list[Group], list[Placement]]:
         """Step 3, as if nobody ran."""
@@ -311,7 +307,9 @@ class _Planner:
         for group, place in zip(groups, places, strict=True):
             by_shape.setdefault((group.shape, self._pool_of_node[place.nodes[0]]), []).append(group)
         for alike in by_shape.values():
-            exchange(alike)
+            parts = -(-len(alike) // _EXCHANGED)
+            for part in range(parts):
+                exchange(alike[part::parts])
         return groups, places
 
     def _fill_rooms(

@@ -10,7 +10,7 @@ import numpy as np
 from gpuloom.core.workload import Workload
 from gpuloom.interleave.efficiency import MAX_GROUP, MEASURED_OVERHEAD, Interleaving
 from gpuloom.interleave.groups import GroupTimes
-from gpuloom.policies.base import Parameter, fraction, one_of, positive, seed, whole, yes_or_no
+from gpuloom.policies.base import Parameter, fraction, number, one_of, seed, whole, yes_or_no
 
 
 def group_size(text: str) -> int:
@@ -26,7 +26,9 @@ def overhead(text: str) -> tuple[float, ...]:
         return MEASURED_OVERHEAD
     if text == "none":
         return (1.0,) * MAX_GROUP
-    factors = [positive(part) for part in text.split("/")]
+    factors = [number(part) for part in text.split("/")]
+    if min(factors) < 1:
+        raise ValueError("factors must be at least 1: sharing makes nobody faster")
     if len(factors) == 1:
         factors *= MAX_GROUP - 1
     if len(factors) == MAX_GROUP and factors[0] == 1.0:
@@ -51,6 +53,13 @@ WEAVING = (
         "what sharing adds to a group's iteration: measured (Muri's factors for 2, 3, 4 jobs), none, or 1.3/1.5/1.4",
         "measured",
     ),
+    Parameter(
+        "floor",
+        True,
+        yes_or_no,
+        "a group's iteration takes at least as long as each of its jobs' alone, whatever the stages add up to",
+        "yes",
+    ),
     Parameter("profile_noise", 0.0, fraction, "stage times that plans are made with are off by up to this share"),
     Parameter("seed", 0, seed, "seed of the noise"),
     Parameter(
@@ -66,4 +75,10 @@ WEAVING = (
 def group_times(workload: Workload, values: Mapping[str, Any]) -> GroupTimes:
     """The model of groups that a policy's parameters choose."""
     interleaving = Interleaving("measured", values["ordering"], values["interleave_overhead"])
-    return GroupTimes(workload, interleaving, noise=values["profile_noise"], rng=np.random.default_rng(values["seed"]))
+    return GroupTimes(
+        workload,
+        interleaving,
+        noise=values["profile_noise"],
+        floor=values["floor"],
+        rng=np.random.default_rng(values["seed"]),
+    )

@@ -23,7 +23,13 @@ class Compat:
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-_MURI: Mapping[str, Any] = {"first_fit": True, "restart_partners": False, "slow_groups": "split", "matcher": "released"}
+_MURI: Mapping[str, Any] = {
+    "first_fit": True,
+    "restart_partners": False,
+    "slow_groups": "split",
+    "matcher": "released",
+    "floor": False,
+}
 
 MODES: dict[str, Compat] = {
     "muri": Compat(
@@ -36,8 +42,8 @@ MODES: dict[str, Compat] = {
             "themis": {"mode": "muri"},
             "muri-s": {**_MURI, "first_estimate": True},
             "muri-l": _MURI,
-            "muri-xs": {"restart_partners": False},
-            "muri-xl": {"restart_partners": False},
+            "muri-xs": {"restart_partners": False, "floor": False},
+            "muri-xl": {"restart_partners": False, "floor": False},
         },
     ),
 }

@@ -7,6 +7,7 @@ import fcntl
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -400,7 +401,11 @@ def _is_empty(source: Source, what: str) -> bool:
     if not source.head.lines:
         reason = "is not a text file" if source.data.strip() and not _has_text(source) else f"is empty: no {what} in it"
         raise TraceError(reason, file=source.name)
-    return len(source.head.lines) == 1 and len(source.data) <= source.head.SIZE
+    if len(source.head.lines) > 1 or len(source.data) > source.head.SIZE:
+        return False
+    if not source.head.has("model") and not source.head.has("job") and not source.head.has("job_id"):
+        raise TraceError(f"is no table of {what}: its one line is {source.head.lines[0][:60]!r}", file=source.name)
+    return True
 
 
 def _has_text(source: Source) -> bool:
@@ -422,7 +427,8 @@ def _text(table: Table, name: str, row: int) -> str:
 
 def _distinct(models: Sequence[str], gpus: Sequence[int]) -> list[str]:
     """Names of jobs by model: with the GPUs, and then numbered, where one comes more than once."""
-    names = [f"{model}@{n}" if models.count(model) > 1 else model for model, n in zip(models, gpus, strict=True)]
+    often = Counter(models)
+    names = [f"{model}@{n}" if often[model] > 1 else model for model, n in zip(models, gpus, strict=True)]
     seen: dict[str, int] = {}
     found = []
     for name in names:

@@ -28,6 +28,7 @@ from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
 from gpuloom.placement.shapes import impossible_jobs, shapes_of, why_impossible
 from gpuloom.policies.base import Policy
+from gpuloom.policies.registry import parse_policy
 from gpuloom.sim.bound import lower_bound_avg_jct_s
 from gpuloom.sim.compat import Compat, compat_mode
 from gpuloom.sim.executor import EveryStepExecutor, SegmentLog, SimExecutor
@@ -87,6 +88,8 @@ class Settings:
             raise InputError("give either failures or mtbf_s, not both")
         if not (math.isfinite(self.checkpoint_s) and self.checkpoint_s >= 0):
             raise InputError(f"the checkpoint interval is {self.checkpoint_s}, must be 0 or more seconds")
+        if not isinstance(self.parameters, Mapping) or not all(isinstance(name, str) for name in self.parameters):
+            raise InputError(f"parameters are {self.parameters!r}, must map names of policy parameters to values")
         if self.compat is not None:
             compat_mode(self.compat)
             if self.schedule == "rounds":
@@ -135,9 +138,15 @@ def simulate(
     name = policy if isinstance(policy, str) else policy.id
     if isinstance(policy, str):
         preset = mode.parameters.get(policy.partition(":")[0], {})
+        written = parse_policy(policy)[1]
         policy = load_policy(policy, **{"seed": chosen.seed, **preset, **chosen.parameters})
-    if policy.uses_stages:
-        workload = with_profiles(workload, load_profiles())
+        taken = {k: v for k, v in chosen.parameters.items() if k in policy.values and k not in written}
+        chosen = replace(chosen, parameters=taken)  # what is said of the run is what it went by
+    elif chosen.parameters:
+        raise InputError("parameters are for policies given by name; a Policy object has its own")
+    profiles = load_profiles()
+    if policy.uses_stages or profiles.own:
+        workload = with_profiles(workload, profiles)
     workload = without_impossible(workload, cluster, skip=chosen.skip_impossible)
     return _Run(workload, cluster, policy, name, chosen, mode, on_progress).run()
 

@@ -60,6 +60,13 @@ def read(source: Source, options: ReadOptions) -> Part:
     if stages and len(stages) < len(STAGES):
         missing = ", ".join(name for name in STAGES if name not in table)
         raise TraceError(f"the header has {', '.join(stages)} but lacks {missing}", file=source.name)
+    if stages:
+        unknown = np.isnan(np.stack([table[name] for name in STAGES], axis=1)).sum(axis=1)
+        table.reject(
+            (unknown > 0) & (unknown < len(STAGES)),
+            next(iter(STAGES)),
+            lambda row: f"of {', '.join(STAGES)} some are empty: give all three or none",
+        )
     models = tuple(name.removeprefix(SPEED) for name in table.numbers if name.startswith(SPEED))
     columns: dict[str, Any] = {name: table.words[name] for name in WORDS if name in table}
     columns |= {name: table[name] for name in FLOATS if name in table}
