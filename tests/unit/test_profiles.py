@@ -28,7 +28,8 @@ from gpuloom.sim.profiles import (
     with_profiles,
 )
 
-TABLE = Path(__file__).resolve().parents[3] / "shared/data/muri/model_stage_profiles.csv"
+DATA = Path(os.environ.get("GPULOOM_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+TABLE = DATA / "muri" / "model_stage_profiles.csv"
 HEADER = "model,gpus,iteration_s,load_s,compute_s,network_s\n"
 
 
