@@ -16,13 +16,13 @@ from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.profile import Profile, Profiles
 from gpuloom.core.workload import Labels
 from gpuloom.sim import profiles as library
+from gpuloom.sim.profile_tables import read_profiles
 from gpuloom.sim.profiles import (
     add_profiles,
     as_csv,
     library_path,
     load_profiles,
     read_library,
-    read_profiles,
     remove_profiles,
     shipped,
     with_profiles,

@@ -144,7 +144,8 @@ def import_(file: str, replace: bool, library: Path | None) -> None:
     Example:
       gpuloom profiles import measured.csv --replace
     """
-    from gpuloom.sim.profiles import add_profiles, library_path, read_profiles
+    from gpuloom.sim.profile_tables import read_profiles
+    from gpuloom.sim.profiles import add_profiles, library_path
 
     found = read_profiles(file)
     path = library or library_path()

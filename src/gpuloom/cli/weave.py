@@ -17,7 +17,7 @@ from gpuloom.core.units import parse_memory_mib
 
 if TYPE_CHECKING:
     from gpuloom.interleave.efficiency import Interleaving
-    from gpuloom.sim.profiles import JobSet
+    from gpuloom.sim.profile_tables import JobSet
     from gpuloom.sim.report.weaving import WovenGroup
 
 OBJECTIVES = {"throughput": "normalised throughput", "efficiency": "γ, the mean busy share of the resources"}
@@ -104,7 +104,8 @@ def weave(
       gpuloom weave jobs.csv --method multiround --objective efficiency --json out.json
     """
     from gpuloom.cli.simulate import check_outputs
-    from gpuloom.sim.profiles import load_profiles, read_jobs
+    from gpuloom.sim.profile_tables import read_jobs
+    from gpuloom.sim.profiles import load_profiles
 
     check_outputs([json_target], plot_target)
     memory_mib = None if gpu_memory is None else _memory(gpu_memory)
