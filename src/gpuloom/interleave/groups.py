@@ -110,6 +110,10 @@ class GroupTimes:
             for group, s in zip(groups, self.planned_iteration_s(groups), strict=True)
         ]
 
+    def pays(self, profiles: Profiles) -> bool:
+        """Whether the group is planned to be no slower than its jobs one after another."""
+        return self.gains([profiles])[0] >= 1.0
+
     def fits(self, profiles: Profiles, gpu_memory_mib: float) -> bool:
         """Whether a GPU's memory holds the group."""
         return sum([self.memory_mib[profile] for profile in profiles]) <= gpu_memory_mib

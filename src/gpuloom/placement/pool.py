@@ -173,3 +173,9 @@ def pools_of(cluster: Cluster, free: Sequence[int] | None = None, *, scatter: bo
     for index, node in enumerate(cluster.nodes):
         by_model[node.gpu_model].append(index)
     return [Pool(cluster, nodes, masks, scatter=scatter) for nodes in by_model.values()]
+
+
+def pool_of_node(cluster: Cluster) -> dict[int, int]:
+    """Index in `pools_of` of each node's pool."""
+    index = {model: number for number, model in enumerate(cluster.models)}
+    return {node: index[entry.gpu_model] for node, entry in enumerate(cluster.nodes)}

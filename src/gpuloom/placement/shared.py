@@ -13,7 +13,7 @@ from typing import Protocol
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.snapshot import Snapshot
-from gpuloom.placement.pool import Pool, pools_of
+from gpuloom.placement.pool import Pool, pool_of_node, pools_of
 from gpuloom.placement.repack import FirstFit, require_alike
 from gpuloom.placement.shapes import Shape
 
@@ -68,9 +68,7 @@ class SharedPlacer:
             require_alike(snapshot.cluster)
         self._cluster: Cluster = snapshot.cluster
         self._layers, self._first_fit, self._restart_partners = layers, first_fit, restart_partners
-        self._pool_of_node = {
-            node: index for index, pool in enumerate(pools_of(snapshot.cluster)) for node in pool.nodes
-        }
+        self._pool_of_node = pool_of_node(snapshot.cluster)
         self._empty: list[Pool] = []
         self._down: frozenset[int] | None = None
 
@@ -80,13 +78,14 @@ class SharedPlacer:
         """The cluster as if nobody ran."""
         if self._first_fit:
             return FirstFitRoom(FirstFit(self._cluster, snapshot.nodes_out))
-        return PooledRoom(self._pools(snapshot))
+        return PooledRoom(self.empty_pools(snapshot))
 
     def free(self, snapshot: Snapshot) -> Room:
         """GPUs that nobody uses."""
         return PooledRoom(pools_of(self._cluster, snapshot.idle_masks))
 
-    def _pools(self, snapshot: Snapshot) -> list[Pool]:
+    def empty_pools(self, snapshot: Snapshot) -> list[Pool]:
+        """The pools of the nodes in service as if nobody ran; the caller's own."""
         if self._down != snapshot.nodes_out:
             self._down = snapshot.nodes_out
             self._empty = pools_of(
@@ -168,7 +167,7 @@ class SharedPlacer:
         fitted: Sequence[Placement],
     ) -> list[Place] | None:
         """Wave by wave: wishes first, then the others by size; None if somebody finds no room."""
-        pools = self._pools(snapshot)
+        pools = self.empty_pools(snapshot)
         places: dict[int, Place] = {}
         for wave in waves:
             members = set(wave)

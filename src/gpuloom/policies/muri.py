@@ -25,18 +25,17 @@ from numpy.typing import NDArray
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
-from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
 from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.interleave.exactly import ExactGroups
-from gpuloom.interleave.groups import GroupSharing, GroupTimes, Profiles
+from gpuloom.interleave.groups import GroupTimes, Profiles
 from gpuloom.interleave.rounds import MATCHERS, Bucket, Limits, Node, Rounds
-from gpuloom.placement.pool import pools_of
+from gpuloom.placement.pool import pool_of_node
 from gpuloom.placement.queues import Entry, ShapeQueues
 from gpuloom.placement.shared import Room, SharedPlacer
-from gpuloom.policies.base import Parameter, Policy, Traits, one_of, yes_or_no
-from gpuloom.policies.weaving import WEAVING, group_times
+from gpuloom.policies.base import Parameter, Traits, one_of, yes_or_no
+from gpuloom.policies.weaving import WEAVING, Weaving, group_times, smallest_memory_mib
 
 Groups = list[tuple[Node, int]]
 """(jobs, shape)"""
@@ -44,7 +43,7 @@ _TRIES = 4
 """Times that groups are formed anew, fewer each time, when some find no place."""
 
 
-class Muri(Policy):
+class Muri(Weaving):
     """What Muri-S and Muri-L share: everything but the order."""
 
     parameters: ClassVar[tuple[Parameter, ...]] = (
@@ -70,13 +69,7 @@ class Muri(Policy):
             "keep: formed like others",
         ),
     )
-    max_jobs_per_gpu = MAX_GROUP
-    uses_stages = True
-    preempts_at_intervals = True
     cache: _Planner | None
-
-    def sharing(self, workload: Workload) -> Sharing | None:
-        return GroupSharing(group_times(workload, self.values))
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> list[int] | None:
         """Jobs in the order of the last plan, which settles ties in the next one as the artifact does; or nothing."""
@@ -163,8 +156,7 @@ class _Planner:
         self._size: int = values["group_size"]
         self._grouping: str = values["grouping"]
         self._times: GroupTimes = group_times(snapshot.workload, values)
-        memory = [node.gpu_memory_mib for node in snapshot.cluster.nodes]
-        self._memory_mib = min([m for m in memory if m is not None], default=float("inf"))
+        self._memory_mib = smallest_memory_mib(snapshot.cluster)
         self._slow: str = values["slow_groups"]
         self._released: bool = values["matcher"] == "released"
         self._best = self._times
@@ -175,9 +167,7 @@ class _Planner:
         self._rounds = Rounds(self._times, self._size, self._allowed, matcher=values["matcher"])
         self._exact = ExactGroups(self._times, self._size, self._memory_mib)
         self._queues = ShapeQueues(snapshot, policy.waiting_key)
-        self._pool_of_node = {
-            node: index for index, pool in enumerate(pools_of(snapshot.cluster)) for node in pool.nodes
-        }
+        self._pool_of_node = pool_of_node(snapshot.cluster)
         sets = {frozenset(shape.pools) for shape in self._queues.shapes.shapes}
         every = frozenset(self._pool_of_node.values())
         self._pool_sets = [every, *sorted(sets - {every}, key=sorted)]
@@ -423,7 +413,7 @@ class _Planner:
 
     def _split(self, node: Node) -> list[Node]:
         profiles = self._best.profiles_of(node)
-        if len(node) == 1 or self._best.gains([profiles])[0] >= 1.0:
+        if len(node) == 1 or self._best.pays(profiles):
             return [node]
         return [(job,) for job in node]
 
@@ -457,4 +447,4 @@ class _Planner:
     def _allowed(self, profiles: Profiles) -> bool:
         if profiles[0] < 0 or not self._times.fits(profiles, self._memory_mib):
             return False
-        return self._slow != "avoid" or self._times.gains([profiles])[0] >= 1.0
+        return self._slow != "avoid" or self._times.pays(profiles)

@@ -31,24 +31,23 @@ from numpy.typing import NDArray
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
-from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.efficiency import MAX_GROUP
-from gpuloom.interleave.groups import GroupSharing, GroupTimes, Profiles
+from gpuloom.interleave.groups import GroupTimes
 from gpuloom.interleave.hazard import BINS, Hazards
 from gpuloom.interleave.tables import SetTable
 from gpuloom.interleave.valued import Filler, Group, Stacks, exchange, share_nodes
-from gpuloom.placement.pool import Pool, pools_of
+from gpuloom.placement.pool import Pool, pool_of_node, pools_of
 from gpuloom.placement.shapes import shapes_of, speeds_on
 from gpuloom.placement.shared import SharedPlacer
-from gpuloom.policies.base import Parameter, Policy, Traits, duration, not_negative, positive
-from gpuloom.policies.weaving import WEAVING, group_times
+from gpuloom.policies.base import Parameter, Traits, duration, not_negative, positive
+from gpuloom.policies.weaving import WEAVING, Weaving, group_times, smallest_memory_mib
 
 _EXCHANGED = 128
 """Groups that exchange members with each other: the time grows with their square."""
 Jobs = NDArray[np.intp]
-_GAIN = 1e-9
+_BETTER = 1e-9
 
 POWER = Parameter(
     "power", 0.35, not_negative, "how much smaller jobs are preferred; 0: by price alone, 1: Smith's rule"
@@ -68,17 +67,11 @@ PATIENCE = Parameter(
 )
 
 
-class MuriX(Policy):
+class MuriX(Weaving):
     """What both share: everything but the worth of a job."""
 
     parameters: ClassVar[tuple[Parameter, ...]] = (*WEAVING, POWER, AGEING, PATIENCE, HORIZON)
-    max_jobs_per_gpu = MAX_GROUP
-    uses_stages = True
-    preempts_at_intervals = True
     cache: _Planner | None
-
-    def sharing(self, workload: Workload) -> Sharing | None:
-        return GroupSharing(group_times(workload, self.values))
 
     @abstractmethod
     def time_s(self, snapshot: Snapshot, memory: Any, jobs: Jobs, left_s: F8) -> F8:
@@ -172,8 +165,7 @@ class _Planner:
         values, workload, cluster = policy.values, snapshot.workload, snapshot.cluster
         self._policy = policy
         self._times: GroupTimes = group_times(workload, values)
-        memory = [node.gpu_memory_mib for node in cluster.nodes]
-        self._memory_mib = min([m for m in memory if m is not None], default=float("inf"))
+        self._memory_mib = smallest_memory_mib(cluster)
         shapes = shapes_of(workload, cluster)
         self._shapes, self._shape_of = shapes.shapes, shapes.of_job.astype(np.intp)
         self.kind_of: Jobs = np.unique(workload.gpus, return_inverse=True)[1].reshape(-1).astype(np.intp)
@@ -185,7 +177,7 @@ class _Planner:
             rows = np.flatnonzero(self._shape_of == number)
             profiles, which = np.unique(profile_of[rows], return_inverse=True)
             table = SetTable(
-                shape.gpus, profiles.tolist(), self._times, values["group_size"], self._gains, self._memory_mib
+                shape.gpus, profiles.tolist(), self._times, values["group_size"], self._times.pays, self._memory_mib
             )
             self._tables.append(table)
             columns = np.array([table.column_of[profile] for profile in profiles.tolist()], dtype=np.intp)
@@ -195,7 +187,7 @@ class _Planner:
             rows = self._shape_of == number
             self._solo_s[rows] = table.solo_s[self._column_of[rows]]
         self._speeds = speeds_on(workload, cluster.models) if workload.speeds is not None else None
-        self._pool_of_node = {n: index for index, pool in enumerate(pools_of(cluster)) for n in pool.nodes}
+        self._pool_of_node = pool_of_node(cluster)
         self._placer = SharedPlacer(
             snapshot, layers=MAX_GROUP, first_fit=False, restart_partners=values["restart_partners"]
         )
@@ -222,7 +214,7 @@ class _Planner:
             kept, kept_places = self._kept(snapshot, together, jobs, value)
             # Equal but for rounding (like jobs that swap partners) is not better.
             better = self._score(snapshot, groups, together.values())
-            if better <= self._score(snapshot, kept, together.values()) * (1.0 + _GAIN):
+            if better <= self._score(snapshot, kept, together.values()) * (1.0 + _BETTER):
                 groups, places = kept, kept_places
         self._trim(groups, together.values())
         decision = self._placer.settle(snapshot, [tuple(group.jobs) for group in groups], places, together)
@@ -279,13 +271,13 @@ class _Planner:
 
     def _all_anew(self, snapshot: Snapshot, jobs: Jobs, value: F8) -> tuple[list[Group], list[Placement]]:
         """Step 3, as if nobody ran."""
-        cluster, out = snapshot.cluster, snapshot.nodes_out
-        masks = [0 if index in out else (1 << node.gpus) - 1 for index, node in enumerate(cluster.nodes)]
-        rooms = pools_of(cluster, masks)
+        rooms = self._placer.empty_pools(snapshot)
         groups: list[Group] = []
         places: list[Placement] = []
         dealt_out = False
-        if sum(self._tables[shape].gpus for shape in self._shape_of[jobs].tolist()) > sum(m.bit_count() for m in masks):
+        if sum(self._tables[shape].gpus for shape in self._shape_of[jobs].tolist()) > sum(
+            room.free_gpus for room in rooms
+        ):
             placed: set[int] = set()
             for index, room in enumerate(rooms):
                 sizes = {mask.bit_count() for mask in room.free.values() if mask}
@@ -409,7 +401,7 @@ class _Planner:
         for group in groups:
             if not group.table.clustered or len(group.jobs) == 1 or frozenset(group.jobs) in same:
                 continue
-            while len(group.jobs) > 1 and not self._gains(times.profiles_of(group.jobs)):
+            while len(group.jobs) > 1 and not self._times.pays(times.profiles_of(group.jobs)):
                 least = group.values.index(min(group.values))
                 for members in (group.jobs, group.columns, group.values):
                     del members[least]
@@ -464,7 +456,3 @@ class _Planner:
             part = part[: self._tables[number].size * (free // gpus)]
             stacks.setdefault(number, {})[int(column[part[0]])] = (jobs[part].tolist(), worth[part].tolist())
         return stacks
-
-    def _gains(self, profiles: Profiles) -> bool:
-        """Not slower than one after another."""
-        return self._times.gains([profiles])[0] >= 1.0

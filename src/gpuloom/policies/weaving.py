@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.sharing import Sharing
 from gpuloom.core.workload import Workload
 from gpuloom.interleave.efficiency import MAX_GROUP, MEASURED_OVERHEAD, Interleaving
-from gpuloom.interleave.groups import GroupTimes
-from gpuloom.policies.base import Parameter, fraction, number, one_of, seed, whole, yes_or_no
+from gpuloom.interleave.groups import GroupSharing, GroupTimes
+from gpuloom.policies.base import Parameter, Policy, fraction, number, one_of, seed, whole, yes_or_no
 
 
 def group_size(text: str) -> int:
@@ -70,6 +72,23 @@ WEAVING = (
         "yes",
     ),
 )
+
+
+class Weaving(Policy):
+    """A policy whose jobs share GPUs in groups, by the model that its parameters choose."""
+
+    parameters: ClassVar[tuple[Parameter, ...]] = WEAVING
+    max_jobs_per_gpu = MAX_GROUP
+    uses_stages = True
+    preempts_at_intervals = True
+
+    def sharing(self, workload: Workload) -> Sharing | None:
+        return GroupSharing(group_times(workload, self.values))
+
+
+def smallest_memory_mib(cluster: Cluster) -> float:
+    """Memory of the cluster's smallest GPU, as far as known; infinity if of none."""
+    return min([float(m) for node in cluster.nodes if (m := node.gpu_memory_mib) is not None], default=float("inf"))
 
 
 def group_times(workload: Workload, values: Mapping[str, Any]) -> GroupTimes:
