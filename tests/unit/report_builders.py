@@ -53,6 +53,8 @@ def make_result(**overrides: Any) -> SimResult:
         "lower_bound_avg_jct_s": 110.0,
         "wall_s": 0.012,
         "restarts": 0,
+        "moves": 0,
+        "resizes": 0,
         "events": 2 * count,
         "finished": len(ended),
         "interrupted": False,
@@ -61,7 +63,8 @@ def make_result(**overrides: Any) -> SimResult:
         if count <= 26
         else tuple(f"job-{i}" for i in range(count)),
         "job_gpus": np.asarray([4, 8, 1] if count == 3 else [1] * count, np.int32),
-        "attained_gpu_s": np.asarray([400.0, 2400.0, 60.5] if count == 3 else [1.0] * count, np.float64),
+        "held_gpu_s": np.asarray([[400.0], [2400.0], [60.5]] if count == 3 else [[1.0]] * count, np.float64),
+        "gpu_models": ("GPU",),
         "starts": np.ones(count, np.int32),
         "timeline": make_timeline([0.0, 10.0, 20.0, 80.5, 100.0, 400.0], [0, 1, 1, 1, 0, 0], [4, 4, 5, 4, 8, 0]),
         "segments": make_segments(

@@ -30,6 +30,11 @@ def running(overhead_s: float = 0.0, rate: float = 1.0) -> State:
     return made
 
 
+def resized(made: State) -> None:
+    made.vacate(0, 1.0)
+    made.resize(0, ONE, 1.0, 0.0, 0.5)
+
+
 REACH: dict[JobState, Callable[[], State]] = {
     JobState.FUTURE: state,
     JobState.WAITING: lambda: reach("submit"),
@@ -41,6 +46,7 @@ STEPS: dict[str, Callable[[State], None]] = {
     "start": lambda s: s.start(0, ONE, 1.0, 0.0, 1.0),
     "stop": lambda s: s.stop(0, 1.0),
     "retime": lambda s: s.retime(0, 1.0, 0.5),
+    "resize": resized,
     "finish": lambda s: s.finish(0, 1.0),
 }
 

@@ -175,7 +175,7 @@ def test_a_run_without_jobs_still_makes_a_page() -> None:
         jobs=0,
         job_ids=(),
         job_gpus=np.zeros(0, np.int32),
-        attained_gpu_s=np.zeros(0),
+        held_gpu_s=np.zeros((0, 1)),
         starts=np.zeros(0, np.int32),
         timeline=make_timeline([], [], []),
         segments=make_segments([]),

@@ -94,6 +94,12 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="TIME|profile",
             help="What every (re)start of a job costs; profile: by the trace or the job's model, else 10 s.",
         ),
+        click.option(
+            "--resize-overhead",
+            type=Duration(),
+            metavar="TIME",
+            help="What a change of a running job's size costs; as much as a restart unless given.",
+        ),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of what is random."),
         click.option(
             "--compat", type=click.Choice(["muri"]), help="Semantics of another simulator (docs/fidelity.md)."
@@ -198,6 +204,7 @@ def _run(
     interval: float,
     schedule: str,
     restart_overhead: float | None,
+    resize_overhead: float | None,
     seed: int,
     compat: str | None,
     mtbf: float | None,
@@ -235,6 +242,7 @@ def _run(
         "interval_s": interval,
         "schedule": schedule,
         "restart_overhead_s": restart_overhead,
+        "resize_overhead_s": resize_overhead,
         "seed": seed,
         "compat": compat,
         "mtbf_s": mtbf,

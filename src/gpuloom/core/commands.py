@@ -23,10 +23,18 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Resize:
+    """A running job goes on with another number of GPUs, some of which it has already."""
+
+    job: int
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
 class Retime:
     """A running job's speed changed (a partner on its GPUs came or went)."""
 
     job: int
 
 
-Command = Start | Stop | Retime
+Command = Start | Stop | Resize | Retime

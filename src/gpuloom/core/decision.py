@@ -30,7 +30,8 @@ class Placement:
 class Decision:
     """What shall differ from the snapshot. A job that is not named keeps what it has.
 
-    run: jobs that shall run on these GPUs: a waiting job starts, a running one moves (and pays its restart).
+    run: jobs that shall run on these GPUs: a waiting job starts, a running one moves (and pays its restart), or, with
+        another number of GPUs of the same model, some of which it has, is resized (and pays for that).
     wait: running jobs that shall stop and wait.
     wake_at_s: ask again at this time even if nothing happens; infinity: only at the next event.
     """

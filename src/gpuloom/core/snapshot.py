@@ -21,6 +21,7 @@ class Snapshot:
         arrived, finished: jobs submitted or ended since the last call.
         evicted: jobs that lost their GPUs to a failure and wait again.
         nodes_down, nodes_up: nodes that left or came back.
+        resized: running jobs that have another number of GPUs since the last decision.
     """
 
     __slots__ = (
@@ -34,11 +35,18 @@ class Snapshot:
         "nodes_up",
         "now_s",
         "placements",
+        "resize_overhead_s",
+        "resized",
         "restart_overhead_s",
         "workload",
     )
 
-    def __init__(self, state: State, restart_overhead_s: NDArray[np.float64]) -> None:
+    def __init__(
+        self,
+        state: State,
+        restart_overhead_s: NDArray[np.float64],
+        resize_overhead_s: NDArray[np.float64] | None = None,
+    ) -> None:
         self._state = state
         self.workload: Workload = state.workload
         self.cluster: Cluster = state.cluster
@@ -50,9 +58,14 @@ class Snapshot:
         self.evicted: Sequence[int] = ()
         self.nodes_down: Sequence[int] = ()
         self.nodes_up: Sequence[int] = ()
+        self.resized: Sequence[int] = ()
         self.placements = MappingProxyType(state.placements)
         self.restart_overhead_s = floats(restart_overhead_s).toreadonly()
         """Seconds that a (re)start of each job costs."""
+        self.resize_overhead_s = (
+            self.restart_overhead_s if resize_overhead_s is None else floats(resize_overhead_s).toreadonly()
+        )
+        """Seconds that a change of each job's size costs."""
 
     def remaining_s(self, job: int) -> float:
         """Work left, seconds of solo run time on the reference GPU model."""
@@ -85,7 +98,12 @@ class Snapshot:
 
     def attained_gpu_s(self, job: int) -> float:
         """Attained service: GPUs times seconds held."""
-        return self.held_s(job) * self.workload.gpus.item(job)
+        return self._state.held_gpu_s_at(job, self.now_s)
+
+    def gpus_of(self, job: int) -> int:
+        """GPUs that the running job holds now; 0 for one that waits."""
+        placement = self.placements.get(job)
+        return 0 if placement is None else placement.gpus
 
     def starts(self, job: int) -> int:
         """Times the job was (re)started."""

@@ -34,6 +34,7 @@ TRANSITIONS: dict[str, tuple[JobState, JobState]] = {
     "start": (JobState.WAITING, JobState.RUNNING),
     "stop": (JobState.RUNNING, JobState.WAITING),
     "retime": (JobState.RUNNING, JobState.RUNNING),
+    "resize": (JobState.RUNNING, JobState.RUNNING),
     "finish": (JobState.RUNNING, JobState.FINISHED),
 }
 
@@ -49,14 +50,17 @@ class State:
         remaining_s: work left, in seconds of solo run time on the reference GPU model.
         rate: work done per second while running (1: as fast as alone on the reference model).
         work_from_s: since when `remaining_s` falls.
-        run_from_s: start of the present run; held_s: seconds held in the runs before it.
+        run_from_s: start of the present run at its present size; held_s: seconds held before that.
+        held_gpu_s: GPU-seconds held before that, by GPU model: shape (jobs, models).
         first_start_s, end_s: NaN until then. starts: times (re)started.
         cause: number of the engine step that made the last change.
     """
 
     __slots__ = (
-        "_all_free",
         "_full",
+        "_held_gpu_s",
+        "_model_of",
+        "_models",
         "busy_gpus",
         "cause",
         "cause_column",
@@ -67,6 +71,7 @@ class State:
         "first_start_s",
         "first_start_s_column",
         "free",
+        "held_gpu_s_column",
         "held_s",
         "held_s_column",
         "idle",
@@ -100,6 +105,7 @@ class State:
         self.work_from_s_column = np.zeros(n)
         self.run_from_s_column = np.zeros(n)
         self.held_s_column = np.zeros(n)
+        self.held_gpu_s_column = np.zeros((n, len(cluster.models)))
         self.first_start_s_column = np.full(n, np.nan)
         self.end_s_column = np.full(n, np.nan)
         self.starts_column: NDArray[np.int32] = np.zeros(n, dtype=np.int32)
@@ -110,6 +116,10 @@ class State:
         self.work_from_s = floats(self.work_from_s_column)
         self.run_from_s = floats(self.run_from_s_column)
         self.held_s = floats(self.held_s_column)
+        self._held_gpu_s = floats(self.held_gpu_s_column.reshape(-1))
+        index = {model: number for number, model in enumerate(cluster.models)}
+        self._models = len(index)
+        self._model_of = [index[node.gpu_model] for node in cluster.nodes]
         self.first_start_s = floats(self.first_start_s_column)
         self.end_s = floats(self.end_s_column)
         self.starts = ints(self.starts_column)
@@ -151,6 +161,14 @@ class State:
             return self.held_s[job] + now_s - self.run_from_s[job]
         return self.held_s[job]
 
+    def held_gpu_s_at(self, job: int, now_s: float) -> float:
+        """GPU-seconds that the job has held, restart overheads included."""
+        first = job * self._models
+        held = sum(self._held_gpu_s[first : first + self._models])
+        if self.status[job] == _RUNNING:
+            held += (now_s - self.run_from_s[job]) * self.placements[job].gpus
+        return held
+
     # -- jobs -----------------------------------------------------------------------------------------------
 
     def submit(self, job: int, now_s: float) -> None:
@@ -178,11 +196,25 @@ class State:
         """A running job gives its GPUs back and waits; `lost_s` of its work has to be done again."""
         left = self.remaining_at(job, now_s)
         self._transit(job, "stop")
-        self._release(job)
+        self._release(job, now_s)
         self.waiting += 1
         self.remaining_s[job] = min(left + lost_s, self.workload.duration_s.item(job)) if lost_s else left
-        self.held_s[job] += now_s - self.run_from_s[job]
         self.rate[job] = 0.0
+
+    def vacate(self, job: int, now_s: float) -> None:
+        """First half of a resize: the running job's GPUs become free; `resize` has to follow."""
+        self.require(job, "resize")
+        self.remaining_s[job] = self.remaining_at(job, now_s)
+        self._release(job, now_s)
+
+    def resize(self, job: int, placement: Placement, now_s: float, overhead_s: float, rate: float) -> None:
+        """Second half: the job goes on at once on these GPUs; its work after `overhead_s`, or after the start under
+        way if that takes longer."""
+        self._transit(job, "resize")
+        self._take(job, placement)
+        self.rate[job] = rate
+        self.run_from_s[job] = now_s
+        self.work_from_s[job] = max(self.work_from_s[job], now_s + overhead_s)
 
     def retime(self, job: int, now_s: float, rate: float) -> None:
         """A running job goes on at another rate."""
@@ -200,10 +232,9 @@ class State:
 
     def finish(self, job: int, now_s: float) -> None:
         self._transit(job, "finish")
-        self._release(job)
+        self._release(job, now_s)
         self.unfinished -= 1
         self.remaining_s[job] = 0.0
-        self.held_s[job] += now_s - self.run_from_s[job]
         self.rate[job] = 0.0
         self.end_s[job] = now_s
 
@@ -272,10 +303,15 @@ class State:
                         owners[gpu] = job
         self.placements[job] = placement
 
-    def _release(self, job: int) -> None:
+    def _release(self, job: int, now_s: float) -> None:
+        """Take the job's GPUs back, and book the time for which it held them."""
         placement = self.placements.pop(job)
+        held_s = now_s - self.run_from_s[job]
+        self.held_s[job] += held_s
         free = self.free[placement.layer]
+        gpus = 0
         for node, mask in zip(placement.nodes, placement.masks, strict=True):
+            gpus += mask.bit_count()
             free[node] |= mask
             if self.layers > 1:
                 owners = self.owners[placement.layer][node]
@@ -286,6 +322,7 @@ class State:
                     mask &= layer[node]
             self.busy_gpus -= mask.bit_count()
             self.idle[node] |= mask
+        self._held_gpu_s[job * self._models + self._model_of[placement.nodes[0]]] += held_s * gpus
 
     def story(self, job: int) -> str:
         """What the state knows of a job, for messages."""

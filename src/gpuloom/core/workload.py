@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.scaling import Scaling
 
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
@@ -41,11 +42,17 @@ class Labels:
 class Speeds:
     """How fast each job runs on each GPU model, relative to the model its `duration_s` was measured on.
 
-    `factor` has shape (jobs, models); 0 means that the job does not fit that model.
+    `factor` has shape (jobs, models); 0 means that the job does not fit that model. `estimated`, of the same shape,
+    marks factors that were not measured but derived from the GPU models' facts (None: all are measured).
     """
 
     models: tuple[str, ...]
     factor: F8
+    estimated: NDArray[np.bool_] | None = None
+
+    def take(self, rows: NDArray[np.intp]) -> Speeds:
+        """The same for these jobs."""
+        return Speeds(self.models, self.factor[rows], None if self.estimated is None else self.estimated[rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +77,8 @@ class Workload:
         stage_s: shape (jobs, 3): seconds per iteration of data loading (storage and CPU), GPU compute and
             network synchronisation.
         speeds: relative speed by GPU model.
+        scaling: numbers of GPUs on which each job can run, and how fast; `gpus` is then the number at which
+            `duration_s` was measured, and what a policy that does not resize jobs gives them.
         line: line of the trace that each job came from (for messages).
     `notes` are sentences on what the reader left out or assumed.
     """
@@ -92,6 +101,7 @@ class Workload:
     iteration_s: F8 | None = None
     stage_s: F8 | None = None
     speeds: Speeds | None = None
+    scaling: Scaling | None = None
     line: I4 | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -103,6 +113,8 @@ class Workload:
                 raise InputError(f"workload {self.name!r}: column {name} has {len(column)} rows, submit_s has {n}")
         if self.speeds is not None and self.speeds.factor.shape != (n, len(self.speeds.models)):
             raise InputError(f"workload {self.name!r}: speeds has shape {self.speeds.factor.shape}, not ({n}, models)")
+        if self.scaling is not None:
+            self._check_scaling(self.scaling)
         for name, bad in (
             ("submit_s", ~np.isfinite(self.submit_s)),
             ("duration_s", ~(np.isfinite(self.duration_s) & (self.duration_s >= 0))),
@@ -115,6 +127,18 @@ class Workload:
         if n and (np.diff(self.submit_s) < 0).any():
             raise InputError(
                 f"workload {self.name!r}: jobs are not in order of submission (use Workload.sorted_by_submit)"
+            )
+
+    def _check_scaling(self, scaling: Scaling) -> None:
+        if len(scaling) != len(self):
+            raise InputError(f"workload {self.name!r}: scaling has {len(scaling)} rows, submit_s has {len(self)}")
+        bad = (self.gpus < scaling.min_gpus) | (self.gpus > scaling.max_gpus) | (self.gpus % scaling.replica_gpus > 0)
+        if bad.any():
+            row = int(bad.argmax())
+            raise InputError(
+                f"workload {self.name!r}: job {self.job_id(row)} asks for {self.gpus[row]} GPUs, which is not one of "
+                f"its sizes ({scaling.min_gpus[row]} to {scaling.max_gpus[row]} GPUs in steps of "
+                f"{scaling.replica_gpus[row]})"
             )
 
     def __len__(self) -> int:
@@ -161,10 +185,8 @@ OPTIONAL_COLUMNS = (
 
 
 def _take_column(value: object, rows: NDArray[np.intp]) -> object:
-    if isinstance(value, Labels):
+    if isinstance(value, Labels | Speeds | Scaling):
         return value.take(rows)
-    if isinstance(value, Speeds):
-        return Speeds(value.models, value.factor[rows])
     if isinstance(value, np.ndarray):
         return value[rows]
     if isinstance(value, list | tuple):
@@ -173,6 +195,6 @@ def _take_column(value: object, rows: NDArray[np.intp]) -> object:
 
 
 def _take(workload: Workload, rows: NDArray[np.intp], name: str) -> Workload:
-    keys = ("submit_s", "duration_s", "gpus", "speeds", *OPTIONAL_COLUMNS)
+    keys = ("submit_s", "duration_s", "gpus", "speeds", "scaling", *OPTIONAL_COLUMNS)
     columns = {key: _take_column(getattr(workload, key), rows) for key in keys}
     return replace(workload, name=name, **columns)  # type: ignore[arg-type]

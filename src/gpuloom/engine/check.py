@@ -16,10 +16,11 @@ from gpuloom.placement.shapes import Shapes, shapes_of
 class PlanCheck:
     """Jobs that may start or stop, gangs whole, GPUs that exist, are free and hold them, a GPU model they can use."""
 
-    def __init__(self, state: State, *, spills_memory: bool = False) -> None:
+    def __init__(self, state: State, *, spills_memory: bool = False, resizes: bool = False) -> None:
         workload, cluster = state.workload, state.cluster
         self._state, self._workload, self._cluster, self._layers = state, workload, cluster, state.layers
         self._gpus = ints(workload.gpus)
+        self._scaling = workload.scaling if resizes else None
         self._full = [(1 << node.gpus) - 1 for node in cluster.nodes]
         self._any_model = len(cluster.models) == 1 and workload.gpu_type is None and workload.speeds is None
         self._shapes: Shapes | None = None
@@ -112,14 +113,20 @@ class PlanCheck:
             if not 0 <= node < len(self._full) or mask <= 0 or mask > self._full[node]:
                 self._fail(job, placement, f"node {node} has no GPUs {mask:#x}")
             total += mask.bit_count()
-        if total != self._gpus[job]:
-            self._fail(job, placement, f"it needs {self._gpus[job]} GPUs at once and was given {total}")
+        if total != self._gpus[job] and (self._scaling is None or not self._scaling.allows(job, total)):
+            self._fail(job, placement, f"it needs {self._needs(job)} GPUs at once and was given {total}")
         if len(nodes) > 1 and len(set(nodes)) != len(nodes):
             self._fail(job, placement, "a node is named twice")
         if not 0 <= placement.layer < self._layers:
             self._fail(job, placement, f"the policy declared {self._layers} sharing layers")
         if not self._any_model:
             self._check_model(job, placement)
+
+    def _needs(self, job: int) -> str:
+        scaling = self._scaling
+        if scaling is None:
+            return str(self._gpus[job])
+        return f"{scaling.min_gpus[job]} to {scaling.max_gpus[job]} (in steps of {scaling.replica_gpus[job]})"
 
     def _check_model(self, job: int, placement: Placement) -> None:
         models = {self._cluster.nodes[node].gpu_model for node in placement.nodes}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloom.core.commands import Command, Retime, Start, Stop
+from gpuloom.core.commands import Command, Resize, Retime, Start, Stop
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
@@ -45,9 +45,9 @@ class Engine:
         self.state, self.policy, self.progress, self.executor = state, policy, progress, executor
         policy.cache = None  # caches of an earlier run are of no use
         self.charge_every_step, self.checkpoint_s = charge_every_step, checkpoint_s
-        self.snapshot = Snapshot(state, progress.restart_overhead_s)
+        self.snapshot = Snapshot(state, progress.restart_overhead_s, progress.resize_overhead_s)
         self.memory = memory if memory is not None else policy.new_memory(state.workload, state.cluster)
-        self._check = PlanCheck(state, spills_memory=policy.spills_memory)
+        self._check = PlanCheck(state, spills_memory=policy.spills_memory, resizes=policy.resizes)
         sharing = progress.sharing
         self._together = sharing is not None and sharing.starts_together
         self._step_overhead_s = progress.restart_overhead_s.copy() if charge_every_step else None
@@ -56,6 +56,9 @@ class Engine:
         self._evicted: list[int] = []
         self._changed: dict[int, None] = {}
         """Nodes lost or back since the policy was last asked."""
+        self._resized: list[int] = []
+        self.moves = self.resizes = 0
+        """Running jobs that were moved, and resized, so far."""
 
     def take_in(
         self,
@@ -104,6 +107,7 @@ class Engine:
         snapshot = self.snapshot
         snapshot.now_s, snapshot.may_preempt = now_s, may_preempt
         snapshot.arrived, snapshot.finished, snapshot.evicted = self._arrived, self._finished, self._evicted
+        snapshot.resized = self._resized
         snapshot.nodes_down = [node for node in self._changed if node in self.state.down]
         snapshot.nodes_up = [node for node in self._changed if node not in self.state.down]
         decision, self.memory = self.policy.decide(snapshot, self.memory)
@@ -115,6 +119,8 @@ class Engine:
             self._evicted = []
         if self._changed:
             self._changed = {}
+        if self._resized:
+            self._resized = []
         if decision is NOTHING:
             return math.inf
         if decision.run or decision.wait:
@@ -126,15 +132,30 @@ class Engine:
         commands: list[Command] = []
         touched: set[int] = set()
         shared = state.layers > 1
-        stops = [*decision.wait, *(job for job in decision.run if job in state.placements)]
+        moved = [job for job in decision.run if job in state.placements]
+        stops = [*decision.wait, *moved]
         self._check.plan(decision, stops)
+        resized = [job for job in moved if self._is_resize(job, decision.run[job])] if self.policy.resizes else []
         places: set[Place] = set()
         for job in stops:
             if shared:
                 places.add(_place(state.placements[job]))
-            state.stop(job, now_s)
-            commands.append(Stop(job))
+            if job in resized:
+                state.vacate(job, now_s)
+            else:
+                state.stop(job, now_s)
+                commands.append(Stop(job))
+        self.moves += len(moved) - len(resized)
+        self.resizes += len(resized)
+        self._resized.extend(resized)
+        for job in resized:
+            placement = decision.run[job]
+            rate = self.progress.solo_rate(job, placement)
+            state.resize(job, placement, now_s, self.progress.resize_of[job], rate)
+            commands.append(Resize(job, placement))
         for job, placement in decision.run.items():
+            if job in resized:
+                continue
             overhead = 0.0 if self.charge_every_step else overhead_of[job]
             state.start(job, placement, now_s, overhead, self.progress.solo_rate(job, placement))
             commands.append(Start(job, placement))
@@ -144,11 +165,21 @@ class Engine:
                 touched.update([job for _, job in self._on(place)])
             if self._together and not self.charge_every_step:
                 for job in decision.run:
+                    if job in resized:
+                        continue
                     all_s = sum([overhead_of[other] for _, other in self._on(_place(state.placements[job]))])
                     state.postpone(job, now_s + all_s)
         if touched:
             self._retime(touched, now_s, commands)
         self.executor.apply(commands, now_s)
+
+    def _is_resize(self, job: int, placement: Placement) -> bool:
+        """Whether a running job's new placement has another size and shares a GPU with the present one."""
+        before = self.state.placements[job]
+        if before.layer != placement.layer or before.gpus == placement.gpus:
+            return False
+        held = dict(zip(before.nodes, before.masks, strict=True))
+        return any(held.get(node, 0) & mask for node, mask in zip(placement.nodes, placement.masks, strict=True))
 
     def _lost(self, job: int, now_s: float) -> float:
         """Work since the last checkpoint, seconds."""

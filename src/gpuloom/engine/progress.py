@@ -12,19 +12,28 @@ from gpuloom.core.workload import F8, Workload
 
 
 class Progress:
-    """Speed on a GPU model, cost of a restart, slow-down beside neighbours.
+    """Speed on a GPU model and at a size, costs of restarts and resizes, slow-down beside neighbours.
 
     Args:
         restart_overhead_s: per job, seconds that every start costs before work goes on.
         sharing: model of shared GPUs, where the policy shares them.
+        resize_overhead_s: per job, seconds that a change of its size costs (default: as a start).
     """
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, restart_overhead_s: F8, sharing: Sharing | None = None
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        restart_overhead_s: F8,
+        sharing: Sharing | None = None,
+        resize_overhead_s: F8 | None = None,
     ) -> None:
         self.restart_overhead_s = restart_overhead_s
-        self.overhead_of = floats(restart_overhead_s)
+        self.resize_overhead_s = restart_overhead_s if resize_overhead_s is None else resize_overhead_s
+        self.overhead_of = floats(self.restart_overhead_s)
+        self.resize_of = floats(self.resize_overhead_s)
         self.sharing = sharing
+        self._scaling = workload.scaling
         self._factors: dict[int, memoryview[float]] = {}
         if workload.speeds is not None:
             known = {name.lower(): column for column, name in enumerate(workload.speeds.models)}
@@ -37,6 +46,7 @@ class Progress:
     def solo_rate(self, job: int, placement: Placement) -> float:
         """Work per second alone on these GPUs; 1 on a GPU model for which nothing is known."""
         factor = self._factors.get(placement.nodes[0])
-        if factor is None:
-            return 1.0
-        return factor[job]
+        speed = 1.0 if factor is None else factor[job]
+        if self._scaling is not None:
+            speed *= self._scaling.speed(job, placement.gpus, len(placement.nodes))
+        return speed

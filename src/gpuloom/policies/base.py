@@ -65,6 +65,8 @@ class Policy(ABC):
     """Decides by the stage times of jobs, or has jobs slow each other down by them."""
     preempts_at_intervals: bool = False
     """Running jobs are stopped for others at scheduling intervals only (`Snapshot.may_preempt`)."""
+    resizes: bool = False
+    """Gives jobs other numbers of GPUs than they asked for, within their `Workload.scaling`."""
     cache: Any = None
     """Orderings and the like, built from the first snapshot of a run; the engine clears it when a run begins."""
 

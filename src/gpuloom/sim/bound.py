@@ -14,7 +14,9 @@ cluster's GPUs, and w_j = d_j · g_j / G: the time the whole cluster would need 
    Queyranne, Schulz, Skutella, Wang, "Single machine scheduling with release dates", 2002): its mean plus d_j / 2.
    This takes into account that a job can't use the whole cluster, and that the cluster is busy with others.
 
-A policy that lets k jobs share a GPU is given k·G GPUs. Restart overheads are left out, which only lowers the bound.
+A policy that lets k jobs share a GPU is given k·G GPUs. One that resizes jobs is given each job's best speed at any of
+its sizes for d_j, and its fewest GPU-seconds at any of them for w_j; in 3 the pace then is not even, but never above
+1 / d_j, which is what counts. Restart overheads are left out, which only lowers the bound.
 """
 
 from __future__ import annotations
@@ -24,21 +26,49 @@ from heapq import heappop, heappush
 import numpy as np
 
 from gpuloom.core.cluster import Cluster
+from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.shapes import best_speeds
 
 
-def lower_bound_avg_jct_s(workload: Workload, cluster: Cluster, *, jobs_per_gpu: int = 1) -> float:
+def lower_bound_avg_jct_s(
+    workload: Workload, cluster: Cluster, *, jobs_per_gpu: int = 1, resizes: bool = False
+) -> float:
     """The largest of the three bounds, seconds. NaN for no jobs."""
     if len(workload) == 0:
         return float("nan")
     duration = workload.duration_s / best_speeds(workload, cluster)
-    work = duration * workload.gpus / (cluster.gpus * jobs_per_gpu)
+    speed, gpus_per_speed = _best_sizes(workload, cluster.gpus, resizes=resizes)
+    work = duration * gpus_per_speed / (cluster.gpus * jobs_per_gpu)
+    duration = duration / speed
     submit = workload.submit_s
     alone = float(duration.mean())
     shortest_first = float((_shortest_remaining_first(submit, work) - submit).mean())
     mean_busy = float((_mean_busy_times(submit, work) - submit + duration / 2).mean())
     return max(alone, shortest_first, mean_busy)
+
+
+def _best_sizes(workload: Workload, most_gpus: int, *, resizes: bool) -> tuple[F8, F8]:
+    """Of each job its best speed, and its fewest GPUs per speed, over the sizes that it may be given."""
+    scaling = workload.scaling
+    gpus = workload.gpus.astype(np.float64)
+    if scaling is None:
+        return np.ones(len(workload)), gpus
+    fastest, leanest = np.ones(len(workload)), gpus
+    ends = (scaling.min_gpus, scaling.max_gpus) if resizes else (workload.gpus, workload.gpus)
+    found: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+    keys = np.stack([scaling.curve, *ends, scaling.replica_gpus], axis=1).tolist()
+    for job, (curve, low, high, step) in enumerate(keys):
+        if curve == NO_CURVE:
+            continue
+        key = (curve, low, high, step)
+        if key not in found:
+            sizes = np.arange(low, max(min(high, most_gpus), low) + 1, step)
+            speeds = scaling.curves[curve][sizes].max(axis=1)
+            found[key] = (float(speeds.max()), float((sizes / np.maximum(speeds, 1e-300)).min()))
+        fastest[job] = found[key][0] / scaling.reference[job]
+        leanest[job] = found[key][1] * scaling.reference[job]
+    return fastest, leanest
 
 
 def _shortest_remaining_first(submit: F8, work: F8) -> F8:

@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from gpuloom.core.columns import ints
-from gpuloom.core.commands import Command, Start, Stop
+from gpuloom.core.commands import Command, Resize, Start, Stop
 from gpuloom.core.decision import Placement
 from gpuloom.core.state import State
 from gpuloom.sim.result import Segments
@@ -127,6 +127,9 @@ class SimExecutor:
                     self.restarts += 1
                 if self._log is not None:
                     self._log.begin(job, command.placement, now_s)
+            elif isinstance(command, Resize) and self._log is not None:
+                self._log.end(job, now_s)
+                self._log.begin(job, command.placement, now_s)
             heappush(ends, (state.predicted_end_s(job), job, epoch[job]))
         if len(ends) > 64 + 4 * len(state.placements):
             self._ends = [entry for entry in ends if epoch[entry[1]] == entry[2]]

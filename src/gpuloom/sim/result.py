@@ -64,6 +64,10 @@ class SimResult:
     lower_bound_avg_jct_s: float
     wall_s: float
     restarts: int
+    moves: int
+    """Times a running job was moved to other GPUs."""
+    resizes: int
+    """Times a running job was given more or fewer GPUs."""
     events: int
     finished: int
     interrupted: bool
@@ -74,13 +78,20 @@ class SimResult:
     start_s: F8
     end_s: F8
     jct_s: F8
-    attained_gpu_s: F8
-    """GPU-seconds held, restart overheads included."""
+    held_gpu_s: F8
+    """GPU-seconds held by GPU model, restart overheads included: shape (jobs, gpu_models)."""
+    gpu_models: tuple[str, ...]
     starts: I4
     """Times the job was (re)started."""
     timeline: Timeline
     segments: Segments | None
     node_names: tuple[str, ...]
+
+    @property
+    def attained_gpu_s(self) -> F8:
+        """GPU-seconds held, restart overheads included."""
+        held: F8 = self.held_gpu_s.sum(axis=1)
+        return held
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as plain values (NaN becomes None)."""
@@ -100,6 +111,8 @@ class SimResult:
             "lower_bound_avg_jct_s",
             "wall_s",
             "restarts",
+            "moves",
+            "resizes",
             "events",
             "finished",
             "interrupted",

@@ -49,6 +49,7 @@ class Settings:
     interval_s: scheduling interval; 0: none, jobs are stopped for others at every event.
     schedule: 'events' or 'rounds'.
     restart_overhead_s: what every start costs; None: by the trace or the job's model (see `overheads`).
+    resize_overhead_s: what a change of a running job's size costs; None: as much as a start.
     seed: of everything random (failures, AntMan's job classes).
     compat: None or the name of another simulator whose semantics to use ('muri').
     failures: nodes out of service. mtbf_s, repair_s: or random ones, per node.
@@ -61,6 +62,7 @@ class Settings:
     interval_s: float = DEFAULT_INTERVAL_S
     schedule: str = "events"
     restart_overhead_s: float | None = None
+    resize_overhead_s: float | None = None
     seed: int = 0
     compat: str | None = None
     failures: tuple[Failure, ...] = ()
@@ -78,9 +80,9 @@ class Settings:
             raise InputError(f"schedule is {self.schedule!r}, must be 'events' or 'rounds'")
         if self.schedule == "rounds" and self.interval_s == 0:
             raise InputError("scheduling in rounds needs an interval above 0")
-        overhead = self.restart_overhead_s
-        if overhead is not None and not (math.isfinite(overhead) and overhead >= 0):
-            raise InputError(f"the restart overhead is {overhead}, must be 0 or more seconds")
+        for what, overhead in (("restart", self.restart_overhead_s), ("resize", self.resize_overhead_s)):
+            if overhead is not None and not (math.isfinite(overhead) and overhead >= 0):
+                raise InputError(f"the {what} overhead is {overhead}, must be 0 or more seconds")
         for name, value in (("mean time between failures", self.mtbf_s), ("mean repair time", self.repair_s)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(f"the {name} is {value}, must be above 0 seconds")
@@ -190,13 +192,15 @@ class _Run:
         self.settings, self.mode, self.on_progress = settings, mode, on_progress
         overheads = restart_overheads_s(workload, settings.restart_overhead_s)
         self.state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
+        resize = settings.resize_overhead_s
+        resizes = overheads if resize is None else np.full(len(workload), resize)
         self.log = SegmentLog() if settings.record_segments else None
         executor = EveryStepExecutor if mode.charge_every_step else SimExecutor
         self.executor = executor(self.state, self.log)
         self.engine = Engine(
             self.state,
             policy,
-            Progress(workload, cluster, overheads, policy.sharing(workload)),
+            Progress(workload, cluster, overheads, policy.sharing(workload), resizes),
             self.executor,
             charge_every_step=mode.charge_every_step,
             checkpoint_s=settings.checkpoint_s,
@@ -346,9 +350,10 @@ class _Run:
         busy_s = float((lengths * timeline.busy_gpus).sum())
         queued_s = float((lengths * timeline.queue_length).sum())
         ordered = np.sort(done)
-        held = state.held_s_column.copy()
-        for job in state.placements:
-            held[job] = state.held_at(job, self.now_s)
+        held = state.held_gpu_s_column.copy()
+        for job, placement in state.placements.items():
+            model = self.cluster.models.index(self.cluster.nodes[placement.nodes[0]].gpu_model)
+            held[job, model] += (self.now_s - state.run_from_s[job]) * placement.gpus
         settings = self.settings
         return SimResult(
             policy=self.name,
@@ -364,10 +369,15 @@ class _Run:
             blocking_index=self.executor.age.mean(span),
             utilization=busy_s / (span * self.cluster.gpus) if span > 0 else 0.0,
             lower_bound_avg_jct_s=lower_bound_avg_jct_s(
-                workload, self.cluster, jobs_per_gpu=self.policy.max_jobs_per_gpu
+                workload,
+                self.cluster,
+                jobs_per_gpu=self.policy.max_jobs_per_gpu,
+                resizes=self.policy.resizes,
             ),
             wall_s=wall_s,
             restarts=self.executor.restarts,
+            moves=self.engine.moves,
+            resizes=self.engine.resizes,
             events=self.events,
             finished=len(done),
             interrupted=interrupted,
@@ -375,6 +385,7 @@ class _Run:
                 "interval_s": settings.interval_s,
                 "schedule": settings.schedule,
                 "restart_overhead_s": settings.restart_overhead_s,
+                "resize_overhead_s": settings.resize_overhead_s,
                 "seed": settings.seed,
                 "compat": settings.compat,
                 "mtbf_s": settings.mtbf_s,
@@ -388,7 +399,8 @@ class _Run:
             start_s=state.first_start_s_column.copy(),
             end_s=end,
             jct_s=jct,
-            attained_gpu_s=held * workload.gpus,
+            held_gpu_s=held,
+            gpu_models=self.cluster.models,
             starts=state.starts_column.copy(),
             timeline=timeline,
             segments=self.log.close(self.now_s) if self.log is not None else None,
