@@ -19,8 +19,9 @@ from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Labels, Speeds, Workload
 from gpuloom.interleave.tables import MOST
-from gpuloom.policies.muri_x import MuriX, MuriXL, MuriXS
+from gpuloom.policies.muri_x import MuriXL, MuriXS
 from gpuloom.policies.registry import create_policy
+from gpuloom.policies.valued import Valued
 from gpuloom.sim import Failure, SimResult, simulate
 
 BOTH = pytest.mark.parametrize("policy", ["muri-xs", "muri-xl"])
@@ -346,7 +347,7 @@ def test_muri_xl_learns_and_then_lets_old_jobs_wait() -> None:
 @pytest.mark.parametrize("through_store", [False, True])
 @pytest.mark.parametrize("policy", [MuriXS, MuriXL])
 @pytest.mark.parametrize("every", [1, 7])
-def test_what_it_needs_is_in_its_memory(policy: type[MuriX], every: int, through_store: bool) -> None:
+def test_what_it_needs_is_in_its_memory(policy: type[Valued], every: int, through_store: bool) -> None:
     """A policy whose cache is lost, or a fresh one with the stored memory, goes on to the byte alike."""
     workload = crowd(11, 60)
     calls = 0

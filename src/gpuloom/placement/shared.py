@@ -61,13 +61,23 @@ class SharedPlacer:
         layers: most jobs on a GPU.
         first_fit: what fits is found first-fit on alike nodes, instead of by best fit.
         restart_partners: a job that joins a group restarts the members that run already.
+        moves_models: a group that was found to fit on another GPU model than it has moves there.
     """
 
-    def __init__(self, snapshot: Snapshot, *, layers: int, first_fit: bool, restart_partners: bool) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        *,
+        layers: int,
+        first_fit: bool,
+        restart_partners: bool,
+        moves_models: bool = False,
+    ) -> None:
         if first_fit:
             require_alike(snapshot.cluster)
         self._cluster: Cluster = snapshot.cluster
         self._layers, self._first_fit, self._restart_partners = layers, first_fit, restart_partners
+        self._moves_models = moves_models
         self._pool_of_node = pool_of_node(snapshot.cluster)
         self._empty: list[Pool] = []
         self._down: frozenset[int] | None = None
@@ -141,10 +151,15 @@ class SharedPlacer:
 
     def _keep(self, snapshot: Snapshot, groups: Sequence[Group], fitted: Sequence[Placement]) -> list[Place]:
         """Places for all: those that running members hold where that is possible."""
-        held = snapshot.placements
+        held, pool_of = snapshot.placements, self._pool_of_node
         wishes: list[tuple[int, int, Place]] = []
         for index, group in enumerate(groups):
-            votes = Counter((held[job].nodes, held[job].masks) for job in group if job in held)
+            votes = Counter(
+                (held[job].nodes, held[job].masks)
+                for job in group
+                if job in held
+                and (not self._moves_models or pool_of[held[job].nodes[0]] == pool_of[fitted[index].nodes[0]])
+            )
             if votes:
                 place, count = max(votes.items(), key=lambda item: item[1])
                 wishes.append((-count, index, place))

@@ -1,0 +1,72 @@
+"""Which GPU model each job should use, when all can't have the best: by prices of GPUs.
+
+Of all ways to give every job at most one GPU model, within the GPUs of each, the one with the largest summed worth is a
+linear program (and nearly integral: at most one job per model is split). Its dual has one price per model: at the right
+prices every job takes the model on which its worth exceeds the price of its GPUs most, or none. The prices are found
+by coordinate descent on the dual: given the other prices, the price of a model is the one at which those who want it
+most just fill it. Jobs are then seated in order of what they would lose by their second choice.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.workload import F8
+
+ROUNDS = 12
+"""Sweeps over the models; prices hardly change after a few."""
+NOWHERE = -1
+
+
+def prices(worth: F8, demand: F8, capacity: F8) -> F8:
+    """Price per GPU of each model: shape (models,).
+
+    Args:
+        worth: of each job on each model, per second: shape (jobs, models); 0 where it can't run.
+        demand: GPUs of each job.
+        capacity: GPUs of each model.
+    """
+    models = worth.shape[1]
+    found = np.zeros(models)
+    for _ in range(ROUNDS):
+        before = found.copy()
+        for model in range(models):
+            # The highest price at which each job still prefers this model.
+            net = worth - demand[:, None] * found
+            net[:, model] = 0.0
+            limit = (worth[:, model] - np.maximum(net.max(axis=1), 0.0)) / demand
+            wants = np.flatnonzero(limit > 0)
+            order = wants[np.argsort(-limit[wants], kind="stable")]
+            filled = demand[order].cumsum()
+            over = int(np.searchsorted(filled, capacity[model], side="right"))
+            found[model] = limit[order[over]] if over < len(order) else 0.0
+        if np.allclose(found, before, rtol=1e-3, atol=0.0):
+            break
+    return found
+
+
+def assign(worth: F8, demand: F8, capacity: F8) -> NDArray[np.intp]:
+    """The model that each job should use, `NOWHERE` for jobs that should wait: shape (jobs,). Arguments as `prices`."""
+    jobs, models = worth.shape
+    chosen = np.full(jobs, NOWHERE, dtype=np.intp)
+    if not jobs:
+        return chosen
+    net = worth - demand[:, None] * prices(worth, demand, capacity)
+    net = np.where(worth > 0, net, -np.inf)
+    ranked = np.sort(net, axis=1)
+    second = np.maximum(ranked[:, -2], 0.0) if models > 1 else np.zeros(jobs)
+    regret = (ranked[:, -1] - second) / demand
+    # Nobody is left without GPUs while some are free: jobs priced out come last, best first.
+    order = np.lexsort((-net.max(axis=1) / demand, -regret))
+    left = capacity.astype(np.float64).tolist()
+    choices = np.argsort(-net, axis=1, kind="stable")
+    for job in order.tolist():
+        for model in choices[job].tolist():
+            if net[job, model] == -np.inf:
+                break
+            if demand[job] <= left[model] + 1e-9:
+                left[model] -= demand[job]
+                chosen[job] = model
+                break
+    return chosen

@@ -1,0 +1,483 @@
+"""Weaving by value: who runs, with whom and where is one choice. What `muri-xs`, `muri-xl` and `weave` share.
+
+The steps are told in `policies/muri_x.py`, which joins these parts first: prices and worth, groups by value, a plan
+that is adopted only if it pays for its restarts.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import NOTHING, Decision, Placement
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import F8, Workload
+from gpuloom.interleave.efficiency import MAX_GROUP
+from gpuloom.interleave.groups import GroupTimes
+from gpuloom.interleave.hazard import BINS, Hazards
+from gpuloom.interleave.tables import SetTable
+from gpuloom.interleave.valued import Filler, Group, Stacks, exchange, share_nodes
+from gpuloom.placement.assignment import NOWHERE, assign
+from gpuloom.placement.pool import Pool, pool_of_node, pools_of
+from gpuloom.placement.shapes import shapes_of, speeds_by_pool, speeds_on
+from gpuloom.placement.shared import SharedPlacer
+from gpuloom.policies.base import Parameter, duration, not_negative, positive
+from gpuloom.policies.weaving import WEAVING, Weaving, group_times, smallest_memory_mib
+
+_EXCHANGED = 128
+"""Groups that exchange members with each other: the time grows with their square."""
+Jobs = NDArray[np.intp]
+_BETTER = 1e-9
+
+POWER = Parameter(
+    "power", 0.35, not_negative, "how much smaller jobs are preferred; 0: by price alone, 1: Smith's rule"
+)
+AGEING = Parameter("ageing", 0.07, not_negative, "how much a job's worth grows while it waits; 0: not at all")
+HORIZON = Parameter(
+    "horizon", 3600.0, duration, "a group that has to start loses its start-up time of this much of its value", "1h"
+)
+
+
+PATIENCE = Parameter(
+    "patience",
+    100.0,
+    positive,
+    "a job that was here so many times the time it needs gains worth in proportion from then on",
+    "100",
+)
+
+
+class Valued(Weaving):
+    """What both share: everything but the worth of a job."""
+
+    parameters: ClassVar[tuple[Parameter, ...]] = (*WEAVING, POWER, AGEING, PATIENCE, HORIZON)
+    weighs_models: bool = False
+    """Which GPU model a job uses goes by its speed there; otherwise models are filled one after another."""
+    cache: Planner | None
+
+    @abstractmethod
+    def time_s(self, snapshot: Snapshot, memory: Any, jobs: Jobs, left_s: F8) -> F8:
+        """The solo time that each of all present jobs is taken to have left, seconds.
+
+        Args:
+            left_s: what it really has left.
+        """
+
+    def bonus(self, running: NDArray[np.bool_]) -> F8 | float:
+        """A factor on the worth of running jobs."""
+        return 1.0
+
+    def planner(self, snapshot: Snapshot) -> Planner:
+        if self.cache is None:
+            self.cache = Planner(snapshot, self)
+        return self.cache
+
+    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
+        return self.planner(snapshot).plan(snapshot, memory), memory
+
+
+@dataclass(slots=True)
+class Memory:
+    """Ends seen by GPU count and bin of work (`Hazards`)."""
+
+    exposure: F8
+    ends: F8
+
+
+class Learning(Valued):
+    """Durations are not known: the time left is the inverse of the Gittins index of the work done so far."""
+
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        *Valued.parameters,
+        Parameter("sticky", 0.05, not_negative, "running jobs are worth this share more"),
+    )
+
+    def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
+        kinds = len(np.unique(workload.gpus))
+        return Memory(np.zeros((kinds, BINS)), np.zeros((kinds, BINS)))
+
+    def time_s(self, snapshot: Snapshot, memory: Memory, jobs: Jobs, left_s: F8) -> F8:
+        hazards = Hazards(memory.exposure, memory.ends)
+        work_s = np.maximum(snapshot.workload.duration_s[jobs] - left_s, 0.0)
+        seconds: F8 = 1.0 / hazards.index(self.planner(snapshot).kind_of[jobs], work_s)
+        return seconds
+
+    def bonus(self, running: NDArray[np.bool_]) -> F8 | float:
+        return np.where(running, 1.0 + self.values["sticky"], 1.0)
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
+        if snapshot.finished:
+            # A job that has ended has done its whole work.
+            jobs = np.array(snapshot.finished, dtype=np.intp)
+            hazards = Hazards(memory.exposure, memory.ends)
+            hazards.ended(self.planner(snapshot).kind_of[jobs], snapshot.workload.duration_s[jobs])
+        return super().decide(snapshot, memory)
+
+
+class Planner:
+    """The waiting jobs, the tables of groups, and the steps of a plan."""
+
+    def __init__(self, snapshot: Snapshot, policy: Valued) -> None:
+        values, workload, cluster = policy.values, snapshot.workload, snapshot.cluster
+        self._policy = policy
+        self._times: GroupTimes = group_times(workload, values)
+        self._memory_mib = smallest_memory_mib(cluster)
+        shapes = shapes_of(workload, cluster)
+        self._shapes, self._shape_of = shapes.shapes, shapes.of_job.astype(np.intp)
+        self.kind_of: Jobs = np.unique(workload.gpus, return_inverse=True)[1].reshape(-1).astype(np.intp)
+        """The row of each job's GPU count in what Muri-XL has learnt."""
+        profile_of = np.asarray(self._times.of_job)
+        self._column_of = np.zeros(len(workload), dtype=np.intp)
+        self._tables: list[SetTable] = []
+        for number, shape in enumerate(self._shapes):
+            rows = np.flatnonzero(self._shape_of == number)
+            profiles, which = np.unique(profile_of[rows], return_inverse=True)
+            table = SetTable(
+                shape.gpus, profiles.tolist(), self._times, values["group_size"], self._times.pays, self._memory_mib
+            )
+            self._tables.append(table)
+            columns = np.array([table.column_of[profile] for profile in profiles.tolist()], dtype=np.intp)
+            self._column_of[rows] = columns[which.reshape(-1)]
+        self._gpus = np.array([shape.gpus for shape in self._shapes], dtype=np.float64)[self._shape_of]
+        self._solo_s = np.array([0.0] * len(workload))
+        for number, table in enumerate(self._tables):
+            rows = self._shape_of == number
+            self._solo_s[rows] = table.solo_s[self._column_of[rows]]
+        self._speeds = speeds_on(workload, cluster.models) if workload.speeds is not None else None
+        self._pool_of_node = pool_of_node(cluster)
+        several = len(cluster.models) > 1 and policy.weighs_models
+        self._speed_by_pool = speeds_by_pool(workload, cluster, shapes) if several else None
+        self._placer = SharedPlacer(
+            snapshot,
+            layers=MAX_GROUP,
+            first_fit=False,
+            restart_partners=values["restart_partners"],
+            moves_models=self._speed_by_pool is not None,
+        )
+        self._horizon_s: float = values["horizon"] if values["restart_partners"] else float("inf")
+        self._waiting: dict[int, None] = dict.fromkeys(snapshot.waiting())
+        self._built = True
+
+    def plan(self, snapshot: Snapshot, memory: Any) -> Decision:
+        if self._built:
+            self._built = False
+        else:
+            self._waiting.update(dict.fromkeys((*snapshot.evicted, *snapshot.arrived)))
+        if not snapshot.may_preempt:
+            return self._fill_free(snapshot, memory)
+        held = snapshot.placements
+        if not held and not self._waiting:
+            return NOTHING
+        together = self._placer.together(snapshot)
+        if not self._waiting and self._speed_by_pool is None and all(len(jobs) == 1 for jobs in together.values()):
+            return NOTHING
+        jobs, value = self._values(snapshot, memory)
+        groups, places = self._all_anew(snapshot, jobs, value)
+        if self._horizon_s < float("inf"):
+            kept, kept_places = self._kept(snapshot, together, jobs, value)
+            # Equal but for rounding (like jobs that swap partners) is not better.
+            better = self._score(snapshot, groups, places, together)
+            if better <= self._score(snapshot, kept, kept_places, together) * (1.0 + _BETTER):
+                groups, places = kept, kept_places
+        self._trim(groups, together.values())
+        decision = self._placer.settle(snapshot, [tuple(group.jobs) for group in groups], places, together)
+        for job in decision.run:
+            self._waiting.pop(job, None)
+        self._waiting.update(dict.fromkeys(decision.wait))
+        return decision if decision.run or decision.wait else NOTHING
+
+    def _fill_free(self, snapshot: Snapshot, memory: Any) -> Decision:
+        """Groups of waiting jobs on free GPUs; what runs is left alone."""
+        # Members of groups may get GPUs of their own, and jobs better ones: at the next interval.
+        wake = snapshot.now_s if snapshot.placements else float("inf")
+        free = snapshot.free_gpus
+        if not free:
+            return NOTHING if self._speed_by_pool is None else Decision(wake_at_s=wake)
+        fitting = [job for job in self._waiting if self._tables[self._shape_of[job]].gpus <= free]
+        if not fitting:
+            return Decision(wake_at_s=wake) if wake == snapshot.now_s else NOTHING
+        groups: list[Group] = []
+        places: list[Placement] = []
+        rooms = pools_of(snapshot.cluster, snapshot.idle_masks)
+        jobs, value = self._values(snapshot, memory)
+        fit = np.isin(jobs, fitting)
+        best = self._best_pools(jobs[fit], value[fit], rooms)
+        self._fill_rooms(rooms, jobs[fit], value[fit], groups, places, best=best)
+        self._trim(groups)
+        run = self._placer.start([tuple(group.jobs) for group in groups], places)
+        for job in run:
+            del self._waiting[job]
+        return Decision(run, wake_at_s=wake)
+
+    # -- steps ----------------------------------------------------------------------------------------------
+
+    def _values(self, snapshot: Snapshot, memory: Any) -> tuple[Jobs, F8]:
+        """Steps 1 and 2: all present jobs, running ones first, and what each is worth per iteration (worth · seconds
+        per iteration alone)."""
+        policy, values = self._policy, self._policy.values
+        jobs = np.array([*snapshot.placements, *sorted(self._waiting)], dtype=np.intp)
+        running = np.arange(len(jobs)) < len(snapshot.placements)
+        left_s = snapshot.remaining_column()[jobs]
+        left_s[running] = snapshot.remaining_of(jobs[running])
+        price = self._gpus[jobs] * self._thrift(jobs)
+        time_s = policy.time_s(snapshot, memory, jobs, left_s)
+        waited = (snapshot.now_s - snapshot.workload.submit_s[jobs]) / time_s
+        # In logarithms, as only ratios matter: no worth is 0 or infinite, whatever the parameters.
+        worth = np.log(price) - values["power"] * np.log(time_s * price) + values["ageing"] * np.log1p(waited)
+        worth += np.log(np.maximum(waited / values["patience"], 1.0)) + np.log(policy.bonus(running))
+        return jobs, np.exp(np.maximum(worth - worth.max(), -300.0)) * self._solo_s[jobs]
+
+    def _all_anew(self, snapshot: Snapshot, jobs: Jobs, value: F8) -> tuple[list[Group], list[Placement]]:
+        """Step 3, as if nobody ran."""
+        rooms = self._placer.empty_pools(snapshot)
+        groups: list[Group] = []
+        places: list[Placement] = []
+        dealt_out = False
+        best = self._best_pools(jobs, value, rooms)
+        if sum(self._tables[shape].gpus for shape in self._shape_of[jobs].tolist()) > sum(
+            room.free_gpus for room in rooms
+        ):
+            placed: set[int] = set()
+            for index, room in enumerate(rooms):
+                sizes = {mask.bit_count() for mask in room.free.values() if mask}
+                if len(sizes) != 1:
+                    continue  # nodes of several sizes can't be dealt out alike: they are filled below
+                here = slice(None) if best is None else best == index
+                stacks = self._stacks(jobs[here], value[here], index, room.free_gpus, placed)
+                size = sizes.pop()
+                dealt_out = True
+                dealt, _ = share_nodes(self._tables, stacks, room.free_gpus // size, size)
+                for group in sorted(dealt, key=lambda group: -group.table.gpus):
+                    place = room.take(group.table.gpus)
+                    if place is not None:
+                        groups.append(group)
+                        places.append(place)
+                        placed.update(group.jobs)
+        # What is left over is for the most valuable groups, or to split groups: those dealt out are not the best alone.
+        self._fill_rooms(rooms, jobs, value, groups, places, alone=not dealt_out, best=best)
+        by_shape: dict[tuple[int, int], list[Group]] = {}
+        for group, place in zip(groups, places, strict=True):
+            by_shape.setdefault((group.shape, self._pool_of_node[place.nodes[0]]), []).append(group)
+        for alike in by_shape.values():
+            parts = -(-len(alike) // _EXCHANGED)
+            for part in range(parts):
+                exchange(alike[part::parts])
+        return groups, places
+
+    def _fill_rooms(
+        self,
+        rooms: Sequence[Pool],
+        jobs: Jobs,
+        value: F8,
+        groups: list[Group],
+        places: list[Placement],
+        *,
+        alone: bool = True,
+        best: NDArray[np.intp] | None = None,
+    ) -> None:
+        """Add groups of the jobs not yet in one, in whatever room there is; split groups when nobody waits.
+
+        Args:
+            alone: if the jobs not yet in a group all fit alone, they run alone.
+            best: the pool that each job should be in, if it can.
+        """
+        placed = {job for group in groups for job in group.jobs}
+        every = dict(enumerate(rooms))
+        if alone and len(every) > 1:
+            self._alone(every, jobs, value, placed, groups, places, best)
+        if best is not None:
+            for index, room in every.items():
+                here = best == index
+                self._fill_room(index, room, jobs[here], value[here], placed, groups, places, alone=alone)
+        for index, room in every.items():
+            self._fill_room(index, room, jobs, value, placed, groups, places, alone=alone)
+
+    def _fill_room(
+        self,
+        index: int,
+        room: Pool,
+        jobs: Jobs,
+        value: F8,
+        placed: set[int],
+        groups: list[Group],
+        places: list[Placement],
+        *,
+        alone: bool,
+    ) -> None:
+        """The same for one room."""
+        if not room.free_gpus:
+            return
+        if alone:
+            self._alone({index: room}, jobs, value, placed, groups, places)
+        filler = Filler(
+            self._tables,
+            [number for number, shape in enumerate(self._shapes) if index in shape.pools],
+            self._stacks(jobs, value, index, room.free_gpus, placed),
+        )
+        # Members may be split off from groups in other rooms, too.
+        here = [group for group in groups if index in self._shapes[group.shape].pools]
+        filler.groups = here[:]
+        found: list[Placement] = []
+
+        def fits(shape: int) -> bool:
+            place = room.take(self._shapes[shape].gpus)
+            if place is None:
+                return False
+            found.append(place)
+            return True
+
+        filler.fill(room.free_gpus, fits)
+        added = filler.groups[len(here) :]
+        groups += added
+        places += found
+        placed.update(job for group in added for job in group.jobs)
+
+    def _alone(
+        self,
+        rooms: Mapping[int, Pool],
+        jobs: Jobs,
+        value: F8,
+        placed: set[int],
+        groups: list[Group],
+        places: list[Placement],
+        best: NDArray[np.intp] | None = None,
+    ) -> None:
+        """Add every job not yet placed on GPUs of its own in these rooms (by pool), if all of them fit."""
+        wish: dict[int, int] = {} if best is None else dict(zip(jobs.tolist(), best.tolist(), strict=True))
+        shape_of, free = self._shape_of[jobs].tolist(), sum(room.free_gpus for room in rooms.values())
+        rest = [
+            (job, shape, worth)
+            for job, shape, worth in zip(jobs.tolist(), shape_of, value.tolist(), strict=True)
+            if job not in placed and not rooms.keys().isdisjoint(self._shapes[shape].pools)
+        ]
+        if not rest or sum(self._shapes[shape].gpus for _, shape, _ in rest) > free:
+            return
+        trial = {pool: room.copy() for pool, room in rooms.items()}
+        found: list[Group] = []
+        taken: list[tuple[int, Placement]] = []
+        # Large ones first, and those with little choice.
+        rest.sort(key=lambda entry: (-self._shapes[entry[1]].gpus, len(self._shapes[entry[1]].pools), entry[0]))
+        for job, shape, worth in rest:
+            for pool in self._choices(job, shape, wish.get(job, NOWHERE)):
+                place = trial[pool].take(self._shapes[shape].gpus) if pool in trial else None
+                if place is not None:
+                    break
+            else:
+                return
+            worth *= self._speed(job, pool)
+            found.append(Group(self._tables[shape], shape, [job], [int(self._column_of[job])], [worth]))
+            taken.append((pool, place))
+        for pool, place in taken:
+            rooms[pool].claim(place)
+        groups += found
+        places += [place for _, place in taken]
+        placed.update([group.jobs[0] for group in found])
+
+    def _choices(self, job: int, shape: int, first: int) -> Sequence[int]:
+        """Pools for a job, the best first."""
+        pools = self._shapes[shape].pools
+        speed = self._speed_by_pool
+        if speed is None or first == NOWHERE:
+            return pools
+        return sorted(pools, key=lambda pool: (pool != first, -speed[job, pool], pool))
+
+    def _best_pools(self, jobs: Jobs, value: F8, rooms: Sequence[Pool]) -> NDArray[np.intp] | None:
+        """The pool that each job should be in; None where that does not matter."""
+        speed = self._speed_by_pool
+        if speed is None:
+            return None
+        worth = (value / self._solo_s[jobs])[:, None] * speed[jobs]
+        demand = self._gpus[jobs] * self._thrift(jobs)
+        return assign(worth, demand, np.array([room.free_gpus for room in rooms], dtype=np.float64))
+
+    def _thrift(self, jobs: Jobs) -> F8:
+        """The share of their GPUs' time that jobs cost when woven as well as can be."""
+        price = np.empty(len(jobs))
+        shape, column = self._shape_of[jobs], self._column_of[jobs]
+        for number in np.unique(shape).tolist():
+            rows = shape == number
+            present = tuple(np.unique(column[rows]).tolist())
+            price[rows] = self._tables[number].prices(present)[column[rows]]
+        return price
+
+    def _speed(self, job: int, pool: int) -> float:
+        return 1.0 if self._speeds is None else float(self._speeds[job, pool])
+
+    def _trim(self, groups: Sequence[Group], running: Iterable[Sequence[int]] = ()) -> None:
+        """Profiles taken together are planned as one. Where that errs so far that a new group would be slower than
+        its jobs one after another, the least valuable wait."""
+        same = {frozenset(jobs) for jobs in running}
+        times = self._times
+        for group in groups:
+            if not group.table.clustered or len(group.jobs) == 1 or frozenset(group.jobs) in same:
+                continue
+            while len(group.jobs) > 1 and not self._times.pays(times.profiles_of(group.jobs)):
+                least = group.values.index(min(group.values))
+                for members in (group.jobs, group.columns, group.values):
+                    del members[least]
+                group.changed()
+
+    def _kept(
+        self, snapshot: Snapshot, together: dict[Any, list[int]], jobs: Jobs, value: F8
+    ) -> tuple[list[Group], list[Placement]]:
+        """Step 4: who runs goes on, and free GPUs are filled."""
+        worth = dict(zip(jobs.tolist(), value.tolist(), strict=True))
+        groups: list[Group] = []
+        places: list[Placement] = []
+        for (nodes, masks), members in together.items():
+            shape = int(self._shape_of[members[0]])
+            columns = [int(self._column_of[job]) for job in members]
+            pool = self._pool_of_node[nodes[0]]
+            values = [worth[job] * self._speed(job, pool) for job in members]
+            groups.append(Group(self._tables[shape], shape, members[:], columns, values))
+            places.append(Placement(nodes, masks))
+        rooms = pools_of(snapshot.cluster, snapshot.idle_masks)
+        rest = np.fromiter((job in self._waiting for job in jobs.tolist()), dtype=bool, count=len(jobs))
+        best = self._best_pools(jobs[rest], value[rest], rooms)
+        self._fill_rooms(rooms, jobs[rest], value[rest], groups, places, best=best)
+        return groups, places
+
+    def _score(
+        self,
+        snapshot: Snapshot,
+        groups: Sequence[Group],
+        places: Sequence[Placement],
+        running: Mapping[Any, Sequence[int]],
+    ) -> float:
+        """Value per second of the groups, less what starting the new ones costs within the horizon."""
+        pool_of, anywhere = self._pool_of_node, self._speed_by_pool is None
+        same = {(frozenset(jobs), 0 if anywhere else pool_of[nodes[0]]) for (nodes, _), jobs in running.items()}
+        start_s = snapshot.restart_overhead_s
+        score = 0.0
+        for group, place in zip(groups, places, strict=True):
+            value = group.value
+            if (frozenset(group.jobs), 0 if anywhere else pool_of[place.nodes[0]]) not in same:
+                value *= 1.0 - min(sum([start_s[job] for job in group.jobs]) / self._horizon_s, 1.0)
+            score += value
+        return score
+
+    def _stacks(self, jobs: Jobs, value: F8, pool: int, free: int, placed: set[int]) -> Stacks:
+        """The jobs not yet placed that may run in the pool by shape and column, best first: as many as could ever be
+        placed."""
+        if placed:
+            rest = np.fromiter((job not in placed for job in jobs.tolist()), dtype=bool, count=len(jobs))
+            jobs, value = jobs[rest], value[rest]
+        worth = value if self._speeds is None else value * self._speeds[jobs, pool]
+        shape, column = self._shape_of[jobs], self._column_of[jobs]
+        order = np.lexsort((jobs, -worth, column, shape))
+        change = np.flatnonzero((np.diff(shape[order]) != 0) | (np.diff(column[order]) != 0)) + 1
+        stacks: Stacks = {}
+        for part in np.split(order, change) if len(order) else ():
+            number = int(shape[part[0]])
+            gpus = self._tables[number].gpus
+            if pool not in self._shapes[number].pools or gpus > free:
+                continue
+            part = part[: self._tables[number].size * (free // gpus)]
+            stacks.setdefault(number, {})[int(column[part[0]])] = (jobs[part].tolist(), worth[part].tolist())
+        return stacks
