@@ -95,18 +95,6 @@ def test_the_best_split_is_the_best_of_all(seed: int) -> None:
             assert [members[job] for job in part.jobs] == list(zip(part.columns, part.values, strict=True))
 
 
-def test_a_copy_goes_its_own_way() -> None:
-    table = tables_of(1, [1])[0]
-    group = group_of(table, [(0, 0, 1.0), (1, 1, 2.0)])
-    twin = group.copy()
-    twin.split()
-    assert group.jobs == [0, 1]
-    assert len(twin.jobs) == 1
-
-
-# -- filling ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_the_filler_keeps_count_at_every_step(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -20,6 +20,10 @@ PRIOR, PRIOR_JOBS, OWN_JOBS = 1.0, 5.0, 3.0
 all jobs together as much as on 3 of its own."""
 
 
+_LATER = np.triu(np.ones((BINS, BINS)))
+"""1 for the bins from each bin on."""
+
+
 class Hazards:
     """Ends seen, by class (GPU count) and bin. `exposure` and `ends`, shape (classes, bins), are the memory."""
 
@@ -61,8 +65,8 @@ class Hazards:
         total = np.concatenate([np.zeros((len(hazard), 1)), hazard.cumsum(axis=1)], axis=1)
         # alive[c, b, e]: chance that a job of class c at the start of bin b reaches edge e.
         alive = np.exp(np.minimum(total[:, :-1, None] - total[:, None, :], 0.0))
-        spent = np.triu(alive[:, :, :-1]) * (self.width_s * (1.0 - np.exp(-hazard)) / hazard)[:, None, :]
+        spent = alive[:, :, :-1] * _LATER * (self.width_s * (1.0 - np.exp(-hazard)) / hazard)[:, None, :]
         spent = spent.cumsum(axis=2)
-        ends = np.triu(1.0 - alive[:, :, 1:])
+        ends = (1.0 - alive[:, :, 1:]) * _LATER
         best: F8 = np.divide(ends, spent, out=np.zeros_like(ends), where=spent > 0).max(axis=2)
         return best

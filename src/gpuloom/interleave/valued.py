@@ -55,9 +55,6 @@ class Group:
         """Value per second."""
         return self.total * self.table.inverse_list[self.number]
 
-    def copy(self) -> Group:
-        return Group(self.table, self.shape, self.jobs[:], self.columns[:], self.values[:])
-
     def best_split(self) -> tuple[float, tuple[int, ...]]:
         """What the value gains at most when some members get GPUs of their own, and which."""
         if self._split is None:
@@ -202,16 +199,17 @@ def share_nodes(tables: Sequence[SetTable], stacks: Stacks, nodes: int, gpus_per
         unit = 1
     units = nodes // unit
     best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())] * (units + 1)
-    curves: list[list[tuple[float, list[Group]]]] = []
+    curves: list[list[tuple[float, int]]] = []
+    """By pool: value and GPUs left over, by steps of nodes."""
     for shapes, least in pools:
         step = -(-least // unit)
         filler = Filler(tables, shapes, stacks)
-        curve: list[tuple[float, list[Group]]] = [(0.0, [])]
+        curve = [(0.0, 0)]
         free = 0
         while (len(curve)) * step <= units:
             gpus = step * unit * gpus_per_node
             free = filler.fill(free + gpus)
-            curve.append((filler.value, [group.copy() for group in filler.groups]))
+            curve.append((filler.value, free))
             if free >= gpus:
                 break
         curves.append(curve)
@@ -222,7 +220,15 @@ def share_nodes(tables: Sequence[SetTable], stacks: Stacks, nodes: int, gpus_per
             )
             for given in range(units + 1)
         ]
-    groups = [group for curve, taken in zip(curves, best[units][1], strict=True) for group in curve[taken][1]]
+    # Filled once more as far as was decided: cheaper than to keep the groups of every point of the curves.
+    groups: list[Group] = []
+    for (shapes, least), curve, taken in zip(pools, curves, best[units][1], strict=True):
+        if taken:
+            filler = Filler(tables, shapes, stacks)
+            gpus = -(-least // unit) * unit * gpus_per_node
+            for left in range(taken):
+                filler.fill(curve[left][1] + gpus)
+            groups += filler.groups
     return groups, nodes * gpus_per_node - sum(group.table.gpus for group in groups)
 
 
