@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test check static format bench fidelity figures clean
+.PHONY: help setup demo test check static format bench fidelity figures learning league heterogeneous elastic pollux clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -44,6 +44,21 @@ fidelity: $(STAMP) ## Rewrite docs/fidelity.md from ../shared/data/muri
 
 figures: $(STAMP) ## Rewrite docs/weaving.md from ../shared/data/muri: the Muri paper's figures and ours
 	@$(BIN)/python bench/figures.py
+
+learning: $(STAMP) ## Rewrite docs/learning.md and its plot from ../shared/data/pollux: how fast `rl` learns
+	@$(BIN)/python bench/learning.py
+
+league: $(STAMP) ## Rewrite the league table of docs/policies.md: every policy on every trace of ../shared/data
+	@$(BIN)/python bench/league.py
+
+heterogeneous: $(STAMP) ## Rewrite the figures of docs/heterogeneity.md from ../shared/data
+	@$(BIN)/python bench/heterogeneous.py
+
+elastic: $(STAMP) ## Rewrite the figures of docs/elastic.md from ../shared/data
+	@$(BIN)/python bench/elastic.py
+
+pollux: $(STAMP) ## Rewrite docs/pollux.md from ../shared/data/pollux: the figures of Pollux and ours
+	@$(BIN)/python bench/pollux.py
 
 clean: ## Remove what was made
 	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis

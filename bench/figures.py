@@ -16,12 +16,9 @@ import math
 import os
 import re
 import sys
-import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,20 +26,19 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import gpuloom
+import grid
 from fidelity import CLUSTER, METRICS, TRACES, difference, number, read_rows, shown, table
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.workload import Labels, Workload
-from gpuloom.policies.registry import BUILT_IN, parse_policy, policy_class, policy_ids
-from gpuloom.sim import simulate
+from gpuloom.policies.registry import policy_class, policy_ids
 from gpuloom.sim.compat import compat_mode
 from gpuloom.sim.generate import GeneratorConfig, generate
 from gpuloom.sim.profiles import Profiles, shipped, with_profiles
 from gpuloom.sim.traces import read_trace
+from grid import Figures, code_of, measured
 
 REPO = Path(__file__).resolve().parents[1]
 BENCH = REPO / "bench"
-CODE = Path(gpuloom.__file__).resolve().parent
 KNOWN = {"SRTF": "srtf", "SRSF": "srsf"}
 UNKNOWN = {"Tiresias": "tiresias", "Themis": "themis", "AntMan": "antman"}
 MURI = {"Muri-S": "muri-s", "Muri-L": "muri-l"}
@@ -112,19 +108,6 @@ class Run:
         return f"{self.trace} {self.policy} ({self.mode})"
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What is kept of a run; NaN where it failed or has not run yet."""
-
-    avg_jct_s: float = math.nan
-    p99_jct_s: float = math.nan
-    makespan_s: float = math.nan
-    restarts: float = math.nan
-    jobs: int = 0
-    cpu_s: float = math.nan
-    wall_s: float = math.nan
-
-
 @cache
 def load(trace: str, folder: Path) -> Workload:
     if trace == "load3_5755":
@@ -149,105 +132,29 @@ def drawn(workload: Workload, jobs: int) -> Workload:
     return Workload(f"{jobs:,} of {workload.name}", submit_s, workload.duration_s[rows], workload.gpus[rows], **columns)
 
 
-def measure(run: Run, folder: Path) -> Figures | str:
-    """In a worker: the figures, or why there are none."""
-    try:
-        workload = load(run.trace, folder)
-        begun = time.process_time()
-        result = simulate(workload, CLUSTER, run.policy, **MODES[run.mode])
-    except (GpuloomError, NotImplementedError, ImportError) as error:
-        return f"{type(error).__name__}: {error}"
-    if result.interrupted:
-        return "interrupted"
-    return Figures(
-        avg_jct_s=result.avg_jct_s,
-        p99_jct_s=result.p99_jct_s,
-        makespan_s=result.makespan_s,
-        restarts=result.restarts,
-        jobs=result.jobs,
-        cpu_s=time.process_time() - begun,
-        wall_s=result.wall_s,
-    )
-
-
-@cache
-def code_of(policy_id: str) -> str:
-    """A hash of the code that a run under this policy may use."""
-    skip = {CODE / "policies" / "registry.py"}
-    for other in BUILT_IN.values():
-        skip.add(CODE / "policies" / f"{other.split(':')[0].rsplit('.', 1)[-1]}.py")
-    for cls in policy_class(policy_id).__mro__:
-        skip.discard(CODE / "policies" / f"{cls.__module__.rsplit('.', 1)[-1]}.py")
-    digest = hashlib.sha256()
-    for path in sorted([*CODE.rglob("*.py"), *(CODE / "data").glob("*")]):
-        part = path.relative_to(CODE).parts
-        if part[0] == "cli" or part[:2] == ("sim", "report") or path in skip:
-            continue
-        digest.update(str(path.relative_to(CODE)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-class Grid:
-    """Runs what is asked for, once, and remembers it in a file.
-
-    Until `run` is called, `get` notes what is wanted and answers NaN: the page is written twice.
-    """
+class Grid(grid.Grid[Run]):
+    """The runs of the page; see `grid.Grid`."""
 
     def __init__(self, folder: Path, store: Path) -> None:
-        self.folder, self.store = folder, store
-        self.wanted: dict[Run, None] = {}
-        self.failed: dict[Run, str] = {}
-        self._known: dict[str, dict[str, Any]] = {}
-        if store.is_file():
-            try:
-                self._known = json.loads(store.read_text(encoding="utf-8"))
-            except ValueError:
-                print(f"{store} can't be read and is made anew", file=sys.stderr)
+        super().__init__(store)
+        self.folder = folder
 
     def get(self, trace: str, policy: str, mode: str = "compat") -> Figures:
-        run = Run(trace, policy, mode)
-        self.wanted[run] = None
-        entry = self._known.get(str(run))
-        if entry is None or entry["code"] != self._code(run):
-            return Figures()
-        return Figures(**entry["figures"])
+        return self.find(Run(trace, policy, mode))
 
-    def run(self, jobs: int) -> None:
-        """Run what is wanted and not known."""
-        todo = [run for run in self.wanted if not math.isfinite(self.get(run.trace, run.policy, run.mode).avg_jct_s)]
-        print(f"{len(todo)} of {len(self.wanted)} runs to do", file=sys.stderr)
-        for run in todo:
-            policy_class(parse_policy(run.policy)[0])  # the code as of now, should files change meanwhile
-        begun, done = time.monotonic(), 0
-        with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
-            waiting = {pool.submit(measure, run, self.folder): run for run in todo}
-            try:
-                for future in as_completed(waiting):
-                    run, found = waiting[future], future.result()
-                    done += 1
-                    left = (time.monotonic() - begun) / done * (len(todo) - done)
-                    if isinstance(found, str):
-                        self.failed[run] = found
-                        text = found
-                    else:
-                        kept = {name: getattr(found, name) for name in Figures.__slots__}
-                        self._known[str(run)] = {"code": self._code(run), "figures": kept}
-                        self._save()
-                        text = f"{found.cpu_s:.1f} s"
-                    print(f"[{done}/{len(todo)}] {run}: {text}   (about {left:.0f} s left)", file=sys.stderr)
-            except KeyboardInterrupt:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise SystemExit("interrupted; what is done is kept") from None
+    def policy_of(self, run: Run) -> str:
+        return run.policy
 
-    def _code(self, run: Run) -> str:
+    def code(self, run: Run) -> str:
         data = self.folder / f"{TRACES.get(run.trace, TRACES['trace1'])}.csv.gz"
-        return f"{code_of(parse_policy(run.policy)[0])} {_stamp(data)} {json.dumps(MODES[run.mode])}"
+        return f"{code_of(run.policy)} {_stamp(data)} {json.dumps(MODES[run.mode])}"
 
-    def _save(self) -> None:
-        self.store.parent.mkdir(parents=True, exist_ok=True)
-        new = self.store.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps(self._known, indent=1), encoding="utf-8")
-        new.replace(self.store)
+    def measure(self, run: Run) -> Figures | str:
+        try:
+            workload = load(run.trace, self.folder)
+        except GpuloomError as error:
+            return f"{type(error).__name__}: {error}"
+        return measured(workload, CLUSTER, run.policy, **MODES[run.mode])
 
 
 @cache

@@ -26,6 +26,12 @@ POLICIES = (
     "antman",
     "gavel",
     "gavel:objective=makespan",
+    "hlas",
+    "hlas:literal=yes",
+    "hlas:blind=yes",
+    "hlas:work_conserving=no;gain=iterations",
+    "rl",
+    "rl:mode=random",
 )
 ALONE = tuple(policy for policy in POLICIES if policy != "antman")
 """Policies that give a GPU to one job at a time."""

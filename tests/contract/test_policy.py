@@ -25,7 +25,16 @@ from gpuloom.sim import Failure, simulate
 from gpuloom.sim.inputs import load_policy
 
 WOVEN = ("muri-s", "muri-s:grouping=exact", "muri-l", "muri-xs", "muri-xl")
-EVERY = (*POLICIES, *WOVEN, "themis:mode=muri", "srtf:placement=repack", "srsf:placement=repack")
+EVERY = (
+    *POLICIES,
+    *WOVEN,
+    "themis:mode=muri",
+    "srtf:placement=repack",
+    "srsf:placement=repack",
+    "elastic",
+    "elastic:base=srtf",
+    "elastic-goodput",
+)
 
 
 def with_stages(workload: Workload) -> Workload:
@@ -64,6 +73,7 @@ class Forgetful(Policy):
         self.periodic = self._inner.periodic
         self.spills_memory = self._inner.spills_memory
         self.preempts_at_intervals = self._inner.preempts_at_intervals
+        self.resizes = self._inner.resizes
         self.replaced = 0
 
     def new_memory(self, workload: Workload, cluster: Any) -> Any:
@@ -94,7 +104,9 @@ class TestPolicy:
         assert all([traits.summary, traits.knows, traits.preemptive, traits.paper])
         assert traits.sharing == (policy.max_jobs_per_gpu > 1)
         assert f"{type(policy).__module__}:{type(policy).__name__}" == BUILT_IN[policy.id]
-        assert policy.id.startswith(type(policy).__module__.removeprefix("gpuloom.policies.").removesuffix("_x"))
+        assert policy.id.replace("-", "_").startswith(
+            type(policy).__module__.removeprefix("gpuloom.policies.").removesuffix("_x")
+        )
 
     def test_parameters_have_help_and_defaults_that_can_be_written(self, text: str) -> None:
         for parameter in load_policy(text).parameters:

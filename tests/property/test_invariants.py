@@ -187,7 +187,7 @@ def test_the_same_seed_gives_the_same_bytes(policy: str, workload: Workload) -> 
     assert first.segments.gpu_mask.tolist() == second.segments.gpu_mask.tolist()
 
 
-CONSERVING = ("fifo:backfill=greedy", "sjf", "srtf", "srsf", "tiresias", "gittins", "themis", "gavel")
+CONSERVING = ("fifo:backfill=greedy", "sjf", "srtf", "srsf", "tiresias", "gittins", "themis", "gavel", "hlas")
 
 
 @pytest.mark.parametrize("policy", CONSERVING)

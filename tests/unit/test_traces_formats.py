@@ -238,13 +238,18 @@ def test_alibaba_without_times_says_so(read) -> None:
         read(PODS_WITHOUT_TIMES)
 
 
+K80_FROM_P100 = 0.2 * (4.37 * 240 / (9.3 * 732)) ** 0.5
+
+
 def test_gavel_divides_steps_by_the_throughput(read, rates: Path) -> None:
     w = read(GAVEL, throughputs=rates).workload
     assert w.duration_s.tolist() == [50]
     assert (w.gpus[0], w.weight[0], w.submit_s[0], w.model[0]) == (2, 3, 40, "Toy (batch size 4)")
     assert w.iteration_s.tolist() == [0.05]
     assert w.speeds.models == ("V100", "P100", "K80")
-    assert w.speeds.factor.tolist() == [[1, 0.2, 0]]
+    # Not measured on K80: estimated from P100, the nearest, by √(FP32 rate × bandwidth).
+    assert w.speeds.factor[0] == pytest.approx([1, 0.2, K80_FROM_P100])
+    assert w.speeds.estimated.tolist() == [[False, False, True]]
 
 
 def test_gavel_on_another_model(read, rates: Path) -> None:
@@ -297,7 +302,8 @@ def test_shockwave_keeps_its_own_durations(read, rates: Path) -> None:
     assert (alone.duration_s.tolist(), alone.submit_s.tolist(), alone.speeds) == ([333], [40], None)
     w = read(SHOCKWAVE + SHOCKWAVE.replace("Toy (batch size 4)", "New"), throughputs=rates).workload
     assert w.duration_s.tolist() == [333, 333]
-    assert w.speeds.factor.tolist() == [[1, 0.2, 0], [1, 0, 0]]
+    assert w.speeds.factor == pytest.approx(np.array([[1, 0.2, K80_FROM_P100], [1, 0, 0]]))
+    assert w.speeds.estimated.tolist() == [[False, False, True], [False] * 3]
 
 
 def test_shockwave_without_durations_needs_throughputs(read, rates: Path) -> None:

@@ -17,6 +17,9 @@ COMMANDS = {
     "trace": ("gpuloom.cli.trace", "Show, convert and generate traces."),
     "weave": ("gpuloom.cli.weave", "Find which jobs to weave on shared GPUs, and what it gains."),
     "profiles": ("gpuloom.cli.profiles", "Show and keep the stage times of models."),
+    "explain": ("gpuloom.cli.explain", "Explain where a job of a trace ran, and why."),
+    "gpus": ("gpuloom.cli.gpus", "Show what is known of GPU models."),
+    "pollux": ("gpuloom.cli.pollux", "Replay workloads of Pollux (OSDI '21) by the rules of its simulator."),
     "policies": ("gpuloom.cli.policies", "List the scheduling policies and their parameters."),
     "demo": ("gpuloom.cli.demo", "Compare the baseline policies on a generated and, if there, a real trace."),
 }

@@ -33,7 +33,7 @@ def policies(policy: str | None, as_json: bool) -> None:
 
     table = Table(box=None, pad_edge=False)
     for title in ("policy", "what", "needs to know", "preemptive", "GPU models", "shares GPUs"):
-        table.add_column(title)
+        table.add_column(title, no_wrap=title == "policy")
     for row in rows:
         table.add_row(
             row["id"],

@@ -62,6 +62,54 @@ def weaving_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+ELASTIC_OPTIONS = {"base": "base", "elastic_config": "config"}
+"""Options of the policies for elastic jobs, and the policy parameters that they stand for."""
+
+
+def elastic_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options about jobs of several sizes."""
+    options = [
+        click.option("--base", metavar="POLICY", help="Elastic: the policy that decides who runs (tiresias)."),
+        click.option(
+            "--elastic-config",
+            type=click.Path(dir_okay=False),
+            metavar="FILE",
+            help="Elastic: YAML file with the thresholds and their like.",
+        ),
+        click.option(
+            "--elastic",
+            "elastic_range",
+            metavar="MIN-MAX",
+            help="Make the jobs elastic: GPUs (1-8), or factors on what each asks for (0.5x-4x).",
+        ),
+        click.option(
+            "--scaling-profiles",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            metavar="DIR",
+            help="With --elastic: throughputs by GPUs, a <model>.csv each, for jobs of which the trace has none.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options about clusters of several GPU models."""
+    command = click.option(
+        "--speeds",
+        type=click.Choice(["measured", "facts"]),
+        default="measured",
+        show_default=True,
+        help="Speeds by GPU model where the trace has none: all alike, or estimated from the models' facts.",
+    )(command)
+    return click.option(
+        "--hlas",
+        type=click.Choice(["literal"]),
+        help="hlas: the patent's method without gpuloom's additions (hlas:literal=yes).",
+    )(command)
+
+
 def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that `simulate` and `compare` share."""
     options = [
@@ -142,7 +190,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ]
     for option in reversed(options):
         command = option(command)
-    decorated: Callable[..., Any] = reading_options(weaving_options(command))
+    decorated: Callable[..., Any] = reading_options(model_options(elastic_options(weaving_options(command))))
     return decorated
 
 
@@ -154,6 +202,13 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     metavar="POLICY",
     help="Policy id, with parameters as in tiresias:thresholds=3250/7200 (see: gpuloom policies).",
+)
+@click.option(
+    "--save-memory",
+    "memory_target",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write what the policy has learnt; rl:state=FILE begins with it.",
 )
 def simulate(policy: str, **options: Any) -> None:
     """Replay a trace on a cluster under one policy.
@@ -217,9 +272,13 @@ def _run(
     html_target: str | None,
     plot_target: str | None,
     quiet: bool,
+    memory_target: str | None = None,
     **reading: Any,
 ) -> None:
+    from gpuloom.policies.base import Policy
     from gpuloom.policies.registry import BUILT_IN, policy_class
+    from gpuloom.sim.elastic_inputs import make_elastic, parse_range
+    from gpuloom.sim.gpus import with_known_memory
     from gpuloom.sim.inputs import load_cluster, load_policy
     from gpuloom.sim.runner import Task, run_all
     from gpuloom.sim.simulator import Settings, without_impossible
@@ -228,16 +287,29 @@ def _run(
     if len(to_stdout) > 1:
         raise InputError("only one of --json, --csv and --jobs-csv can go to standard output (-)")
     # All that can be wrong is checked before the long work begins.
-    chosen = load_cluster(cluster)
+    chosen = with_known_memory(load_cluster(cluster))
+    hlas, speeds = reading.pop("hlas"), reading.pop("speeds")
     weaving = {name: reading.pop(name) for name in WEAVING_OPTIONS}
     parameters = {name: value for name, value in weaving.items() if value is not None}
+    elastic_range, profiles = reading.pop("elastic_range"), reading.pop("scaling_profiles")
+    sizes = None if elastic_range is None else parse_range(elastic_range)
+    if profiles is not None and sizes is None:
+        raise InputError("--scaling-profiles goes with --elastic MIN-MAX, which says how many GPUs the jobs may have")
+    option_of = dict(zip(WEAVING_OPTIONS, WEAVING_OPTIONS, strict=True))
+    for option, name in ELASTIC_OPTIONS.items():
+        value = reading.pop(option)
+        if value is not None:
+            parameters[name], option_of[name] = value, option
+    if hlas is not None:
+        if not any(policy.partition(":")[0] == "hlas" for policy in policies):
+            raise InputError(f"--hlas is for hlas, which is not among {', '.join(policies)}")
+        parameters["literal"] = "yes"
     loaded = [load_policy(policy, **parameters) for policy in policies]
     for name in parameters:
         if not any(name in policy.values for policy in loaded):
             takers = [known for known in BUILT_IN if any(p.name == name for p in policy_class(known).parameters)]
-            raise InputError(
-                f"--{name.replace('_', '-')} is for {', '.join(takers)}; none of {', '.join(policies)} takes it"
-            )
+            option = option_of[name].replace("_", "-")
+            raise InputError(f"--{option} is for {', '.join(takers)}; none of {', '.join(policies)} takes it")
     settings = {
         "interval_s": interval,
         "schedule": schedule,
@@ -252,9 +324,17 @@ def _run(
         "parameters": parameters,
     }
     Settings(**settings)  # type: ignore[arg-type]
-    check_outputs([json_target, csv_target, jobs_target, html_target], plot_target)
-    workload = read_for_use(quiet=quiet, **reading)
+    check_outputs([json_target, csv_target, jobs_target, html_target, memory_target], plot_target)
+    if memory_target is not None and type(loaded[0]).saved is Policy.saved:
+        raise InputError(f"--save-memory: {policies[0]} learns nothing that could be saved; rl does")
+    reference = reading["gpu_model"]
+    workload = with_cluster_speeds(read_for_use(quiet=quiet, **reading), chosen, speeds, reference, quiet=quiet)
+    if sizes is not None:
+        workload = make_elastic(workload, sizes, profiles)
+        if not quiet:
+            click.echo(f"note: {workload.notes[-1]}", err=True)
     if not quiet:
+        _say_unknown_models(chosen, loaded)
         _say_profiled(workload, loaded)
     workload = _fitting(workload, chosen, without_impossible, skip_impossible, quiet)
     if workload.gpu_milli is not None and not quiet and (parts := int((workload.gpu_milli < 1000).sum())):
@@ -265,6 +345,10 @@ def _run(
     results = outcome.done
     if results:
         _write(results, single, json_target, csv_target, jobs_target, html_target, plot_target, quiet)
+        if memory_target is not None and results[0].saved is not None:
+            Path(memory_target).write_text(results[0].saved, encoding="utf-8")
+            if not quiet:
+                click.echo(f"wrote {memory_target}", err=True)
     for policy, error in zip(policies, outcome.errors, strict=True):
         if error is not None:
             click.echo(f"gpuloom: policy {policy}: {error}", err=True)
@@ -298,6 +382,29 @@ def check_outputs(targets: list[str | None], plot_target: str | None) -> None:
 
         if Path(plot_target).suffix.lower() not in SUFFIXES:
             raise InputError(f"{plot_target}: a plot is written to a file that ends in {', '.join(SUFFIXES)}")
+
+
+def with_cluster_speeds(
+    workload: Workload, cluster: Cluster, speeds: str, reference: str | None, *, quiet: bool
+) -> Workload:
+    """The workload with speeds on all GPU models of the cluster, as far as `--speeds` says so."""
+    from gpuloom.sim.speeds import from_facts, with_speeds
+
+    filled = from_facts(workload, cluster, reference) if speeds == "facts" else with_speeds(workload, cluster)
+    if not quiet:
+        for note in filled.notes[len(workload.notes) :]:
+            click.echo(f"note: {note}", err=True)
+    return filled
+
+
+def _say_unknown_models(cluster: Cluster, policies: list[Any]) -> None:
+    """Say which GPU models count as the slowest because the table of facts does not know them."""
+    from gpuloom.sim.gpus import find_gpu
+
+    if len(cluster.models) < 2 or not any(p.names_measure for policy in policies for p in policy.parameters):
+        return
+    if unknown := [model for model in cluster.models if find_gpu(model) is None]:
+        click.echo(f"note: nothing is known of GPU model {', '.join(unknown)}: its performance counts as 1", err=True)
 
 
 def _say_profiled(workload: Workload, policies: list[Any]) -> None:

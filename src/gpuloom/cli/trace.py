@@ -127,6 +127,7 @@ def convert(
 @click.option("--users", type=int, default=20, show_default=True, help="Number of users; 0 for none.")
 @click.option("--user-skew", type=float, default=1.0, show_default=True, help="Zipf exponent of the users.")
 @click.option("--opportunistic", type=float, default=0.0, show_default=True, help="Share of jobs of priority 1.")
+@click.option("--elastic", metavar="MIN-MAX", help="Sizes of every job: GPUs (1-8), or factors (0.5x-4x).")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same trace.")
 @click.option("--output", "-o", required=True, metavar="FILE", help="File to write; - for standard output (CSV).")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
@@ -148,6 +149,7 @@ def generate(
     users: int,
     user_skew: float,
     opportunistic: float,
+    elastic: str | None,
     seed: int,
     output: str,
     force: bool,
@@ -161,7 +163,9 @@ def generate(
       gpuloom trace generate --jobs 10 --gpus 8 --gpu-mix 1=0.5,2=0.5 -o -
     """
     from gpuloom.sim import generate as gen
+    from gpuloom.sim.elastic_inputs import make_elastic, parse_range
 
+    sizes = None if elastic is None else parse_range(elastic)
     _check_output(output, force)
     samples = None
     if duration not in gen.DURATIONS and (Path(duration).exists() or "::" in duration):
@@ -193,6 +197,8 @@ def generate(
         seed=seed,
     )
     workload = gen.generate(config)
+    if sizes is not None:
+        workload = make_elastic(workload, sizes)
     for note in workload.notes:
         click.echo(f"note: {note}", err=True)
     _write(workload, output)

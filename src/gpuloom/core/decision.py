@@ -34,11 +34,13 @@ class Decision:
         another number of GPUs of the same model, some of which it has, is resized (and pays for that).
     wait: running jobs that shall stop and wait.
     wake_at_s: ask again at this time even if nothing happens; infinity: only at the next event.
+    why: the policy's reasons, for jobs that it was asked to explain (`Policy.explains`).
     """
 
     run: Mapping[int, Placement] = field(default_factory=dict)
     wait: tuple[int, ...] | list[int] = ()
     wake_at_s: float = math.inf
+    why: Mapping[int, Reason] = field(default_factory=dict)
 
 
 NOTHING = Decision()
@@ -47,7 +49,7 @@ NOTHING = Decision()
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job waits: a stable code, the numbers behind it, one sentence for people."""
+    """Why a job waits, or why it is moved: a stable code, the numbers behind it, sentences for people."""
 
     code: str
     text: str

@@ -165,9 +165,10 @@ class Engine:
                 touched.update([job for _, job in self._on(place)])
             if self._together and not self.charge_every_step:
                 for job in decision.run:
-                    if job in resized:
+                    everyone = self._on(_place(state.placements[job]))
+                    if job in resized and len(everyone) == 1:
                         continue
-                    all_s = sum([overhead_of[other] for _, other in self._on(_place(state.placements[job]))])
+                    all_s = sum([overhead_of[other] for _, other in everyone])
                     state.postpone(job, now_s + all_s)
         if touched:
             self._retime(touched, now_s, commands)

@@ -136,6 +136,10 @@ class OrderedPlanner:
             self._enter_waiting(snapshot, job)
         for job in snapshot.arrived:
             self._enter_waiting(snapshot, job)
+        if self.order.clock:  # the predicted end is another one at another size
+            for job in snapshot.resized:
+                if job in self._stored:
+                    self.rekey(snapshot, job)
 
     def rekey(self, snapshot: Snapshot, job: int) -> None:
         """The order changed for a job (it sank to a lower queue, …)."""

@@ -42,6 +42,12 @@ class Parameter:
     """The default as one would write it; None: as Python prints it."""
     names_file: bool = False
     """The value is the name of a file of numbers, which the caller reads: policies do no I/O."""
+    names_measure: bool = False
+    """The value may be the name of a measure of GPU models, for which the caller hands in numbers by model."""
+    content: Callable[[Any], Any] | None = None
+    """Of a parameter that names a file: makes the value of the file's text, ValueError if it can't (None: numbers)."""
+    yaml: bool = False
+    """The file is YAML, and `content` is given what it holds."""
 
 
 class Policy(ABC):
@@ -67,6 +73,10 @@ class Policy(ABC):
     """Running jobs are stopped for others at scheduling intervals only (`Snapshot.may_preempt`)."""
     resizes: bool = False
     """Gives jobs other numbers of GPUs than they asked for, within their `Workload.scaling`."""
+    explains: frozenset[int] = frozenset()
+    """Jobs of which `Decision.why` shall say why they start, move, rise or stop."""
+    inner: Policy | None = None
+    """A policy that this one asks: the caller hands what it reads in to it as well."""
     cache: Any = None
     """Orderings and the like, built from the first snapshot of a run; the engine clears it when a run begins."""
 
@@ -103,6 +113,10 @@ class Policy(ABC):
     @abstractmethod
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
         """What shall change now, and the new memory."""
+
+    def saved(self, memory: Any) -> str | None:
+        """What of its memory is worth keeping for other workloads, as text; None: nothing."""
+        return None
 
     def reason(self, snapshot: Snapshot, job: int) -> Reason:
         """Why a waiting job waits."""

@@ -25,10 +25,15 @@ BUILT_IN = {
     "themis": "gpuloom.policies.themis:Themis",
     "antman": "gpuloom.policies.antman:Antman",
     "gavel": "gpuloom.policies.gavel:Gavel",
+    "elastic": "gpuloom.policies.elastic:Elastic",
+    "elastic-goodput": "gpuloom.policies.elastic_goodput:ElasticGoodput",
+    "hlas": "gpuloom.policies.hlas:Hlas",
     "muri-s": "gpuloom.policies.muri:MuriS",
     "muri-l": "gpuloom.policies.muri:MuriL",
     "muri-xs": "gpuloom.policies.muri_x:MuriXS",
     "muri-xl": "gpuloom.policies.muri_x:MuriXL",
+    "weave": "gpuloom.policies.weave:Weave",
+    "rl": "gpuloom.policies.rl:Rl",
 }
 
 

@@ -69,6 +69,11 @@ class Valued(Weaving):
             left_s: what it really has left.
         """
 
+    def classes(self, workload: Workload) -> NDArray[np.intp]:
+        """The class of each job: ends of one class tell most of others in it."""
+        found = np.unique(workload.gpus, return_inverse=True)[1]
+        return found.reshape(-1).astype(np.intp)
+
     def bonus(self, running: NDArray[np.bool_]) -> F8 | float:
         """A factor on the worth of running jobs."""
         return 1.0
@@ -84,7 +89,7 @@ class Valued(Weaving):
 
 @dataclass(slots=True)
 class Memory:
-    """Ends seen by GPU count and bin of work (`Hazards`)."""
+    """Ends seen by class and bin of work (`Hazards`)."""
 
     exposure: F8
     ends: F8
@@ -99,7 +104,7 @@ class Learning(Valued):
     )
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
-        kinds = len(np.unique(workload.gpus))
+        kinds = int(self.classes(workload).max(initial=-1)) + 1
         return Memory(np.zeros((kinds, BINS)), np.zeros((kinds, BINS)))
 
     def time_s(self, snapshot: Snapshot, memory: Memory, jobs: Jobs, left_s: F8) -> F8:
@@ -130,8 +135,8 @@ class Planner:
         self._memory_mib = smallest_memory_mib(cluster)
         shapes = shapes_of(workload, cluster)
         self._shapes, self._shape_of = shapes.shapes, shapes.of_job.astype(np.intp)
-        self.kind_of: Jobs = np.unique(workload.gpus, return_inverse=True)[1].reshape(-1).astype(np.intp)
-        """The row of each job's GPU count in what Muri-XL has learnt."""
+        self.kind_of: Jobs = policy.classes(workload)
+        """The row of each job's class in what has been learnt."""
         profile_of = np.asarray(self._times.of_job)
         self._column_of = np.zeros(len(workload), dtype=np.intp)
         self._tables: list[SetTable] = []

@@ -44,6 +44,7 @@ MODES: dict[str, Compat] = {
             "muri-l": _MURI,
             "muri-xs": {"restart_partners": False, "floor": False},
             "muri-xl": {"restart_partners": False, "floor": False},
+            "weave": {"restart_partners": False, "floor": False},
         },
     ),
 }

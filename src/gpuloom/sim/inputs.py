@@ -12,8 +12,9 @@ import numpy as np
 
 from gpuloom.core.cluster import Cluster, cluster_from_mapping, parse_cluster
 from gpuloom.core.errors import ClusterError, PolicyError
-from gpuloom.policies.base import Policy
+from gpuloom.policies.base import Parameter, Policy
 from gpuloom.policies.registry import create_policy
+from gpuloom.sim.gpus import hand_in_facts
 
 
 def load_cluster(text: str) -> Cluster:
@@ -48,21 +49,44 @@ def load_policy(text: str, **defaults: Any) -> Policy:
         PolicyError: unknown id or parameter, bad value, unreadable file (names the line).
     """
     policy = create_policy(text, **defaults)
-    for parameter in policy.parameters:
-        value = policy.values[parameter.name]
-        if parameter.names_file and isinstance(value, str):
-            policy.values[parameter.name] = _numbers(policy.id, parameter.name, Path(value))
+    asked: Policy | None = policy
+    while asked is not None:
+        for parameter in asked.parameters:
+            value = asked.values[parameter.name]
+            if parameter.names_file and isinstance(value, str):
+                asked.values[parameter.name] = _of_file(asked.id, parameter, Path(value))
+        hand_in_facts(asked)
+        asked = asked.inner
     return policy
 
 
-def _numbers(policy_id: str, name: str, path: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """One number above 0 a line; a first line that is a heading is passed over."""
-    where = f"policy {policy_id!r}: {name}={path}"
+def _of_file(policy_id: str, parameter: Parameter, path: Path) -> Any:
+    """The value of a parameter that names this file."""
+    where = f"policy {policy_id!r}: {parameter.name}={path}"
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
     except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise PolicyError(f"{where}: {error}") from error
+    if parameter.content is None:
+        return _numbers(where, text)
+    try:
+        return parameter.content(_yaml(where, text) if parameter.yaml else text)
+    except ValueError as error:
+        raise PolicyError(f"{where}: {error}") from error
+
+
+def _yaml(where: str, text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise PolicyError(f"{where}: is not YAML: {' '.join(str(error).split())}") from error
+
+
+def _numbers(where: str, text: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """One number above 0 a line; a first line that is a heading is passed over."""
     numbers = []
     for line, entry in enumerate(text.splitlines(), start=1):
         word = entry.strip()

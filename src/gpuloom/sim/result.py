@@ -86,6 +86,8 @@ class SimResult:
     timeline: Timeline
     segments: Segments | None
     node_names: tuple[str, ...]
+    saved: str | None = None
+    """What the policy would keep of its memory for other workloads (`Policy.saved`)."""
 
     @property
     def attained_gpu_s(self) -> F8:

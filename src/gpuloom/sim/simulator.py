@@ -33,10 +33,12 @@ from gpuloom.sim.bound import lower_bound_avg_jct_s
 from gpuloom.sim.compat import Compat, compat_mode
 from gpuloom.sim.executor import EveryStepExecutor, SegmentLog, SimExecutor
 from gpuloom.sim.failures import Failure, Outages, RandomOutages
+from gpuloom.sim.gpus import hand_in_facts, with_known_memory
 from gpuloom.sim.inputs import load_cluster, load_policy
 from gpuloom.sim.overheads import restart_overheads_s
 from gpuloom.sim.profiles import load_profiles, with_profiles
 from gpuloom.sim.result import SimResult, Timeline
+from gpuloom.sim.speeds import with_speeds
 
 DEFAULT_INTERVAL_S = 360.0
 _MOST_AT_A_MOMENT = 1000
@@ -149,6 +151,9 @@ def simulate(
     profiles = load_profiles()
     if policy.uses_stages or profiles.own:
         workload = with_profiles(workload, profiles)
+    hand_in_facts(policy)
+    cluster = with_known_memory(cluster)
+    workload = with_speeds(workload, cluster)
     workload = without_impossible(workload, cluster, skip=chosen.skip_impossible)
     return _Run(workload, cluster, policy, name, chosen, mode, on_progress).run()
 
@@ -405,4 +410,5 @@ class _Run:
             timeline=timeline,
             segments=self.log.close(self.now_s) if self.log is not None else None,
             node_names=tuple(node.name for node in self.cluster.nodes),
+            saved=self.policy.saved(self.engine.memory),
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpuloom.core.units import format_duration
+from gpuloom.sim.gpus import prices_usd_per_s
 from gpuloom.sim.result import SimResult
 
 
@@ -142,6 +143,32 @@ METRICS: tuple[Metric, ...] = (
         "What the simulation itself took on the machine that ran it.",
     ),
 )
+
+
+COST = Metric(
+    "$ per job",
+    "$/job",
+    6,
+    "low",
+    lambda result: cost_per_job_usd(result),
+    number,
+    "GPU time held on each GPU model times its on-demand price (gpuloom gpus), per job that ended. Given for clusters "
+    "of several GPU models whose prices are all known.",
+)
+"""A column for mixed clusters."""
+
+
+def priced(result: SimResult) -> bool:
+    """Whether a run has a cost worth telling: several GPU models, all with known prices."""
+    return len(result.gpu_models) > 1 and prices_usd_per_s(result.gpu_models) is not None
+
+
+def cost_per_job_usd(result: SimResult) -> float:
+    """What the GPU time held costs at on-demand prices, per job that ended; NaN where a price is unknown."""
+    prices = prices_usd_per_s(result.gpu_models)
+    if prices is None or result.finished == 0:
+        return math.nan
+    return float((result.held_gpu_s @ prices).sum()) / result.finished
 
 
 def best(metric: Metric, results: Sequence[SimResult]) -> str | None:

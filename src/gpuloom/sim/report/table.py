@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, TextIO
 
-from gpuloom.sim.report.metrics import METRICS, Metric, best, facts, interruption
+from gpuloom.sim.report.metrics import COST, METRICS, Metric, best, facts, interruption, priced
 from gpuloom.sim.report.series import labels
 from gpuloom.sim.result import SimResult
 
@@ -88,7 +88,7 @@ def _render(console: Console, table: Table) -> None:
 
 def _fitting(results: Sequence[SimResult], names: Sequence[str], width: int) -> tuple[list[Metric], list[str]]:
     """The metrics that fit, and their headers."""
-    metrics = list(METRICS)
+    metrics = [*METRICS, COST] if all(map(priced, results)) else list(METRICS)
     name_width = max([*map(len, names), len("policy")])
 
     def needs(headers: Sequence[str]) -> int:

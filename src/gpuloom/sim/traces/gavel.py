@@ -11,6 +11,7 @@ import numpy as np
 
 from gpuloom.core.errors import TraceError
 from gpuloom.core.workload import Speeds
+from gpuloom.sim.speeds import fill, unmeasured
 from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source
 from gpuloom.sim.traces.table import Column, read_table
 from gpuloom.sim.traces.throughputs import find_throughputs
@@ -78,6 +79,9 @@ def read(source: Source, options: ReadOptions) -> Part:
     )
     fits = np.where(on_reference > 0, on_reference, 1.0)
     table.notes.append(f"{source.name}: durations are steps over the throughput on {known.reference} in {known.path}")
+    factor, estimated = fill(known.models, rates / fits[:, None])
+    if estimated.any():
+        table.notes.append(f"{source.name}: {unmeasured(known.models, estimated)}")
     return table.part(
         table["arrival_time"],
         table["total_steps"] / fits,
@@ -85,7 +89,7 @@ def read(source: Source, options: ReadOptions) -> Part:
         model=job_type,
         weight=table.numbers.get("priority_weight"),
         iteration_s=1.0 / fits,
-        speeds=Speeds(known.models, np.nan_to_num(rates / fits[:, None])),
+        speeds=Speeds(known.models, factor, estimated if estimated.any() else None),
     )
 
 

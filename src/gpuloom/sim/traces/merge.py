@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.workload import Labels, Speeds, Workload
+from gpuloom.core.scaling import NO_CURVE, Scaling
+from gpuloom.core.workload import F8, Labels, Speeds, Workload
 from gpuloom.sim.traces.base import Part, Source
 from gpuloom.sim.traces.clock import describe
 
@@ -55,6 +56,8 @@ def merge(name: str, sources: Sequence[Source], parts: Sequence[Part]) -> Worklo
         columns["job_ids"] = _job_ids(sources, parts, notes)
     if any("speeds" in part.columns for part in parts):
         columns["speeds"] = _speeds(parts)
+    if any("scaling" in part.columns for part in parts):
+        columns["scaling"] = _scaling(parts)
     workload = Workload.sorted_by_submit(
         name,
         submit_s,
@@ -123,7 +126,35 @@ def _speeds(parts: Sequence[Part]) -> Speeds:
     models = found[0].models
     if len(found) < len(parts) or any(set(speed.models) != set(models) for speed in found):
         raise InputError("the files give speeds for different GPU models: they can't be merged")
-    return Speeds(
-        models,
-        np.concatenate([speed.factor[:, [speed.models.index(m) for m in models]] for speed in found]),
+    columns = [[speed.models.index(model) for model in models] for speed in found]
+    factor = np.concatenate([speed.factor[:, order] for speed, order in zip(found, columns, strict=True)])
+    if all(speed.estimated is None for speed in found):
+        return Speeds(models, factor)
+    marks = [
+        np.zeros(speed.factor.shape, dtype=bool) if speed.estimated is None else speed.estimated[:, order]
+        for speed, order in zip(found, columns, strict=True)
+    ]
+    return Speeds(models, factor, np.concatenate(marks))
+
+
+def _scaling(parts: Sequence[Part]) -> Scaling:
+    """The scaling of all files, one set of curves after the other; jobs of a file without any are rigid."""
+    found: list[Scaling] = []
+    curves: list[F8] = []
+    for part in parts:
+        scaling = part.columns.get("scaling")
+        if not isinstance(scaling, Scaling):
+            one = np.ones(len(part), dtype=np.int32)
+            none = np.full(len(part), NO_CURVE, dtype=np.int32)
+            scaling = Scaling(one, part.gpus, part.gpus, none, np.ones(len(part)), ())
+        moved = np.where(scaling.curve == NO_CURVE, NO_CURVE, scaling.curve + len(curves)).astype(np.int32)
+        curves.extend(scaling.curves)
+        found.append(replace(scaling, curve=moved, curves=tuple(curves)))
+    return Scaling(
+        np.concatenate([one.replica_gpus for one in found]),
+        np.concatenate([one.min_replicas for one in found]),
+        np.concatenate([one.max_replicas for one in found]),
+        np.concatenate([one.curve for one in found]),
+        np.concatenate([one.reference for one in found]),
+        tuple(curves),
     )

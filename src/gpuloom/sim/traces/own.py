@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from gpuloom.core.errors import MissingDependencyError, TraceError
-from gpuloom.core.workload import Labels, Speeds
+from gpuloom.core.scaling import NO_CURVE, Scaling
+from gpuloom.core.workload import F8, Labels, Speeds
 from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source
 from gpuloom.sim.traces.table import Column, Table, check_numbers, match_columns, read_table
 
@@ -22,6 +23,8 @@ REQUIRED = ("submit_s", "duration_s", "gpus")
 WORDS = ("model", "user", "group", "gpu_type")
 FLOATS = ("weight", "restart_overhead_s", "estimate_s", "gpu_memory_mib", "iteration_s")
 INTS = ("gpu_milli", "priority")
+SIZES = ("min_gpus", "max_gpus", "replica_gpus")
+CURVE, REFERENCE = "scaling", "scaling_reference"
 COLUMNS = (
     Column("submit_s", minimum=0),
     Column("duration_s", minimum=0),
@@ -36,6 +39,9 @@ COLUMNS = (
     Column("gpu_memory_mib", above=0, empty=math.nan, optional=True),
     Column("iteration_s", minimum=0, empty=math.nan, optional=True),
     *(Column(name, minimum=0, empty=math.nan, optional=True) for name in STAGES),
+    *(Column(name, "whole", minimum=1, empty=math.nan, optional=True) for name in SIZES),
+    Column(CURVE, "word", empty="", optional=True),
+    Column(REFERENCE, above=0, empty=math.nan, optional=True),
 )
 PARQUET = b"PAR1"
 
@@ -73,6 +79,8 @@ def read(source: Source, options: ReadOptions) -> Part:
     columns |= {name: table.ints(name) for name in INTS if name in table}
     if models:
         columns["speeds"] = Speeds(models, np.stack([table[SPEED + model] for model in models], axis=1))
+    if CURVE in table or any(name in table for name in SIZES):
+        columns["scaling"] = _scaling(table)
     return table.part(
         table["submit_s"],
         table["duration_s"],
@@ -80,6 +88,109 @@ def read(source: Source, options: ReadOptions) -> Part:
         job_ids=table.texts.get("job_id"),
         stage_s=np.stack([table[name] for name in STAGES], axis=1) if stages else None,
         **columns,
+    )
+
+
+def curve_text(curve: F8) -> str:
+    """A throughput curve as text: `1:1/2:1.9/4:3.5|3.1`, GPUs, a colon, and values by nodes from one node on. GPUs
+    on which jobs can't run are left out, and so are nodes from which on nothing changes."""
+    points = []
+    for gpus in range(1, len(curve)):
+        values = curve[gpus].tolist()
+        while len(values) > 1 and values[-1] == values[-2]:
+            values.pop()
+        if values[0] > 0:
+            points.append(f"{gpus}:{'|'.join(map(repr, values))}")
+    return "/".join(points)
+
+
+def curve_of(text: str) -> F8:
+    """The curve of such a text.
+
+    Raises:
+        ValueError: says what is wrong.
+    """
+    rows: dict[int, list[float]] = {}
+    for point in text.split("/"):
+        gpus, colon, values = point.partition(":")
+        try:
+            size, speeds = int(gpus), [float(value) for value in values.split("|")]
+        except ValueError:
+            size, speeds = 0, []
+        if not colon or not 1 <= size <= _MOST_GPUS or not all(math.isfinite(x) and x > 0 for x in speeds):
+            raise ValueError(
+                f"{point!r} must be GPUs, a colon and throughputs above 0, by nodes with '|' between: 4:3.5 or 4:3.5|3"
+            )
+        if size in rows:
+            raise ValueError(f"{size} GPUs stand there twice")
+        rows[size] = speeds
+    width = max(map(len, rows.values()))
+    curve = np.zeros((max(rows) + 1, width))
+    for size, speeds in rows.items():
+        curve[size] = [*speeds, *[speeds[-1]] * (width - len(speeds))]
+    return curve
+
+
+_MOST_GPUS = 1 << 16
+"""A longer curve is a slip of the pen, and would take much memory."""
+
+
+def _scaling(table: Table) -> Scaling:
+    """Sizes and curves of all rows; those that go wrong are rejected, and rigid in what is returned."""
+    n = len(table)
+    gpus = np.nan_to_num(table["gpus"], nan=1.0).astype(np.int64)
+    given = {name: table[name] if name in table else np.full(n, np.nan) for name in SIZES}
+    step = np.where(np.isnan(given["replica_gpus"]), 1, given["replica_gpus"]).astype(np.int64)
+    low = np.where(np.isnan(given["min_gpus"]), gpus, given["min_gpus"]).astype(np.int64)
+    high = np.where(np.isnan(given["max_gpus"]), gpus, given["max_gpus"]).astype(np.int64)
+    words = table.words.get(CURVE, Labels(np.zeros(n, dtype=np.int32), ("",)))
+    curves: list[F8] = []
+    place = np.full(len(words.names), NO_CURVE)
+    wrong: dict[int, str] = {}
+    for code, name in enumerate(words.names):
+        if not name.strip():
+            continue
+        try:
+            curves.append(curve_of(name))
+        except ValueError as error:
+            wrong[code] = str(error)
+        else:
+            place[code] = len(curves) - 1
+    table.reject(np.isin(words.codes, list(wrong)), CURVE, lambda row: wrong[int(words.codes[row])])
+    curve = place[words.codes]
+    given_reference = table[REFERENCE] if REFERENCE in table else np.full(n, np.nan)
+    reference = np.ones(n)
+    reasons: dict[int, str] = {}
+    for row in range(n):
+        index, size = int(curve[row]), int(gpus[row])
+        why = None
+        if low[row] > high[row] or low[row] % step[row] or high[row] % step[row]:
+            why = "min_gpus and max_gpus must be multiples of replica_gpus, and min_gpus not above max_gpus"
+        elif not low[row] <= size <= high[row] or size % step[row]:
+            why = f"gpus ({size}) must lie between min_gpus and max_gpus, and be a multiple of replica_gpus"
+        elif index == NO_CURVE:
+            if low[row] < high[row]:
+                why = "a job of several sizes needs its throughputs in 'scaling'"
+        elif high[row] >= len(curves[index]):
+            why = f"max_gpus is {high[row]}, but 'scaling' ends at {len(curves[index]) - 1} GPUs"
+        elif not curves[index][size, 0] > 0:
+            why = f"'scaling' has no throughput for the {size} GPUs of the job"
+        else:
+            known = given_reference[row]
+            reference[row] = curves[index][size, 0] if np.isnan(known) else known
+        if why is not None:
+            reasons[row] = why
+            step[row], low[row], high[row], curve[row] = 1, size, size, NO_CURVE
+    bad = np.zeros(n, dtype=bool)
+    bad[list(reasons)] = True
+    table.reject(bad, next((name for name in (*SIZES, CURVE) if name in table), None), lambda row: reasons[row])
+    return Scaling(
+        step.astype(np.int32),
+        (low // step).astype(np.int32),
+        (high // step).astype(np.int32),
+        curve.astype(np.int32),
+        reference,
+        tuple(curves),
     )
 
 

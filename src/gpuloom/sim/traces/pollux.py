@@ -9,6 +9,11 @@ A job's duration is iterations · step time:
 - step time: of the job's replicas on the fewest nodes (`placements.csv`, above 16 replicas
   `scalability.csv`), linear between the profiled local batch sizes. A local batch larger than any profiled
   one is split into equal micro-batches that synchronise once.
+
+A job can run on 1 to 64 GPUs at its batch size; its curve by GPUs and nodes comes from the same profiles
+(`sim/scaling_profiles.py`), and its reference is the placement behind its duration: its replicas on the fewest nodes
+(of 4 GPUs; above 16 replicas, the fewest that were profiled). Jobs of more replicas than 64, or than their batch has
+samples, are rigid.
 """
 
 from __future__ import annotations
@@ -23,7 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError, TraceError
+from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.workload import F8, Labels
+from gpuloom.sim.scaling_profiles import MOST_GPUS, Curve, micro_step_s, pollux_curve, pollux_fit
 from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source
 from gpuloom.sim.traces.files import read_members
 from gpuloom.sim.traces.table import Column, read_table
@@ -50,13 +57,8 @@ class Profile:
         """Seconds per iteration, and the ratio of iterations to those of the profiled batch size."""
         count = min({key[0] for key in self.steps}, key=lambda n: (abs(math.log(n / replicas)), n))
         nodes = min(key[1] for key in self.steps if key[0] == count)
-        local, step, sync = self.steps[count, nodes].T
-        batch = batch_size / replicas
-        micro = math.ceil(batch / local[-1])
-        one = float(np.interp(batch / micro, local, step))
-        wait = min(one, float(np.interp(batch / micro, local, sync)))
+        seconds = micro_step_s(self.steps[count, nodes], batch_size / replicas)
         nearest = min(self.iterations, key=lambda size: (abs(math.log(size / batch_size)), size))
-        seconds = micro * (one - wait) + wait
         return seconds, self.iterations[nearest] * nearest / batch_size
 
 
@@ -91,6 +93,7 @@ def read(source: Source, options: ReadOptions) -> Part:
         job_ids=table.texts["name"],
         model=application,
         iteration_s=iteration_s,
+        scaling=_scaling(profiles, application, table["num_replicas"], table["batch_size"]),
     )
 
 
@@ -106,6 +109,39 @@ def _estimate(profiles: dict[str, Profile], application: Labels, replicas: F8, b
             cache[key] = profile.step_s(int(key[1]), int(key[2]))
         seconds[row], iterations[row] = cache[key]
     return seconds, iterations
+
+
+MOST_NODES = 16
+"""Pollux' cluster; profiles were taken on up to as many."""
+_NODE_GPUS = 4
+
+
+def _scaling(profiles: dict[str, Profile], application: Labels, replicas: F8, batch: F8) -> Scaling:
+    """Sizes and curves of every job; rows that are bad are rigid."""
+    n = len(application)
+    sizes = np.nan_to_num(replicas, nan=1.0).clip(1, np.iinfo(np.int32).max).astype(np.int32)
+    least, most = sizes.copy(), sizes.copy()
+    curve, reference = np.full(n, NO_CURVE, dtype=np.int32), np.ones(n)
+    fits = {name: pollux_fit(profiles[name]) for name in application.names if name in profiles}
+    made: dict[tuple[str, int], tuple[int, Curve]] = {}
+    for row, (code, gpus, samples) in enumerate(zip(application.codes.tolist(), sizes.tolist(), batch, strict=True)):
+        name = application.names[code]
+        if name not in fits or not gpus <= min(MOST_GPUS, samples):
+            continue
+        key = name, int(samples)
+        if key not in made:
+            made[key] = len(made), pollux_curve(profiles[name], key[1], min(MOST_GPUS, key[1]), MOST_NODES, fits[name])
+        curve[row], found = made[key]
+        least[row], most[row] = 1, len(found.throughput) - 1
+        reference[row] = found.throughput[gpus, _reference_nodes(profiles[name], gpus) - 1]
+    curves = tuple(found.throughput for _, found in made.values())
+    return Scaling(np.ones(n, dtype=np.int32), least, most, curve, reference, curves)
+
+
+def _reference_nodes(profile: Profile, gpus: int) -> int:
+    """Nodes of the placement that a job's duration was estimated for."""
+    measured = [nodes for count, nodes in profile.steps if count == gpus and nodes <= MOST_NODES]
+    return min(measured, default=min(math.ceil(gpus / _NODE_GPUS), MOST_NODES))
 
 
 def _find(source: Source, options: ReadOptions) -> Path:

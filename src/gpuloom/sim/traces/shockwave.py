@@ -11,6 +11,7 @@ import numpy as np
 
 from gpuloom.core.errors import TraceError
 from gpuloom.core.workload import Speeds
+from gpuloom.sim.speeds import fill, unmeasured
 from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source, counted
 from gpuloom.sim.traces.gavel import COLUMNS as GAVEL_COLUMNS
 from gpuloom.sim.traces.gavel import PHYSICAL
@@ -76,15 +77,18 @@ def _from_steps(
 def _speeds(table: Table, known: Throughputs, rates: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Speeds:
     """Speeds relative to the reference. A job that was not measured there is taken to run only there."""
     measured = rates[:, 0] > 0
-    factor = np.nan_to_num(rates / np.where(measured, rates[:, 0], 1.0)[:, None])
-    factor[~measured] = 0.0
-    factor[:, 0] = 1.0
+    relative = rates / np.where(measured, rates[:, 0], 1.0)[:, None]
+    relative[~measured] = 0.0
+    relative[:, 0] = 1.0
+    factor, estimated = fill(known.models, relative)
+    if estimated.any():
+        table.notes.append(f"{table.source.name}: {unmeasured(known.models, estimated)}")
     note = f"{table.source.name}: speeds relative to {known.reference} from {known.path}"
     unknown = int((~measured).sum())
     if unknown:
         note += f"; {counted(unknown, 'job')} not measured there: on {known.reference} only"
     table.notes.append(note)
-    return Speeds(known.models, factor)
+    return Speeds(known.models, factor, estimated if estimated.any() else None)
 
 
 READER = Reader("shockwave", "Shockwave (NSDI '23)", "Gavel's jobs with adaptive batch sizes.", detect, read)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import TraceError
+from gpuloom.core.scaling import Scaling
 from gpuloom.core.workload import F8, I4, Labels, Speeds
 from gpuloom.sim.traces.base import Mask, Part, ReadOptions, Source, counted
 from gpuloom.sim.traces.clock import timestamps
@@ -463,10 +464,8 @@ def _first(bad: dict[int, TraceError]) -> TraceError:
 
 
 def _take(value: object, rows: NDArray[np.intp]) -> object:
-    if isinstance(value, Labels):
+    if isinstance(value, Labels | Speeds | Scaling):
         return value.take(rows)
-    if isinstance(value, Speeds):
-        return Speeds(value.models, value.factor[rows])
     if isinstance(value, np.ndarray):
         return value[rows]
     if isinstance(value, list | tuple):

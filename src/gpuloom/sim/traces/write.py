@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError, MissingDependencyError
+from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.sim.traces import own
 from gpuloom.sim.traces.table import out_of_bounds
@@ -81,7 +82,29 @@ def _columns(workload: Workload) -> Columns:
         columns |= {
             own.SPEED + model: workload.speeds.factor[:, place] for place, model in enumerate(workload.speeds.models)
         }
+    if workload.scaling is not None:
+        columns |= _scaling_columns(workload, workload.scaling)
     _check(workload, columns)
+    return columns
+
+
+def _scaling_columns(workload: Workload, scaling: Scaling) -> Columns:
+    """Sizes of the jobs and their curves as text; a reference only where it isn't the curve's at the job's GPUs on
+    one node."""
+    texts = [own.curve_text(curve) for curve in scaling.curves]
+    codes = np.where(scaling.curve == NO_CURVE, 0, scaling.curve + 1).astype(np.int32)
+    reference = np.full(len(workload), np.nan)
+    for job, (index, gpus) in enumerate(zip(scaling.curve.tolist(), workload.gpus.tolist(), strict=True)):
+        if index != NO_CURVE and scaling.curves[index][gpus, 0] != scaling.reference[job]:
+            reference[job] = scaling.reference[job]
+    columns: Columns = {
+        "min_gpus": scaling.min_gpus,
+        "max_gpus": scaling.max_gpus,
+        "replica_gpus": scaling.replica_gpus,
+        own.CURVE: Labels(codes, ("", *texts)),
+    }
+    if not np.isnan(reference).all():
+        columns[own.REFERENCE] = reference
     return columns
 
 

@@ -1,0 +1,141 @@
+"""Write the figures of docs/elastic.md: fixed sizes, elastic jobs by thresholds, elastic jobs by marginal throughput.
+
+python bench/elastic.py [--data ../shared/data] [--output docs/elastic.md] [--processes 1]
+
+The text of the document stands between the marks and is kept; what lies between `<!-- figures -->` and
+`<!-- end -->` is written anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from gpuloom.core.cluster import parse_cluster
+from gpuloom.core.units import format_duration
+from gpuloom.core.workload import Workload
+from gpuloom.sim import SimResult
+from gpuloom.sim.elastic_inputs import Range, make_elastic
+from gpuloom.sim.generate import GeneratorConfig, generate
+from gpuloom.sim.runner import Task, run_all
+from gpuloom.sim.traces import read_trace
+
+REPO = Path(__file__).resolve().parents[1]
+START, END = "<!-- figures -->", "<!-- end -->"
+OPEN = "proportion=1;expand_threshold=0.8;shrink_threshold=1.1"
+POLICIES = {
+    "tiresias": "tiresias",
+    "srtf": "srtf",
+    "elastic": "elastic",
+    "elastic, wide pool": f"elastic:{OPEN}",
+    "elastic, wide pool, srtf": f"elastic:{OPEN};base=srtf",
+    "elastic-goodput": "elastic-goodput",
+    "elastic-goodput, gittins": "elastic-goodput:base=gittins",
+    "elastic-goodput, srtf": "elastic-goodput:base=srtf;weight=remaining;alpha=0.5",
+}
+
+
+def workloads(data: Path) -> list[tuple[str, str, Workload]]:
+    """(name, cluster, jobs)."""
+    found = []
+    flow = read_trace(data / "elasticflow" / "philly_103959.csv.gz").workload
+    # As the trace is, its cluster would stand idle; so the load is raised by smaller clusters.
+    for cluster in ("16x8", "4x8", "3x8"):
+        found.append(("ElasticFlow, 876 jobs, 1 GPU to the fastest size", cluster, flow))
+    found.append(("ElasticFlow, half to twice the GPUs asked for", "4x8", make_elastic(flow, Range(0.5, 2.0, True))))
+    eight = pollux(data)
+    for load in (1.0, 2.0):
+        for number in (1, 6):
+            jobs = replace(eight[number - 1], submit_s=eight[number - 1].submit_s / load)
+            found.append((f"Pollux workload {number}, arrivals {load:g}×", "16x4", jobs))
+    for load in (0.6, 0.9, 1.2):
+        jobs = generate(GeneratorConfig(jobs=2000, gpus=64, load=load, seed=1))
+        found.append((f"generated, load {load:g}, 1 to 16 GPUs", "8x8", make_elastic(jobs, Range(1, 16, False))))
+    return found
+
+
+def pollux(data: Path) -> list[Workload]:
+    """Pollux' eight workloads."""
+    archive = data / "pollux" / "workloads.tar.gz"
+    return [read_trace(f"{archive}::workloads/workload-{i}.csv").workload for i in range(1, 9)]
+
+
+def all_of_pollux(data: Path, processes: int) -> list[str]:
+    """A table over the eight workloads as they are."""
+    cluster = parse_cluster("16x4")
+    tasks = [Task(jobs, cluster, text) for text in POLICIES.values() for jobs in pollux(data)]
+    outcome = run_all(tasks, {}, processes=processes)
+    for error in outcome.errors:
+        if error is not None:
+            raise error
+    average = np.array([result.avg_jct_s for result in outcome.done]).reshape(len(POLICIES), -1)
+    ratio = average / average[0]
+    return [
+        "### Pollux, all eight workloads, 16x4",
+        "",
+        "| policy | mean of the average JCTs | to tiresias: mean | best | worst |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {name} | {format_duration(float(average[row].mean()))} | {ratio[row].mean():.2f} | "
+            f"{ratio[row].min():.2f} | {ratio[row].max():.2f} |"
+            for row, name in enumerate(POLICIES)
+        ),
+        "",
+    ]
+
+
+def row(name: str, result: SimResult, fixed_s: float, wall_s: float) -> str:
+    return (
+        f"| {name} | {format_duration(result.avg_jct_s)} | {result.avg_jct_s / fixed_s:.2f} | "
+        f"{format_duration(result.p99_jct_s)} | {result.utilization:.0%} | {result.resizes:,} | "
+        f"{result.restarts:,} | {result.wall_s / wall_s:.1f} |"
+    )
+
+
+def figures(data: Path, processes: int) -> str:
+    lines = []
+    for title, spec, jobs in workloads(data):
+        cluster = parse_cluster(spec)
+        outcome = run_all([Task(jobs, cluster, text) for text in POLICIES.values()], {}, processes=processes)
+        for error in outcome.errors:
+            if error is not None:
+                raise error
+        fixed = outcome.done[0]
+        offered = float(jobs.duration_s @ jobs.gpus) / float(np.ptp(jobs.submit_s)) / cluster.gpus
+        lines += [
+            f"### {title}, {spec}",
+            "",
+            f"{len(jobs):,} jobs; offered load at the sizes asked for {offered:.2f}.",
+            "",
+            "| policy | average JCT | to tiresias | p99 | GPUs in use | resizes | restarts | run time to tiresias |",
+            "|---|---|---|---|---|---|---|---|",
+            *(
+                row(name, result, fixed.avg_jct_s, fixed.wall_s)
+                for name, result in zip(POLICIES, outcome.done, strict=True)
+            ),
+            "",
+        ]
+    return "\n".join([*lines, *all_of_pollux(data, processes)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    default = Path(os.environ.get("GPULOOM_DATA", REPO.parent / "shared" / "data"))
+    parser.add_argument("--data", type=Path, default=default)
+    parser.add_argument("--output", type=Path, default=REPO / "docs" / "elastic.md")
+    parser.add_argument("--processes", type=int, default=1)
+    options = parser.parse_args()
+    text = options.output.read_text(encoding="utf-8")
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    written = figures(options.data, options.processes)
+    options.output.write_text(f"{before}{START}\n\n{written}\n{END}{after}", encoding="utf-8")
+    print(f"wrote {options.output}")
+
+
+if __name__ == "__main__":
+    main()

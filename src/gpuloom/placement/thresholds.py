@@ -1,0 +1,184 @@
+"""The control step of elastic training by thresholds: who gets replicas from the elastic pool, who gives some back.
+
+With A the cluster's GPUs, a those in use and p the elastic share, the pool is M = (A - a)·p. EU being the GPUs that
+elastic jobs hold, t = EU / M (infinite for M = 0), and MT = (ET + ST) / 2:
+    t < ET   expand, with a budget of (MT - t)·M GPUs: +1 replica each in turn, high priority first;
+    t > ST   shrink, with a budget of (t - MT)·M GPUs: -1 replica each in turn, low priority first;
+    else     hold.
+The source is the patent "elastic distributed training in deep-learning scenarios" (2022), paragraphs 12 to 16 and 27
+to 30. In its paragraph 15 "t > ET" is a misprint for t > ST.
+
+The text reads `a` in two ways. As all GPUs in use, the pool shrinks by p for every GPU that elastic jobs gain; a step
+then overshoots by MT·p times its length, and settles only if MT·p < 1: `Thresholds` refuses anything else. As GPUs used
+by jobs that are not elastic, the pool does not move with elastic jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Action = Literal["expand", "shrink", "hold"]
+
+POLICIES = ("fair", "priority")
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The configuration.
+
+    proportion: p. expand_threshold, shrink_threshold: ET, ST.
+    expand_policy, shrink_policy: `priority`: by priority, then by how often and how long ago; `fair`: by these alone.
+    count_elastic_usage: `a` is all GPUs in use; else those of jobs that are not elastic.
+
+    Raises:
+        ValueError: a value out of its range; the message begins with its name.
+    """
+
+    proportion: float = 0.3
+    expand_threshold: float = 0.3
+    shrink_threshold: float = 0.9
+    expand_policy: str = "fair"
+    shrink_policy: str = "priority"
+    count_elastic_usage: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.proportion <= 1:
+            raise ValueError(f"proportion is {self.proportion:g}, must be above 0 and at most 1")
+        if not (math.isfinite(self.expand_threshold) and self.expand_threshold > 0):
+            raise ValueError(f"expand_threshold is {self.expand_threshold:g}, must be above 0")
+        if not (math.isfinite(self.shrink_threshold) and self.shrink_threshold > self.expand_threshold):
+            raise ValueError(
+                f"shrink_threshold is {self.shrink_threshold:g}, must be above expand_threshold "
+                f"({self.expand_threshold:g})"
+            )
+        for name in ("expand_policy", "shrink_policy"):
+            if getattr(self, name) not in POLICIES:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, must be one of {', '.join(POLICIES)}")
+        if self.count_elastic_usage and self.target * self.proportion >= 1:
+            raise ValueError(
+                f"shrink_threshold is {self.shrink_threshold:g}: (expand_threshold + shrink_threshold) / 2 · "
+                f"proportion is {self.target * self.proportion:g}, must be below 1 where count_elastic_usage is "
+                "true, as jobs would grow and shrink for ever; lower the thresholds or the proportion, or set "
+                "count_elastic_usage: false"
+            )
+
+    @property
+    def target(self) -> float:
+        """MT."""
+        return (self.expand_threshold + self.shrink_threshold) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What is to be done, and the numbers behind it: pool M, utilisation t, budget EM (GPUs)."""
+
+    action: Action
+    pool_gpus: float
+    utilisation: float
+    budget_gpus: float
+
+
+@dataclass(slots=True)
+class ElasticJob:
+    """A running elastic job.
+
+    replicas: n0. sizes: the numbers of replicas that it may have, rising: N1 first, N2 last.
+    replica_gpus: R1. priority: small is high. expansions, shrinks: how often so far; last_…_s: when, minus infinity
+    for never.
+    """
+
+    job: int
+    replicas: int
+    sizes: tuple[int, ...]
+    replica_gpus: int
+    priority: int = 0
+    expansions: int = 0
+    last_expansion_s: float = -math.inf
+    shrinks: int = 0
+    last_shrink_s: float = -math.inf
+
+
+def judge(rules: Thresholds, cluster_gpus: int, used_gpus: int, elastic_gpus: int) -> Judgement:
+    """Compare t with the thresholds.
+
+    Args:
+        cluster_gpus: A. used_gpus: GPUs in use by all jobs. elastic_gpus: EU.
+    """
+    counted = used_gpus if rules.count_elastic_usage else used_gpus - elastic_gpus
+    pool = (cluster_gpus - counted) * rules.proportion
+    if elastic_gpus == 0:
+        # Nothing to shrink; to expand there is nobody either.
+        return Judgement("hold", pool, 0.0 if pool > 0 else math.inf, 0.0)
+    if pool <= 0:
+        return Judgement("shrink", 0.0, math.inf, float(elastic_gpus))
+    use = elastic_gpus / pool
+    if use < rules.expand_threshold:
+        # Thresholds above 1 may ask for more than there is.
+        budget = min((rules.target - use) * pool, float(cluster_gpus - used_gpus))
+        return Judgement("expand", pool, use, budget)
+    if use > rules.shrink_threshold:
+        return Judgement("shrink", pool, use, (use - rules.target) * pool)
+    return Judgement("hold", pool, use, 0.0)
+
+
+def go_round(
+    rules: Thresholds,
+    judgement: Judgement,
+    jobs: Iterable[ElasticJob],
+    may: Callable[[ElasticJob, int], bool] = lambda job, replicas: True,
+) -> dict[int, int]:
+    """New numbers of replicas of the jobs that change.
+
+    A job for whose next replica the budget does not suffice is passed; where all replicas are alike this is where the
+    patent's loop ends.
+
+    Args:
+        may: asked before a job gets another number of replicas; False: it can't, and is not asked again.
+    """
+    if judgement.action == "hold":
+        return {}
+    grows = judgement.action == "expand"
+    key = _expand_key if grows else _shrink_key
+    by_priority = (rules.expand_policy if grows else rules.shrink_policy) == "priority"
+    left = judgement.budget_gpus + 1e-9  # thresholds are decimal fractions, which floats are not
+    turn = sorted(jobs, key=lambda job: key(job, by_priority))
+    now = {job.job: job.sizes.index(job.replicas) for job in turn}
+    changed: dict[int, int] = {}
+    while turn:
+        going = []
+        for job in turn:
+            place = now[job.job] + (1 if grows else -1)
+            if not 0 <= place < len(job.sizes):
+                continue
+            cost = abs(job.sizes[place] - job.sizes[now[job.job]]) * job.replica_gpus
+            if cost > left or not may(job, job.sizes[place]):
+                continue
+            left -= cost
+            now[job.job] = place
+            changed[job.job] = job.sizes[place]
+            going.append(job)
+        turn = going
+    return changed
+
+
+def _expand_key(job: ElasticJob, by_priority: bool) -> tuple[float, ...]:
+    often = (job.expansions, job.last_expansion_s, job.job)
+    return (job.priority, *often) if by_priority else often
+
+
+def _shrink_key(job: ElasticJob, by_priority: bool) -> tuple[float, ...]:
+    often = (job.shrinks, job.last_shrink_s, job.job)
+    return (-job.priority, *often) if by_priority else often
+
+
+def control_step(
+    rules: Thresholds, cluster_gpus: int, used_gpus: int, jobs: Iterable[ElasticJob]
+) -> tuple[Judgement, dict[int, int]]:
+    """One control period: what was found, and the new numbers of replicas of the jobs that change."""
+    known = list(jobs)
+    held = sum(job.replicas * job.replica_gpus for job in known)
+    judgement = judge(rules, cluster_gpus, used_gpus, held)
+    return judgement, go_round(rules, judgement, known)

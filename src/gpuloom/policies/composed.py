@@ -1,0 +1,156 @@
+"""What policies for elastic jobs share: a base policy decides who runs, as if each job had its smallest size.
+
+See `placement/base_view.py` for that world. Without jobs of several sizes such a policy is its base.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import Decision, Placement, Reason
+from gpuloom.core.errors import PolicyError
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import F8, I4, Workload
+from gpuloom.placement.base_view import Lending, Sizes, base_workload
+from gpuloom.policies.base import Parameter, Policy
+from gpuloom.policies.registry import create_policy
+
+BASE = Parameter(
+    "base",
+    "tiresias",
+    str,
+    "the policy that decides who runs; its own parameters as in tiresias:promote=2&scatter=yes",
+)
+
+
+@dataclass(slots=True)
+class Memory:
+    """base: the base policy's own. home: where every running elastic job lives in the base's world.
+
+    Per job how often it grew and shrank, and when it last did (minus infinity: never). check_at_s: when sizes are
+    looked at next; dirty: something has happened since they were.
+    """
+
+    base: Any
+    home: dict[int, Placement]
+    expansions: I4
+    last_expansion_s: F8
+    shrinks: I4
+    last_shrink_s: F8
+    check_at_s: float = -math.inf
+    dirty: bool = False
+
+
+class Composed(Policy):
+    """A base policy for who runs; the derived class for who gets more than its smallest size."""
+
+    resizes = True
+    inner: Policy
+    cache: Lending | str | None
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.inner = self.made_inner()
+        self.preempts_at_intervals, self.periodic = self.inner.preempts_at_intervals, self.inner.periodic
+        self.uses_stages = self.inner.uses_stages
+
+    def made_inner(self) -> Policy:
+        """The base policy.
+
+        Raises:
+            PolicyError: it is none, or one that shares GPUs or chooses sizes.
+        """
+        text = str(self.values["base"])
+        try:
+            inner = create_policy(text.replace("&", ";"))
+        except PolicyError as error:
+            raise PolicyError(f"policy {self.id!r}: base={text}: {error}") from error
+        if inner.max_jobs_per_gpu > 1 or inner.resizes:
+            why = "lets jobs share GPUs" if inner.max_jobs_per_gpu > 1 else "chooses sizes itself"
+            raise PolicyError(
+                f"policy {self.id!r}: base={text}: {inner.id} {why}; the base must give each job GPUs of its own, "
+                "of one size (fifo, srtf, tiresias, ...)"
+            )
+        return inner
+
+    def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
+        n = len(workload)
+        if workload.scaling is not None:
+            workload = base_workload(workload, Sizes(workload, cluster, woven=self.max_jobs_per_gpu > 1))
+        never = np.full(n, -math.inf)
+        counts = np.zeros(n, dtype=np.int32)
+        base = self.inner.new_memory(workload, cluster)
+        return Memory(base, {}, counts, never, counts.copy(), never.copy())
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
+        if self.cache is None:
+            self.inner.cache = None
+            rigid = snapshot.workload.scaling is None
+            lending = None if rigid else self._lending(snapshot, memory.home)
+            self.cache = "rigid" if lending is None or not lending.sizes.any_elastic else lending
+        self.inner.explains = self.explains
+        if not isinstance(self.cache, Lending):
+            decision, memory.base = self.inner.decide(snapshot, memory.base)
+            return decision, memory
+        # 1. What happened. 2. Who runs, each at its smallest size. 3. Borrowed GPUs that this needs are given back.
+        lending = self.cache
+        lending.take_in(snapshot)
+        decision, memory.base = self.inner.decide(lending.view, memory.base)
+        lending.apply(decision, lambda job: self.first_to_shrink(snapshot, memory, job))
+        for job in dict.fromkeys(lending.reclaimed):
+            self.note_shrink(snapshot, memory, job)
+        stirred = bool(
+            decision.run
+            or decision.wait
+            or snapshot.arrived
+            or snapshot.finished
+            or snapshot.evicted
+            or snapshot.nodes_down
+            or snapshot.nodes_up
+        )
+        # 4. Who borrows what is left.
+        wake_at_s = self.lend(snapshot, memory, lending, stirred=stirred)
+        return lending.decision(min(decision.wake_at_s, wake_at_s), decision.why), memory
+
+    def _lending(self, snapshot: Snapshot, home: dict[int, Placement]) -> Lending:
+        return Lending(snapshot, home, woven=self.max_jobs_per_gpu > 1)
+
+    @abstractmethod
+    def first_to_shrink(self, snapshot: Snapshot, memory: Memory, job: int) -> Any:
+        """Key of a job that borrows: the smallest gives GPUs back first."""
+
+    @abstractmethod
+    def lend(self, snapshot: Snapshot, memory: Memory, lending: Lending, *, stirred: bool) -> float:
+        """Grow and shrink jobs; returns when to be asked again (infinity: at the next event).
+
+        Args:
+            stirred: something has happened, or the base decided something.
+        """
+
+    def note_shrink(self, snapshot: Snapshot, memory: Memory, job: int) -> None:
+        memory.shrinks[job] += 1
+        memory.last_shrink_s[job] = snapshot.now_s
+
+    def note_expansion(self, snapshot: Snapshot, memory: Memory, job: int) -> None:
+        memory.expansions[job] += 1
+        memory.last_expansion_s[job] = snapshot.now_s
+
+    def reason(self, snapshot: Snapshot, job: int) -> Reason:
+        """Why a waiting job waits. GPUs that are borrowed count as free."""
+        workload = snapshot.workload
+        if workload.scaling is None:
+            return self.inner.reason(snapshot, job)
+        lending = self.cache if isinstance(self.cache, Lending) else self._lending(snapshot, {})
+        gpus, free = lending.sizes.of[job][0], lending.view.free_gpus
+        numbers = {"gpus": gpus, "free_gpus": free, "waiting": snapshot.waiting_count}
+        if free < gpus:
+            text = f"It needs at least {gpus} GPUs at once and {free} are free or borrowed."
+            return Reason("not_enough_free_gpus", text, numbers)
+        text = f"{free} GPUs are free or borrowed, but {self.inner.id} keeps them for others or they are not together."
+        return Reason("behind_others", text, numbers)

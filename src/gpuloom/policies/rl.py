@@ -1,0 +1,457 @@
+"""Learnt placement: on how many nodes and GPUs a job runs, by Q-learning over groups of alike jobs.
+
+Source: a Chinese patent application on reinforcement-learning scheduling of deep-learning jobs (claims 1 and 2).
+    state: the job's group, by k-means on the logarithm of its compute/communication ratio (`placement/ratios.py`);
+        every 20 submitted jobs the groups are formed anew and the table is carried over.
+    action: an even placement (nodes, GPUs per node), or to wait, at most once a job; what does not fit now is masked.
+    choice: ε-greedy; ε falls from `epsilon_start` to `epsilon_end` over `epsilon_jobs` jobs.
+    reward: R = process / cost. process: throughput measured while the job ran, over the best known; cost: the share of
+        the cluster's GPUs it held, times (nodes / fewest nodes)^`fragmentation`, all to the power of `thrift`.
+    update: Q(s, a) += α · (R + γ · max_a' Q(s', a') - Q(s, a)), s' being the group of the next job that is decided on.
+    scheduling points: arrivals, ends, failures and repairs. Rewards first, then the queue in order of submission, until
+        its end or until no GPU is free. Running jobs are left alone.
+Beyond the patent: what was never tried counts as much as a compute/communication model of the job promises
+(`initial=model`), times 1 + `optimism`; jobs of high priority are not explored on (`safe`); tables are saved and read.
+Choices without learning serve as a yardstick (`mode`).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import NOTHING, Decision, Reason
+from gpuloom.core.scaling import NO_CURVE
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import F8, Workload
+from gpuloom.placement.even import HOLD, HOLD_ALL, WAIT, EvenQueue, Kind, Mask, choices_of
+from gpuloom.placement.learning import bellman, carried_over, epsilon, k_means, uniform
+from gpuloom.placement.learnt_table import LearntTable, read_table
+from gpuloom.placement.ratios import log_ratios, models_of
+from gpuloom.policies.base import (
+    Parameter,
+    Policy,
+    Traits,
+    duration,
+    fraction,
+    not_negative,
+    one_of,
+    seed,
+    share,
+    whole,
+    yes_or_no,
+)
+
+REGROUP_JOBS = 20
+RECORD = 1000
+"""The last so many jobs form the groups."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a restart must not forget.
+
+    table: shape (centres + 1, choices), NaN where never tried; the last row is of jobs without a known ratio.
+    centres, record: as in `LearntTable`. submitted, handled: jobs so far. draws: random numbers drawn.
+    mean_value: running mean of max_a' Q(s', a'). best: by curve, the highest throughput seen.
+    Per job: choice (-1: none), reward and next_value (NaN until known), begun_s, left_s (work left then), waited.
+    open: jobs whose reward has not been learnt from. last: the job decided on last (-1: none).
+    """
+
+    choices: tuple[str, ...]
+    table: F8
+    centres: F8
+    record: F8
+    submitted: int
+    handled: int
+    mean_value: float
+    best: F8
+    choice: NDArray[np.int32]
+    reward: F8
+    next_value: F8
+    begun_s: F8
+    left_s: F8
+    waited: NDArray[np.bool_]
+    draws: int = 0
+    open: list[int] = field(default_factory=list)
+    last: int = -1
+
+
+def placement_name(text: str) -> str:
+    """'2x4': 4 GPUs on each of 2 nodes."""
+    nodes, _, per_node = text.partition("x")
+    if not (nodes.isdecimal() and per_node.isdecimal() and int(nodes) and int(per_node)):
+        raise ValueError("must be NODESxGPUS, as in 2x4")
+    return f"{int(nodes)}x{int(per_node)}"
+
+
+class Rl(Policy):
+    """See the module."""
+
+    id = "rl"
+    traits = Traits(
+        summary="learns on how many nodes and GPUs jobs run best",
+        knows="compute/communication ratio",
+        preemptive="no",
+        heterogeneity=False,
+        sharing=False,
+        paper="patent; Q-learning",
+    )
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter(
+            "mode",
+            "learn",
+            one_of("learn", "frozen", "random", "greedy", "fixed"),
+            "learn; frozen: by the table as it is; random: any placement that fits; greedy: the most GPUs that fit; "
+            "fixed: always `fixed`",
+        ),
+        Parameter("fixed", "1x1", placement_name, "the placement of mode=fixed; else the job's nearest to it"),
+        Parameter(
+            "state",
+            None,
+            str,
+            "file of a learnt table to begin with (simulate --save-memory writes one)",
+            shown="none",
+            names_file=True,
+            content=read_table,
+        ),
+        Parameter("groups", 8, whole, "most groups of jobs"),
+        Parameter("alpha", 0.2, share, "learning rate α"),
+        Parameter("gamma", 0.1, fraction, "discount γ of the next job's value"),
+        Parameter("epsilon_start", 0.1, fraction, "chance of an exploratory action at the beginning"),
+        Parameter("epsilon_end", 0.02, fraction, "and in the end"),
+        Parameter("epsilon_jobs", 200, whole, "jobs over which it falls"),
+        Parameter(
+            "thrift", 0.7, not_negative, "power of the cost in the reward; below 1: larger placements are preferred"
+        ),
+        Parameter("fragmentation", 0.2, not_negative, "how much more a placement on more nodes than needed costs"),
+        Parameter("accept", 0.7, fraction, "a placement worth less than this share of the job's best is not taken"),
+        Parameter("patience", 6 * 3600.0, duration, "but by a job that was here so long, or if nothing runs", "6h"),
+        Parameter("measure", 60.0, duration, "a job's throughput counts after so much work, or at its end", "1m"),
+        Parameter(
+            "initial",
+            "model",
+            one_of("model", "zero"),
+            "value of what was never tried: as a compute/communication model of the job promises, or 0",
+        ),
+        Parameter("optimism", 0.1, not_negative, "how much more than the model promises is hoped for"),
+        Parameter("safe", True, yes_or_no, "no exploratory action for jobs of high priority", "yes"),
+        Parameter("seed", 0, seed, "seed of exploration and of the groups; by default that of --seed"),
+    )
+    resizes = True
+
+    cache: _Placer | None
+
+    def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
+        n = len(workload)
+        start = self.values["state"]
+        names = choices_of(workload, cluster).names
+        if start is None:
+            start = LearntTable(names, np.zeros(0), np.full((1, len(names)), np.nan))
+        curves = 0 if workload.scaling is None else len(workload.scaling.curves)
+        nothing = np.full(n, np.nan)
+        return Memory(
+            choices=names,
+            table=start.columns(names),
+            centres=start.centres.copy(),
+            record=start.record.copy(),
+            submitted=start.submitted,
+            handled=start.handled,
+            mean_value=start.mean_value,
+            best=np.zeros(curves),
+            choice=np.full(n, -1, dtype=np.int32),
+            reward=nothing,
+            next_value=nothing.copy(),
+            begun_s=nothing.copy(),
+            left_s=nothing.copy(),
+            waited=np.zeros(n, dtype=np.bool_),
+        )
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
+        if self.cache is None:
+            self.cache = _Placer(self, snapshot, memory)
+        return self.cache.decide(snapshot), memory
+
+    def saved(self, memory: Memory) -> str:
+        return LearntTable(
+            memory.choices,
+            memory.centres,
+            memory.table,
+            memory.record,
+            memory.submitted,
+            memory.handled,
+            memory.mean_value,
+        ).text()
+
+    def reason(self, snapshot: Snapshot, job: int) -> Reason:
+        scaling = snapshot.workload.scaling
+        least = int(snapshot.workload.gpus[job] if scaling is None else scaling.min_gpus[job])
+        free = snapshot.free_gpus
+        numbers = {"gpus": least, "free_gpus": free, "waiting": snapshot.waiting_count}
+        if free < least:
+            return Reason("not_enough_free_gpus", f"It needs at least {least} GPUs and {free} are free.", numbers)
+        return Reason(
+            "waits_for_placement",
+            f"{free} GPUs are free, but no even placement of the job fits them, or it waits for a better one.",
+            numbers,
+        )
+
+
+class _Placer:
+    """Caches: the queue, each job's ratio, and what the models promise."""
+
+    def __init__(self, policy: Rl, snapshot: Snapshot, memory: Memory) -> None:
+        workload, cluster = snapshot.workload, snapshot.cluster
+        self._values, self._memory, self._snapshot = policy.values, memory, snapshot
+        self._workload, self._gpus = workload, cluster.gpus
+        self._node_gpus = max(node.gpus for node in cluster.nodes)
+        self._queue = EvenQueue(snapshot, choices_of(workload, cluster))
+        self._models = models_of(workload)
+        self._ratio: list[float] = log_ratios(workload, self._models).tolist()
+        self._between: tuple[F8, list[float]] = np.full(1, np.nan), []
+        """The memory's centres, and the points halfway between them."""
+        self._protected = _high_priority(workload) if policy.values["safe"] else np.zeros(len(workload), dtype=bool)
+        self._promises: dict[int, tuple[F8, float]] = {}
+        """By id of a kind: the reward that the model promises for each of its choices, and its best throughput."""
+        self._costs: dict[int, list[float]] = {}
+        self._orders: dict[int, list[int]] = {}
+        """By id of a kind, for the modes greedy and fixed: its choices, the best first."""
+        self._learns = policy.values["mode"] == "learn"
+        self._choose = {"random": self._random, "greedy": self._in_order, "fixed": self._in_order}.get(
+            policy.values["mode"], self._by_table
+        )
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        memory, queue = self._memory, self._queue
+        queue.observe(snapshot)
+        # 1. Rewards of what ran.
+        if memory.open:
+            self._collect(snapshot)
+        # 2. Who came; new groups.
+        if self._learns:
+            for job in snapshot.arrived:
+                self._record(job)
+        # 3. The queue in order of submission.
+        if not queue.waiting:
+            return NOTHING
+        run = queue.walk(self._choose)
+        return Decision(run) if run else NOTHING
+
+    # -- learning -------------------------------------------------------------------------------------------
+
+    def _collect(self, snapshot: Snapshot) -> None:
+        memory, now_s = self._memory, snapshot.now_s
+        still: list[int] = []
+        for job in memory.open:
+            if math.isnan(memory.reward.item(job)):
+                worked_s = now_s - memory.begun_s.item(job) - snapshot.restart_overhead_s[job]
+                if snapshot.is_running(job):
+                    if worked_s < self._values["measure"]:
+                        still.append(job)
+                        continue
+                    memory.reward[job] = self._reward(job, snapshot.rate(job))
+                elif snapshot.is_waiting(job) or worked_s <= 0:
+                    continue  # it lost its node before it could be measured, or had nothing to do
+                else:
+                    memory.reward[job] = self._reward(job, memory.left_s.item(job) / worked_s)
+            if math.isnan(memory.next_value.item(job)):
+                still.append(job)  # nobody has been decided on since
+                continue
+            if self._learns:
+                self._learn(job, memory.choice.item(job), memory.reward.item(job))
+        memory.open = still
+
+    def _reward(self, job: int, rate: float) -> float:
+        """process / cost of the placement that the job got."""
+        memory, kind = self._memory, self._queue.kind(job)
+        best = self._promised(kind)[1]
+        index = int(np.searchsorted(kind.choices, memory.choice.item(job)))
+        if kind.curve != NO_CURVE and self._workload.scaling is not None:
+            rate *= self._workload.scaling.reference.item(job)
+            memory.best[kind.curve] = max(memory.best.item(kind.curve), rate)
+            best = max(best, memory.best.item(kind.curve))
+        else:
+            best = max(best, rate)
+        cost = self._costs.get(id(kind))
+        if cost is None:
+            cost = self._costs[id(kind)] = self._cost(kind).tolist()
+        return rate / best / cost[index] if best > 0 else 0.0
+
+    def _learn(self, job: int, choice: int, reward: float) -> None:
+        memory, kind = self._memory, self._queue.kind(job)
+        row = self._row(job)
+        value = memory.table.item(row, choice)
+        if math.isnan(value):
+            value = self._idle
+            if choice != WAIT:
+                value += self._promised(kind)[0].item(int(np.searchsorted(kind.choices, choice)))
+        next_value = memory.next_value.item(job)
+        memory.table[row, choice] = bellman(value, reward, next_value, self._values["alpha"], self._values["gamma"])
+
+    def _record(self, job: int) -> None:
+        memory = self._memory
+        memory.submitted += 1
+        ratio = self._ratio[job]
+        if not math.isnan(ratio):
+            memory.record = np.append(memory.record[-RECORD + 1 :], ratio)
+            if len(memory.centres) < self._values["groups"] and ratio not in memory.centres:
+                # While there are fewer groups than may be, a new ratio begins one of its own.
+                row = int(np.searchsorted(memory.centres, ratio))
+                memory.centres = np.insert(memory.centres, row, ratio)
+                memory.table = np.insert(memory.table, row, np.nan, axis=0)
+        if memory.submitted % REGROUP_JOBS == 0 and len(memory.record):
+            groups = self._values["groups"]
+            centres = k_means(memory.record, groups, self._values["seed"], memory.draws)
+            memory.draws += groups
+            if not np.array_equal(centres, memory.centres):
+                rows = carried_over(memory.table[:-1], memory.centres, centres, memory.record)
+                memory.table = np.vstack([rows, memory.table[-1:]])
+                memory.centres = centres
+
+    def _row(self, job: int) -> int:
+        """The job's group: the nearest centre (as `learning.nearest`); the last row without a ratio."""
+        centres = self._memory.centres
+        if centres is not self._between[0]:
+            self._between = centres, ((centres[1:] + centres[:-1]) / 2.0).tolist()
+        ratio = self._ratio[job]
+        return len(centres) if math.isnan(ratio) else bisect_left(self._between[1], ratio)
+
+    # -- what is known of a kind ----------------------------------------------------------------------------
+
+    def _cost(self, kind: Kind) -> F8:
+        """Of each choice the share of the cluster it holds, weighted."""
+        spread = kind.nodes / np.ceil(kind.gpus / self._node_gpus)
+        cost: F8 = (kind.gpus / self._gpus * spread ** self._values["fragmentation"]) ** self._values["thrift"]
+        return cost
+
+    def _promised(self, kind: Kind) -> tuple[F8, float]:
+        found = self._promises.get(id(kind))
+        if found is None:
+            if self._values["initial"] == "zero":
+                found = np.zeros(len(kind.choices)), 0.0
+            elif kind.curve == NO_CURVE:
+                found = (1.0 + self._values["optimism"]) / self._cost(kind), 1.0
+            else:
+                throughput = 1.0 / self._models[kind.curve].step_s(
+                    kind.gpus.astype(np.float64), kind.nodes.astype(np.float64), np.array(1.0)
+                )
+                best = float(throughput.max())
+                found = (1.0 + self._values["optimism"]) * throughput / best / self._cost(kind), best
+            self._promises[id(kind)] = found
+        return found
+
+    @property
+    def _idle(self) -> float:
+        """What waiting counts for before it was tried: no reward, and the next job's value."""
+        return 0.0 if self._values["initial"] == "zero" else self._values["gamma"] * self._memory.mean_value
+
+    # -- choosing -------------------------------------------------------------------------------------------
+
+    def _by_table(self, job: int, kind: Kind, fits: Mask) -> int:
+        memory, idle = self._memory, self._idle
+        row = memory.table[self._row(job)]
+        values = row[kind.choices]
+        unknown = np.isnan(values)
+        values = np.where(unknown, self._promised(kind)[0] + idle, values)
+        best = float(values.max())
+        least = -math.inf
+        if kind.curve != NO_CURVE and not self._impatient(job):
+            least = idle + self._values["accept"] * (best - idle)
+            if self._values["initial"] == "zero":  # nothing is known against what was never tried
+                fits = fits & ((values >= least) | unknown)
+                least = -math.inf if fits.any() else math.inf
+        able = np.where(fits, values, -np.inf)
+        choice = int(able.argmax())
+        if able[choice] < least:
+            return HOLD_ALL
+        wait = row.item(WAIT)
+        if math.isnan(wait):
+            wait = idle
+        may_wait = self._queue.running > 0 and not memory.waited.item(job)
+        self._follow(best)
+        if self._explores(job):
+            others = np.flatnonzero(fits & (able >= least))
+            drawn = int(self._draw() * (len(others) + may_wait))
+            choice = int(others[drawn]) if drawn < len(others) else HOLD
+        elif may_wait and wait > able[choice]:
+            choice = HOLD
+        return self._chosen(job, kind, choice)
+
+    def _impatient(self, job: int) -> bool:
+        """Takes whatever fits: nothing runs that would make room, or it has been here for long."""
+        here_s = self._snapshot.now_s - self._workload.submit_s.item(job)
+        return self._queue.running == 0 or here_s >= self._values["patience"]
+
+    def _random(self, job: int, kind: Kind, fits: Mask) -> int:
+        able = np.flatnonzero(fits)
+        return self._chosen(job, kind, int(able[int(self._draw() * len(able))]))
+
+    def _in_order(self, job: int, kind: Kind, fits: Mask) -> int:
+        """The first choice; greedy, or where nothing will come free, the first that fits."""
+        order = self._orders.get(id(kind))
+        if order is None:
+            if self._values["mode"] == "greedy":
+                rank = np.lexsort((kind.nodes, -kind.gpus))
+            else:
+                nodes, per_node = map(int, self._values["fixed"].split("x"))
+                away = np.abs(np.log(kind.gpus / (nodes * per_node)))
+                rank = np.lexsort((kind.nodes, np.abs(np.log(kind.nodes / nodes)), away))
+            order = self._orders[id(kind)] = rank.tolist()
+        if self._values["mode"] == "greedy" or not self._queue.running:
+            return self._chosen(job, kind, next(choice for choice in order if fits[choice]))
+        return self._chosen(job, kind, order[0]) if fits[order[0]] else HOLD_ALL
+
+    def _chosen(self, job: int, kind: Kind, choice: int) -> int:
+        """Write down what was chosen."""
+        memory, snapshot = self._memory, self._snapshot
+        memory.last = job
+        memory.next_value[job] = math.nan if self._learns else 0.0
+        if choice == HOLD:
+            memory.choice[job], memory.waited[job] = WAIT, True
+            return HOLD
+        if snapshot.starts(job) == 0:
+            memory.handled += 1
+        memory.choice[job] = kind.choices[choice]
+        memory.reward[job] = math.nan
+        memory.begun_s[job], memory.left_s[job] = snapshot.now_s, snapshot.remaining_s(job)
+        if job not in memory.open:
+            memory.open.append(job)
+        return choice
+
+    def _follow(self, value: float) -> None:
+        """The value of this job's state is what follows the last job's action."""
+        memory, alpha = self._memory, self._values["alpha"]
+        if not self._learns:
+            return
+        memory.mean_value += alpha * (value - memory.mean_value) if memory.mean_value else value
+        if memory.last >= 0:
+            memory.next_value[memory.last] = value
+            if memory.choice[memory.last] == WAIT:
+                self._learn(memory.last, WAIT, 0.0)
+
+    def _explores(self, job: int) -> bool:
+        if not self._learns or self._protected[job]:
+            return False
+        values = self._values
+        chance = epsilon(self._memory.handled, values["epsilon_start"], values["epsilon_end"], values["epsilon_jobs"])
+        return self._draw() < chance
+
+    def _draw(self) -> float:
+        self._memory.draws += 1
+        return uniform(self._values["seed"], self._memory.draws)
+
+
+def _high_priority(workload: Workload) -> Mask:
+    """Guaranteed jobs where there are opportunistic ones too, and jobs of more than the ordinary weight."""
+    high = np.zeros(len(workload), dtype=bool)
+    if workload.priority is not None and (workload.priority != 0).any():
+        high |= workload.priority == 0
+    if workload.weight is not None:
+        high |= workload.weight > 1
+    return high

@@ -1,0 +1,118 @@
+"""weave: which GPUs, with whom, and how many, by value per GPU and second. gpuloom's own policy.
+
+It joins the ideas of the other policies here under one objective, the value per second of the whole cluster less what
+restarts and resizes cost. It is told no durations (`durations=known`: it is, as by the simulator).
+    1. Worth of a job, per second of its work: as Muri-XL's (`policies/muri_x.py`), by the Gittins index of the work
+       done so far, learnt from the jobs that have ended; old jobs gain.
+    2. Which GPU model: worth · speed there, less the price of the GPUs. Prices are such that those who want a model
+       most just fill it (`placement/assignment.py`); a job thus takes the fast GPUs not because it comes first, but
+       because it gains more from them than others would.
+    3. With whom: groups by value on the nodes of each model (`interleave/valued.py`), jobs whose stage times are not
+       known alone.
+    4. When: what runs goes on unless the new plan is worth more within `horizon`, restarts and moves between GPU
+       models paid.
+    5. How many: jobs that can be of several sizes enter 1 to 4 at their smallest (or, if stage times are known, at
+       the size that they ask for); GPUs that are left over go where they bring most (`policies/elastic_goodput.py`),
+       and come back as soon as a job can start on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import Decision
+from gpuloom.core.sharing import Sharing
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import F8, Workload
+from gpuloom.interleave.efficiency import MAX_GROUP
+from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
+from gpuloom.policies.goodput import GOODPUT, Goodput
+from gpuloom.policies.valued import Jobs, Learning
+
+_DEFAULTS: dict[str, tuple[Any, str | None]] = {
+    "power": (0.4, None),
+    "ageing": (0.1, None),
+    "patience": (20.0, "20"),
+    "horizon": (900.0, "15m"),
+    "sticky": (0.1, None),
+    "alpha": (0.5, None),
+}
+
+
+def _own(parameter: Parameter) -> Parameter:
+    """A parameter with weave's own default."""
+    if parameter.name not in _DEFAULTS:
+        return parameter
+    default, shown = _DEFAULTS[parameter.name]
+    return replace(parameter, default=default, shown=shown)
+
+
+DURATIONS = Parameter("durations", "unknown", one_of("unknown", "known"), "whether it is told how long jobs take")
+
+
+class _Woven(Learning):
+    """Who runs, where and with whom, every job at one size."""
+
+    id = "weave"
+    traits = Traits("weave at one size", "nothing", "yes", True, True, "gpuloom")
+    parameters: ClassVar[tuple[Parameter, ...]] = (*map(_own, Learning.parameters), DURATIONS)
+    weighs_models = True
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.of_class: Jobs | None = None
+        """The class of each job, by the GPUs that its user asked for; None: by those it has."""
+
+    def classes(self, workload: Workload) -> Jobs:
+        found: Jobs = super().classes(workload) if self.of_class is None else self.of_class
+        return found
+
+    def time_s(self, snapshot: Snapshot, memory: Any, jobs: Jobs, left_s: F8) -> F8:
+        if self.values["durations"] == "known":
+            return np.maximum(left_s, 1e-3)
+        return super().time_s(snapshot, memory, jobs, left_s)
+
+
+class Weave(Goodput):
+    """See the module."""
+
+    id = "weave"
+    traits = Traits(
+        summary="which GPUs, with whom and how many, by value",
+        knows="speeds by GPU model and size",
+        preemptive="yes",
+        heterogeneity=True,
+        sharing=True,
+        paper="gpuloom",
+    )
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        *_Woven.parameters,
+        *(_own(p) for p in GOODPUT if p.name in {"alpha", "least", "period"}),
+        Parameter("resize_horizon", 1800.0, duration, "for how long a new size is expected to last at most", "30m"),
+    )
+    max_jobs_per_gpu = MAX_GROUP
+
+    inner: _Woven
+
+    def new_memory(self, workload: Workload, cluster: Cluster) -> Any:
+        self.inner.of_class = Learning.classes(self.inner, workload)
+        return super().new_memory(workload, cluster)
+
+    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
+        if self.cache is None:
+            self.inner.of_class = Learning.classes(self.inner, snapshot.workload)
+        return super().decide(snapshot, memory)
+
+    def made_inner(self) -> Policy:
+        return _Woven(**{p.name: self.values[p.name] for p in _Woven.parameters})
+
+    def sharing(self, workload: Workload) -> Sharing | None:
+        return self.inner.sharing(workload)
+
+    def lending_values(self) -> dict[str, Any]:
+        own = {name: self.values[name] for name in ("alpha", "least", "period")}
+        return {p.name: p.default for p in GOODPUT} | own | {"horizon": self.values["resize_horizon"]}

@@ -1,0 +1,275 @@
+"""Where a job ran, and why: a simulation in which one job is watched.
+
+The policy is wrapped: what it is shown and what it decides for the job are written down as it happens. This part works
+for every policy; a policy that heeds `Policy.explains` adds its own reasons (`Decision.why`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import Decision, Placement, Reason
+from gpuloom.core.errors import InputError
+from gpuloom.core.sharing import Sharing
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import Workload
+from gpuloom.engine.progress import Progress
+from gpuloom.placement.pool import pools_of
+from gpuloom.placement.shapes import gpu_memories_mib, model_allowed, shapes_of
+from gpuloom.policies.base import Policy
+from gpuloom.sim.result import SimResult
+from gpuloom.sim.simulator import simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One GPU model of the cluster, when the job was placed.
+
+    speed: of the job there, relative to the model its duration is of; it_per_s: its iterations per second there, where
+        the trace tells them. estimated: the speed was not measured. free: GPUs free then, those that the job gave back
+        included. fits_now: they would have held it (nodes too). cant: why the job can't run there at all, or ''.
+    """
+
+    model: str
+    speed: float
+    it_per_s: float | None
+    estimated: bool
+    free: int
+    fits_now: bool
+    cant: str
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What happened to the job at a moment.
+
+    what: submit, start, restart, move, resize, stop, rise (in its policy's queues), lose (its node failed), end.
+    """
+
+    time_s: float
+    what: str
+    model: str = ""
+    nodes: tuple[str, ...] = ()
+    gpus: int = 0
+    waited_s: float = 0.0
+    alternatives: tuple[Alternative, ...] = ()
+    why: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The story of one job, and the run that it comes from."""
+
+    job_id: str
+    job: int
+    gpus: int
+    policy: str
+    steps: tuple[Step, ...]
+    result: SimResult = field(repr=False)
+
+
+def explain(
+    workload: Workload, cluster: Cluster, policy: Policy, job_id: str, *, name: str | None = None, **settings: Any
+) -> Explanation:
+    """Simulate, and tell what became of one job and why.
+
+    Args:
+        settings: as for `simulate`; the policy must have got its parameters already.
+
+    Raises:
+        InputError: the workload has no such job (or it can never be placed).
+    """
+    watched = Watched(policy, job_id)
+    result = simulate(workload, cluster, watched, **settings)
+    if watched.job < 0:
+        raise InputError(no_such_job(workload, job_id))
+    steps = watched.finish(result)
+    gpus = int(result.job_gpus[watched.job])
+    result = replace(result, policy=name or policy.id)
+    return Explanation(job_id, watched.job, gpus, name or policy.id, tuple(steps), result)
+
+
+def find_job(workload: Workload, job_id: str) -> int:
+    """Number of a job by its id; -1 if there is none."""
+    if workload.job_ids is None:
+        return int(job_id) if job_id.isdecimal() and int(job_id) < len(workload) else -1
+    try:
+        return workload.job_ids.index(job_id)
+    except ValueError:
+        return -1
+
+
+def no_such_job(workload: Workload, job_id: str) -> str:
+    """Says which ids there are."""
+    ids = [workload.job_id(job) for job in range(min(len(workload), 3))]
+    return f"{workload.name} has no job {job_id!r}; its {len(workload):,} jobs are named {', '.join(ids)}, …"
+
+
+class Watched(Policy):
+    """A policy whose decisions for one job are written down."""
+
+    id = "watched"
+
+    def __init__(self, inner: Policy, job_id: str) -> None:
+        self._policy, self.job_id, self.job = inner, job_id, -1
+        self.values, self.parameters = inner.values, inner.parameters  # type: ignore[misc]
+        self.traits = inner.traits  # type: ignore[misc]
+        self.max_jobs_per_gpu, self.periodic = inner.max_jobs_per_gpu, inner.periodic
+        self.spills_memory, self.uses_stages = inner.spills_memory, inner.uses_stages
+        self.preempts_at_intervals, self.resizes = inner.preempts_at_intervals, inner.resizes
+        self.steps: list[Step] = []
+        self._since_s = 0.0
+        self._progress: Progress | None = None
+
+    def new_memory(self, workload: Workload, cluster: Cluster) -> Any:
+        self._policy.cache = None
+        self.job = find_job(workload, self.job_id)
+        if self.job < 0:
+            raise InputError(no_such_job(workload, self.job_id))
+        self._policy.explains = frozenset([self.job])
+        self._progress = Progress(workload, cluster, np.zeros(len(workload)))
+        self._shapes = shapes_of(workload, cluster)
+        return self._policy.new_memory(workload, cluster)
+
+    def sharing(self, workload: Workload) -> Sharing | None:
+        return self._policy.sharing(workload)
+
+    def saved(self, memory: Any) -> str | None:
+        return self._policy.saved(memory)
+
+    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
+        job, now_s = self.job, snapshot.now_s
+        if job in snapshot.arrived:
+            self.steps.append(Step(now_s, "submit"))
+            self._since_s = now_s
+        if job in snapshot.evicted:
+            self.steps.append(Step(now_s, "lose"))
+            self._since_s = now_s
+        held = snapshot.placements.get(job)
+        free = list(snapshot.free_masks())
+        starts = snapshot.starts(job)
+        before = dict(snapshot.placements) if len(self._shapes.shapes) else {}
+        decision, memory = self._policy.decide(snapshot, memory)
+        why = decision.why.get(job)
+        placement = decision.run.get(job)
+        if placement is not None:
+            if held is None:
+                what = "restart" if starts else "start"
+            else:
+                what = "move" if placement.gpus == held.gpus else "resize"
+            waited_s = now_s - self._since_s if held is None else 0.0
+            gone = [before[other] for other in (*decision.wait, *decision.run) if other in before]
+            alternatives = self._alternatives(snapshot, free, gone, placement)
+            model, nodes = self._where(snapshot.cluster, placement)
+            self.steps.append(Step(now_s, what, model, nodes, placement.gpus, waited_s, alternatives, why))
+        elif job in decision.wait and held is not None:
+            model, nodes = self._where(snapshot.cluster, held)
+            self.steps.append(Step(now_s, "stop", model, nodes, held.gpus, why=why))
+            self._since_s = now_s
+        elif why is not None:
+            self.steps.append(Step(now_s, "rise", why=why))
+        return decision, memory
+
+    def reason(self, snapshot: Snapshot, job: int) -> Reason:
+        return self._policy.reason(snapshot, job)
+
+    def finish(self, result: SimResult) -> list[Step]:
+        """The steps, with the job's end."""
+        if np.isfinite(result.end_s[self.job]):
+            self.steps.append(Step(float(result.end_s[self.job]), "end"))
+        return self.steps
+
+    def _where(self, cluster: Cluster, placement: Placement) -> tuple[str, tuple[str, ...]]:
+        nodes = cluster.nodes
+        return nodes[placement.nodes[0]].gpu_model, tuple(nodes[node].name for node in placement.nodes)
+
+    def _alternatives(
+        self, snapshot: Snapshot, free: Sequence[int], gone: Sequence[Placement], placement: Placement
+    ) -> tuple[Alternative, ...]:
+        """Every GPU model of the cluster as it was for the job, once those that stop or move have given GPUs back."""
+        workload, cluster, job = snapshot.workload, snapshot.cluster, self.job
+        masks = list(free)
+        for other in gone:
+            if other.layer == 0:
+                for node, mask in zip(other.nodes, other.masks, strict=True):
+                    masks[node] |= mask
+        chosen = cluster.nodes[placement.nodes[0]].gpu_model
+        able = self._shapes.shapes[int(self._shapes.of_job[job])].pools
+        found = []
+        for index, (model, pool) in enumerate(zip(cluster.models, pools_of(cluster, masks), strict=True)):
+            speed, estimated = self._speed(workload, pool.nodes[0], model, placement)
+            it_per_s = None
+            if workload.iteration_s is not None and workload.iteration_s[job] > 0:
+                it_per_s = speed / float(workload.iteration_s[job])
+            cant = "" if index in able else why_not(workload, cluster, job, index)
+            fits = not cant and pool.fits(placement.gpus)
+            found.append(Alternative(model, speed, it_per_s, estimated, pool.free_gpus, fits, cant, model == chosen))
+        return tuple(found)
+
+    def _speed(self, workload: Workload, node: int, model: str, placement: Placement) -> tuple[float, bool]:
+        assert self._progress is not None  # noqa: S101 - set when the run begins
+        there = replace(placement, nodes=(node, *placement.nodes[1:]))
+        estimated = False
+        if workload.speeds is not None and workload.speeds.estimated is not None:
+            known = [name.lower() for name in workload.speeds.models]
+            if model.lower() in known:
+                estimated = bool(workload.speeds.estimated[self.job, known.index(model.lower())])
+        return self._progress.solo_rate(self.job, there), estimated
+
+
+def why_not(workload: Workload, cluster: Cluster, job: int, model: int) -> str:
+    """Why a job can't run on a GPU model (its index in the cluster)."""
+    name, memory = cluster.models[model], gpu_memories_mib(cluster)[model]
+    wanted = workload.gpu_type[job] if workload.gpu_type is not None else ""
+    if not model_allowed(wanted, name):
+        return f"asks for {wanted}"
+    if workload.gpu_memory_mib is not None and workload.gpu_memory_mib[job] > memory:
+        return f"needs {workload.gpu_memory_mib[job]:g} MiB, it has {memory:g}"
+    return "does not fit by its measured speeds"
+
+
+def plain(explanation: Explanation) -> dict[str, Any]:
+    """The explanation as plain values, for JSON."""
+    return {
+        "job_id": explanation.job_id,
+        "gpus": explanation.gpus,
+        "policy": explanation.policy,
+        "trace": explanation.result.trace,
+        "cluster": explanation.result.cluster,
+        "steps": [_plain_step(step) for step in explanation.steps],
+    }
+
+
+def _plain_step(step: Step) -> dict[str, Any]:
+    row: dict[str, Any] = {"time_s": step.time_s, "what": step.what}
+    if step.model:
+        row |= {"gpu_model": step.model, "nodes": list(step.nodes), "gpus": step.gpus}
+    if step.alternatives:
+        row["waited_s"] = step.waited_s
+        row["alternatives"] = [
+            {
+                "gpu_model": a.model,
+                "speed": a.speed,
+                "it_per_s": a.it_per_s,
+                "estimated": a.estimated,
+                "free_gpus": a.free,
+                "fits_now": a.fits_now,
+                "cant": a.cant,
+                "chosen": a.chosen,
+            }
+            for a in step.alternatives
+        ]
+    if step.why is not None:
+        numbers: Mapping[str, float] = step.why.numbers
+        row["why"] = {
+            "code": step.why.code,
+            "text": step.why.text,
+            "numbers": {k: float(v) for k, v in numbers.items()},
+        }
+    return row

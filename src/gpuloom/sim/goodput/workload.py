@@ -1,0 +1,63 @@
+"""Workloads of Pollux' artifact: jobs with their application, and the GPUs and batch size their users chose."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuloom.core.errors import TraceError
+
+COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
+_NUMBERS = {"time": 0, "num_replicas": 1, "batch_size": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A row of a workload. submit_s: seconds; gpus and batch_size: what its user chose."""
+
+    name: str
+    submit_s: int
+    application: str
+    gpus: int
+    batch_size: int
+
+
+def read_submissions(data: bytes, file: str) -> tuple[Submission, ...]:
+    """The jobs of a CSV file, in its order.
+
+    Raises:
+        TraceError: not such a file (names line and column).
+    """
+    try:
+        reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")))
+        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+        if missing:
+            raise TraceError(
+                f"is no workload of Pollux: has no column {', '.join(missing)} (needs {', '.join(COLUMNS)})", file=file
+            )
+        found = tuple(_submission(row, file, reader.line_num) for row in reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"is no workload of Pollux: {error}", file=file) from error
+    if not found:
+        raise TraceError("holds no jobs", file=file)
+    seen: set[str] = set()
+    for one in found:
+        if one.name in seen:
+            raise TraceError(f"job {one.name!r} is given twice", file=file)
+        seen.add(one.name)
+    return found
+
+
+def _submission(row: Mapping[str, str | None], file: str, line: int) -> Submission:
+    numbers: dict[str, int] = {}
+    for column, least in _NUMBERS.items():
+        value = row[column] or ""
+        if not (value.isascii() and value.isdecimal() and len(value) < 16 and int(value) >= least):
+            raise TraceError(f"is {value!r}, must be a whole number from {least}", file=file, line=line, column=column)
+        numbers[column] = int(value)
+    name, application = row["name"], row["application"]
+    if not name or not application:
+        raise TraceError("is empty", file=file, line=line, column="application" if name else "name")
+    return Submission(name, numbers["time"], application, numbers["num_replicas"], numbers["batch_size"])

@@ -1,0 +1,90 @@
+"""Who uses which GPU model: within the GPUs there are, near the optimum of the linear program, never wasteful."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from gpuloom.core.workload import F8
+from gpuloom.placement.assignment import NOWHERE, assign, prices
+from gpuloom.placement.linear import maximize
+
+
+def optimum(worth: F8, demand: F8, capacity: F8) -> float:
+    """Of the linear program: an upper bound of any assignment."""
+    jobs, models = worth.shape
+    cells = np.arange(jobs * models)
+    row, model = cells // models, cells % models
+    x = maximize(
+        worth.ravel(),
+        np.concatenate([row, jobs + model]),
+        np.concatenate([cells, cells]),
+        np.concatenate([np.ones(jobs * models), demand[row]]),
+        np.full(jobs + models, -np.inf),
+        np.concatenate([np.ones(jobs), capacity]),
+        np.ones(jobs * models),
+    )
+    return float(worth.ravel() @ x)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[F8, F8, F8]:
+    jobs, models = draw(st.integers(1, 14)), draw(st.integers(1, 4))
+    worth = draw(arrays(np.float64, (jobs, models), elements=st.one_of(st.just(0.0), st.floats(0.01, 10))))
+    demand = np.array(draw(st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=jobs, max_size=jobs)))
+    capacity = np.array(draw(st.lists(st.integers(0, 16), min_size=models, max_size=models)), dtype=np.float64)
+    return worth, demand, capacity
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems())
+def test_what_is_assigned_fits_and_runs_and_nothing_that_fits_is_left_out(problem: tuple[F8, F8, F8]) -> None:
+    worth, demand, capacity = problem
+    chosen = assign(worth, demand, capacity)
+    left = capacity.copy()
+    for job, model in enumerate(chosen.tolist()):
+        if model != NOWHERE:
+            assert worth[job, model] > 0
+            left[model] -= demand[job]
+    assert (left >= -1e-9).all()
+    for job in np.flatnonzero(chosen == NOWHERE).tolist():
+        assert not ((worth[job] > 0) & (left >= demand[job] + 1e-9)).any()
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems())
+def test_prices_bound_the_optimum_from_above(problem: tuple[F8, F8, F8]) -> None:
+    # Weak duality: Σ capacity · price + Σ best net worth is never below the optimum.
+    worth, demand, capacity = problem
+    price = prices(worth, demand, capacity)
+    assert (price >= 0).all()
+    net = np.maximum((worth - demand[:, None] * price).max(axis=1), 0.0)
+    best = optimum(worth, demand, capacity)
+    assert capacity @ price + net.sum() >= best - 1e-6 * max(best, 1.0)
+
+
+def test_on_larger_clusters_it_is_near_the_linear_program() -> None:
+    rng = np.random.default_rng(7)
+    ratios = []
+    for _ in range(20):
+        worth = np.exp(rng.normal(size=(200, 1))) * rng.uniform(0.1, 1.0, (200, 3))
+        demand = rng.choice([1.0, 2.0, 4.0, 8.0], size=200)
+        capacity = np.full(3, demand.sum() / 3 * rng.choice([0.3, 0.6, 1.0, 1.5]))
+        chosen = assign(worth, demand, capacity)
+        got = worth[np.flatnonzero(chosen >= 0), chosen[chosen >= 0]].sum()
+        ratios.append(got / optimum(worth, demand, capacity))
+    assert min(ratios) > 0.95
+    assert np.mean(ratios) > 0.985
+
+
+def test_the_fast_gpus_go_to_the_job_that_gains_most_not_to_the_first() -> None:
+    # Models: fast, slow. Both prefer the fast one; the second loses more without it.
+    worth = np.array([[2.0, 1.9], [2.0, 0.2]])
+    assert assign(worth, np.ones(2), np.ones(2)).tolist() == [1, 0]
+
+
+def test_nobody_wants_a_model_on_which_nothing_runs() -> None:
+    assert assign(np.zeros((2, 1)), np.ones(2), np.array([4.0])).tolist() == [NOWHERE, NOWHERE]
+    assert assign(np.zeros((0, 2)), np.zeros(0), np.ones(2)).tolist() == []
