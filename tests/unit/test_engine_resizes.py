@@ -44,9 +44,10 @@ class Steps(Policy):
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
         now = snapshot.now_s
         self.seen.append((now, list(snapshot.resized), snapshot.gpus_of(0), snapshot.attained_gpu_s(0)))
-        run = {0: place for at, place in self.steps if (at == now and not snapshot.is_waiting(0)) or at == now == 0}
+        due = [place for at, place in self.steps if (at == now and not snapshot.is_waiting(0)) or at == now == 0]
         later = [at for at, _ in self.steps if at > now]
-        return Decision(run if 0 not in snapshot.finished else {}, (), min(later, default=float("inf"))), memory
+        run = {0: due[-1]} if due and 0 not in snapshot.finished else {}
+        return Decision(run, (), min(later, default=float("inf"))), memory
 
 
 def on(*pieces: tuple[int, int]) -> Placement:

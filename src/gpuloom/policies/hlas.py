@@ -1,7 +1,7 @@
 """HLAS: heterogeneity-aware least attained service.
 
-Patent "A heterogeneity-aware method and system for allocating and scheduling GPU resources" (Chinese, published as
-seed 000_09cd24e22cfee31c), sections S1 to S5, algorithms 1 and 2. Attained service of a job is A = Σ t · n · p over its
+Patent "A heterogeneity-aware method and system for allocating and scheduling GPU resources" (Chinese application,
+2021), sections S1 to S5, algorithms 1 and 2. Attained service of a job is A = Σ t · n · p over its
 periods on GPUs since its first start or last promotion: seconds, GPUs, performance of the GPU model. Priority is -A.
     Q1 holds new, promoted and evicted jobs by priority, then submission. Nobody in Q1 stops a running job by itself.
     Demote: a running job with A > mean A of the running jobs · `priority_threshold_ratio` is suspended and joins Q2.
