@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml src/gpuloom/__init__.py
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
 	@touch $@
 
-demo: $(STAMP) ## Replay a generated and, where it is there, a real trace under ten policies
+demo: $(STAMP) ## Replay a generated and, where it is there, a real trace under eleven policies
 	@$(BIN)/gpuloom demo
 
 test: $(STAMP) ## Run the tests

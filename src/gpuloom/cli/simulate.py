@@ -17,7 +17,7 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.units import parse_duration_s
 from gpuloom.core.workload import Workload
 
-DEFAULT_POLICIES = "fifo,sjf,srtf,srsf,tiresias,gittins,themis,antman,muri-xs,muri-xl"
+DEFAULT_POLICIES = "fifo,sjf,srtf,srsf,tiresias,gittins,themis,antman,muri-xs,muri-xl,weave"
 
 
 class Duration(click.ParamType[Any]):

@@ -204,17 +204,25 @@ class Planner:
         free = snapshot.free_gpus
         if not free:
             return NOTHING if self._speed_by_pool is None else Decision(wake_at_s=wake)
-        fitting = [job for job in self._waiting if self._tables[self._shape_of[job]].gpus <= free]
+        rooms = pools_of(snapshot.cluster, snapshot.idle_masks)
+        fits = [
+            any(rooms[pool].fits(shape.gpus) for pool in shape.pools) if shape.gpus <= free else False
+            for shape in self._shapes
+        ]
+        fitting = [job for job in self._waiting if fits[self._shape_of[job]]]
         if not fitting:
             return Decision(wake_at_s=wake) if wake == snapshot.now_s else NOTHING
         groups: list[Group] = []
         places: list[Placement] = []
-        rooms = pools_of(snapshot.cluster, snapshot.idle_masks)
-        jobs, value = self._values(snapshot, memory)
-        fit = np.isin(jobs, fitting)
-        best = self._best_pools(jobs[fit], value[fit], rooms)
-        self._fill_rooms(rooms, jobs[fit], value[fit], groups, places, best=best)
-        self._trim(groups)
+        if self._speed_by_pool is None and sum(self._gpus[fitting]) <= free:
+            # Worth does not matter if there is room for all.
+            self._alone(dict(enumerate(rooms)), np.array(fitting), np.ones(len(fitting)), set(), groups, places)
+        if not groups:
+            jobs, value = self._values(snapshot, memory)
+            fit = np.isin(jobs, fitting)
+            best = self._best_pools(jobs[fit], value[fit], rooms)
+            self._fill_rooms(rooms, jobs[fit], value[fit], groups, places, best=best)
+            self._trim(groups)
         run = self._placer.start([tuple(group.jobs) for group in groups], places)
         for job in run:
             del self._waiting[job]

@@ -242,7 +242,7 @@ class _Run:
         report_at = 0
         while state.unfinished:
             now = min(submits[arriving], executor.next_end_s())
-            if outages.endless and now == wake == math.inf and not state.placements and not state.down:
+            if outages.endless and now == wake == math.inf and not (state.placements or state.down or pending):
                 self._stuck()
             now = min(now, outages.next_s())
             alarm = wake
