@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
+from gpuloom.placement.even import FRAGMENTATION
 from gpuloom.policies.registry import parse_policy
 from gpuloom.policies.rl import Memory, Rl
 from gpuloom.sim import simulate
@@ -116,7 +117,7 @@ def rewards_of(workload: Workload, memory: Memory, thrift: float) -> F8:
         curve = scaling.curves[scaling.curve[job]]
         speed = curve[nodes * per_node, nodes - 1] / curve.max()
         spread = nodes / math.ceil(nodes * per_node / 4)
-        found[job] = speed / (nodes * per_node / 64 * spread**0.2) ** thrift
+        found[job] = speed / (nodes * per_node / 64 * spread**FRAGMENTATION) ** thrift
     return found
 
 
@@ -339,7 +340,7 @@ got, by their true curves, with `rl`'s default `thrift`.
 {calm}
 
 Best fixed: of {{1, 2, 3, 4}} GPUs on a node and 2, 4, 8 nodes. `fixed` waits until its placement is free; so may `rl`
-(`accept`), while `random` and `greedy` take what fits.
+(`accept`, which the patent does not have), while `random` and `greedy` take what fits.
 
 From which job on `rl` is better than the best fixed placement (the first window of {window} jobs that is better, while
 all from it on are better together, with 95 % confidence; 0: at once; never: not within {count} jobs):
@@ -363,7 +364,8 @@ the model's first 100 jobs is reached after {reach} jobs, exploring more after {
 
 - A job keeps its placement until it ends. The mean completion time is ruled by a few jobs that scale well and last for
   days on one GPU: the longest 3 % of the jobs are {heavy} of the sum. One of them that takes the last free GPU counts
-  more than a hundred good choices. `accept` and `patience` are there for that; the method does not resize running jobs.
+  more than a hundred good choices. `accept` and `patience` are there for that (a job may wait more than once,
+  other than in the patent; `accept=0` is the patent's); the method does not resize running jobs.
 - The reward sees the job, not the queue behind it: under heavy load smaller placements are better than those that `rl`
   learns. `thrift=1`, the patent's own reward, takes the smallest.
 - Groups know jobs by one number. Two applications of one group share their row, also if they scale differently.

@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--throughputs", type=Path)
     parser.add_argument("--cluster", default="16x4")
     parser.add_argument("--episodes", type=int, default=40)
-    parser.add_argument("--thrift", type=float, default=0.8, help="power of the cost in the reward")
+    parser.add_argument("--thrift", type=float, default=0.7, help="power of the cost in the reward")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("agent.json"))
     given = parser.parse_args()

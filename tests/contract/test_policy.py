@@ -82,6 +82,9 @@ class Forgetful(Policy):
     def sharing(self, workload: Workload) -> Sharing | None:
         return self._inner.sharing(workload)
 
+    def saved(self, memory: Any) -> str | None:
+        return self._inner.saved(memory)
+
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
         self._calls += 1
         stirred = snapshot.finished or snapshot.evicted or snapshot.nodes_down or snapshot.nodes_up
@@ -204,6 +207,9 @@ class TestPolicy:
         )
         assert anew.finished == 30
         assert anew.avg_jct_s == pytest.approx(whole.avg_jct_s, rel=0.35)
+        if text.partition(":")[0] == "rl":
+            assert anew.end_s.tolist() == whole.end_s.tolist()
+            assert anew.saved == whole.saved
 
     def test_the_same_object_may_not_carry_one_run_into_the_next(self, text: str) -> None:
         """One policy object, two simulations one after the other: the second must be as with a fresh object."""

@@ -18,7 +18,7 @@ from gpuloom.core.decision import Decision
 from gpuloom.core.scaling import Scaling
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Labels, Workload
-from gpuloom.placement.base_view import Sizes
+from gpuloom.placement.sizes import Sizes
 from gpuloom.policies.base import Policy
 from gpuloom.sim import Failure, SimResult, simulate
 from gpuloom.sim.inputs import load_policy
@@ -225,3 +225,38 @@ def test_the_policies_under_test_do_resize() -> None:
     workload = jobs([(0.0, 5000.0, 1)] * 2, scaling=Scaling(ones, ones, 4 * ones, 0 * ones, np.ones(2), (curve,)))
     for policy in POLICIES[1:]:
         assert simulate(workload, "1x8", policy).utilization > 0.3, policy
+
+
+@pytest.mark.parametrize("cluster", ["2x1:V100,1x8:K80", "1x8:K80,2x1:V100"])
+def test_the_fewest_nodes_are_those_of_the_job_s_own_gpu_model(cluster: str) -> None:
+    """A job on a K80 node of 8 GPUs grows there, whichever model the cluster names first."""
+    curve = np.array([[0.0, 0.0]] + [[g, 0.1 * g] for g in range(1, 9)])
+    ones = np.ones(1, dtype=np.int32)
+    scaling = Scaling(ones, ones, 8 * ones, 0 * ones, np.ones(1), (curve,))
+    workload = replace(jobs([(0.0, 26_000.0, 1)], scaling=scaling), gpu_type=Labels.of(["K80"]))
+    result = simulate(workload, cluster, "elastic-goodput", restart_overhead_s=0.0)
+    assert result.end_s.tolist() == [pytest.approx(26_000 / 8)]
+
+
+@settings(max_examples=60)
+@given(workload=elastic_workloads(), cluster=st.sampled_from(["4x4", "2x8"]))
+def test_nobody_gives_gpus_up_for_nothing(workload: Workload, cluster: str) -> None:
+    """In a call in which a job loses GPUs some job gains some: it starts, or grows."""
+    workload = fitting(workload, 8)
+    if not len(workload):
+        return
+    policy = load_policy("elastic-goodput:period=30")
+    shrunk: list[tuple[float, int]] = []
+    asked = policy.decide
+
+    def decide(snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
+        before = {job: placement.gpus for job, placement in snapshot.placements.items()}
+        decision, memory = asked(snapshot, memory)
+        changes = [placement.gpus - before.get(job, 0) for job, placement in decision.run.items()]
+        if min(changes, default=0) < 0 and max(changes) <= 0:
+            shrunk.append((snapshot.now_s, min(changes)))
+        return decision, memory
+
+    policy.decide = decide  # type: ignore[method-assign]
+    simulate(workload, cluster, policy, restart_overhead_s=30.0)
+    assert not shrunk

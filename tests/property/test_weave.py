@@ -18,7 +18,7 @@ from gpuloom.core.scaling import Scaling
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Speeds, Workload
-from gpuloom.placement.base_view import Sizes
+from gpuloom.placement.sizes import Sizes
 from gpuloom.policies.base import Policy
 from gpuloom.policies.registry import create_policy
 from gpuloom.sim import Failure, SimResult, simulate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -187,3 +188,38 @@ def test_exit_codes(own: Path, tmp_path: Path) -> None:
     assert status == 2
     assert "lacks columns timestamp, duration, num_gpus" in message
     assert code("generate", "--jobs", "x")[0] == 2
+
+
+def test_show_tells_sizes_speeds_and_memory(tmp_path: Path, own: Path) -> None:
+    file = tmp_path / "more.csv"
+    file.write_text(
+        "submit_s,duration_s,gpus,min_gpus,max_gpus,scaling,speed:V100,speed:K80,gpu_memory_mib\n"
+        "0,10,2,1,4,1:1/2:1.9/4:3,1,0.5,1000\n1,10,1,,,,1,,\n2,10,2,2,8,2:1/8:2,1,0,3000\n"
+    )
+    shown = json.loads(run("show", file, "--json").stdout)
+    assert shown["elastic"] == {"jobs": 2, "min_gpus": 1, "max_gpus": 8}
+    k80 = shown["speeds"]["K80"]
+    assert shown["speeds"]["V100"] == {"min": 1, "median": 1, "max": 1, "does_not_fit": 0, "estimated": 0}
+    assert (k80["max"], k80["does_not_fit"], k80["estimated"]) == (0.5, 1, 1)
+    assert 0 < k80["min"] < 0.5  # the empty cell, from the facts of both models
+    assert shown["gpu_memory_mib"] == {"jobs": 2, "min": 1000, "median": 2000, "max": 3000}
+    assert {"speeds", "scaling", "gpu_memory_mib"} <= set(shown["columns"])
+    text = run("show", file).stdout
+    assert "elastic:          2 jobs, 1 to 8 GPUs" in text
+    assert "memory per GPU:   1,000 to 3,000 MiB" in text
+    assert [line.split()[-2:] for line in text.splitlines() if line.startswith("K80")] == [["1", "1"]]
+    plainly = json.loads(run("show", own, "--json").stdout)
+    assert (plainly["elastic"], plainly["speeds"], plainly["gpu_memory_mib"]) == (None, None, None)
+
+
+def test_generated_curves_end_at_the_largest_size(tmp_path: Path) -> None:
+    file = tmp_path / "elastic.csv"
+    words = ["generate", "--jobs", 60, "--gpus", 64, "--gpu-mix", "1=0.5,16=0.5", "-o", file]
+    assert run(*words, "--elastic", "1-8").exit_code == 0
+    with file.open() as lines:
+        for row in csv.DictReader(lines):
+            sizes = [int(point.partition(":")[0]) for point in row["scaling"].split("/")]
+            assert max(sizes) == int(row["max_gpus"]) == max(8, int(row["gpus"]))
+    read = read_trace(file).workload.scaling
+    assert read is not None
+    assert {len(curve) - 1 for curve in read.curves} == {8, 16}

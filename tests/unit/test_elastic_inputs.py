@@ -352,3 +352,8 @@ def test_generated_jobs_may_be_elastic(tmp_path: Path) -> None:
     workload = read_trace(file).workload
     assert workload.scaling is not None
     assert workload.scaling.max_gpus.tolist() == (2 * workload.gpus).tolist()
+
+
+def test_large_sizes_are_told_in_full() -> None:
+    elastic = make_elastic(jobs([(0, 100, 1)]), parse_range("1-99999999"))
+    assert "1 to 99,999,999 GPUs" in elastic.notes[-1]

@@ -466,3 +466,33 @@ def test_a_plan_that_overfills_a_gpu_s_memory_is_refused() -> None:
     state.start(0, Placement((0,), (1,), 0), 0.0, 0.0, 1.0)
     with pytest.raises(PlanError, match="17000 MiB"):
         PlanCheck(state).plan(Decision({1: Placement((0,), (1,), 1)}), [])
+
+
+class Together(Half):
+    """Jobs that share GPUs run in one process."""
+
+    starts_together = True
+
+
+class InGroups(Told):
+    def sharing(self, workload: Workload) -> Sharing | None:
+        return Together()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({0: on((0, 0b11)), 1: on((0, 0b110), layer=1)}, {}),
+        ({0: on((0, 0b11)), 1: on((0, 0b11), layer=1)}, {0: on((0, 0b110))}),
+        ({0: on((0, 0b11))}, {1: on((0, 0b1), (1, 0b1), layer=1)}),
+    ],
+)
+def test_members_of_a_group_have_the_very_same_gpus(first: dict[int, Placement], second: dict[int, Placement]) -> None:
+    plans = iter([Decision(first, (), 5.0), Decision(second)])
+
+    def decide(snapshot: Snapshot) -> Decision:
+        return next(plans, NOTHING)
+
+    workload = jobs([(0.0, 100.0, 2), (0.0, 100.0, 2)])
+    with pytest.raises(PlanError, match="it shares GPUs 0x"):
+        simulate(workload, "2x4", InGroups(decide, layers=2), interval_s=0)

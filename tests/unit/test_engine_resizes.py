@@ -149,5 +149,7 @@ def test_bad_scalings_are_refused() -> None:
         Scaling(ones, ones, 5 * ones, 0 * ones, np.ones(1), (CURVE,))
     with pytest.raises(InputError, match="asks for 1 GPUs, which is not one of its sizes"):
         jobs([(0.0, 1.0, 1)], scaling=scaling(1, low=2))
+    with pytest.raises(InputError, match="asks for 3 GPUs, which is not one of its sizes"):
+        jobs([(0.0, 1.0, 3)], scaling=scaling(1))
     with pytest.raises(InputError, match="scaling has 2 rows"):
         Workload("test", np.zeros(1), np.ones(1), ones, scaling=scaling(2))

@@ -15,7 +15,7 @@ from gpuloom.core.workload import Workload
 from gpuloom.placement.learnt_table import read_table
 from gpuloom.policies.rl import Rl
 from gpuloom.sim import simulate
-from test_policies_rl import SCALES, SUFFERS, elastic
+from test_policies_rl import SCALES, SUFFERS, Watched, elastic
 
 gymnasium = pytest.importorskip("gymnasium")
 from gymnasium.utils.env_checker import check_env  # noqa: E402
@@ -70,10 +70,23 @@ def test_rewards_of_placements_by_hand() -> None:
     """Twice the GPUs twice as fast: speed over share is 16 whatever is chosen; with thrift 0 speed alone counts."""
     workload = elastic(6, 100_000.0, models=(SCALES,))
     rng = np.random.default_rng(2)
-    rewards, _ = played(PlacementEnv(workload, "1x16", reward="placement"), 0, rng.choice)
+    rewards, _ = played(PlacementEnv(workload, "1x16", reward="placement", thrift=1.0), 0, rng.choice)
     assert rewards == pytest.approx([1.0] * 6, rel=0.05)
     rewards, _ = played(PlacementEnv(workload, "1x16", reward="placement", thrift=0.0), 0, lambda allowed: allowed[0])
     assert rewards == pytest.approx([1 / 16] * 6, rel=0.05)
+
+
+def test_rewards_of_placements_are_those_that_rl_learns_from() -> None:
+    """Same choices, spread over more nodes than needed among them: the same R, with the defaults of both."""
+    workload = elastic(20, 100_000.0)
+    for fixed in ("1x1", "1x4", "2x1", "4x2", "4x4"):
+        policy = Watched(mode="fixed", fixed=fixed)
+        simulate(workload, "4x4", policy, restart_overhead_s=0.0)
+        assert policy.memory is not None
+        env = PlacementEnv(workload, "4x4", reward="placement")
+        action = env.choices.names.index(fixed)
+        rewards, _ = played(env, 0, lambda allowed, action=action: action)
+        assert rewards == pytest.approx(policy.memory.reward.tolist(), rel=0.02), fixed
 
 
 def test_what_is_not_allowed_is_replaced_and_said() -> None:

@@ -16,7 +16,7 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.placement.comm_model import CommModel
-from gpuloom.placement.even import HOLD, HOLD_ALL, EvenPool, EvenQueue, choices_of
+from gpuloom.placement.even import HOLD, HOLD_ALL, EvenPool, EvenQueue, choices_of, cost_of
 from gpuloom.placement.learning import bellman, carried_over, epsilon, k_means, nearest, uniform
 from gpuloom.placement.learnt_table import LearntTable, read_table
 from gpuloom.placement.ratios import MOST_LOG_RATIO, log_ratios, models_of
@@ -177,6 +177,45 @@ class TestEven:
         assert queue.walk(lambda job, kind, fits: asked.append(job) or HOLD_ALL) == {}  # type: ignore[func-returns-value]
         assert asked == [2]
         assert queue.waiting == 3
+
+    def test_a_refusal_of_all_is_for_the_group(self) -> None:
+        """Jobs of one kind, even and odd ones told apart, job 0 refusing; then all in one group but the last."""
+        workload = jobs([(0, 9, 1)] * 6)
+        snapshot = snapshot_of(workload, "1x8", 6)
+        queue = EvenQueue(snapshot, choices_of(workload, snapshot.cluster))
+        queue.regroup(lambda waiting: np.array(waiting) % 2)
+        asked: list[int] = []
+
+        def choose(job: int, kind: object, fits: np.ndarray) -> int:
+            asked.append(job)
+            return HOLD if job == 3 else HOLD_ALL if job == 0 else 0
+
+        assert sorted(queue.walk(choose)) == [1, 5]
+        assert asked == [0, 1, 3, 5]
+        asked.clear()
+        queue.regroup(lambda waiting: np.array(waiting) // 4)
+        assert sorted(queue.walk(choose)) == [4]
+        assert asked == [0, 4]
+        assert queue.waiting == 3
+
+    def test_kinds_whose_jobs_differ(self) -> None:
+        curve = np.array([[0.0], [1.0], [2.0]])
+        scaling = scaling_of(
+            i4(1, 1, 1, 1, 1), [curve, curve], i4(0, 0, 1, 1, -1), i4(1, 1, 1, 1, 1), i4(2, 2, 2, 2, 1)
+        )
+        workload = jobs([(0, 9, 1)] * 5, scaling=scaling)
+        snapshot = snapshot_of(workload, "1x4", 5)
+        queue = EvenQueue(snapshot, choices_of(workload, snapshot.cluster))
+        found = queue.differing(np.array([0.5, np.nan, 3.0, 3.0, 1.0]))
+        assert [bool(found[queue.kind_of[job]]) for job in (0, 2, 4)] == [True, False, False]
+
+    def test_cost_by_hand(self) -> None:
+        """Two GPUs of eight, on one node of four and on two, where one is enough."""
+        workload = jobs([(0, 9, 2)])
+        snapshot = snapshot_of(workload, "2x4", 1)
+        kind = EvenQueue(snapshot, choices_of(workload, snapshot.cluster)).kind(0)
+        found = cost_of(kind, snapshot.cluster, thrift=0.5, fragmentation=0.2)
+        assert found == pytest.approx([0.25**0.5, (0.25 * 2**0.2) ** 0.5])
 
     def test_a_size_that_fits_only_unevenly_is_packed(self) -> None:
         workload = jobs([(0, 9, 7)])

@@ -364,6 +364,16 @@ def test_gavel_gives_the_fast_gpu_to_the_job_that_gains() -> None:
     assert run(workload, ONE_EACH, "fifo").end_s.tolist() == [100, 100]
 
 
+@pytest.mark.parametrize("policy", ["gavel", "elastic:base=gavel", "elastic-goodput:base=gavel"])
+@pytest.mark.parametrize(("cluster", "overhead"), [("1x1", 1000.0), ("1x1:V100,1x1:K80", 400.0), ("1x1", 360.0)])
+def test_gavel_ends_jobs_whose_start_takes_longer_than_a_round(policy: str, cluster: str, overhead: float) -> None:
+    workload = jobs([(0.0, 5000.0, 1), (0.0, 5000.0, 1)])
+    result = simulate(workload, cluster, policy, restart_overhead_s=overhead)
+    # At least half of the time that GPUs are held is work.
+    assert result.finished == 2
+    assert result.attained_gpu_s.sum() <= 2 * 10_000 + 2 * overhead
+
+
 def test_gavel_s_makespan_gives_the_fast_gpu_to_the_longer_job() -> None:
     # 200 at speed 2 and 100 at speed 1 end together; the other way round 200 would take 200.
     workload = hetero([(0, 100, 1), (0, 200, 1)], (2.0, 1.0), (2.0, 1.0))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from builders import jobs
-from gpuloom.core.cluster import Cluster, parse_cluster
+from gpuloom.core.cluster import Cluster, Node, parse_cluster
 from gpuloom.core.decision import Decision
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
@@ -19,7 +19,9 @@ from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
 from gpuloom.policies.hlas import Hlas
 from gpuloom.policies.hlas_terms import IN_Q1, IN_Q2, ON_GPUS
+from gpuloom.policies.registry import create_policy
 from gpuloom.sim import Failure, simulate
+from gpuloom.sim.gpus import hand_in_facts
 from gpuloom.sim.inputs import load_policy
 
 TWO = parse_cluster("1x1:V100,1x1:K80")
@@ -312,3 +314,20 @@ def test_performance_comes_from_the_facts_relative_to_the_slowest() -> None:
     for text, want in (("hlas", [125 / 4.37, 1.0, 1.0]), ("hlas:performance=fp32", [15.7 / 4.37, 1.0, 1.0])):
         bench = Bench(jobs([(0, 10, 1)]), cluster, text).at(0.0, arrived=[0])
         assert bench.policy.cache._performance == pytest.approx(want)
+
+
+@pytest.mark.parametrize("name", ["Tesla-V100", "tesla_v100", "V100", "TeslaV100"])
+def test_performance_is_found_whatever_the_name_s_case_and_hyphens(name: str) -> None:
+    cluster = Cluster((Node("a", 1, name), Node("b", 1, "K80")))
+    policy = load_policy("hlas")
+    hand_in_facts(policy)
+    result = simulate(jobs([(0.0, 100.0, 1)]), cluster, policy)
+    assert result.finished == 1
+    assert policy.cache._performance.tolist() == pytest.approx([125 / 4.37, 1.0])
+
+
+def test_a_measure_whose_numbers_nobody_handed_in_is_refused() -> None:
+    bench = Bench(jobs([(0.0, 100.0, 1)]), parse_cluster("1x1:V100,1x1:K80"), "hlas")
+    bench.engine.policy = create_policy("hlas")
+    with pytest.raises(PolicyError, match="nobody handed its numbers in"):
+        bench.at(0.0, arrived=[0])

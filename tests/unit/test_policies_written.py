@@ -131,5 +131,5 @@ def test_bad_samples_are_named_with_file_and_line(content: bytes, message: str, 
 
 
 def test_missing_samples_are_named(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match=r"policy 'gittins': samples=.*nothing.*No such file"):
+    with pytest.raises(PolicyError, match=r"policy 'gittins': samples=.*nothing.*: no such file"):
         load_policy(f"gittins:samples={tmp_path / 'nothing'}")

@@ -61,7 +61,7 @@ def test_what_is_unknown_is_none() -> None:
 
 def test_measures_go_by_every_name() -> None:
     fp16 = measures("fp16")
-    assert (fp16["v100"], fp16["tesla-v100"], fp16["k80"]) == (125, 125, 4.37)
+    assert (fp16["v100"], fp16["teslav100"], fp16["k80"]) == (125, 125, 4.37)
     assert measures("typical")["t4"] == pytest.approx((8.1 * 320) ** 0.5)
 
 

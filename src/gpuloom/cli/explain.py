@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuloom.cli.reading import read_for_use, reading_options
-from gpuloom.cli.simulate import Duration, Overhead, with_cluster_speeds
+from gpuloom.cli.run_options import checked, run_options
 from gpuloom.core.errors import InputError
 from gpuloom.core.units import format_duration
 
 if TYPE_CHECKING:
     from gpuloom.sim.explain import Alternative, Explanation, Step
 
+FIRST_SHOWN, LAST_SHOWN = 40, 10
+"""Steps of a long story that are printed."""
 WHAT = {
     "submit": "is submitted",
-    "start": "starts",
-    "restart": "starts again",
-    "move": "moves",
-    "resize": "is resized",
+    "start": "starts on",
+    "restart": "starts again on",
+    "move": "moves to",
+    "resize": "is resized to",
     "stop": "is stopped",
     "rise": "rises",
     "lose": "loses its node",
@@ -29,40 +31,17 @@ WHAT = {
 
 
 @click.command()
-@reading_options
-@click.option("--job", required=True, metavar="ID", help="The job, by the trace's own id (or its number, from 0).")
-@click.option("--cluster", required=True, metavar="SPEC", help="As for simulate (4x8:V100,16x4:K80, or a YAML file).")
-@click.option("--policy", default="hlas", show_default=True, metavar="POLICY", help="Policy id, with parameters.")
-@click.option("--interval", type=Duration(), default="360", show_default=True, metavar="TIME", help="As for simulate.")
-@click.option("--schedule", type=click.Choice(["events", "rounds"]), default="events", show_default=True)
+@run_options
 @click.option(
-    "--restart-overhead",
-    type=Overhead(),
-    default="profile",
-    show_default=True,
-    metavar="TIME|profile",
-    help="What every (re)start costs.",
+    "--job",
+    required=True,
+    metavar="ID",
+    help="The job, by the trace's own id or, if none has it, its number in order of submission, from 0.",
 )
-@click.option("--mtbf", type=Duration(), metavar="TIME", help="Mean time between failures of a node.")
-@click.option("--repair", type=Duration(), default="1h", show_default=True, metavar="TIME", help="Mean time to repair.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of what is random.")
-@click.option("--compat", type=click.Choice(["muri"]), help="Semantics of another simulator.")
-@click.option("--speeds", type=click.Choice(["measured", "facts"]), default="measured", help="As for simulate.")
-@click.option("--skip-impossible", is_flag=True, help="Leave out jobs that can never be placed.")
+@click.option("--policy", default="hlas", show_default=True, metavar="POLICY", help="Policy id, with parameters.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--quiet", "-q", is_flag=True, help="No notes.")
-def explain(
-    job: str,
-    cluster: str,
-    policy: str,
-    speeds: str,
-    seed: int,
-    compat: str | None,
-    skip_impossible: bool,
-    as_json: bool,
-    quiet: bool,
-    **options: Any,
-) -> None:
+def explain(job: str, policy: str, as_json: bool, quiet: bool, **options: Any) -> None:
     """Simulate, and explain one job: where it ran, what the alternatives were, and why it was moved or stopped.
 
     \b
@@ -71,33 +50,22 @@ def explain(
       gpuloom explain jobs.csv --cluster 8x8 --policy tiresias --job j5 --json
     """
     from gpuloom.sim import explain as story
-    from gpuloom.sim.compat import compat_mode
-    from gpuloom.sim.gpus import with_known_memory
-    from gpuloom.sim.inputs import load_cluster, load_policy
 
-    nodes = with_known_memory(load_cluster(cluster))
-    preset = compat_mode(compat).parameters.get(policy.partition(":")[0], {})
-    chosen = load_policy(policy, seed=seed, **preset)
-    settings = {
-        "interval_s": options.pop("interval"),
-        "schedule": options.pop("schedule"),
-        "restart_overhead_s": options.pop("restart_overhead"),
-        "mtbf_s": options.pop("mtbf"),
-        "repair_s": options.pop("repair"),
-        "seed": seed,
-        "compat": compat,
-        "skip_impossible": skip_impossible,
-    }
-    reference = options["gpu_model"]
-    workload = read_for_use(quiet=quiet, **options)
-    workload = with_cluster_speeds(workload, nodes, speeds, reference, quiet=quiet)
+    run = checked([policy], **options)
+    settings = {name: value for name, value in run.settings.items() if name != "parameters"}  # the policy has them
+    workload, _ = run.read(quiet=quiet)
     if story.find_job(workload, job) < 0:
         raise InputError(story.no_such_job(workload, job))
-    found = story.explain(workload, nodes, chosen, job, name=policy, **settings)
+    run.fitting(workload, quiet=quiet)  # refuses what can't be placed, or says what is left out
+    settings["skip_impossible"] = run.skip_impossible
+    found = story.explain(workload, run.cluster, run.policies[0], job, name=policy, **settings)
     if as_json:
         click.echo(json.dumps(story.plain(found), indent=2))
-        return
-    _print(found)
+    else:
+        _print(found)
+    if found.result.interrupted:
+        click.echo("interrupted: the story ends where the simulation did", err=True)
+        sys.exit(1)
 
 
 def _print(found: Explanation) -> None:
@@ -105,11 +73,17 @@ def _print(found: Explanation) -> None:
     click.echo(f"job {found.job_id} ({needs}) of {found.result.trace} under {found.policy} on {found.result.cluster}")
     zero = found.steps[0].time_s if found.steps else 0.0
     last: Step | None = None
-    for step in found.steps:
+    cut = len(found.steps) - FIRST_SHOWN - LAST_SHOWN
+    for index, step in enumerate(found.steps):
+        if cut > 1 and FIRST_SHOWN <= index < FIRST_SHOWN + cut:
+            if index == FIRST_SHOWN:
+                click.echo(f"\n… {cut:,} of {len(found.steps):,} steps are left out here (--json has all)")
+            last = step if step.alternatives else last
+            continue
         at = format_duration(step.time_s - zero)
         line = f"\n+{at}  {WHAT[step.what]}"
         if step.alternatives:
-            line += f" on {step.gpus} {step.model}, node {', '.join(step.nodes)}"
+            line += f" {step.gpus} {step.model}, node {', '.join(step.nodes)}"
             if last is not None and step.what in {"move", "resize"}:
                 line += f" (from {last.gpus} {last.model}, node {', '.join(last.nodes)})"
             elif step.waited_s > 0:
@@ -130,7 +104,7 @@ def _line(a: Alternative, step: Step) -> str:
     chosen = next(other for other in step.alternatives if other.chosen)
     mark = ">" if a.chosen else " "
     speed = f"{a.it_per_s:.4g} it/s" if a.it_per_s is not None else f"speed {a.speed:.3g}"
-    text = f"{mark} {a.model}: {speed}{' (estimated)' if a.estimated else ' (measured)'}, {a.free} GPUs free"
+    text = f"{mark} {a.model}: {speed} ({a.source}), {a.free} GPUs free"
     if a.cant:
         return f"{mark} {a.model}: can't run there ({a.cant})"
     if a.chosen:

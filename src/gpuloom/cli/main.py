@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
+import traceback
+from pathlib import Path
 
 import click
 
@@ -73,5 +76,13 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
-        click.echo(f"gpuloom: {error}", err=True)
+        what = error.strerror or str(error)
+        click.echo(f"gpuloom: {what if error.filename is None else f'{error.filename}: {what}'}", err=True)
         sys.exit(2 if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError) else 1)
+    except Exception as error:  # a bug of ours, or of a plug-in
+        if os.environ.get("GPULOOM_DEBUG") == "1":
+            traceback.print_exc()
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        click.echo(f"gpuloom: internal error, please report: {what}; GPULOOM_DEBUG=1 prints the traceback", err=True)
+        sys.exit(1)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuloom.cli.simulate import Duration, check_outputs
+from gpuloom.cli.outputs import check_outputs, check_overwrites
+from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def pollux(
     if json_target == jobs_target == "-":
         raise InputError("only one of --json and --jobs-csv can go to standard output (-)")
     check_outputs([json_target, jobs_target], None)
+    inputs = [path for path, _ in expand(workloads)]
+    check_overwrites([json_target, jobs_target], map(Path, [*inputs, *([throughputs] if throughputs else [])]))
     if interval < 1 or interval != int(interval):
         raise InputError(f"--interval {interval:g}: must be a whole number of seconds, at least 1")
     nodes = Nodes.parse(cluster)

@@ -163,7 +163,7 @@ def generate(
       gpuloom trace generate --jobs 10 --gpus 8 --gpu-mix 1=0.5,2=0.5 -o -
     """
     from gpuloom.sim import generate as gen
-    from gpuloom.sim.elastic_inputs import make_elastic, parse_range
+    from gpuloom.sim.elastic_inputs import make_elastic, parse_range, trimmed
 
     sizes = None if elastic is None else parse_range(elastic)
     _check_output(output, force)
@@ -198,7 +198,7 @@ def generate(
     )
     workload = gen.generate(config)
     if sizes is not None:
-        workload = make_elastic(workload, sizes)
+        workload = trimmed(make_elastic(workload, sizes))
     for note in workload.notes:
         click.echo(f"note: {note}", err=True)
     _write(workload, output)
@@ -259,8 +259,54 @@ def summarise(read: TraceRead) -> dict[str, Any]:
         "users": _most(workload.user),
         "groups": _most(workload.group),
         "columns": [name for name in _optional_columns() if getattr(workload, name) is not None],
+        "elastic": _elastic(workload),
+        "speeds": _speeds(workload),
+        "gpu_memory_mib": _memory(workload),
         "notes": list(workload.notes),
     }
+
+
+def _elastic(workload: Workload) -> dict[str, Any] | None:
+    """Jobs that run on several numbers of GPUs; None: there are none."""
+    scaling = workload.scaling
+    if scaling is None or not (several := scaling.max_gpus > scaling.min_gpus).any():
+        return None
+    return {
+        "jobs": int(several.sum()),
+        "min_gpus": int(scaling.min_gpus[several].min()),
+        "max_gpus": int(scaling.max_gpus[several].max()),
+    }
+
+
+def _speeds(workload: Workload) -> dict[str, dict[str, Any]] | None:
+    """By GPU model: quantiles of the jobs' speeds there, relative to where durations are of; jobs that don't fit it,
+    and jobs of which the speed is estimated."""
+    import numpy as np
+
+    speeds = workload.speeds
+    if speeds is None:
+        return None
+    found = {}
+    for place, model in enumerate(speeds.models):
+        fits = speeds.factor[:, place] > 0
+        levels = np.quantile(speeds.factor[fits, place], (0.0, 0.5, 1.0)).tolist() if fits.any() else [None] * 3
+        found[model] = {
+            **dict(zip(("min", "median", "max"), levels, strict=True)),
+            "does_not_fit": int((~fits).sum()),
+            "estimated": 0 if speeds.estimated is None else int((speeds.estimated[:, place] & fits).sum()),
+        }
+    return found
+
+
+def _memory(workload: Workload) -> dict[str, Any] | None:
+    """Peak memory per GPU of the jobs of which it is known; None: of none."""
+    import numpy as np
+
+    memory = workload.gpu_memory_mib
+    if memory is None or not (known := np.isfinite(memory)).any():
+        return None
+    low, median, high = np.quantile(memory[known], (0.0, 0.5, 1.0)).tolist()
+    return {"jobs": int(known.sum()), "min": low, "median": median, "max": high}
 
 
 def job_row(workload: Workload, job: int) -> dict[str, Any]:
@@ -298,6 +344,11 @@ def _print_summary(summary: dict[str, Any]) -> None:
             else f"no average, all jobs come at once; the largest takes {summary['max_gpus']}",
         ),
     ]
+    if (elastic := summary["elastic"]) is not None:
+        lines.append(("elastic", f"{elastic['jobs']:,} jobs, {elastic['min_gpus']} to {elastic['max_gpus']} GPUs"))
+    if (memory := summary["gpu_memory_mib"]) is not None:
+        text = f"{memory['min']:,.0f} to {memory['max']:,.0f} MiB, half of them up to {memory['median']:,.0f}"
+        lines.append(("memory per GPU", f"{text} (known of {memory['jobs']:,} jobs)"))
     if summary["bad_rows_skipped"]:
         lines.append(("bad rows skipped", f"{summary['bad_rows_skipped']:,}"))
     for label, text in lines:
@@ -316,6 +367,20 @@ def _print_summary(summary: dict[str, Any]) -> None:
             for count, row in summary["gpus"].items()
         ],
     )
+    if summary["speeds"] is not None:
+        click.echo()
+        _print_table(
+            ("speed on", "least", "median", "most", "does not fit", "estimated"),
+            [
+                (
+                    model,
+                    *("-" if row[key] is None else f"{row[key]:.3g}" for key in ("min", "median", "max")),
+                    f"{row['does_not_fit']:,}",
+                    f"{row['estimated']:,}",
+                )
+                for model, row in summary["speeds"].items()
+            ],
+        )
     for title in ("models", "users", "groups"):
         named = summary[title]
         if named is not None:
@@ -365,7 +430,7 @@ def _most(labels: Labels | None, top: int = 10) -> dict[str, Any] | None:
 def _optional_columns() -> tuple[str, ...]:
     from gpuloom.core.workload import OPTIONAL_COLUMNS
 
-    return (*(name for name in OPTIONAL_COLUMNS if name != "line"), "speeds")
+    return (*(name for name in OPTIONAL_COLUMNS if name != "line"), "speeds", "scaling")
 
 
 def _shares(option: str, text: str) -> dict[str, float]:

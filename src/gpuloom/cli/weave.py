@@ -103,11 +103,12 @@ def weave(
       gpuloom weave jobs.csv --group-size 2 --plot woven.png
       gpuloom weave jobs.csv --method multiround --objective efficiency --json out.json
     """
-    from gpuloom.cli.simulate import check_outputs
+    from gpuloom.cli.outputs import check_outputs, check_overwrites
     from gpuloom.sim.profile_tables import read_jobs
     from gpuloom.sim.profiles import load_profiles
 
     check_outputs([json_target], plot_target)
+    check_overwrites([json_target, plot_target], [Path(profiles), *([library] if library else [])])
     memory_mib = None if gpu_memory is None else _memory(gpu_memory)
     jobs = read_jobs(profiles, lambda: load_profiles(library))
     jobs, interleaving = _model(jobs, model, ordering, interleave_overhead)

@@ -17,6 +17,12 @@ ANY_MODEL = "GPU"
 
 MAX_NODES = 1_000_000
 
+
+def plain_model(name: str) -> str:
+    """A GPU model's name as names are compared: 'Tesla V100', 'tesla-v100' and 'TeslaV100' are one."""
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
 _MODEL = r"[A-Za-z0-9][\w.+-]*"
 
 

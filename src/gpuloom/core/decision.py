@@ -23,7 +23,17 @@ class Placement:
     @property
     def gpus(self) -> int:
         """GPUs in all."""
-        return sum(mask.bit_count() for mask in self.masks)
+        masks = self.masks
+        return masks[0].bit_count() if len(masks) == 1 else sum([mask.bit_count() for mask in masks])
+
+
+Place = tuple[tuple[int, ...], tuple[int, ...]]
+"""(nodes, masks) of a placement, whatever its layer."""
+
+
+def place_of(placement: Placement) -> Place:
+    """The GPUs of a placement, whatever its layer."""
+    return placement.nodes, placement.masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +64,15 @@ class Reason:
     code: str
     text: str
     numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+def is_resize(before: Placement, after: Placement) -> bool:
+    """Whether a running job's new placement has another size and keeps a GPU of the present one: it is resized then,
+    and moved (started anew) else. For policies that resize jobs."""
+    if before.layer != after.layer or before.gpus == after.gpus:
+        return False
+    for node, mask in zip(before.nodes, before.masks, strict=True):
+        for other, theirs in zip(after.nodes, after.masks, strict=True):
+            if node == other and mask & theirs:
+                return True
+    return False

@@ -79,6 +79,10 @@ class Snapshot:
         """Work done per second by the running job."""
         return self._state.rate[job]
 
+    def works_from_s(self, job: int) -> float:
+        """Since when the running job does work: until then it starts."""
+        return self._state.work_from_s[job]
+
     def remaining_of(self, jobs: NDArray[np.intp]) -> NDArray[np.float64]:
         """Work left of each of these running jobs, seconds of solo run time."""
         state = self._state

@@ -287,12 +287,13 @@ class State:
     def _take(self, job: int, placement: Placement) -> None:
         free = self.free[placement.layer]
         for node, mask in zip(placement.nodes, placement.masks, strict=True):
-            if mask & ~free[node]:
+            left = free[node]
+            if mask & ~left:
                 raise PlanError(
                     f"job {self.workload.job_id(job)} was given GPUs {mask:#x} of node "
-                    f"{self.cluster.nodes[node].name}, of which only {free[node]:#x} are free"
+                    f"{self.cluster.nodes[node].name}, of which only {left:#x} are free"
                 )
-            free[node] &= ~mask
+            free[node] = left & ~mask
             idle = self.idle[node]
             self.busy_gpus += (idle & mask).bit_count()
             self.idle[node] = idle & ~mask

@@ -132,13 +132,19 @@ class Workload:
     def _check_scaling(self, scaling: Scaling) -> None:
         if len(scaling) != len(self):
             raise InputError(f"workload {self.name!r}: scaling has {len(scaling)} rows, submit_s has {len(self)}")
-        bad = (self.gpus < scaling.min_gpus) | (self.gpus > scaling.max_gpus) | (self.gpus % scaling.replica_gpus > 0)
+        able = np.array([scaling.allows(job, gpus) for job, gpus in enumerate(self.gpus.tolist())], dtype=bool)
+        bad = (
+            ~able
+            | (self.gpus < scaling.min_gpus)
+            | (self.gpus > scaling.max_gpus)
+            | (self.gpus % scaling.replica_gpus > 0)
+        )
         if bad.any():
             row = int(bad.argmax())
             raise InputError(
                 f"workload {self.name!r}: job {self.job_id(row)} asks for {self.gpus[row]} GPUs, which is not one of "
                 f"its sizes ({scaling.min_gpus[row]} to {scaling.max_gpus[row]} GPUs in steps of "
-                f"{scaling.replica_gpus[row]})"
+                f"{scaling.replica_gpus[row]}, as far as its curve is above 0)"
             )
 
     def __len__(self) -> int:

@@ -16,11 +16,21 @@ from gpuloom.placement.shapes import Shapes, shapes_of
 class PlanCheck:
     """Jobs that may start or stop, gangs whole, GPUs that exist, are free and hold them, a GPU model they can use."""
 
-    def __init__(self, state: State, *, spills_memory: bool = False, resizes: bool = False) -> None:
+    def __init__(
+        self, state: State, *, spills_memory: bool = False, resizes: bool = False, in_groups: bool = False
+    ) -> None:
+        self._in_groups = in_groups and state.layers > 1
+        """Jobs that share a GPU share all of theirs."""
         workload, cluster = state.workload, state.cluster
         self._state, self._workload, self._cluster, self._layers = state, workload, cluster, state.layers
         self._gpus = ints(workload.gpus)
         self._scaling = workload.scaling if resizes else None
+        if self._scaling is not None:
+            scaling = self._scaling
+            self._kind = [ints(c) for c in (scaling.replica_gpus, scaling.min_replicas, scaling.max_replicas)]
+            self._kind.append(ints(scaling.curve))
+        self._allowed: dict[tuple[int, ...], bool] = {}
+        """By (GPUs, replica, fewest and most replicas, curve): whether such a job may have so many."""
         self._full = [(1 << node.gpus) - 1 for node in cluster.nodes]
         self._any_model = len(cluster.models) == 1 and workload.gpu_type is None and workload.speeds is None
         self._shapes: Shapes | None = None
@@ -45,10 +55,12 @@ class PlanCheck:
                 raise PlanError(f"the plan names job {job}; there are jobs 0 to {jobs - 1}")
         freed: dict[tuple[int, int], int] = {}
         for job in stops:
-            state.require(job, "stop")
+            if job not in state.placements:
+                state.require(job, "stop")
             placement = state.placements[job]
+            layer = placement.layer
             for node, mask in zip(placement.nodes, placement.masks, strict=True):
-                key = (placement.layer, node)
+                key = (layer, node)
                 freed[key] = freed.get(key, 0) | mask
         if len(set(stops)) != len(stops):
             raise PlanError(f"the plan stops a job twice, or both runs it and lets it wait: {sorted(stops)}")
@@ -66,6 +78,8 @@ class PlanCheck:
                     )
         if len(decision.run) > 1:
             self._not_twice(decision)
+        if self._in_groups and decision.run:
+            self._same_places(decision, freed)
         if self._memory is not None and decision.run:
             self._memory_holds(decision, set(stops), self._memory)
 
@@ -78,6 +92,32 @@ class PlanCheck:
                 if before & mask:
                     self._fail(job, placement, f"GPUs {before & mask:#x} of node {node} are given to two jobs")
                 given[key] = before | mask
+
+    def _same_places(self, decision: Decision, freed: dict[tuple[int, int], int]) -> None:
+        """Who starts beside others has the very GPUs that they have."""
+        state, run = self._state, decision.run
+        given: dict[tuple[int, int], list[int]] = {}
+        for job, placement in run.items():
+            for node in placement.nodes:
+                given.setdefault((placement.layer, node), []).append(job)
+        for job, placement in run.items():
+            place = placement.nodes, placement.masks
+            for node, mask in zip(placement.nodes, placement.masks, strict=True):
+                for layer, free in enumerate(state.free):
+                    if layer == placement.layer:
+                        continue
+                    key = (layer, node)
+                    held = mask & ~free[node] & ~freed.get(key, 0)
+                    others = (
+                        [state.placements[state.owners[layer][node][(held & -held).bit_length() - 1]]] if held else []
+                    )
+                    others += [run[other] for other in given.get(key, ())]
+                    for other in others:
+                        shared = mask & other.masks[other.nodes.index(node)]
+                        if shared and (other.nodes, other.masks) != place:
+                            self._fail(
+                                job, placement, f"it shares GPUs {shared:#x} of node {node} with a job on {other}"
+                            )
 
     def _memory_holds(self, decision: Decision, stops: set[int], memory: memoryview[float]) -> None:
         """No GPU on which a job starts beside others is given more than its memory."""
@@ -108,12 +148,12 @@ class PlanCheck:
         nodes, masks = placement.nodes, placement.masks
         if len(nodes) != len(masks):
             self._fail(job, placement, f"it names {len(nodes)} nodes and {len(masks)} masks")
-        total = 0
+        total, full = 0, self._full
         for node, mask in zip(nodes, masks, strict=True):
-            if not 0 <= node < len(self._full) or mask <= 0 or mask > self._full[node]:
+            if not 0 <= node < len(full) or not 0 < mask <= full[node]:
                 self._fail(job, placement, f"node {node} has no GPUs {mask:#x}")
             total += mask.bit_count()
-        if total != self._gpus[job] and (self._scaling is None or not self._scaling.allows(job, total)):
+        if total != self._gpus[job] and not self._allows(job, total):
             self._fail(job, placement, f"it needs {self._needs(job)} GPUs at once and was given {total}")
         if len(nodes) > 1 and len(set(nodes)) != len(nodes):
             self._fail(job, placement, "a node is named twice")
@@ -121,6 +161,18 @@ class PlanCheck:
             self._fail(job, placement, f"the policy declared {self._layers} sharing layers")
         if not self._any_model:
             self._check_model(job, placement)
+
+    def _allows(self, job: int, gpus: int) -> bool:
+        """Whether a job may have this size, which is not the one that it asks for."""
+        scaling = self._scaling
+        if scaling is None:
+            return False
+        replica, low, high, curve = self._kind
+        key = (gpus, replica[job], low[job], high[job], curve[job])
+        known = self._allowed.get(key)
+        if known is None:
+            known = self._allowed[key] = scaling.allows(job, gpus)
+        return known
 
     def _needs(self, job: int) -> str:
         scaling = self._scaling

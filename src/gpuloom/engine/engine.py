@@ -9,16 +9,13 @@ from typing import Any
 import numpy as np
 
 from gpuloom.core.commands import Command, Resize, Retime, Start, Stop
-from gpuloom.core.decision import NOTHING, Decision, Placement
+from gpuloom.core.decision import NOTHING, Decision, Place, is_resize, place_of
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
 from gpuloom.engine.check import PlanCheck
 from gpuloom.engine.ports import Executor
 from gpuloom.engine.progress import Progress
 from gpuloom.policies.base import Policy
-
-Place = tuple[tuple[int, ...], tuple[int, ...]]
-"""(nodes, masks) of a placement, whatever its layer."""
 
 
 class Engine:
@@ -47,9 +44,11 @@ class Engine:
         self.charge_every_step, self.checkpoint_s = charge_every_step, checkpoint_s
         self.snapshot = Snapshot(state, progress.restart_overhead_s, progress.resize_overhead_s)
         self.memory = memory if memory is not None else policy.new_memory(state.workload, state.cluster)
-        self._check = PlanCheck(state, spills_memory=policy.spills_memory, resizes=policy.resizes)
         sharing = progress.sharing
         self._together = sharing is not None and sharing.starts_together
+        self._check = PlanCheck(
+            state, spills_memory=policy.spills_memory, resizes=policy.resizes, in_groups=self._together
+        )
         self._step_overhead_s = progress.restart_overhead_s.copy() if charge_every_step else None
         self._arrived: list[int] = []
         self._finished: list[int] = []
@@ -135,11 +134,15 @@ class Engine:
         moved = [job for job in decision.run if job in state.placements]
         stops = [*decision.wait, *moved]
         self._check.plan(decision, stops)
-        resized = [job for job in moved if self._is_resize(job, decision.run[job])] if self.policy.resizes else []
+        resized = (
+            {job: None for job in moved if is_resize(state.placements[job], decision.run[job])}
+            if self.policy.resizes
+            else {}
+        )
         places: set[Place] = set()
         for job in stops:
             if shared:
-                places.add(_place(state.placements[job]))
+                places.add(place_of(state.placements[job]))
             if job in resized:
                 state.vacate(job, now_s)
             else:
@@ -160,12 +163,12 @@ class Engine:
             state.start(job, placement, now_s, overhead, self.progress.solo_rate(job, placement))
             commands.append(Start(job, placement))
         if shared:
-            places.update([_place(placement) for placement in decision.run.values()])
+            places.update([place_of(placement) for placement in decision.run.values()])
             for place in places:
                 touched.update([job for _, job in self._on(place)])
             if self._together and not self.charge_every_step:
                 for job in decision.run:
-                    everyone = self._on(_place(state.placements[job]))
+                    everyone = self._on(place_of(state.placements[job]))
                     if job in resized and len(everyone) == 1:
                         continue
                     all_s = sum([overhead_of[other] for _, other in everyone])
@@ -173,14 +176,6 @@ class Engine:
         if touched:
             self._retime(touched, now_s, commands)
         self.executor.apply(commands, now_s)
-
-    def _is_resize(self, job: int, placement: Placement) -> bool:
-        """Whether a running job's new placement has another size and shares a GPU with the present one."""
-        before = self.state.placements[job]
-        if before.layer != placement.layer or before.gpus == placement.gpus:
-            return False
-        held = dict(zip(before.nodes, before.masks, strict=True))
-        return any(held.get(node, 0) & mask for node, mask in zip(placement.nodes, placement.masks, strict=True))
 
     def _lost(self, job: int, now_s: float) -> float:
         """Work since the last checkpoint, seconds."""
@@ -191,7 +186,7 @@ class Engine:
 
     def _partners(self, job: int) -> set[int]:
         """Jobs that share a GPU with a running job."""
-        return {other for _, other in self._on(_place(self.state.placements[job])) if other != job}
+        return {other for _, other in self._on(place_of(self.state.placements[job])) if other != job}
 
     def _on(self, place: Place) -> list[tuple[int, int]]:
         """(layer, job) of everyone who holds one of these GPUs, sorted."""
@@ -220,7 +215,7 @@ class Engine:
             placement = self.state.placements.get(job)
             if placement is None:
                 continue
-            place = _place(placement)
+            place = place_of(placement)
             everyone = on.get(place)
             if everyone is None:
                 everyone = on[place] = self._on(place)
@@ -232,7 +227,3 @@ class Engine:
             if rate != self.state.rate[job]:
                 self.state.retime(job, now_s, rate)
                 commands.append(Retime(job))
-
-
-def _place(placement: Placement) -> Place:
-    return placement.nodes, placement.masks

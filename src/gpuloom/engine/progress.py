@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from gpuloom.core.cluster import Cluster
-from gpuloom.core.columns import floats
+from gpuloom.core.columns import floats, ints
 from gpuloom.core.decision import Placement
+from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.workload import F8, Workload
 
@@ -33,7 +34,11 @@ class Progress:
         self.overhead_of = floats(self.restart_overhead_s)
         self.resize_of = floats(self.resize_overhead_s)
         self.sharing = sharing
-        self._scaling = workload.scaling
+        scaling = workload.scaling
+        self._curve = None if scaling is None else ints(scaling.curve)
+        if scaling is not None:
+            self._reference = floats(scaling.reference)
+            self._curves = [curve.tolist() for curve in scaling.curves]
         self._factors: dict[int, memoryview[float]] = {}
         if workload.speeds is not None:
             known = {name.lower(): column for column, name in enumerate(workload.speeds.models)}
@@ -47,6 +52,8 @@ class Progress:
         """Work per second alone on these GPUs; 1 on a GPU model for which nothing is known."""
         factor = self._factors.get(placement.nodes[0])
         speed = 1.0 if factor is None else factor[job]
-        if self._scaling is not None:
-            speed *= self._scaling.speed(job, placement.gpus, len(placement.nodes))
+        if self._curve is not None and (index := self._curve[job]) != NO_CURVE:
+            # `Scaling.speed`, on plain numbers.
+            by_nodes = self._curves[index][placement.gpus]
+            speed *= by_nodes[min(len(placement.nodes), len(by_nodes)) - 1] / self._reference[job]
         return speed

@@ -108,13 +108,16 @@ def hull_bound(offers: list[Offer]) -> float:
 
 def _walk(offers: list[Offer], extra: int) -> tuple[list[int], bool]:
     """Sizes by steps of the hulls, and whether every step that was wanted fitted (which makes them optimal)."""
+    if sum([one.sizes[one.hull[-1]] - one.sizes[0] for one in offers]) <= extra:
+        return [one.hull[-1] for one in offers], True
     place = [0] * len(offers)
-    heap = [(one.steps[0][0], job) for job, one in enumerate(offers) if one.steps]
+    steps_of = [one.steps for one in offers]
+    heap = [(steps[0][0], job) for job, steps in enumerate(steps_of) if steps]
     heapify(heap)
     passed: list[int] = []
     while heap and extra > 0:
         job = heap[0][1]
-        steps, at = offers[job].steps, place[job]
+        steps, at = steps_of[job], place[job]
         cost = steps[at][1]
         if cost > extra:
             passed.append(job)

@@ -13,238 +13,16 @@ that is borrowed and another one of the node is free, it gets that one, and nobo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gpuloom.core.cluster import Cluster
-from gpuloom.core.decision import NOTHING, Decision, Placement, Reason
-from gpuloom.core.scaling import NO_CURVE
+from gpuloom.core.decision import NOTHING, Decision, Place, Placement, Reason, place_of
 from gpuloom.core.snapshot import Snapshot
-from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.pool import lowest_bits, pool_of_node
-from gpuloom.placement.shapes import impossible_jobs, shapes_of
+from gpuloom.placement.sizes import BaseView, Sizes
 
 Pieces = dict[int, int]
 """{node: mask of GPUs, or their number}."""
-Place = tuple[tuple[int, ...], tuple[int, ...]]
-"""(nodes, masks) of a placement, whatever its layer."""
-
-
-def _place(placement: Placement) -> Place:
-    return placement.nodes, placement.masks
-
-
-class Sizes:
-    """The sizes of every job, GPUs, smallest first; one for a rigid job.
-
-    A job whose smallest size can't be placed on the cluster is taken as rigid.
-
-    Args:
-        woven: jobs whose stage times are known keep at least the size that they ask for, at which these were measured.
-    """
-
-    def __init__(self, workload: Workload, cluster: Cluster, *, woven: bool = False) -> None:
-        scaling = workload.scaling
-        self.of: list[tuple[int, ...]] = [(gpus,) for gpus in workload.gpus.tolist()]
-        self.base_speed: F8 = np.ones(len(workload))
-        """Speed at the smallest size on the fewest nodes, relative to that at which `duration_s` was measured."""
-        if scaling is None:
-            return
-        known: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
-        columns = (scaling.curve, scaling.replica_gpus, scaling.min_replicas, scaling.max_replicas)
-        for job, key in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-            curve, step, low, high = key
-            if curve == NO_CURVE or low == high:
-                continue
-            if key not in known:
-                able = scaling.curves[curve][:, 0] > 0
-                known[key] = tuple(size for size in range(low * step, high * step + 1, step) if able[size])
-            self.of[job] = known[key]
-        if woven and workload.stage_s is not None:
-            for job in np.flatnonzero(np.isfinite(workload.stage_s).all(axis=1)).tolist():
-                asked = int(workload.gpus[job])
-                self.of[job] = tuple(size for size in self.of[job] if size >= asked)
-        base = np.array([sizes[0] for sizes in self.of], dtype=np.int32)
-        smallest = replace(workload, gpus=base, scaling=None)
-        for job in impossible_jobs(shapes_of(smallest, cluster), cluster).tolist():
-            self.of[job] = (int(workload.gpus[job]),)
-        largest_node = max(node.gpus for node in cluster.nodes)
-        for job, sizes in enumerate(self.of):
-            if len(sizes) > 1:
-                self.base_speed[job] = scaling.speed(job, sizes[0], math.ceil(sizes[0] / largest_node))
-
-    @property
-    def base_gpus(self) -> NDArray[np.int32]:
-        """The smallest size of every job."""
-        return np.array([sizes[0] for sizes in self.of], dtype=np.int32)
-
-    @property
-    def any_elastic(self) -> bool:
-        return any(len(sizes) > 1 for sizes in self.of)
-
-
-class BaseView(Snapshot):
-    """What the base policy sees. `sync` before every call of `decide`. A GPU is free in it if no job has it."""
-
-    __slots__ = ("_base_placements", "_elastic", "_free", "_gpus", "_remaining", "_slow", "_users", "homeless", "real")
-
-    def __init__(self, real: Snapshot, sizes: Sizes) -> None:
-        self.real = real
-        self.cluster = real.cluster
-        self._gpus = sizes.base_gpus
-        self._slow: list[float] = sizes.base_speed.tolist()
-        self._elastic = [len(own) > 1 for own in sizes.of]
-        self.workload = base_workload(real.workload, sizes)
-        self._base_placements: dict[int, Placement] = {}
-        self.placements = MappingProxyType(self._base_placements)
-        self._free: list[int] = []
-        self._users: list[dict[int, int]] = []
-        """Of each node {job: GPUs}."""
-        self.homeless: list[int] = []
-        """Jobs that run elsewhere and whose home was lost: here they wait."""
-        self.restart_overhead_s = real.restart_overhead_s
-        self.resize_overhead_s = real.resize_overhead_s
-        self._remaining = sizes.base_speed
-
-    def sync(self, real: Snapshot) -> None:
-        """Take over the time and the events."""
-        self.real = real
-        self.now_s, self.may_preempt = real.now_s, real.may_preempt
-        self.arrived, self.finished, self.evicted = real.arrived, real.finished, real.evicted
-        self.nodes_down, self.nodes_up, self.resized = real.nodes_down, real.nodes_up, real.resized
-
-    # -- what Lending writes --------------------------------------------------------------------------------
-
-    def rebuild(self, placements: dict[int, Placement], free: Sequence[int]) -> None:
-        self._base_placements.clear()
-        self._base_placements.update(placements)
-        self._free = list(free)
-        self._users = [{} for _ in free]
-        for job, placement in placements.items():
-            self.put(job, placement)
-
-    def put(self, job: int, placement: Placement) -> None:
-        self._base_placements[job] = placement
-        for node, mask in zip(placement.nodes, placement.masks, strict=True):
-            self._free[node] &= ~mask
-            self._users[node][job] = mask
-
-    def remove(self, job: int) -> None:
-        placement = self._base_placements.pop(job)
-        for node, mask in zip(placement.nodes, placement.masks, strict=True):
-            users = self._users[node]
-            del users[job]
-            for other in users.values():
-                mask &= ~other
-            self._free[node] |= mask
-
-    def who_has(self, place: Placement) -> int | None:
-        """A running job that has this very place."""
-        for job in self._users[place.nodes[0]]:
-            if _place(self._base_placements[job]) == _place(place):
-                return job
-        return None
-
-    def alone(self, job: int) -> bool:
-        """Whether a running job shares its GPUs with nobody."""
-        placement = self._base_placements.get(job)
-        if placement is None:
-            return True
-        node, mask = placement.nodes[0], placement.masks[0]
-        return not any(other & mask for one, other in self._users[node].items() if one != job)
-
-    def set_node(self, node: int, mask: int) -> None:
-        self._free[node] = mask
-
-    # -- Snapshot -------------------------------------------------------------------------------------------
-
-    def remaining_s(self, job: int) -> float:
-        return self.real.remaining_s(job) / self._slow[job]
-
-    def predicted_end_s(self, job: int) -> float:
-        """The true end; of a job that its borrowed GPUs slow down, the end that it would have without them."""
-        end = self.real.predicted_end_s(job)
-        rate = self.real.rate(job)
-        if not self._elastic[job] or rate >= self._slow[job] or self.real.gpus_of(job) == self._gpus[job]:
-            return end
-        left = self.real.remaining_s(job)
-        if rate <= 0.0:
-            return self.now_s + left / self._slow[job]
-        return end - left * (1.0 / rate - 1.0 / self._slow[job])
-
-    def rate(self, job: int) -> float:
-        return self.real.rate(job) / self._slow[job]
-
-    def remaining_of(self, jobs: NDArray[np.intp]) -> F8:
-        return self.real.remaining_of(jobs) / self._remaining[jobs]
-
-    def held_of(self, jobs: NDArray[np.intp]) -> F8:
-        return self.real.held_of(jobs)
-
-    def held_s(self, job: int) -> float:
-        return self.real.held_s(job)
-
-    def attained_gpu_s(self, job: int) -> float:
-        """GPUs of the base size times seconds held."""
-        return self.real.held_s(job) * float(self._gpus[job])
-
-    def gpus_of(self, job: int) -> int:
-        return int(self._gpus[job]) if job in self._base_placements else 0
-
-    def starts(self, job: int) -> int:
-        return self.real.starts(job)
-
-    def first_start_s(self, job: int) -> float:
-        return self.real.first_start_s(job)
-
-    def is_running(self, job: int) -> bool:
-        return self.real.is_running(job) and job not in self.homeless
-
-    def is_waiting(self, job: int) -> bool:
-        return self.real.is_waiting(job) or job in self.homeless
-
-    def waiting(self) -> list[int]:
-        return sorted([*self.real.waiting(), *self.homeless])
-
-    def free_masks(self, layer: int = 0) -> Sequence[int]:
-        return self._free
-
-    @property
-    def idle_masks(self) -> Sequence[int]:
-        return self._free
-
-    def remaining_column(self) -> F8:
-        left: F8 = self.real.remaining_column() / self._remaining
-        left.flags.writeable = False
-        return left
-
-    @property
-    def nodes_out(self) -> frozenset[int]:
-        return self.real.nodes_out
-
-    @property
-    def waiting_count(self) -> int:
-        return self.real.waiting_count + len(self.homeless)
-
-    @property
-    def free_gpus(self) -> int:
-        return sum(mask.bit_count() for mask in self._free)
-
-
-def base_workload(workload: Workload, sizes: Sizes) -> Workload:
-    """The jobs at their smallest sizes: rigid, and as slow as they are there."""
-    return replace(
-        workload,
-        gpus=sizes.base_gpus,
-        duration_s=workload.duration_s / sizes.base_speed,
-        estimate_s=None if workload.estimate_s is None else workload.estimate_s / sizes.base_speed,
-        scaling=None,
-    )
 
 
 class Lending:
@@ -267,7 +45,8 @@ class Lending:
     def __init__(self, snapshot: Snapshot, home: dict[int, Placement], *, woven: bool = False) -> None:
         cluster = snapshot.cluster
         self.sizes = Sizes(snapshot.workload, cluster, woven=woven)
-        self._woven = woven
+        self.woven = woven
+        """Jobs may share GPUs in the base's world."""
         self.view = BaseView(snapshot, self.sizes)
         self.home = home
         self.held: dict[int, Pieces] = {}
@@ -311,13 +90,13 @@ class Lending:
                 if any(node in snapshot.nodes_out for node in place.nodes):
                     self._lose_home(job, dict(zip(placement.nodes, placement.masks, strict=True)))
                     continue
-            masks = shared.get(_place(placement))
+            masks = shared.get(place_of(placement))
             if masks is None:
                 taken = []
                 for node, mask in zip(place.nodes, place.masks, strict=True):
                     taken.append(lowest_bits(free[node], mask.bit_count()))
                     free[node] &= ~taken[-1]
-                masks = shared[_place(placement)] = tuple(taken)
+                masks = shared[place_of(placement)] = tuple(taken)
             base[job] = Placement(place.nodes, masks, placement.layer)
             if len(self.sizes.of[job]) > 1:
                 self._settle(job, base[job])
@@ -369,14 +148,17 @@ class Lending:
 
     def _enter(self, job: int, pieces: Pieces) -> None:
         """The job holds these GPUs; `free` is the caller's."""
-        own = self.own[job]
+        own, borrowers = self.own[job], self._borrowers
         for node in self.held.get(job, ()):
-            self._borrowers[node].discard(job)
+            borrowers[node].discard(job)
+        gpus = 0
         for node, mask in pieces.items():
-            if mask.bit_count() > own.get(node, 0):
-                self._borrowers[node].add(job)
+            count = mask.bit_count()
+            gpus += count
+            if count > own.get(node, 0):
+                borrowers[node].add(job)
         self.held[job] = pieces
-        self.gpus[job] = sum([mask.bit_count() for mask in pieces.values()])
+        self.gpus[job] = gpus
 
     # -- the base's decision --------------------------------------------------------------------------------
 
@@ -387,9 +169,11 @@ class Lending:
             first_to_shrink: key of a job that borrows; small ones give GPUs back first.
         """
         self._wait = list(decision.wait)
+        if not (decision.run or decision.wait or self.view.homeless):
+            return
         homeless, self.view.homeless = self.view.homeless, []
         for job in homeless[:]:
-            if job in decision.run and self._woven:
+            if job in decision.run and self.woven:
                 # It may share its new home with others: it moves there.
                 homeless.remove(job)
                 for node, mask in self.held[job].items():
@@ -420,9 +204,9 @@ class Lending:
         for job, wanted in decision.run.items():
             if job in homeless:
                 continue
-            masks = true.get(_place(wanted))
+            masks = true.get(place_of(wanted))
             if masks is None:
-                masks = true[_place(wanted)] = self._masks(wanted, first_to_shrink)
+                masks = true[place_of(wanted)] = self._masks(wanted, first_to_shrink)
             self.view.put(job, wanted)
             self.run[job] = Placement(wanted.nodes, masks, wanted.layer)
             if len(self.sizes.of[job]) > 1:
@@ -502,7 +286,10 @@ class Lending:
         of which it holds fewest."""
         pieces, own = dict(self.held[job]), self.own[job]
         left = self.gpus[job] - gpus
-        for node in sorted(pieces, key=lambda n: (n != first, pieces[n].bit_count(), n)):
+        nodes: Iterable[int] = tuple(pieces)
+        if len(pieces) > 1:
+            nodes = sorted(nodes, key=lambda n: (n != first, pieces[n].bit_count(), n))
+        for node in nodes:
             held = pieces[node].bit_count()
             count = min(left, held - own.get(node, 0))
             if count > 0:
@@ -518,7 +305,10 @@ class Lending:
         free = self.free
         pieces = dict(self.held[job])
         left = gpus - self.gpus[job]
-        for node in sorted(pieces, key=lambda n: (-free[n].bit_count(), n)):
+        nodes: Iterable[int] = tuple(pieces)
+        if len(pieces) > 1:
+            nodes = sorted(nodes, key=lambda n: (-free[n].bit_count(), n))
+        for node in nodes:
             count = min(left, free[node].bit_count())
             if count:
                 pieces[node] |= lowest_bits(free[node], count)
@@ -557,11 +347,18 @@ class Lending:
             pieces = self.held[job]
             before = self._before.get(job)
             layer = run[job].layer if job in run else 0 if before is None else before.layer
-            if job in run or before is None or pieces != dict(zip(before.nodes, before.masks, strict=True)):
+            if job in run or before is None or not _same(before, pieces):
                 run[job] = Placement(tuple(pieces), tuple(pieces.values()), layer)
         if not run and not self._wait and wake_at_s == math.inf:
             return NOTHING
         return Decision(run, self._wait, wake_at_s, why)
+
+
+def _same(placement: Placement, pieces: Pieces) -> bool:
+    """Whether a placement is these GPUs, in whatever order of nodes."""
+    if len(placement.nodes) != len(pieces):
+        return False
+    return all(pieces.get(node) == mask for node, mask in zip(placement.nodes, placement.masks, strict=True))
 
 
 def _fewest_nodes(room: list[tuple[int, int]], gpus: int) -> list[tuple[int, int]] | None:
@@ -589,8 +386,3 @@ def _part(placement: Placement, gpus: int) -> Placement:
             pieces[node] = lowest_bits(mask, count)
             left -= count
     return Placement(tuple(pieces), tuple(pieces.values()))
-
-
-def replicas_of(sizes: Iterable[int], replica_gpus: int) -> tuple[int, ...]:
-    """Sizes as numbers of replicas."""
-    return tuple(size // replica_gpus for size in sizes)

@@ -19,12 +19,15 @@ from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Placement
 from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.snapshot import Snapshot
-from gpuloom.core.workload import I4, Workload
+from gpuloom.core.workload import F8, I4, Workload
 from gpuloom.placement.pool import Pool, pool_of_node
 from gpuloom.placement.shapes import Shapes, shapes_of, speeds_by_pool
 
 WAIT, PACKED = 0, 1
 """Numbers of the choices `wait` and `packed`; even placements follow."""
+
+THRIFT, FRAGMENTATION = 0.7, 0.2
+"""Defaults of `cost_of`."""
 
 Mask = NDArray[np.bool_]
 
@@ -60,6 +63,14 @@ def choices_of(workload: Workload, cluster: Cluster) -> Choices:
     pairs.sort(key=lambda pair: (pair[0] * pair[1], pair[0]))
     table = np.array([(0, 0), (0, 0), *pairs], dtype=np.int32)
     return Choices(table[:, 0], table[:, 1])
+
+
+def placement_name(text: str) -> str:
+    """'2x4': 4 GPUs on each of 2 nodes. Raises ValueError for anything else."""
+    nodes, _, per_node = text.partition("x")
+    if not (nodes.isdecimal() and per_node.isdecimal() and int(nodes) and int(per_node)):
+        raise ValueError("must be NODESxGPUS, as in 2x4")
+    return f"{int(nodes)}x{int(per_node)}"
 
 
 class EvenPool(Pool):
@@ -101,10 +112,18 @@ class Kind:
     packed: bool
 
 
+def cost_of(kind: Kind, cluster: Cluster, *, thrift: float, fragmentation: float) -> F8:
+    """What each of the kind's choices costs: the share of the cluster's GPUs, times (nodes / fewest nodes) to the power
+    of `fragmentation`, all to the power of `thrift`."""
+    spread = kind.nodes / np.ceil(kind.gpus / max(node.gpus for node in cluster.nodes))
+    cost: F8 = (kind.gpus / cluster.gpus * spread**fragmentation) ** thrift
+    return cost
+
+
 Choose = Callable[[int, Kind, Mask], int]
 """(job, kind, which of the kind's choices fit now) -> index into the kind's choices, or one of these two."""
 HOLD, HOLD_ALL = -1, -2
-"""The job is not placed now; neither is any other of its kind."""
+"""The job is not placed now; neither is any other of its kind and group (`EvenQueue.regroup`)."""
 
 
 class EvenQueue:
@@ -125,14 +144,52 @@ class EvenQueue:
         self._speeds = None if workload.speeds is None else speeds_by_pool(workload, cluster, shapes)
         self.kinds, self.kind_of = _kinds(workload, self.pools, shapes, choices)
         self._where: dict[int, Placement] = dict(snapshot.placements)
-        self._waiting: dict[int, list[int]] = {}
-        """By kind its waiting jobs, the last submitted first."""
-        for job in snapshot.waiting()[::-1]:
-            self._waiting.setdefault(int(self.kind_of[job]), []).append(job)
+        self._groups: Callable[[Sequence[int]], NDArray[np.intp]] | None = None
+        self._waiting: dict[tuple[int, int], list[int]] = {}
+        """By kind and group the waiting jobs, the last submitted first."""
+        self._file(snapshot.waiting()[::-1])
         self._built = True
+
+    def regroup(self, groups: Callable[[Sequence[int]], NDArray[np.intp]]) -> None:
+        """Tell jobs of one kind apart by a number of theirs: `HOLD_ALL` is then for those of the same one only.
+        To be called anew when the numbers change.
+
+        Args:
+            groups: jobs -> the number of each.
+        """
+        self._groups = groups
+        waiting = sorted((job for jobs in self._waiting.values() for job in jobs), reverse=True)
+        self._waiting = {}
+        self._file(waiting)
+
+    def _file(self, jobs: Sequence[int]) -> None:
+        """Enter waiting jobs, given last submitted first."""
+        for job, key in zip(jobs, self._keys(jobs), strict=True):
+            self._waiting.setdefault(key, []).append(job)
+
+    def _keys(self, jobs: Sequence[int]) -> list[tuple[int, int]]:
+        """Kind and group of each job."""
+        if self._groups is None or not jobs:
+            return [(self.kind_of.item(job), 0) for job in jobs]
+        return list(zip(self.kind_of[jobs].tolist(), self._groups(jobs).tolist(), strict=True))
 
     def kind(self, job: int) -> Kind:
         return self.kinds[int(self.kind_of[job])]
+
+    def differing(self, values: F8) -> Mask:
+        """By kind: whether its jobs have a curve and differ in this number of theirs (NaN is one as well)."""
+        known = np.where(np.isnan(values), -np.inf, values)
+        low, high = np.full(len(self.kinds), np.inf), np.full(len(self.kinds), -np.inf)
+        np.minimum.at(low, self.kind_of, known)
+        np.maximum.at(high, self.kind_of, known)
+        differ: Mask = (low < high) & np.array([kind.curve != NO_CURVE for kind in self.kinds], dtype=bool)
+        return differ
+
+    def speed(self, job: int, placement: Placement) -> float:
+        """Of the placement's GPU model, relative to the job's reference; 1 where nothing is known."""
+        if self._speeds is None:
+            return 1.0
+        return self._speeds.item(job, self._pool_of_node[placement.nodes[0]])
 
     @property
     def running(self) -> int:
@@ -155,39 +212,40 @@ class EvenQueue:
             self.pools[self._pool_of_node[node]].node_down(node)
         for node in snapshot.nodes_up:
             self.pools[self._pool_of_node[node]].node_up(node)
-        for job in (*snapshot.evicted, *snapshot.arrived):
-            insort(self._waiting.setdefault(int(self.kind_of[job]), []), job, key=_newest_first)
+        came = [*snapshot.evicted, *snapshot.arrived]
+        for job, key in zip(came, self._keys(came), strict=True):
+            insort(self._waiting.setdefault(key, []), job, key=_newest_first)
 
     def walk(self, choose: Choose) -> dict[int, Placement]:
         """Ask for every waiting job that fits now, in order of submission, until no GPU is free."""
         run: dict[int, Placement] = {}
-        waited: list[int] = []
+        waited: list[tuple[int, tuple[int, int]]] = []
         waiting, kinds, pools = self._waiting, self.kinds, self.pools
-        heads = [(jobs[-1], kind) for kind, jobs in waiting.items() if jobs]
+        heads = [(jobs[-1], key) for key, jobs in waiting.items() if jobs]
         heapify(heads)
         for pool in range(len(pools)):
             self._count(pool)
         while heads and any(pool.free_gpus for pool in pools):
-            job, index = heads[0]
-            kind = kinds[index]
+            job, key = heads[0]
+            kind = kinds[key[0]]
             fits = self._fits(kind)
             choice = choose(job, kind, fits) if fits.any() else HOLD_ALL
             if choice == HOLD_ALL:
                 heappop(heads)
                 continue
-            jobs = waiting[index]
+            jobs = waiting[key]
             jobs.pop()
             if choice == HOLD:
-                waited.append(job)
+                waited.append((job, key))
             else:
                 pool, placement = self._take(job, kind, choice)
                 run[job] = self._where[job] = placement
                 self._count(pool)
             heappop(heads)
             if jobs:
-                heappush(heads, (jobs[-1], index))
-        for job in reversed(waited):
-            waiting[int(self.kind_of[job])].append(job)
+                heappush(heads, (jobs[-1], key))
+        for job, key in reversed(waited):
+            waiting[key].append(job)
         return run
 
     def _fits(self, kind: Kind) -> Mask:

@@ -37,18 +37,25 @@ def k_means(values: F8, groups: int, seed: int, draw: int) -> F8:
     if len(distinct) <= groups:
         return distinct
     centres = [float(distinct[_drawn(weight.astype(np.float64), uniform(seed, draw))])]
+    away = np.full(len(distinct), np.inf)
     for index in range(1, groups):
-        away = ((distinct[:, None] - np.array(centres)) ** 2).min(axis=1)
+        away = np.minimum(away, (distinct - centres[-1]) ** 2)
         centres.append(float(distinct[_drawn(weight * away, uniform(seed, draw + index))]))
     found = np.unique(centres)
+    weighted = weight * distinct
+    before: NDArray[np.intp] | None = None
     for _ in range(_LLOYD_ROUNDS):
-        member = nearest(found, distinct)
-        total = np.bincount(member, weight, minlength=len(found))
-        sums = np.bincount(member, weight * distinct, minlength=len(found))
-        moved = np.unique(np.where(total > 0, sums / np.maximum(total, 1), found))
-        if np.array_equal(moved, found):
+        # Groups of sorted numbers lie side by side: a group is where it begins and where the next one does.
+        edges = np.searchsorted(distinct, (found[1:] + found[:-1]) / 2.0, side="right")
+        if before is not None and np.array_equal(edges, before):
             break
-        found = moved
+        begin = np.concatenate([[0], edges])
+        some = begin < np.concatenate([edges, [len(distinct)]])
+        found = found.copy()
+        found[some] = np.add.reduceat(weighted, begin[some]) / np.add.reduceat(weight, begin[some])
+        before, kept = edges, np.unique(found)
+        if len(kept) < len(found):
+            before, found = None, kept
     return found
 
 

@@ -1,15 +1,17 @@
 """A learnt table of placements as text (JSON), so that one run's knowledge can begin the next.
 
 `{"format": "gpuloom-learnt-placement-1", "choices": ["wait", "packed", "1x1", …], "centres": […], "values": [[…], …],
-"record": […], "submitted": n, "handled": n, "mean_value": x}`. `values` has a row per centre and, last, one for jobs of
-which no ratio is known; null: never tried. Any program may write it: `values` are preferences, larger is better.
+"record": […], "submitted": n, "handled": n, "mean_value": x, "draws": n, "best": {…}}`. `values` has a row per centre
+and, last, one for jobs of which no ratio is known; null: never tried. Any program may write it: `values` are
+preferences, larger is better. All after `values` may be left out.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +27,8 @@ _CHOICE = re.compile(r"wait|packed|[1-9]\d{0,5}x[1-9]\d{0,5}")
 class LearntTable:
     """choices: names of the columns of `values`. centres: logarithms of compute over communication, rising. values:
     shape (centres + 1, choices), NaN where nothing is known. record: ratios of jobs seen. submitted, handled: jobs so
-    far.
+    far. mean_value: running mean of max_a' Q(s', a'). draws: random numbers drawn. best: highest throughput seen, by
+    `ratios.fingerprint` of the curve.
     """
 
     choices: tuple[str, ...]
@@ -35,6 +38,8 @@ class LearntTable:
     submitted: int = 0
     handled: int = 0
     mean_value: float = 0.0
+    draws: int = 0
+    best: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.choices if not _CHOICE.fullmatch(name)]
@@ -49,8 +54,10 @@ class LearntTable:
             )
         if not np.isfinite(self.record).all() or not np.isfinite(self.mean_value):
             raise ValueError("record and mean_value must be finite numbers")
-        if self.submitted < 0 or self.handled < 0:
-            raise ValueError("submitted and handled must be at least 0")
+        if self.submitted < 0 or self.handled < 0 or self.draws < 0:
+            raise ValueError("submitted, handled and draws must be at least 0")
+        if any(not math.isfinite(throughput) or throughput < 0 for throughput in self.best.values()):
+            raise ValueError("best must be finite numbers of at least 0")
 
     def columns(self, choices: Sequence[str]) -> F8:
         """`values` with these columns; NaN for a choice that the table does not have."""
@@ -73,6 +80,8 @@ class LearntTable:
             "submitted": self.submitted,
             "handled": self.handled,
             "mean_value": self.mean_value,
+            "draws": self.draws,
+            "best": dict(self.best),
         }
         return json.dumps(content) + "\n"
 
@@ -96,6 +105,8 @@ def read_table(text: str) -> LearntTable:
             int(content.get("submitted", 0)),
             int(content.get("handled", 0)),
             float(content.get("mean_value", 0.0)),
+            int(content.get("draws", 0)),
+            {str(curve): float(throughput) for curve, throughput in dict(content.get("best", {})).items()},
         )
     except KeyError as error:
         raise ValueError(f"lacks {error}") from error

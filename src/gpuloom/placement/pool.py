@@ -158,12 +158,12 @@ class Pool:
 
 def lowest_bits(mask: int, count: int) -> int:
     """The `count` lowest set bits of a mask that has at least so many."""
-    taken = 0
+    if count == mask.bit_count():
+        return mask
+    left = mask
     for _ in range(count):
-        low = mask & -mask
-        taken |= low
-        mask ^= low
-    return taken
+        left &= left - 1
+    return mask ^ left
 
 
 def pools_of(cluster: Cluster, free: Sequence[int] | None = None, *, scatter: bool = False) -> list[Pool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from hashlib import sha256
 
 import numpy as np
 
@@ -21,6 +22,11 @@ def models_of(workload: Workload) -> tuple[CommModel, ...]:
     if workload.scaling is None:
         return ()
     return tuple(_fitted(curve.tobytes(), curve.shape) for curve in workload.scaling.curves)
+
+
+def fingerprint(curve: F8) -> str:
+    """A name for a throughput curve that is the same in every workload that has it."""
+    return sha256(repr(curve.shape).encode() + np.ascontiguousarray(curve).tobytes()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=1024)

@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gpuloom.core.cluster import Cluster
-from gpuloom.core.decision import Decision, Placement
+from gpuloom.core.decision import Decision, Place, Placement
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.placement.pool import Pool, pool_of_node, pools_of
 from gpuloom.placement.repack import FirstFit, require_alike
 from gpuloom.placement.shapes import Shape
 
 Group = tuple[int, ...]
-Place = tuple[tuple[int, ...], tuple[int, ...]]
-"""(nodes, masks) of a placement, whatever its layer."""
 
 
 class Room(Protocol):

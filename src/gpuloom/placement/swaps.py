@@ -40,7 +40,8 @@ class Running:
         job, pool (its GPU model), gpus.
         since_s: begin of the present period. overhead_s: what a restart costs.
         before, pace: attained service until then, and per second since.
-        origin_s: `since_s` less the seconds run before. ready_s: when the job may be moved at the earliest.
+        origin_s: `since_s` less the seconds run before. ready_s, settled_s: when the job may be moved, and suspended,
+            at the earliest.
     and of shape (models, rows):
         gain: throughput gained by moving the job to GPUs of the model (-infinity: it can't run there).
         payback_s: seconds after which that has made up for the restart (infinity where nothing is gained).
@@ -50,7 +51,7 @@ class Running:
 
     def __init__(self, models: int) -> None:
         self._ints = np.zeros((3, 64), dtype=np.int64)
-        self._floats = np.zeros((6, 64))
+        self._floats = np.zeros((7, 64))
         self._gain, self._payback = np.zeros((models, 64)), np.zeros((models, 64))
         self._row: dict[int, int] = {}
         self.count = 0
@@ -71,6 +72,7 @@ class Running:
         pace: float = 0.0,
         origin_s: float = 0.0,
         ready_s: float = -math.inf,
+        settled_s: float = -math.inf,
     ) -> None:
         """A job begins to run. `per_gpu`: its M', by GPU model; 0 where it can't run."""
         row = self.count
@@ -79,7 +81,7 @@ class Running:
                 column = getattr(self, name)
                 setattr(self, name, np.concatenate([column, np.zeros_like(column)], axis=1))
         self._ints[:, row] = (job, pool, gpus)
-        self._floats[:, row] = (since_s, overhead_s, before, pace, origin_s, ready_s)
+        self._floats[:, row] = (since_s, overhead_s, before, pace, origin_s, ready_s, settled_s)
         here = per_gpu[pool]
         for model, there in enumerate(per_gpu):
             gain = gpus * (there - here) if there > 0 else -math.inf
@@ -131,6 +133,10 @@ class Running:
     def ready_s(self) -> F8:
         return self._floats[5, : self.count]
 
+    @property
+    def settled_s(self) -> F8:
+        return self._floats[6, : self.count]
+
     def gain(self, model: int) -> F8:
         return self._gain[model, : self.count]
 
@@ -145,6 +151,12 @@ class Running:
         return service
 
 
+def own_gains(per_gpu: F8, gpus: int, onto: int) -> F8:
+    """What a newcomer gains by a place on each GPU model over one on `onto`; -infinity where it can't run."""
+    gains: F8 = np.where(per_gpu > 0, gpus * (per_gpu - per_gpu[onto]), -math.inf)
+    return gains
+
+
 def swap_gains(running: Running, per_gpu: F8, gpus: int, onto: int) -> F8:
     """The gain of swapping a newcomer with each running job; -infinity where one of the two can't run.
 
@@ -152,8 +164,7 @@ def swap_gains(running: Running, per_gpu: F8, gpus: int, onto: int) -> F8:
         per_gpu: the newcomer's M' by GPU model; 0 on a model on which it can't run (memory, wishes).
         gpus: its n_s. onto: the model k of the free GPUs.
     """
-    own = np.where(per_gpu > 0, gpus * (per_gpu - per_gpu[onto]), -math.inf)
-    gain: F8 = running.gain(onto) + own[running.pool]
+    gain: F8 = running.gain(onto) + own_gains(per_gpu, gpus, onto)[running.pool]
     return gain
 
 
@@ -164,6 +175,7 @@ def best_swaps(
     onto: int,
     free: Sequence[int],
     movable: Callable[[F8], Mask] | None = None,
+    own: F8 | None = None,
 ) -> Iterator[Swap]:
     """Swaps that gain, the best first (ties: the job submitted first), as far as counts and GPU models allow.
 
@@ -171,19 +183,20 @@ def best_swaps(
         per_gpu, gpus, onto: as in `swap_gains`; `gpus` GPUs of the model `onto` must be free.
         free: free GPUs of each model.
         movable: which rows may be moved, given what each would gain (default: all).
+        own: `own_gains` of the newcomer, where they are known.
     """
     if running.count == 0:
         return
-    gain = swap_gains(running, per_gpu, gpus, onto)
-    if not gain.max() > 0:
+    gain = swap_gains(running, per_gpu, gpus, onto) if own is None else running.gain(onto) + own[running.pool]
+    if not np.maximum.reduce(gain) > 0:
         return
     pool, size = running.pool, running.gpus
     possible = (gain > 0) & (pool != onto) & (size <= gpus) & (size >= gpus - np.array(free)[pool])
-    if not possible.any():
+    if not np.logical_or.reduce(possible):
         return
     if movable is not None:
         possible &= movable(gain)
-    rows = np.flatnonzero(possible)
+    rows = possible.nonzero()[0]
     if len(rows) > 1:
         rows = rows[np.lexsort((running.job[rows], -gain[rows]))]
     for row in rows.tolist():

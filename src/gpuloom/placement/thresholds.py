@@ -24,6 +24,11 @@ Action = Literal["expand", "shrink", "hold"]
 
 POLICIES = ("fair", "priority")
 
+TOLERANCE_GPUS = 1e-9
+"""Thresholds are decimal fractions, which floats are not."""
+LEAST_BUDGET_GPUS = 1.0 - 2 * TOLERANCE_GPUS
+"""With less than this `go_round` changes nothing: no replica has less than a GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
@@ -143,7 +148,7 @@ def go_round(
     grows = judgement.action == "expand"
     key = _expand_key if grows else _shrink_key
     by_priority = (rules.expand_policy if grows else rules.shrink_policy) == "priority"
-    left = judgement.budget_gpus + 1e-9  # thresholds are decimal fractions, which floats are not
+    left = judgement.budget_gpus + TOLERANCE_GPUS
     turn = sorted(jobs, key=lambda job: key(job, by_priority))
     now = {job.job: job.sizes.index(job.replicas) for job in turn}
     changed: dict[int, int] = {}

@@ -17,7 +17,8 @@ from gpuloom.core.decision import Decision, Placement, Reason
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, I4, Workload
-from gpuloom.placement.base_view import Lending, Sizes, base_workload
+from gpuloom.placement.base_view import Lending
+from gpuloom.placement.sizes import Sizes, base_workload
 from gpuloom.policies.base import Parameter, Policy
 from gpuloom.policies.registry import create_policy
 
@@ -34,7 +35,7 @@ class Memory:
     """base: the base policy's own. home: where every running elastic job lives in the base's world.
 
     Per job how often it grew and shrank, and when it last did (minus infinity: never). check_at_s: when sizes are
-    looked at next; dirty: something has happened since they were.
+    looked at next; checked_s: when they last were; dirty: something has happened since they were.
     """
 
     base: Any
@@ -44,6 +45,7 @@ class Memory:
     shrinks: I4
     last_shrink_s: F8
     check_at_s: float = -math.inf
+    checked_s: float = -math.inf
     dirty: bool = False
 
 

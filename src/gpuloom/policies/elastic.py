@@ -19,8 +19,9 @@ from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.units import is_multiple, next_multiple
 from gpuloom.core.workload import Workload
-from gpuloom.placement.base_view import Lending, replicas_of
-from gpuloom.placement.thresholds import POLICIES, ElasticJob, Thresholds, go_round, judge
+from gpuloom.placement.base_view import Lending
+from gpuloom.placement.sizes import replicas_of
+from gpuloom.placement.thresholds import LEAST_BUDGET_GPUS, POLICIES, ElasticJob, Thresholds, go_round, judge
 from gpuloom.policies.base import Parameter, Traits, one_of, positive, share, yes_or_no
 from gpuloom.policies.composed import BASE, Composed, Memory
 
@@ -50,10 +51,12 @@ def _config(data: Any) -> dict[str, Any]:
         data = next(iter(data.values()))
     if not isinstance(data, Mapping):
         raise ValueError("must hold 'elastic:' with keys and values below it")
-    known = {parameter.name: parameter for parameter in Elastic.parameters if parameter.name != "config"}
+    known = {parameter.name: parameter for parameter in Elastic.parameters if parameter.name not in ("config", "base")}
     found: dict[str, Any] = {}
     for key, value in data.items():
         name = ALIASES.get(str(key), str(key))
+        if name == "base":
+            raise ValueError(f"key {key!r}: the base policy is chosen with --base, or elastic:base=...")
         if name not in known:
             raise ValueError(f"unknown key {key!r}; known are {', '.join(known)} and {', '.join(ALIASES)}")
         if name in found:
@@ -150,12 +153,14 @@ class Elastic(Composed):
         now_s = snapshot.now_s
         if stirred and not memory.dirty:
             memory.dirty = True
-            memory.check_at_s = now_s if is_multiple(now_s, period_s) else next_multiple(now_s, period_s)
+            due = is_multiple(now_s, period_s) and memory.checked_s < now_s
+            memory.check_at_s = now_s if due else next_multiple(now_s, period_s)
         if not memory.dirty or not lending.gpus:
             return math.inf
         if now_s >= memory.check_at_s:
             # Nothing but events and its own steps changes what a check finds.
             memory.dirty = self._check(snapshot, memory, lending, rules)
+            memory.checked_s = now_s
             memory.check_at_s = next_multiple(now_s, period_s)
         return memory.check_at_s if memory.dirty else math.inf
 
@@ -169,6 +174,8 @@ class Elastic(Composed):
             return False
         grows = judgement.action == "expand"
         touched = set(lending.reclaimed)
+        if judgement.budget_gpus < LEAST_BUDGET_GPUS:
+            return bool(touched)
 
         def may(job: ElasticJob, replicas: int) -> bool:
             gpus = replicas * job.replica_gpus
@@ -195,22 +202,22 @@ class Elastic(Composed):
         """Jobs that are not at their largest, or smallest, size; none that had to give GPUs back in this very call."""
         replica_gpus = snapshot.workload.scaling.replica_gpus  # type: ignore[union-attr]  # some job is elastic
         found = []
-        for job, gpus in lending.gpus.items():
+        for job, gpus in sorted(lending.gpus.items()):
             sizes = lending.sizes.of[job]
             if gpus == sizes[-1 if grows else 0] or job in touched:
                 continue
-            replica = int(replica_gpus[job])
+            replica = replica_gpus.item(job)
             found.append(
                 ElasticJob(
                     job,
                     gpus // replica,
-                    replicas_of(sizes, replica),
+                    sizes if replica == 1 else replicas_of(sizes, replica),
                     replica,
                     _priority(snapshot, job),
-                    int(memory.expansions[job]),
-                    float(memory.last_expansion_s[job]),
-                    int(memory.shrinks[job]),
-                    float(memory.last_shrink_s[job]),
+                    memory.expansions.item(job),
+                    memory.last_expansion_s.item(job),
+                    memory.shrinks.item(job),
+                    memory.last_shrink_s.item(job),
                 )
             )
         return found
@@ -219,4 +226,4 @@ class Elastic(Composed):
 def _priority(snapshot: Snapshot, job: int) -> int:
     """Small is high."""
     priority = snapshot.workload.priority
-    return 0 if priority is None else int(priority[job])
+    return 0 if priority is None else priority.item(job)

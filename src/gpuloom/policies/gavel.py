@@ -7,9 +7,10 @@ of time that m runs on j, with Σ_j X_mj ≤ 1 and Σ_m g_m X_mj ≤ W_j, and th
       X_equal spreads a job's time over the models in proportion to their GPUs.
     - makespan (section 4.2): maximise min_m throughput(m, X) / steps left of m.
 Rounds (section 5): at every `round` the pairs (m, j) with the largest X_mj over the share of its time that m has
-received on j run; a job that is chosen again on the same model keeps its GPUs. Between rounds free GPUs are given to
-waiting jobs in the same order. Jobs that are alike (throughputs, GPUs, weight) share one column of the program, which
-is exact for max_min_fairness; the program is solved again only when the set of jobs has changed.
+received on j run; a job that is chosen again on the same model keeps its GPUs, and so does one that has not yet worked
+for as long as its start took: where starts take longer than rounds nobody would ever end. Between rounds free GPUs are
+given to waiting jobs in the same order. Jobs that are alike (throughputs, GPUs, weight) share one column of the
+program, which is exact for max_min_fairness; the program is solved again only when the set of jobs has changed.
 """
 
 from __future__ import annotations
@@ -162,13 +163,19 @@ class _Rounds:
         pairs = np.argsort(-priority, axis=None, kind="stable")
         models = priority.shape[1]
         if everyone:
-            return self._assign_round(jobs, pairs, priority.ravel(), models)
+            return self._assign_round(snapshot, jobs, pairs, priority.ravel(), models)
         return Decision(self._fill(jobs, pairs, priority.ravel(), models))
 
-    def _assign_round(self, jobs: NDArray[np.intp], pairs: NDArray[np.intp], priority: F8, models: int) -> Decision:
+    def _assign_round(
+        self, snapshot: Snapshot, jobs: NDArray[np.intp], pairs: NDArray[np.intp], priority: F8, models: int
+    ) -> Decision:
         gpus_of = self._shapes
         free = [sum(size for node, size in pool.sizes.items() if node not in self._down) for pool in self._pools]
         chosen: dict[int, int] = {}
+        for job, placement in self._where.items():
+            if snapshot.now_s - snapshot.works_from_s(job) < snapshot.restart_overhead_s[job]:
+                chosen[job] = pool = self._pool_of_node[placement.nodes[0]]
+                free[pool] -= self._gpus(job)
         for pair in pairs.tolist():
             if priority[pair] < 0:
                 break

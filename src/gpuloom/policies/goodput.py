@@ -85,24 +85,34 @@ class Desk:
         self._allocate = allocate if values["exact"] else greedy
         self._asked = lending.sizes.base_speed.tolist()
         self._offers: dict[tuple[int, int, tuple[int, ...], float], Offer] = {}
-        self._speeds: dict[tuple[int, int, int, int], float] = {}
+        self._offer_of: list[dict[int, Offer]] = [{} for _ in lending.nodes_of]
+        """By pool the offers of jobs whose weight stands still."""
+        self._best: list[tuple[list[int], int, list[int]]] = [([], 0, []) for _ in lending.nodes_of]
+        """By pool the jobs, their GPUs and the answer of the last allocation, for as long as weights stand still."""
+        self._speeds: dict[tuple[int, int, int, int, int], float] = {}
+        self._steps: dict[tuple[float, float], tuple[float, float]] = {}
         self.grown: list[int] = []
         self.shrunk: list[int] = []
 
     # -- what sizes are worth -------------------------------------------------------------------------------
 
     def speed(self, job: int, gpus: int, nodes: int) -> float:
-        """Relative to the smallest size on the fewest nodes; nodes 0: on the fewest."""
+        """Relative to the smallest size on the fewest nodes of the job's GPU model; nodes 0: on the fewest."""
         least = self.lending.sizes.of[job][0]
-        key = (self._curve[job], least, gpus, nodes)
+        size = self._node_gpus[0 if len(self._node_gpus) == 1 else self._pool(job)]
+        key = (self._curve[job], least, gpus, nodes, size)
         found = self._speeds.get(key)
         if found is None:
-            curve, size = self._curves[key[0]], self._node_gpus[0]
+            curve = self._curves[key[0]]
             width = curve.shape[1]
             one = curve[least, min(math.ceil(least / size), width) - 1]
             found = float(curve[gpus, min(nodes or math.ceil(gpus / size), width) - 1] / one)
             self._speeds[key] = found
         return found
+
+    def _pool(self, job: int) -> int:
+        """The GPU model that the job runs on."""
+        return self.lending.pool_of[next(iter(self.lending.held[job]))]
 
     def _present(self, job: int) -> float:
         """Speed on the GPUs that the job has."""
@@ -133,7 +143,10 @@ class Desk:
             speeds = [self.speed(job, size, math.ceil(size / node)) for size in sizes]
             found = offer(sizes, tuple([key[3] * self._utility(speed) for speed in speeds]))
             self._offers[key] = found
-        return found.times(weight) if self._known else found
+        if self._known:
+            return found.times(weight)
+        self._offer_of[pool][job] = found
+        return found
 
     def _lasts_s(self, snapshot: Snapshot, job: int) -> float:
         """For how long the job is expected to go on as it is, at most the horizon."""
@@ -147,13 +160,18 @@ class Desk:
     def _gain(self, snapshot: Snapshot, job: int, gpus: int, nodes: int) -> float:
         """Weighted utility, times seconds, of another size, less what the change costs."""
         after, before = self.speed(job, gpus, nodes), self._present(job)
-        worth = self.worth(snapshot, job, after, before)
+        weight = self._weight(job)
+        step = self._steps.get((after, before))
+        if step is None:
+            step = self._utility(after) - self._utility(before), self._slope(after, before)
+            self._steps[after, before] = step
+        worth = weight * step[0]
         if job in self.lending.run:  # it starts or moves anyway
             return worth * float(self._horizon_s)
         overhead_s: float = snapshot.resize_overhead_s[job]
         lasts_s = self._lasts_s(snapshot, job)
         # No work is done meanwhile; a second of it is worth what a second at the present speed is, at the margin.
-        lost = self._weight(job) * min(after, before) * self._slope(after, before) * overhead_s
+        lost = weight * min(after, before) * step[1] * overhead_s
         gain: float = worth * max(lasts_s - overhead_s, 0.0) - lost
         return gain
 
@@ -172,15 +190,21 @@ class Desk:
         if free == 0 and not shift:
             return True
         several = len(lending.nodes_of) > 1
-        jobs = [
-            j
-            for j, held in lending.held.items()
-            if lending.view.alone(j) and (not several or lending.pool_of[next(iter(held))] == pool)
-        ]
+        # In one order always: what a tie brings must not depend on who came first to this cache.
+        jobs = sorted(lending.held)
+        if several:
+            jobs = [job for job in jobs if self._pool(job) == pool]
+        if lending.woven:
+            jobs = [job for job in jobs if lending.view.alone(job)]
         # 1. The sizes that would be best if changes were free.
-        offers = [self._offer(job, pool) for job in jobs]
+        known = self._offer_of[pool]
+        offers = [known.get(job) or self._offer(job, pool) for job in jobs]
         have = [lending.gpus[job] for job in jobs]
-        best = self._allocate(offers, sum(have) + free)
+        total = sum(have) + free
+        last_jobs, last_total, best = self._best[pool]
+        if self._known or last_total != total or last_jobs != jobs:
+            best = self._allocate(offers, total)
+            self._best[pool] = jobs, total, best
         growers: list[tuple[float, int, int]] = []
         givers: list[tuple[float, int, int]] = []
         stuck = lending.reclaimed
@@ -193,7 +217,9 @@ class Desk:
                 rise = one.values[index] - one.values[one.sizes.index(now)]
                 growers.append((-rise / (want - now), job, want))
             elif want < now and job not in stuck:
-                givers.append((-self._gain(snapshot, job, want, 0) / (now - want), job, want))
+                # What it loses matters only if it may have to give.
+                loss = -self._gain(snapshot, job, want, 0) / (now - want) if shift else 0.0
+                givers.append((loss, job, want))
         growers.sort()
         givers.sort()
         # 2. Those that gain most per GPU first, on free GPUs or, if it pays, on those of jobs that lose least.
@@ -206,14 +232,18 @@ class Desk:
                 want = max(size for size in lending.sizes.of[job] if size <= lending.gpus[job] + free)
             if want == lending.gpus[job] or (taken and self._gain(snapshot, job, want, 0) <= price):
                 continue
+            given = [(giver, lending.held[giver], lending.gpus[giver] - rest) for _, giver, rest in givers[:taken]]
             for _, giver, rest in givers[:taken]:
-                free += lending.gpus[giver] - rest
                 lending.shrink(giver, rest)
-                self.shrunk.append(giver)
-            del givers[:taken]
             before = lending.gpus[job]
-            if self._grow(snapshot, job, want):
-                free -= want - before
+            if self._grow(snapshot, job, want, max(price, 0.0)):
+                free += sum([gpus for _, _, gpus in given]) - (want - before)
+                self.shrunk += [giver for giver, _, _ in given]
+                del givers[:taken]
+            else:
+                # On the nodes where these GPUs lie it would not pay.
+                for giver, pieces, _ in given:
+                    lending.put(giver, pieces)
         # 3. Those that are spread over more nodes than need be come together, where that pays.
         if shift:
             for job in jobs:
@@ -232,7 +262,8 @@ class Desk:
             taken += 1
         return taken, price, free
 
-    def _grow(self, snapshot: Snapshot, job: int, want: int) -> bool:
+    def _grow(self, snapshot: Snapshot, job: int, want: int, price: float) -> bool:
+        """Grow the job if it gains more than the price."""
         lending = self.lending
         pieces = lending.extended(job, want)
         if pieces is None:
@@ -241,7 +272,7 @@ class Desk:
             together = lending.gathered(job, want)
             if together is not None and self.speed(job, want, len(together)) > self.speed(job, want, len(pieces)):
                 pieces = together
-        if self._gain(snapshot, job, want, len(pieces)) <= 0:
+        if self._gain(snapshot, job, want, len(pieces)) <= price:
             return False
         lending.put(job, pieces)
         self.grown.append(job)

@@ -22,9 +22,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from gpuloom.core.cluster import Cluster
+from gpuloom.core.cluster import Cluster, plain_model
 from gpuloom.core.decision import Decision, Reason
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.units import parse_duration_s
 from gpuloom.core.workload import Workload
 from gpuloom.policies.base import Parameter, Policy, Traits, duration, not_negative, one_of, positive, yes_or_no
 from gpuloom.policies.hlas_passes import Scheduler
@@ -40,13 +41,16 @@ def parse_performance(text: str) -> str | dict[str, float]:
         model, colon, value = part.partition(":")
         if not colon or not model.strip():
             raise ValueError("must be fp16, fp32, bandwidth, typical, or numbers as in V100:2/K80:1")
-        found[model.strip().lower()] = positive(value)
+        found[plain_model(model)] = positive(value)
     return found
 
 
 def at_least_0_s(text: str) -> float:
     """A duration that may be 0."""
-    return 0.0 if text.strip() in {"0", "0.0"} else duration(text)
+    value = parse_duration_s(text)
+    if value < 0:
+        raise ValueError("must be 0 or more")
+    return value
 
 
 class Hlas(Policy):

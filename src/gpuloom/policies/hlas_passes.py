@@ -14,9 +14,10 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.units import next_multiple
 from gpuloom.core.workload import F8
 from gpuloom.placement.feedback import Entry, FeedbackQueues
+from gpuloom.placement.making_room import make_room
 from gpuloom.placement.pool import Pool, pool_of_node, pools_of
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool
-from gpuloom.placement.swaps import Mask, Running, best_swaps
+from gpuloom.placement.swaps import Mask, Running, best_swaps, own_gains
 from gpuloom.policies.hlas_terms import IN_Q1, IN_Q2, ON_GPUS, Memory, Options, per_gpu_throughput, performance_of
 from gpuloom.policies.hlas_why import Sayings, waits_in_q2
 
@@ -37,6 +38,10 @@ class Scheduler:
         self._per_gpu = per_gpu_throughput(workload, speeds_by_pool(workload, cluster, shapes), options)
         kinds, kind_of = np.unique(self._per_gpu, axis=0, return_inverse=True)
         self._kind_of = ints(np.ascontiguousarray(kind_of.reshape(-1).astype(np.int32)))
+        self._rows: list[list[float]] = kinds.tolist()
+        """By kind of job: its M'."""
+        self._own: dict[tuple[int, int, int], F8] = {}
+        """By (kind, GPUs, GPU model): what a newcomer gains by other models."""
         self._choices = [choices(kind) for kind in kinds]
         """By kind of job: the GPU models on which it can run, the fastest first (ties: the cluster's order)."""
         self._pools: list[Pool] = pools_of(cluster, snapshot.free_masks())
@@ -126,6 +131,8 @@ class Scheduler:
 
     def _attained(self, job: int) -> float:
         """Service of the closed periods."""
+        if self.memory.ran_s.item(job) == 0.0:
+            return 0.0
         return float(self.memory.gpu_s[job] @ self._performance)
 
     # -- queues and GPUs ------------------------------------------------------------------------------------
@@ -144,7 +151,8 @@ class Scheduler:
         pool, since_s = self._pool_of_node[placement.nodes[0]], float(memory.since_s[job])
         overhead_s = self._overhead[job]
         ready_s = max(since_s + overhead_s, float(memory.moved_s[job]) + self._options.between_moves_s)
-        per_gpu = self._per_gpu[job].tolist()
+        settle_s = max(self._options.settle * overhead_s, self._options.between_moves_s)
+        per_gpu = self._rows[self._kind_of[job]]
         if self._several:
             here = per_gpu[pool]
             for model, there in enumerate(per_gpu):
@@ -161,6 +169,7 @@ class Scheduler:
             pace=gpus * float(self._performance[pool]),
             origin_s=since_s - float(memory.ran_s[job]),
             ready_s=ready_s,
+            settled_s=since_s + settle_s,
         )
 
     def _leave_running(self, job: int) -> Placement:
@@ -197,14 +206,13 @@ class Scheduler:
             return
         attained = running.attained(self._now_s)
         limit = options.over * float(np.add.reduce(attained)) / running.count
-        if not attained.max() > limit:
-            return
-        over = (attained > limit) & (self._now_s > self._settled_s())
-        rows = np.flatnonzero(over)
+        over = attained > limit
+        over &= running.settled_s < self._now_s
+        rows = over.nonzero()[0]
         if not len(rows):
             return
-        rows = rows[np.lexsort((running.job[rows], -attained[rows]))]
-        candidates = [(float(attained[row]), int(running.job[row])) for row in rows.tolist()]
+        found = sorted(zip((-attained[rows]).tolist(), running.job[rows].tolist(), strict=True))
+        candidates = [(-least, job) for least, job in found]
         chosen = self._needed(candidates) if options.only_if_waiting else candidates
         self._refused = {job for _, job in candidates}
         for service, job in chosen:
@@ -222,54 +230,17 @@ class Scheduler:
         job = self._queues.first(0)[1]
         return not any(self._pools[model].fits(self._gpus[job]) for model in self._choices[self._kind_of[job]])
 
-    def _settled_s(self) -> F8:
-        """When each running job may be suspended at the earliest."""
-        running, options = self._running, self._options
-        settled: F8 = running.since_s + np.maximum(options.settle * running.overhead_s, options.between_moves_s)
-        return settled
-
     def _needed(self, candidates: list[Entry]) -> list[Entry]:
         """Those of the candidates (most service first) whose GPUs let jobs of Q1 run that do not fit now."""
-        pools = [pool.copy() for pool in self._pools]
-        left, chosen = list(candidates), []
-        for (service, job), leave_out in self._queues.in_order(0):
-            freed = self._clear(pools, left, service, job)
-            if freed is None:
-                leave_out()
-            elif freed:
-                chosen += freed
-                left = [entry for entry in left if entry not in freed]
-                if not left:
-                    break
-        return chosen
-
-    def _clear(self, pools: list[Pool], left: list[Entry], service: float, job: int) -> list[Entry] | None:
-        """Give the job GPUs of `pools`, freed by as few candidates as need be; who they were. None: impossible."""
-        gpus, models = self._gpus[job], self._choices[self._kind_of[job]]
-        for pool in models:
-            if pools[pool].take(gpus) is not None:
-                return []
-        for pool in models:
-            there = [entry for entry in left if entry[0] > service and self._running.pool_of(entry[1]) == pool]
-            if not there or pools[pool].free_gpus + sum(self._gpus[other] for _, other in there) < gpus:
-                continue
-            trial, freed = pools[pool], []
-            for entry in there:
-                trial.release(self._where[entry[1]])
-                freed.append(entry)
-                if trial.fits(gpus):
-                    break
-            fits = trial.fits(gpus)
-            for entry in reversed(freed.copy()):  # those who turn out not to be in the way stay
-                trial.claim(self._where[entry[1]])
-                if not fits or trial.fits(gpus):
-                    freed.remove(entry)
-                else:
-                    trial.release(self._where[entry[1]])
-            if fits:
-                trial.take(gpus)
-                return freed
-        return None
+        return make_room(
+            self._pools,
+            self._queues.in_order(0),
+            candidates,
+            gpus=self._gpus,
+            models_of=lambda job: self._choices[self._kind_of[job]],
+            where=self._where,
+            pool_of_node=self._pool_of_node,
+        )
 
     # -- 3. promote -----------------------------------------------------------------------------------------
 
@@ -343,7 +314,11 @@ class Scheduler:
         pools, gpus = self._pools, self._gpus[job]
         free = [pool.free_gpus for pool in pools]
         movable = partial(self._movable, job, onto)
-        for swap in best_swaps(self._running, self._per_gpu[job], gpus, onto, free, movable):
+        key = (self._kind_of[job], gpus, onto)
+        own = self._own.get(key)
+        if own is None:
+            own = self._own[key] = own_gains(self._per_gpu[job], gpus, onto)
+        for swap in best_swaps(self._running, self._per_gpu[job], gpus, onto, free, movable, own):
             other, pool = swap.job, swap.pool
             moved = pools[onto].take(self._gpus[other])
             if moved is None:
@@ -399,31 +374,28 @@ class Scheduler:
         for onto, pool in enumerate(self._pools):
             if now_s < self._upgrade_at_s[onto]:
                 continue
-            while running.count and pool.free_gpus and self._upgrade_one(onto, pool):
-                self.upgrades += 1
+            if running.count and pool.free_gpus:
+                self._upgrade_onto(onto, pool)
             self._upgrade_at_s[onto] = self._upgrade_from_s(onto, pool.free_gpus)
 
-    def _upgrade_one(self, onto: int, pool: Pool) -> bool:
+    def _upgrade_onto(self, onto: int, pool: Pool) -> None:
         running, now_s = self._running, self._now_s
         gain = running.gain(onto)
-        if not gain.max() > 0:
-            return False
+        if not np.maximum.reduce(gain) > 0:
+            return
         possible = (gain > 0) & (running.gpus <= pool.free_gpus) & (now_s > running.ready_s)
         possible &= running.since_s < now_s
         if self._options.horizon:
             possible &= running.payback_s(onto) < self._expected_s()
-        rows = np.flatnonzero(possible)
-        if len(rows) > 1:
-            rows = rows[np.lexsort((running.job[rows], -gain[rows]))]
-        for row in rows.tolist():
-            job = int(running.job[row])
+        rows = possible.nonzero()[0]
+        # A move changes nothing for those behind it, except that fewer GPUs are free.
+        for less, job in sorted(zip((-gain[rows]).tolist(), running.job[rows].tolist(), strict=True)):
             placement = pool.take(self._gpus[job])
             if placement is not None:
                 if job in self._say.about:
-                    self._say.upgraded(job, int(running.pool[row]), onto, float(gain[row]))
+                    self._say.upgraded(job, running.pool_of(job), onto, -less)
                 self._move(job, placement)
-                return True
-        return False
+                self.upgrades += 1
 
     def _upgrade_from_s(self, onto: int, free: int) -> float:
         """When the next running job may move to these free GPUs, if none come free or start before."""
@@ -431,7 +403,7 @@ class Scheduler:
         if not free or not running.count:
             return math.inf
         gain = running.gain(onto)
-        if not gain.max() > 0:
+        if not np.maximum.reduce(gain) > 0:
             return math.inf
         at_s = running.ready_s
         if self._options.horizon:
@@ -472,7 +444,7 @@ class Scheduler:
         short = share * np.add.reduce(attained) - attained
         closes = pace - share * np.add.reduce(pace)
         at_s = now_s + short / np.maximum(closes, 1e-12)
-        at_s = np.maximum(at_s, self._settled_s())
+        at_s = np.maximum(at_s, running.settled_s)
         over_now = running.job[at_s < now_s].tolist()
         if over_now and (self._risen or not self._refused.issuperset(over_now)):
             return now_s
@@ -497,4 +469,4 @@ def choices(per_gpu: F8) -> tuple[int, ...]:
 
 def _first_from(times_s: F8, now_s: float) -> float:
     later = times_s[times_s >= now_s]
-    return float(later.min()) if len(later) else math.inf
+    return float(np.minimum.reduce(later)) if len(later) else math.inf

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloom.core.cluster import Cluster
+from gpuloom.core.cluster import Cluster, plain_model
+from gpuloom.core.errors import PolicyError
 from gpuloom.core.workload import F8, Workload
 
 NEW, IN_Q1, IN_Q2, ON_GPUS = 0, 1, 2, 3
@@ -76,9 +77,14 @@ class Options:
 def performance_of(cluster: Cluster, options: Options) -> F8:
     """p of each GPU model, relative to the slowest of the cluster; 1 for a model of which nothing is known."""
     given = options.performance
-    if options.blind or isinstance(given, str):
+    if options.blind or len(cluster.models) == 1:
         return np.ones(len(cluster.models))
-    known = [given.get(model.lower()) for model in cluster.models]
+    if isinstance(given, str):
+        raise PolicyError(
+            f"hlas: performance={given} names a measure of GPU models, and nobody handed its numbers in: give numbers "
+            "(V100:2/K80:1), or have gpuloom.sim.inputs.load_policy make the policy"
+        )
+    known = [given.get(plain_model(model)) for model in cluster.models]
     slowest = min((value for value in known if value is not None), default=1.0)
     return np.array([1.0 if value is None else value / slowest for value in known])
 

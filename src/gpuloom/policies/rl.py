@@ -7,9 +7,14 @@ Source: a Chinese patent application on reinforcement-learning scheduling of dee
     choice: ε-greedy; ε falls from `epsilon_start` to `epsilon_end` over `epsilon_jobs` jobs.
     reward: R = process / cost. process: throughput measured while the job ran, over the best known; cost: the share of
         the cluster's GPUs it held, times (nodes / fewest nodes)^`fragmentation`, all to the power of `thrift`.
-    update: Q(s, a) += α · (R + γ · max_a' Q(s', a') - Q(s, a)), s' being the group of the next job that is decided on.
+        Measured speed is that of the placement: the speed of the GPU model, which is not chosen, is divided out.
+    update: Q(s, a) += α · (R + γ · max_a' Q(s', a') - Q(s, a)), s' being the group of the next job that is decided on;
+        a' includes to wait, where that job may.
     scheduling points: arrivals, ends, failures and repairs. Rewards first, then the queue in order of submission, until
         its end or until no GPU is free. Running jobs are left alone.
+Other than in the patent, a job may wait more than once: while it has been here for less than `patience`, it refuses
+placements worth less than `accept` of its best; the end of its patience is a scheduling point as well. With `accept=0`,
+as in the patent, none is refused.
 Beyond the patent: what was never tried counts as much as a compute/communication model of the job promises
 (`initial=model`), times 1 + `optimism`; jobs of high priority are not explored on (`safe`); tables are saved and read.
 Choices without learning serve as a yardstick (`mode`).
@@ -19,6 +24,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -30,10 +36,22 @@ from gpuloom.core.decision import NOTHING, Decision, Reason
 from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
-from gpuloom.placement.even import HOLD, HOLD_ALL, WAIT, EvenQueue, Kind, Mask, choices_of
-from gpuloom.placement.learning import bellman, carried_over, epsilon, k_means, uniform
+from gpuloom.placement.even import (
+    FRAGMENTATION,
+    HOLD,
+    HOLD_ALL,
+    THRIFT,
+    WAIT,
+    EvenQueue,
+    Kind,
+    Mask,
+    choices_of,
+    cost_of,
+    placement_name,
+)
+from gpuloom.placement.learning import bellman, carried_over, epsilon, k_means, nearest, uniform
 from gpuloom.placement.learnt_table import LearntTable, read_table
-from gpuloom.placement.ratios import log_ratios, models_of
+from gpuloom.placement.ratios import fingerprint, log_ratios, models_of
 from gpuloom.policies.base import (
     Parameter,
     Policy,
@@ -59,8 +77,9 @@ class Memory:
 
     table: shape (centres + 1, choices), NaN where never tried; the last row is of jobs without a known ratio.
     centres, record: as in `LearntTable`. submitted, handled: jobs so far. draws: random numbers drawn.
-    mean_value: running mean of max_a' Q(s', a'). best: by curve, the highest throughput seen.
-    Per job: choice (-1: none), reward and next_value (NaN until known), begun_s, left_s (work left then), waited.
+    mean_value: running mean of max_a' Q(s', a'). best: by curve (`fingerprint`), the highest throughput seen.
+    Per job: choice (-1: none), reward and next_value (NaN until known), begun_s, left_s (work left then), waited,
+    speed (of the GPU model it was placed on, relative to its reference).
     open: jobs whose reward has not been learnt from. last: the job decided on last (-1: none).
     """
 
@@ -71,24 +90,17 @@ class Memory:
     submitted: int
     handled: int
     mean_value: float
-    best: F8
+    best: dict[str, float]
     choice: NDArray[np.int32]
     reward: F8
     next_value: F8
     begun_s: F8
     left_s: F8
     waited: NDArray[np.bool_]
+    speed: F8
     draws: int = 0
     open: list[int] = field(default_factory=list)
     last: int = -1
-
-
-def placement_name(text: str) -> str:
-    """'2x4': 4 GPUs on each of 2 nodes."""
-    nodes, _, per_node = text.partition("x")
-    if not (nodes.isdecimal() and per_node.isdecimal() and int(nodes) and int(per_node)):
-        raise ValueError("must be NODESxGPUS, as in 2x4")
-    return f"{int(nodes)}x{int(per_node)}"
 
 
 class Rl(Policy):
@@ -128,9 +140,11 @@ class Rl(Policy):
         Parameter("epsilon_end", 0.02, fraction, "and in the end"),
         Parameter("epsilon_jobs", 200, whole, "jobs over which it falls"),
         Parameter(
-            "thrift", 0.7, not_negative, "power of the cost in the reward; below 1: larger placements are preferred"
+            "thrift", THRIFT, not_negative, "power of the cost in the reward; below 1: larger placements are preferred"
         ),
-        Parameter("fragmentation", 0.2, not_negative, "how much more a placement on more nodes than needed costs"),
+        Parameter(
+            "fragmentation", FRAGMENTATION, not_negative, "how much more it costs to be on more nodes than needed"
+        ),
         Parameter("accept", 0.7, fraction, "a placement worth less than this share of the job's best is not taken"),
         Parameter("patience", 6 * 3600.0, duration, "but by a job that was here so long, or if nothing runs", "6h"),
         Parameter("measure", 60.0, duration, "a job's throughput counts after so much work, or at its end", "1m"),
@@ -154,7 +168,6 @@ class Rl(Policy):
         names = choices_of(workload, cluster).names
         if start is None:
             start = LearntTable(names, np.zeros(0), np.full((1, len(names)), np.nan))
-        curves = 0 if workload.scaling is None else len(workload.scaling.curves)
         nothing = np.full(n, np.nan)
         return Memory(
             choices=names,
@@ -164,19 +177,21 @@ class Rl(Policy):
             submitted=start.submitted,
             handled=start.handled,
             mean_value=start.mean_value,
-            best=np.zeros(curves),
+            best=dict(start.best),
             choice=np.full(n, -1, dtype=np.int32),
             reward=nothing,
             next_value=nothing.copy(),
             begun_s=nothing.copy(),
             left_s=nothing.copy(),
             waited=np.zeros(n, dtype=np.bool_),
+            speed=np.ones(n),
+            draws=start.draws,
         )
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         if self.cache is None:
             self.cache = _Placer(self, snapshot, memory)
-        return self.cache.decide(snapshot), memory
+        return self.cache.decide(snapshot, memory), memory
 
     def saved(self, memory: Memory) -> str:
         return LearntTable(
@@ -187,6 +202,8 @@ class Rl(Policy):
             memory.submitted,
             memory.handled,
             memory.mean_value,
+            memory.draws,
+            memory.best,
         ).text()
 
     def reason(self, snapshot: Snapshot, job: int) -> Reason:
@@ -209,11 +226,17 @@ class _Placer:
     def __init__(self, policy: Rl, snapshot: Snapshot, memory: Memory) -> None:
         workload, cluster = snapshot.workload, snapshot.cluster
         self._values, self._memory, self._snapshot = policy.values, memory, snapshot
-        self._workload, self._gpus = workload, cluster.gpus
-        self._node_gpus = max(node.gpus for node in cluster.nodes)
+        self._workload, self._cluster = workload, cluster
         self._queue = EvenQueue(snapshot, choices_of(workload, cluster))
         self._models = models_of(workload)
-        self._ratio: list[float] = log_ratios(workload, self._models).tolist()
+        self._curves = [] if workload.scaling is None else [fingerprint(curve) for curve in workload.scaling.curves]
+        self._ratios = log_ratios(workload, self._models)
+        self._ratio: list[float] = self._ratios.tolist()
+        self._mixed = self._queue.differing(self._ratios)
+        """By kind: whether its jobs may be of different groups, and one refuse what another takes."""
+        self._grouped_by: F8 | None = None
+        """The centres by which the queue tells such jobs apart."""
+        self._wake_s = math.inf
         self._between: tuple[F8, list[float]] = np.full(1, np.nan), []
         """The memory's centres, and the points halfway between them."""
         self._protected = _high_priority(workload) if policy.values["safe"] else np.zeros(len(workload), dtype=bool)
@@ -227,8 +250,9 @@ class _Placer:
             policy.values["mode"], self._by_table
         )
 
-    def decide(self, snapshot: Snapshot) -> Decision:
-        memory, queue = self._memory, self._queue
+    def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
+        self._snapshot, self._memory, self._wake_s = snapshot, memory, math.inf
+        queue = self._queue
         queue.observe(snapshot)
         # 1. Rewards of what ran.
         if memory.open:
@@ -240,8 +264,19 @@ class _Placer:
         # 3. The queue in order of submission.
         if not queue.waiting:
             return NOTHING
+        if self._grouped_by is not memory.centres and self._mixed.any():
+            queue.regroup(self._groups)
+            self._grouped_by = memory.centres
         run = queue.walk(self._choose)
-        return Decision(run) if run else NOTHING
+        for job, placement in run.items():
+            memory.speed[job] = queue.speed(job, placement)
+        return Decision(run, wake_at_s=self._wake_s) if run or self._wake_s < math.inf else NOTHING
+
+    def _groups(self, jobs: Sequence[int]) -> NDArray[np.intp]:
+        """Rows of jobs that may refuse what others of their kind take."""
+        ratios, centres = self._ratios[jobs], self._memory.centres
+        rows = np.where(np.isnan(ratios), len(centres), nearest(centres, ratios))
+        return np.where(self._mixed[self._queue.kind_of[jobs]], rows, 0)
 
     # -- learning -------------------------------------------------------------------------------------------
 
@@ -261,21 +296,25 @@ class _Placer:
                 else:
                     memory.reward[job] = self._reward(job, memory.left_s.item(job) / worked_s)
             if math.isnan(memory.next_value.item(job)):
-                still.append(job)  # nobody has been decided on since
+                # Nobody has been decided on since. If it lost its node, what it chooses next is another action.
+                if not snapshot.is_waiting(job):
+                    still.append(job)
                 continue
             if self._learns:
                 self._learn(job, memory.choice.item(job), memory.reward.item(job))
         memory.open = still
 
     def _reward(self, job: int, rate: float) -> float:
-        """process / cost of the placement that the job got."""
+        """process / cost of the placement that the job got; rate: work per second, on the GPU model that it got."""
         memory, kind = self._memory, self._queue.kind(job)
+        rate /= memory.speed.item(job)
         best = self._promised(kind)[1]
         index = int(np.searchsorted(kind.choices, memory.choice.item(job)))
         if kind.curve != NO_CURVE and self._workload.scaling is not None:
             rate *= self._workload.scaling.reference.item(job)
-            memory.best[kind.curve] = max(memory.best.item(kind.curve), rate)
-            best = max(best, memory.best.item(kind.curve))
+            curve = self._curves[kind.curve]
+            memory.best[curve] = max(memory.best.get(curve, 0.0), rate)
+            best = max(best, memory.best[curve])
         else:
             best = max(best, rate)
         cost = self._costs.get(id(kind))
@@ -307,7 +346,7 @@ class _Placer:
                 memory.table = np.insert(memory.table, row, np.nan, axis=0)
         if memory.submitted % REGROUP_JOBS == 0 and len(memory.record):
             groups = self._values["groups"]
-            centres = k_means(memory.record, groups, self._values["seed"], memory.draws)
+            centres = k_means(memory.record, groups, self._values["seed"], memory.draws + 1)
             memory.draws += groups
             if not np.array_equal(centres, memory.centres):
                 rows = carried_over(memory.table[:-1], memory.centres, centres, memory.record)
@@ -325,10 +364,8 @@ class _Placer:
     # -- what is known of a kind ----------------------------------------------------------------------------
 
     def _cost(self, kind: Kind) -> F8:
-        """Of each choice the share of the cluster it holds, weighted."""
-        spread = kind.nodes / np.ceil(kind.gpus / self._node_gpus)
-        cost: F8 = (kind.gpus / self._gpus * spread ** self._values["fragmentation"]) ** self._values["thrift"]
-        return cost
+        values = self._values
+        return cost_of(kind, self._cluster, thrift=values["thrift"], fragmentation=values["fragmentation"])
 
     def _promised(self, kind: Kind) -> tuple[F8, float]:
         found = self._promises.get(id(kind))
@@ -361,20 +398,26 @@ class _Placer:
         values = np.where(unknown, self._promised(kind)[0] + idle, values)
         best = float(values.max())
         least = -math.inf
-        if kind.curve != NO_CURVE and not self._impatient(job):
-            least = idle + self._values["accept"] * (best - idle)
+        picky = kind.curve != NO_CURVE and self._values["accept"] > 0
+        patience_ends_s = self._workload.submit_s.item(job) + self._values["patience"]
+        may_wait = self._queue.running > 0 and not memory.waited.item(job)
+        if picky and (self._queue.running == 0 or self._snapshot.now_s >= patience_ends_s):
+            may_wait = False  # takes whatever fits: nothing runs that would make room, or it was here for long
+        elif picky:
+            least = min(idle + self._values["accept"] * (best - idle), best)
             if self._values["initial"] == "zero":  # nothing is known against what was never tried
                 fits = fits & ((values >= least) | unknown)
                 least = -math.inf if fits.any() else math.inf
         able = np.where(fits, values, -np.inf)
         choice = int(able.argmax())
         if able[choice] < least:
+            # Others of the kind and group came later: they refuse as well, and are as patient for longer.
+            self._wake_s = min(self._wake_s, patience_ends_s)
             return HOLD_ALL
         wait = row.item(WAIT)
         if math.isnan(wait):
             wait = idle
-        may_wait = self._queue.running > 0 and not memory.waited.item(job)
-        self._follow(best)
+        self._follow(max(best, wait) if may_wait else best)
         if self._explores(job):
             others = np.flatnonzero(fits & (able >= least))
             drawn = int(self._draw() * (len(others) + may_wait))
@@ -382,11 +425,6 @@ class _Placer:
         elif may_wait and wait > able[choice]:
             choice = HOLD
         return self._chosen(job, kind, choice)
-
-    def _impatient(self, job: int) -> bool:
-        """Takes whatever fits: nothing runs that would make room, or it has been here for long."""
-        here_s = self._snapshot.now_s - self._workload.submit_s.item(job)
-        return self._queue.running == 0 or here_s >= self._values["patience"]
 
     def _random(self, job: int, kind: Kind, fits: Mask) -> int:
         able = np.flatnonzero(fits)
@@ -413,7 +451,7 @@ class _Placer:
         memory.last = job
         memory.next_value[job] = math.nan if self._learns else 0.0
         if choice == HOLD:
-            memory.choice[job], memory.waited[job] = WAIT, True
+            memory.choice[job], memory.reward[job], memory.waited[job] = WAIT, math.nan, True
             return HOLD
         if snapshot.starts(job) == 0:
             memory.handled += 1

@@ -128,6 +128,25 @@ def make_elastic(workload: Workload, sizes: Range, profiles: Path | None = None)
     return replace(workload, scaling=scaling, notes=(*workload.notes, _note(sizes, counts, profiles)))
 
 
+def trimmed(workload: Workload) -> Workload:
+    """The workload without what its curves say of more GPUs than a job may have: what a trace of its own tells."""
+    scaling = workload.scaling
+    if scaling is None:
+        return workload
+    places: dict[tuple[int, int], int] = {}
+    curves: list[F8] = []
+    curve = scaling.curve.copy()
+    for job, most in enumerate(scaling.max_gpus.tolist()):
+        index = int(curve[job])
+        if index == NO_CURVE:
+            continue
+        place = places.setdefault((index, most), len(curves))
+        if place == len(curves):
+            curves.append(scaling.curves[index][: most + 1])
+        curve[job] = place
+    return replace(workload, scaling=replace(scaling, curve=curve, curves=tuple(curves)))
+
+
 def _by_model(tables: Mapping[tuple[str, int], F8]) -> dict[str, F8]:
     batches: dict[str, list[int]] = {}
     for model, batch in tables:
@@ -137,9 +156,9 @@ def _by_model(tables: Mapping[tuple[str, int], F8]) -> dict[str, F8]:
 
 def _note(sizes: Range, counts: Mapping[str, int], profiles: Path | None) -> str:
     if sizes.relative:
-        text = f"elastic: {sizes.low:g} to {sizes.high:g} times the GPUs that a job asks for"
+        text = f"elastic: {sizes.low:.10g} to {sizes.high:.10g} times the GPUs that a job asks for"
     else:
-        text = f"elastic: {sizes.low:g} to {sizes.high:g} GPUs"
+        text = f"elastic: {sizes.low:,.10g} to {sizes.high:,.10g} GPUs"
     sources = {
         "trace": "speeds of the trace for",
         "profiles": f"of {profiles} for",

@@ -13,17 +13,26 @@ from typing import Any
 import numpy as np
 
 from gpuloom.core.cluster import Cluster
-from gpuloom.core.decision import Decision, Placement, Reason
+from gpuloom.core.decision import Decision, Placement, Reason, is_resize
 from gpuloom.core.errors import InputError
+from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
-from gpuloom.core.workload import Workload
+from gpuloom.core.workload import Speeds, Workload
 from gpuloom.engine.progress import Progress
 from gpuloom.placement.pool import pools_of
-from gpuloom.placement.shapes import gpu_memories_mib, model_allowed, shapes_of
+from gpuloom.placement.shapes import (
+    gpu_memories_mib,
+    impossible_jobs,
+    model_allowed,
+    shapes_of,
+    why_impossible,
+)
 from gpuloom.policies.base import Policy
+from gpuloom.sim.gpus import with_known_memory
 from gpuloom.sim.result import SimResult
 from gpuloom.sim.simulator import simulate
+from gpuloom.sim.speeds import with_speeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +40,18 @@ class Alternative:
     """One GPU model of the cluster, when the job was placed.
 
     speed: of the job there, relative to the model its duration is of; it_per_s: its iterations per second there, where
-        the trace tells them. estimated: the speed was not measured. free: GPUs free then, those that the job gave back
-        included. fits_now: they would have held it (nodes too). cant: why the job can't run there at all, or ''.
+        the trace tells them. estimated: the speed on the model was estimated from facts. source: where the speed is
+        from: 'measured' (the trace's own), 'reference' (its duration is of this model), 'estimated', 'assumed'
+        (nothing is known of the model), with 'by its curve' where the job has not the size or nodes of its duration.
+        free: GPUs free then, those that the job gave back included. fits_now: they would have held it (nodes too).
+        cant: why the job can't run there at all, or ''.
     """
 
     model: str
     speed: float
     it_per_s: float | None
     estimated: bool
+    source: str
     free: int
     fits_now: bool
     cant: str
@@ -83,32 +96,39 @@ def explain(
         settings: as for `simulate`; the policy must have got its parameters already.
 
     Raises:
-        InputError: the workload has no such job (or it can never be placed).
+        InputError: the workload has no such job, or it can never be placed (says why).
     """
+    job = find_job(workload, job_id)
+    if job < 0:
+        raise InputError(no_such_job(workload, job_id))
+    if settings.get("skip_impossible"):
+        cluster = with_known_memory(cluster)
+        workload = with_speeds(workload, cluster)
+        if job in impossible_jobs(shapes_of(workload, cluster), cluster).tolist():
+            why = why_impossible(workload, cluster, job)
+            raise InputError(f"job {workload.job_id(job)} can never be placed, and is left out: {why}")
+    job_id = workload.job_id(job)
     watched = Watched(policy, job_id)
     result = simulate(workload, cluster, watched, **settings)
-    if watched.job < 0:
-        raise InputError(no_such_job(workload, job_id))
     steps = watched.finish(result)
     gpus = int(result.job_gpus[watched.job])
     result = replace(result, policy=name or policy.id)
     return Explanation(job_id, watched.job, gpus, name or policy.id, tuple(steps), result)
 
 
-def find_job(workload: Workload, job_id: str) -> int:
-    """Number of a job by its id; -1 if there is none."""
-    if workload.job_ids is None:
-        return int(job_id) if job_id.isdecimal() and int(job_id) < len(workload) else -1
-    try:
-        return workload.job_ids.index(job_id)
-    except ValueError:
-        return -1
+def find_job(workload: Workload, text: str) -> int:
+    """Number of a job by its id or, where none has it, by its number in order of submission, from 0; -1: none."""
+    if workload.job_ids is not None and text in workload.job_ids:
+        return workload.job_ids.index(text)
+    return int(text) if text.isdecimal() and int(text) < len(workload) else -1
 
 
-def no_such_job(workload: Workload, job_id: str) -> str:
+def no_such_job(workload: Workload, text: str) -> str:
     """Says which ids there are."""
-    ids = [workload.job_id(job) for job in range(min(len(workload), 3))]
-    return f"{workload.name} has no job {job_id!r}; its {len(workload):,} jobs are named {', '.join(ids)}, …"
+    n, shown = len(workload), 3
+    ids = ", ".join(workload.job_id(job) for job in range(min(n, shown))) + (", …" if n > shown else "")
+    named = f"its {n:,} jobs are named {ids}" if n > 1 else f"its one job is named {ids}"
+    return f"{workload.name} has no job {text!r}; {named}"
 
 
 class Watched(Policy):
@@ -126,12 +146,14 @@ class Watched(Policy):
         self.steps: list[Step] = []
         self._since_s = 0.0
         self._progress: Progress | None = None
+        self._facts: bool | None = None
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Any:
         self._policy.cache = None
-        self.job = find_job(workload, self.job_id)
+        ids = workload.job_ids
+        self.job = int(self.job_id) if ids is None else ids.index(self.job_id) if self.job_id in ids else -1
         if self.job < 0:
-            raise InputError(no_such_job(workload, self.job_id))
+            raise InputError(f"job {self.job_id} can never be placed, and is left out")
         self._policy.explains = frozenset([self.job])
         self._progress = Progress(workload, cluster, np.zeros(len(workload)))
         self._shapes = shapes_of(workload, cluster)
@@ -162,7 +184,7 @@ class Watched(Policy):
             if held is None:
                 what = "restart" if starts else "start"
             else:
-                what = "move" if placement.gpus == held.gpus else "resize"
+                what = "resize" if self.resizes and is_resize(held, placement) else "move"
             waited_s = now_s - self._since_s if held is None else 0.0
             gone = [before[other] for other in (*decision.wait, *decision.run) if other in before]
             alternatives = self._alternatives(snapshot, free, gone, placement)
@@ -203,24 +225,45 @@ class Watched(Policy):
         able = self._shapes.shapes[int(self._shapes.of_job[job])].pools
         found = []
         for index, (model, pool) in enumerate(zip(cluster.models, pools_of(cluster, masks), strict=True)):
-            speed, estimated = self._speed(workload, pool.nodes[0], model, placement)
+            speed = self._speed(pool.nodes[0], placement)
+            source = self._source(workload, cluster, model, placement)
             it_per_s = None
             if workload.iteration_s is not None and workload.iteration_s[job] > 0:
                 it_per_s = speed / float(workload.iteration_s[job])
             cant = "" if index in able else why_not(workload, cluster, job, index)
             fits = not cant and pool.fits(placement.gpus)
-            found.append(Alternative(model, speed, it_per_s, estimated, pool.free_gpus, fits, cant, model == chosen))
+            estimated, taken = source.startswith("estimated"), model == chosen
+            found.append(Alternative(model, speed, it_per_s, estimated, source, pool.free_gpus, fits, cant, taken))
         return tuple(found)
 
-    def _speed(self, workload: Workload, node: int, model: str, placement: Placement) -> tuple[float, bool]:
+    def _speed(self, node: int, placement: Placement) -> float:
         assert self._progress is not None  # noqa: S101 - set when the run begins
-        there = replace(placement, nodes=(node, *placement.nodes[1:]))
-        estimated = False
-        if workload.speeds is not None and workload.speeds.estimated is not None:
-            known = [name.lower() for name in workload.speeds.models]
-            if model.lower() in known:
-                estimated = bool(workload.speeds.estimated[self.job, known.index(model.lower())])
-        return self._progress.solo_rate(self.job, there), estimated
+        return self._progress.solo_rate(self.job, replace(placement, nodes=(node, *placement.nodes[1:])))
+
+    def _source(self, workload: Workload, cluster: Cluster, model: str, placement: Placement) -> str:
+        """Where the job's speed on a model, at a placement's size, is from."""
+        speeds, scaling = workload.speeds, workload.scaling
+        if speeds is None:
+            source = "reference" if len(cluster.models) == 1 else "assumed"
+        elif model.lower() not in (known := [name.lower() for name in speeds.models]):
+            source = "assumed"
+        elif speeds.estimated is not None and speeds.estimated[self.job, known.index(model.lower())]:
+            source = "estimated"
+        else:
+            source = "reference" if self._of_facts(speeds) else "measured"
+        if scaling is None or scaling.curve[self.job] == NO_CURVE:
+            return source
+        job, nodes = self.job, len(placement.nodes)
+        if placement.gpus == workload.gpus[job] and scaling.speed(job, placement.gpus, nodes) == 1.0:
+            return source
+        return f"{source}, by its curve"
+
+    def _of_facts(self, speeds: Speeds) -> bool:
+        """Whether no speed of the workload was measured: all but the reference model's 1 are estimates."""
+        if self._facts is None:
+            marked = speeds.estimated
+            self._facts = marked is not None and bool((marked | (speeds.factor == 1.0)).all())
+        return self._facts
 
 
 def why_not(workload: Workload, cluster: Cluster, job: int, model: int) -> str:
@@ -242,6 +285,7 @@ def plain(explanation: Explanation) -> dict[str, Any]:
         "policy": explanation.policy,
         "trace": explanation.result.trace,
         "cluster": explanation.result.cluster,
+        "interrupted": explanation.result.interrupted,
         "steps": [_plain_step(step) for step in explanation.steps],
     }
 
@@ -258,6 +302,7 @@ def _plain_step(step: Step) -> dict[str, Any]:
                 "speed": a.speed,
                 "it_per_s": a.it_per_s,
                 "estimated": a.estimated,
+                "source": a.source,
                 "free_gpus": a.free,
                 "fits_now": a.fits_now,
                 "cant": a.cant,

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from gpuloom.core.cluster import Cluster
+from gpuloom.core.cluster import Cluster, plain_model
 from gpuloom.core.workload import F8
 from gpuloom.policies.base import Policy
 
@@ -37,7 +37,7 @@ class GpuFacts:
 
     @property
     def typical(self) -> float:
-        """Geometric mean of FP32 rate and memory bandwidth: predicts training speed best (docs/heterogeneity.md)."""
+        """Geometric mean of FP32 rate and memory bandwidth, by which speeds are estimated (docs/heterogeneity.md)."""
         return math.sqrt(self.fp32_tflops * self.memory_gbps)
 
 
@@ -67,22 +67,18 @@ def all_gpus() -> tuple[GpuFacts, ...]:
     )
 
 
-def _plain(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum())
-
-
 @cache
 def _by_name() -> Mapping[str, tuple[GpuFacts, ...]]:
     found: dict[str, tuple[GpuFacts, ...]] = {}
     for gpu in all_gpus():
-        for name in dict.fromkeys(map(_plain, (gpu.model, *gpu.aliases))):
+        for name in dict.fromkeys(map(plain_model, (gpu.model, *gpu.aliases))):
             found[name] = (*found.get(name, ()), gpu)
     return found
 
 
 def gpus_named(name: str) -> tuple[GpuFacts, ...]:
     """All models that the name may mean, the one usually meant first ('V100': 16 GB, then 32 GB); () if unknown."""
-    return _by_name().get(_plain(name), ())
+    return _by_name().get(plain_model(name), ())
 
 
 def find_gpu(name: str) -> GpuFacts | None:
@@ -103,11 +99,11 @@ def measure_of(gpu: GpuFacts, measure: str) -> float:
 
 
 def measures(measure: str) -> Mapping[str, float]:
-    """One of `MEASURES` of every model, by name and alias in lower case; a name goes for what it usually means."""
+    """One of `MEASURES` of every model, by plain name and alias; a name goes for what it usually means."""
     found: dict[str, float] = {}
     for gpu in all_gpus():
         for name in (gpu.model, *gpu.aliases):
-            found.setdefault(name.lower(), measure_of(find_gpu(name) or gpu, measure))
+            found.setdefault(plain_model(name), measure_of(find_gpu(name) or gpu, measure))
     return MappingProxyType(found)
 
 
@@ -117,8 +113,6 @@ def hand_in_facts(policy: Policy) -> None:
         value = policy.values[parameter.name]
         if parameter.names_measure and isinstance(value, str):
             policy.values[parameter.name] = measures(value)
-    if policy.inner is not None:
-        hand_in_facts(policy.inner)
     if policy.inner is not None:
         hand_in_facts(policy.inner)
 

@@ -9,7 +9,9 @@ between steps by itself. Needs the package `gymnasium` (`pip install 'gpuloom[gy
     observations: a `Dict` of `features` (see `FEATURES`) and `action_mask` (1: allowed now).
     rewards: `jct`: minus the time that jobs have spent in the system since the last step, in units such that an
         episode's sum is minus the mean completion time over the mean duration; `placement`: R = process / cost of the
-        policy `rl`: speed over the job's best, by the share of the cluster that it takes to the power of `thrift`.
+        policy `rl`, with its defaults: speed over the job's best, by the share of the cluster that it takes, times
+        (nodes / fewest nodes)^`fragmentation`, to the power of `thrift`. Speeds are those of the job's true curve,
+        where `rl` has what it measured.
 
 It is registered as `gpuloom/Placement-v0`.
 """
@@ -31,7 +33,19 @@ from gpuloom.core.errors import InputError, MissingDependencyError
 from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
-from gpuloom.placement.even import HOLD, PACKED, WAIT, Choices, EvenQueue, Kind, Mask, choices_of
+from gpuloom.placement.even import (
+    FRAGMENTATION,
+    HOLD,
+    PACKED,
+    THRIFT,
+    WAIT,
+    Choices,
+    EvenQueue,
+    Kind,
+    Mask,
+    choices_of,
+    cost_of,
+)
 from gpuloom.placement.ratios import MOST_LOG_RATIO, log_ratios, models_of
 from gpuloom.policies.base import Policy, Traits
 from gpuloom.sim.inputs import load_cluster
@@ -69,7 +83,8 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
     Args:
         workload: the jobs, or a function that makes them anew for each episode from a random generator.
         cluster: nodes, or their short form ('16x4'). A function's first workload (of seed 0) must have the largest job.
-        reward: 'jct' or 'placement'. thrift: power of the cost in the latter.
+        reward: 'jct' or 'placement'. thrift: power of the cost in the latter; fragmentation: how much more a placement
+            on more nodes than needed costs there.
         settings: see `gpuloom.sim.Settings`.
 
     Raises:
@@ -84,14 +99,16 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
         cluster: Cluster | str,
         *,
         reward: str = "jct",
-        thrift: float = 1.0,
+        thrift: float = THRIFT,
+        fragmentation: float = FRAGMENTATION,
         **settings: Any,
     ) -> None:
         if reward not in REWARDS:
             raise InputError(f"reward is {reward!r}, must be one of {', '.join(REWARDS)}")
         self._cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
         self._make = workload
-        self._reward, self._thrift, self._settings = reward, thrift, settings
+        self._reward, self._settings = reward, settings
+        self._weights = {"thrift": thrift, "fragmentation": fragmentation}
         first = workload if isinstance(workload, Workload) else workload(np.random.default_rng(0))
         self.choices: Choices = choices_of(first, self._cluster)
         node_gpus = max(node.gpus for node in self._cluster.nodes)
@@ -269,7 +286,7 @@ class _Asking(Policy):
         if kind.curve != NO_CURVE and scaling is not None:
             curve = scaling.curves[kind.curve]
             speed = curve[kind.gpus, np.minimum(kind.nodes, curve.shape[1]) - 1]
-        worth: F8 = speed / speed.max() / (kind.gpus / self._env._cluster.gpus) ** self._env._thrift
+        worth: F8 = speed / speed.max() / cost_of(kind, self._env._cluster, **self._env._weights)
         return worth
 
     def _features(self, job: int, queue: EvenQueue) -> NDArray[np.float32]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
 import zlib
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +36,13 @@ def load_cluster(text: str) -> Cluster:
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = _load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ClusterError(f"cluster file {text}: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ClusterError(f"cluster file {text} is not YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise ClusterError(f"cluster file {text}: {error}") from error
     return cluster_from_mapping(data, source=text)
 
 
@@ -66,23 +70,57 @@ def _of_file(policy_id: str, parameter: Parameter, path: Path) -> Any:
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
-        raise PolicyError(f"{where}: {error}") from error
+    except FileNotFoundError as error:
+        raise PolicyError(f"{where}: no such file") from error
+    except OSError as error:
+        raise PolicyError(f"{where}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, EOFError, zlib.error) as error:
+        raise PolicyError(f"{where}: {error} (expected: {parameter.help})") from error
     if parameter.content is None:
         return _numbers(where, text)
     try:
         return parameter.content(_yaml(where, text) if parameter.yaml else text)
+    except json.JSONDecodeError as error:
+        raise PolicyError(f"{where}: is not JSON ({error}); expected: {parameter.help}") from error
     except ValueError as error:
-        raise PolicyError(f"{where}: {error}") from error
+        raise PolicyError(f"{where}: {error}; expected: {parameter.help}") from error
 
 
 def _yaml(where: str, text: str) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(text)
+        found = _load_yaml(text)
     except yaml.YAMLError as error:
         raise PolicyError(f"{where}: is not YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise PolicyError(f"{where}: {error}") from error
+    if found is None:
+        raise PolicyError(f"{where}: is empty; write keys and values, alone or all below 'elastic:'")
+    return found
+
+
+def _load_yaml(text: str) -> Any:
+    """As `yaml.safe_load`, but a key that is given twice in a mapping is a ValueError."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def mapping(loader: Loader, node: yaml.MappingNode) -> Any:
+        seen: dict[Any, Any] = {}
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = loader.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise ValueError(f"line {key_node.start_mark.line + 1}: key {key!r} is given twice")
+            if isinstance(key, Hashable):
+                seen[key] = None
+        return loader.construct_yaml_map(node)
+
+    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
 
 
 def _numbers(where: str, text: str) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -175,6 +175,8 @@ def without_impossible(workload: Workload, cluster: Cluster, *, skip: bool) -> W
         )
     keep = np.ones(len(workload), dtype=bool)
     keep[bad] = False
+    if workload.job_ids is None:  # a job's row is its name, and stays so
+        workload = replace(workload, job_ids=tuple(map(str, range(len(workload)))))
     kept = workload.take(np.flatnonzero(keep))
     note = f"{len(bad):,} jobs that can never be placed were left out (the first: {text})"
     return replace(kept, notes=(*kept.notes, note))
@@ -369,7 +371,7 @@ class _Run:
             avg_jct_s=float(done.mean()) if len(done) else math.nan,
             median_jct_s=float(np.median(done)) if len(done) else math.nan,
             p99_jct_s=float(ordered[int(0.99 * len(ordered))]) if len(done) else math.nan,
-            makespan_s=last if self.mode.absolute_makespan else last - first,
+            makespan_s=math.nan if n and not len(done) else last if self.mode.absolute_makespan else last - first,
             avg_queue_length=queued_s / span if span > 0 else 0.0,
             blocking_index=self.executor.age.mean(span),
             utilization=busy_s / (span * self.cluster.gpus) if span > 0 else 0.0,

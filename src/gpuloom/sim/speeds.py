@@ -1,10 +1,10 @@
 """Speeds on GPU models on which a job was not measured, estimated from the models' facts.
 
 A job's speed on a model is taken to grow as √(FP32 rate × memory bandwidth), from the measured model that is nearest
-by this number. Of the rules tried (FP16, FP32, bandwidth, their means, a power law fitted to each job) it errs least
-over Gavel's K80, P100 and V100 and ElasticFlow's T4 and A100: by a factor of about 1.4 (docs/heterogeneity.md has the
-figures of all, made by `make heterogeneous`). Speeds that were measured, and models that a job does not fit, are never
-touched.
+by this number. It errs by a factor of about 1.4 in the median over Gavel's K80, P100 and V100, hardly more than
+bandwidth alone, and by less than that on most of ElasticFlow's T4 and A100, which is why it was chosen
+(docs/heterogeneity.md has the figures of all rules that were tried, made by `make heterogeneous`). Speeds that were
+measured, and models that a job does not fit, are never touched.
 """
 
 from __future__ import annotations

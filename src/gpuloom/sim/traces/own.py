@@ -14,6 +14,7 @@ import numpy as np
 from gpuloom.core.errors import MissingDependencyError, TraceError
 from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.workload import F8, Labels, Speeds
+from gpuloom.sim.speeds import fill, unmeasured
 from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source
 from gpuloom.sim.traces.table import Column, Table, check_numbers, match_columns, read_table
 
@@ -47,8 +48,8 @@ PARQUET = b"PAR1"
 
 
 def speed_column(name: str) -> Column | None:
-    """The column `speed:<GPU model>`, of any model."""
-    return Column(name, minimum=0) if name.startswith(SPEED) and len(name) > len(SPEED) else None
+    """The column `speed:<GPU model>`, of any model; what is empty is estimated."""
+    return Column(name, minimum=0, empty=math.nan) if name.startswith(SPEED) and len(name) > len(SPEED) else None
 
 
 def detect(head: Head) -> bool:
@@ -78,7 +79,10 @@ def read(source: Source, options: ReadOptions) -> Part:
     columns |= {name: table[name] for name in FLOATS if name in table}
     columns |= {name: table.ints(name) for name in INTS if name in table}
     if models:
-        columns["speeds"] = Speeds(models, np.stack([table[SPEED + model] for model in models], axis=1))
+        factor, estimated = fill(models, np.stack([table[SPEED + model] for model in models], axis=1))
+        if estimated.any():
+            table.notes.append(f"{source.name}: {unmeasured(models, estimated)}")
+        columns["speeds"] = Speeds(models, factor, estimated if estimated.any() else None)
     if CURVE in table or any(name in table for name in SIZES):
         columns["scaling"] = _scaling(table)
     return table.part(

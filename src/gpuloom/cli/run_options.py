@@ -1,0 +1,355 @@
+"""The options of every command that simulates a trace, and what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuloom.cli.reading import read, reading_options, say_notes
+from gpuloom.core.errors import InputError
+from gpuloom.core.units import parse_duration_s
+
+if TYPE_CHECKING:
+    from gpuloom.core.cluster import Cluster
+    from gpuloom.core.workload import Workload
+    from gpuloom.policies.base import Policy
+
+
+class Duration(click.ParamType[Any]):
+    """Seconds, or a number with a unit."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return parse_duration_s(value)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Overhead(Duration):
+    """A duration, or 'profile' (None)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return None if value is None or value == "profile" else super().convert(value, param, ctx)
+
+
+WEAVING_OPTIONS = ("group_size", "ordering", "grouping", "profile_noise", "interleave_overhead")
+
+
+def weaving_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of the policies that interleave jobs; each stands for the policy parameter of its name."""
+    options = [
+        click.option("--group-size", metavar="1..4", help="Weaving: most jobs that share GPUs."),
+        click.option("--ordering", metavar="best|worst|none", help="Weaving: order of the jobs inside a group."),
+        click.option(
+            "--grouping", metavar="multiround|exact|greedy", help="Weaving: how muri-s and muri-l form groups."
+        ),
+        click.option("--profile-noise", metavar="0..1", help="Weaving: by how much profiled stage times may be off."),
+        click.option(
+            "--interleave-overhead",
+            metavar="FACTORS",
+            help="Weaving: what sharing costs: measured, none, one factor, or three for 2, 3, 4 jobs (1.3/1.5/1.4).",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+ELASTIC_OPTIONS = {"base": "base", "elastic_config": "config"}
+"""Options of the policies for elastic jobs, and the policy parameters that they stand for."""
+
+
+def elastic_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options about jobs of several sizes."""
+    options = [
+        click.option("--base", metavar="POLICY", help="Elastic: the policy that decides who runs (tiresias)."),
+        click.option(
+            "--elastic-config",
+            type=click.Path(dir_okay=False),
+            metavar="FILE",
+            help="Elastic: YAML file with the thresholds and their like.",
+        ),
+        click.option(
+            "--elastic",
+            "elastic_range",
+            metavar="MIN-MAX",
+            help="Make the jobs elastic: GPUs (1-8), or factors on what each asks for (0.5x-4x).",
+        ),
+        click.option(
+            "--scaling-profiles",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            metavar="DIR",
+            help="With --elastic: throughputs by GPUs, a <model>.csv each, for jobs of which the trace has none.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options about clusters of several GPU models."""
+    command = click.option(
+        "--speeds",
+        type=click.Choice(["measured", "facts"]),
+        default="measured",
+        show_default=True,
+        help="Speeds by GPU model where the trace has none: all alike, or estimated from the models' facts.",
+    )(command)
+    return click.option(
+        "--hlas",
+        type=click.Choice(["literal"]),
+        help="hlas: the patent's method without gpuloom's additions (hlas:literal=yes).",
+    )(command)
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that decide what happens in a run: what every command that simulates a trace takes."""
+    options = [
+        click.option(
+            "--cluster",
+            required=True,
+            metavar="SPEC",
+            help="NODESxGPUS[:MODEL], several with commas (8x8, 4x8:V100,16x4:K80), or a YAML file.",
+        ),
+        click.option(
+            "--interval",
+            type=Duration(),
+            default="360",
+            show_default=True,
+            metavar="TIME",
+            help="Jobs are stopped for others at multiples of this (seconds, or 6m); 0: at every event.",
+        ),
+        click.option(
+            "--schedule",
+            type=click.Choice(["events", "rounds"]),
+            default="events",
+            show_default=True,
+            help="events: free GPUs are given away at once; rounds: at intervals only.",
+        ),
+        click.option(
+            "--restart-overhead",
+            type=Overhead(),
+            default="profile",
+            show_default=True,
+            metavar="TIME|profile",
+            help="What every (re)start of a job costs; profile: by the trace or the job's model, else 10 s.",
+        ),
+        click.option(
+            "--resize-overhead",
+            type=Duration(),
+            metavar="TIME",
+            help="What a change of a running job's size costs; as much as a restart unless given.",
+        ),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of what is random."),
+        click.option(
+            "--compat", type=click.Choice(["muri"]), help="Semantics of another simulator (docs/fidelity.md)."
+        ),
+        click.option("--mtbf", type=Duration(), metavar="TIME", help="Mean time between failures of a node (30d)."),
+        click.option(
+            "--repair", type=Duration(), default="1h", show_default=True, metavar="TIME", help="Mean time to repair."
+        ),
+        click.option(
+            "--checkpoint",
+            type=Duration(),
+            default="0",
+            show_default=True,
+            metavar="TIME",
+            help="Work between checkpoints; a job that loses its node goes back to the last. 0: loses nothing.",
+        ),
+        click.option(
+            "--skip-impossible", is_flag=True, help="Leave out jobs that can never be placed on the cluster, counted."
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    decorated: Callable[..., Any] = reading_options(model_options(elastic_options(weaving_options(command))))
+    return decorated
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Checked options of a run, before the trace is read.
+
+    policies: as asked for, with the parameters that options stand for. settings: of `gpuloom.sim.simulate`.
+    inputs: files that the run reads, as far as they are known before the trace is read.
+    """
+
+    cluster: Cluster
+    policies: list[Policy]
+    settings: dict[str, Any]
+    inputs: list[Path]
+    sizes: Any
+    profiles: Path | None
+    speeds: str
+    skip_impossible: bool
+    reading: dict[str, Any]
+
+    def read(self, *, quiet: bool) -> tuple[Workload, list[Path]]:
+        """The trace as it is to be simulated, jobs that can never be placed included, and the files that it is of.
+
+        What was left out or assumed is told on standard error.
+        """
+        from gpuloom.sim.elastic_inputs import make_elastic
+
+        found = read(**self.reading)
+        if not quiet:
+            say_notes(found)
+        workload = found.workload
+        workload = with_cluster_speeds(workload, self.cluster, self.speeds, self.reading["gpu_model"], quiet=quiet)
+        if self.sizes is not None:
+            workload = make_elastic(workload, self.sizes, self.profiles)
+            if not quiet:
+                click.echo(f"note: {workload.notes[-1]}", err=True)
+        if not quiet:
+            _say_unknown_models(self.cluster, self.policies)
+            _say_profiled(workload, self.policies)
+        return workload, [Path(str(file)) for file in found.files]
+
+    def fitting(self, workload: Workload, *, quiet: bool) -> Workload:
+        """The workload without what `--skip-impossible` leaves out."""
+        from gpuloom.sim.simulator import without_impossible
+
+        workload = _fitting(workload, self.cluster, without_impossible, self.skip_impossible, quiet)
+        if workload.gpu_milli is not None and not quiet and (parts := int((workload.gpu_milli < 1000).sum())):
+            click.echo(f"note: {parts:,} jobs ask for a part of a GPU; each is given a whole one", err=True)
+        return workload
+
+
+def checked(
+    policies: list[str],
+    *,
+    cluster: str,
+    interval: float,
+    schedule: str,
+    restart_overhead: float | None,
+    resize_overhead: float | None,
+    seed: int,
+    compat: str | None,
+    mtbf: float | None,
+    repair: float,
+    checkpoint: float,
+    skip_impossible: bool,
+    elastic_range: str | None,
+    scaling_profiles: Path | None,
+    hlas: str | None,
+    speeds: str,
+    **others: Any,
+) -> RunOptions:
+    """What `run_options` stand for; all that can be wrong is found here, before the long work begins.
+
+    Raises:
+        InputError: an option, a policy or the cluster is wrong.
+    """
+    from gpuloom.policies.registry import BUILT_IN, parse_policy, policy_class
+    from gpuloom.sim.compat import compat_mode
+    from gpuloom.sim.elastic_inputs import parse_range
+    from gpuloom.sim.gpus import with_known_memory
+    from gpuloom.sim.inputs import load_cluster, load_policy
+    from gpuloom.sim.simulator import Settings
+
+    chosen = with_known_memory(load_cluster(cluster))
+    option_of = {**{name: name for name in WEAVING_OPTIONS}, **{p: o for o, p in ELASTIC_OPTIONS.items()}}
+    given = {name: others.pop(option) for name, option in option_of.items()}
+    parameters = {name: value for name, value in given.items() if value is not None}
+    sizes = None if elastic_range is None else parse_range(elastic_range)
+    if scaling_profiles is not None and sizes is None:
+        raise InputError("--scaling-profiles goes with --elastic MIN-MAX, which says how many GPUs the jobs may have")
+    if hlas is not None:
+        if not any(policy.partition(":")[0] == "hlas" for policy in policies):
+            raise InputError(f"--hlas is for hlas, which is not among {', '.join(policies)}")
+        parameters["literal"] = "yes"
+    settings = {
+        "interval_s": interval,
+        "schedule": schedule,
+        "restart_overhead_s": restart_overhead,
+        "resize_overhead_s": resize_overhead,
+        "seed": seed,
+        "compat": compat,
+        "mtbf_s": mtbf,
+        "repair_s": repair,
+        "checkpoint_s": checkpoint,
+        "parameters": parameters,
+    }
+    Settings(**settings)  # type: ignore[arg-type]
+    mode = compat_mode(compat)
+    loaded = []
+    for policy in policies:
+        preset = mode.parameters.get(policy.partition(":")[0], {})
+        loaded.append(load_policy(policy, **{"seed": seed, **preset, **parameters}))
+    for name in parameters:
+        if not any(name in policy.values for policy in loaded):
+            takers = [known for known in BUILT_IN if any(p.name == name for p in policy_class(known).parameters)]
+            option = option_of[name].replace("_", "-")
+            raise InputError(f"--{option} is for {', '.join(takers)}; none of {', '.join(policies)} takes it")
+    inputs = [*map(Path, others["traces"]), Path(cluster)]
+    inputs += [Path(path) for path in (others["throughputs"], given["config"]) if path is not None]
+    if scaling_profiles is not None:
+        inputs += sorted(scaling_profiles.glob("*.csv"))
+    for policy in policies:
+        values = parse_policy(policy)[1]
+        files = [p.name for p in policy_class(policy.partition(":")[0]).parameters if p.names_file]
+        inputs += [Path(str(values[name])) for name in files if values.get(name) is not None]
+    return RunOptions(chosen, loaded, settings, inputs, sizes, scaling_profiles, speeds, skip_impossible, others)
+
+
+def with_cluster_speeds(
+    workload: Workload, cluster: Cluster, speeds: str, reference: str | None, *, quiet: bool
+) -> Workload:
+    """The workload with speeds on all GPU models of the cluster, as far as `--speeds` says so."""
+    from gpuloom.sim.speeds import from_facts, with_speeds
+
+    filled = from_facts(workload, cluster, reference) if speeds == "facts" else with_speeds(workload, cluster)
+    if not quiet:
+        for note in filled.notes[len(workload.notes) :]:
+            click.echo(f"note: {note}", err=True)
+    return filled
+
+
+def _say_unknown_models(cluster: Cluster, policies: list[Any]) -> None:
+    """Say which GPU models count as the slowest because the table of facts does not know them."""
+    from gpuloom.sim.gpus import find_gpu
+
+    if len(cluster.models) < 2 or not any(p.names_measure for policy in policies for p in policy.parameters):
+        return
+    if unknown := [model for model in cluster.models if find_gpu(model) is None]:
+        click.echo(f"note: nothing is known of GPU model {', '.join(unknown)}: its performance counts as 1", err=True)
+
+
+def _say_profiled(workload: Workload, policies: list[Any]) -> None:
+    """Say what `simulate` will fill in from the profile library, and whom nothing is known of."""
+    from gpuloom.sim.profiles import load_profiles, with_profiles
+
+    profiles = load_profiles()
+    if not profiles.own and not any(policy.uses_stages for policy in policies):
+        return
+    filled = with_profiles(workload, profiles)
+    for note in filled.notes[len(workload.notes) :]:
+        click.echo(f"note: {note}", err=True)
+    lacking = len(filled)
+    if filled.stage_s is not None:
+        total = filled.stage_s.sum(axis=1)
+        lacking -= int((total > 0).sum())
+    if lacking and any("group_size" in policy.values for policy in policies):
+        what = "no job has" if lacking == len(filled) else f"{lacking:,} of {len(filled):,} jobs have no"
+        click.echo(
+            f"note: {what} known stage times: they share GPUs with nobody by weaving (see: gpuloom profiles --help)",
+            err=True,
+        )
+
+
+def _fitting(
+    workload: Workload, cluster: Cluster, without_impossible: Callable[..., Workload], skip: bool, quiet: bool
+) -> Workload:
+    kept = without_impossible(workload, cluster, skip=skip)
+    if len(kept) == 0:
+        raise InputError(f"{workload.name}: none of its {len(workload):,} jobs can be placed on {cluster}")
+    if kept is not workload and not quiet:
+        click.echo(f"note: {kept.notes[-1]}", err=True)
+    return kept
