@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from gpuloom.cli.progress import task_progress
+from gpuloom.cli.simulate import DEFAULT_POLICIES
 
-POLICIES = ("fifo", "sjf", "srtf", "srsf", "tiresias", "gittins", "themis", "antman", "muri-xs", "muri-xl")
+POLICIES = tuple(DEFAULT_POLICIES.split(","))
 REAL = Path("muri/trace3.csv.gz")
 CLUSTER = "8x8"
 
