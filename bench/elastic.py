@@ -23,6 +23,7 @@ from gpuloom.sim.elastic_inputs import Range, make_elastic
 from gpuloom.sim.generate import GeneratorConfig, generate
 from gpuloom.sim.runner import Task, run_all
 from gpuloom.sim.traces import read_trace
+from pages import with_part
 
 REPO = Path(__file__).resolve().parents[1]
 START, END = "<!-- figures -->", "<!-- end -->"
@@ -130,10 +131,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     text = options.output.read_text(encoding="utf-8")
-    before, _, rest = text.partition(START)
-    _, _, after = rest.partition(END)
+    with_part(text, START, END, "")  # a page without the marks is refused before the work
     written = figures(options.data, options.processes)
-    options.output.write_text(f"{before}{START}\n\n{written}\n{END}{after}", encoding="utf-8")
+    options.output.write_text(with_part(text, START, END, f"\n{written}"), encoding="utf-8")
     print(f"wrote {options.output}")
 
 

@@ -30,6 +30,7 @@ from gpuloom.sim.gpus import MEASURES, find_gpu, measure_of
 from gpuloom.sim.inputs import load_policy
 from gpuloom.sim.report.metrics import cost_per_job_usd
 from gpuloom.sim.traces import read_trace
+from pages import with_part
 
 REPO = Path(__file__).resolve().parents[1]
 GAVEL = ("V100", "P100", "K80")
@@ -348,10 +349,7 @@ def main() -> None:
             continue
         text = make(options.data)
         print(f"== {name}\n{text}\n", flush=True)
-        pattern = rf"(<!-- figures: {name} -->\n).*?(<!-- end -->)"
-        page, count = re.subn(pattern, lambda m, text=text: f"{m[1]}{text}\n{m[2]}", page, flags=re.DOTALL)  # type: ignore[misc]
-        if count != 1:
-            raise SystemExit(f"{options.output} has no place for the figures {name!r}")
+        page = with_part(page, f"<!-- figures: {name} -->", "<!-- end -->", text)
         options.output.write_text(page, encoding="utf-8")
 
 

@@ -37,6 +37,7 @@ from gpuloom.policies.base import Traits
 from gpuloom.policies.registry import BUILT_IN, policy_class
 from gpuloom.sim.traces import read_trace
 from grid import Figures, code_of, measured
+from pages import with_part
 
 REPO = Path(__file__).resolve().parents[1]
 PAGE = REPO / "docs" / "policies.md"
@@ -492,12 +493,9 @@ def _status(row: Row, policy: str) -> str:
 
 def with_section(page: str, section: str) -> str:
     """A page with the text between the marks replaced; without marks, with a section at its end."""
-    marked = f"{BEGIN}\n{section.rstrip()}\n{END}"
-    if (page.count(BEGIN), page.count(END)) == (1, 1) and page.index(BEGIN) < page.index(END):
-        return page[: page.index(BEGIN)] + marked + page[page.index(END) + len(END) :]
-    if BEGIN in page or END in page:
-        raise SystemExit(f"the page must hold {BEGIN} once and {END} once after it, or neither")
-    return f"{page.rstrip()}\n\n{HEADING}\n\n{marked}\n"
+    if BEGIN not in page and END not in page:
+        page = f"{page.rstrip()}\n\n{HEADING}\n\n{BEGIN}\n{END}\n"
+    return with_part(page, BEGIN, END, section)
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

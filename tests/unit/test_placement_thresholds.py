@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloom.placement.thresholds import ElasticJob, Thresholds, control_step, go_round, judge
+from gpuloom.placement.thresholds import ElasticJob, Judgement, Thresholds, go_round, judge
 
 PATENT = Thresholds(proportion=0.3, expand_threshold=0.3, shrink_threshold=0.9)
 
 
 def job(number: int, replicas: int = 1, most: int = 8, *, least: int = 1, gpus: int = 1, **more: float) -> ElasticJob:
     return ElasticJob(number, replicas, tuple(range(least, most + 1)), gpus, **more)  # type: ignore[arg-type]
+
+
+def control_step(
+    rules: Thresholds, cluster_gpus: int, used_gpus: int, jobs: Iterable[ElasticJob]
+) -> tuple[Judgement, dict[int, int]]:
+    """One control period, as the policy goes through it: what was found, and the new numbers of replicas."""
+    known = list(jobs)
+    held = sum(job.replicas * job.replica_gpus for job in known)
+    judgement = judge(rules, cluster_gpus, used_gpus, held)
+    return judgement, go_round(rules, judgement, known)
 
 
 # -- golden: A = 100 GPUs, p = 0.3, ET = 0.3, ST = 0.9, so MT = 0.6 ----------------------------------------------------

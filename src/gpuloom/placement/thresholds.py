@@ -177,13 +177,3 @@ def _expand_key(job: ElasticJob, by_priority: bool) -> tuple[float, ...]:
 def _shrink_key(job: ElasticJob, by_priority: bool) -> tuple[float, ...]:
     often = (job.shrinks, job.last_shrink_s, job.job)
     return (-job.priority, *often) if by_priority else often
-
-
-def control_step(
-    rules: Thresholds, cluster_gpus: int, used_gpus: int, jobs: Iterable[ElasticJob]
-) -> tuple[Judgement, dict[int, int]]:
-    """One control period: what was found, and the new numbers of replicas of the jobs that change."""
-    known = list(jobs)
-    held = sum(job.replicas * job.replica_gpus for job in known)
-    judgement = judge(rules, cluster_gpus, used_gpus, held)
-    return judgement, go_round(rules, judgement, known)

@@ -201,6 +201,13 @@ def duration(text: str) -> float:
     return value
 
 
+def duration_or_0(text: str) -> float:
+    value = parse_duration_s(text)
+    if value < 0:
+        raise ValueError("must not be below 0")
+    return value
+
+
 def yes_or_no(text: str) -> bool:
     if text.lower() in {"1", "true", "yes", "on"}:
         return True

@@ -25,9 +25,18 @@ import numpy as np
 from gpuloom.core.cluster import Cluster, plain_model
 from gpuloom.core.decision import Decision, Reason
 from gpuloom.core.snapshot import Snapshot
-from gpuloom.core.units import parse_duration_s
 from gpuloom.core.workload import Workload
-from gpuloom.policies.base import Parameter, Policy, Traits, duration, not_negative, one_of, positive, yes_or_no
+from gpuloom.policies.base import (
+    Parameter,
+    Policy,
+    Traits,
+    duration,
+    duration_or_0,
+    not_negative,
+    one_of,
+    positive,
+    yes_or_no,
+)
 from gpuloom.policies.hlas_passes import Scheduler
 from gpuloom.policies.hlas_terms import Memory, Options
 
@@ -43,14 +52,6 @@ def parse_performance(text: str) -> str | dict[str, float]:
             raise ValueError("must be fp16, fp32, bandwidth, typical, or numbers as in V100:2/K80:1")
         found[plain_model(model)] = positive(value)
     return found
-
-
-def at_least_0_s(text: str) -> float:
-    """A duration that may be 0."""
-    value = parse_duration_s(text)
-    if value < 0:
-        raise ValueError("must be 0 or more")
-    return value
 
 
 class Hlas(Policy):
@@ -85,7 +86,7 @@ class Hlas(Policy):
         Parameter(
             "min_seconds_between_moves",
             1200.0,
-            at_least_0_s,
+            duration_or_0,
             "least time between moves of a job, or before it is suspended",
             "20m",
         ),

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.core.workload import F8
 from gpuloom.sim.goodput.delaunay import Interpolation
-from gpuloom.sim.traces.files import read_members
+from gpuloom.sim.traces.pollux import profile_files
 
 EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50}
 """Epochs after which a job of the application is done (the artifact's `applications.py`)."""
@@ -170,13 +170,7 @@ def load_applications(path: Path) -> dict[str, Application]:
     """
     if not path.exists():
         raise InputError(f"profiles {path}: no such file or folder")
-    if path.is_dir():
-        files = {f"{p.parent.name}/{p.name}": p.read_bytes() for p in sorted(path.glob("*/*.csv"))}
-    else:
-        files = {"/".join(Path(name).parts[-2:]): data for name, data in read_members(path).items()}
-    names = sorted({name.split("/")[0] for name in files if name.endswith("/placements.csv")})
-    if not names:
-        raise TraceError("holds no <application>/placements.csv", file=str(path))
+    files, names = profile_files(path)
     return {name: _application(name, files, str(path)) for name in names}
 
 

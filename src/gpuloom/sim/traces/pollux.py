@@ -161,8 +161,8 @@ def _find(source: Source, options: ReadOptions) -> Path:
     )
 
 
-def load_profiles(path: Path) -> dict[str, Profile]:
-    """The profiles by application, from the archive or a folder.
+def profile_files(path: Path) -> tuple[dict[str, bytes], list[str]]:
+    """The files `<application>/<name>.csv` of the archive, or of a folder extracted from it, and the applications.
 
     Raises:
         TraceError: nothing of the expected shape there.
@@ -174,6 +174,16 @@ def load_profiles(path: Path) -> dict[str, Profile]:
     names = sorted({name.split("/")[0] for name in files if name.endswith("/placements.csv")})
     if not names:
         raise TraceError("holds no <application>/placements.csv", file=str(path))
+    return files, names
+
+
+def load_profiles(path: Path) -> dict[str, Profile]:
+    """The profiles by application, from the archive or a folder.
+
+    Raises:
+        TraceError: nothing of the expected shape there.
+    """
+    files, names = profile_files(path)
     try:
         return {name: _profile(name, files) for name in names}
     except (KeyError, ValueError, IndexError) as error:
