@@ -37,8 +37,8 @@ class SoftmaxAgent:
         self.seen = np.zeros(len(centres) + 1, dtype=int)
         self.rng = np.random.default_rng(seed)
 
-    def group(self, log_ratio: float) -> int:
-        if np.isnan(log_ratio) or len(self.centres) == 0:
+    def group(self, log_ratio: float | None) -> int:
+        if log_ratio is None or len(self.centres) == 0:
             return len(self.centres)
         return int(np.abs(self.centres - log_ratio).argmin())
 
@@ -79,10 +79,11 @@ def ratios_of(env: gymnasium.Env) -> F8:
     observation, info = env.reset(seed=0)
     over = False
     while not over:
-        found.add(round(info["log_ratio"], 9))
+        if info["log_ratio"] is not None:
+            found.add(round(info["log_ratio"], 9))
         observation, _, over, _, following = env.step(int(np.argmax(observation["action_mask"])))
         info = info if over else following
-    return np.array(sorted(ratio for ratio in found if not np.isnan(ratio)))
+    return np.array(sorted(found))
 
 
 def train(env: gymnasium.Env, agent: SoftmaxAgent, episodes: int, report: Callable[[str], None]) -> list[float]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builders import jobs
 from gpuloom.core.errors import InputError
 from gpuloom.core.workload import Workload
 from gpuloom.placement.learnt_table import read_table
@@ -45,6 +46,15 @@ def test_gymnasiums_own_checker_is_content(reward: str) -> None:
     made = gymnasium.make("gpuloom/Placement-v0", workload=elastic(12, 500.0), cluster="4x4", reward=reward)
     check_env(made.unwrapped)
     made.close()
+
+
+def test_the_checker_is_content_where_no_ratio_is_known() -> None:
+    """Rigid jobs without curves or stage times."""
+    workload = jobs([(10.0 * i, 300.0, 1 + i % 4) for i in range(12)])
+    env = gymnasium.make("gpuloom/Placement-v0", workload=workload, cluster="2x4").unwrapped
+    check_env(env)
+    assert env.reset(seed=1)[1]["log_ratio"] is None
+    env.close()
 
 
 def test_an_episode_earns_minus_the_mean_completion_time_in_mean_durations() -> None:

@@ -270,7 +270,10 @@ class _Asking(Policy):
         mask[kind.choices] = fits
         mask[WAIT] = queue.running > 0 and not self._waited[job]
         observation: Observation = {"features": self._features(job, queue), "action_mask": mask.astype(np.int8)}
-        info = {"job": job, "log_ratio": float(self._ratio[job]), "now_s": self._snapshot.now_s}
+        ratio = float(self._ratio[job])
+        # Not NaN, which is not equal to itself: steps that are alike must look alike.
+        known = None if math.isnan(ratio) else ratio
+        info = {"job": job, "log_ratio": known, "now_s": self._snapshot.now_s}
         action = self._episode.ask(_Question(observation, mask, self.earned(), info))
         if action == WAIT:
             self._waited[job] = True
