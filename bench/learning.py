@@ -153,7 +153,7 @@ def plot(path: Path, curves: dict[str, Runs]) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "gpuloom"
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), constrained_layout=True)
     for axis, what, label in (
         (axes[0], "reward", "mean reward"),
         (axes[1], "jct_s", "mean JCT, hours"),
@@ -172,7 +172,8 @@ def plot(path: Path, curves: dict[str, Runs]) -> None:
         axis.set_xlabel("jobs seen")
         axis.set_ylabel(label)
     axes[1].set_yscale("log")
-    axes[0].legend(fontsize=8)
+    # Below the curves, not on them.
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.savefig(path, metadata={"Date": None})
 
 
