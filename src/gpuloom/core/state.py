@@ -36,6 +36,8 @@ TRANSITIONS: dict[str, tuple[JobState, JobState]] = {
     "retime": (JobState.RUNNING, JobState.RUNNING),
     "resize": (JobState.RUNNING, JobState.RUNNING),
     "finish": (JobState.RUNNING, JobState.FINISHED),
+    "withdraw": (JobState.WAITING, JobState.FUTURE),
+    "adopt": (JobState.WAITING, JobState.RUNNING),
 }
 
 _WAITING, _RUNNING, _FINISHED = int(JobState.WAITING), int(JobState.RUNNING), int(JobState.FINISHED)
@@ -191,6 +193,26 @@ class State:
         if self.starts[job] == 0:
             self.first_start_s[job] = now_s
         self.starts[job] += 1
+
+    def adopt(self, job: int, placement: Placement, *, run_from_s: float, work_from_s: float, rate: float) -> None:
+        """A job that the state took for waiting runs already, since before this state was built."""
+        self._transit(job, "adopt")
+        self._take(job, placement)
+        self.waiting -= 1
+        self.rate[job] = rate
+        self.run_from_s[job] = run_from_s
+        self.work_from_s[job] = work_from_s
+
+    def withdraw(self, job: int) -> None:
+        """A waiting job is not to be started for now (held, cancelled, …); `submit` brings it back."""
+        self._transit(job, "withdraw")
+        self.waiting -= 1
+
+    def revise(self, job: int, now_s: float, remaining_s: float) -> None:
+        """What is known of the work left of a waiting or running job has changed."""
+        if self.status[job] == _RUNNING and now_s > self.work_from_s[job]:
+            self.work_from_s[job] = now_s
+        self.remaining_s[job] = remaining_s
 
     def stop(self, job: int, now_s: float, *, lost_s: float = 0.0) -> None:
         """A running job gives its GPUs back and waits; `lost_s` of its work has to be done again."""

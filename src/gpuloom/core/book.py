@@ -1,0 +1,382 @@
+"""The records of live jobs, told from events. The only place where they change.
+
+`Book.stage(events)` says what the records would become, `Book.commit` makes it so: between the two a store writes both
+down, so that what is in memory is never ahead of what is on disk. Telling a log from its first event on an empty book
+gives the same records again (`gpuloom db check` does that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpuloom.core.errors import InvalidTransition
+from gpuloom.core.events import Event
+from gpuloom.core.job import (
+    ENDED,
+    TRANSITIONS,
+    Allocation,
+    Attempt,
+    EndReason,
+    Gpu,
+    Job,
+    NodeRecord,
+    Phase,
+    gpus_in,
+)
+
+
+@dataclass(slots=True)
+class Changes:
+    """Records as some events leave them: only those that changed.
+
+    specs: by number of the event that brought them. settings: 'policy', 'interval_s'. next_job: the next free number.
+    """
+
+    specs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    jobs: dict[int, Job] = field(default_factory=dict)
+    attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
+    nodes: dict[str, NodeRecord] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    next_job: int | None = None
+
+
+class Book:
+    """Jobs by number, the open attempt of each active job, nodes, settings."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, Job] = {}
+        self.attempts: dict[int, Attempt] = {}
+        self.nodes: dict[str, NodeRecord] = {}
+        self.settings: dict[str, Any] = {}
+        self.next_job = 1
+
+    def stage(self, events: Iterable[Event]) -> Changes:
+        """What these events change. The book itself stays as it is.
+
+        Raises:
+            InvalidTransition: an event can't come in the job's phase; with the job's story.
+        """
+        view = _View(self)
+        for event in events:
+            _REDUCERS.get(event.type, _nothing)(view, event)
+        return view.changes
+
+    def commit(self, changes: Changes) -> None:
+        """Make staged changes true."""
+        self.jobs.update(changes.jobs)
+        for (job, _), attempt in changes.attempts.items():
+            if attempt.phase is None:
+                self.attempts.pop(job, None)
+            else:
+                self.attempts[job] = attempt
+        self.nodes.update(changes.nodes)
+        self.settings.update(changes.settings)
+        if changes.next_job is not None:
+            self.next_job = changes.next_job
+
+    def forget(self, job: int) -> None:
+        """Drop the record of an ended job from memory."""
+        if self.jobs[job].phase in ENDED:
+            del self.jobs[job]
+
+
+class _View:
+    """The book with changes laid over it."""
+
+    def __init__(self, book: Book) -> None:
+        self.book, self.changes = book, Changes()
+
+    def job(self, event: Event) -> Job:
+        job = self.changes.jobs.get(event.job or 0) or self.book.jobs.get(event.job or 0)
+        if job is None:
+            raise InvalidTransition(f"event {event.id} ({event.type}) is about job {event.job}, which is not known")
+        before, _ = TRANSITIONS[event.type]
+        if job.phase not in before:
+            raise InvalidTransition(f"{event.type} can't come to {story(job)}; it must be {_or(before)}")
+        return job
+
+    def attempt(self, job: Job) -> Attempt:
+        attempt = self.changes.attempts.get((job.id, job.attempts)) or self.book.attempts.get(job.id)
+        if attempt is None:
+            raise InvalidTransition(f"no attempt is open of {story(job)}")
+        return attempt
+
+    def put(self, event: Event, job: Job, **changes: Any) -> Job:
+        job = replace(job, cause=event.id, **changes)
+        _, after = TRANSITIONS[event.type]
+        if job.phase not in after:
+            raise InvalidTransition(f"{event.type} can't lead to {job.phase}, only to {_or(after)}: {story(job)}")
+        self.changes.jobs[job.id] = job
+        return job
+
+    def put_attempt(self, event: Event, attempt: Attempt, **changes: Any) -> Attempt:
+        attempt = replace(attempt, cause=event.id, **changes)
+        self.changes.attempts[attempt.job, attempt.number] = attempt
+        return attempt
+
+
+def story(job: Job) -> str:
+    """What is known of a job, for messages."""
+    return (
+        f"job {job.id} ({job.name}, {job.phase}): submitted at {job.submitted_s:.3f}, {job.attempts} attempts, "
+        f"held GPUs for {job.held_s:.3f} s, last changed by event {job.cause}"
+    )
+
+
+def _or(phases: Iterable[Phase]) -> str:
+    return " or ".join(sorted(phases))
+
+
+# -- one function per type of event ---------------------------------------------------------------------------
+
+
+def _nothing(view: _View, event: Event) -> None:
+    pass
+
+
+def _submitted(view: _View, event: Event) -> None:
+    data, changes = event.data, view.changes
+    spec: Mapping[str, Any] = data["spec"]
+    first, indices = int(data["first"]), data.get("indices")
+    changes.specs[event.id] = spec
+    next_job = view.book.next_job if changes.next_job is None else changes.next_job
+    if first < next_job:
+        raise InvalidTransition(f"event {event.id} submits job {first}, but numbers up to {next_job - 1} are taken")
+    name = str(spec["name"])
+    for offset in range(int(data["count"])):
+        index = None if indices is None else int(indices[offset])
+        estimate_s, source = data["estimates"][min(offset, len(data["estimates"]) - 1)]
+        job = first + offset
+        changes.jobs[job] = Job(
+            id=job,
+            name=name if index is None else f"{name}[{index}]",
+            user=str(data["user"]),
+            gpus=int(spec["gpus"]),
+            priority=int(spec["priority"]),
+            phase=Phase.HELD if data["held"] else Phase.QUEUED,
+            spec_id=event.id,
+            spec=spec,
+            submitted_s=event.at_s,
+            queued_s=event.at_s,
+            array_id=None if index is None else first,
+            array_index=index,
+            after=tuple((int(other), str(how)) for other, how in data["after"]),
+            estimate_s=float(estimate_s),
+            estimate_from=str(source),
+            cause=event.id,
+        )
+    changes.next_job = first + int(data["count"])
+
+
+def _held(view: _View, event: Event) -> None:
+    view.put(event, view.job(event), phase=Phase.HELD)
+
+
+def _released(view: _View, event: Event) -> None:
+    view.put(event, view.job(event), phase=Phase.QUEUED, queued_s=event.at_s)
+
+
+def _updated(view: _View, event: Event) -> None:
+    job, spec = view.job(event), event.data["spec"]
+    view.changes.specs[event.id] = spec
+    name = str(spec["name"])
+    view.put(
+        event,
+        job,
+        spec=spec,
+        spec_id=event.id,
+        name=name if job.array_index is None else f"{name}[{job.array_index}]",
+        gpus=int(spec["gpus"]),
+        priority=int(spec["priority"]),
+        after=tuple((int(other), str(how)) for other, how in event.data["after"]),
+        estimate_s=float(event.data["estimate_s"]),
+        estimate_from=str(event.data["estimate_from"]),
+    )
+
+
+def _cancelled(view: _View, event: Event) -> None:
+    view.put(
+        event,
+        view.job(event),
+        phase=Phase.CANCELLED,
+        ended_s=event.at_s,
+        reason=EndReason(event.data.get("reason", EndReason.CANCELLED)),
+        message=str(event.data.get("message", "")),
+    )
+
+
+def _requeued(view: _View, event: Event) -> None:
+    view.put(
+        event,
+        view.job(event),
+        phase=Phase.QUEUED,
+        queued_s=event.at_s,
+        not_before_s=0.0,
+        ended_s=None,
+        failures=0,
+        work_s=0.0,
+        flags={},
+    )
+
+
+def _flagged(view: _View, event: Event) -> None:
+    job = view.job(event)
+    flags = dict(job.flags)
+    flag, text = str(event.data["flag"]), str(event.data["text"])
+    if text:
+        flags[flag] = text
+    else:
+        flags.pop(flag, None)
+    view.put(event, job, flags=flags)
+
+
+def _starting(view: _View, event: Event) -> None:
+    job, number = view.job(event), int(event.data["attempt"])
+    if number != job.attempts + 1:
+        raise InvalidTransition(f"attempt {number} can't follow attempt {job.attempts} of {story(job)}")
+    first = event.at_s if job.first_start_s is None else job.first_start_s
+    view.put(event, job, phase=Phase.STARTING, attempts=number, first_start_s=first, flags={})
+    view.put_attempt(
+        event,
+        Attempt(job.id, number, Phase.STARTING, allocation_of(event.data["allocation"]), event.at_s, event.at_s),
+    )
+
+
+def _running(view: _View, event: Event) -> None:
+    job, data = view.job(event), event.data
+    view.put(event, job, phase=Phase.RUNNING)
+    view.put_attempt(
+        event,
+        view.attempt(job),
+        phase=Phase.RUNNING,
+        running_s=event.at_s,
+        pid=data.get("pid"),
+        start_ticks=data.get("start_ticks"),
+        boot_id=data.get("boot_id"),
+    )
+
+
+def _stopping(view: _View, event: Event) -> None:
+    job = view.job(event)
+    attempt = view.attempt(job)
+    # A frozen one has held nothing since it was frozen.
+    changes = {"since_s": event.at_s} if attempt.phase is Phase.FROZEN else {}
+    deadline = event.data.get("deadline_s")
+    view.put(event, job, phase=Phase.STOPPING)
+    view.put_attempt(
+        event,
+        attempt,
+        phase=Phase.STOPPING,
+        stop_reason=EndReason(event.data["reason"]),
+        deadline_s=None if deadline is None else float(deadline),
+        **changes,
+    )
+
+
+def _frozen(view: _View, event: Event) -> None:
+    job = view.job(event)
+    attempt = view.attempt(job)
+    held = max(event.at_s - attempt.since_s, 0.0)
+    view.put_attempt(event, attempt, phase=Phase.FROZEN, held_s=attempt.held_s + held, since_s=event.at_s)
+    view.put(
+        event,
+        job,
+        phase=Phase.FROZEN,
+        queued_s=event.at_s,
+        held_s=job.held_s + held,
+        held_gpu_s=job.held_gpu_s + held * gpus_in(attempt.allocation),
+    )
+
+
+def _thawed(view: _View, event: Event) -> None:
+    job = view.job(event)
+    allocation = allocation_of(event.data["allocation"])
+    view.put_attempt(event, view.attempt(job), phase=Phase.RUNNING, since_s=event.at_s, allocation=allocation)
+    view.put(event, job, phase=Phase.RUNNING)
+
+
+def _ended(view: _View, event: Event) -> None:
+    job, data = view.job(event), event.data
+    attempt = view.attempt(job)
+    held = 0.0 if attempt.phase is Phase.FROZEN else max(event.at_s - attempt.since_s, 0.0)
+    reason, after = EndReason(data["reason"]), Phase(data["next"])
+    code = data.get("exit_code")
+    view.put_attempt(
+        event,
+        attempt,
+        phase=None,
+        ended_s=event.at_s,
+        reason=reason,
+        exit_code=code,
+        signal=data.get("signal"),
+        saved=bool(data.get("saved", False)),
+        held_s=attempt.held_s + held,
+        work_s=float(data["work_s"]),
+        message=str(data.get("message", "")),
+        peak_memory_mib=data.get("peak_memory_mib"),
+    )
+    view.put(
+        event,
+        job,
+        phase=after,
+        queued_s=event.at_s if after not in ENDED else job.queued_s,
+        not_before_s=float(data.get("not_before_s") or 0.0),
+        ended_s=event.at_s if after in ENDED else None,
+        failures=job.failures + bool(data.get("failure", False)),
+        held_s=job.held_s + held,
+        held_gpu_s=job.held_gpu_s + held * gpus_in(attempt.allocation),
+        work_s=float(data["work_s"]),
+        reason=reason,
+        exit_code=code,
+        message=str(data.get("message", "")),
+        flags={},
+    )
+
+
+def _node(view: _View, event: Event) -> None:
+    node = node_of(event.data["node"])
+    view.changes.nodes[node.name] = replace(node, cause=event.id)
+
+
+def _policy(view: _View, event: Event) -> None:
+    view.changes.settings.update(policy=str(event.data["policy"]), interval_s=float(event.data["interval_s"]))
+
+
+_REDUCERS: Mapping[str, Callable[[_View, Event], None]] = {
+    "jobs.submitted": _submitted,
+    "job.held": _held,
+    "job.released": _released,
+    "job.updated": _updated,
+    "job.cancelled": _cancelled,
+    "job.requeued": _requeued,
+    "job.flagged": _flagged,
+    "attempt.starting": _starting,
+    "attempt.running": _running,
+    "attempt.stopping": _stopping,
+    "attempt.frozen": _frozen,
+    "attempt.thawed": _thawed,
+    "attempt.ended": _ended,
+    "node.changed": _node,
+    "policy.set": _policy,
+}
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------
+
+
+def allocation_of(data: Iterable[Any]) -> Allocation:
+    """An allocation from its JSON form [[node, [gpu, …]], …]."""
+    return tuple((str(node), tuple(int(gpu) for gpu in gpus)) for node, gpus in data)
+
+
+def node_of(data: Mapping[str, Any]) -> NodeRecord:
+    """A node's record from its JSON form."""
+    return NodeRecord(
+        **{
+            **data,
+            "gpus": tuple(Gpu(**gpu) for gpu in data["gpus"]),
+            "topology": tuple((int(a), int(b), str(link)) for a, b, link in data.get("topology", ())),
+        }
+    )

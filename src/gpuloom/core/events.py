@@ -1,0 +1,36 @@
+"""What happens to live jobs, nodes and the scheduler: an append-only log from which every record can be told again.
+
+Types and their data (all JSON):
+    jobs.submitted      {user, spec, first, count, indices|null, held, after, estimates: [[seconds, source], …]}
+    job.held, job.released                  {}
+    job.updated         {spec, estimate_s, estimate_from}
+    job.cancelled       {message, reason}   a job that waited
+    job.requeued        {}                  a job that had ended
+    job.flagged         {flag, text}        an empty text takes the flag away
+    attempt.starting    {attempt, allocation: [[node, [gpu, …]], …]}
+    attempt.running     {pid, start_ticks, boot_id}
+    attempt.stopping    {reason, deadline_s}
+    attempt.frozen      {}
+    attempt.thawed      {allocation}
+    attempt.ended       {reason, exit_code, signal, message, saved, work_s, peak_memory_mib, next, not_before_s, failure}
+    node.changed        {node: {…}}         a NodeRecord without its `cause`
+    policy.set          {policy, interval_s}
+    scheduler.started, scheduler.stopped, clock.jumped      {…}     no record changes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Number `id` of the log, at `at_s`; `job` where it is about one. data: a JSON object."""
+
+    id: int
+    at_s: float
+    type: str
+    job: int | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)

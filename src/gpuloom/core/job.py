@@ -1,0 +1,202 @@
+"""A live job: its phases, its attempts, and the table of transitions between them.
+
+A *job* is what a user submitted; an *attempt* is one run of it. A job that is preempted, requeued or retried gets a
+new attempt. Times are seconds since the epoch on the scheduler's own clock, which never goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Phase(StrEnum):
+    """Where a job is."""
+
+    HELD = "held"
+    """Its user keeps it back."""
+    QUEUED = "queued"
+    """It waits: for GPUs, for other jobs, or for the pause before a retry."""
+    STARTING = "starting"
+    """GPUs are its own and its process is being started."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """It was told to end and has not ended yet."""
+    FROZEN = "frozen"
+    """Its processes are stopped where they are; it waits for GPUs."""
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+WAITING = frozenset({Phase.HELD, Phase.QUEUED})
+ACTIVE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.FROZEN})
+ENDED = frozenset({Phase.FINISHED, Phase.FAILED, Phase.CANCELLED})
+
+
+class EndReason(StrEnum):
+    """Why an attempt ended."""
+
+    FINISHED = "finished"
+    """Exit code 0."""
+    FAILED = "failed"
+    """Another exit code, or a signal that nobody here sent."""
+    PREEMPTED = "preempted"
+    """Stopped for other jobs; it goes on later."""
+    TIMED_OUT = "timed_out"
+    """It reached its time limit."""
+    CANCELLED = "cancelled"
+    """Its user ended it."""
+    REQUEUED = "requeued"
+    """Its user put it back into the queue."""
+    LOST = "lost"
+    """Its process is gone and nobody saw how it ended (the machine went down)."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """It was killed for using more memory than it may."""
+    NOT_STARTED = "not_started"
+    """Its program could not be started (no such file, no permission, …)."""
+    NODE = "node"
+    """Its node or GPU was taken out of service."""
+
+
+TRANSITIONS: Mapping[str, tuple[frozenset[Phase], frozenset[Phase]]] = {
+    "job.held": (frozenset({Phase.QUEUED}), frozenset({Phase.HELD})),
+    "job.released": (frozenset({Phase.HELD}), frozenset({Phase.QUEUED})),
+    "job.updated": (WAITING | ACTIVE, WAITING | ACTIVE),
+    "job.cancelled": (WAITING, frozenset({Phase.CANCELLED})),
+    "job.requeued": (ENDED, frozenset({Phase.QUEUED})),
+    "job.flagged": (WAITING | ACTIVE | ENDED, WAITING | ACTIVE | ENDED),
+    "attempt.starting": (frozenset({Phase.QUEUED}), frozenset({Phase.STARTING})),
+    "attempt.running": (frozenset({Phase.STARTING}), frozenset({Phase.RUNNING})),
+    "attempt.stopping": (frozenset({Phase.STARTING, Phase.RUNNING, Phase.FROZEN, Phase.STOPPING}),
+                         frozenset({Phase.STOPPING})),
+    "attempt.frozen": (frozenset({Phase.RUNNING}), frozenset({Phase.FROZEN})),
+    "attempt.thawed": (frozenset({Phase.FROZEN}), frozenset({Phase.RUNNING})),
+    "attempt.ended": (ACTIVE, WAITING | ENDED),
+}  # fmt: skip
+"""By type of event: the phases in which it may come, and those to which it may lead."""
+
+Allocation = tuple[tuple[str, tuple[int, ...]], ...]
+"""GPUs of an attempt: (node's name, indices of GPUs on it), node by node."""
+
+
+def gpus_in(allocation: Allocation) -> int:
+    """GPUs in all."""
+    return sum(len(gpus) for _, gpus in allocation)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is known of a job.
+
+    spec: what the user submitted (a JSON object, checked by `live/spec.py`). spec_id: the event that brought it.
+    priority: higher goes first. queued_s: when it last began to wait. not_before_s: the earliest next start.
+    attempts: runs so far, the present one included. failures: those that count against `retries`.
+    held_s, held_gpu_s: seconds and GPU-seconds for which it has held GPUs, the present run not included.
+    work_s: of those, the work that need not be done again. reason, exit_code, message: of the last attempt that ended.
+    after: jobs it waits for, each 'ok' (must finish well) or 'any'. estimate_s: predicted run time, and its source.
+    flags: what the monitor has to say of it, by name. cause: number of the event that last changed it.
+    """
+
+    id: int
+    name: str
+    user: str
+    gpus: int
+    priority: int
+    phase: Phase
+    spec_id: int
+    spec: Mapping[str, Any]
+    submitted_s: float
+    queued_s: float
+    not_before_s: float = 0.0
+    first_start_s: float | None = None
+    ended_s: float | None = None
+    attempts: int = 0
+    failures: int = 0
+    held_s: float = 0.0
+    held_gpu_s: float = 0.0
+    work_s: float = 0.0
+    reason: EndReason | None = None
+    exit_code: int | None = None
+    message: str = ""
+    array_id: int | None = None
+    array_index: int | None = None
+    after: tuple[tuple[int, str], ...] = ()
+    estimate_s: float = 3600.0
+    estimate_from: str = "default"
+    flags: Mapping[str, str] = field(default_factory=dict)
+    cause: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of a job. phase is ACTIVE or None once ended.
+
+    since_s: since when it has held its GPUs without a break (freezing is one). stop_reason, deadline_s: of a stop under
+    way. saved: it said that it saved a checkpoint (exit code 85, or a later restart may go on from its work).
+    signal: the signal that ended it. work_s: the job's `work_s` after it.
+    """
+
+    job: int
+    number: int
+    phase: Phase | None
+    allocation: Allocation
+    started_s: float
+    since_s: float
+    running_s: float | None = None
+    pid: int | None = None
+    start_ticks: int | None = None
+    boot_id: str | None = None
+    stop_reason: EndReason | None = None
+    deadline_s: float | None = None
+    ended_s: float | None = None
+    reason: EndReason | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    saved: bool = False
+    held_s: float = 0.0
+    work_s: float = 0.0
+    message: str = ""
+    peak_memory_mib: float | None = None
+    cause: int = 0
+
+    @property
+    def run(self) -> str:
+        """The name of this run, such as '12.1': unique in a store, never used twice."""
+        return f"{self.job}.{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU, or a CPU slot in place of one.
+
+    state: 'ok', 'foreign' (processes that are not ours use it) or 'unhealthy'; reason says why, since_s since when.
+    """
+
+    index: int
+    uuid: str
+    model: str
+    memory_mib: int | None = None
+    state: str = "ok"
+    reason: str = ""
+    since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A machine. state: 'up', 'cordoned' (nothing new starts), 'draining' (jobs are moved away as well) or 'down'."""
+
+    name: str
+    gpus: tuple[Gpu, ...]
+    state: str = "up"
+    reason: str = ""
+    since_s: float | None = None
+    cpus: int | None = None
+    memory_mib: int | None = None
+    kind: str = "gpu"
+    """'gpu', or 'cpu' where CPU slots stand in for GPUs."""
+    topology: tuple[tuple[int, int, str], ...] = ()
+    """(GPU, GPU, link): how pairs of GPUs are connected ('NVLINK', 'PIX', 'PHB', 'NODE', 'SYS')."""
+    cause: int = 0

@@ -1,0 +1,148 @@
+"""The port of live executors: what starts, stops and watches the processes of jobs.
+
+A *run* is one attempt of a job; its name ('12.1') is never used twice. An executor outlives the scheduler as far as it
+can: runs go on when the scheduler is gone, and a new one asks `runs()` what has become of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from gpuloom.core.errors import GpuloomError
+
+
+class ExecutorError(GpuloomError):
+    """The executor can't do what was asked for: says what and why."""
+
+
+class RunPhase(StrEnum):
+    """Where a run is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FROZEN = "frozen"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What to run.
+
+    argv: program and arguments. cwd: working directory. env: its whole environment, to which the executor adds what
+    the GPUs and gpuloom need (docs/jobs.md). gpus: indices on the node. kind: 'gpu' or 'cpu' (slots in place of GPUs).
+    directory: where the run's files go (logs, notice, progress), named by the scheduler. limit_s: time limit, seconds
+    of running; the executor itself ends the run then, reason 'timed_out'. grace_s: between notice and end. cpus,
+    memory_mib: limits (None: none). log_mib, log_files: size at which the log is rotated, and files kept.
+    resumes: there was an attempt before. freezes: may be frozen.
+    """
+
+    run: str
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str]
+    gpus: tuple[int, ...]
+    gpu_uuids: tuple[str, ...]
+    directory: str
+    kind: str = "gpu"
+    limit_s: float | None = None
+    grace_s: float = 30.0
+    cpus: float | None = None
+    memory_mib: int | None = None
+    log_mib: float = 64.0
+    log_files: int = 4
+    resumes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunExit:
+    """How a run ended.
+
+    reason: why the executor ended it ('timed_out', or what `stop` was given), 'out_of_memory', 'not_started', 'lost'
+    (its end was not seen), or '' if it ended by itself. signal: the signal that killed it. at_s: epoch seconds.
+    released: nothing of the run's processes is left and its GPUs are verified free; False: `message` says what is left.
+    """
+
+    exit_code: int | None
+    signal: int | None
+    reason: str
+    message: str
+    at_s: float
+    peak_memory_mib: float | None = None
+    cpu_s: float | None = None
+    released: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """What an executor knows of a run. pid, start_ticks (of /proc/PID/stat), boot_id: the identity of its process."""
+
+    run: str
+    phase: RunPhase
+    pid: int | None = None
+    start_ticks: int | None = None
+    boot_id: str | None = None
+    exit: RunExit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunUsage:
+    """Rates of a running run, by the monitor. None where it is not known. progress: what the job reported last."""
+
+    run: str
+    cpu_cores: float | None = None
+    memory_mib: float | None = None
+    gpu_utilization: float | None = None
+    gpu_memory_mib: float | None = None
+    read_mib_per_s: float | None = None
+    write_mib_per_s: float | None = None
+    log_mib: float | None = None
+    progress: Mapping[str, object] = field(default_factory=dict)
+
+
+OnStatus = Callable[[RunStatus], None]
+"""Called from a thread of the executor for every change: started, frozen, thawed, exited."""
+
+
+class LiveExecutor(Protocol):
+    """See the module. No call waits for the job: what became of it comes through `OnStatus`."""
+
+    name: str
+
+    def open(self, on_status: OnStatus) -> None:
+        """Connect, or begin. Runs of before go on being watched."""
+        ...
+
+    def runs(self) -> Sequence[RunStatus]:
+        """All runs it knows: those under way, and those that exited and were not acknowledged."""
+        ...
+
+    def start(self, request: RunRequest) -> None:
+        """Start a run. Asked twice for one run it starts once. Raises ExecutorError."""
+        ...
+
+    def stop(self, run: str, *, reason: str, grace_s: float) -> None:
+        """Give notice (SIGTERM, file), and end the whole tree after `grace_s`; 0: at once. Asked again with less grace,
+        the earlier deadline counts. A run that has ended is left alone."""
+        ...
+
+    def freeze(self, run: str) -> None:
+        """Stop all its processes where they are."""
+        ...
+
+    def thaw(self, run: str) -> None: ...
+
+    def acknowledge(self, run: str) -> None:
+        """The exit of the run is written down: forget it (its files stay)."""
+        ...
+
+    def healthy(self) -> str:
+        """'' or what is wrong with the executor itself."""
+        ...
+
+    def close(self) -> None:
+        """Let go; the runs go on."""
+        ...

@@ -1,0 +1,108 @@
+"""The scheduler as the API sees it: every method may be called from any thread and answers with plain JSON objects.
+
+Errors are those of `core/errors.py`: InputError (what was asked for is wrong), NotFoundError (no such job or node),
+ConflictError (not in this state), ImpossibleJobError (can never be placed), StoreError (nothing was changed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.core.events import Event
+from gpuloom.live.spec import JobSpec
+from gpuloom.live.views import JobView, WhyView
+from gpuloom.store.port import JobQuery
+
+
+class NotFoundError(InputError):
+    """No such job, node or policy."""
+
+
+class ConflictError(GpuloomError):
+    """It can't be done in the state in which the job is: says which, and what can be done."""
+
+
+class Service(Protocol):
+    """See the module."""
+
+    def submit(
+        self, specs: Sequence[JobSpec], *, user: str, idempotency_key: str | None = None
+    ) -> Sequence[Sequence[int]]:
+        """Numbers of the jobs of each spec (several for an array). All are taken, or none.
+
+        With a key that was used before for the same specs, the numbers of then; for others, ConflictError.
+        """
+        ...
+
+    def job(self, job: int) -> JobView: ...
+
+    def jobs(self, query: JobQuery) -> Sequence[JobView]: ...
+
+    def show(self, job: int) -> Mapping[str, Any]:
+        """{job: JobView, spec: {…}, attempts: [{…}], events: [{…}], log: path}."""
+        ...
+
+    def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Sequence[JobView]: ...
+
+    def hold(self, jobs: Sequence[int]) -> Sequence[JobView]: ...
+
+    def release(self, jobs: Sequence[int]) -> Sequence[JobView]: ...
+
+    def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        """A job that has ended, or runs, goes back into the queue."""
+        ...
+
+    def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> Sequence[JobView]:
+        """Change fields of the spec. Of a running job: name, priority, time_limit, retries, estimate, grace."""
+        ...
+
+    def move_to_top(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        """First in the queue: a priority above all that wait."""
+        ...
+
+    def why(self, job: int, *, forecast: bool = True) -> WhyView: ...
+
+    def nodes(self) -> Sequence[Mapping[str, Any]]:
+        """[{name, state, reason, kind, cpus, memory_mib, cpu_percent, memory_used_mib, disk_free_mib, load,
+        gpus: [{index, uuid, model, memory_mib, state, reason, utilization, memory_used_mib, temperature_c, power_w,
+        jobs: [id, …], foreign: [{pid, user, name, memory_mib}]}], topology}]."""
+        ...
+
+    def set_node(self, node: str, state: str, *, reason: str = "") -> Mapping[str, Any]:
+        """state: 'up', 'cordoned' or 'draining'."""
+        ...
+
+    def policy(self) -> Mapping[str, Any]:
+        """{policy, interval_s, since_s, previous}."""
+        ...
+
+    def set_policy(self, written: str, *, interval_s: float | None = None) -> Mapping[str, Any]: ...
+
+    def events(
+        self, *, after: int = 0, job: int | None = None, types: Sequence[str] = (), limit: int = 1000, newest: bool = False
+    ) -> Sequence[Event]: ...
+
+    def wait_for_events(self, after: int, timeout_s: float) -> int:
+        """Returns once there is an event with a higher number than `after`, or at the time-out; the newest number."""
+        ...
+
+    def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[Mapping[str, Any]]: ...
+
+    def history(self, *, since_s: float | None, until_s: float | None) -> str:
+        """A trace of the past jobs as CSV, for `gpuloom simulate` and `compare`."""
+        ...
+
+    def log_files(self, job: int, attempt: int | None = None) -> Sequence[Mapping[str, Any]]:
+        """[{attempt, path, live}], first first; rotated parts `path.1`, `path.2`, … hold what came before."""
+        ...
+
+    def status(self) -> Mapping[str, Any]:
+        """{version, pid, started_s, store: {path, schema_version, ok, problem}, executor: {name, ok, problem}, policy,
+        interval_s, jobs: {state: count}, gpus: {total, busy, kind}, now_s}."""
+        ...
+
+    def stop(self, *, stop_jobs: bool) -> None:
+        """Ask the scheduler to end; with `stop_jobs` every job is ended first (they are cancelled)."""
+        ...

@@ -1,0 +1,226 @@
+"""What a user asks for: one model behind `gpuloom submit`, job.yaml, its JSON schema, the API and the Python client."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import PurePath
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from gpuloom.core.errors import InputError
+from gpuloom.core.units import parse_duration_s, parse_memory_mib
+
+MAX_ARRAY = 100_000
+
+
+def _seconds(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return parse_duration_s(value)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+    return value
+
+
+def _mib(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return parse_memory_mib(value)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+    return value
+
+
+def _words(value: object) -> object:
+    if isinstance(value, str):
+        return [word.strip() for word in value.split(",") if word.strip()]
+    return value
+
+
+def _dependencies(value: object) -> object:
+    return [value] if isinstance(value, int | str) and not isinstance(value, bool) else value
+
+
+_DURATION_SCHEMA = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "examples": ["90s", "4h"]}]}
+_MEMORY_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "examples": ["12GiB", "512MiB"]}]}
+
+Seconds = Annotated[
+    float, BeforeValidator(_seconds), Field(gt=0, allow_inf_nan=False, json_schema_extra=lambda s: _shown(s, _DURATION_SCHEMA))
+]
+Grace = Annotated[
+    float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False, json_schema_extra=lambda s: _shown(s, _DURATION_SCHEMA))
+]
+Mib = Annotated[int, BeforeValidator(_mib), Field(ge=1, json_schema_extra=lambda s: _shown(s, _MEMORY_SCHEMA))]
+Words = Annotated[list[str], BeforeValidator(_words)]
+
+
+def _shown(schema: dict[str, Any], shown: dict[str, Any]) -> None:
+    for key in ("type", "exclusiveMinimum", "minimum", "anyOf"):
+        schema.pop(key, None)
+    schema.update(shown)
+
+
+class JobSpec(BaseModel):
+    """A job. Durations are seconds or text ('90s', '4h'), memory is MiB or text ('12GiB')."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=False, validate_default=False)
+
+    command: list[str] = Field(min_length=1, description="Program and arguments. Never passed through a shell.")
+    name: str = Field("", max_length=200, description="Name shown in lists; by default the script's file name.")
+    gpus: int = Field(1, ge=1, le=1_000_000, description="GPUs, all of them at once (CPU slots where there are none).")
+    gpu_types: Words = Field(default_factory=list, description="GPU models that will do, best first; none: any.")
+    gpu_memory: Mib | None = Field(None, description="Memory that the job needs on each GPU.")
+    cpus: float | None = Field(None, gt=0, le=100_000, description="CPU cores that it may use (enforced by cgroup).")
+    memory: Mib | None = Field(None, description="Main memory that it may use (enforced).")
+    priority: int = Field(0, ge=-1_000_000, le=1_000_000, description="Higher goes first.")
+    after: Annotated[list[int], BeforeValidator(_dependencies)] = Field(
+        default_factory=list, description="Jobs that must finish well first."
+    )
+    after_any: Annotated[list[int], BeforeValidator(_dependencies)] = Field(
+        default_factory=list, description="Jobs that must end first, however."
+    )
+    array: str | None = Field(
+        None,
+        pattern=r"^\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?$",
+        description="Indices: '0-9', '0-99:10', '1,5,7', with '%3' for at most three at once.",
+    )
+    time_limit: Seconds | None = Field(None, description="Running time after which the job is ended.")
+    estimate: Seconds | None = Field(None, description="Running time expected; learnt from earlier runs if not given.")
+    retries: int = Field(0, ge=0, le=1000, description="Times to start anew after a failure.")
+    on_preempt: Literal["checkpoint", "freeze", "never"] = Field(
+        "checkpoint",
+        description="checkpoint: notice, then end, and start again later; freeze: stop in place and go on later; "
+        "never: run to the end once started.",
+    )
+    grace: Grace = Field(30.0, le=86_400, description="Time between notice and end.")
+    workdir: str = Field("", description="Working directory, absolute; by default where the job was submitted.")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
+    venv: str | None = Field(None, description="A virtual environment to run in.")
+    conda: str | None = Field(None, description="A conda environment, by name or path.")
+    container: str | None = Field(None, description="An image to run in (apptainer, podman or docker).")
+    model: str | None = Field(None, description="Name of the training model, for profiles (`gpuloom profiles`).")
+    hold: bool = Field(False, description="Keep it back until released.")
+
+    @field_validator("command")
+    @classmethod
+    def _command(cls, value: list[str]) -> list[str]:
+        if not value[0]:
+            raise ValueError("the program's name is empty")
+        for word in value:
+            if "\0" in word:
+                raise ValueError("holds a NUL character")
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, value: dict[str, str]) -> dict[str, str]:
+        for key, text in value.items():
+            if not key or "=" in key or "\0" in key or "\0" in text:
+                raise ValueError(f"{key!r} can't be an environment variable")
+        return value
+
+    @field_validator("workdir")
+    @classmethod
+    def _workdir(cls, value: str) -> str:
+        if value and not PurePath(value).is_absolute():
+            raise ValueError(f"{value!r} must be an absolute path")
+        return value
+
+    @field_validator("array")
+    @classmethod
+    def _array(cls, value: str | None) -> str | None:
+        if value is not None:
+            indices_of(value)
+        return value
+
+    @model_validator(mode="after")
+    def _together(self) -> JobSpec:
+        given = [name for name in ("venv", "conda", "container") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} can't go together: choose one")
+        return self
+
+    def named(self) -> JobSpec:
+        """The same with a name."""
+        return self if self.name else self.model_copy(update={"name": default_name(self.command)})
+
+
+def default_name(command: list[str]) -> str:
+    """The script's file name without its ending, else the program's."""
+    for word in command[1:]:
+        if re.search(r"\.(py|sh|pl|jl|R|lua)$", word):
+            return PurePath(word).stem[:200]
+    return PurePath(command[0]).name[:200] or command[0][:200]
+
+
+def indices_of(array: str) -> tuple[list[int], int | None]:
+    """Indices of an array, in order, and how many may run at once (None: any number).
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    text, _, throttle = array.partition("%")
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if match is None:
+            raise ValueError(f"{part!r} is not an index or a range: write 0-9, 0-99:10 or 1,5,7")
+        low = int(match[1])
+        high, step = int(match[2] or low), int(match[3] or 1)
+        if high < low or step < 1:
+            raise ValueError(f"{part!r} is an empty range")
+        if (high - low) // step + 1 + len(found) > MAX_ARRAY:
+            raise ValueError(f"more than {MAX_ARRAY:,} jobs in one array")
+        for index in range(low, high + 1, step):
+            if index in found:
+                raise ValueError(f"index {index} comes twice")
+            found[index] = None
+    if throttle and int(throttle) < 1:
+        raise ValueError("%0 would never start one: write %1 or more")
+    return list(found), int(throttle) if throttle else None
+
+
+def job_spec(data: object, *, source: str = "job") -> JobSpec:
+    """A checked spec from plain data.
+
+    Raises:
+        InputError: names the source, the field, what is wrong and what would be right.
+    """
+    try:
+        return JobSpec.model_validate(data).named()
+    except ValidationError as error:
+        raise InputError("; ".join(f"{source}: {text}" for text in problems(error))) from None
+
+
+def problems(error: ValidationError) -> list[str]:
+    """One sentence for each thing that is wrong."""
+    known = ", ".join(JobSpec.model_fields)
+    found = []
+    for entry in error.errors(include_url=False):
+        where = ".".join(str(part) for part in entry["loc"] if not str(part).startswith("function-"))
+        if entry["type"] == "extra_forbidden":
+            found.append(f"unknown field {where!r}; known: {known}")
+            continue
+        message = entry["msg"].removeprefix("Value error, ")
+        if entry["type"] == "missing":
+            found.append(f"{where} is missing")
+        elif where:
+            found.append(f"{where} is {entry['input']!r}: {message}")
+        else:
+            found.append(message)
+    return found
+
+
+def shown_command(command: list[str]) -> str:
+    """The command as one would type it."""
+    return shlex.join(command)
+
+
+def json_schema() -> dict[str, Any]:
+    """The published JSON schema of job.yaml."""
+    schema = JobSpec.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "gpuloom job"
+    return schema

@@ -1,0 +1,159 @@
+"""The port of a store: an event log, the records that it leads to, and what else has to survive a restart.
+
+One process writes: the scheduler's thread calls `append` and `save_memory`. Any thread may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpuloom.core.book import Changes
+from gpuloom.core.errors import GpuloomError
+from gpuloom.core.events import Event
+from gpuloom.core.job import Attempt, Job, NodeRecord
+
+
+class StoreError(GpuloomError):
+    """The store can't be read or written: says which file and why (disk full, read-only, damaged, in use)."""
+
+
+class StoreBusy(StoreError):  # noqa: N818 - what it says
+    """Another scheduler has this store open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a scheduler begins with: all jobs that have not ended, the newest `recent` of those that have, the open
+    attempts, nodes and settings; the highest event number and its time; the policy's memory."""
+
+    jobs: Sequence[Job]
+    attempts: Sequence[Attempt]
+    nodes: Sequence[NodeRecord]
+    settings: Mapping[str, Any]
+    next_job: int
+    last_event: int
+    last_event_s: float
+    memory: tuple[str, bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A submission that carried an idempotency key: what was asked for (a digest) and what came of it."""
+
+    key: str
+    digest: str
+    jobs: tuple[int, ...]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobQuery:
+    """Which jobs. Empty tuples and None: any. `before`, `after`: job numbers, for pages (newest first by default)."""
+
+    phases: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """Whole names, or with * and ? as wildcards."""
+    ids: tuple[int, ...] = ()
+    array_id: int | None = None
+    submitted_from_s: float | None = None
+    submitted_until_s: float | None = None
+    before: int | None = None
+    after: int | None = None
+    oldest_first: bool = False
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a user (or a day, or a name) used."""
+
+    key: str
+    jobs: int
+    attempts: int
+    held_s: float
+    gpu_s: float
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that `check` found wrong."""
+
+    what: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """Result of `check`: how much was looked at, and what is wrong (nothing: the store is sound)."""
+
+    events: int
+    jobs: int
+    attempts: int
+    schema_version: int
+    findings: tuple[Finding, ...] = field(default=())
+
+
+class Store(Protocol):
+    """See the module. Every method may raise StoreError."""
+
+    def load(self, *, recent: int = 10_000) -> Loaded: ...
+
+    def append(self, events: Sequence[Event], changes: Changes, submissions: Sequence[Submission] = ()) -> None:
+        """Write events and the records they lead to, all or nothing; durable when this returns."""
+        ...
+
+    def save_memory(self, policy: str, memory: bytes) -> None:
+        """Keep the policy's memory (replaces the one before)."""
+        ...
+
+    # -- reading --------------------------------------------------------------------------------------------
+
+    def job(self, job: int) -> Job | None: ...
+
+    def jobs(self, query: JobQuery) -> Sequence[Job]: ...
+
+    def counts(self) -> Mapping[str, int]:
+        """Jobs by phase."""
+        ...
+
+    def attempts(self, jobs: Sequence[int]) -> Sequence[Attempt]:
+        """All attempts of these jobs, in order."""
+        ...
+
+    def events(
+        self, *, after: int = 0, job: int | None = None, types: Sequence[str] = (), limit: int = 1000, newest: bool = False
+    ) -> Sequence[Event]:
+        """Events with a higher number than `after`, in order; `newest`: the last `limit` of them."""
+        ...
+
+    def submission(self, key: str) -> Submission | None: ...
+
+    def ended_runs(self, user: str, name: str, limit: int) -> Sequence[tuple[int, float]]:
+        """(GPUs, work in seconds) of the last jobs of this user and name that finished well; '' for any name."""
+        ...
+
+    def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
+        """GPU-seconds held in a span of time (attempts under way included, up to `until_s`), by 'user', 'name', 'day'
+        or 'node'."""
+        ...
+
+    def history(self, *, since_s: float, until_s: float) -> Iterator[tuple[Job, tuple[Attempt, ...]]]:
+        """Jobs submitted in that span with their attempts, in order of submission."""
+        ...
+
+    # -- care -----------------------------------------------------------------------------------------------
+
+    def check(self) -> CheckReport:
+        """Verify the files, tell the log again and compare with the records."""
+        ...
+
+    def backup(self, path: Path) -> None:
+        """A consistent copy while in use."""
+        ...
+
+    def close(self) -> None: ...
