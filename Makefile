@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test check static format bench fidelity figures learning league heterogeneous elastic pollux clean
+.PHONY: help setup demo test check static format bench live speed fidelity figures learning league heterogeneous elastic pollux clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml src/gpuloom/__init__.py
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
 	@touch $@
 
-demo: $(STAMP) ## Replay a generated and, where it is there, a real trace under eleven policies
+demo: $(STAMP) ## Run eight small jobs on a scheduler of their own, and compare with the simulator
 	@$(BIN)/gpuloom demo
 
 test: $(STAMP) ## Run the tests
@@ -35,6 +35,13 @@ check: static test ## All that CI runs
 format: $(STAMP) ## Put the code in shape
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+live: $(STAMP) ## Run 60 jobs live under several policies, simulate them from their history, compare
+	@$(BIN)/python bench/live_equals_simulated.py
+
+speed: $(STAMP) ## Measure the live scheduler: submissions, latency, idle cost, restart, scheduling passes
+	@$(BIN)/python bench/live_speed.py
+	@$(BIN)/python bench/scheduling_pass.py
 
 bench: $(STAMP) ## Measure the simulator's speed and print ratios
 	@$(BIN)/python bench/simulator_speed.py

@@ -333,10 +333,10 @@ def test_policies_lists_all_and_shows_one() -> None:
     assert gpuloom("policies", "tiresas").returncode == 2
 
 
-def test_the_demo_compares_and_writes_its_page(tmp_path: Path) -> None:
+def test_the_simulated_demo_compares_and_writes_its_page(tmp_path: Path) -> None:
     env = {**os.environ, "GPULOOM_DATA": str(tmp_path / "none")}
     done = subprocess.run(
-        [*RUN, "demo", "--jobs", "60"], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120
+        [*RUN, "demo", "--simulate", "--jobs", "60"], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert "tiresias" in done.stdout

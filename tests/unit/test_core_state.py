@@ -48,6 +48,8 @@ STEPS: dict[str, Callable[[State], None]] = {
     "retime": lambda s: s.retime(0, 1.0, 0.5),
     "resize": resized,
     "finish": lambda s: s.finish(0, 1.0),
+    "withdraw": lambda s: s.withdraw(0),
+    "adopt": lambda s: s.adopt(0, ONE, run_from_s=0.0, work_from_s=1.0, rate=1.0),
 }
 
 
@@ -266,3 +268,64 @@ def test_lazy_progress_equals_progress_second_by_second(ops: list[tuple[str, flo
         assert made.remaining_at(0, now) == pytest.approx(left, abs=1e-6)
         assert made.held_at(0, now) == pytest.approx(held, abs=1e-6)
         assert made.busy_gpus == on
+
+
+# -- a state of jobs that began before it was built ---------------------------------------------------------
+
+
+def test_a_restored_job_has_its_history() -> None:
+    made = state((0, 100, 2), cluster="1x4")
+    made.restore(0, held_s=40.0, held_gpu_s=80.0, starts=2, first_start_s=5.0, remaining_s=70.0)
+    made.submit(0, 50.0)
+    made.adopt(0, Placement((0,), (0b11,)), run_from_s=45.0, work_from_s=50.0, rate=1.0)
+    assert made.held_at(0, 60.0) == 55.0
+    assert made.held_gpu_s_at(0, 60.0) == 110.0
+    assert made.remaining_at(0, 60.0) == 60.0
+    assert (made.starts[0], made.first_start_s[0]) == (2, 5.0)
+    with pytest.raises(InvalidTransition, match="must be waiting"):
+        made.restore(0, held_s=0.0, held_gpu_s=0.0, starts=0, first_start_s=None)
+    made.stop(0, 60.0)
+    made.restore(0, held_s=1.0, held_gpu_s=np.array([3.0]), starts=0, first_start_s=None)
+    assert (made.held_gpu_s_at(0, 60.0), made.remaining_s[0]) == (3.0, 60.0)
+    assert math.isnan(made.first_start_s[0])
+
+
+def test_what_is_known_of_the_work_left_can_change() -> None:
+    made = running(overhead_s=10.0)
+    made.revise(0, 5.0, 50.0)
+    assert made.predicted_end_s(0) == 60.0, "it still starts"
+    made.revise(0, 20.0, 30.0)
+    assert made.predicted_end_s(0) == 50.0
+    made.revise(0, 20.0, 30.0, work_from_s=25.0)
+    assert made.predicted_end_s(0) == 55.0
+    made.finish(0, 55.0)
+    with pytest.raises(InvalidTransition):
+        made.revise(0, 60.0, 1.0)
+
+
+@pytest.mark.parametrize(("end_s", "spare_s"), [(100.0, 0.0), (100.0 + 1e-9, 0.0), (40.0, 60.0), (130.0, -30.0)])
+def test_work_that_an_ended_job_did_not_need(end_s: float, spare_s: float) -> None:
+    made = running()
+    made.finish(0, end_s)
+    assert made.spare_s[0] == spare_s
+
+
+def test_a_copy_is_equal_and_its_own() -> None:
+    made = State(jobs([(0, 100, 2), (0, 50, 1), (0, 9, 1)]), parse_cluster("1x4,1x2"), layers=2)
+    for job in range(3):
+        made.submit(job, 0.0)
+    made.start(0, Placement((0,), (0b11,)), 0.0, 5.0, 1.0)
+    made.start(1, Placement((0,), (0b1,), 1), 0.0, 5.0, 1.0)
+    made.node_down(1)
+    twin = made.copy()
+    for name in State.__slots__:
+        if name.endswith("_column"):
+            assert np.array_equal(getattr(twin, name), getattr(made, name), equal_nan=True), name
+        elif name not in ("workload", "cluster") and not isinstance(getattr(made, name), memoryview):
+            assert getattr(twin, name) == getattr(made, name), name
+    story = made.story(0)
+    twin.finish(0, 30.0)
+    twin.node_up(1)
+    twin.start(2, ONE, 30.0, 0.0, 1.0)
+    assert made.story(0) == story
+    assert (made.waiting, made.busy_gpus, made.down, made.free[0]) == (1, 2, {1}, [0b1100, 0])

@@ -1,88 +1,190 @@
-"""`gpuloom demo`: the main job on data that is at hand."""
+"""`gpuloom demo`: real jobs on a real scheduler, in a minute, and nothing left afterwards."""
 
 from __future__ import annotations
 
-import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from gpuloom.cli.progress import task_progress
-from gpuloom.cli.simulate import DEFAULT_POLICIES
+from gpuloom.cli.demo_home import TemporaryScheduler
+from gpuloom.cli.demo_jobs import PLAN, STEP_S, Planned, Story
+from gpuloom.cli.demo_replay import BOUND, Compared, Replay, compared, replay
+from gpuloom.cli.live import say_json
+from gpuloom.core.errors import GpuloomError
 
-POLICIES = tuple(DEFAULT_POLICIES.split(","))
-REAL = Path("muri/trace3.csv.gz")
-CLUSTER = "8x8"
+SLOTS = 4
+POLICY = "srtf"
+INTERVAL_S = 2.0
+OTHERS = ("fifo", "fifo:backfill=easy", "sjf", "srtf", "tiresias:thresholds=5/15")
+"""Limits of Tiresias in GPU-seconds, fit for jobs of seconds."""
+MOST_S = 120.0
+"""How long the jobs may take."""
 
 
-def data_folder() -> Path | None:
-    """The folder with real traces: $GPULOOM_DATA, or ../shared/data beside the checkout."""
-    told = os.environ.get("GPULOOM_DATA")
-    places = [Path(told)] if told else [Path("../shared/data"), Path(__file__).parents[4] / "shared/data"]
-    return next((place for place in places if place.is_dir()), None)
+class DemoError(GpuloomError):
+    """The demo did not come out as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How it went: the jobs, live beside simulated, and the same history under other policies."""
+
+    jobs: Sequence[Mapping[str, Any]]
+    compared: Compared
+    others: Mapping[str, Replay]
+    chart: Sequence[str]
+
+
+def run_live(
+    plan: Sequence[Planned] = PLAN,
+    *,
+    slots: int = SLOTS,
+    policy: str = POLICY,
+    interval_s: float = INTERVAL_S,
+    others: Sequence[str] = OTHERS,
+    err: bool = False,
+) -> Outcome:
+    """Start a scheduler in a temporary home, run the plan, replay it, and clean up, whatever happens.
+
+    Raises:
+        DemoError: a job did not finish, or not in time.
+    """
+    from gpuloom.cli.demo_view import shown
+
+    click.echo("starting a scheduler in a temporary home …", err=err)
+    with TemporaryScheduler(slots=slots, policy=policy, interval_s=interval_s) as scheduler:
+        title = (
+            f"{slots} CPU slots in place of GPUs, policy {policy}, which stops jobs for others every {interval_s:g} s"
+        )
+        click.echo(f"{scheduler.ready['url']}: {title}\n", err=err)
+        story = Story(scheduler.home)
+        with shown(story, plan, slots, title, err=err) as look:
+            views = _run(scheduler, plan, story, look)
+        chart = story.chart(slots, max(float(view["ended_s"]) for view in views), 72)
+        history = scheduler.folder / "history.csv"
+        history.write_text(scheduler.client.history(), encoding="utf-8")
+        found = replay(
+            history,
+            list(dict.fromkeys([policy, *others])),
+            slots=slots,
+            interval_s=interval_s,
+            home=scheduler.home,
+        )
+        return Outcome(views, compared(views, found[policy]), found, chart)
+
+
+def _run(scheduler: TemporaryScheduler, plan: Sequence[Planned], story: Story, look: Any) -> list[Mapping[str, Any]]:
+    """Submit the jobs at their times; the jobs once all have ended."""
+    client = scheduler.client
+    # At a fixed place between two intervals, so that the demo goes the same way each time.
+    time.sleep(scheduler.interval_s - time.time() % scheduler.interval_s)
+    began = time.monotonic()
+    waiting = list(plan)
+    while len(story.state) < len(plan) or not {"finished", "failed", "cancelled"}.issuperset(story.state.values()):
+        now = time.monotonic() - began
+        while waiting and waiting[0].at_s <= now:
+            job = waiting.pop(0)
+            spec = scheduler.sample(job.name, gpus=job.gpus, steps=job.steps, step_s=STEP_S)
+            client.submit({**spec, "estimate": job.work_s})
+        look(story.tell(client.events(after=story.last)), time.time())
+        if now > MOST_S:
+            left = [story.names[job] for job, state in story.state.items() if state not in ("finished", "failed")]
+            raise DemoError(f"jobs {', '.join(left)} had not ended after {MOST_S:g} s; the log:\n{scheduler.log()}")
+        time.sleep(0.1)
+    views = list(client.jobs(oldest_first=True))
+    for view in views:
+        if view["state"] != "finished":
+            raise DemoError(f"job {view['name']} has {view['state']}: {view['reason']} {view['message']}".rstrip())
+    return [dict(view) for view in views]
 
 
 @click.command()
-@click.option("--jobs", type=click.IntRange(1), default=2000, show_default=True, help="Jobs of the generated trace.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON; the story goes to standard error.")
+@click.option("--simulate", is_flag=True, help="Only simulate: compare policies on a generated trace.")
+@click.option("--jobs", type=click.IntRange(1), default=2000, show_default=True, help="--simulate: jobs of the trace.")
 @click.option(
     "--load",
     type=click.FloatRange(0, min_open=True),
     default=1.1,
     show_default=True,
-    help="Offered load of the generated trace.",
+    help="--simulate: offered load of the trace.",
 )
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of the generated trace.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="--simulate: seed of the trace.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("out"),
     show_default=True,
-    help="Folder for the report.",
+    help="--simulate: folder for the report.",
 )
-def demo(jobs: int, load: float, seed: int, output: Path) -> None:
-    """Compare policies on a generated Philly-like trace and, where ../shared/data exists, a real one."""
-    from gpuloom.core.cluster import parse_cluster
-    from gpuloom.sim import report
-    from gpuloom.sim.generate import GeneratorConfig, generate
-    from gpuloom.sim.runner import Task, run_all
-    from gpuloom.sim.traces import read_trace
+@click.pass_context
+def demo(ctx: click.Context, as_json: bool, simulate: bool, jobs: int, load: float, seed: int, output: Path) -> None:
+    """Run eight small training jobs on a scheduler of their own, and compare with what the simulator says.
 
-    cluster = parse_cluster(CLUSTER)
-    workloads = [
-        generate(
-            GeneratorConfig(
-                jobs=jobs,
-                gpus=cluster.gpus,
-                load=load,
-                duration="philly",
-                duration_max_s=86_400.0,
-                gpu_mix="philly",
-                arrival="diurnal",
-                opportunistic=0.5,
-                seed=seed,
-            )
-        )
+    They queue, run, are preempted, go on from their checkpoints and finish on four CPU slots, within a minute.
+    Scheduler, jobs and files are gone afterwards. Exit code 1 if a job failed, or the average JCTs, live and simulated,
+    differ by more than 3 %.
+
+    With --simulate nothing is run: policies are compared on a generated trace and, where ../shared/data exists, a real
+    one.
+    """
+    given = [
+        f"--{name}"
+        for name in ("jobs", "load", "seed", "output")
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     ]
-    data = data_folder()
-    if data is not None and (data / REAL).is_file():
-        workloads.append(read_trace(data / REAL).workload)
+    if simulate:
+        if as_json:
+            raise click.UsageError("--json is for the live demo; gpuloom compare --json - prints simulations as JSON")
+        from gpuloom.cli.demo_simulated import compare_policies
+
+        compare_policies(jobs, load, seed, output)
+        return
+    if given:
+        raise click.UsageError(f"{', '.join(given)}: only with --simulate")
+    if not sys.platform.startswith("linux"):
+        raise DemoError("the live scheduler runs on Linux only; gpuloom demo --simulate runs everywhere")
+    began = time.monotonic()
+    outcome = run_live(err=as_json)
+    took_s = time.monotonic() - began
+    if as_json:
+        say_json(_as_json(outcome, took_s))
     else:
-        click.echo(f"no real trace at hand ({REAL} in ../shared/data or $GPULOOM_DATA): the generated one alone")
-    for workload in workloads:
-        click.echo(f"{workload.name}: {len(workload):,} jobs on {cluster.gpus} GPUs ({CLUSTER})")
-    tasks = [Task(workload, cluster, policy) for workload in workloads for policy in POLICIES]
-    bars = [(f"{task.policy} · {task.workload.name}", len(task.workload)) for task in tasks]
-    with task_progress(bars, quiet=False) as on_progress:
-        outcome = run_all(
-            tasks, {"record_segments": True}, processes=min(os.cpu_count() or 1, 2), on_progress=on_progress
-        )
-    report.print_comparison(outcome.done)
-    output.mkdir(parents=True, exist_ok=True)
-    page = output / "demo.html"
-    report.write_html(outcome.done, page)
-    click.echo(f"report: {page.resolve().as_uri()}")
-    for error in outcome.errors:
-        if error is not None:
-            raise error
-    if outcome.interrupted:
-        raise click.Abort
+        _say(outcome, took_s)
+    ctx.exit(0 if outcome.compared.within else 1)
+
+
+def _say(outcome: Outcome, took_s: float) -> None:
+    from gpuloom.cli.demo_view import result_lines
+
+    click.echo("\nwho had which slot (a letter for each job, time to the right):")
+    for slot, line in enumerate(outcome.chart):
+        click.echo(f"  {slot}  {line}")
+    click.echo()
+    for line in result_lines(outcome.jobs, outcome.compared, outcome.others, POLICY):
+        click.echo(line)
+    click.echo(f"\nScheduler, jobs and files are gone again. All took {took_s:.0f} s.")
+    if not outcome.compared.within:
+        click.echo(f"gpuloom: live and simulated differ by more than {100 * BOUND:g} %", err=True)
+
+
+def _as_json(outcome: Outcome, took_s: float) -> dict[str, Any]:
+    names = ("id", "name", "gpus", "state", "jct_s", "run_s", "waited_s", "attempts", "preemptions")
+    return {
+        "policy": POLICY,
+        "interval_s": INTERVAL_S,
+        "slots": SLOTS,
+        "jobs": [{name: view[name] for name in names} for view in outcome.jobs],
+        **{key: value for key, value in outcome.compared.as_json().items() if key != "jobs"},
+        "simulated": {
+            job["job"]: {"jct_s": job["simulated_jct_s"], "starts": job["simulated_starts"]}
+            for job in outcome.compared.as_json()["jobs"]
+        },
+        "avg_jct_s_by_policy": {name: other.avg_jct_s for name, other in outcome.others.items()},
+        "took_s": took_s,
+    }

@@ -15,6 +15,31 @@ from gpuloom import __version__
 from gpuloom.core.errors import GpuloomError
 
 COMMANDS = {
+    "up": ("gpuloom.cli.service", "Start the scheduler of this machine."),
+    "down": ("gpuloom.cli.service", "End the scheduler; jobs go on."),
+    "status": ("gpuloom.cli.service", "Show the scheduler: pid, URL, store, executor."),
+    "submit": ("gpuloom.cli.submit", "Submit a command or the jobs of a YAML file."),
+    "ls": ("gpuloom.cli.jobs", "List jobs."),
+    "show": ("gpuloom.cli.jobs", "Show all that is known of a job."),
+    "logs": ("gpuloom.cli.logs", "Print or follow what a job writes."),
+    "why": ("gpuloom.cli.jobs", "Tell why a job waits and when it will start."),
+    "wait": ("gpuloom.cli.jobs", "Wait for jobs to end."),
+    "top": ("gpuloom.cli.watch", "Watch GPUs and running jobs, or move a job to the top of the queue."),
+    "cancel": ("gpuloom.cli.control", "End jobs."),
+    "hold": ("gpuloom.cli.control", "Keep back jobs that wait."),
+    "release": ("gpuloom.cli.control", "Let held jobs queue."),
+    "requeue": ("gpuloom.cli.control", "Put jobs back into the queue."),
+    "update": ("gpuloom.cli.control", "Change what jobs ask for."),
+    "nodes": ("gpuloom.cli.nodes", "Show nodes and GPUs."),
+    "drain": ("gpuloom.cli.nodes", "Take a node out of service, its jobs move."),
+    "cordon": ("gpuloom.cli.nodes", "Start nothing new on a node."),
+    "uncordon": ("gpuloom.cli.nodes", "Take a node into service again."),
+    "policy": ("gpuloom.cli.policy", "Show or swap the policy of the running scheduler."),
+    "events": ("gpuloom.cli.events", "Show or follow all that happened."),
+    "usage": ("gpuloom.cli.events", "Show who used how much."),
+    "history": ("gpuloom.cli.events", "Export what ran here as a trace."),
+    "db": ("gpuloom.cli.db", "Check, back up and restore the store."),
+    "schema": ("gpuloom.cli.schema", "Print the JSON schema of job.yaml."),
     "simulate": ("gpuloom.cli.simulate", "Replay a trace under one policy."),
     "compare": ("gpuloom.cli.simulate", "Replay a trace under several policies and compare them."),
     "trace": ("gpuloom.cli.trace", "Show, convert and generate traces."),
@@ -24,7 +49,7 @@ COMMANDS = {
     "gpus": ("gpuloom.cli.gpus", "Show what is known of GPU models."),
     "pollux": ("gpuloom.cli.pollux", "Replay workloads of Pollux (OSDI '21) by the rules of its simulator."),
     "policies": ("gpuloom.cli.policies", "List the scheduling policies and their parameters."),
-    "demo": ("gpuloom.cli.demo", "Compare the baseline policies on a generated and, if there, a real trace."),
+    "demo": ("gpuloom.cli.demo", "Run eight small jobs on a scheduler of their own, beside what the simulator says."),
 }
 
 

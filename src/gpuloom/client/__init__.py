@@ -1,0 +1,35 @@
+"""The Python client: `from gpuloom.client import Client`."""
+
+from __future__ import annotations
+
+from gpuloom.client.client import ENDED, Client, LogPart
+from gpuloom.client.errors import (
+    AccessError,
+    ClientError,
+    ConflictError,
+    ConnectionLostError,
+    ImpossibleError,
+    NoSchedulerError,
+    NotFoundError,
+    RequestError,
+    ServerError,
+    WaitTimeoutError,
+)
+from gpuloom.client.home import home_directory
+
+__all__ = [
+    "ENDED",
+    "AccessError",
+    "Client",
+    "ClientError",
+    "ConflictError",
+    "ConnectionLostError",
+    "ImpossibleError",
+    "LogPart",
+    "NoSchedulerError",
+    "NotFoundError",
+    "RequestError",
+    "ServerError",
+    "WaitTimeoutError",
+    "home_directory",
+]

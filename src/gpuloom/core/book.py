@@ -212,10 +212,15 @@ def _requeued(view: _View, event: Event) -> None:
         event,
         view.job(event),
         phase=Phase.QUEUED,
+        # A new life: what it took the last time stays with its attempts and in the log.
+        submitted_s=event.at_s,
         queued_s=event.at_s,
+        first_start_s=None,
         not_before_s=0.0,
         ended_s=None,
         failures=0,
+        held_s=0.0,
+        held_gpu_s=0.0,
         work_s=0.0,
         flags={},
     )
@@ -300,14 +305,15 @@ def _thawed(view: _View, event: Event) -> None:
 def _ended(view: _View, event: Event) -> None:
     job, data = view.job(event), event.data
     attempt = view.attempt(job)
-    held = 0.0 if attempt.phase is Phase.FROZEN else max(event.at_s - attempt.since_s, 0.0)
+    at = float(data.get("ended_s") or event.at_s)
+    held = 0.0 if attempt.phase is Phase.FROZEN else max(at - attempt.since_s, 0.0)
     reason, after = EndReason(data["reason"]), Phase(data["next"])
     code = data.get("exit_code")
     view.put_attempt(
         event,
         attempt,
         phase=None,
-        ended_s=event.at_s,
+        ended_s=at,
         reason=reason,
         exit_code=code,
         signal=data.get("signal"),
@@ -321,9 +327,9 @@ def _ended(view: _View, event: Event) -> None:
         event,
         job,
         phase=after,
-        queued_s=event.at_s if after not in ENDED else job.queued_s,
+        queued_s=at if after not in ENDED else job.queued_s,
         not_before_s=float(data.get("not_before_s") or 0.0),
-        ended_s=event.at_s if after in ENDED else None,
+        ended_s=at if after in ENDED else None,
         failures=job.failures + bool(data.get("failure", False)),
         held_s=job.held_s + held,
         held_gpu_s=job.held_gpu_s + held * gpus_in(attempt.allocation),

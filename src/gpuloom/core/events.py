@@ -3,16 +3,17 @@
 Types and their data (all JSON):
     jobs.submitted      {user, spec, first, count, indices|null, held, after, estimates: [[seconds, source], …]}
     job.held, job.released                  {}
-    job.updated         {spec, estimate_s, estimate_from}
+    job.updated         {spec, after, estimate_s, estimate_from}
     job.cancelled       {message, reason}   a job that waited
-    job.requeued        {}                  a job that had ended
+    job.requeued        {}                  a job that had ended; it counts as submitted anew
     job.flagged         {flag, text}        an empty text takes the flag away
     attempt.starting    {attempt, allocation: [[node, [gpu, …]], …]}
     attempt.running     {pid, start_ticks, boot_id}
     attempt.stopping    {reason, deadline_s}
     attempt.frozen      {}
     attempt.thawed      {allocation}
-    attempt.ended       {reason, exit_code, signal, message, saved, work_s, peak_memory_mib, next, not_before_s, failure}
+    attempt.ended       {reason, exit_code, signal, message, saved, work_s, peak_memory_mib, next, not_before_s,
+                        failure, ended_s}   ended_s: when the process ended; the event may be written later
     node.changed        {node: {…}}         a NodeRecord without its `cause`
     policy.set          {policy, interval_s}
     scheduler.started, scheduler.stopped, clock.jumped      {…}     no record changes

@@ -96,6 +96,10 @@ class Snapshot:
         held: NDArray[np.float64] = state.held_s_column[jobs] + (self.now_s - state.run_from_s_column[jobs])
         return held
 
+    def spare_s(self, job: int) -> float:
+        """Work that a job that has ended was expected to have left; below 0 if it had more than expected."""
+        return self._state.spare_s[job]
+
     def held_s(self, job: int) -> float:
         """Seconds for which the job has held its GPUs so far, over all its runs."""
         return self._state.held_at(job, self.now_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,29 @@ TRANSITIONS: dict[str, tuple[JobState, JobState]] = {
 
 _WAITING, _RUNNING, _FINISHED = int(JobState.WAITING), int(JobState.RUNNING), int(JobState.FINISHED)
 
+_COLUMNS = (
+    "status_column",
+    "remaining_s_column",
+    "rate_column",
+    "work_from_s_column",
+    "run_from_s_column",
+    "held_s_column",
+    "held_gpu_s_column",
+    "first_start_s_column",
+    "end_s_column",
+    "spare_s_column",
+    "starts_column",
+    "cause_column",
+)
+_SPARE_FROM_S, _SPARE_FROM = 1e-3, 1e-6
+"""A job has ended as predicted if no more than this is left, seconds and share of its duration."""
+
+
+@lru_cache(maxsize=1 << 14)
+def _bits(mask: int) -> tuple[int, ...]:
+    """The bits that are set."""
+    return tuple([bit for bit in range(mask.bit_length()) if mask >> bit & 1])
+
 
 class State:
     """Columns by job and by GPU.
@@ -55,6 +79,8 @@ class State:
         run_from_s: start of the present run at its present size; held_s: seconds held before that.
         held_gpu_s: GPU-seconds held before that, by GPU model: shape (jobs, models).
         first_start_s, end_s: NaN until then. starts: times (re)started.
+        spare_s: work that an ended job was expected to have left when it ended, below 0 if it had more than expected;
+            0 where it ended as predicted.
         cause: number of the engine step that made the last change.
     """
 
@@ -86,6 +112,8 @@ class State:
         "remaining_s_column",
         "run_from_s",
         "run_from_s_column",
+        "spare_s",
+        "spare_s_column",
         "starts",
         "starts_column",
         "status",
@@ -110,6 +138,7 @@ class State:
         self.held_gpu_s_column = np.zeros((n, len(cluster.models)))
         self.first_start_s_column = np.full(n, np.nan)
         self.end_s_column = np.full(n, np.nan)
+        self.spare_s_column = np.zeros(n)
         self.starts_column: NDArray[np.int32] = np.zeros(n, dtype=np.int32)
         self.cause_column: NDArray[np.int32] = np.zeros(n, dtype=np.int32)
         self.status = ints(self.status_column)
@@ -124,6 +153,7 @@ class State:
         self._model_of = [index[node.gpu_model] for node in cluster.nodes]
         self.first_start_s = floats(self.first_start_s_column)
         self.end_s = floats(self.end_s_column)
+        self.spare_s = floats(self.spare_s_column)
         self.starts = ints(self.starts_column)
         self.cause = ints(self.cause_column)
         self.step = 0
@@ -139,6 +169,18 @@ class State:
         self.owners: list[list[dict[int, int]]] = [[{} for _ in cluster.nodes] for _ in range(layers)]
         """owners[layer][node]: {GPU: job}; kept only where GPUs may be shared."""
         self.down: set[int] = set()
+
+    def copy(self) -> State:
+        """A state of its own that is equal now. The workload and the cluster, which nobody changes, are shared."""
+        twin = State(self.workload, self.cluster, layers=self.layers)
+        for name in _COLUMNS:
+            getattr(twin, name)[:] = getattr(self, name)
+        twin.step, twin.waiting, twin.unfinished = self.step, self.waiting, self.unfinished
+        twin.busy_gpus, twin.placements = self.busy_gpus, dict(self.placements)
+        twin.free, twin.idle = [list(layer) for layer in self.free], list(self.idle)
+        twin.owners = [[dict(node) for node in layer] for layer in self.owners]
+        twin.down = set(self.down)
+        return twin
 
     # -- reading --------------------------------------------------------------------------------------------
 
@@ -177,6 +219,14 @@ class State:
         self._transit(job, "submit")
         self.waiting += 1
 
+    def submit_all(self, jobs: NDArray[np.intp]) -> None:
+        """Many jobs arrive at once."""
+        if len(wrong := np.flatnonzero(self.status_column[jobs] != JobState.FUTURE)):
+            self.require(int(jobs[wrong[0]]), "submit")
+        self.status_column[jobs] = _WAITING
+        self.cause_column[jobs] = self.step
+        self.waiting += len(jobs)
+
     def start(self, job: int, placement: Placement, now_s: float, overhead_s: float, rate: float) -> None:
         """A waiting job takes its GPUs; its work goes on after `overhead_s`.
 
@@ -194,6 +244,42 @@ class State:
             self.first_start_s[job] = now_s
         self.starts[job] += 1
 
+    def restore(
+        self,
+        job: int,
+        *,
+        held_s: float,
+        held_gpu_s: float | NDArray[np.float64],
+        starts: int,
+        first_start_s: float | None,
+        remaining_s: float | None = None,
+    ) -> None:
+        """What became of a job before this state was built. Call before it runs here (before `adopt`).
+
+        Args:
+            held_s: seconds for which it has held GPUs, a run that `adopt` will tell of not included.
+            held_gpu_s: the same in GPU-seconds: by GPU model, or their sum (then all counts for the first model).
+            starts: times it was started, a run that `adopt` will tell of included. first_start_s: None or NaN: never.
+            remaining_s: work left (None: all of it).
+
+        Raises:
+            InvalidTransition: it runs or has ended already.
+        """
+        if self.status[job] not in (JobState.FUTURE, _WAITING):
+            self.require(job, "start")
+        self.held_s[job] = held_s
+        if isinstance(held_gpu_s, np.ndarray):
+            self.held_gpu_s_column[job] = held_gpu_s
+        else:
+            first = job * self._models
+            for entry in range(first, first + self._models):
+                self._held_gpu_s[entry] = 0.0
+            self._held_gpu_s[first] = held_gpu_s
+        self.starts[job] = starts
+        self.first_start_s[job] = math.nan if first_start_s is None else first_start_s
+        if remaining_s is not None:
+            self.remaining_s[job] = remaining_s
+
     def adopt(self, job: int, placement: Placement, *, run_from_s: float, work_from_s: float, rate: float) -> None:
         """A job that the state took for waiting runs already, since before this state was built."""
         self._transit(job, "adopt")
@@ -208,10 +294,22 @@ class State:
         self._transit(job, "withdraw")
         self.waiting -= 1
 
-    def revise(self, job: int, now_s: float, remaining_s: float) -> None:
-        """What is known of the work left of a waiting or running job has changed."""
-        if self.status[job] == _RUNNING and now_s > self.work_from_s[job]:
-            self.work_from_s[job] = now_s
+    def revise(self, job: int, now_s: float, remaining_s: float, *, work_from_s: float | None = None) -> None:
+        """What is known of the work left of a waiting or running job has changed.
+
+        Args:
+            work_from_s: of a running job, since when it works; None: as known, or as of now if that has passed.
+
+        Raises:
+            InvalidTransition: it has ended.
+        """
+        if self.status[job] == _FINISHED:
+            self.require(job, "retime")
+        if self.status[job] == _RUNNING:
+            if work_from_s is not None:
+                self.work_from_s[job] = work_from_s
+            elif now_s > self.work_from_s[job]:
+                self.work_from_s[job] = now_s
         self.remaining_s[job] = remaining_s
 
     def stop(self, job: int, now_s: float, *, lost_s: float = 0.0) -> None:
@@ -240,10 +338,9 @@ class State:
 
     def retime(self, job: int, now_s: float, rate: float) -> None:
         """A running job goes on at another rate."""
-        left = self.remaining_at(job, now_s)
         self._transit(job, "retime")
         if now_s > self.work_from_s[job]:
-            self.remaining_s[job] = left
+            self.remaining_s[job] = self.remaining_at(job, now_s)
             self.work_from_s[job] = now_s
         self.rate[job] = rate
 
@@ -254,6 +351,12 @@ class State:
 
     def finish(self, job: int, now_s: float) -> None:
         self._transit(job, "finish")
+        left = self.remaining_s[job]
+        if now_s > self.work_from_s[job]:
+            left -= (now_s - self.work_from_s[job]) * self.rate[job]
+        # Where an end was predicted only rounding is left.
+        if abs(left) > _SPARE_FROM_S and abs(left) > _SPARE_FROM * self.workload.duration_s.item(job):
+            self.spare_s[job] = left
         self._release(job, now_s)
         self.unfinished -= 1
         self.remaining_s[job] = 0.0
@@ -321,9 +424,8 @@ class State:
             self.idle[node] = idle & ~mask
             if self.layers > 1:
                 owners = self.owners[placement.layer][node]
-                for gpu in range(mask.bit_length()):
-                    if mask >> gpu & 1:
-                        owners[gpu] = job
+                for gpu in _bits(mask):
+                    owners[gpu] = job
         self.placements[job] = placement
 
     def _release(self, job: int, now_s: float) -> None:
@@ -338,9 +440,8 @@ class State:
             free[node] |= mask
             if self.layers > 1:
                 owners = self.owners[placement.layer][node]
-                for gpu in range(mask.bit_length()):
-                    if mask >> gpu & 1:
-                        del owners[gpu]
+                for gpu in _bits(mask):
+                    del owners[gpu]
                 for layer in self.free:
                     mask &= layer[node]
             self.busy_gpus -= mask.bit_count()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from gpuloom.core.columns import floats, ints
-from gpuloom.core.decision import Decision, Placement
+from gpuloom.core.decision import Decision, Place, Placement
 from gpuloom.core.errors import PlanError
 from gpuloom.core.state import State
 from gpuloom.placement.shapes import Shapes, shapes_of
@@ -96,6 +96,8 @@ class PlanCheck:
     def _same_places(self, decision: Decision, freed: dict[tuple[int, int], int]) -> None:
         """Who starts beside others has the very GPUs that they have."""
         state, run = self._state, decision.run
+        if self._plainly_same(run, freed):
+            return
         given: dict[tuple[int, int], list[int]] = {}
         for job, placement in run.items():
             for node in placement.nodes:
@@ -119,6 +121,29 @@ class PlanCheck:
                                 job, placement, f"it shares GPUs {shared:#x} of node {node} with a job on {other}"
                             )
 
+    def _plainly_same(self, run: Mapping[int, Placement], freed: dict[tuple[int, int], int]) -> bool:
+        """Whether no two different places overlap; each place is looked at once, however many jobs share it."""
+        state = self._state
+        at: dict[tuple[int, int], Place] = {}
+        for placement in run.values():
+            place = placement.nodes, placement.masks
+            for piece in zip(placement.nodes, placement.masks, strict=True):
+                if at.setdefault(piece, place) != place:
+                    return False
+        covered: dict[int, int] = {}
+        for (node, mask), place in at.items():
+            before = covered.get(node, 0)
+            if before & mask:
+                return False
+            covered[node] = before | mask
+            for layer, free in enumerate(state.free):
+                held = mask & ~free[node]
+                if held and (held := held & ~freed.get((layer, node), 0)):
+                    other = state.placements[state.owners[layer][node][(held & -held).bit_length() - 1]]
+                    if (other.nodes, other.masks) != place:
+                        return False
+        return True
+
     def _memory_holds(self, decision: Decision, stops: set[int], memory: memoryview[float]) -> None:
         """No GPU on which a job starts beside others is given more than its memory."""
         nodes, owners = self._cluster.nodes, self._state.owners
@@ -126,10 +151,13 @@ class PlanCheck:
         sharers: dict[tuple[int, int], int] = {}
         for job, placement in decision.run.items():
             for node, mask in zip(placement.nodes, placement.masks, strict=True):
-                for gpu in range(mask.bit_length()):
-                    if mask >> gpu & 1:
-                        needed[node, gpu] = needed.get((node, gpu), 0.0) + memory[job]
-                        sharers[node, gpu] = sharers.get((node, gpu), 0) + 1
+                # Jobs that share one GPU share all of theirs: one GPU tells for the others.
+                left = mask & -mask if self._in_groups else mask
+                while left:
+                    gpu = (left & -left).bit_length() - 1
+                    left &= left - 1
+                    needed[node, gpu] = needed.get((node, gpu), 0.0) + memory[job]
+                    sharers[node, gpu] = sharers.get((node, gpu), 0) + 1
         for (node, gpu), total in needed.items():
             limit = nodes[node].gpu_memory_mib
             if limit is None:
@@ -149,8 +177,9 @@ class PlanCheck:
         if len(nodes) != len(masks):
             self._fail(job, placement, f"it names {len(nodes)} nodes and {len(masks)} masks")
         total, full = 0, self._full
+        there = len(full)
         for node, mask in zip(nodes, masks, strict=True):
-            if not 0 <= node < len(full) or not 0 < mask <= full[node]:
+            if not 0 <= node < there or not 0 < mask <= full[node]:
                 self._fail(job, placement, f"node {node} has no GPUs {mask:#x}")
             total += mask.bit_count()
         if total != self._gpus[job] and not self._allows(job, total):

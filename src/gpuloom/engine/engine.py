@@ -66,9 +66,15 @@ class Engine:
         finished: Sequence[int] = (),
         down: Sequence[int] = (),
         up: Sequence[int] = (),
+        withdrawn: Sequence[int] = (),
         arrived: Sequence[int] = (),
     ) -> None:
-        """Apply what happened at `now_s`. Order at equal times: ends, nodes back, nodes lost, arrivals."""
+        """Apply what happened at `now_s`. Order at equal times: ends, nodes back, nodes lost, withdrawals, arrivals.
+
+        Args:
+            finished: running jobs that have ended, in whatever way.
+            withdrawn: waiting jobs that are not to be started (held, cancelled, …); `arrived` brings them back.
+        """
         state = self.state
         state.step += 1
         if self._step_overhead_s is not None and state.placements:
@@ -93,11 +99,29 @@ class Engine:
                 commands.append(Stop(job))
             state.node_down(node)
             self._changed[node] = None
+        for job in withdrawn:
+            state.withdraw(job)
+            for pending in (self._arrived, self._evicted):
+                if job in pending:
+                    pending.remove(job)
+        if withdrawn:
+            self.policy.cache = None  # caches hold waiting jobs, and know of no other way out than to run
         for job in arrived:
             state.submit(job, now_s)
             self._arrived.append(job)
         if retime:
             self._retime(retime, now_s, commands)
+        if commands:
+            self.executor.apply(commands, now_s)
+
+    def arrived(self, jobs: Sequence[int]) -> None:
+        """These jobs, which wait in the state that this engine began with, are told to the policy as arrivals."""
+        self._arrived.extend(jobs)
+
+    def settle(self, now_s: float) -> None:
+        """Set the rates of all running jobs by who shares their GPUs: of a state that began with running jobs."""
+        commands: list[Command] = []
+        self._retime(set(self.state.placements), now_s, commands)
         if commands:
             self.executor.apply(commands, now_s)
 
@@ -130,6 +154,7 @@ class Engine:
         state, overhead_of = self.state, self.progress.overhead_of
         commands: list[Command] = []
         touched: set[int] = set()
+        on: dict[Place, list[tuple[int, int]]] = {}
         shared = state.layers > 1
         moved = [job for job in decision.run if job in state.placements]
         stops = [*decision.wait, *moved]
@@ -164,17 +189,20 @@ class Engine:
             commands.append(Start(job, placement))
         if shared:
             places.update([place_of(placement) for placement in decision.run.values()])
-            for place in places:
-                touched.update([job for _, job in self._on(place)])
+            on = {place: self._on(place) for place in places}
+            for everyone in on.values():
+                touched.update([job for _, job in everyone])
             if self._together and not self.charge_every_step:
-                for job in decision.run:
-                    everyone = self._on(place_of(state.placements[job]))
-                    if job in resized and len(everyone) == 1:
+                works_from_s = {
+                    place: now_s + sum([overhead_of[other] for _, other in everyone]) for place, everyone in on.items()
+                }
+                for job, placement in decision.run.items():
+                    place = place_of(placement)
+                    if job in resized and len(on[place]) == 1:
                         continue
-                    all_s = sum([overhead_of[other] for _, other in everyone])
-                    state.postpone(job, now_s + all_s)
+                    state.postpone(job, works_from_s[place])
         if touched:
-            self._retime(touched, now_s, commands)
+            self._retime(touched, now_s, commands, on)
         self.executor.apply(commands, now_s)
 
     def _lost(self, job: int, now_s: float) -> float:
@@ -190,11 +218,11 @@ class Engine:
 
     def _on(self, place: Place) -> list[tuple[int, int]]:
         """(layer, job) of everyone who holds one of these GPUs, sorted."""
-        placements = self.state.placements
+        placements, frees = self.state.placements, self.state.free
         found: set[tuple[int, int]] = set()
         for node, mask in zip(*place, strict=True):
             for layer, by_node in enumerate(self.state.owners):
-                by_gpu, left = by_node[node], mask
+                by_gpu, left = by_node[node], mask & ~frees[layer][node]
                 while left and by_gpu:
                     owner = by_gpu.get((left & -left).bit_length() - 1)
                     if owner is None:
@@ -205,12 +233,18 @@ class Engine:
                     left &= ~held.masks[held.nodes.index(node)]
         return sorted(found)
 
-    def _retime(self, jobs: set[int], now_s: float, commands: list[Command]) -> None:
-        """Set the rates of jobs whose neighbours changed."""
+    def _retime(
+        self,
+        jobs: set[int],
+        now_s: float,
+        commands: list[Command],
+        on: dict[Place, list[tuple[int, int]]] | None = None,
+    ) -> None:
+        """Set the rates of jobs whose neighbours changed. `on`: what `_on` says of places, as far as known."""
         sharing = self.progress.sharing
         if sharing is None:
             return
-        on: dict[Place, list[tuple[int, int]]] = {}
+        on = {} if on is None else on
         for job in sorted(jobs):
             placement = self.state.placements.get(job)
             if placement is None:

@@ -7,11 +7,12 @@ can: runs go on when the scheduler is gone, and a new one asks `runs()` what has
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from gpuloom.core.errors import GpuloomError
+from gpuloom.core.usage import RunUsage as RunUsage
 
 
 class ExecutorError(GpuloomError):
@@ -88,21 +89,6 @@ class RunStatus:
     exit: RunExit | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunUsage:
-    """Rates of a running run, by the monitor. None where it is not known. progress: what the job reported last."""
-
-    run: str
-    cpu_cores: float | None = None
-    memory_mib: float | None = None
-    gpu_utilization: float | None = None
-    gpu_memory_mib: float | None = None
-    read_mib_per_s: float | None = None
-    write_mib_per_s: float | None = None
-    log_mib: float | None = None
-    progress: Mapping[str, object] = field(default_factory=dict)
-
-
 OnStatus = Callable[[RunStatus], None]
 """Called from a thread of the executor for every change: started, frozen, thawed, exited."""
 
@@ -127,6 +113,10 @@ class LiveExecutor(Protocol):
     def stop(self, run: str, *, reason: str, grace_s: float) -> None:
         """Give notice (SIGTERM, file), and end the whole tree after `grace_s`; 0: at once. Asked again with less grace,
         the earlier deadline counts. A run that has ended is left alone."""
+        ...
+
+    def limit(self, run: str, limit_s: float | None) -> None:
+        """Change the time limit of a run: seconds of running in all, from its start; None: none any more."""
         ...
 
     def freeze(self, run: str) -> None:

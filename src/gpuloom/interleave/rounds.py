@@ -61,6 +61,8 @@ class Rounds:
         self._times, self._size, self._allowed = times, size, allowed
         # The released rounds can't form groups of three: pairs don't merge with pairs, and no single is left.
         self._released = matcher == "released" and size != 3
+        self.exhausted = False
+        """The last groups were merged as far as they can be: fewer GPUs would have led to the same."""
         self._forget()
 
     def _forget(self) -> None:
@@ -93,13 +95,14 @@ class Rounds:
         ]
         concerned = [[n for n, (pools, _) in enumerate(limits) if bucket.pools <= pools] for bucket in buckets]
         found: list[list[Node]] = [[(job,) for job in bucket.jobs] for bucket in buckets]
-        kinds = [[self._kind_of_job(job) for job in bucket.jobs] for bucket in buckets]
+        kinds = [self._kinds_of(bucket.jobs) for bucket in buckets]
         for round_ in range(self._size):
             if max(missing, default=0) <= 0:
                 break
             before = sum(missing)
             for index, bucket in enumerate(buckets):
                 nodes, of_node, bounds = found[index], kinds[index], concerned[index]
+                of_pair = self._of_pair
                 partner = self._partners(nodes, of_node, group_of)
                 if self._size == 3 and round_ == 0 and not self._released:
                     self._leave_singles(partner, of_node)
@@ -113,7 +116,9 @@ class Rounds:
                         # The pair stands where its second half stood, as in the released code.
                         if any(missing[n] > 0 for n in bounds):
                             merged.append(nodes[other] + nodes[place])
-                            of_merged.append(self._merged(of_node[other], of_node[place]))
+                            pair = of_node[other], of_node[place]
+                            kind = of_pair.get(pair)
+                            of_merged.append(self._merged(pair) if kind is None else kind)
                             for n in bounds:
                                 missing[n] -= bucket.gpus
                         else:
@@ -122,6 +127,7 @@ class Rounds:
                 found[index], kinds[index] = merged, of_merged
             if sum(missing) == before:
                 break
+        self.exhausted = all(any(missing[n] > 0 for n in bounds) for bounds in concerned)
         return found
 
     def _leave_singles(self, partner: list[int], kinds: list[int]) -> None:
@@ -154,16 +160,18 @@ class Rounds:
             _pair_up(nodes, places, one, two, count, group_of, partner)
         return partner
 
-    def _kind_of_job(self, job: int) -> int:
-        kind = self._of_profile.get(profile := self._times.of_job[job])
-        if kind is None:
-            kind = self._of_profile[profile] = self._id((profile,))
-        return kind
+    def _kinds_of(self, jobs: Sequence[int]) -> list[int]:
+        """Type of each job."""
+        of_job, of_profile = self._times.of_job, self._of_profile
+        profiles = [of_job[job] for job in jobs]
+        for profile in dict.fromkeys(profiles):
+            if profile not in of_profile:
+                of_profile[profile] = self._id((profile,))
+        return [of_profile[profile] for profile in profiles]
 
-    def _merged(self, one: int, two: int) -> int:
-        kind = self._of_pair.get((one, two))
-        if kind is None:
-            kind = self._of_pair[one, two] = self._id(self._together(one, two))
+    def _merged(self, pair: tuple[int, int]) -> int:
+        """Type of two merged that have not been merged before."""
+        kind = self._of_pair[pair] = self._id(self._together(*pair))
         return kind
 
     def _together(self, one: int, two: int) -> Profiles:

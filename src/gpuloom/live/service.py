@@ -81,7 +81,13 @@ class Service(Protocol):
     def set_policy(self, written: str, *, interval_s: float | None = None) -> Mapping[str, Any]: ...
 
     def events(
-        self, *, after: int = 0, job: int | None = None, types: Sequence[str] = (), limit: int = 1000, newest: bool = False
+        self,
+        *,
+        after: int = 0,
+        job: int | None = None,
+        types: Sequence[str] = (),
+        limit: int = 1000,
+        newest: bool = False,
     ) -> Sequence[Event]: ...
 
     def wait_for_events(self, after: int, timeout_s: float) -> int:
@@ -100,9 +106,9 @@ class Service(Protocol):
 
     def status(self) -> Mapping[str, Any]:
         """{version, pid, started_s, store: {path, schema_version, ok, problem}, executor: {name, ok, problem}, policy,
-        interval_s, jobs: {state: count}, gpus: {total, busy, kind}, now_s}."""
+        policy_problem, interval_s, jobs: {state: count}, gpus: {total, busy, kind}, now_s}."""
         ...
 
     def stop(self, *, stop_jobs: bool) -> None:
-        """Ask the scheduler to end; with `stop_jobs` every job is ended first (they are cancelled)."""
+        """Ask the scheduler to end; with `stop_jobs` running jobs make way first, and go on when it is back."""
         ...

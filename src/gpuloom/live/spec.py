@@ -7,7 +7,16 @@ import shlex
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.units import parse_duration_s, parse_memory_mib
@@ -47,10 +56,14 @@ _DURATION_SCHEMA = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type"
 _MEMORY_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "examples": ["12GiB", "512MiB"]}]}
 
 Seconds = Annotated[
-    float, BeforeValidator(_seconds), Field(gt=0, allow_inf_nan=False, json_schema_extra=lambda s: _shown(s, _DURATION_SCHEMA))
+    float,
+    BeforeValidator(_seconds),
+    Field(gt=0, allow_inf_nan=False, json_schema_extra=lambda s: _shown(s, _DURATION_SCHEMA)),
 ]
 Grace = Annotated[
-    float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False, json_schema_extra=lambda s: _shown(s, _DURATION_SCHEMA))
+    float,
+    BeforeValidator(_seconds),
+    Field(ge=0, allow_inf_nan=False, json_schema_extra=lambda s: _shown(s, _DURATION_SCHEMA)),
 ]
 Mib = Annotated[int, BeforeValidator(_mib), Field(ge=1, json_schema_extra=lambda s: _shown(s, _MEMORY_SCHEMA))]
 Words = Annotated[list[str], BeforeValidator(_words)]
@@ -69,16 +82,18 @@ class JobSpec(BaseModel):
 
     command: list[str] = Field(min_length=1, description="Program and arguments. Never passed through a shell.")
     name: str = Field("", max_length=200, description="Name shown in lists; by default the script's file name.")
-    gpus: int = Field(1, ge=1, le=1_000_000, description="GPUs, all of them at once (CPU slots where there are none).")
+    gpus: int = Field(
+        1, strict=True, ge=1, le=1_000_000, description="GPUs, all of them at once (CPU slots where there are none)."
+    )
     gpu_types: Words = Field(default_factory=list, description="GPU models that will do, best first; none: any.")
     gpu_memory: Mib | None = Field(None, description="Memory that the job needs on each GPU.")
     cpus: float | None = Field(None, gt=0, le=100_000, description="CPU cores that it may use (enforced by cgroup).")
     memory: Mib | None = Field(None, description="Main memory that it may use (enforced).")
-    priority: int = Field(0, ge=-1_000_000, le=1_000_000, description="Higher goes first.")
-    after: Annotated[list[int], BeforeValidator(_dependencies)] = Field(
+    priority: int = Field(0, strict=True, ge=-1_000_000, le=1_000_000, description="Higher goes first.")
+    after: Annotated[list[StrictInt], BeforeValidator(_dependencies)] = Field(
         default_factory=list, description="Jobs that must finish well first."
     )
-    after_any: Annotated[list[int], BeforeValidator(_dependencies)] = Field(
+    after_any: Annotated[list[StrictInt], BeforeValidator(_dependencies)] = Field(
         default_factory=list, description="Jobs that must end first, however."
     )
     array: str | None = Field(
@@ -88,7 +103,7 @@ class JobSpec(BaseModel):
     )
     time_limit: Seconds | None = Field(None, description="Running time after which the job is ended.")
     estimate: Seconds | None = Field(None, description="Running time expected; learnt from earlier runs if not given.")
-    retries: int = Field(0, ge=0, le=1000, description="Times to start anew after a failure.")
+    retries: int = Field(0, strict=True, ge=0, le=1000, description="Times to start anew after a failure.")
     on_preempt: Literal["checkpoint", "freeze", "never"] = Field(
         "checkpoint",
         description="checkpoint: notice, then end, and start again later; freeze: stop in place and go on later; "
@@ -206,7 +221,7 @@ def problems(error: ValidationError) -> list[str]:
         message = entry["msg"].removeprefix("Value error, ")
         if entry["type"] == "missing":
             found.append(f"{where} is missing")
-        elif where:
+        elif (where and where in JobSpec.model_fields) or "." in where:
             found.append(f"{where} is {entry['input']!r}: {message}")
         else:
             found.append(message)
@@ -223,4 +238,11 @@ def json_schema() -> dict[str, Any]:
     schema = JobSpec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "gpuloom job"
+    # Read by the command line, which puts what the file holds into `env`.
+    schema["properties"]["env_file"] = {
+        "anyOf": [{"type": "string"}, {"type": "null"}],
+        "default": None,
+        "description": "A file of NAME=VALUE lines, relative to this file.",
+        "title": "Env File",
+    }
     return schema

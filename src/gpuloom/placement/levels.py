@@ -3,17 +3,22 @@
 Attained service is GPUs × seconds held. A job crosses to the next level when its service reaches the level's
 limit; each level has a rank, small first. Within a level running jobs stay ahead of waiting ones, so that equals
 never preempt each other; a job that was preempted waits ahead of those that came later; a job that has just
-crossed queues behind all others of its new level.
+crossed queues behind all others of its new level. All of this is memory, so that an order built anew from any
+snapshot goes on as the old one would have.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core.carrying import PER_JOB
 from gpuloom.core.columns import floats, ints
 from gpuloom.core.decision import Decision
 from gpuloom.core.snapshot import Snapshot
@@ -23,14 +28,54 @@ _LEVEL = float(1 << 43)
 _WAITING = float(1 << 42)
 _MIDDLE = float(1 << 41)
 _TOLERANCE_S = 1e-9
+UNKNOWN = -1
+"""Level of a job whose level is to be told by its service: the limits have changed."""
+
+
+@dataclass(slots=True)
+class LevelMemory:
+    """Levels of jobs and their order within each.
+
+    Per job:
+        level. since_s: seconds held that no longer count (promotion resets the service).
+        place: within its level, small first; below `_WAITING` since it runs; NaN: none yet.
+        counts_from_s: of a running job, the time at which it would have had to start to have its service by now.
+        due_s: when a waiting job is promoted (infinity: never).
+        crossed: the how-manieth it was to cross since jobs were last stopped for others (0: it did not): its place is
+            behind all of its level.
+    front, back, start: the places given last, to jobs that wait again, that came, and that started.
+    contested: running jobs could have been stopped for others since.
+    """
+
+    level: NDArray[np.int16] = field(metadata=PER_JOB)
+    since_s: NDArray[np.float64] = field(metadata=PER_JOB)
+    place: NDArray[np.float64] = field(metadata=PER_JOB)
+    counts_from_s: NDArray[np.float64] = field(metadata=PER_JOB)
+    due_s: NDArray[np.float64] = field(metadata=PER_JOB)
+    crossed: NDArray[np.int32] = field(metadata=PER_JOB)
+    front: float = 0.0
+    back: float = 0.0
+    start: float = 0.0
+    contested: bool = False
+
+    @classmethod
+    def of(cls, jobs: int) -> Self:
+        """Of so many jobs that are new."""
+        return cls(
+            level=np.zeros(jobs, dtype=np.int16),
+            since_s=np.zeros(jobs),
+            place=np.full(jobs, np.nan),
+            counts_from_s=np.full(jobs, np.nan),
+            due_s=np.full(jobs, np.inf),
+            crossed=np.zeros(jobs, dtype=np.int32),
+        )
 
 
 class LevelOrder:
     """An `Order` for `OrderedPlanner`, with the book-keeping of who crosses when.
 
     Args:
-        level: per job, its level; `since_s`: per job, seconds held that no longer count (promotion resets the
-            service). Both belong to the policy's memory and are written here.
+        memory: belongs to the policy's memory and is written here.
         limits_gpu_s: rising limits of attained service, GPU-seconds; level i ends at limits_gpu_s[i].
         ranks: per level (one more than limits), its place in the order.
         overheads: restart overheads count as service (a cluster that only sees who holds GPUs); otherwise they are
@@ -46,8 +91,7 @@ class LevelOrder:
     def __init__(
         self,
         snapshot: Snapshot,
-        level: NDArray[np.int16],
-        since_s: NDArray[np.float64],
+        memory: LevelMemory,
         limits_gpu_s: tuple[float, ...],
         ranks: tuple[int, ...],
         *,
@@ -55,83 +99,132 @@ class LevelOrder:
         whole_seconds: bool = False,
         promote: float = 0.0,
     ) -> None:
-        self._level, self._since_s = ints(level), floats(since_s)
+        self._memory = memory
+        self._level, self._since_s, self._place = ints(memory.level), floats(memory.since_s), floats(memory.place)
+        self._counts_from_s, self._due_s = floats(memory.counts_from_s), floats(memory.due_s)
         self._limits, self._ranks = limits_gpu_s, ranks
         self._overheads, self._whole, self._promote = overheads, whole_seconds, promote
         self._gpus = ints(snapshot.workload.gpus)
-        self._front = self._back = self._start = 0.0
         self._crossings: list[tuple[float, float, int, int]] = []
         """(time of crossing, time to look, job, its epoch)"""
         self._looks: list[tuple[float, int, int]] = []
         self._promotions: list[tuple[float, int, int]] = []
         self._epoch: dict[int, int] = {}
-        self._crossed: dict[int, float] = {}
-        """Jobs that crossed since jobs were last stopped for others, and their place: behind all of their level."""
-        self._contested = False
+        crossed = np.flatnonzero(memory.crossed)
+        self._crossed: dict[int, None] = dict.fromkeys(crossed[np.argsort(memory.crossed[crossed])].tolist())
+        """Jobs that crossed since jobs were last stopped for others, in the order in which they did."""
+        self._number = ints(memory.crossed)
+        self._last = int(memory.crossed.max(initial=0))
+        self._building = True
+        self._resolve(snapshot)
+        for job in (*snapshot.evicted, *snapshot.arrived):
+            self._line_up(snapshot, job)
+
+    def _resolve(self, snapshot: Snapshot) -> None:
+        """Levels that are to be told by the service."""
+        for job in np.flatnonzero(self._memory.level == UNKNOWN).tolist():
+            served_s = snapshot.now_s - self._counting_from_s(snapshot, job)
+            self._level[job] = bisect_right(self._limits, served_s * self._gpus[job])
 
     # -- Order ----------------------------------------------------------------------------------------------
 
     def waiting_key(self, snapshot: Snapshot, job: int) -> float:
-        self._epoch[job] = self._epoch.get(job, 0) + 1
-        started = not math.isnan(snapshot.first_start_s(job))
-        if job in self._crossed:
-            place = self._crossed[job]
-        elif started and snapshot.held_s(job) > self._since_s[job]:
-            self._front -= 1.0
-            place = self._front
+        if self._building:
+            self._line_up(snapshot, job)
         else:
-            self._back += 1.0
-            place = self._back
-        if started and self._promote > 0 and self._level[job] > 0:
-            due = snapshot.now_s + self._promote * (snapshot.held_s(job) - self._since_s[job])
-            heappush(self._promotions, (due, job, self._epoch[job]))
-        return self._ranks[self._level[job]] * _LEVEL + _WAITING + _MIDDLE + place
+            self._queue(snapshot, job)
+        epoch = self._epoch[job] = self._epoch.get(job, 0) + 1
+        if self._promote > 0 and self._due_s[job] < math.inf:
+            heappush(self._promotions, (self._due_s[job], job, epoch))
+        return self._ranks[self._level[job]] * _LEVEL + self._place[job]
 
     def running_key(self, snapshot: Snapshot, job: int) -> float:
-        if job in self._crossed:
-            return self._ranks[self._level[job]] * _LEVEL + _WAITING + _MIDDLE + self._crossed[job]
-        self._start += 1.0
-        if job not in self._epoch:  # a cache built from a snapshot in the middle of things
-            self._watch(snapshot, job)
-        return self._ranks[self._level[job]] * _LEVEL + self._start
+        if self._building:
+            if not self._place[job] < _WAITING and job not in self._crossed:
+                self._begin(job)
+                self._counts_from_s[job] = math.nan
+            self._watch(snapshot, job, anew=math.isnan(self._counts_from_s[job]))
+        return self._ranks[self._level[job]] * _LEVEL + self._place[job]
+
+    def _line_up(self, snapshot: Snapshot, job: int) -> None:
+        """A waiting job of a snapshot that this is built from: it keeps the place that it has."""
+        if not self._place[job] >= _WAITING:
+            self._queue(snapshot, job)
+
+    def _queue(self, snapshot: Snapshot, job: int) -> None:
+        """The job begins to wait: its place, and when it is to be promoted."""
+        memory = self._memory
+        started = not math.isnan(snapshot.first_start_s(job))
+        if job not in self._crossed:
+            if started and snapshot.held_s(job) > self._since_s[job]:
+                memory.front -= 1.0
+                self._place[job] = _WAITING + _MIDDLE + memory.front
+            else:
+                memory.back += 1.0
+                self._place[job] = _WAITING + _MIDDLE + memory.back
+        if self._promote > 0:
+            due_s = math.inf
+            if started and self._level[job] > 0:
+                due_s = snapshot.now_s + self._promote * (snapshot.held_s(job) - self._since_s[job])
+            self._due_s[job] = due_s
+
+    def _begin(self, job: int) -> None:
+        """The job begins to run, or is ahead of those that wait again."""
+        self._memory.start += 1.0
+        self._place[job] = self._memory.start
 
     # -- crossings ------------------------------------------------------------------------------------------
 
-    def _watch(self, snapshot: Snapshot, job: int) -> None:
+    def _counting_from_s(self, snapshot: Snapshot, job: int) -> float:
+        """When the job would have had to start to have by now, without a break, the service that counts."""
+        begun_s = snapshot.now_s - (snapshot.held_s(job) - self._since_s[job])
+        if not self._overheads:
+            starts = snapshot.starts(job) + (not snapshot.is_running(job))
+            begun_s += starts * snapshot.restart_overhead_s[job]
+        return begun_s
+
+    def _watch(self, snapshot: Snapshot, job: int, *, anew: bool = True) -> None:
         """Note when the running job will cross to the next level."""
         epoch = self._epoch[job] = self._epoch.get(job, 0) + 1
         level = self._level[job]
         if level < len(self._limits):
-            limit_s = self._limits[level] / self._gpus[job]
-            begun_s = snapshot.now_s - (snapshot.held_s(job) - self._since_s[job])
-            if not self._overheads:
-                starts = snapshot.starts(job) + (not snapshot.is_running(job))
-                begun_s += starts * snapshot.restart_overhead_s[job]
+            if anew:
+                self._counts_from_s[job] = self._counting_from_s(snapshot, job)
+            begun_s, limit_s = self._counts_from_s[job], self._limits[level] / self._gpus[job]
             look = begun_s + (math.ceil(limit_s) if self._whole else limit_s)
             heappush(self._crossings, (begun_s + limit_s, look, job, epoch))
             heappush(self._looks, (look, job, epoch))
 
     def update(self, snapshot: Snapshot, planner: OrderedPlanner) -> None:
         """Let jobs cross that are due. Call between the planner's `observe` and `plan`."""
-        now_s = snapshot.now_s
+        now_s, memory = snapshot.now_s, self._memory
+        self._building = False
         for job in snapshot.finished:
             self._epoch.pop(job, None)
-            self._crossed.pop(job, None)
+            if job in self._crossed:
+                del self._crossed[job]
+                self._number[job] = 0
         while self._looks and self._looks[0][0] <= now_s:
             heappop(self._looks)
         # Those that crossed, and kept their GPUs when others could have had them, are ahead of their level's waiting.
-        if self._contested:
-            self._contested = False
-            crossed, self._crossed = self._crossed, {}
+        if memory.contested:
+            memory.contested = False
+            crossed, self._crossed, self._last = self._crossed, {}, 0
             for job in crossed:
+                self._number[job] = 0
                 if snapshot.is_running(job):
+                    self._begin(job)
                     planner.rekey(snapshot, job)
         # A job may be several levels behind, if nobody looked for a while.
         while due := self._due(snapshot):
             for job in sorted(due):
                 self._level[job] += 1
-                self._back += 1.0
-                self._crossed[job] = self._back
+                memory.back += 1.0
+                self._place[job] = _WAITING + _MIDDLE + memory.back
+                if job not in self._crossed:
+                    self._last += 1
+                    self._number[job] = self._last
+                    self._crossed[job] = None
                 planner.rekey(snapshot, job)
                 self._watch(snapshot, job)
         while self._promotions and self._promotions[0][0] <= now_s + _TOLERANCE_S:
@@ -153,8 +246,11 @@ class LevelOrder:
     def plan(self, snapshot: Snapshot, planner: OrderedPlanner) -> Decision:
         """The planner's decision, with the time at which the next crossing is due."""
         decision = planner.plan(snapshot)
-        self._contested = self._contested or snapshot.may_preempt
+        if snapshot.may_preempt:
+            self._memory.contested = True
         for job in planner.entered:
+            if job not in self._crossed:
+                self._begin(job)
             self._watch(snapshot, job)
         wake = self.wake_at_s()
         return decision if wake == math.inf else Decision(decision.run, decision.wait, wake)
@@ -165,6 +261,9 @@ class LevelOrder:
         while looks and self._epoch.get(looks[0][1]) != looks[0][2]:
             heappop(looks)
         wake = looks[0][0] if looks else math.inf
-        if self._promotions:
-            wake = min(wake, self._promotions[0][0])
+        promotions = self._promotions
+        while promotions and self._epoch.get(promotions[0][1]) != promotions[0][2]:
+            heappop(promotions)
+        if promotions:
+            wake = min(wake, promotions[0][0])
         return wake

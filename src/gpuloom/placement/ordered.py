@@ -102,10 +102,16 @@ class OrderedPlanner:
             self._where[job] = placement
             for node in placement.nodes:
                 self._jobs_on[node].add(job)
-            self._enter_running(snapshot, job)
+            if (key := order.running_key(snapshot, job)) is not None:
+                self._stored[job] = key
+                self._entries_of(job).append((key, job))
+        for by_shape in self._running:
+            for entries in by_shape:
+                entries.sort()
+        waiting_key, shape_of, waiting = order.waiting_key, self._shape_of, self._waiting
         for job in snapshot.waiting():
-            self._waiting[self._shape_of[job]].append((order.waiting_key(snapshot, job), job))
-        for heap in self._waiting:
+            waiting[shape_of[job]].append((waiting_key(snapshot, job), job))
+        for heap in waiting:
             heapify(heap)
         self._new_heads: set[int] = set()
         self._freed = True

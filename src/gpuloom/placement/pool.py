@@ -10,6 +10,7 @@ node that comes first. Rules:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Placement
@@ -84,6 +85,16 @@ class Pool:
         for node, mask in zip(placement.nodes, placement.masks, strict=True):
             self._set(node, self.free[node] & ~mask)
 
+    def claims(self, nodes: Sequence[int], masks: Sequence[int]) -> bool:
+        """Take these GPUs if all of them are free."""
+        free = self.free
+        for node, mask in zip(nodes, masks, strict=True):
+            if mask & ~free[node]:
+                return False
+        for node, mask in zip(nodes, masks, strict=True):
+            self._set(node, free[node] & ~mask)
+        return True
+
     def node_down(self, node: int) -> None:
         self._set(node, 0)
 
@@ -156,6 +167,7 @@ class Pool:
             self.free_gpus += after - before
 
 
+@lru_cache(maxsize=1 << 16)
 def lowest_bits(mask: int, count: int) -> int:
     """The `count` lowest set bits of a mask that has at least so many."""
     if count == mask.bit_count():

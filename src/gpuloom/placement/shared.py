@@ -6,7 +6,6 @@ others fit around them; otherwise all are put where they were found to fit.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -125,12 +124,13 @@ class SharedPlacer:
         run: dict[int, Placement] = {}
         stay: set[int] = set()
         for group, place in zip(groups, places, strict=True):
-            before = running.get(place, [])
-            staying = [job for job in group if job in held and (held[job].nodes, held[job].masks) == place]
             stay.update(group)
-            joining = [job for job in group if job not in staying]
-            if not joining:
+            nodes, masks = place
+            staying = [job for job in group if job in held and held[job].masks == masks and held[job].nodes == nodes]
+            if len(staying) == len(group):
                 continue
+            before = running.get(place)
+            joining = [job for job in group if job not in staying]
             taken = {held[job].layer for job in staying}
             layers = iter([layer for layer in range(self._layers) if layer not in taken])
             for job in joining:
@@ -152,24 +152,28 @@ class SharedPlacer:
         held, pool_of = snapshot.placements, self._pool_of_node
         wishes: list[tuple[int, int, Place]] = []
         for index, group in enumerate(groups):
-            votes = Counter(
-                (held[job].nodes, held[job].masks)
-                for job in group
-                if job in held
-                and (not self._moves_models or pool_of[held[job].nodes[0]] == pool_of[fitted[index].nodes[0]])
-            )
+            votes: dict[Place, int] = {}
+            for job in group:
+                now = held.get(job)
+                if now is not None and (
+                    not self._moves_models or pool_of[now.nodes[0]] == pool_of[fitted[index].nodes[0]]
+                ):
+                    voted = (now.nodes, now.masks)
+                    votes[voted] = votes.get(voted, 0) + 1
             if votes:
-                place, count = max(votes.items(), key=lambda item: item[1])
-                wishes.append((-count, index, place))
+                count = max(votes.values())
+                wishes.append((-count, index, next(place for place in votes if votes[place] == count)))
         wishes.sort()
         everyone = range(len(groups))
         # Nobody who runs is moved; if that leaves no room for somebody, smaller groups make way for larger ones; if
         # that does not do, all go where they were found to fit.
-        sizes = sorted({placement.gpus for placement in fitted}, reverse=True)
-        for waves in ([everyone], [[n for n in everyone if fitted[n].gpus == gpus] for gpus in sizes]):
+        places = self._in_waves(snapshot, [everyone], wishes, fitted)
+        if places is None:
+            sizes = sorted({placement.gpus for placement in fitted}, reverse=True)
+            waves = [[n for n in everyone if fitted[n].gpus == gpus] for gpus in sizes]
             places = self._in_waves(snapshot, waves, wishes, fitted)
-            if places is not None:
-                return places
+        if places is not None:
+            return places
         return [(placement.nodes, placement.masks) for placement in fitted]
 
     def _in_waves(
@@ -181,17 +185,16 @@ class SharedPlacer:
     ) -> list[Place] | None:
         """Wave by wave: wishes first, then the others by size; None if somebody finds no room."""
         pools = self.empty_pools(snapshot)
+        sizes = [placement.gpus for placement in fitted]
         places: dict[int, Place] = {}
         for wave in waves:
             members = set(wave)
             for _, index, place in wishes:
-                if index in members:
-                    pool = pools[self._pool_of_node[place[0][0]]]
-                    if all(pool.free[node] & mask == mask for node, mask in zip(*place, strict=True)):
-                        places[index] = place
-                        pool.claim(Placement(*place))
-            for index in sorted((n for n in wave if n not in places), key=lambda n: -fitted[n].gpus):
-                found = pools[self._pool_of_node[fitted[index].nodes[0]]].take(fitted[index].gpus)
+                if index in members and pools[self._pool_of_node[place[0][0]]].claims(*place):
+                    places[index] = place
+            # The largest first; of one size in order.
+            for index in sorted([n for n in wave if n not in places], key=lambda n: -sizes[n]):
+                found = pools[self._pool_of_node[fitted[index].nodes[0]]].take(sizes[index])
                 if found is None:
                     return None
                 places[index] = (found.nodes, found.masks)

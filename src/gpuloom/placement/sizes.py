@@ -162,6 +162,9 @@ class BaseView(Snapshot):
     def remaining_of(self, jobs: NDArray[np.intp]) -> F8:
         return self.real.remaining_of(jobs) / self._remaining[jobs]
 
+    def spare_s(self, job: int) -> float:
+        return self.real.spare_s(job) / float(self._remaining[job])
+
     def held_of(self, jobs: NDArray[np.intp]) -> F8:
         return self.real.held_of(jobs)
 

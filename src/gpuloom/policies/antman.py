@@ -7,24 +7,28 @@ before opportunistic, then submission. Nobody is stopped; sharing takes the plac
       use them meanwhile (section 5.1).
     - An opportunistic job takes the least loaded GPUs without another opportunistic job, wherever they are.
 Its speed beside others: `interleave/opportunistic.py`. Classes come from the trace's priorities; without them a
-share `opportunistic` of the jobs is drawn.
+share `opportunistic` of the jobs is drawn; those that come later, while it runs, by their names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, ClassVar
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core.carrying import MASKS_BY_JOB, NODES, PER_JOB, PLACES_BY_JOB, Rows
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
-from gpuloom.core.workload import Workload
+from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.opportunistic import GUARANTEED_LAYER, OPPORTUNISTIC_LAYER, OpportunisticSharing
+from gpuloom.placement.learning import uniform
 from gpuloom.placement.shapes import shapes_of
 from gpuloom.policies.base import Parameter, Policy, Traits, fraction, seed, share
 
@@ -36,10 +40,17 @@ FULL = 0.8
 
 @dataclass(slots=True)
 class Memory:
-    """Per job: True for opportunistic. Of guaranteed jobs that wait for more GPUs, those they hold: {node: mask}."""
+    """Per job: True for opportunistic. Of guaranteed jobs that wait for more GPUs, those they hold: {node: mask}.
 
-    opportunistic: NDArray[np.bool_]
-    reserved: dict[int, dict[int, int]] = field(default_factory=dict)
+    As of the last call: load by GPU, with the rounding of all that came and went, as it settles ties; who ran where;
+    nodes out of service.
+    """
+
+    opportunistic: NDArray[np.bool_] = field(metadata=PER_JOB)
+    reserved: dict[int, dict[int, int]] = field(default_factory=dict, metadata=MASKS_BY_JOB)
+    load: F8 = field(default_factory=lambda: np.zeros(0))
+    where: dict[int, Placement] = field(default_factory=dict, metadata=PLACES_BY_JOB)
+    out: list[int] = field(default_factory=list, metadata=NODES)
 
 
 class Antman(Policy):
@@ -60,9 +71,11 @@ class Antman(Policy):
         Parameter("seed", 0, seed, "seed for drawing the classes"),
     )
     uses_stages = True
+    own_priorities = True
     spills_memory = True  # section 4.2: memory scales down to the host's
     max_jobs_per_gpu = 2
 
+    remembers = (Memory,)
     cache: _Books | None
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
@@ -70,6 +83,19 @@ class Antman(Policy):
             return Memory(np.asarray(workload.priority) > 0)
         draw = np.random.default_rng(self.values["seed"]).random(len(workload))
         return Memory(draw < self.values["opportunistic"])
+
+    def carried(self, memory: Memory, rows: Rows, nodes: Rows, workload: Workload, cluster: Cluster) -> Memory:
+        found: Memory = super().carried(memory, rows, nodes, workload, cluster)
+        if workload.priority is not None:
+            found.opportunistic = np.asarray(workload.priority) > 0
+        else:
+            for job in np.flatnonzero(rows < 0).tolist():
+                # By its row it would get the same class as any job that comes to as full a cluster.
+                name = crc32(workload.job_id(job).encode())
+                found.opportunistic[job] = uniform(self.values["seed"], name) < self.values["opportunistic"]
+        # A job that was guaranteed no longer keeps nothing.
+        found.reserved = {job: held for job, held in found.reserved.items() if not found.opportunistic[job]}
+        return found
 
     def sharing(self, workload: Workload) -> Sharing:
         return OpportunisticSharing(workload, self.values["share"])
@@ -90,6 +116,7 @@ class _Books:
 
     def __init__(self, snapshot: Snapshot, memory: Memory) -> None:
         cluster = snapshot.cluster
+        self._memory = memory
         self._opportunistic = memory.opportunistic
         self._reserved = memory.reserved
         self._shapes = shapes_of(snapshot.workload, cluster)
@@ -107,22 +134,42 @@ class _Books:
         self._where: dict[int, Placement] = {}
         self._waiting: dict[int, None] = {}
         self._queues: list[list[int]] = [[] for _ in self._shapes.shapes]
-        for job, placement in snapshot.placements.items():
-            self._where[job] = placement
+        self._out: set[int] = set()
+        gone = {*snapshot.finished, *snapshot.evicted}
+        going_on = {job: place for job, place in memory.where.items() if job not in gone}
+        waiting = snapshot.waiting()
+        self._built = True
+        if going_on == snapshot.placements:
+            # As it was before the events of this snapshot, which `observe` takes in.
+            came = {*snapshot.evicted, *snapshot.arrived}
+            self._fill(memory.where, memory.out)
+            self._enqueue([job for job in waiting if job not in came])
+            if len(self._load) == len(memory.load) and np.allclose(self._load, memory.load, atol=1e-6):
+                self._load, self._built = memory.load, False
+        if self._built:
+            self._waiting, self._queues = {}, [[] for _ in self._shapes.shapes]
+            self._open = [(1 << size) - 1 for size in self._sizes]
+            self._open_gpus, self._load = sum(self._sizes), np.zeros(len(self._node_of))
+            for node in snapshot.nodes_out:
+                self._give_up(node)
+            self._fill(snapshot.placements, snapshot.nodes_out)
+            self._enqueue(waiting)
+        memory.load, memory.where, memory.out = self._load, self._where, sorted(self._out)
+
+    def _fill(self, placements: Mapping[int, Placement], out: Collection[int]) -> None:
+        """Book who runs where, and what jobs hold that wait."""
+        self._where, self._out = dict(placements), set(out)
+        for placement in placements.values():
             if placement.layer == GUARANTEED_LAYER:
                 for node, mask in zip(placement.nodes, placement.masks, strict=True):
                     self._close(node, mask, GUARANTEED)
             else:
                 self._occupy(placement, 1)
-        self._out = set(snapshot.nodes_out)
-        for node in snapshot.nodes_out:
-            self._give_up(node)
+        for node in out:
             self._close(node, self._open[node], 2 * FULL)
         for held in self._reserved.values():
             for node, mask in held.items():
                 self._close(node, mask, RESERVED)
-        self._enqueue(snapshot.waiting())
-        self._built = True
 
     def _enqueue(self, jobs: Any) -> None:
         for job in jobs:
@@ -182,6 +229,8 @@ class _Books:
                 continue
             self._out.discard(node)
             self._reopen(node, (1 << self._sizes[node]) - 1, 2 * FULL)
+        if snapshot.nodes_down or snapshot.nodes_up:
+            self._memory.out = sorted(self._out)
         if snapshot.evicted:
             self._enqueue(snapshot.evicted)
             self._waiting = dict.fromkeys(sorted(self._waiting))

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, is_dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
+from gpuloom.core.carrying import Rows, carry
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision, Reason
 from gpuloom.core.errors import InputError, PolicyError
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.units import parse_duration_s
-from gpuloom.core.workload import Workload
+from gpuloom.core.workload import F8, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,12 @@ class Policy(ABC):
     """Running jobs are stopped for others at scheduling intervals only (`Snapshot.may_preempt`)."""
     resizes: bool = False
     """Gives jobs other numbers of GPUs than they asked for, within their `Workload.scaling`."""
+    own_priorities: bool = False
+    """Goes by `Workload.priority` itself: guaranteed jobs, and opportunistic ones that run beside them."""
     explains: frozenset[int] = frozenset()
     """Jobs of which `Decision.why` shall say why they start, move, rise or stop."""
+    remembers: tuple[type, ...] = ()
+    """The dataclasses that its memory is made of; `policies/memory.py` writes and reads no others."""
     inner: Policy | None = None
     """A policy that this one asks: the caller hands what it reads in to it as well."""
     cache: Any = None
@@ -106,6 +112,32 @@ class Policy(ABC):
         """The memory to begin with."""
         return None
 
+    def carried(self, memory: Any, rows: Rows, nodes: Rows, workload: Workload, cluster: Cluster) -> Any:
+        """The memory for another workload and cluster, in which the same jobs and nodes have other numbers.
+
+        A memory that is a dataclass says by the metadata of its fields what these are numbered by (`core/carrying.py`);
+        any other is taken to hold no numbers of jobs or nodes. What was learnt from jobs that are gone is kept.
+
+        Args:
+            rows: by new number of a job its old one, -1 for a new job.
+            nodes: by old number of a node its new one, -1 for a node that is gone.
+        """
+        if not is_dataclass(memory) or isinstance(memory, type):
+            return memory
+        return carry(memory, self.new_memory(workload, cluster), rows, nodes)
+
+    def twin(self) -> Policy:
+        """Another object of the same policy, with caches of its own: what it decides does not touch this one."""
+        twin = copy(self)
+        twin.cache, twin.explains = None, frozenset()
+        if self.inner is not None:
+            twin.inner = self.inner.twin()
+        return twin
+
+    def learn_from(self, ended_gpu_s: F8) -> None:  # noqa: B027 - most policies have no use for it
+        """Total GPU-time of jobs that have ended, for a policy that goes by its distribution: where durations are not
+        known. Call it before `new_memory` and `carried`."""
+
     def sharing(self, workload: Workload) -> Sharing | None:
         """How jobs slow each other down, for a policy that shares GPUs."""
         return None
@@ -123,7 +155,11 @@ class Policy(ABC):
         gpus, free = int(snapshot.workload.gpus[job]), snapshot.free_gpus
         numbers: Mapping[str, float] = {"gpus": gpus, "free_gpus": free, "waiting": snapshot.waiting_count}
         if free < gpus:
-            return Reason("not_enough_free_gpus", f"It needs {gpus} GPUs at once and {free} are free.", numbers)
+            return Reason(
+                "not_enough_free_gpus",
+                f"It needs {gpus} GPU{'s' * (gpus != 1)} at once and {free} {'is' if free == 1 else 'are'} free.",
+                numbers,
+            )
         return Reason(
             "behind_others",
             f"{free} GPUs are free, but not {gpus} together where {self.id} would place this job, "

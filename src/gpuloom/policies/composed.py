@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from gpuloom.core.carrying import PER_JOB, PLACES_BY_JOB, Rows, carry
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision, Placement, Reason
 from gpuloom.core.errors import PolicyError
@@ -39,11 +40,11 @@ class Memory:
     """
 
     base: Any
-    home: dict[int, Placement]
-    expansions: I4
-    last_expansion_s: F8
-    shrinks: I4
-    last_shrink_s: F8
+    home: dict[int, Placement] = field(metadata=PLACES_BY_JOB)
+    expansions: I4 = field(metadata=PER_JOB)
+    last_expansion_s: F8 = field(metadata=PER_JOB)
+    shrinks: I4 = field(metadata=PER_JOB)
+    last_shrink_s: F8 = field(metadata=PER_JOB)
     check_at_s: float = -math.inf
     checked_s: float = -math.inf
     dirty: bool = False
@@ -61,6 +62,7 @@ class Composed(Policy):
         self.inner = self.made_inner()
         self.preempts_at_intervals, self.periodic = self.inner.preempts_at_intervals, self.inner.periodic
         self.uses_stages = self.inner.uses_stages
+        self.remembers = (Memory, *self.inner.remembers)
 
     def made_inner(self) -> Policy:
         """The base policy.
@@ -83,12 +85,24 @@ class Composed(Policy):
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         n = len(workload)
-        if workload.scaling is not None:
-            workload = base_workload(workload, Sizes(workload, cluster, woven=self.max_jobs_per_gpu > 1))
         never = np.full(n, -math.inf)
         counts = np.zeros(n, dtype=np.int32)
-        base = self.inner.new_memory(workload, cluster)
+        base = self.inner.new_memory(self._base_workload(workload, cluster), cluster)
         return Memory(base, {}, counts, never, counts.copy(), never.copy())
+
+    def carried(self, memory: Memory, rows: Rows, nodes: Rows, workload: Workload, cluster: Cluster) -> Memory:
+        found = carry(memory, self.new_memory(workload, cluster), rows, nodes)
+        found.base = self.inner.carried(memory.base, rows, nodes, self._base_workload(workload, cluster), cluster)
+        return found
+
+    def learn_from(self, ended_gpu_s: F8) -> None:
+        self.inner.learn_from(ended_gpu_s)
+
+    def _base_workload(self, workload: Workload, cluster: Cluster) -> Workload:
+        """The jobs as the base policy sees them."""
+        if workload.scaling is None:
+            return workload
+        return base_workload(workload, Sizes(workload, cluster, woven=self.max_jobs_per_gpu > 1))
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         if self.cache is None:

@@ -8,16 +8,28 @@ the running jobs, and a later job may pass only if it ends before that time or s
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar
 
+from gpuloom.core.carrying import PLACES_BY_JOB
+from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import Workload
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.placement.pool import Pool, pools_of
 from gpuloom.placement.reservation import Reservation, reserve
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool
 from gpuloom.policies.base import Parameter, Policy, Traits, one_of, whole
+
+
+@dataclass(slots=True)
+class Memory:
+    """Of EASY backfill: the GPUs reserved for the job that was first, and since when it will have them."""
+
+    reserved: dict[int, Placement] = field(default_factory=dict, metadata=PLACES_BY_JOB)
+    start_s: float = 0.0
 
 
 class SubmitOrder:
@@ -49,13 +61,17 @@ class Fifo(Policy):
         Parameter("depth", 100, whole, "easy: how many waiting jobs are tried for backfill"),
     )
 
+    remembers = (Memory,)
     cache: OrderedPlanner | _Easy | None
+
+    def new_memory(self, workload: Workload, cluster: Cluster) -> Memory | None:
+        return Memory() if self.values["backfill"] == "easy" else None
 
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
         backfill = self.values["backfill"]
         if self.cache is None:
             if backfill == "easy":
-                self.cache = _Easy(snapshot, self.values["depth"])
+                self.cache = _Easy(snapshot, self.values["depth"], memory)
             else:
                 self.cache = OrderedPlanner(snapshot, SubmitOrder(), preemptive=False, strict=backfill == "no")
         self.cache.observe(snapshot)
@@ -65,8 +81,8 @@ class Fifo(Policy):
 class _Easy:
     """Caches for EASY backfill: the queue, the free GPUs, the reservation of the job at its head."""
 
-    def __init__(self, snapshot: Snapshot, depth: int) -> None:
-        self._depth = depth
+    def __init__(self, snapshot: Snapshot, depth: int, memory: Memory) -> None:
+        self._depth, self._memory = depth, memory
         self._shapes = shapes_of(snapshot.workload, snapshot.cluster)
         self._speed = speeds_by_pool(snapshot.workload, snapshot.cluster, self._shapes)
         self._pools = pools_of(snapshot.cluster, snapshot.free_masks())
@@ -74,6 +90,9 @@ class _Easy:
         self._queue: dict[int, None] = dict.fromkeys(snapshot.waiting())
         self._where: dict[int, Placement] = dict(snapshot.placements)
         self._reservation: Reservation | None = None
+        if not (snapshot.evicted or snapshot.nodes_down or snapshot.nodes_up):
+            for job, place in memory.reserved.items():
+                self._reservation = Reservation(job, memory.start_s, self._pool_of_node[place.nodes[0]], place)
         self._freed = self._built = True
 
     def observe(self, snapshot: Snapshot) -> None:
@@ -111,12 +130,19 @@ class _Easy:
         freed = self._freed
         if self._reservation is None or self._reservation.job != head or self._reservation.start_s <= snapshot.now_s:
             self._reservation = self._reserve(snapshot, head, run)
+            self._remember()
             freed = True
         first = 1 if freed or run else max(1, len(self._queue) - len(snapshot.arrived))
         if first <= self._depth:
             candidates = list(islice(self._queue, first, self._depth + 1))
             self._backfill(snapshot, candidates, run)
         return Decision(run) if run else NOTHING
+
+    def _remember(self) -> None:
+        self._memory.reserved.clear()
+        if self._reservation is not None:
+            self._memory.reserved[self._reservation.job] = self._reservation.placement
+            self._memory.start_s = self._reservation.start_s
 
     def _start(self, job: int, run: dict[int, Placement]) -> bool:
         shape = self._shapes.shapes[self._shapes.of_job[job]]

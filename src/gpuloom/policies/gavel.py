@@ -16,12 +16,13 @@ program, which is exact for max_min_fairness; the program is solved again only w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core.carrying import MODELS, PER_JOB_A_MODEL, PER_JOB_AND_MODEL
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
@@ -35,12 +36,16 @@ from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
 
 @dataclass(slots=True)
 class Memory:
-    """Of job m on GPU model j: received_s[m, j], the seconds run (true until since_s), and share[m, j], the share
-    that the last program gave. stale: jobs have come or gone since; round_at_s: when the next round is due."""
+    """Of job m on GPU model j: received_s[m, j], the seconds run (true until since_s; NaN: nothing was seen yet), and
+    share[m, j], the share that the last program gave; on[m], the model that it runs on (-1: none). models: names of the
+    columns. stale: jobs have come or gone
+    since; round_at_s: when the next round is due."""
 
-    received_s: F8
-    share: F8
-    since_s: float = 0.0
+    received_s: F8 = field(metadata=PER_JOB_AND_MODEL)
+    share: F8 = field(metadata=PER_JOB_AND_MODEL)
+    on: NDArray[np.int16] = field(metadata=PER_JOB_A_MODEL)
+    models: tuple[str, ...] = field(metadata=MODELS)
+    since_s: float = math.nan
     round_at_s: float = -math.inf
     stale: bool = True
 
@@ -67,11 +72,12 @@ class Gavel(Policy):
         Parameter("round", 360.0, duration, "length of a round", "6m"),
     )
 
+    remembers = (Memory,)
     cache: _Rounds | None
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         shape = (len(workload), len(cluster.models))
-        return Memory(np.zeros(shape), np.zeros(shape))
+        return Memory(np.zeros(shape), np.zeros(shape), np.full(len(workload), -1, dtype=np.int16), cluster.models)
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         if self.cache is None:
@@ -96,6 +102,11 @@ class _Rounds:
         self._where: dict[int, Placement] = dict(snapshot.placements)
         self._present: dict[int, None] = dict.fromkeys(sorted((*self._where, *snapshot.waiting())))
         self._down: set[int] = set(snapshot.nodes_out)
+        self._lost = {job: pool for job in snapshot.evicted if (pool := memory.on.item(job)) >= 0}
+        """Jobs that ran until now on these models, of a cache that has just been built."""
+        memory.on[:] = -1
+        for job, placement in self._where.items():
+            memory.on[job] = self._pool_of_node[placement.nodes[0]]
         self._built = True
 
     def decide(self, snapshot: Snapshot) -> Decision:
@@ -123,6 +134,9 @@ class _Rounds:
         if elapsed > 0:
             for job, placement in self._where.items():
                 self._memory.received_s[job, self._pool_of_node[placement.nodes[0]]] += elapsed
+            for job, pool in self._lost.items():
+                self._memory.received_s[job, pool] += elapsed
+        self._lost.clear()
 
     def _observe(self, snapshot: Snapshot) -> bool:
         """Take in what happened (nothing, if this cache was just built); whether GPUs may have come free."""
@@ -146,6 +160,7 @@ class _Rounds:
 
     def _release(self, job: int) -> Placement:
         placement = self._where.pop(job)
+        self._memory.on[job] = -1
         self._pools[self._pool_of_node[placement.nodes[0]]].release(placement)
         return placement
 
@@ -196,6 +211,7 @@ class _Rounds:
             taken = self._pools[chosen[job]].take(self._gpus(job))
             if taken is not None:
                 run[job] = self._where[job] = taken
+                self._memory.on[job] = chosen[job]
         run |= self._fill(jobs, pairs, priority, models)
         for job in [job for job in run if job in stopped]:
             if run[job] == stopped.pop(job):
@@ -223,6 +239,7 @@ class _Rounds:
                 full.add(shape)
             else:
                 run[job] = self._where[job] = placement
+                self._memory.on[job] = pool
         return run
 
     # -- the linear programs --------------------------------------------------------------------------------

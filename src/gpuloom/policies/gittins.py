@@ -6,36 +6,41 @@ its attained service (work: restart overheads don't count),
     G(a) = sup over Δ > 0 of  P(S − a ≤ Δ | S > a) / E[min(S − a, Δ) | S > a]
 
 and the largest index runs first. The distribution is empirical: the GPU-times of the trace itself (as from last
-month's log), or a file of samples. The index is evaluated on `levels` quantiles of the samples, and a job's index
-changes when its service crosses one: between two quantiles the jobs of a level are equals, in order of arrival.
+month's log), a file of samples, or, where durations are not known, those of the jobs that have ended so far
+(`learn_from`); until there are enough of these the levels are Tiresias's, least attained service first. The index is
+evaluated on `levels` quantiles of the samples, and a job's index changes when its service crosses one: between two
+quantiles the jobs of a level are equals, in order of arrival.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gpuloom.core.carrying import Rows
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
-from gpuloom.placement.levels import LevelOrder
+from gpuloom.placement.levels import UNKNOWN, LevelMemory, LevelOrder
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.policies.base import Parameter, Policy, Traits, whole
 
+FEWEST_SAMPLES = 20
+"""Ended jobs from which a distribution is taken."""
+LEAST_SERVICE_GPU_S = (3250.0, 7200.0)
+"""Limits of the levels while there are fewer."""
+
 
 @dataclass(slots=True)
-class Memory:
-    """Per job: its level and the seconds held that no longer count; the levels' limits and ranks."""
+class Memory(LevelMemory):
+    """Levels of jobs, and the levels' limits and ranks."""
 
-    level: NDArray[np.int16]
-    since_s: NDArray[np.float64]
-    limits_gpu_s: tuple[float, ...]
-    ranks: tuple[int, ...]
+    limits_gpu_s: tuple[float, ...] = ()
+    ranks: tuple[int, ...] = (0,)
 
 
 def gittins_index(samples: F8, attained: F8) -> F8:
@@ -86,14 +91,41 @@ class Gittins(Policy):
     )
 
     preempts_at_intervals = True
+    remembers = (Memory,)
     cache: tuple[LevelOrder, OrderedPlanner] | None
 
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self._ended_gpu_s: F8 | None = None
+
+    def learn_from(self, ended_gpu_s: F8) -> None:
+        self._ended_gpu_s = np.asarray(ended_gpu_s, dtype=np.float64)
+
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
+        memory = Memory.of(len(workload))
+        memory.limits_gpu_s, memory.ranks = self._levels(workload)
+        return memory
+
+    def carried(self, memory: Memory, rows: Rows, nodes: Rows, workload: Workload, cluster: Cluster) -> Memory:
+        found: Memory = super().carried(memory, rows, nodes, workload, cluster)
+        if self._ended_gpu_s is not None:
+            limits, ranks = self._levels(workload)
+            if (limits, ranks) != (found.limits_gpu_s, found.ranks):
+                found.limits_gpu_s, found.ranks = limits, ranks
+                found.level[:] = UNKNOWN
+        return found
+
+    def _levels(self, workload: Workload) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Limits and ranks of the levels, by the samples at hand."""
         samples = self.values["samples"]
-        if samples is None:
-            samples = workload.duration_s * workload.gpus
         if isinstance(samples, str):
             raise PolicyError("policy 'gittins': samples must be numbers here (the command line reads the file)")
+        if samples is None and self._ended_gpu_s is not None:
+            samples = self._ended_gpu_s[self._ended_gpu_s > 0]
+            if len(samples) < FEWEST_SAMPLES:
+                return LEAST_SERVICE_GPU_S, tuple(range(len(LEAST_SERVICE_GPU_S) + 1))
+        elif samples is None:
+            samples = workload.duration_s * workload.gpus
         samples = np.asarray(samples, dtype=np.float64)
         samples = samples[samples > 0]
         count = self.values["levels"]
@@ -106,18 +138,11 @@ class Gittins(Policy):
             limits = tuple(float(q) for q in quantiles)
         index = gittins_index(samples, np.array([0.0, *limits]))
         _, ranks = np.unique(-index, return_inverse=True)
-        return Memory(
-            np.zeros(len(workload), dtype=np.int16),
-            np.zeros(len(workload)),
-            limits,
-            tuple(int(rank) for rank in ranks),
-        )
+        return limits, tuple(int(rank) for rank in ranks)
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         if self.cache is None:
-            order = LevelOrder(
-                snapshot, memory.level, memory.since_s, memory.limits_gpu_s, memory.ranks, overheads=False
-            )
+            order = LevelOrder(snapshot, memory, memory.limits_gpu_s, memory.ranks, overheads=False)
             self.cache = order, OrderedPlanner(snapshot, order, preemptive=True)
         order, planner = self.cache
         planner.observe(snapshot)

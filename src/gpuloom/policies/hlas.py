@@ -95,6 +95,7 @@ class Hlas(Policy):
         Parameter("literal", False, yes_or_no, "the patent's text: all switches off, gain in iterations", "no"),
     )
 
+    remembers = (Memory,)
     cache: Scheduler | None
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
@@ -108,6 +109,8 @@ class Hlas(Policy):
             np.zeros(n),
             np.zeros(n),
             np.full(n, -math.inf),
+            cluster.models,
+            np.full(len(cluster.models), -math.inf),
         )
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from gpuloom.core.columns import ints
+from gpuloom.core.columns import floats, ints
 from gpuloom.core.decision import NOTHING, Decision, Placement, Reason
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.units import next_multiple
@@ -51,8 +51,7 @@ class Scheduler:
         self._queues = FeedbackQueues(ints(shapes.of_job), len(shapes.shapes))
         self._due: list[tuple[float, int]] = []
         self._several = len(self._pools) > 1
-        self._upgrade_at_s = [-math.inf] * len(self._pools)
-        """By GPU model, when a running job may next move to its free GPUs."""
+        self._upgrade_at_s = floats(memory.upgrade_at_s)
         self._refused: set[int] = set()
         """Running jobs that have had more than their share, and were left alone in this pass."""
         self._risen = False
@@ -66,11 +65,19 @@ class Scheduler:
         self._stopped: dict[int, Placement] = {}
         self._built = True
         for job, placement in snapshot.placements.items():
-            if memory.state[job] != ON_GPUS:
+            fresh = memory.state[job] != ON_GPUS
+            if fresh:
                 self._open(job, placement)
-            self._enter_running(job, placement)
+            self._enter_running(job, placement, fresh=fresh)
         for job in snapshot.waiting():
             self._wait_anew(job)
+        for job in (*snapshot.finished, *snapshot.evicted):
+            if (model := memory.model.item(job)) >= 0:
+                self._upgrade_at_s[model] = -math.inf
+        for node in snapshot.nodes_up:
+            self._upgrade_at_s[self._pool_of_node[node]] = -math.inf
+        happened = snapshot.finished or snapshot.evicted or snapshot.arrived or snapshot.nodes_up
+        self._stirred = memory.stirred or bool(happened)
 
     # -- events ---------------------------------------------------------------------------------------------
 
@@ -126,7 +133,8 @@ class Scheduler:
         """The open period ends. Seconds held are true even if nobody looked when it ended."""
         memory = self.memory
         ran_s = self._snapshot.held_s(job) - memory.held_before_s[job]
-        memory.gpu_s[job, memory.model[job]] += ran_s * self._gpus[job]
+        if memory.model[job] >= 0:  # else its GPU model is gone, and so is what it had there
+            memory.gpu_s[job, memory.model[job]] += ran_s * self._gpus[job]
         memory.ran_s[job] += ran_s
 
     def _attained(self, job: int) -> float:
@@ -145,7 +153,7 @@ class Scheduler:
         if state == IN_Q2:
             heappush(self._due, (since_s + self._options.starve * float(memory.ran_s[job]), job))
 
-    def _enter_running(self, job: int, placement: Placement) -> None:
+    def _enter_running(self, job: int, placement: Placement, *, fresh: bool = True) -> None:
         self._where[job] = placement
         memory, gpus = self.memory, self._gpus[job]
         pool, since_s = self._pool_of_node[placement.nodes[0]], float(memory.since_s[job])
@@ -153,7 +161,7 @@ class Scheduler:
         ready_s = max(since_s + overhead_s, float(memory.moved_s[job]) + self._options.between_moves_s)
         settle_s = max(self._options.settle * overhead_s, self._options.between_moves_s)
         per_gpu = self._rows[self._kind_of[job]]
-        if self._several:
+        if self._several and fresh:
             here = per_gpu[pool]
             for model, there in enumerate(per_gpu):
                 if there > here and ready_s < self._upgrade_at_s[model]:
@@ -274,6 +282,7 @@ class Scheduler:
     def place(self) -> None:
         """Q1 in order, then what is left over."""
         waiting = self._queues.waiting
+        self.memory.stirred = False
         while True:
             if self._stirred:
                 if waiting[0]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core.carrying import MODELS, PER_JOB, PER_JOB_A_MODEL, PER_JOB_AND_MODEL, PER_MODEL
 from gpuloom.core.cluster import Cluster, plain_model
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.workload import F8, Workload
@@ -20,18 +21,22 @@ NEW, IN_Q1, IN_Q2, ON_GPUS = 0, 1, 2, 3
 class Memory:
     """Of each job: its state; GPU-seconds by GPU model (jobs, models) and seconds run in the closed periods that count;
     of the open period its GPU model, begin, and seconds held before it; when it joined its queue; when it last was
-    moved. And how many jobs have ended, and the seconds that they had run."""
+    moved. Of each GPU model its name, and when a running job may next move to its free GPUs. And how many jobs have
+    ended, the seconds that they had run, and whether jobs have to be placed though nothing happened: nobody was yet."""
 
-    state: NDArray[np.int8]
-    gpu_s: F8
-    ran_s: F8
-    model: NDArray[np.int16]
-    since_s: F8
-    held_before_s: F8
-    queued_s: F8
-    moved_s: F8
+    state: NDArray[np.int8] = field(metadata=PER_JOB)
+    gpu_s: F8 = field(metadata=PER_JOB_AND_MODEL)
+    ran_s: F8 = field(metadata=PER_JOB)
+    model: NDArray[np.int16] = field(metadata=PER_JOB_A_MODEL)
+    since_s: F8 = field(metadata=PER_JOB)
+    held_before_s: F8 = field(metadata=PER_JOB)
+    queued_s: F8 = field(metadata=PER_JOB)
+    moved_s: F8 = field(metadata=PER_JOB)
+    models: tuple[str, ...] = field(metadata=MODELS)
+    upgrade_at_s: F8 = field(metadata=PER_MODEL)
     ended: int = 0
     ended_run_s: float = 0.0
+    stirred: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core.carrying import Rows
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
@@ -74,6 +75,12 @@ class Muri(Weaving):
     def new_memory(self, workload: Workload, cluster: Cluster) -> list[int] | None:
         """Jobs in the order of the last plan, which settles ties in the next one as the artifact does; or nothing."""
         return [] if self.values["matcher"] == "released" else None
+
+    def carried(self, memory: Any, rows: Rows, nodes: Rows, workload: Workload, cluster: Cluster) -> Any:
+        if memory is None:
+            return None
+        new_row = {old: new for new, old in enumerate(rows.tolist())}
+        return [new_row[job] for job in memory if job in new_row]
 
     @abstractmethod
     def waiting_key(self, snapshot: Snapshot, job: int) -> float:
@@ -232,8 +239,9 @@ class _Planner:
         """Bring the memory up to date: those that came are last."""
         if self._order is not order:
             self._order = order
-            known = set(order)
-            order += sorted({*snapshot.waiting(), *snapshot.placements} - known)
+            present = {*snapshot.waiting(), *snapshot.placements}
+            order[:] = [job for job in order if job in present]
+            order += sorted(present - set(order))
         else:
             order += snapshot.arrived
         if snapshot.finished:
@@ -261,13 +269,17 @@ class _Planner:
         """Steps 1 to 4. Where GPUs lie so that some groups find no place, fewer groups are formed of the same jobs."""
         best: tuple[list[Node], list[Placement]] = ([], [])
         most, total = -1, limits[0][1]
+        if self._released and snapshot.may_preempt:
+            buckets, passes = self._walk(room(), total, keys)
+        else:
+            buckets, passes = self._select(snapshot, room(), total, running, keys)
         for _ in range(1 if self._released or self._grouping != "multiround" else _TRIES):
-            groups = self._groups(snapshot, room(), total, limits, running, keys, group_of)
-            chosen, fitted, left = self._fit(room, groups)
+            groups = self._groups(buckets, passes, total, limits, keys, group_of)
+            chosen, fitted, left = self._fit(room, total, groups)
             jobs = sum([len(node) for node in chosen])
             if jobs > most:
                 best, most = (chosen, fitted), jobs
-            if not left:
+            if not left or self._rounds.exhausted:
                 break
             shapes = self._queues.shapes.shapes
             limits = [
@@ -278,19 +290,14 @@ class _Planner:
 
     def _groups(
         self,
-        snapshot: Snapshot,
-        room: Room,
+        buckets: list[tuple[int, list[int]]],
+        passes: list[int],
         capacity: int,
         limits: Limits,
-        running: dict[int, list[Entry]],
         keys: dict[int, float],
         group_of: dict[int, int],
     ) -> Groups:
-        """Steps 1 to 3: the groups to run, in order."""
-        if self._released and snapshot.may_preempt:
-            buckets, passes = self._walk(room, capacity, keys)
-        else:
-            buckets, passes = self._select(snapshot, room, capacity, running, keys)
+        """Step 3: the groups to run, in order."""
         pools = [frozenset(shape.pools) for shape in self._queues.shapes.shapes]
         sizes = [Bucket(self._queues.gpus[shape], pools[shape], jobs) for shape, jobs in buckets]
         if self._grouping == "greedy":
@@ -417,10 +424,13 @@ class _Planner:
             return [node]
         return [(job,) for job in node]
 
-    def _fit(self, room: Callable[[], Room], groups: Groups) -> tuple[list[Node], list[Placement], list[int]]:
-        """Step 4: the groups that fit, where, and the shapes of those that don't."""
+    def _fit(
+        self, room: Callable[[], Room], total: int, groups: Groups
+    ) -> tuple[list[Node], list[Placement], list[int]]:
+        """Step 4: the groups that fit into a room of `total` GPUs, where, and the shapes of those that don't."""
         shapes = self._queues.shapes.shapes
-        if not self._policy.values["first_fit"]:
+        asked = sum([shapes[shape].gpus for _, shape in groups])
+        if not self._policy.values["first_fit"] and asked <= total:
             # Large ones first leaves the fewest gaps: if all fit so, all run.
             trial = room()
             places: dict[int, Placement] = {}

@@ -31,6 +31,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core.carrying import A_JOB, JOBS, PER_JOB, Rows
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Reason
 from gpuloom.core.scaling import NO_CURVE
@@ -79,7 +80,7 @@ class Memory:
     centres, record: as in `LearntTable`. submitted, handled: jobs so far. draws: random numbers drawn.
     mean_value: running mean of max_a' Q(s', a'). best: by curve (`fingerprint`), the highest throughput seen.
     Per job: choice (-1: none), reward and next_value (NaN until known), begun_s, left_s (work left then), waited,
-    speed (of the GPU model it was placed on, relative to its reference).
+    speed (of the GPU model it was placed on, relative to its reference), recorded (it counts as submitted).
     open: jobs whose reward has not been learnt from. last: the job decided on last (-1: none).
     """
 
@@ -91,16 +92,17 @@ class Memory:
     handled: int
     mean_value: float
     best: dict[str, float]
-    choice: NDArray[np.int32]
-    reward: F8
-    next_value: F8
-    begun_s: F8
-    left_s: F8
-    waited: NDArray[np.bool_]
-    speed: F8
+    choice: NDArray[np.int32] = field(metadata=PER_JOB)
+    reward: F8 = field(metadata=PER_JOB)
+    next_value: F8 = field(metadata=PER_JOB)
+    begun_s: F8 = field(metadata=PER_JOB)
+    left_s: F8 = field(metadata=PER_JOB)
+    waited: NDArray[np.bool_] = field(metadata=PER_JOB)
+    speed: F8 = field(metadata=PER_JOB)
+    recorded: NDArray[np.bool_] = field(metadata=PER_JOB)
     draws: int = 0
-    open: list[int] = field(default_factory=list)
-    last: int = -1
+    open: list[int] = field(default_factory=list, metadata=JOBS)
+    last: int = field(default=-1, metadata=A_JOB)
 
 
 class Rl(Policy):
@@ -159,6 +161,7 @@ class Rl(Policy):
         Parameter("seed", 0, seed, "seed of exploration and of the groups; by default that of --seed"),
     )
     resizes = True
+    remembers = (Memory,)
 
     cache: _Placer | None
 
@@ -185,8 +188,25 @@ class Rl(Policy):
             left_s=nothing.copy(),
             waited=np.zeros(n, dtype=np.bool_),
             speed=np.ones(n),
+            recorded=np.zeros(n, dtype=np.bool_),
             draws=start.draws,
         )
+
+    def carried(self, memory: Memory, rows: Rows, nodes: Rows, workload: Workload, cluster: Cluster) -> Memory:
+        """Choices that the new world does not offer keep their columns, behind those that it does."""
+        found: Memory = super().carried(memory, rows, nodes, workload, cluster)
+        offered = choices_of(workload, cluster).names
+        gone = [name for name in memory.choices if name not in offered]
+        found.choices = (*offered, *gone)
+        if found.choices != memory.choices:
+            known = LearntTable(memory.choices, memory.centres, memory.table)
+            found.table = known.columns(found.choices)
+            number = np.array([found.choices.index(name) for name in memory.choices], dtype=np.int32)
+            chosen = found.choice >= 0
+            found.choice[chosen] = number[found.choice[chosen]]
+        # Nothing can be learnt from a placement that there no longer is.
+        found.open = [job for job in found.open if found.choice[job] < len(offered)]
+        return found
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         if self.cache is None:
@@ -294,7 +314,8 @@ class _Placer:
                 elif snapshot.is_waiting(job) or worked_s <= 0:
                     continue  # it lost its node before it could be measured, or had nothing to do
                 else:
-                    memory.reward[job] = self._reward(job, memory.left_s.item(job) / worked_s)
+                    work_s = memory.left_s.item(job) - snapshot.spare_s(job)
+                    memory.reward[job] = self._reward(job, work_s / worked_s)
             if math.isnan(memory.next_value.item(job)):
                 # Nobody has been decided on since. If it lost its node, what it chooses next is another action.
                 if not snapshot.is_waiting(job):
@@ -335,6 +356,9 @@ class _Placer:
 
     def _record(self, job: int) -> None:
         memory = self._memory
+        if memory.recorded[job]:
+            return  # it is back
+        memory.recorded[job] = True
         memory.submitted += 1
         ratio = self._ratio[job]
         if not math.isnan(ratio):

@@ -26,6 +26,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core.carrying import JOBS, PER_JOB
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision
 from gpuloom.core.snapshot import Snapshot
@@ -43,20 +44,39 @@ _CONSIDERED = 512
 
 @dataclass(slots=True)
 class Memory:
-    """Of ρ: the integral of the number of jobs present over time, and its value at each job's submission.
+    """Of ρ: `present_s`, the integral of the number of jobs present over time until `since_s` (NaN: it has not begun),
+    and its value at each job's submission (NaN: not known); `present`, that number since then.
+
+    Of leases: when the next auction is (NaN: none was yet), and of waiting jobs -ρ as it was when they were last
+    looked at (infinity: too many were before them; NaN: never).
 
     Of `mode=muri`, per job: isolated time so far, iterations left and isolated share at the last event, time it
-    should have received.
+    should have received; and the order of the last plan.
     """
 
-    present_s: float
-    since_s: float
-    at_submit: F8
-    isolated: F8
-    iterations_left: F8
-    isolated_share: F8
-    should_receive_s: F8
-    order: list[int] = field(default_factory=list)
+    at_submit: F8 = field(metadata=PER_JOB)
+    key: F8 = field(metadata=PER_JOB)
+    isolated: F8 = field(metadata=PER_JOB)
+    iterations_left: F8 = field(metadata=PER_JOB)
+    isolated_share: F8 = field(metadata=PER_JOB)
+    should_receive_s: F8 = field(metadata=PER_JOB)
+    order: list[int] = field(default_factory=list, metadata=JOBS)
+    present_s: float = 0.0
+    present: int = 0
+    since_s: float = math.nan
+    auction_at_s: float = math.nan
+
+    @classmethod
+    def of(cls, jobs: int) -> Memory:
+        """Of so many jobs that are new."""
+        unknown = np.full(jobs, np.nan)
+        return cls(unknown, unknown.copy(), np.zeros(jobs), np.zeros(jobs), np.zeros(jobs), np.zeros(jobs))
+
+    def passed_s(self, now_s: float) -> float:
+        """Time since the last call; 0 at the first."""
+        passed_s = now_s - self.since_s
+        self.since_s = now_s
+        return passed_s if passed_s > 0 else 0.0
 
 
 class Themis(Policy):
@@ -76,17 +96,18 @@ class Themis(Policy):
         Parameter("mode", "lease", one_of("lease", "muri"), "lease, or muri: the rule of the Muri artifact"),
     )
 
+    remembers = (Memory,)
     cache: _Leases | set[int] | None
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
-        n = len(workload)
-        return Memory(0.0, 0.0, np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n))
+        return Memory.of(len(workload))
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         if self.values["mode"] == "muri":
             if not isinstance(self.cache, set):
                 require_alike(snapshot.cluster)
                 self.cache = set(snapshot.nodes_out)
+                _line_up(snapshot, memory)
             self.cache.update(snapshot.nodes_down)
             self.cache.difference_update(snapshot.nodes_up)
             return _muri(snapshot, memory, self.cache), memory
@@ -106,18 +127,24 @@ class _Leases:
         workload = snapshot.workload
         self._of_job = shapes_of(workload, snapshot.cluster).of_job
         self._waiting: list[set[int]] = [set() for _ in range(int(self._of_job.max(initial=-1)) + 1)]
-        self._count = len(snapshot.placements)
         self._share = workload.gpus / snapshot.cluster.gpus
-        self._auction_at_s = next_multiple(snapshot.now_s, lease_s)
+        if math.isnan(memory.auction_at_s):
+            memory.auction_at_s = next_multiple(snapshot.now_s, lease_s)
+        self._built = True
         self._planner = OrderedPlanner(snapshot, self, preemptive=True)
-        # As it was before the events of this snapshot, which `decide` takes in.
-        self._count += len(snapshot.waiting()) - len(snapshot.arrived) + len(snapshot.finished)
 
     # -- Order: keys are −ρ ---------------------------------------------------------------------------------
 
     def waiting_key(self, snapshot: Snapshot, job: int) -> float:
         self._waiting[self._of_job[job]].add(job)
-        return -float(self.unfairness(snapshot, np.array([job]), np.array([snapshot.remaining_s(job)]))[0])
+        if self._built:
+            return 0.0  # `_settle` has the keys, once time is accounted for
+        return self._key_now(snapshot, job)
+
+    def _key_now(self, snapshot: Snapshot, job: int) -> float:
+        key = -float(self.unfairness(snapshot, np.array([job]), np.array([snapshot.remaining_s(job)]))[0])
+        self._memory.key[job] = key
+        return key
 
     def running_key(self, snapshot: Snapshot, job: int) -> float | None:
         return None  # leased
@@ -129,7 +156,7 @@ class _Leases:
         present = np.divide(
             memory.present_s - memory.at_submit[jobs],
             age_s,
-            out=np.full(len(jobs), float(max(self._count, 1))),
+            out=np.full(len(jobs), float(max(memory.present, 1))),
             where=age_s > 0,
         )
         ideal_s = workload.duration_s[jobs] * np.maximum(1.0, self._share[jobs] * present)
@@ -141,15 +168,16 @@ class _Leases:
     def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
         # 1. Jobs present since the last call.
         now_s = snapshot.now_s
-        memory.present_s += self._count * (now_s - memory.since_s)
-        memory.since_s = now_s
-        self._count += len(snapshot.arrived) - len(snapshot.finished)
-        for job in snapshot.arrived:
-            memory.at_submit[job] = memory.present_s
+        memory.present_s += memory.present * memory.passed_s(now_s)
+        memory.present += len(snapshot.arrived) - len(snapshot.finished)
+        if self._built:
+            self._settle(snapshot)
+        else:
+            memory.at_submit[snapshot.arrived] = memory.present_s
         self._planner.observe(snapshot)
         # 2. Where leases end, everyone's GPUs are on offer.
-        if now_s >= self._auction_at_s:
-            self._auction_at_s = next_multiple(now_s, self._lease_s)
+        if now_s >= memory.auction_at_s:
+            memory.auction_at_s = next_multiple(now_s, self._lease_s)
             if any(self._waiting):
                 self._offer(snapshot)
         else:
@@ -160,10 +188,30 @@ class _Leases:
         decision = self._planner.plan(snapshot, may_preempt=True)
         for job in self._planner.entered:
             self._waiting[self._of_job[job]].discard(job)
+            memory.key[job] = math.nan
         self._planner.expose({})
         if any(self._waiting):
-            return Decision(decision.run, decision.wait, self._auction_at_s)
+            return Decision(decision.run, decision.wait, memory.auction_at_s)
         return decision
+
+    def _settle(self, snapshot: Snapshot) -> None:
+        """The heaps as they were, of a planner that has just been built; and what is not known of jobs present."""
+        self._built = False
+        memory, now_s = self._memory, snapshot.now_s
+        waiting = snapshot.waiting()
+        memory.present = len(snapshot.placements) + len(waiting)
+        arrived = set(snapshot.arrived)
+        for job in (*snapshot.placements, *waiting):
+            if math.isnan(memory.at_submit.item(job)):
+                # As if as many jobs as now had been there since it was submitted.
+                age_s = 0.0 if job in arrived else now_s - snapshot.workload.submit_s.item(job)
+                memory.at_submit[job] = memory.present_s - memory.present * age_s
+        for job in snapshot.evicted:
+            memory.key[job] = math.nan
+        for shape, jobs in enumerate(self._waiting):
+            keys = [(memory.key.item(job), job) for job in sorted(jobs)]
+            keys = [(self._key_now(snapshot, job) if math.isnan(key) else key, job) for key, job in keys]
+            self._planner.refill(shape, [entry for entry in keys if entry[0] < math.inf])
 
     def _offer(self, snapshot: Snapshot) -> None:
         self._refill(snapshot, range(len(self._waiting)))
@@ -176,13 +224,21 @@ class _Leases:
         """Bring the planner's heaps up to date: ρ of waiting jobs grows, each at its own pace."""
         left = snapshot.remaining_column()
         for shape in shapes:
-            waiting = self._waiting[shape]
-            jobs = np.fromiter(waiting, dtype=np.intp, count=len(waiting))
+            jobs = np.array(sorted(self._waiting[shape]), dtype=np.intp)
             keys = -self.unfairness(snapshot, jobs, left[jobs])
+            self._memory.key[jobs] = np.inf
             if len(jobs) > _CONSIDERED:
                 best = np.argpartition(keys, _CONSIDERED)[:_CONSIDERED]
                 jobs, keys = jobs[best], keys[best]
+            self._memory.key[jobs] = keys
             self._planner.refill(shape, list(zip(keys.tolist(), jobs.tolist(), strict=True)))
+
+
+def _line_up(snapshot: Snapshot, memory: Memory) -> None:
+    """Bring the order of `mode=muri` up to date with a snapshot whose earlier events were not seen."""
+    present = {*snapshot.placements, *snapshot.waiting()}
+    memory.order = [job for job in memory.order if job in present]
+    memory.order += sorted(present - {*memory.order, *snapshot.arrived})
 
 
 def _muri(snapshot: Snapshot, memory: Memory, down: set[int]) -> Decision:
@@ -190,9 +246,10 @@ def _muri(snapshot: Snapshot, memory: Memory, down: set[int]) -> Decision:
     workload, now_s = snapshot.workload, snapshot.now_s
     gone = {*snapshot.finished}
     memory.order = [job for job in memory.order if job not in gone]
-    memory.order.extend(snapshot.arrived)
+    listed = set(memory.order)
+    memory.order.extend([job for job in snapshot.arrived if job not in listed])
+    passed_s = memory.passed_s(now_s)
     if not memory.order:
-        memory.since_s = now_s
         return NOTHING
     jobs = np.array(memory.order, dtype=np.intp)
     gpus = workload.gpus[jobs].astype(np.float64)
@@ -215,8 +272,7 @@ def _muri(snapshot: Snapshot, memory: Memory, down: set[int]) -> Decision:
     run_s = np.array([snapshot.held_s(job) for job in memory.order])
     value = np.where(run_s == 0, x * 1e9, x / np.maximum(run_s, 1e-9))
     owed = memory.should_receive_s[jobs] - run_s
-    memory.should_receive_s[jobs] += x * (now_s - memory.since_s)
-    memory.since_s = now_s
+    memory.should_receive_s[jobs] += x * passed_s
     ranked = np.lexsort((np.arange(len(jobs)), -x, -owed, -value))
     # 4. Those that fit in this order, then placed anew, large ones first.
     walk = jobs[ranked].tolist()

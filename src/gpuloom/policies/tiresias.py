@@ -9,27 +9,15 @@ Limits by default: 3,250 and 7,200 GPU-seconds (the released simulators of Tires
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
-from gpuloom.placement.levels import LevelOrder
+from gpuloom.placement.levels import LevelMemory, LevelOrder
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.policies.base import Parameter, Policy, Traits, not_negative, rising_numbers, yes_or_no
-
-
-@dataclass(slots=True)
-class Memory:
-    """Per job: its queue, and the seconds held that no longer count (reset by a promotion)."""
-
-    level: NDArray[np.int16]
-    since_s: NDArray[np.float64]
 
 
 class Tiresias(Policy):
@@ -52,18 +40,18 @@ class Tiresias(Policy):
     )
 
     preempts_at_intervals = True
+    remembers = (LevelMemory,)
     cache: tuple[LevelOrder, OrderedPlanner] | None
 
-    def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
-        return Memory(np.zeros(len(workload), dtype=np.int16), np.zeros(len(workload)))
+    def new_memory(self, workload: Workload, cluster: Cluster) -> LevelMemory:
+        return LevelMemory.of(len(workload))
 
-    def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
+    def decide(self, snapshot: Snapshot, memory: LevelMemory) -> tuple[Decision, LevelMemory]:
         if self.cache is None:
             limits = self.values["thresholds"]
             order = LevelOrder(
                 snapshot,
-                memory.level,
-                memory.since_s,
+                memory,
                 limits,
                 tuple(range(len(limits) + 1)),
                 whole_seconds=self.values["whole_seconds"],

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core.carrying import Rows
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
@@ -70,9 +71,8 @@ class Valued(Weaving):
         """
 
     def classes(self, workload: Workload) -> NDArray[np.intp]:
-        """The class of each job: ends of one class tell most of others in it."""
-        found = np.unique(workload.gpus, return_inverse=True)[1]
-        return found.reshape(-1).astype(np.intp)
+        """The class of each job, a number: ends of one class tell most of others in it."""
+        return workload.gpus.astype(np.intp)
 
     def bonus(self, running: NDArray[np.bool_]) -> F8 | float:
         """A factor on the worth of running jobs."""
@@ -89,10 +89,15 @@ class Valued(Weaving):
 
 @dataclass(slots=True)
 class Memory:
-    """Ends seen by class and bin of work (`Hazards`)."""
+    """Ends seen by class and bin of work (`Hazards`); classes: those of the rows, rising."""
 
+    classes: NDArray[np.intp]
     exposure: F8
     ends: F8
+
+    def rows(self, classes: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The rows of these classes."""
+        return np.searchsorted(self.classes, classes)
 
 
 class Learning(Valued):
@@ -102,15 +107,24 @@ class Learning(Valued):
         *Valued.parameters,
         Parameter("sticky", 0.05, not_negative, "running jobs are worth this share more"),
     )
+    remembers = (Memory,)
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
-        kinds = int(self.classes(workload).max(initial=-1)) + 1
-        return Memory(np.zeros((kinds, BINS)), np.zeros((kinds, BINS)))
+        classes = np.unique(self.classes(workload))
+        return Memory(classes, np.zeros((len(classes), BINS)), np.zeros((len(classes), BINS)))
+
+    def carried(self, memory: Memory, rows: Rows, nodes: Rows, workload: Workload, cluster: Cluster) -> Memory:
+        """What was learnt of classes that are gone is kept."""
+        classes = np.union1d(memory.classes, self.classes(workload))
+        found = Memory(classes, np.zeros((len(classes), BINS)), np.zeros((len(classes), BINS)))
+        known = found.rows(memory.classes)
+        found.exposure[known], found.ends[known] = memory.exposure, memory.ends
+        return found
 
     def time_s(self, snapshot: Snapshot, memory: Memory, jobs: Jobs, left_s: F8) -> F8:
         hazards = Hazards(memory.exposure, memory.ends)
         work_s = np.maximum(snapshot.workload.duration_s[jobs] - left_s, 0.0)
-        seconds: F8 = 1.0 / hazards.index(self.planner(snapshot).kind_of[jobs], work_s)
+        seconds: F8 = 1.0 / hazards.index(memory.rows(self.planner(snapshot).class_of[jobs]), work_s)
         return seconds
 
     def bonus(self, running: NDArray[np.bool_]) -> F8 | float:
@@ -118,10 +132,11 @@ class Learning(Valued):
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         if snapshot.finished:
-            # A job that has ended has done its whole work.
+            # A job that has ended has done its whole work, however much had been expected.
             jobs = np.array(snapshot.finished, dtype=np.intp)
             hazards = Hazards(memory.exposure, memory.ends)
-            hazards.ended(self.planner(snapshot).kind_of[jobs], snapshot.workload.duration_s[jobs])
+            work_s = snapshot.workload.duration_s[jobs] - [snapshot.spare_s(job) for job in snapshot.finished]
+            hazards.ended(memory.rows(self.planner(snapshot).class_of[jobs]), work_s)
         return super().decide(snapshot, memory)
 
 
@@ -135,8 +150,7 @@ class Planner:
         self._memory_mib = smallest_memory_mib(cluster)
         shapes = shapes_of(workload, cluster)
         self._shapes, self._shape_of = shapes.shapes, shapes.of_job.astype(np.intp)
-        self.kind_of: Jobs = policy.classes(workload)
-        """The row of each job's class in what has been learnt."""
+        self.class_of: Jobs = policy.classes(workload)
         profile_of = np.asarray(self._times.of_job)
         self._column_of = np.zeros(len(workload), dtype=np.intp)
         self._tables: list[SetTable] = []

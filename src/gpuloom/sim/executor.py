@@ -12,7 +12,7 @@ import numpy as np
 from gpuloom.core.columns import ints
 from gpuloom.core.commands import Command, Resize, Start, Stop
 from gpuloom.core.decision import Placement
-from gpuloom.core.state import State
+from gpuloom.core.state import JobState, State
 from gpuloom.sim.result import Segments
 
 
@@ -134,6 +134,15 @@ class SimExecutor:
         if len(ends) > 64 + 4 * len(state.placements):
             self._ends = [entry for entry in ends if epoch[entry[1]] == entry[2]]
             heapify(self._ends)
+
+    def adopt(self, now_s: float) -> None:
+        """Take over the jobs of a state that is not empty. An end that was predicted for earlier comes now."""
+        state = self.state
+        self._ends = [(max(state.predicted_end_s(job), now_s), job, self._epoch[job]) for job in state.placements]
+        heapify(self._ends)
+        self.age.advance(now_s)
+        for job in np.flatnonzero(state.status_column == JobState.WAITING).tolist():
+            self.age.enter(job)
 
     def next_end_s(self) -> float:
         """When the next job ends if nothing changes; infinity if none runs."""

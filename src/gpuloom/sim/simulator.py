@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ def simulate(
     cluster = with_known_memory(cluster)
     workload = with_speeds(workload, cluster)
     workload = without_impossible(workload, cluster, skip=chosen.skip_impossible)
-    return _Run(workload, cluster, policy, name, chosen, mode, on_progress).run()
+    return Run(workload, cluster, policy, name, chosen, mode, on_progress).run()
 
 
 def without_impossible(workload: Workload, cluster: Cluster, *, skip: bool) -> Workload:
@@ -182,8 +182,29 @@ def without_impossible(workload: Workload, cluster: Cluster, *, skip: bool) -> W
     return replace(kept, notes=(*kept.notes, note))
 
 
-class _Run:
-    """One simulation."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Where a simulation begins that does not begin empty.
+
+    state, memory: become its own. wake_at_s: when the policy is asked again if nothing happens; None: it is asked now,
+    and again at the next interval if jobs wait. future: (time, job) of jobs that are submitted later, in order of
+    time; others of the state that are not submitted never come.
+    horizon_s: it ends before the first event after that. until: asked before every event whether it ends here.
+    """
+
+    state: State
+    memory: Any
+    progress: Progress
+    now_s: float
+    executor: SimExecutor
+    wake_at_s: float | None = None
+    future: tuple[tuple[float, int], ...] = ()
+    horizon_s: float = math.inf
+    until: Callable[[int], bool] | None = None
+
+
+class Run:
+    """One simulation: of a whole workload, or on from some state."""
 
     def __init__(
         self,
@@ -194,42 +215,58 @@ class _Run:
         settings: Settings,
         mode: Compat,
         on_progress: OnProgress | None,
+        begin: Begin | None = None,
     ) -> None:
         self.workload, self.cluster, self.policy, self.name = workload, cluster, policy, name
-        self.settings, self.mode, self.on_progress = settings, mode, on_progress
-        overheads = restart_overheads_s(workload, settings.restart_overhead_s)
-        self.state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
-        resize = settings.resize_overhead_s
-        resizes = overheads if resize is None else np.full(len(workload), resize)
+        self.settings, self.mode, self.on_progress, self.begin = settings, mode, on_progress, begin
         self.log = SegmentLog() if settings.record_segments else None
-        executor = EveryStepExecutor if mode.charge_every_step else SimExecutor
-        self.executor = executor(self.state, self.log)
+        if begin is None:
+            overheads = restart_overheads_s(workload, settings.restart_overhead_s)
+            self.state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
+            resize = settings.resize_overhead_s
+            resizes = overheads if resize is None else np.full(len(workload), resize)
+            progress = Progress(workload, cluster, overheads, policy.sharing(workload), resizes)
+            executor = EveryStepExecutor if mode.charge_every_step else SimExecutor
+            self.executor = executor(self.state, self.log)
+            self.now_s = float(workload.submit_s[0]) if len(workload) else 0.0
+        else:
+            self.state, self.executor, progress = begin.state, begin.executor, begin.progress
+            self.now_s = begin.now_s
         self.engine = Engine(
             self.state,
             policy,
-            Progress(workload, cluster, overheads, policy.sharing(workload), resizes),
+            progress,
             self.executor,
             charge_every_step=mode.charge_every_step,
             checkpoint_s=settings.checkpoint_s,
+            memory=None if begin is None else begin.memory,
         )
         self.times, self.queue, self.busy = array("d"), array("i"), array("i")
-        self.now_s = float(workload.submit_s[0]) if len(workload) else 0.0
         self.events = 0
+        self.next_s = -math.inf
+        """The event before which it ended early: beyond the horizon, or infinity if there was none."""
         self.moment_s, self.at_moment = -math.inf, 0
 
     def run(self) -> SimResult:
         begun = time.perf_counter()
         interrupted = False
         try:
-            self._loop()
+            self.loop()
         except KeyboardInterrupt:
             interrupted = True
         return self._result(time.perf_counter() - begun, interrupted)
 
-    def _loop(self) -> None:
+    def loop(self) -> None:
+        """Go from event to event, until all jobs have ended or `Begin` says so."""
         state, engine, executor = self.state, self.engine, self.executor
         n = len(self.workload)
-        submits = self.workload.submit_s.tolist()
+        begin = self.begin
+        rows: Sequence[int] = range(n)
+        if begin is None:
+            submits, horizon_s, until = self.workload.submit_s.tolist(), math.inf, None
+        else:
+            submits, horizon_s, until = [at_s for at_s, _ in begin.future], begin.horizon_s, begin.until
+            rows = [job for _, job in begin.future]
         submits.append(math.inf)
         outages = self._outages()
         rounds = self.settings.schedule == "rounds"
@@ -242,7 +279,16 @@ class _Run:
         pending = False  # something has happened that the next interval has to look at
         age, record = executor.age, self._record
         report_at = 0
+        if begin is not None:
+            executor.adopt(self.now_s)
+            if begin.wake_at_s is not None:
+                wake = begin.wake_at_s
+            else:
+                wake = engine.decide(self.now_s, may_preempt=not gated)
+                pending = gated and state.waiting > 0 and bool(state.placements)
         while state.unfinished:
+            if until is not None and until(self.events):
+                break
             now = min(submits[arriving], executor.next_end_s())
             if outages.endless and now == wake == math.inf and not (state.placements or state.down or pending):
                 self._stuck()
@@ -256,6 +302,9 @@ class _Run:
                 alarm = min(alarm, next_multiple(self.now_s, interval))
             if alarm < now:
                 now = alarm
+            if now > horizon_s or (now == math.inf and begin is not None):
+                self.next_s = now
+                break
             if now == math.inf:
                 self._stuck()
             self.now_s = now
@@ -268,7 +317,7 @@ class _Run:
             while submits[arriving] <= now:
                 arriving += 1
             down, up = outages.pop(now)
-            arrived = range(first, arriving)
+            arrived = rows[first:arriving]
             engine.take_in(now, finished=finished, down=down, up=up, arrived=arrived)
             for job in arrived:
                 age.enter(job)

@@ -56,7 +56,7 @@ class JobQuery:
     phases: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    """Whole names, or with * and ? as wildcards."""
+    """Whole names, or with * and ? as wildcards; tasks of an array by its name as well."""
     ids: tuple[int, ...] = ()
     array_id: int | None = None
     submitted_from_s: float | None = None
@@ -101,7 +101,11 @@ class CheckReport:
 class Store(Protocol):
     """See the module. Every method may raise StoreError."""
 
-    def load(self, *, recent: int = 10_000) -> Loaded: ...
+    schema_version: int
+
+    def load(self, *, recent: int = 10_000) -> Loaded:
+        """recent: of the jobs that have ended, so many are loaded: those that ended last."""
+        ...
 
     def append(self, events: Sequence[Event], changes: Changes, submissions: Sequence[Submission] = ()) -> None:
         """Write events and the records they lead to, all or nothing; durable when this returns."""
@@ -126,15 +130,25 @@ class Store(Protocol):
         ...
 
     def events(
-        self, *, after: int = 0, job: int | None = None, types: Sequence[str] = (), limit: int = 1000, newest: bool = False
+        self,
+        *,
+        after: int = 0,
+        job: int | None = None,
+        types: Sequence[str] = (),
+        limit: int = 1000,
+        newest: bool = False,
     ) -> Sequence[Event]:
-        """Events with a higher number than `after`, in order; `newest`: the last `limit` of them."""
+        """Events with a higher number than `after`, in order; `newest`: the last `limit` of them.
+
+        Of a job of an array the submission of the array, which bears its first job's number, is one.
+        """
         ...
 
     def submission(self, key: str) -> Submission | None: ...
 
     def ended_runs(self, user: str, name: str, limit: int) -> Sequence[tuple[int, float]]:
-        """(GPUs, work in seconds) of the last jobs of this user and name that finished well; '' for any name."""
+        """(GPUs, work in seconds) of the last jobs of this user and name that finished well, the oldest first; ''
+        for any name."""
         ...
 
     def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:

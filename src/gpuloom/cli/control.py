@@ -1,0 +1,203 @@
+"""`gpuloom cancel`, `hold`, `release`, `requeue` and `update`: what is done to jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuloom.cli.jobs import ENDED, OPEN
+from gpuloom.cli.live import JOBS_HELP, Memory, connect, live_options, numbers, plain, runs_of, say_json
+from gpuloom.cli.run_options import Duration
+
+if TYPE_CHECKING:
+    from gpuloom.client import Client
+
+
+FEW = 10
+"""So many jobs are told one by one."""
+
+
+def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """JOB..., --all, --name."""
+    for option in (
+        click.option("--name", "names", multiple=True, metavar="PATTERN", help="Your jobs of this name, with * and ?."),
+        click.option("--all", "every", is_flag=True, help="All your jobs in a state in which this can be done."),
+        click.argument("jobs", nargs=-1, metavar="[JOB]..."),
+    ):
+        command = option(command)
+    return live_options(command)
+
+
+def chosen(client: Client, jobs: Sequence[str], every: bool, names: Sequence[str], states: Sequence[str]) -> list[int]:
+    """The jobs to act on.
+
+    Of ranges, arrays, names and --all only those in `states`: those named one by one are all taken, so that the
+    scheduler says what is wrong with them.
+    """
+    if sum([bool(jobs), every, bool(names)]) != 1:
+        raise click.UsageError("name jobs (12, 12-20, 12_), or give --all or --name PATTERN: one of the three")
+    if every or names:
+        from gpuloom.client.client import current_user
+
+        return sorted(job["id"] for job in client.jobs(states=states, users=[current_user()], names=names))
+    singles = numbers(client, [word for word in jobs if word.isdigit()], least=0)
+    several = [job for job in client.numbers([w for w in jobs if not w.isdigit()]) if job not in set(singles)]
+    if not several:
+        return singles
+    right = {job["id"] for job in client.jobs(ids=several, states=states)}
+    if not right and not singles:
+        click.echo(f"none of {', '.join(jobs)} is {' or '.join(states)}", err=True)
+    return [*singles, *(job for job in several if job in right)]
+
+
+def report(jobs: Sequence[Mapping[str, Any]], as_json: bool, done: Callable[[Mapping[str, Any]], str]) -> None:
+    """A line for each job that was changed; of many jobs, one for each array and one for all others."""
+    if as_json:
+        say_json(list(jobs))
+        return
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
+    for job in jobs:
+        groups.setdefault(job.get("array_id") if len(jobs) > FEW else job["id"], []).append(job)
+    for array, group in groups.items():
+        if len(group) == 1 or (array is None and len(group) <= FEW):
+            for job in group:
+                click.echo(plain(f"job {job['id']} {job['name']}: {done(job)}"))
+            continue
+        words = Counter(done(job) for job in group)
+        how = ", ".join(f"{count:,} {text}" for text, count in words.items()) if len(words) > 1 else next(iter(words))
+        what = "" if array is None else f" of array {array} {str(group[0]['name']).rpartition('[')[0]}"
+        numbers = [int(job["id"]) for job in group]
+        which = runs_of(sorted(numbers))
+        which = which if which.count(",") < FEW else f"{min(numbers)} to {max(numbers)}"
+        click.echo(plain(f"{len(group):,} jobs{what} ({which}): {how}"))
+    if not jobs:
+        click.echo("no jobs to do this to")
+
+
+@click.command(epilog=JOBS_HELP)
+@choosing
+@click.option(
+    "--grace",
+    "grace_s",
+    type=Duration(),
+    metavar="TIME",
+    help="From notice to end, instead of what the job says; 0: at once.",
+)
+def cancel(
+    jobs: tuple[str, ...],
+    every: bool,
+    names: tuple[str, ...],
+    grace_s: float | None,
+    as_json: bool,
+    home: Path | None,
+) -> None:
+    """End jobs: those that wait leave the queue, those that run get notice (SIGTERM) and are killed after the grace.
+
+    \b
+    Examples:
+      gpuloom cancel 12 14-20
+      gpuloom cancel --name 'sweep*' --grace 5s
+      gpuloom cancel --all
+    """
+    with connect(home) as client:
+        found = chosen(client, jobs, every, names, OPEN)
+        changed = client.cancel(found, grace_s=grace_s)
+    report(changed, as_json, lambda job: "cancelled" if job["state"] == "cancelled" else "told to end")
+
+
+@click.command(epilog=JOBS_HELP)
+@choosing
+def hold(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bool, home: Path | None) -> None:
+    """Keep back jobs that wait, until they are released.
+
+    \b
+    Example:
+      gpuloom hold 12-20
+    """
+    with connect(home) as client:
+        changed = client.hold(chosen(client, jobs, every, names, ("queued",)))
+    report(changed, as_json, lambda job: str(job["state"]))
+
+
+@click.command(epilog=JOBS_HELP)
+@choosing
+def release(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bool, home: Path | None) -> None:
+    """Let jobs that are held queue.
+
+    \b
+    Example:
+      gpuloom release 12_
+    """
+    with connect(home) as client:
+        changed = client.release(chosen(client, jobs, every, names, ("held",)))
+    report(changed, as_json, lambda job: str(job["state"]))
+
+
+@click.command(epilog=JOBS_HELP)
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@live_options
+def requeue(jobs: tuple[str, ...], as_json: bool, home: Path | None) -> None:
+    """Put jobs that run, or have ended, back into the queue. They keep their numbers and get a new attempt.
+
+    \b
+    Example:
+      gpuloom requeue 12
+    """
+    with connect(home) as client:
+        changed = client.requeue(chosen(client, jobs, False, (), ("running", "starting", "frozen", *ENDED)))
+    report(
+        changed, as_json, lambda job: "back in the queue" if job["state"] == "queued" else "told to end, queues then"
+    )
+
+
+class OrNone(click.ParamType[Any]):
+    """Another type, or the word none."""
+
+    def __init__(self, kind: click.ParamType[Any]) -> None:
+        self.kind, self.name = kind, f"{kind.name} or none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return "none" if value == "none" else self.kind.convert(value, param, ctx)
+
+
+@click.command(epilog=JOBS_HELP)
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.option("--name", metavar="TEXT", help="Name.")
+@click.option("--priority", type=int, metavar="N", help="Higher goes first.")
+@click.option(
+    "--time-limit", type=OrNone(Duration()), metavar="TIME|none", help="Running time after which it is ended."
+)
+@click.option("--estimate", type=OrNone(Duration()), metavar="TIME|none", help="Running time expected; none: learnt.")
+@click.option("--retries", type=click.IntRange(0), metavar="N", help="Times to start anew after a failure.")
+@click.option("--grace", type=Duration(), metavar="TIME", help="Time between notice and end.")
+@click.option("--gpus", "-g", type=click.IntRange(1), metavar="N", help="GPUs; of jobs that wait.")
+@click.option("--gpu-type", "gpu_types", metavar="MODELS|none", help="GPU models that will do; of jobs that wait.")
+@click.option("--gpu-memory", type=OrNone(Memory()), metavar="SIZE|none", help="Memory on each GPU; of jobs that wait.")
+@click.option("--cpus", type=OrNone(click.FLOAT), metavar="N|none", help="CPU cores; of jobs that wait.")
+@click.option("--memory", type=OrNone(Memory()), metavar="SIZE|none", help="Main memory; of jobs that wait.")
+@click.option("--on-preempt", type=click.Choice(["checkpoint", "freeze", "never"]), help="Of jobs that wait.")
+@live_options
+def update(jobs: tuple[str, ...], as_json: bool, home: Path | None, **fields: Any) -> None:
+    """Change what jobs ask for. Of a running job: name, priority, time limit, estimate, retries and grace.
+
+    \b
+    Examples:
+      gpuloom update 12 --priority 10
+      gpuloom update 12-20 --time-limit 8h --retries 2
+      gpuloom update 12 --time-limit none
+    """
+    changes = {name: value for name, value in fields.items() if value is not None}
+    if not changes:
+        raise click.UsageError("what is to change? Such as --priority 10; all: gpuloom update --help")
+    for name, value in changes.items():
+        if name == "gpu_types":
+            changes[name] = [] if value == "none" else [w.strip() for w in value.split(",") if w.strip()]
+        elif value == "none" and name != "name":
+            changes[name] = None
+    with connect(home) as client:
+        changed = client.update(chosen(client, jobs, False, (), OPEN), changes)
+    report(changed, as_json, lambda job: f"{', '.join(name.replace('_', ' ') for name in sorted(changes))} changed")

@@ -1,0 +1,144 @@
+"""`gpuloom db`: look after the scheduler's store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuloom.core.errors import InputError
+
+if TYPE_CHECKING:
+    from gpuloom.store.home import Home
+    from gpuloom.store.port import CheckReport
+
+home_option = click.option(
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The scheduler's home directory [$GPULOOM_HOME, else ~/.local/share/gpuloom].",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def db() -> None:
+    """Check, back up and restore the scheduler's store, one SQLite file in its home directory (docs/store.md)."""
+
+
+@db.command()
+@home_option
+@json_option
+def check(home: Path | None, as_json: bool) -> int:
+    """Verify the store: the file, and that its records are what its event log tells.
+
+    May be run beside a scheduler. Exit codes: 0 sound, 1 something is wrong, 2 there is no store.
+
+    \b
+    Examples:
+      gpuloom db check
+      gpuloom db check --home /srv/gpuloom --json
+    """
+    from gpuloom.store.sqlite import SqliteStore
+
+    found = _existing(home)
+    with SqliteStore(found.db, read_only=True) as store:
+        report = store.check()
+    if as_json:
+        _print({"path": str(found.db), **_plain(report)})
+    else:
+        click.echo(f"{found.db}: {_counts(report)}")
+        for finding in report.findings:
+            click.echo(f"  {finding.what}: {finding.detail}")
+        click.echo("sound" if not report.findings else f"{len(report.findings)} things are wrong")
+        if report.findings:
+            click.echo("`gpuloom db restore FILE` puts a backup in its place; this file is kept beside it")
+    return 1 if report.findings else 0
+
+
+@db.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--overwrite", is_flag=True, help="Take the place of a file that is there already.")
+@home_option
+@json_option
+def backup(file: Path, overwrite: bool, home: Path | None, as_json: bool) -> int:
+    """Write a consistent copy of the store to FILE, while the scheduler runs on.
+
+    \b
+    Examples:
+      gpuloom db backup /backups/gpuloom.db
+      gpuloom db backup /backups/gpuloom.db --overwrite
+    """
+    from gpuloom.store.sqlite import SqliteStore
+
+    found = _existing(home)
+    with SqliteStore(found.db, read_only=True) as store:
+        store.backup(file, overwrite=overwrite)
+    size = file.stat().st_size
+    if as_json:
+        _print({"path": str(found.db), "backup": str(file.absolute()), "bytes": size})
+    else:
+        click.echo(f"{file}: a copy of {found.db}, {size / 2**20:,.1f} MiB")
+    return 0
+
+
+@db.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@home_option
+@json_option
+def restore(file: Path, home: Path | None, as_json: bool) -> int:
+    """Put the backup FILE in the place of the store.
+
+    The backup is checked first. The scheduler must be down (gpuloom down). The file that was there is kept
+    beside it under another name.
+
+    \b
+    Example:
+      gpuloom db restore /backups/gpuloom.db
+    """
+    from gpuloom.store.home import home_of
+    from gpuloom.store.restore import restore as put_back
+
+    done = put_back(home_of(home), file)
+    replaced = None if done.replaced is None else str(done.replaced)
+    if as_json:
+        _print({"path": str(done.path), "replaced": replaced, **_plain(done.report)})
+    else:
+        click.echo(f"{done.path}: restored from {file}, {_counts(done.report)}")
+        if replaced is not None:
+            click.echo(f"what was there is kept as {replaced}")
+    return 0
+
+
+def _existing(path: Path | None) -> Home:
+    from gpuloom.store.home import home_of
+
+    home = home_of(path)
+    if not home.db.is_file():
+        raise InputError(
+            f"{home.path}: there is no store here; `gpuloom up` makes one, --home or GPULOOM_HOME name another home"
+        )
+    return home
+
+
+def _counts(report: CheckReport) -> str:
+    return (
+        f"schema {report.schema_version}, {report.events:,} events, {report.jobs:,} jobs, {report.attempts:,} attempts"
+    )
+
+
+def _plain(report: CheckReport) -> dict[str, Any]:
+    return {
+        "sound": not report.findings,
+        "schema_version": report.schema_version,
+        "events": report.events,
+        "jobs": report.jobs,
+        "attempts": report.attempts,
+        "findings": [{"what": finding.what, "detail": finding.detail} for finding in report.findings],
+    }
+
+
+def _print(data: dict[str, Any]) -> None:
+    click.echo(json.dumps(data, indent=2))

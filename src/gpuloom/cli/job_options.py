@@ -1,0 +1,181 @@
+"""The options of `gpuloom submit`: what they are, and the fields of a spec that they stand for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpuloom.cli.live import Memory
+from gpuloom.cli.run_options import Duration
+from gpuloom.core.errors import InputError
+
+KEY_OF_COMMAND = "gpuloom.command"
+
+
+class SubmitCommand(click.Command):
+    """Keeps apart what stands before and after --."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[KEY_OF_COMMAND] = args[at + 1 :]
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+
+OPTIONS = (
+    click.option("--gpus", "-g", type=click.IntRange(1), metavar="N", help="GPUs, all at once [1]."),
+    click.option(
+        "--gpu-type",
+        "gpu_types",
+        multiple=True,
+        metavar="MODELS",
+        help="GPU models that will do, best first (A100,V100).",
+    ),
+    click.option("--gpu-memory", type=Memory(), metavar="SIZE", help="Memory that it needs on each GPU (12GiB)."),
+    click.option("--cpus", type=click.FloatRange(0, min_open=True), metavar="N", help="CPU cores that it may use."),
+    click.option("--memory", type=Memory(), metavar="SIZE", help="Main memory that it may use (16GiB)."),
+    click.option("--priority", type=int, metavar="N", help="Higher goes first [0]."),
+    click.option("--after", multiple=True, metavar="JOBS", help="Jobs that must finish well first (12,13 or 12_)."),
+    click.option("--after-any", multiple=True, metavar="JOBS", help="Jobs that must end first, however."),
+    click.option(
+        "--array", metavar="INDICES", help="One job for each index (0-9, 1,5,7, 0-99:10), 0-9%3: three at once."
+    ),
+    click.option("--time-limit", type=Duration(), metavar="TIME", help="Running time after which it is ended (4h)."),
+    click.option(
+        "--estimate", type=Duration(), metavar="TIME", help="Running time expected [learnt from earlier runs]."
+    ),
+    click.option(
+        "--retries",
+        type=click.IntRange(0),
+        metavar="N",
+        help="Times to start anew after a failure, a time limit reached included [0].",
+    ),
+    click.option(
+        "--env", multiple=True, metavar="KEY=VALUE", help="Environment variable (repeatable); KEY alone: this shell's."
+    ),
+    click.option(
+        "--env-file",
+        multiple=True,
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="File of KEY=VALUE lines (repeatable).",
+    ),
+    click.option(
+        "--export",
+        type=click.Choice(["all", "none"]),
+        default="all",
+        show_default=True,
+        help="What of this shell's environment goes along.",
+    ),
+    click.option("--venv", metavar="DIR", help="Virtual environment to run in."),
+    click.option("--conda", metavar="NAME|DIR", help="Conda environment to run in."),
+    click.option("--container", metavar="IMAGE", help="Image to run in (apptainer, podman or docker)."),
+    click.option("--name", metavar="TEXT", help="Name shown in lists [the script's]."),
+    click.option("--workdir", metavar="DIR", help="Where it runs [here]."),
+    click.option("--grace", type=Duration(), metavar="TIME", help="Time between notice and end [30s]."),
+    click.option(
+        "--on-preempt",
+        type=click.Choice(["checkpoint", "freeze", "never"]),
+        help="What preemption does: notice and end, stop in place, or nothing [checkpoint].",
+    ),
+    click.option("--model", metavar="NAME", help="Name of the training model, for profiles (gpuloom profiles)."),
+    click.option("--hold", is_flag=True, help="Keep it back until gpuloom release."),
+)
+
+
+def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options about the job."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def fields_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that were given, paths made absolute from here."""
+    given = {name: value for name, value in flags.items() if value is not None and value is not False and value != ()}
+    if "gpu_types" in given:
+        given["gpu_types"] = [word.strip() for text in given["gpu_types"] for word in text.split(",") if word.strip()]
+    return absolute(given, Path.cwd())
+
+
+def absolute(spec: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """The same with `workdir`, `venv`, and `conda` and `container` where they are paths, absolute from `base`."""
+    found = dict(spec)
+    for name in ("workdir", "venv", "conda", "container"):
+        value = found.get(name)
+        if not isinstance(value, str) or not value:
+            continue
+        is_path = name in ("workdir", "venv") or value.startswith((".", "~", "/")) or value.endswith(".sif")
+        if name == "conda":
+            is_path = is_path or "/" in value
+        if is_path:
+            found[name] = str(_joined(base, value))
+    return found
+
+
+def _joined(base: Path, value: str) -> Path:
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{value}: {error}") from None
+    import os.path
+
+    return Path(os.path.normpath(base / path))
+
+
+def environment(files: Sequence[Path], written: Sequence[str]) -> dict[str, str]:
+    """Variables of --env-file and --env; later ones win, and --env over files."""
+    import os
+
+    found: dict[str, str] = {}
+    for file in files:
+        found.update(read_env_file(file))
+    for text in written:
+        key, equals, value = text.partition("=")
+        if not equals and key in os.environ:
+            value = os.environ[key]
+        elif not equals or not key:
+            raise InputError(f"--env {text!r}: write KEY=VALUE, or the KEY of a variable of this shell")
+        found[key] = value
+    return found
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """Variables of a file: KEY=VALUE a line, # comments, `export` before them and quotes around values allowed.
+
+    Nothing is expanded in values.
+
+    Raises:
+        InputError: names file and line.
+    """
+    try:
+        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        match = re.fullmatch(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_.]*)=(.*)", text)
+        if match is None:
+            raise InputError(f"{path}:{number}: {text[:60]!r} is not KEY=VALUE")
+        value = match[2]
+        if value[:1] in ("'", '"'):
+            try:
+                words = shlex.split(value, comments=True)
+            except ValueError as error:
+                raise InputError(f"{path}:{number}: {match[1]}: {error}") from None
+            if len(words) != 1:
+                raise InputError(f"{path}:{number}: {match[1]}: something stands after the closing quote")
+            value = words[0]
+        found[match[1]] = value
+    return found

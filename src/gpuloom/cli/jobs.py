@@ -1,0 +1,320 @@
+"""`gpuloom ls`, `show`, `why` and `wait`: what has become of jobs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuloom.cli.live import (
+    JOBS_HELP,
+    ago,
+    connect,
+    connect_or_name_files,
+    live_options,
+    numbers,
+    one_number,
+    plain,
+    plural,
+    say_json,
+    say_json_line,
+    short,
+)
+from gpuloom.cli.live_tables import (
+    JOB_COLUMNS,
+    MOVED,
+    Column,
+    ended_words,
+    few_words,
+    progress_of,
+    show_table,
+    troubles,
+)
+from gpuloom.cli.run_options import Duration
+
+if TYPE_CHECKING:
+    from gpuloom.client import Client
+
+OPEN = ("running", "starting", "stopping", "frozen", "queued", "held")
+ENDED = ("finished", "failed", "cancelled")
+RECENT = 5
+"""Ended jobs that `ls` shows beside those that have not ended."""
+
+
+@click.command()
+@click.option("--all", "-a", "every", is_flag=True, help="All jobs, ended ones too.")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice([*OPEN, *ENDED]), help="Jobs in this state (repeatable)."
+)
+@click.option("--user", "users", multiple=True, metavar="NAME", help="Jobs of this user (repeatable).")
+@click.option("--me", is_flag=True, help="Your own jobs.")
+@click.option("--name", "names", multiple=True, metavar="PATTERN", help="Jobs of this name, with * and ? (repeatable).")
+@click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="At most N jobs.")
+@click.option("--watch", "-w", is_flag=True, help="Keep the table on the screen until Ctrl-C.")
+@click.option(
+    "--every", "every_s", type=Duration(), default="2", show_default=True, metavar="TIME", help="Of --watch: how often."
+)
+@live_options
+def ls(
+    every: bool,
+    states: tuple[str, ...],
+    users: tuple[str, ...],
+    me: bool,
+    names: tuple[str, ...],
+    limit: int | None,
+    watch: bool,
+    every_s: float,
+    as_json: bool,
+    home: Path | None,
+) -> None:
+    """List jobs: those that have not ended, and the last few that have.
+
+    Running ones come first, then those that wait, by priority and submission, then ended ones, newest first.
+
+    \b
+    Examples:
+      gpuloom ls
+      gpuloom ls --me --state failed --state cancelled -n 20
+      gpuloom ls --all --name 'sweep*' --json
+      gpuloom ls --watch
+    """
+    if me:
+        from gpuloom.client.client import current_user
+
+        users = (*users, current_user())
+    with connect(home, follows=watch) as client:
+
+        def found() -> list[Any]:
+            return listed(client, every=every, states=states, users=users, names=names, limit=limit)
+
+        if not watch:
+            jobs = found()
+            if as_json:
+                say_json(jobs)
+                return
+            for text in troubles(client.status()):
+                click.echo(plain(text))
+            if jobs:
+                show_table(JOB_COLUMNS, jobs)
+            else:
+                click.echo("no jobs" if every or states or users or names else "no jobs yet (gpuloom submit --help)")
+            return
+        from gpuloom.cli.watch import Screen
+
+        screen = Screen(every_s=every_s, as_json=as_json)
+
+        def heads(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+            return [*troubles(client.status()), _counts(jobs)]
+
+        screen.run(found, lambda jobs: [(JOB_COLUMNS, jobs)], heads)
+
+
+def _counts(jobs: Sequence[Mapping[str, Any]]) -> str:
+    states = [state for state in (*OPEN, *ENDED) if any(job["state"] == state for job in jobs)]
+    return ", ".join(f"{sum(job['state'] == s for job in jobs):,} {s}" for s in states) or "no jobs"
+
+
+def listed(
+    client: Client,
+    *,
+    every: bool,
+    states: Sequence[str],
+    users: Sequence[str],
+    names: Sequence[str],
+    limit: int | None,
+) -> list[Any]:
+    """The jobs that `ls` shows, in its order."""
+    asked: dict[str, Any] = {"users": users, "names": names}
+    if states or every:
+        jobs = list(client.jobs(states=states, limit=limit, **asked))
+    else:
+        jobs = list(client.jobs(states=OPEN, limit=limit, **asked))
+        left = RECENT if limit is None else min(RECENT, limit - len(jobs))
+        if left > 0:
+            jobs += client.jobs(states=ENDED, limit=left, **asked)
+    # A job may have ended between the two questions.
+    return sorted({job["id"]: job for job in jobs}.values(), key=_order)
+
+
+def _order(job: Mapping[str, Any]) -> tuple[Any, ...]:
+    state = job["state"]
+    if state in ENDED:
+        return (2, -(job.get("ended_s") or 0.0), job["id"])
+    if state in ("queued", "held"):
+        return (1, state == "held", -job["priority"], job["id"])
+    return (0, job["id"])
+
+
+@click.command(epilog=JOBS_HELP)
+@click.argument("job", metavar="JOB")
+@live_options
+def show(job: str, as_json: bool, home: Path | None) -> None:
+    """Show all that is known of a job: what was asked for, its attempts and how each ended, its log.
+
+    \b
+    Examples:
+      gpuloom show 12
+      gpuloom show 12_3 --json
+    """
+    with connect_or_name_files(home, job) as client:
+        found = client.show(one_number(client, job))
+    if as_json:
+        say_json(found)
+        return
+    _show(found)
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    job, spec = found["job"], found["spec"]
+    words = few_words(job)
+    lines = [
+        ("job", f"{job['id']}  {job['name']}  of {job['user']}"),
+        ("state", job["state"] + (f": {words}" if words else "")),
+        ("command", shlex.join(job["command"])),
+        ("in", spec.get("workdir") or "-"),
+        ("asks for", _asks(spec)),
+        ("where", job.get("where") or "-"),
+        ("submitted", ago(job["submitted_s"])),
+        ("waited, ran", f"{short(job.get('waited_s'))}, {short(job.get('run_s'))}"),
+    ]
+    if job.get("jct_s") is not None:
+        lines.append(("ended", f"{ago(job.get('ended_s'))}, {short(job['jct_s'])} after submission"))
+    elif job.get("predicted_end_s") is not None:
+        lines.append(("predicted end", f"{ago(job['predicted_end_s'])} (run time by: {job.get('estimate_from')})"))
+    if progress := progress_of(job):
+        lines.append(("done", progress))
+    if job.get("after"):
+        lines.append(
+            ("after", ", ".join(f"{n} ({'ended well' if how == 'ok' else 'ended'})" for n, how in job["after"]))
+        )
+    if job.get("exit_code") is not None:
+        lines.append(("exit code", str(job["exit_code"])))
+    if spec.get("env"):
+        lines.append(("environment", f"{len(spec['env'])} variables (--json shows them)"))
+    lines.append(("log", str(found.get("log") or "-")))
+    for title, text in lines:
+        click.echo(f"{title + ':':<15}{plain(text)}")
+    if found["attempts"]:
+        click.echo()
+        show_table(ATTEMPT_COLUMNS, found["attempts"])
+
+
+def _asks(spec: Mapping[str, Any]) -> str:
+    parts = [plural(spec.get("gpus") or 1, "GPU")]
+    if spec.get("gpu_types"):
+        parts.append(f"of {' or '.join(spec['gpu_types'])}")
+    for field, text in (("gpu_memory", "{:,} MiB on each"), ("cpus", "{:g} cores"), ("memory", "{:,} MiB")):
+        if spec.get(field):
+            parts.append(text.format(spec[field]))
+    if spec.get("time_limit"):
+        parts.append(f"at most {short(spec['time_limit'])}")
+    if spec.get("priority"):
+        parts.append(f"priority {spec['priority']}")
+    return ", ".join(parts)
+
+
+def _where(attempt: Mapping[str, Any]) -> str:
+    return ";".join(f"{node}:{','.join(map(str, gpus))}" for node, gpus in attempt.get("allocation") or [])
+
+
+def _how(attempt: Mapping[str, Any]) -> str:
+    if attempt.get("ended_s") is None:
+        return f"{attempt.get('state') or attempt.get('phase') or ''}"
+    reason = str(attempt.get("reason") or "")
+    parts = [MOVED if reason == "node" else reason, str(attempt.get("message") or "")]
+    if attempt.get("signal"):
+        parts.append(f"signal {attempt['signal']}")
+    elif attempt.get("exit_code") not in (None, 0) and "exit code" not in parts[1]:
+        parts.append(f"exit code {attempt['exit_code']}")
+    if attempt.get("saved"):
+        parts.append("checkpoint saved")
+    return ", ".join(part for part in parts if part)
+
+
+ATTEMPT_COLUMNS = (
+    Column("attempt", lambda a: str(a["number"]), right=True),
+    Column("where", _where, gives=True),
+    Column("started", lambda a: ago(a.get("started_s"))),
+    Column("held GPUs", lambda a: short(a.get("held_s")) if a.get("ended_s") is not None else "", right=True),
+    Column("peak MiB", lambda a: f"{a['peak_memory_mib']:,.0f}" if a.get("peak_memory_mib") else "-", right=True),
+    Column("how it ended", _how, gives=True),
+)
+
+
+@click.command(epilog=JOBS_HELP)
+@click.argument("job", metavar="JOB")
+@click.option("--no-forecast", is_flag=True, help="Only why it waits, without looking ahead.")
+@live_options
+def why(job: str, no_forecast: bool, as_json: bool, home: Path | None) -> None:
+    """Tell why a job waits, its position, and when it will start.
+
+    The forecast runs the simulator forward from what runs and waits now; what it assumes is said.
+
+    \b
+    Examples:
+      gpuloom why 12
+      gpuloom why 12 --json
+    """
+    with connect(home) as client:
+        found = client.why(one_number(client, job), forecast=not no_forecast)
+    if as_json:
+        say_json(found)
+        return
+    sentences = list(found.get("sentences") or [found.get("text", "")])
+    for sentence in sentences:
+        click.echo(plain(sentence))
+    told = " ".join(sentences)
+    if assumed := [text for text in found.get("assumptions") or [] if text not in told]:
+        click.echo("\nThe forecast assumes:")
+        for text in assumed:
+            click.echo(f"  - {plain(text)}")
+
+
+@click.command(epilog=JOBS_HELP)
+@click.argument("jobs", nargs=-1, metavar="[JOB]...")
+@click.option("--all", "every", is_flag=True, help="All your jobs that have not ended.")
+@click.option("--timeout", "timeout_s", type=Duration(), metavar="TIME", help="Give up after this time, exit code 1.")
+@live_options
+@click.pass_context
+def wait(
+    ctx: click.Context, jobs: tuple[str, ...], every: bool, timeout_s: float | None, as_json: bool, home: Path | None
+) -> None:
+    """Wait for jobs to end; a line for each as it ends. Exit code 1 if any did not finish well.
+
+    A job that is preempted or retried has not ended. The scheduler may be restarted meanwhile.
+
+    \b
+    Examples:
+      gpuloom wait 12 13
+      gpuloom wait 12_ --timeout 6h && ./evaluate.sh
+      gpuloom wait --all --json
+    """
+    if bool(jobs) == every:
+        raise click.UsageError("name jobs, or give --all" + (", not both" if every else ""))
+    with connect(home, follows=True) as client:
+        if every:
+            from gpuloom.client.client import current_user
+
+            chosen = [job["id"] for job in client.jobs(states=OPEN, users=[current_user()])]
+        else:
+            chosen = numbers(client, jobs)
+        good = True
+        for job in client.follow_jobs(chosen, timeout_s=timeout_s, ends_only=True):
+            if job["state"] not in ENDED:
+                continue
+            good &= job["state"] == "finished"
+            say_json_line(job) if as_json else click.echo(ended_line(job))
+    if not good:
+        ctx.exit(1)
+
+
+def ended_line(job: Mapping[str, Any]) -> str:
+    """A sentence on a job that has ended."""
+    words = ended_words(job)
+    how = f"{job['state']} ({words})" if words else str(job["state"])
+    return plain(
+        f"job {job['id']} {job['name']}: {how}, ran {short(job.get('run_s'))}, waited {short(job.get('waited_s'))}"
+    )

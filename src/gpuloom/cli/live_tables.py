@@ -1,0 +1,286 @@
+"""Tables of live things: by rich on a terminal, as wide as needed and without colours elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuloom.cli.live import plain, short
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+STYLES = {
+    "running": "green",
+    "starting": "green",
+    "queued": "yellow",
+    "held": "yellow",
+    "frozen": "cyan",
+    "stopping": "cyan",
+    "failed": "red",
+    "finished": "dim",
+    "cancelled": "dim",
+    "up": "green",
+    "ok": "green",
+    "down": "red",
+    "unhealthy": "red",
+    "foreign": "magenta",
+    "cordoned": "yellow",
+    "draining": "yellow",
+}
+MOVED = "moved: its machine was drained"
+"""For the reason 'node' of an attempt."""
+RICH_ROWS = 500
+"""Beyond, a terminal gets plain columns too: laying out each cell of thousands of rows takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: title, cell of a row. gives: may be cut on a narrow terminal. least: narrower ones go without it."""
+
+    title: str
+    cell: Callable[[Any], str]
+    right: bool = False
+    gives: bool = False
+    least: int = 0
+
+
+def show_table(columns: Sequence[Column], rows: Sequence[Any]) -> None:
+    """Print it."""
+    if sys.stdout.isatty() and len(rows) <= RICH_ROWS:
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        console.print(rich_table(columns, rows, console.width))
+        return
+    cells = [[c.title for c in columns], *([plain(c.cell(row)) for c in columns] for row in rows)]
+    widths = _natural(cells)
+    for line in cells:
+        aligned = [_padded(t, w, c.right) for t, w, c in zip(line, widths, columns, strict=True)]
+        click.echo("  ".join(aligned).rstrip())
+
+
+def rich_table(columns: Sequence[Column], rows: Sequence[Any], width: int) -> RenderableType:
+    """The table as something that rich prints. It is laid out here: rich's own tables take more than they need."""
+    from rich.text import Text
+
+    kept = [c for c in columns if width >= c.least]
+    cells = [[c.title for c in kept], *([plain(c.cell(row)) for c in kept] for row in rows)]
+    widths = _fitted(kept, _natural(cells), width)
+    lines = []
+    for number, line in enumerate(cells):
+        parts = [
+            Text(_padded(_cut(text, wide), wide, c.right), STYLES.get(text, "") if number else "bold")
+            for text, wide, c in zip(line, widths, kept, strict=True)
+        ]
+        lines.append(Text("  ").join(parts))
+    table = Text("\n", no_wrap=True, overflow="crop").join(lines)
+    return table
+
+
+def _cells(text: str) -> int:
+    """How many columns of a terminal a text takes: some letters take two, some none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _natural(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(_cells, column)) for column in zip(*lines, strict=True)]
+
+
+def _padded(text: str, width: int, right: bool) -> str:
+    blank = " " * (width - _cells(text))
+    return blank + text if right else text + blank
+
+
+def _cut(text: str, width: int) -> str:
+    if _cells(text) <= width:
+        return text
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def _fitted(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
+    """Widths that fit: those that may be cut are, the widest first, down to 4; the others keep theirs."""
+    fitted = list(natural)
+    room = width - 2 * (len(columns) - 1)
+    gives = [i for i, c in enumerate(columns) if c.gives]
+    while sum(fitted) > room and gives:
+        widest = max(gives, key=lambda i: fitted[i])
+        if fitted[widest] <= 4:
+            break
+        fitted[widest] -= 1
+    return fitted
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def progress_of(job: Mapping[str, Any]) -> str:
+    """What it reported last, in a word."""
+    progress = job.get("progress") or {}
+    fraction, step, steps = progress.get("fraction"), progress.get("step"), progress.get("steps")
+    if isinstance(step, int | float) and isinstance(steps, int | float) and steps > 0:
+        fraction = step / steps if fraction is None else fraction
+    if isinstance(fraction, int | float):
+        return f"{100 * fraction:.0f}%"
+    return f"step {step:,}" if isinstance(step, int | float) else ""
+
+
+def ended_words(job: Mapping[str, Any]) -> str:
+    """How a job ended, in few words."""
+    reason, code = job.get("reason"), job.get("exit_code")
+    if job["state"] == "finished":
+        return ""
+    words = {
+        "timed_out": f"time limit of {short(job.get('time_limit_s'))}",
+        "out_of_memory": "out of memory",
+        "not_started": "could not be started",
+        "lost": "lost: nobody saw its end",
+        "node": MOVED,
+        "cancelled": "",
+    }
+    text = words.get(str(reason), "" if reason is None else str(reason))
+    message = str(job.get("message") or "")
+    if reason == "failed":
+        return message or ("failed" if code is None else f"exit code {code}")
+    return message if message and (reason == "not_started" or not text) else text
+
+
+def few_words(job: Mapping[str, Any]) -> str:
+    """Why it waits or how it ended, and what the monitor says of it."""
+    state = job["state"]
+    parts = []
+    if state in ("finished", "failed", "cancelled"):
+        parts.append(ended_words(job))
+    elif waiting := job.get("waiting"):
+        parts.append(str(waiting.get("text") or ""))
+    if state == "queued" and job.get("attempts"):
+        before = {"preempted": "preempted before", "failed": "to be tried again", "lost": "lost before", "node": MOVED}
+        parts.append(before.get(str(job.get("reason")), ""))
+    parts += [str(text) for text in (job.get("flags") or {}).values()]
+    said = [part for part in parts if part]
+    return "; ".join([*(part.rstrip(".") for part in said[:-1]), *said[-1:]])
+
+
+JOB_COLUMNS = (
+    Column("id", lambda j: str(j["id"]), right=True),
+    Column("name", lambda j: str(j["name"]), gives=True),
+    Column("user", lambda j: str(j["user"]), gives=True, least=90),
+    Column("state", lambda j: str(j["state"])),
+    Column("gpus", lambda j: str(j["gpus"]), right=True, least=60),
+    Column("where", lambda j: str(j.get("where") or ""), gives=True, least=70),
+    Column("waited", lambda j: short(j.get("waited_s")), right=True, least=56),
+    Column("ran", lambda j: short(j["run_s"]) if j.get("run_s") else "", right=True),
+    Column("done", progress_of, right=True, least=80),
+    Column("reason", few_words, gives=True),
+)
+
+# -- rates ------------------------------------------------------------------------------------------------------------
+
+
+def _number(value: Any, digits: int = 0, unit: str = "") -> str:
+    return f"{value:,.{digits}f}{unit}" if isinstance(value, int | float) else "-"
+
+
+def gib(mib: Any) -> str:
+    """MiB as GiB."""
+    return f"{mib / 1024:.1f}" if isinstance(mib, int | float) else "-"
+
+
+def _of(used: Any, total: Any) -> str:
+    if not isinstance(total, int | float):
+        return gib(used)
+    return f"{gib(used)}/{gib(total)}"
+
+
+RATE_COLUMNS = (
+    Column("id", lambda j: str(j["id"]), right=True),
+    Column("name", lambda j: str(j["name"]), gives=True),
+    Column("user", lambda j: str(j["user"]), gives=True, least=80),
+    Column("state", lambda j: str(j["state"])),
+    Column("where", lambda j: str(j.get("where") or ""), gives=True),
+    Column("ran", lambda j: short(j.get("run_s")), right=True),
+    Column("left", lambda j: short(left_s(j)), right=True, least=70),
+    Column("done", progress_of, right=True),
+    Column("GPU %", lambda j: _number((j.get("usage") or {}).get("gpu_utilization")), right=True),
+    Column("GPU GiB", lambda j: gib((j.get("usage") or {}).get("gpu_memory_mib")), right=True),
+    Column("cores", lambda j: _number((j.get("usage") or {}).get("cpu_cores"), 1), right=True),
+    Column("GiB", lambda j: gib((j.get("usage") or {}).get("memory_mib")), right=True),
+    Column("read MiB/s", lambda j: _number((j.get("usage") or {}).get("read_mib_per_s"), 1), right=True, least=110),
+    Column("write MiB/s", lambda j: _number((j.get("usage") or {}).get("write_mib_per_s"), 1), right=True, least=110),
+)
+
+
+def left_s(job: Mapping[str, Any]) -> float | None:
+    """Seconds to its predicted end."""
+    import time
+
+    end = job.get("predicted_end_s")
+    return None if end is None else max(end - time.time(), 0.0)
+
+
+def _gpu_reason(row: tuple[Mapping[str, Any], Mapping[str, Any]]) -> str:
+    gpu = row[1]
+    foreign = [f"{p.get('name')} ({p.get('user')}, pid {p.get('pid')})" for p in gpu.get("foreign") or []]
+    return "; ".join(part for part in (str(gpu.get("reason") or ""), *foreign) if part)
+
+
+GPU_COLUMNS = (
+    Column("node", lambda r: str(r[0]["name"]), gives=True),
+    Column("no", lambda r: str(r[1]["index"]), right=True),
+    Column("model", lambda r: str(r[1].get("model") or "-"), gives=True),
+    Column("state", lambda r: str(r[1].get("state") or "-")),
+    Column("jobs", lambda r: ",".join(map(str, r[1].get("jobs") or []))),
+    Column("GPU %", lambda r: _number(r[1].get("utilization")), right=True),
+    Column("GiB", lambda r: _of(r[1].get("memory_used_mib"), r[1].get("memory_mib")), right=True),
+    Column("°C", lambda r: _number(r[1].get("temperature_c")), right=True, least=80),
+    Column("W", lambda r: _number(r[1].get("power_w")), right=True, least=80),
+    Column("reason", _gpu_reason, gives=True),
+)
+
+NODE_COLUMNS = (
+    Column("node", lambda n: str(n["name"]), gives=True),
+    Column("state", lambda n: str(n["state"])),
+    Column("busy", lambda n: f"{busy_gpus(n)}/{len(n.get('gpus') or [])} {'CPU slots' if is_slots(n) else 'GPUs'}"),
+    Column("cores", lambda n: _number(n.get("cpus")), right=True),
+    Column("CPU %", lambda n: _number(n.get("cpu_percent")), right=True),
+    Column("GiB", lambda n: _of(n.get("memory_used_mib"), n.get("memory_mib")), right=True),
+    Column("disk free GiB", lambda n: gib(n.get("disk_free_mib")), right=True, least=80),
+    Column("load", lambda n: _number(n.get("load"), 1), right=True),
+    Column("reason", lambda n: str(n.get("reason") or ""), gives=True),
+)
+
+
+def is_slots(node: Mapping[str, Any]) -> bool:
+    """Whether CPU slots stand in for GPUs."""
+    return node.get("kind") == "cpu"
+
+
+def busy_gpus(node: Mapping[str, Any]) -> int:
+    """GPUs that hold jobs."""
+    return sum(bool(gpu.get("jobs")) for gpu in node.get("gpus") or [])
+
+
+def troubles(status: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the scheduler itself, by its status: a line each."""
+    found = [("policy", status.get("policy_problem"))]
+    for name in ("store", "executor"):
+        part = status.get(name) or {}
+        found.append((name, part.get("problem") or (None if part.get("ok", True) else "not ok")))
+    return [f"{name}: {text}" for name, text in found if text]
+
+
+def columns_for(columns: Sequence[Column], nodes: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Without rates of GPUs where there are only CPU slots, which have none."""
+    slots = bool(nodes) and all(is_slots(node) for node in nodes)
+    of_gpus = {"GPU %", "GPU GiB", "°C", "W"} | ({"GiB", "model"} if columns is GPU_COLUMNS else set())
+    return [c for c in columns if not (slots and c.title in of_gpus)]

@@ -1,0 +1,114 @@
+"""`gpuloom nodes`, `drain`, `cordon` and `uncordon`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpuloom.cli.live import connect, live_options, plain, runs_of, say_json
+from gpuloom.cli.live_tables import GPU_COLUMNS, NODE_COLUMNS, columns_for, show_table
+from gpuloom.core.errors import InputError
+
+STATES = {"up": "up", "cordon": "cordoned", "cordoned": "cordoned", "drain": "draining", "draining": "draining"}
+
+
+@click.command()
+@click.argument("node", required=False)
+@click.argument("state", required=False, type=click.Choice(list(STATES)), metavar="[up|cordon|drain]")
+@click.option("--reason", default="", metavar="TEXT", help="With a state: why, for others to read.")
+@live_options
+def nodes(node: str | None, state: str | None, reason: str, as_json: bool, home: Path | None) -> None:
+    """Show nodes and GPUs: what is used, by whom, and what is out of service and why. With a state: set it.
+
+    \b
+    Examples:
+      gpuloom nodes
+      gpuloom nodes node7 --json
+      gpuloom nodes node7 up
+    """
+    if state is not None and node is not None:
+        _set(node, STATES[state], reason, as_json, home)
+        return
+    if reason:
+        raise click.UsageError("--reason goes with a state: gpuloom nodes NODE drain --reason TEXT")
+    with connect(home) as client:
+        found = client.nodes()
+    if node is not None:
+        known = ", ".join(n["name"] for n in found)
+        found = [n for n in found if n["name"] == node]
+        if not found:
+            raise InputError(f"there is no node {node!r}; nodes: {known}")
+    if as_json:
+        say_json(found[0] if node is not None else found)
+        return
+    show_table(NODE_COLUMNS, found)
+    if gpus := [(n, gpu) for n in found for gpu in n.get("gpus") or []]:
+        click.echo()
+        show_table(columns_for(GPU_COLUMNS, found), gpus)
+    for n in found:
+        if links := n.get("topology"):
+            click.echo(f"\n{plain(n['name'])}: " + ", ".join(f"{a}-{b} {link}" for a, b, link in links))
+
+
+def _set(node: str, state: str, reason: str, as_json: bool, home: Path | None) -> None:
+    with connect(home) as client:
+        changed = client.set_node(node, state, reason=reason)
+    _say(changed, as_json)
+
+
+def _say(node: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        say_json(node)
+        return
+    held = sorted({job for gpu in node.get("gpus") or [] for job in gpu.get("jobs") or []})
+    state, one = str(node["state"]), len(held) == 1
+    text = f"{node['name']}: {state}"
+    if state in ("cordoned", "draining"):
+        text += "; nothing new starts there"
+        fate = ("goes on" if one else "go on") if state == "cordoned" else ("makes way" if one else "make way")
+        text += f", {'job' if one else 'jobs'} {runs_of(held)} {fate}" if held else ""
+    click.echo(plain(text))
+
+
+@click.command()
+@click.argument("node")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for others to read.")
+@live_options
+def drain(node: str, reason: str, as_json: bool, home: Path | None) -> None:
+    """Take a node out of service: nothing new starts there, and its jobs are preempted and go on elsewhere.
+
+    \b
+    Example:
+      gpuloom drain node7 --reason 'new driver'
+    """
+    _set(node, "draining", reason, as_json, home)
+
+
+@click.command()
+@click.argument("node")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for others to read.")
+@live_options
+def cordon(node: str, reason: str, as_json: bool, home: Path | None) -> None:
+    """Start nothing new on a node; jobs that run there go on.
+
+    \b
+    Example:
+      gpuloom cordon node7
+    """
+    _set(node, "cordoned", reason, as_json, home)
+
+
+@click.command()
+@click.argument("node")
+@live_options
+def uncordon(node: str, as_json: bool, home: Path | None) -> None:
+    """Take a node that was cordoned or drained into service again.
+
+    \b
+    Example:
+      gpuloom uncordon node7
+    """
+    _set(node, "up", "", as_json, home)

@@ -1,0 +1,101 @@
+"""`gpuloom policy`: the policy of the running scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpuloom.cli.live import ago, connect, live_options, plain, say_json, short
+from gpuloom.cli.run_options import Duration
+
+
+@click.group()
+def policy() -> None:
+    """Show or swap the policy of the running scheduler.
+
+    \b
+    Examples:
+      gpuloom policy get
+      gpuloom policy set muri-l
+      gpuloom policy set 'fifo:backfill=easy' --interval 30s
+      gpuloom policy ls
+    """
+
+
+@policy.command("get")
+@live_options
+def get_policy(as_json: bool, home: Path | None) -> None:
+    """Show which policy decides."""
+    with connect(home) as client:
+        found = client.policy()
+    say_json(found) if as_json else _say(found)
+
+
+@policy.command("set")
+@click.argument("written", metavar="POLICY")
+@click.option("--interval", type=Duration(), metavar="TIME", help="Time between preemptions from now on.")
+@live_options
+def set_policy(written: str, interval: float | None, as_json: bool, home: Path | None) -> None:
+    """Swap the policy; running jobs go on, and none is lost.
+
+    POLICY is written as for gpuloom simulate: an id, or ID:name=value;name=value.
+    """
+    with connect(home) as client:
+        found = client.set_policy(written, interval_s=interval)
+    say_json(found) if as_json else _say(found)
+
+
+@policy.command("ls")
+@live_options
+def list_policies(as_json: bool, home: Path | None) -> None:
+    """List the policies that can be set, and mark the one that decides."""
+    from gpuloom.cli.live_tables import Column, show_table
+    from gpuloom.cli.policies import describe
+    from gpuloom.policies.registry import policy_class, policy_ids
+
+    with connect(home) as client:
+        present = str(client.policy()["policy"])
+    rows = [describe(policy_class(name), name) for name in policy_ids()]
+    for row in rows:
+        row["decides"] = row["id"] == present.partition(":")[0]
+    if as_json:
+        say_json(rows)
+        return
+    columns = (
+        Column("", lambda row: "*" if row["decides"] else ""),
+        Column("policy", lambda row: str(row["id"])),
+        Column("needs to know", lambda row: str(row["knows"]), gives=True),
+        Column("preemptive", lambda row: str(row["preemptive"]), least=80),
+        Column("what", lambda row: str(row["summary"]), gives=True),
+    )
+    show_table(columns, rows)
+    click.echo()
+    click.echo(plain(f"* decides now: {present}. Parameters of one: gpuloom policies ID"))
+
+
+def preempts(found: Mapping[str, Any]) -> str:
+    """'srtf, preempts at most every 6m 00s', 'fifo, never preempts': of a policy that is set, with its interval."""
+    from gpuloom.core.errors import PolicyError
+    from gpuloom.policies.registry import create_policy
+
+    written, interval = str(found["policy"]), short(found.get("interval_s"))
+    try:
+        policy = create_policy(written)
+    except PolicyError:  # one that only the scheduler knows
+        return f"{written}, interval {interval}"
+    if policy.traits.preemptive == "no":
+        return f"{written}, never preempts"
+    if policy.preempts_at_intervals and found.get("interval_s"):
+        return f"{written}, preempts at most every {interval}"
+    when = policy.traits.preemptive
+    return f"{written}, preempts {when}" if when.startswith("at ") else f"{written}, preempts"
+
+
+def _say(found: Mapping[str, Any]) -> None:
+    text = f"{preempts(found)}, since {ago(found.get('since_s'))}"
+    if found.get("previous"):
+        text += f"; before: {found['previous']}"
+    click.echo(plain(text))

@@ -1,0 +1,463 @@
+"""`gpuloom up`, `down` and `status`: the scheduler itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpuloom.cli.live import connect, home_option, live_options, plain, plural, say_json, short
+from gpuloom.cli.run_options import Duration
+from gpuloom.core.errors import GpuloomError
+
+PORT = 7411
+POLICY = "fifo:backfill=easy"
+READY_S = 60.0
+"""How long --detach waits for the scheduler to be ready."""
+
+
+class UpError(GpuloomError):
+    """The scheduler could not be started. code: what the scheduler ended with, where that is why."""
+
+    def __init__(self, message: str, *, code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = code if code in (1, 2) else 1
+
+
+@click.command()
+@click.option(
+    "--slots", type=click.IntRange(1), metavar="N", help="N CPU slots in place of GPUs, as on a machine without."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help=f"Port of the API [{PORT}, or a free one if that is taken].",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Address to listen at; all but loopback must be meant.",
+)
+@click.option("--policy", "written", metavar="POLICY", help=f"Policy to begin with [that of before, else {POLICY}].")
+@click.option("--interval", type=Duration(), metavar="TIME", help="Time between preemptions [that of before].")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is logged.",
+)
+@click.option(
+    "--detach",
+    "-d",
+    is_flag=True,
+    help="Return when it is ready; it goes on in the background, its log is HOME/scheduler.log.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the ready line as JSON.")
+@home_option
+@click.pass_context
+def up(
+    ctx: click.Context,
+    slots: int | None,
+    port: int,
+    host: str,
+    written: str | None,
+    interval: float | None,
+    log_level: str,
+    detach: bool,
+    as_json: bool,
+    home: Path | None,
+) -> None:
+    """Start scheduler, API and local executor, and go on where the last one stopped.
+
+    GPUs are found by themselves; without any, --slots says how many CPU slots stand in for them. In the foreground
+    Ctrl-C ends the scheduler; jobs go on, and are found again at the next start. Where one runs already it says so:
+    exit code 1, or 0 with --detach, unless other options than its own are given.
+
+    \b
+    Examples:
+      gpuloom up --detach
+      gpuloom up --slots 4 --policy tiresias
+    """
+    from gpuloom.client.home import alive, home_directory, running
+
+    if not sys.platform.startswith("linux"):
+        raise UpError("gpuloom up runs on Linux only: it needs its process groups, cgroups and /proc")
+    folder = home_directory(home)
+    found = running(folder)
+    if found is not None and alive(found.pid) and _answers(folder, found.pid):
+        text = f"a scheduler runs here already: pid {found.pid}, {found.url}, home {folder}"
+        if not detach:
+            raise UpError(text)
+        if differing := _differences(ctx, _ready(folder, found.pid), found.url):
+            raise UpError(f"{text}; but {'; '.join(differing)}")
+        say_json(_ready(folder, found.pid)) if as_json else click.echo(text)
+        return
+    if detach:
+        ready = start_detached(folder, _arguments(ctx))
+        say_json(ready) if as_json else click.echo(ready_line(ready))
+        return
+    from gpuloom.server.up import UpOptions, run
+
+    say = threading.Thread(target=_say_when_ready, args=(folder, os.getpid(), as_json), daemon=True)
+    say.start()
+    options = UpOptions(
+        home=folder,
+        slots=slots,
+        host=host,
+        port=port or free_port(host),
+        policy=written,
+        interval_s=interval,
+        log_level=log_level,
+    )
+    ctx.exit(run(options))
+
+
+FLAGS = {
+    "slots": "--slots",
+    "port": "--port",
+    "host": "--host",
+    "written": "--policy",
+    "interval": "--interval",
+    "log_level": "--log-level",
+}
+
+
+def _given(ctx: click.Context) -> dict[str, Any]:
+    """The options of this command that were given, but for --detach."""
+    on_line = click.core.ParameterSource.COMMANDLINE
+    return {
+        name: ctx.params[name]
+        for name in FLAGS
+        if ctx.params[name] is not None and ctx.get_parameter_source(name) is on_line
+    }
+
+
+def _arguments(ctx: click.Context) -> list[str]:
+    return [word for name, value in _given(ctx).items() for word in (FLAGS[name], str(value))]
+
+
+def _differences(ctx: click.Context, running: Mapping[str, Any], url: str) -> list[str]:
+    """Which options were given that the scheduler which runs does not have, and how to change that."""
+    from urllib.parse import urlsplit
+
+    given, address, gpus = _given(ctx), urlsplit(url), running.get("gpus") or {}
+    anew = "gpuloom down, then up again"
+    found = []
+    if (slots := given.get("slots")) not in (None, gpus.get("total") if gpus.get("kind") == "cpu" else None):
+        found.append(f"it has {_devices(running)}, and --slots is {slots} ({anew})")
+    if given.get("port") not in (None, 0, address.port):  # 0: any
+        found.append(f"its port is {address.port}, and --port is {given['port']} ({anew})")
+    if "host" in given and not _same_host(given["host"], str(address.hostname)):
+        found.append(f"it listens at {address.hostname}, and --host is {given['host']} ({anew})")
+    if "written" in given and not _same_policy(given["written"], str(running["policy"])):
+        found.append(f"its policy is {running['policy']}, and --policy is {given['written']} (gpuloom policy set)")
+    if "interval" in given and given["interval"] != running["interval_s"]:
+        found.append(
+            f"its interval is {short(running['interval_s'])}, and --interval is {short(given['interval'])} "
+            "(gpuloom policy set POLICY --interval TIME)"
+        )
+    return found
+
+
+def _same_host(name: str, address: str) -> bool:
+    import socket
+
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        return False
+    return address in {str(where[0]) for _, _, _, _, where in found}
+
+
+def _same_policy(one: str, other: str) -> bool:
+    from gpuloom.core.errors import PolicyError
+    from gpuloom.policies.registry import parse_policy
+
+    try:
+        return parse_policy(one) == parse_policy(other)
+    except PolicyError:
+        return False
+
+
+def free_port(host: str) -> int:
+    """The default port, or one that the system picks if another program has it."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in (PORT, 0):
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((host, port))
+            except OSError as error:
+                if port == 0:
+                    raise UpError(f"--host {host}: can't listen there ({error.strerror or error})") from None
+                continue
+            return int(sock.getsockname()[1])
+    raise AssertionError("unreachable")
+
+
+# -- ready ------------------------------------------------------------------------------------------------------------
+
+
+def _answers(home: Path, pid: int) -> bool:
+    """Whether the scheduler with this pid is ready."""
+    from gpuloom.client import Client, ClientError
+    from gpuloom.client.home import running
+
+    try:
+        found = running(home)
+        if found is None or found.pid != pid:
+            return False
+        with Client(home, timeout_s=5.0, patience_s=0.0) as client:
+            return bool(client.health()["ok"])
+    except ClientError:
+        return False
+
+
+def _ready(home: Path, pid: int) -> dict[str, Any]:
+    """What the ready line says, of a scheduler that answers."""
+    from gpuloom.client import Client
+    from gpuloom.client.home import running
+
+    with Client(home) as client:
+        status = client.status()
+        found = running(home)
+        return {
+            "running": True,
+            "url": client.connection.address.url if found is None else found.url,
+            "home": str(home),
+            **status,
+        }
+
+
+def ready_line(ready: Mapping[str, Any]) -> str:
+    """What runs, where, on what."""
+    where = f"{ready['url']} (pid {ready['pid']}, home {ready['home']})"
+    return plain(f"gpuloom {ready['version']} is up at {where}, {_devices(ready)}")
+
+
+def _devices(status: Mapping[str, Any]) -> str:
+    gpus = status.get("gpus") or {}
+    total = int(gpus.get("total") or 0)
+    if gpus.get("kind") == "cpu":
+        return f"{plural(total, 'CPU slot')}, no GPUs"
+    return plural(total, "GPU")
+
+
+def _say_when_ready(home: Path, pid: int, as_json: bool) -> None:
+    from gpuloom.client import ClientError
+
+    while not _answers(home, pid):
+        time.sleep(0.05)
+    try:
+        ready = _ready(home, pid)
+    except ClientError as error:  # it ended in the same moment
+        click.echo(f"gpuloom: {error}", err=True)
+        return
+    if as_json:
+        from gpuloom.cli.live import say_json_line
+
+        say_json_line(ready)
+    else:
+        click.echo(ready_line(ready))
+    sys.stdout.flush()
+
+
+def start_detached(home: Path, arguments: Sequence[str], *, timeout_s: float = READY_S) -> dict[str, Any]:
+    """Start `gpuloom up` in a session of its own and wait until it is ready. What `_ready` says of it.
+
+    Raises:
+        UpError: it ended, or was not ready in time; with the end of its log.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = home / "scheduler.log"
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UpError(f"{error.filename}: {error.strerror}") from None
+    with os.fdopen(descriptor, "ab") as output:
+        start = output.seek(0, os.SEEK_END)
+        # The same program and the same interpreter, found without a look at PATH.
+        program = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
+        process = subprocess.Popen(  # noqa: S603 - our own program
+            [*program, "up", "--home", str(home), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=home,
+            start_new_session=True,
+        )
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            text = f"the scheduler ended with exit code {process.returncode}{_end_of(log, start)}"
+            raise UpError(text, code=process.returncode)
+        if _answers(home, process.pid):
+            # It outlives this process on purpose, so nobody waits for it here.
+            process.returncode = 0
+            for line in _written(log, start).splitlines():
+                if line.startswith("warning: "):  # such as that traffic is not encrypted (server/run.py)
+                    click.echo(f"gpuloom: {line}", err=True)
+            return _ready(home, process.pid)
+        time.sleep(0.05)
+    process.terminate()
+    process.wait()
+    raise UpError(f"the scheduler was not ready after {timeout_s:g} s, and was ended{_end_of(log, start)}")
+
+
+def _end_of(log: Path, start: int, lines: int = 15) -> str:
+    """The last lines of what was written to a log from `start` on."""
+    shown = "\n".join(_written(log, start).splitlines()[-lines:])
+    return f"; {log} says:\n{shown}" if shown else f"; {log} says nothing"
+
+
+def _written(log: Path, start: int) -> str:
+    """What was written to a log from `start` on, the last 16 KiB of it."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - 16_384))
+        return file.read().decode("utf-8", "replace").strip()
+
+
+# -- down, status -----------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.option(
+    "--stop-jobs",
+    is_flag=True,
+    help="Stop all jobs that run, with their grace, before it ends; they wait, and go on at the next up.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Duration(),
+    default="60",
+    show_default=True,
+    metavar="TIME",
+    help="How long to wait for its end.",
+)
+@live_options
+def down(stop_jobs: bool, timeout_s: float, as_json: bool, home: Path | None) -> None:
+    """End the scheduler. Jobs that run go on, unless --stop-jobs; those that wait are kept.
+
+    With --stop-jobs they are put back into the queue (not cancelled), and go on at the next gpuloom up.
+
+    \b
+    Examples:
+      gpuloom down
+      gpuloom down --stop-jobs --timeout 5m
+    """
+    from gpuloom.client import NoSchedulerError
+
+    with connect(home) as client:
+        try:
+            found = client.status()
+        except NoSchedulerError as error:
+            # What was asked for is so; but who mistook the home should see it.
+            say_json({"was_running": False, "detail": str(error)}) if as_json else click.echo(
+                f"nothing to end: {error}"
+            )
+            return
+        pid, jobs = int(found["pid"]), found.get("jobs") or {}
+        local = client.connection.address.home is not None
+        client.shutdown(stop_jobs=stop_jobs)
+        until = time.monotonic() + timeout_s
+        while _there(client, pid, local):
+            if time.monotonic() > until:
+                raise UpError(f"the scheduler (pid {pid}) still runs after {short(timeout_s)}; it was asked to end")
+            time.sleep(0.05)
+    if as_json:
+        say_json({"was_running": True, "pid": pid, "stopped_jobs": stop_jobs})
+        return
+    count = sum(jobs.get(state, 0) for state in ("running", "starting", "stopping", "frozen"))
+    more = f"; {'put back into the queue' if stop_jobs else 'left running'}: {plural(count, 'job')}" if count else ""
+    click.echo(f"the scheduler (pid {pid}) has ended{more}")
+
+
+def _there(client: Any, pid: int, local: bool) -> bool:
+    from gpuloom.client import Client, ClientError
+    from gpuloom.client.home import alive
+
+    if local:
+        return alive(pid)
+    address = client.connection.address
+    try:
+        with Client(url=address.url, token=address.token, patience_s=0.0) as other:
+            other.health()
+    except ClientError:
+        return False
+    return True
+
+
+@click.command()
+@live_options
+@click.pass_context
+def status(ctx: click.Context, as_json: bool, home: Path | None) -> None:
+    """Show the scheduler: pid, URL, version, store, executor, policy, jobs, GPUs. Exit code 1 if none runs.
+
+    \b
+    Examples:
+      gpuloom status
+      gpuloom status --json
+    """
+    from gpuloom.client import NoSchedulerError, home_directory
+
+    folder = home_directory(home)
+    with connect(home) as client:
+        try:
+            found = client.status()
+            address = client.connection.address
+        except NoSchedulerError as error:
+            if as_json:
+                say_json({"running": False, "home": str(folder), "detail": str(error)})
+            else:
+                click.echo(str(error))
+            ctx.exit(1)
+    shown = {"running": True, "url": address.url, "home": None if address.home is None else str(address.home), **found}
+    if as_json:
+        say_json(shown)
+        return
+    for title, text in _status_lines(shown):
+        click.echo(f"{title + ':':<11}{plain(text)}")
+
+
+def _status_lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    store, executor, gpus = found["store"], found["executor"], found.get("gpus") or {}
+    jobs = ", ".join(f"{count:,} {state}" for state, count in (found.get("jobs") or {}).items() if count)
+    return [
+        (
+            "scheduler",
+            f"gpuloom {found['version']}, pid {found['pid']}, up {short(round(found['now_s'] - found['started_s']))}",
+        ),
+        ("url", str(found["url"])),
+        ("home", str(found["home"] or "-")),
+        ("store", f"{store['path']} (schema {store['schema_version']}): {_health(store)}"),
+        ("executor", f"{executor['name']}: {_health(executor)}"),
+        ("policy", _policy(found)),
+        ("devices", f"{_devices(found)}; {gpus.get('busy', 0)} busy"),
+        ("jobs", jobs or "none"),
+    ]
+
+
+def _policy(found: Mapping[str, Any]) -> str:
+    from gpuloom.cli.policy import preempts
+
+    problem = found.get("policy_problem")
+    return preempts(found) + (f"; {problem}" if problem else "")
+
+
+def _health(part: Mapping[str, Any]) -> str:
+    return "ok" if part.get("ok") else str(part.get("problem") or "not ok")

@@ -1,0 +1,195 @@
+"""`gpuloom submit`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuloom.cli.job_options import KEY_OF_COMMAND, SubmitCommand, environment, fields_of, job_options
+from gpuloom.cli.live import connect, live_options, numbers, plural, runs_of, say_json, say_json_line
+
+if TYPE_CHECKING:
+    from gpuloom.client import Client
+
+FILES = (".yaml", ".yml", ".json")
+
+
+@click.command(cls=SubmitCommand)
+@click.argument("given", nargs=-1, metavar="[JOB.YAML] [-- COMMAND...]")
+@job_options
+@click.option(
+    "--watch", "-w", is_flag=True, help="Follow state and log to the end; exit code 0 if it finished well, else 1."
+)
+@click.option("--idempotency-key", metavar="TEXT", help="Submit once, however often this is run with the same key.")
+@click.option("--dry-run", is_flag=True, help="Check it and print what would be sent, as JSON.")
+@live_options
+@click.pass_context
+def submit(
+    ctx: click.Context,
+    /,
+    given: tuple[str, ...],
+    watch: bool,
+    idempotency_key: str | None,
+    dry_run: bool,
+    as_json: bool,
+    home: Path | None,
+    after: tuple[str, ...],
+    after_any: tuple[str, ...],
+    env: tuple[str, ...],
+    env_file: tuple[Path, ...],
+    export: str,
+    **flags: Any,
+) -> None:
+    """Submit a command, or the jobs of a YAML file (- for standard input).
+
+    The command goes after --, so that its own options are left alone; it is no shell line (write -- sh -c '…' for one).
+    It runs where it was submitted, with the environment of this shell, which --export none leaves out; GPUs are all
+    given at once. A file holds one job, a list of them, or several documents; flags override what it says. Its fields:
+    gpuloom schema.
+
+    \b
+    Examples:
+      gpuloom submit -- python train.py --lr 0.1
+      gpuloom submit -g 2 --gpu-type A100,V100 --time-limit 4h --retries 2 --venv .venv -- python train.py
+      gpuloom submit --array 0-9%3 --name sweep -- python train.py
+      gpuloom submit --after 12,13 --watch -- python evaluate.py
+      gpuloom submit job.yaml --priority 10
+    """
+    command = ctx.meta.get(KEY_OF_COMMAND)
+    _check(given, command)
+    own = {**fields_of(flags), **({"command": list(command)} if command else {})}
+    extra = environment(env_file, env)
+    with connect(home, follows=watch) as client:
+        for name, words in (("after", after), ("after_any", after_any)):
+            if written := [word for text in words for word in text.split(",") if word.strip()]:
+                own[name] = numbers(client, [word.strip() for word in written])
+        shell = shell_environment() if export == "all" else {}
+        if given:
+            from gpuloom.cli.submit_files import read_jobs
+
+            specs = read_jobs(given[0], own, extra, shell)
+            if command is not None and len(specs) > 1:
+                raise click.UsageError(
+                    f"{given[0]} holds {len(specs)} jobs, and the command after -- would be that of all of them: "
+                    "leave it out, or submit a file of one job"
+                )
+        else:
+            specs = [{"workdir": os.getcwd(), **own, "env": {**shell, **extra}}]
+        if dry_run:
+            from gpuloom.live.spec import job_spec
+
+            checked = [job_spec(spec).model_dump(mode="json", exclude_defaults=True) for spec in specs]
+            say_json(checked[0] if len(checked) == 1 else checked)
+            return
+        submitted = client.submit(specs, idempotency_key=idempotency_key)
+        jobs = [job for group in submitted for job in group]
+        if as_json:
+            (say_json_line if watch else say_json)({"jobs": jobs, "submitted": submitted})
+        else:
+            say_submitted(submitted, err=watch)
+        if watch:
+            ctx.exit(0 if _watch(client, jobs, as_json) else 1)
+
+
+def _check(given: Sequence[str], command: Sequence[str] | None) -> None:
+    if command is not None and not command:
+        raise click.UsageError("no command after --")
+    if not given and command is None:
+        raise click.UsageError("what is to run? gpuloom submit -- COMMAND..., or gpuloom submit job.yaml")
+    if not given:
+        return
+    first = given[0]
+    if first != "-" and not first.lower().endswith(FILES) and not (len(given) == 1 and Path(first).is_file()):
+        raise click.UsageError(f"write -- before the command: gpuloom submit [OPTIONS] -- {' '.join(given)} …")
+    if len(given) > 1:
+        raise click.UsageError(f"one file at a time: {first}, and {plural(len(given) - 1, 'word')} more ({given[1]} …)")
+
+
+def say_submitted(submitted: Sequence[Sequence[int]], *, err: bool = False) -> None:
+    """A line for each job or array."""
+    for group in submitted:
+        array = f" (array of {len(group):,}; all of it: {group[0]}_)" if len(group) > 1 else ""
+        noun = "jobs" if len(group) > 1 else "job"
+        click.echo(f"submitted {noun} {runs_of(group)}{array}", err=err)
+
+
+def shell_environment() -> dict[str, str]:
+    """The environment of this process, but for what says something of this shell alone.
+
+    CUDA_VISIBLE_DEVICES is left out: which GPUs the job sees is decided when it starts.
+    """
+    kept, odd = {}, []
+    for name, value in os.environ.items():
+        if name in ("_", "PWD", "OLDPWD", "SHLVL", "CUDA_VISIBLE_DEVICES", "GPULOOM_TOKEN_FILE"):
+            continue
+        try:
+            f"{name}{value}".encode()
+        except UnicodeEncodeError:  # bytes that are no UTF-8 can't be sent
+            odd.append(name)
+            continue
+        kept[name] = value
+    if odd:
+        click.echo(f"note: not sent, as they are not UTF-8: {', '.join(map(ascii, odd))}", err=True)
+    return kept
+
+
+def _watch(client: Client, jobs: Sequence[int], as_json: bool) -> bool:
+    """Follow the jobs to their end. Whether all finished well."""
+    try:
+        return watch_one(client, jobs[0], as_json) if len(jobs) == 1 else watch_many(client, jobs, as_json)
+    except KeyboardInterrupt:
+        which = runs_of(jobs)
+        click.echo(
+            f"\njob {which} goes on; follow it: gpuloom logs -f {jobs[0]}; end it: gpuloom cancel {which}", err=True
+        )
+        return False
+
+
+def watch_one(client: Client, job: int, as_json: bool) -> bool:
+    """State changes on standard error, log on standard output."""
+    from gpuloom.cli.jobs import ENDED, ended_line
+    from gpuloom.cli.live_tables import few_words
+    from gpuloom.cli.logs import follow_log
+
+    view = client.job(job)
+    told = None
+    if view["state"] in ("queued", "held"):
+        last = client.last_event()
+        events = client.follow_events(after=last, job=job)
+        while (view := client.job(job))["state"] in ("queued", "held"):
+            if (now := f"{view['state']}: {few_words(view)}") != told:
+                told = now
+                say_json_line(view) if as_json else click.echo(f"gpuloom: job {job} {now}", err=True)
+            next(events)
+        events.close()
+    if view["state"] not in ENDED:
+        say_json_line(view) if as_json else click.echo(
+            f"gpuloom: job {job} {view['state']} on {view['where']}", err=True
+        )
+    follow_log(client, job, as_json=as_json, whole=True)
+    view = client.job(job)
+    say_json_line(view) if as_json else click.echo(f"gpuloom: {ended_line(view)}", err=True)
+    return bool(view["state"] == "finished")
+
+
+def watch_many(client: Client, jobs: Sequence[int], as_json: bool) -> bool:
+    """A line for each change of state."""
+    from gpuloom.cli.jobs import ENDED, ended_line
+    from gpuloom.cli.live_tables import few_words
+
+    good = True
+    for view in client.follow_jobs(jobs):
+        if as_json:
+            say_json_line(view)
+        elif view["state"] in ENDED:
+            click.echo(ended_line(view))
+        else:
+            text = view.get("where") or few_words(view)
+            click.echo(f"job {view['id']} {view['name']}: {view['state']}{f' ({text})' if text else ''}")
+        if view["state"] in ENDED:
+            good &= view["state"] == "finished"
+    return good

@@ -1,0 +1,546 @@
+"""Keeps the runs of the runner (runner.py): starts, stops, freezes, watches, and sees how they end.
+
+None runs twice: a run's process waits until run.json says that it has been started. A runner killed in between leaves
+no run.json and a child that ends by itself; killed later it leaves run.json, which is never started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import time
+
+from gpuloom.executors import cgroups, procs
+from gpuloom.executors.hub import Hub
+from gpuloom.executors.launch import Child, fork
+from gpuloom.executors.life import TERM_SIGNAL, Run
+from gpuloom.executors.log_keeper import LogKeeper
+from gpuloom.executors.loop import Loop, log
+from gpuloom.executors.wire import LIVE, VERSION, read_json, remove, write_atomic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any
+
+FIRST_WAIT_S = 20.0
+"""For the first scheduler to connect."""
+LINGER_S = 1.0
+LEFT_GRACE_S = 2.0
+"""What a leading process leaves behind is given this long after SIGTERM."""
+UNKILLABLE_S = 10.0
+"""After so long of SIGKILL the run is reported as ended, with what is left of it named."""
+KILL_AGAIN_S = 0.1
+RETRY_S = 1.0
+MEMORY_LOOK_S = 0.5
+
+
+class Keeper:
+    """See the module. home_id: names the home in the environment of jobs and in control groups."""
+
+    def __init__(self, home: str, home_id: str, groups: cgroups.Cgroups, listener: socket.socket) -> None:
+        self.home, self.home_id, self.groups = home, home_id, groups
+        self.boot = procs.boot_id()
+        self.nofile = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self.nofile[1], self.nofile[1]))
+        self.runs: dict[str, Run] = {}
+        self.loop = Loop()
+        self.hub = Hub(self.loop, listener, self._answer, self._rest)
+        self.trouble = ""
+        self._by_pid: dict[int, Run] = {}
+        self._children: dict[str, Child] = {}
+        self._helpers: dict[int, Run] = {}
+        self._memory_due = False
+        self._idle_until = time.monotonic() + FIRST_WAIT_S
+        wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        self.loop.add(wake, self._reap)
+        self._logs = LogKeeper(self.loop)
+
+    def work(self) -> None:
+        """Until it is needed no more."""
+        while True:
+            # What has ended, and is written down, the next runner can tell as well.
+            if not self.hub.clients and all(run.at_rest for run in self.runs.values()):
+                if time.monotonic() >= self._idle_until:
+                    return
+                self.loop.at(self._idle_until, lambda: None)
+            self.loop.turn()
+
+    def _rest(self) -> None:
+        self._idle_until = time.monotonic() + LINGER_S
+
+    def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        reply: dict[str, Any] = {"re": message["id"]}
+        op = message["op"]
+        if op == "hello":
+            reply.update(version=VERSION, pid=os.getpid(), limits=self.groups.limits(), trouble=self.trouble)
+        elif op == "runs":
+            reply["runs"] = [run.status() for run in self.runs.values() if not run.acknowledged]
+        elif op == "start":
+            self.start(message["request"])
+        elif (run := self.runs.get(message["run"])) is not None:
+            if op == "stop":
+                self.stop(run, message["reason"], message["grace_s"])
+            elif op == "limit":
+                self.limit(run, message["limit_s"])
+            elif op == "freeze":
+                self.freeze(run)
+            elif op == "thaw":
+                self.thaw(run)
+            elif op == "acknowledge":
+                self.acknowledge(run)
+        return reply
+
+    def _tell(self, run: Run) -> None:
+        if not run.acknowledged:
+            self.hub.tell({"status": run.status()})
+
+    def _troubled(self, message: str) -> None:
+        """Say what is wrong with the runner itself, once; '' when it is right again."""
+        if message != self.trouble:
+            log(message or "in order again")
+            self.trouble = message
+            self.hub.tell({"trouble": message})
+
+    # Start
+
+    def start(self, request: dict[str, Any]) -> None:
+        """Start a run, unless it ever was."""
+        name, directory = request["run"], request["directory"]
+        known = self.runs.get(name)
+        if known is None and (known := Run.read(directory, self.home_id)) is not None:
+            self._register(name, directory)
+            self.adopt(known)
+        if known is not None:
+            self._tell(known)
+            return
+        run = self.runs[name] = Run(request, self.home_id, self.boot)
+        try:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            self._register(name, directory)
+            child = fork(request, self.nofile)
+        except OSError as error:
+            self._not_started(run, f"can't start it: {error.strerror}: {error.filename or directory}")
+            return
+        run.pid = child.pid
+        self._by_pid[child.pid] = run
+        entry = procs.process(child.pid)
+        run.start_ticks = None if entry is None else entry.start_ticks
+        self._group(run, request)
+        try:
+            run.write_run()
+        except OSError as error:
+            child.drop()
+            self._not_started(run, f"can't write {directory}/run.json: {error.strerror}")
+            return
+        child.release()
+        self._children[name] = child
+        self.loop.add(child.said, lambda _: self._said(run))
+
+    def _register(self, name: str, directory: str) -> None:
+        write_atomic(f"{self.home}/{LIVE}/{name}", {"directory": directory})
+
+    def _group(self, run: Run, request: dict[str, Any]) -> None:
+        """Put a child that waits into a control group of its own."""
+        group = None
+        try:
+            group = self.groups.create(run.name, cpus=request["cpus"], memory_mib=run.memory_mib)
+            if group is not None and run.pid is not None:
+                group.add(run.pid)
+                run.group = group
+        except OSError as error:
+            log(f"run {run.name}: no control group, its processes are watched instead: {error}")
+            if group is not None:
+                self._remove_group(group)
+
+    def _said(self, run: Run) -> None:
+        """The pipe of a child ended: its program runs, or it said why not."""
+        child = self._children.pop(run.name)
+        text = os.read(child.said, 4096).decode(errors="replace")
+        self.loop.drop(child.said)
+        os.close(child.said)
+        if text:
+            self._not_started(run, text)
+            return
+        if run.phase == "starting":
+            run.phase = "running"
+        self._tell(run)
+        self._begin(run)
+
+    def _not_started(self, run: Run, message: str) -> None:
+        run.reason, run.message = "not_started", message
+        run.ended = {"exit_code": None, "signal": None, "cpu_s": None, "peak_memory_mib": None}
+        self._conclude(run, released=True)
+
+    def _begin(self, run: Run) -> None:
+        """Enforce what a run under way is bound to."""
+        self._look_at_limit(run)
+        self._logs.begin(run)
+        if self._watches_memory(run) and not self._memory_due:
+            self._memory_due = True
+            self.loop.after(MEMORY_LOOK_S, self._look_at_memory)
+
+    # Runs of an earlier runner
+
+    def take_over(self) -> None:
+        """Find the runs that an earlier runner left, and clean up after those that have ended."""
+        os.makedirs(f"{self.home}/{LIVE}", mode=0o700, exist_ok=True)
+        for name in os.listdir(f"{self.home}/{LIVE}"):
+            data = read_json(f"{self.home}/{LIVE}/{name}")
+            run = None if data is None else Run.read(data["directory"], self.home_id)
+            if run is None:
+                remove(f"{self.home}/{LIVE}/{name}")  # never started
+            else:
+                self.adopt(run)
+        for group in self.groups.stale(self.runs):
+            self._remove_group(group)
+
+    def adopt(self, run: Run) -> None:
+        """Watch a run that this runner did not start."""
+        self.runs[run.name] = run
+        if run.exit is not None:
+            run.ended = run.exit
+            if not run.exit["released"]:
+                self._clean(run)
+            return
+        fd = -1
+        if run.boot == self.boot and run.pid is not None:
+            try:
+                fd = os.pidfd_open(run.pid)
+            except OSError as error:
+                if error.errno not in (errno.ESRCH, errno.EINVAL):
+                    raise
+        run.log.load()
+        if fd >= 0 and run.pid is not None and run.leads(procs.process(run.pid)):
+            self.loop.add(fd, lambda fd: self._adopted_ended(run, fd))
+            self._begin(run)
+            if run.deadline is not None:
+                self.loop.at(run.deadline, lambda: self._deadline(run))
+            return
+        if fd >= 0:
+            os.close(fd)
+        if run.boot != self.boot:
+            run.group, run.pid = None, None
+            self._lost(run, "the machine was restarted while it ran: how it ended is not known")
+        else:
+            self._lost(run, "it ended while no runner was there to see how (the runner was killed)")
+
+    def _adopted_ended(self, run: Run, fd: int) -> None:
+        self.loop.drop(fd)
+        os.close(fd)
+        self._lost(run, "it ended, but the runner that started it had been killed: its exit code is not known")
+
+    def _lost(self, run: Run, message: str) -> None:
+        """It has ended, and only its parent could have known how."""
+        self._out_of_memory(run)
+        if not run.reason:
+            run.reason = "lost"
+        run.message = run.message or message
+        self._leader_ended(run, None, None, None)
+
+    # Ends
+
+    def _reap(self, fd: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(fd, 4096)
+        ended = []
+        while True:
+            try:
+                pid, status, used = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            self._helpers.pop(pid, None)
+            run = self._by_pid.pop(pid, None)
+            if run is None:
+                continue
+            if run.name in self._children:
+                self._said(run)  # first what came first
+            if run.ended is not None:
+                continue
+            code = os.waitstatus_to_exitcode(status)
+            # Not the group's peak: that counts files that were read, which the kernel drops when memory is short.
+            run.peak_mib = max(run.peak_mib or 0.0, used.ru_maxrss / 1024)
+            if code != 0:
+                self._out_of_memory(run)
+            ended.append((run, code, used.ru_utime + used.ru_stime))
+        # Where the process table has to be read, once for all of them, and after the last of them went.
+        everything = procs.table() if any(run.group is None for run, _, _ in ended) else None
+        for run, code, cpu_s in ended:
+            exit_code, number = (None, -code) if code < 0 else (code, None)
+            self._leader_ended(run, exit_code, number, cpu_s, everything)
+
+    def _out_of_memory(self, run: Run) -> None:
+        """Give that as the reason, if nothing else was the reason and the kernel ended a process of it."""
+        if not run.reason and run.group is not None and run.group.oom_kills():
+            limit = f"its limit of {run.memory_mib:,} MiB" if run.memory_mib else "the machine's memory"
+            run.reason, run.message = "out_of_memory", f"killed by the kernel: it needed more than {limit}"
+
+    def _leader_ended(
+        self,
+        run: Run,
+        exit_code: int | None,
+        number: int | None,
+        cpu_s: float | None,
+        everything: dict[int, procs.Process] | None = None,
+    ) -> None:
+        if run.group is not None:
+            cpu_s = run.group.cpu_s() or cpu_s
+        run.ended = {"exit_code": exit_code, "signal": number, "cpu_s": cpu_s, "peak_memory_mib": run.peak_mib}
+        now = time.monotonic()
+        if exit_code != 0:
+            self._help(run, "kill")  # the tool has gone, but maybe not the container
+        run.kill_at = now + LEFT_GRACE_S if run.deadline is None else max(min(now + LEFT_GRACE_S, run.deadline), now)
+        left = self._left(run, everything)
+        if left and run.kill_at > now:
+            self._thaw_quietly(run)
+            for entry in left:
+                procs.send(entry, TERM_SIGNAL)
+        self._clean(run, left)
+
+    def _left(self, run: Run, everything: dict[int, procs.Process] | None = None) -> list[procs.Process]:
+        """Its living processes, by this process table, or a new one."""
+        if run.group is not None:
+            return run.alive()
+        everything = procs.table() if everything is None else everything
+        return run.alive(everything, self._strays(run, everything))
+
+    def _strays(self, run: Run, everything: dict[int, procs.Process] | None = None) -> list[int]:
+        """Orphans that came to us and carry no run's name: the run's, if no other can have had them."""
+        if run.group is not None or any(other is not run and other.exit is None for other in self.runs.values()):
+            return []
+        known = {*self._by_pid, *self._helpers}
+        table = procs.table() if everything is None else everything
+        return [entry.pid for entry in table.values() if entry.ppid == os.getpid() and entry.pid not in known]
+
+    def _clean(self, run: Run, left: list[procs.Process] | None = None, pause_s: float = 0.005) -> None:
+        """End what a run left behind; once nothing is left it has ended."""
+        now = time.monotonic()
+        left = self._left(run) if left is None else left
+        if left and now >= run.kill_at:
+            self._kill(run)
+            left = self._left(run)
+        if not left and (run not in self._helpers.values() or now > run.kill_at + UNKILLABLE_S):
+            self._conclude(run, released=True)
+            return
+        if run.exit is None and now > run.kill_at + UNKILLABLE_S:
+            names = ", ".join(f"{entry.pid} ({entry.name}, state {entry.state})" for entry in left[:5])
+            text = f"processes that SIGKILL does not end: {names}"
+            run.message = f"{run.message}; {text}" if run.message else text
+            self._conclude(run, released=False)
+        if run.exit is not None:
+            pause_s = RETRY_S
+        self.loop.after(pause_s, lambda: self._clean(run, None, min(pause_s * 1.5, 0.1)))
+
+    def _kill(self, run: Run) -> None:
+        try:
+            run.kill(self._strays(run))
+        except OSError as error:
+            log(f"run {run.name}: {error}")
+
+    def _conclude(self, run: Run, *, released: bool) -> None:
+        assert run.ended is not None  # noqa: S101 - the leading process went first
+        before = run.exit
+        if before is not None and before["released"]:
+            return
+        run.phase = "exited"
+        run.exit = {
+            "exit_code": run.ended["exit_code"],
+            "signal": run.ended["signal"],
+            "reason": run.reason,
+            "message": run.message,
+            "at_s": time.time() if before is None else before["at_s"],
+            "peak_memory_mib": run.ended["peak_memory_mib"],
+            "cpu_s": run.ended["cpu_s"],
+            "released": released,
+        }
+        self._logs.end(run)
+        if released and run.group is not None:
+            self._remove_group(run.group)
+            run.group = None
+        self._save(run)
+        self._tell(run)
+        if run.acknowledged and released:
+            self._forget(run)
+
+    def _save(self, run: Run) -> None:
+        """Write how it ended; on a full disk it is kept in mind and tried again."""
+        try:
+            run.write_exit()
+        except OSError as error:
+            run.saved = False
+            self._troubled(f"can't write {run.directory}/exit.json: {error.strerror}")
+            self.loop.after(RETRY_S, lambda: None if run.saved else self._save(run))
+            return
+        run.saved = True
+        if all(other.saved for other in self.runs.values()):
+            self._troubled("")
+
+    def _remove_group(self, group: cgroups.Group, tries: int = 0) -> None:
+        try:
+            if tries == 0 and group.pids():
+                group.kill()
+            if group.remove():
+                return
+        except OSError as error:
+            log(f"can't remove a control group: {error}")
+            return
+        if tries < 200:
+            self.loop.after(0.005 if tries < 20 else 0.25, lambda: self._remove_group(group, tries + 1))
+
+    def acknowledge(self, run: Run) -> None:
+        """The scheduler has written down how it ended."""
+        if run.exit is None:
+            return
+        run.acknowledged = run.saved = True
+        if run.exit["released"]:
+            self._forget(run)
+
+    def _forget(self, run: Run) -> None:
+        self.runs.pop(run.name, None)
+        self._rest()
+        remove(f"{self.home}/{LIVE}/{run.name}")
+        if all(other.saved for other in self.runs.values()):
+            self._troubled("")
+
+    # Stop, freeze, thaw
+
+    def stop(self, run: Run, reason: str, grace_s: float, message: str = "") -> None:
+        """Give notice, and end it when `grace_s` is over. The earlier of two deadlines counts."""
+        if run.ended is not None:
+            return
+        deadline = time.monotonic() + grace_s
+        if run.deadline is not None and run.deadline <= deadline:
+            return
+        first = run.deadline is None
+        if first:
+            run.reason, run.message = reason, message
+        run.deadline = deadline
+        try:
+            run.write_notice()
+        except OSError as error:
+            log(f"run {run.name}: can't write its notice: {error}")
+        self._thaw_quietly(run)
+        run.phase = "stopping"
+        if first and grace_s > 0:
+            run.signal_group(TERM_SIGNAL)
+        self.loop.at(deadline, lambda: self._deadline(run))
+        self._tell(run)
+
+    def _deadline(self, run: Run) -> None:
+        if run.ended is not None or run.deadline is None or run.deadline > time.monotonic() + 1e-3:
+            return
+        self._kill(run)
+        if time.monotonic() < run.deadline + UNKILLABLE_S:
+            self.loop.after(KILL_AGAIN_S, lambda: self._deadline(run))
+            return
+        # A leading process that SIGKILL does not end is told of as one that it left behind would be.
+        run.ended = {"exit_code": None, "signal": None, "cpu_s": None, "peak_memory_mib": run.peak_mib}
+        run.kill_at = run.deadline
+        self._clean(run)
+
+    def _help(self, run: Run, verb: str) -> None:
+        """Let a container tool do this to the run's container, without waiting for it."""
+        if run.container is None:
+            return
+        argv = (run.container[0], verb, run.container[1])
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        ignored = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
+        try:
+            actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
+            pid = os.posix_spawnp(argv[0], argv, dict(os.environ), file_actions=actions, setsigdef=ignored)
+            self._helpers[pid] = run
+        except OSError as error:
+            log(f"{' '.join(argv)}: {error.strerror}")
+        finally:
+            os.close(null)
+
+    def freeze(self, run: Run) -> None:
+        """Stop it where it is."""
+        if run.phase != "running" or run.ended is not None:
+            return
+        self._help(run, "pause")
+        try:
+            if not run.freeze():
+                log(f"run {run.name}: a process is slow to freeze")
+        except OSError as error:
+            log(f"run {run.name}: can't be frozen: {error}")
+            return
+        run.phase, run.frozen_since = "frozen", time.monotonic()
+        self._keep_state(run)
+        self._tell(run)
+
+    def thaw(self, run: Run) -> None:
+        """Let it go on."""
+        if run.phase == "frozen" and run.ended is None:
+            self._thaw_quietly(run)
+            self._tell(run)
+
+    def _thaw_quietly(self, run: Run) -> None:
+        if run.frozen_since is None:
+            return
+        self._help(run, "unpause")
+        try:
+            run.thaw()
+        except OSError as error:
+            log(f"run {run.name}: can't be thawed: {error}")
+        run.frozen_s += time.monotonic() - run.frozen_since
+        run.phase, run.frozen_since = "running", None
+        self._keep_state(run)
+        self._look_at_limit(run)
+
+    def _keep_state(self, run: Run) -> None:
+        try:
+            run.write_state()
+        except OSError as error:
+            log(f"run {run.name}: can't write state.json: {error}")
+
+    # Limits
+
+    def limit(self, run: Run, limit_s: float | None) -> None:
+        """Change its time limit."""
+        if run.ended is not None:
+            return
+        run.limit_s = limit_s
+        try:
+            run.write_run()
+        except OSError as error:
+            log(f"run {run.name}: its new time limit can't be written down: {error}")
+        self._look_at_limit(run)
+
+    def _look_at_limit(self, run: Run) -> None:
+        if run.limit_s is None or run.phase != "running" or run.ended is not None:
+            return  # thawing comes back here
+        now = time.monotonic()
+        left = run.limit_s - run.running_s(now)
+        if left > 0:
+            self.loop.at(now + left, lambda: self._look_at_limit(run))
+        else:
+            self.stop(run, "timed_out", run.grace_s, f"it reached its time limit of {run.limit_s:g} s")
+
+    def _watches_memory(self, run: Run) -> bool:
+        return run.memory_mib is not None and (run.group is None or "memory" not in run.group.places)
+
+    def _look_at_memory(self) -> None:
+        watched = [run for run in self.runs.values() if run.ended is None and self._watches_memory(run)]
+        self._memory_due = bool(watched)
+        if not watched:
+            return
+        everything = procs.table()
+        for run in watched:
+            used = run.memory_over(everything)
+            if used is not None:
+                if not run.reason:
+                    text = f"it used {used:,.0f} MiB of memory, and may use {run.memory_mib:,}"
+                    run.reason, run.message = "out_of_memory", text
+                now = time.monotonic()
+                if run.deadline is None or run.deadline > now:
+                    run.deadline = now
+                    self._deadline(run)
+        self.loop.after(MEMORY_LOOK_S, self._look_at_memory)

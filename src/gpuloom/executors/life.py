@@ -1,0 +1,253 @@
+"""What the runner knows of one run, and its files. The runner (runner.py) makes it move."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from gpuloom.executors import procs
+from gpuloom.executors.cgroups import MIB, Group, settle
+from gpuloom.executors.rotation import Log
+from gpuloom.executors.wire import EXIT_FILE, NOTICE_FILE, RUN_FILE, STATE_FILE, read_json, write_atomic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+FREEZE_TIMEOUT_S = 0.25
+ROUNDS = 20
+NOTHING: Mapping[str, Any] = {
+    "grace_s": 0.0,
+    "limit_s": None,
+    "memory_mib": None,
+    "container": None,
+    "gpu_uuids": [],
+    "log_mib": 1.0,
+    "log_files": 0,
+}
+"""Of a run that could not even be begun."""
+STOP_SIGNAL, CONT_SIGNAL, KILL_SIGNAL, TERM_SIGNAL = 19, 18, 9, 15
+
+
+MARKS = procs.Marks()
+
+
+class Run:
+    """One run. Times are on the monotonic clock, seconds; `exit` is set once it has ended."""
+
+    def __init__(self, request: Mapping[str, Any], home_id: str, boot: str) -> None:
+        self.name: str = request["run"]
+        self.directory: str = request["directory"]
+        self.grace_s: float = request["grace_s"]
+        self.limit_s: float | None = request["limit_s"]
+        self.memory_mib: int | None = request["memory_mib"]
+        self.container: tuple[str, str] | None = tuple(request["container"]) if request["container"] else None
+        self.marker = f"GPULOOM_RUN={home_id}:{self.name}".encode()
+        self.gpu_uuids: list[str] = request["gpu_uuids"]
+        self.log = Log(self.directory, int(request["log_mib"] * MIB), request["log_files"])
+        self.boot = boot
+        self.phase = "starting"
+        self.pid: int | None = None
+        self.start_ticks: int | None = None
+        self.group: Group | None = None
+        self.started = time.monotonic()
+        self.frozen_s = 0.0
+        self.frozen_since: float | None = None
+        self.reason = ""
+        self.message = ""
+        self.deadline: float | None = None
+        self.ended: dict[str, Any] | None = None
+        """How the leading process ended; what it left behind may still be there."""
+        self.kill_at = 0.0
+        self.exit: dict[str, Any] | None = None
+        self.saved = True
+        self.acknowledged = False
+        self.known: set[tuple[int, int]] = set()
+        self.peak_mib: float | None = None
+        """Most resident memory: of its largest process, or of all together where that is watched."""
+
+    # Files
+
+    def write_run(self) -> None:
+        """Say that it has been started. Raises OSError."""
+        self._write(
+            RUN_FILE,
+            {
+                "run": self.name,
+                "pid": self.pid,
+                "start_ticks": self.start_ticks,
+                "boot_id": self.boot,
+                "started": self.started,
+                "started_s": time.time() - time.monotonic() + self.started,
+                "directory": self.directory,
+                "grace_s": self.grace_s,
+                "limit_s": self.limit_s,
+                "memory_mib": self.memory_mib,
+                "container": self.container,
+                "gpu_uuids": self.gpu_uuids,
+                "log_mib": self.log.limit / MIB,
+                "log_files": self.log.keep,
+                "cgroup": None if self.group is None else [self.group.version, self.group.places],
+            },
+        )
+
+    @classmethod
+    def read(cls, directory: str, home_id: str) -> Run | None:
+        """A run that was started before, from its files; None if it never was."""
+        data = read_json(f"{directory}/{RUN_FILE}")
+        ended = read_json(f"{directory}/{EXIT_FILE}")
+        if data is None:
+            if ended is None:
+                return None
+            run = cls({**NOTHING, "run": ended["run"], "directory": directory}, home_id, "")
+            run.exit, run.phase = ended["exit"], "exited"
+            return run
+        run = cls(data, home_id, data["boot_id"])
+        run.pid, run.start_ticks, run.started = data["pid"], data["start_ticks"], data["started"]
+        run.known.add((data["pid"], data["start_ticks"]))
+        if data["cgroup"] is not None and (group := Group(*data["cgroup"])).exists():
+            run.group = group
+        state = read_json(f"{directory}/{STATE_FILE}") or {}
+        run.frozen_s, run.frozen_since = state.get("frozen_s", 0.0), state.get("frozen_since")
+        notice = read_json(f"{directory}/{NOTICE_FILE}")
+        if notice is not None:
+            run.reason, run.message, run.deadline = notice["reason"], notice["message"], notice["monotonic"]
+        run.phase = "frozen" if run.frozen_since is not None else "stopping" if run.reason else "running"
+        if ended is not None:
+            run.exit, run.phase = ended["exit"], "exited"
+        return run
+
+    def write_notice(self) -> None:
+        """Tell the job, and the next runner, that it is to end. Raises OSError."""
+        deadline = self.deadline if self.deadline is not None else time.monotonic()
+        self._write(
+            NOTICE_FILE,
+            {
+                "reason": self.reason,
+                "deadline_s": time.time() + deadline - time.monotonic(),
+                "message": self.message,
+                "monotonic": deadline,
+            },
+        )
+
+    def write_exit(self) -> None:
+        """Say how it ended. Raises OSError."""
+        assert self.exit is not None  # noqa: S101 - called once it has ended
+        self._write(EXIT_FILE, {"run": self.name, "exit": self.exit})
+
+    def write_state(self) -> None:
+        """Raises OSError."""
+        self._write(STATE_FILE, {"frozen_s": self.frozen_s, "frozen_since": self.frozen_since})
+
+    def _write(self, name: str, data: Mapping[str, Any]) -> None:
+        write_atomic(f"{self.directory}/{name}", data)
+
+    # What it is
+
+    @property
+    def at_rest(self) -> bool:
+        """It has ended, nothing of it is left, and how it ended is on disk."""
+        return self.exit is not None and self.exit["released"] and self.saved
+
+    def status(self) -> dict[str, Any]:
+        """As it goes to the scheduler."""
+        return {
+            "run": self.name,
+            "phase": self.phase if self.ended is None or self.exit is not None else "stopping",
+            "pid": self.pid,
+            "start_ticks": self.start_ticks,
+            "boot_id": self.boot,
+            "exit": self.exit,
+            "gpu_uuids": self.gpu_uuids,
+        }
+
+    def running_s(self, now: float) -> float:
+        """Seconds since its start, those spent frozen not counted."""
+        frozen = self.frozen_s + (now - self.frozen_since if self.frozen_since is not None else 0.0)
+        return now - self.started - frozen
+
+    def leads(self, entry: procs.Process | None) -> bool:
+        """Whether this is its leading process, and alive."""
+        return entry is not None and entry.start_ticks == self.start_ticks and not entry.dead
+
+    # Its processes
+
+    def alive(
+        self, everything: dict[int, procs.Process] | None = None, strays: Iterable[int] = ()
+    ) -> list[procs.Process]:
+        """Its living processes."""
+        if self.group is not None:
+            found = (procs.process(pid) for pid in self.group.pids())
+            return [entry for entry in found if entry is not None and not entry.dead]
+        if self.pid is None or self.start_ticks is None:
+            return []
+        return procs.members(
+            procs.table() if everything is None else everything,
+            leader=self.pid,
+            start_ticks=self.start_ticks,
+            marker=self.marker,
+            marks=MARKS,
+            known=self.known,
+            strays=strays,
+        )
+
+    def signal_group(self, number: int) -> None:
+        """To its process group."""
+        if self.pid is None or not self.leads(procs.process(self.pid)):
+            return
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:  # a child that has not made its group yet, or one that ended in this moment
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self, strays: Iterable[int] = ()) -> None:
+        """SIGKILL to all of it."""
+        if self.group is not None:
+            self.group.kill()
+            return
+        for entry in self._stop_all(strays):
+            procs.send(entry, KILL_SIGNAL)
+
+    def freeze(self) -> bool:
+        """Stop all of it where it is; False: not all of it stands still."""
+        if self.group is not None:
+            self.group.freeze()
+            return settle(self.group, timeout_s=FREEZE_TIMEOUT_S)
+        self._stop_all(())
+        return True
+
+    def thaw(self) -> None:
+        """Let all of it go on."""
+        if self.group is not None:
+            self.group.thaw()
+            return
+        for entry in self.alive():
+            procs.send(entry, CONT_SIGNAL)
+
+    def _stop_all(self, strays: Iterable[int]) -> list[procs.Process]:
+        """SIGSTOP until a look finds no process that was not stopped before: none of them can fork any more."""
+        seen: set[tuple[int, int]] = set()
+        found: list[procs.Process] = []
+        for _ in range(ROUNDS):
+            found = self.alive(strays=strays)
+            new = [entry for entry in found if (entry.pid, entry.start_ticks) not in seen]
+            if not new:
+                break
+            for entry in new:
+                procs.send(entry, STOP_SIGNAL)
+                seen.add((entry.pid, entry.start_ticks))
+        return found
+
+    def memory_over(self, everything: dict[int, procs.Process]) -> float | None:
+        """MiB that its processes use, if that is more than it may; memory they share counts once."""
+        if self.memory_mib is None:
+            return None
+        found = self.alive(everything)
+        used = sum(entry.rss for entry in found) / MIB
+        if used > self.memory_mib and len(found) > 1:
+            used = sum(procs.proportional_bytes(entry.pid) for entry in found) / MIB
+        self.peak_mib = max(self.peak_mib or 0.0, used)
+        return used if used > self.memory_mib else None

@@ -1,0 +1,216 @@
+"""Runs jobs as processes of this machine. The processes belong to the runner (runner.py), and outlive the scheduler."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuloom.core.errors import InputError
+from gpuloom.executors.containers import limited, named_container
+from gpuloom.executors.link import Link
+from gpuloom.executors.port import ExecutorError, OnStatus, RunExit, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.verify import GpuCheck, GpuProcesses
+from gpuloom.executors.wire import NOTICE_FILE, PROGRESS_FILE
+
+CGROUP_MODES = ("auto", "v2", "v1", "off")
+
+
+class LocalExecutor:
+    """A LiveExecutor for this machine.
+
+    home_dir: holds the runner's socket and its list of runs; made if it is not there. gpu_processes: from uuids of GPUs
+    to the pids that use each of them now; with it a GPU counts as free only when none of a run's processes holds it.
+    cgroups: 'auto', 'v2', 'v1' or 'off'; by default what GPULOOM_CGROUPS says, else 'auto'.
+
+    Raises:
+        InputError: `cgroups` is none of these.
+        ExecutorError: not on Linux.
+    """
+
+    name = "local"
+
+    def __init__(
+        self, home_dir: Path, *, gpu_processes: GpuProcesses | None = None, cgroups: str | None = None
+    ) -> None:
+        if not sys.platform.startswith("linux"):
+            raise ExecutorError(f"running jobs needs Linux, and this is {sys.platform}; simulations work everywhere")
+        mode = cgroups or os.environ.get("GPULOOM_CGROUPS") or "auto"
+        if mode not in CGROUP_MODES:
+            raise InputError(f"GPULOOM_CGROUPS is {mode!r}: one of {', '.join(CGROUP_MODES)} would be right")
+        self._home = Path(home_dir).resolve()
+        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._home_id = hashlib.sha256(f"{os.getuid()}:{self._home}".encode()).hexdigest()[:12]
+        self._link = Link(self._home, self._home_id, mode, self._on_message, self._on_again)
+        self._on_status: OnStatus | None = None
+        self._lock = threading.Lock()
+        self._telling = threading.Lock()
+        self._last: dict[str, RunStatus] = {}
+        self._asked: set[str] = set()
+        self._trouble = ""
+        self._check = None if gpu_processes is None else GpuCheck(gpu_processes, self._home_id, self._emit)
+
+    # The port
+
+    def open(self, on_status: OnStatus) -> None:
+        """Connect to the runner, or start one. Raises ExecutorError."""
+        self._on_status = on_status
+        self._link.open()
+        self._trouble = self._link.hello.get("trouble", "")
+        with self._lock:
+            self._last.update((status.run, status) for status, _ in self._known())
+
+    def runs(self) -> Sequence[RunStatus]:
+        """Raises ExecutorError if the runner does not answer."""
+        return [self._checked(status, gpus) for status, gpus in self._known()]
+
+    def start(self, request: RunRequest) -> None:
+        """See the port. That a program can't be run comes as an exit, reason 'not_started'."""
+        allowed = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+        if not request.run or not set(request.run) <= allowed or request.run.startswith("."):
+            raise ExecutorError(f"{request.run!r} can't name a run: letters, digits, '.', '_' and '-' would be right")
+        if not request.argv:
+            raise ExecutorError(f"run {request.run}: there is no program to run")
+        directory = Path(request.directory)
+        if not directory.is_absolute():
+            raise ExecutorError(f"run {request.run}: its directory {request.directory!r} must be absolute")
+        argv = limited(request.argv, cpus=request.cpus, memory_mib=request.memory_mib)
+        what = {
+            "run": request.run,
+            "argv": list(argv),
+            "cwd": request.cwd,
+            "env": job_environment(request, self._home_id),
+            "directory": str(directory),
+            "limit_s": request.limit_s,
+            "grace_s": request.grace_s,
+            "cpus": request.cpus,
+            "memory_mib": request.memory_mib,
+            "log_mib": request.log_mib,
+            "log_files": request.log_files,
+            "container": named_container(argv),
+            "gpu_uuids": list(request.gpu_uuids),
+        }
+        with self._lock:
+            self._asked.add(request.run)
+        self._link.ask("start", request=what)
+
+    def stop(self, run: str, *, reason: str, grace_s: float) -> None:
+        """See the port."""
+        self._link.ask("stop", run=run, reason=reason, grace_s=max(grace_s, 0.0))
+
+    def limit(self, run: str, limit_s: float | None) -> None:
+        """See the port."""
+        self._link.ask("limit", run=run, limit_s=limit_s)
+
+    def freeze(self, run: str) -> None:
+        """See the port."""
+        self._link.ask("freeze", run=run)
+
+    def thaw(self, run: str) -> None:
+        """See the port."""
+        self._link.ask("thaw", run=run)
+
+    def acknowledge(self, run: str) -> None:
+        """See the port."""
+        with self._lock:
+            self._last.pop(run, None)
+            self._asked.discard(run)
+        if self._check is not None:
+            self._check.forget(run)
+        self._link.ask("acknowledge", run=run)
+
+    def healthy(self) -> str:
+        """See the port."""
+        return self._link.problem or self._trouble
+
+    def close(self) -> None:
+        """See the port."""
+        self._link.close()
+        if self._check is not None:
+            self._check.close()
+
+    def limits(self) -> Mapping[str, str]:
+        """What is enforced on this machine, and how: 'processes', 'freezing', 'memory', 'cpus', 'time'."""
+        limits: dict[str, str] = dict(self._link.hello.get("limits", {}))
+        return limits
+
+    # What the runner says
+
+    def _known(self) -> list[tuple[RunStatus, Sequence[str]]]:
+        return [(status_of(entry), entry["gpu_uuids"]) for entry in self._link.question("runs")["runs"]]
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if "trouble" in message:
+            self._trouble = message["trouble"]
+        elif "status" in message:
+            self._news(status_of(message["status"]), message["status"]["gpu_uuids"])
+
+    def _on_again(self) -> None:
+        """A new runner answers: what it knows comes as news."""
+        self._trouble = self._link.hello.get("trouble", "")
+        threading.Thread(target=self._catch_up, name="runner-catch-up", daemon=True).start()
+
+    def _catch_up(self) -> None:
+        try:
+            for status, gpus in self._known():
+                self._news(status, gpus)
+        except ExecutorError:
+            return  # it went again; the next connection comes back here
+
+    def _news(self, status: RunStatus, gpus: Sequence[str]) -> None:
+        with self._lock:
+            before = self._last.get(status.run)
+            if before == status or (before is None and status.run not in self._asked):
+                return
+            self._last[status.run] = status
+        if self._checked(status, gpus) is status:
+            self._emit(status)
+
+    def _checked(self, status: RunStatus, gpus: Sequence[str]) -> RunStatus:
+        """The status itself, or for a run that ended what is known of its GPUs: until they are free it is stopping."""
+        if self._check is None or status.exit is None or not gpus:
+            return status
+        return self._check.of(status, gpus)
+
+    def _emit(self, status: RunStatus) -> None:
+        with self._telling:
+            if self._on_status is not None:
+                self._on_status(status)
+
+
+def status_of(entry: Mapping[str, Any]) -> RunStatus:
+    """From what the runner says."""
+    ended = entry["exit"]
+    return RunStatus(
+        run=entry["run"],
+        phase=RunPhase(entry["phase"]),
+        pid=entry["pid"],
+        start_ticks=entry["start_ticks"],
+        boot_id=entry["boot_id"] or None,
+        exit=None if ended is None else RunExit(**ended),
+    )
+
+
+def job_environment(request: RunRequest, home_id: str) -> dict[str, str]:
+    """The whole environment of a run: what was asked for, and what gpuloom tells it (docs/executor.md)."""
+    job, _, attempt = request.run.rpartition(".")
+    visible = "" if request.kind == "cpu" else ",".join(request.gpu_uuids or map(str, request.gpus))
+    return {
+        **request.env,
+        "CUDA_VISIBLE_DEVICES": visible,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "GPULOOM_JOB_ID": job or request.run,
+        "GPULOOM_ATTEMPT": attempt if job else "1",
+        "GPULOOM_RUN": f"{home_id}:{request.run}",
+        "GPULOOM_GPUS": str(len(request.gpus)),
+        "GPULOOM_SLOTS": ",".join(map(str, request.gpus)),
+        "GPULOOM_RUN_DIR": request.directory,
+        "GPULOOM_NOTICE_FILE": f"{request.directory}/{NOTICE_FILE}",
+        "GPULOOM_PROGRESS_FILE": f"{request.directory}/{PROGRESS_FILE}",
+        "GPULOOM_RESUME": "1" if request.resumes else "0",
+        "GPULOOM_GRACE_S": f"{request.grace_s:g}",
+    }

@@ -1,0 +1,54 @@
+"""Keeps the logs of runs within bounds, and sleeps while none of them grows."""
+
+from __future__ import annotations
+
+from gpuloom.executors.loop import Loop, log
+from gpuloom.executors.rotation import LONGEST_PAUSE_S, Watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuloom.executors.life import Run
+
+
+class LogKeeper:
+    """Looks at a log again and again while it grows; once it does not, waits until it is written to."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._runs: dict[str, Run] = {}
+        self._watch: Watch | None = None
+        try:
+            self._watch = Watch()
+            loop.add(self._watch.fd, lambda _: self._written())
+        except OSError as error:
+            log(f"{error}: logs are looked at again and again")
+
+    def begin(self, run: Run) -> None:
+        """From now on."""
+        self._runs[run.log.path] = run
+        self._look(run)
+
+    def end(self, run: Run) -> None:
+        """No more."""
+        if self._runs.pop(run.log.path, None) is not None and self._watch is not None:
+            self._watch.forget(run.log.path)
+
+    def _written(self) -> None:
+        if self._watch is not None:
+            for path in self._watch.written():
+                if (run := self._runs.get(path)) is not None:
+                    self._look(run)
+
+    def _look(self, run: Run) -> None:
+        if self._runs.get(run.log.path) is not run:
+            return
+        try:
+            grown, pause = run.log.look()
+            if not grown and self._watch is not None and self._watch.once(run.log.path):
+                if not run.log.look()[0]:
+                    return
+                self._watch.forget(run.log.path)
+        except OSError as error:
+            log(f"run {run.name}: its log can't be rotated: {error}")
+            pause = LONGEST_PAUSE_S
+        self._loop.after(pause, lambda: self._look(run))

@@ -1,0 +1,116 @@
+"""Reading a run's log while it grows and is rotated, by offsets that count from its very first byte."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from gpuloom.executors.wire import LOG_FILE, LOG_INDEX, read_json
+
+CHUNK = 1 << 16
+ATTEMPTS = 200
+PAUSE_S = 0.005
+
+
+def read_log(
+    directory: str | os.PathLike[str],
+    offset: int | None = None,
+    tail_lines: int | None = None,
+    max_bytes: int = 1 << 20,
+) -> tuple[bytes, int]:
+    """Bytes of a run's log, and the offset to go on from.
+
+    offset: number of the first byte wanted, counted from the start of all that the job ever wrote. Where that part is
+    no longer kept, reading begins with the oldest byte that is: then the second figure, less the length, is larger
+    than what was asked. None: the oldest byte, or with `tail_lines` the start of the last so many lines (as many of
+    their last bytes as `max_bytes` allows). The next offset never falls; without a log it is `offset` or 0.
+    """
+    if max_bytes < 1:
+        raise ValueError(f"max_bytes is {max_bytes}: at least 1 is needed")
+    path = os.path.join(os.fspath(directory), LOG_FILE)
+    index_path = os.path.join(os.fspath(directory), LOG_INDEX)
+    for attempt in range(ATTEMPTS):
+        index = read_json(index_path)
+        last = attempt == ATTEMPTS - 1
+        # A runner that was killed while rotating leaves `pending` until the next one takes over: read what there is.
+        if index is not None and "pending" in index and not last:
+            time.sleep(PAUSE_S)
+            continue
+        found = _read(path, index or {"base": 0, "parts": []}, offset, tail_lines, max_bytes)
+        if last or read_json(index_path) == index:
+            return found
+    raise AssertionError("unreachable")
+
+
+def _read(
+    path: str, index: dict[str, Any], offset: int | None, tail_lines: int | None, max_bytes: int
+) -> tuple[bytes, int]:
+    base, parts = index["base"], index["parts"]
+    files = [(start, length, f"{path}.{number}") for number, (start, length) in enumerate(parts, start=1)]
+    files.reverse()
+    files.append((base, _size(path), path))
+    if offset is None:
+        offset = files[0][0] if tail_lines is None else _tail(files, tail_lines, max_bytes)
+    found = bytearray()
+    at = offset
+    for start, length, name in files:
+        if start + length <= at:
+            continue
+        if found and start != at:
+            break  # a gap: what comes after it is for the next call, which then begins with its offset
+        at = max(at, start)
+        data = _bytes(name, at - start, min(start + length - at, max_bytes - len(found)))
+        found += data
+        at += len(data)
+        if len(found) >= max_bytes:
+            break
+    return bytes(found), at
+
+
+def _tail(files: list[tuple[int, int, str]], lines: int, max_bytes: int) -> int:
+    """Offset at which the last `lines` lines begin, at most `max_bytes` before the end."""
+    end = files[-1][0] + files[-1][1]
+    if lines <= 0:
+        return end
+    wanted, taken, begin, first = lines, 0, end, True
+    for start, length, name in reversed(files):
+        at = length
+        if start + length < begin:
+            return begin  # a gap
+        while at > 0:
+            size = min(CHUNK, at, max_bytes - taken)
+            if size <= 0:
+                return begin
+            data = _bytes(name, at - size, size)
+            search = len(data)
+            if first and data.endswith(b"\n"):
+                search -= 1  # the newline that ends the last line begins none
+            first = False
+            while (found := data.rfind(b"\n", 0, search)) >= 0:
+                wanted -= 1
+                if wanted == 0:
+                    return start + at - size + found + 1
+                search = found
+            at -= size
+            taken += size
+            begin = start + at
+    return begin
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _bytes(path: str, at: int, size: int) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.pread(fd, size, at)
+    finally:
+        os.close(fd)

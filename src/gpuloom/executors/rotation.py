@@ -1,0 +1,191 @@
+"""The log of a run: kept within bounds while the job goes on writing to it.
+
+The job holds output.log open for appending, so a full log is copied to output.log.1 and then cut to nothing. The index
+(log.json) says which of all the bytes ever written each file holds, so that readers count in bytes since the start:
+{generation, base, parts: [[start, length], …]}: base is the number of the first byte of output.log, parts are
+output.log.1, .2, … While files are changed, `pending` says which byte the copy begins with,
+and where that is in output.log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import time
+
+from gpuloom.executors.wire import LOG_FILE, LOG_INDEX, read_json, remove, write_atomic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+BULK_ROUNDS, LAST_ROUNDS = 3, 8
+"""How often copying goes on with what was written meanwhile, before readers are told, and after."""
+SLACK = 1 << 20
+"""Bytes, or an eighth of the limit if that is more, by which a rotated file may be larger than the limit."""
+LONGEST_PAUSE_S = 0.2
+SHORTEST_PAUSE_S = 0.02
+IN_MODIFY, IN_ONESHOT = 0x2, 0x80000000
+_EVENT = struct.Struct("iIII")
+
+
+class Log:
+    """One run's log. limit: bytes at which it is rotated. keep: rotated files kept."""
+
+    def __init__(self, directory: str, limit: int, keep: int) -> None:
+        self.path = f"{directory}/{LOG_FILE}"
+        self._index = f"{directory}/{LOG_INDEX}"
+        self.limit, self.keep = max(limit, 1), keep
+        self._most = self.limit + max(self.limit // 8, SLACK)
+        self._generation = 0
+        self._base = 0
+        self._parts: list[list[int]] = []
+        self._size = 0
+        self._looked_s = time.monotonic()
+
+    def load(self) -> None:
+        """Take up the index of an earlier runner; finish or undo a rotation that it was in."""
+        data = read_json(self._index)
+        if data is None:
+            return
+        self._generation, self._base = data["generation"], data["base"]
+        self._parts = [list(part) for part in data["parts"]]
+        pending = data.get("pending")
+        if pending is None:
+            return
+        copy = f"{self.path}.copy"
+        try:
+            length = os.stat(copy).st_size
+        except FileNotFoundError:
+            length = 0  # renamed already, or there was none
+        if length and self.size() >= pending["from"] + length:
+            remove(copy)  # not cut yet: as if nothing had been
+        else:
+            if length:
+                self._shift(pending["start"], length)
+            elif self.keep and os.path.exists(f"{self.path}.1"):
+                length = os.stat(f"{self.path}.1").st_size
+                self._parts = [[pending["start"], length], *self._parts][: self.keep]
+            self._base = pending["start"] + length
+        self._write()
+
+    def size(self) -> int:
+        """Bytes in output.log."""
+        try:
+            return os.stat(self.path).st_size
+        except FileNotFoundError:
+            return 0
+
+    def look(self) -> tuple[bool, float]:
+        """Rotate if it is full. Whether it has grown, and how long to wait with the next look, seconds."""
+        now, size = time.monotonic(), self.size()
+        grown = size - self._size
+        rate = grown / max(now - self._looked_s, 1e-3)
+        if size >= self.limit:
+            self.rotate()
+            size = self.size()
+        self._size, self._looked_s = size, time.monotonic()
+        pause = (self.limit - size) / (2 * rate) if rate > 0 else LONGEST_PAUSE_S
+        return grown != 0, min(max(pause, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+
+    def rotate(self) -> None:
+        """Move what is in output.log to output.log.1, those before it on by one. Raises OSError."""
+        copy = f"{self.path}.copy"
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # Of a log that has outgrown its limit by far only the end is kept: the sum of all files stays bounded.
+            start = max(os.fstat(fd).st_size - self._most, 0)
+            first, length = self._base + start, 0
+            try:
+                target = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                try:
+                    if self.keep:
+                        length = self._copy(fd, target, start, 0, BULK_ROUNDS)
+                    self._write(pending={"start": first, "from": start})
+                    if self.keep:
+                        # Nothing stands between the last look at the size and the cut: what comes then is lost.
+                        length = self._copy(fd, target, start, length, LAST_ROUNDS)
+                finally:
+                    os.close(target)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                length = 0  # the disk is full: better to lose old output than to stop the job
+            end = os.fstat(fd).st_size
+            os.ftruncate(fd, 0)
+        finally:
+            os.close(fd)
+        if length:
+            self._shift(first, length)
+        else:
+            remove(copy)
+        self._base += end
+        self._write()
+
+    def _copy(self, source: int, target: int, start: int, done: int, rounds: int) -> int:
+        """Copy what is there, and what was written meanwhile; how many bytes have been copied from `start`."""
+        for _ in range(rounds):
+            end = min(os.fstat(source).st_size, start + 2 * self._most)
+            if start + done >= end:
+                break
+            while start + done < end:
+                # Copied within the kernel; sendfile to a file is there since Linux 2.6.33.
+                sent = os.sendfile(target, source, start + done, end - start - done)
+                if sent == 0:
+                    return done
+                done += sent
+        return done
+
+    def _shift(self, start: int, length: int) -> None:
+        remove(f"{self.path}.{self.keep}")
+        for number in range(self.keep - 1, 0, -1):
+            if os.path.exists(f"{self.path}.{number}"):
+                os.rename(f"{self.path}.{number}", f"{self.path}.{number + 1}")
+        os.rename(f"{self.path}.copy", f"{self.path}.1")
+        self._parts = [[start, length], *self._parts][: self.keep]
+
+    def _write(self, pending: dict[str, int] | None = None) -> None:
+        self._generation += 1
+        data: dict[str, Any] = {"generation": self._generation, "base": self._base, "parts": self._parts}
+        if pending is not None:
+            data["pending"] = pending
+        write_atomic(self._index, data)
+
+
+class Watch:
+    """Says when a file is written to for the first time since it was asked, by inotify. Raises OSError."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.fd: int = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        self._paths: dict[int, str] = {}
+
+    def once(self, path: str) -> bool:
+        """Report the next write to this file. False: it can't be watched (too many watches, or no such file)."""
+        number: int = self._libc.inotify_add_watch(self.fd, os.fsencode(path), IN_MODIFY | IN_ONESHOT)
+        if number < 0:
+            return False
+        self._paths[number] = path
+        return True
+
+    def forget(self, path: str) -> None:
+        """Watch this file no more."""
+        for number in [number for number, known in self._paths.items() if known == path]:
+            del self._paths[number]
+            self._libc.inotify_rm_watch(self.fd, number)
+
+    def written(self) -> list[str]:
+        """Files that were written to."""
+        found: list[str] = []
+        try:
+            data = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return found
+        for number, mask, _, _ in _EVENT.iter_unpack(data):  # no names: these are watches of files, not directories
+            if mask & IN_MODIFY and (path := self._paths.pop(number, None)) is not None:
+                found.append(path)
+        return found

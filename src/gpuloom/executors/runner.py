@@ -1,0 +1,62 @@
+"""The runner: the parent of all job processes of one home, which outlives the scheduler.
+
+Started by path with `python -I -S` (see link.py), so that it loads a few light modules and nothing else. It has one
+thread, sleeps until something happens, and ends when no scheduler is connected and no run is left.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":  # started by path: make `gpuloom` findable, behind the standard library
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+import ctypes
+import fcntl
+import signal
+import socket
+
+from gpuloom.executors import cgroups
+from gpuloom.executors.keeper import Keeper
+from gpuloom.executors.loop import log
+from gpuloom.executors.wire import LOCK, SOCKET, remove, socket_address
+
+PR_SET_CHILD_SUBREAPER = 36
+EXIT_LOCKED = 3
+"""Another runner works for this home."""
+
+
+def main(home: str, home_id: str, mode: str, scheduler: str) -> int:
+    """Lock the home, listen, go to the background, and work. The process that was started returns once it listens."""
+    home_fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+    lock = os.open(f"{home}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return EXIT_LOCKED
+    remove(f"{home}/{SOCKET}")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    listener.bind(socket_address(home_fd))
+    os.umask(mask)
+    listener.listen(16)
+    listener.setblocking(False)
+    if os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        log(f"not the reaper of orphans: {os.strerror(ctypes.get_errno())}")
+    groups = cgroups.find(home_id, mode=mode, ours=(os.getpid(), int(scheduler)))
+    keeper = Keeper(home, home_id, groups, listener)
+    keeper.take_over()
+    keeper.work()
+    groups.close()
+    remove(f"{home}/{SOCKET}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

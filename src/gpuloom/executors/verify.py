@@ -1,0 +1,125 @@
+"""Are the GPUs of a run free? A run has ended only when none of its processes holds a GPU any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpuloom.executors import procs
+from gpuloom.executors.port import RunPhase, RunStatus
+
+GpuProcesses = Callable[[Sequence[str]], Mapping[str, Sequence[int]]]
+"""From uuids of GPUs to the pids that use each of them."""
+
+TIMEOUT_S = 10.0
+LOOK_S = 0.1
+
+
+@dataclass
+class _Waiting:
+    status: RunStatus
+    gpus: tuple[str, ...]
+    since_s: float
+
+
+class GpuCheck:
+    """Waits, for at most `timeout_s` seconds, until GPUs are free of runs that ended; then `tell` gets the status."""
+
+    def __init__(
+        self,
+        gpu_processes: GpuProcesses,
+        home_id: str,
+        tell: Callable[[RunStatus], None],
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._gpu_processes, self._home_id, self._tell, self._timeout_s = gpu_processes, home_id, tell, timeout_s
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._waiting: dict[str, _Waiting] = {}
+        self._found: dict[str, tuple[RunStatus, RunStatus]] = {}
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def of(self, status: RunStatus, gpus: Sequence[str]) -> RunStatus:
+        """What is known of an ended run: the final status, or one that says 'stopping' while its GPUs are looked at."""
+        with self._lock:
+            found = self._found.get(status.run)
+            if found is not None and found[0] == status:
+                return found[1]
+            waiting = self._waiting.get(status.run)
+            if waiting is None or waiting.status != status:
+                self._waiting[status.run] = _Waiting(status, tuple(gpus), time.monotonic())
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._watch, name="gpu-check", daemon=True)
+                    self._thread.start()
+                self._wake.set()
+        return replace(status, phase=RunPhase.STOPPING, exit=None)
+
+    def forget(self, run: str) -> None:
+        """Its end is written down."""
+        with self._lock:
+            self._waiting.pop(run, None)
+            self._found.pop(run, None)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=self._timeout_s)
+
+    def _watch(self) -> None:
+        while not self._closed:
+            with self._lock:
+                waiting = list(self._waiting.values())
+                if not waiting:
+                    self._wake.clear()
+            if not waiting:
+                self._wake.wait()
+                continue
+            again = [entry for entry in waiting if not self._look(entry)]
+            if again:
+                time.sleep(LOOK_S)
+
+    def _look(self, entry: _Waiting) -> bool:
+        """Whether that is settled."""
+        status = entry.status
+        assert status.exit is not None  # noqa: S101 - only ended runs come here
+        try:
+            held = self._held(entry)
+            problem = "" if not held else f"still on its GPUs: {held}"
+        except Exception as error:  # of a driver, whatever it raises: it must not end this thread
+            problem = f"its GPUs could not be looked at: {error}"
+        if problem and time.monotonic() < entry.since_s + self._timeout_s:
+            return False
+        final = status
+        if problem:
+            message = f"{status.exit.message}; {problem}" if status.exit.message else problem
+            final = replace(status, exit=replace(status.exit, released=False, message=message))
+        with self._lock:
+            if self._waiting.get(status.run) is not entry:
+                return True  # forgotten, or there is news of it
+            del self._waiting[status.run]
+            self._found[status.run] = status, final
+        self._tell(final)
+        return True
+
+    def _held(self, entry: _Waiting) -> str:
+        """Processes of the run that hold its GPUs, in words; '' for none.
+
+        Others may use these GPUs as well: the run's are those with its name in their environment, its leading process,
+        and those that the driver still lists though they are gone, as its own were a moment ago. In a container of our
+        own the last can't be told from processes outside it, so they don't count there.
+        """
+        marker = f"GPULOOM_RUN={self._home_id}:{entry.status.run}".encode()
+        everything = procs.sees_all()
+        found = []
+        for uuid, pids in self._gpu_processes(entry.gpus).items():
+            for pid in pids:
+                process = procs.process(pid)
+                gone = process is None or process.dead
+                if (gone and everything) or pid == entry.status.pid or (not gone and procs.marked(pid, marker)):
+                    found.append(f"process {pid} on {uuid}")
+        return ", ".join(found)

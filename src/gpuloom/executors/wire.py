@@ -1,0 +1,106 @@
+"""What runner and executor have in common: names of files, atomic writing, and lines of JSON over a Unix socket.
+
+The runner imports this, so it uses the standard library alone, and of that only what is light.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+VERSION = 1
+"""Of the protocol. A runner of another version is not talked to."""
+
+RUN_FILE = "run.json"
+"""In a run's directory: it has been started. Says as which process."""
+EXIT_FILE = "exit.json"
+"""It has ended, and how."""
+STATE_FILE = "state.json"
+"""Time spent frozen."""
+NOTICE_FILE = "notice"
+"""It was told to end: {reason, deadline_s}; deadline_s in seconds since the epoch."""
+PROGRESS_FILE = "progress.json"
+"""What the job reports of itself."""
+LOG_FILE = "output.log"
+LOG_INDEX = "log.json"
+"""Which bytes of all that the job wrote are in which log file."""
+
+SOCKET = "runner.sock"
+LOCK = "runner.lock"
+RUNNER_LOG = "runner.log"
+LIVE = "live"
+"""Directory in the home with one file for each run that is not acknowledged: {directory}."""
+
+
+def socket_address(home_fd: int) -> str:
+    """The socket's path by way of an open directory: a path of a socket holds 107 bytes, and homes can be longer."""
+    return f"/proc/self/fd/{home_fd}/{SOCKET}"
+
+
+def write_atomic(path: str, data: Mapping[str, Any]) -> None:
+    """Write JSON so that a reader sees all of it or the file of before.
+
+    Raises:
+        OSError: nothing was changed.
+    """
+    temporary = f"{path}.new"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            rest = json.dumps(data).encode()
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError:
+        remove(temporary)
+        raise
+
+
+def remove(path: str) -> None:
+    """Remove a file that may not be there."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    """A JSON object, or None if there is no such file, or not a whole one."""
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """A message as one line."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+class Lines:
+    """Messages out of a stream of bytes."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """The messages that are complete with these bytes. Raises ValueError for what is not one."""
+        start = len(self._rest)
+        self._rest += data
+        while (end := self._rest.find(b"\n", start)) >= 0:
+            line = bytes(self._rest[:end])
+            del self._rest[: end + 1]
+            start = 0
+            message = json.loads(line)
+            if not isinstance(message, dict):
+                raise ValueError(f"not a message: {line[:80]!r}")
+            yield message

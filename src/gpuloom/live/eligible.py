@@ -1,0 +1,81 @@
+"""What keeps a queued job from being handed to the policy at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpuloom.core.decision import Reason
+from gpuloom.core.job import ACTIVE, ENDED, Job, Phase
+from gpuloom.live.spec import indices_of
+
+Jobs = Mapping[int, Job]
+
+
+class Throttles:
+    """Of arrays with `%k`: how many of their jobs may still be started."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._left: dict[int, int] = {}
+        self._most: dict[int, int] = {}
+        active: dict[int, int] = {}
+        for job in jobs:
+            array = job.array_id
+            if array is None:
+                continue
+            if array not in self._most:
+                text = job.spec.get("array")
+                throttle = indices_of(text)[1] if text else None
+                self._most[array] = 0 if throttle is None else throttle
+            if job.phase in ACTIVE:
+                active[array] = active.get(array, 0) + 1
+        for array, most in self._most.items():
+            if most:
+                self._left[array] = most - active.get(array, 0)
+
+    def take(self, job: Job) -> Reason | None:
+        """Count a job as one that may start; the reason if it is one too many."""
+        array = job.array_id
+        if array is None or array not in self._left:
+            return None
+        if self._left[array] > 0:
+            self._left[array] -= 1
+            return None
+        most = self._most[array]
+        text = f"Its array {array} may run {most} at once, and so many run or are before it."
+        return Reason("array_throttle", text, {"throttle": most})
+
+
+def blocked(job: Job, jobs: Jobs, now_s: float) -> Reason | None:
+    """Why a queued or held job is not to be started now, whatever is free; None: it is.
+
+    `jobs` must hold the jobs that it waits for, as far as they have not ended well long ago: one that is not there
+    counts as done (`broken` looks at those that ended badly).
+    """
+    if job.phase is Phase.HELD:
+        return Reason("held", f"It is held; `gpuloom release {job.id}` lets it go.")
+    for other, how in job.after:
+        if other in jobs and (why := broken(job, jobs[other], how)):
+            return Reason("dependency_failed", f"It can't start, as {why}; `gpuloom cancel {job.id}` ends it.")
+    waits_for = [(other, how) for other, how in job.after if other in jobs and jobs[other].phase not in ENDED]
+    if waits_for:
+        first, how = waits_for[0]
+        more = f" and {len(waits_for) - 1} more" if len(waits_for) > 1 else ""
+        what = "finish well" if how == "ok" else "end"
+        return Reason(
+            "dependency",
+            f"It waits for job {first} ({jobs[first].phase}){more} to {what}.",
+            {"first": first, "jobs": len(waits_for)},
+        )
+    if job.not_before_s > now_s:
+        left = job.not_before_s - now_s
+        return Reason(
+            "pause_before_retry", f"Its last attempt failed; the next one comes in {left:.0f} s.", {"seconds": left}
+        )
+    return None
+
+
+def broken(job: Job, other: Job, how: str) -> str:
+    """Why a job can never start, as one that it waits for ended badly; '' if it can."""
+    if how == "ok" and other.phase in (Phase.FAILED, Phase.CANCELLED):
+        return f"job {other.id}, which it waits for, {'failed' if other.phase is Phase.FAILED else 'was cancelled'}"
+    return ""

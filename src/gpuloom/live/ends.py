@@ -1,0 +1,96 @@
+"""What becomes of a job when an attempt of it has ended."""
+
+from __future__ import annotations
+
+import signal as signals
+from typing import Any
+
+from gpuloom.core.job import Attempt, EndReason, Job, Phase
+from gpuloom.executors.port import RunExit
+
+SAVED = 85
+"""Exit code of a job that was preempted and has saved its work."""
+MOST_PAUSE_S = 60.0
+
+
+def ended(job: Job, attempt: Attempt, how: RunExit, *, work_s: float, complete: bool, now_s: float) -> dict[str, Any]:
+    """Data of the event `attempt.ended`.
+
+    Args:
+        work_s: work of this attempt, seconds. complete: the job reported that all of its steps are done.
+
+    A job that was told to stop and ended in time keeps its work: it goes on from what it saved. One that had to be
+    killed at the deadline, and one that was lost, begins again where the attempt began. A preempted job is never
+    counted as failed. Exit code 0 after a notice to make way means "saved", as for jobs that leave by `sys.exit()`,
+    unless the job has reported its last step.
+    """
+    stopped = attempt.stop_reason if how.reason else None
+    reason = _reason(how, stopped)
+    by_itself = how.exit_code is not None
+    saved = stopped is not None and by_itself
+    kept = job.work_s + (work_s if saved or reason is EndReason.FINISHED else 0.0)
+    after, failure = Phase.FAILED, False
+    if reason is EndReason.FINISHED or (stopped is not None and complete and how.exit_code == 0):
+        reason, after, kept = EndReason.FINISHED, Phase.FINISHED, job.work_s + work_s
+    elif attempt.stop_reason is EndReason.CANCELLED or reason is EndReason.CANCELLED:
+        # Whatever ended it first: its user wants no more of it.
+        reason, after = EndReason.CANCELLED, Phase.CANCELLED
+    elif attempt.stop_reason is EndReason.REQUEUED or reason is EndReason.REQUEUED:
+        reason, after, kept = EndReason.REQUEUED, Phase.QUEUED, 0.0
+    elif reason in (EndReason.PREEMPTED, EndReason.NODE):
+        after = Phase.QUEUED
+    elif reason is EndReason.LOST and attempt.stop_reason is not None:
+        reason, after = attempt.stop_reason, Phase.QUEUED
+    elif reason is EndReason.LOST and how.message.startswith(RESTARTED):
+        after = Phase.QUEUED
+    elif reason is not EndReason.NOT_STARTED:
+        failure = True
+        if job.failures < int(job.spec.get("retries", 0)):
+            after = Phase.QUEUED
+    pause = min(2.0**job.failures, MOST_PAUSE_S) if failure and after is Phase.QUEUED else 0.0
+    return {
+        "reason": reason.value,
+        "exit_code": how.exit_code,
+        "signal": how.signal,
+        "message": how.message or _message(how, reason, container=bool(job.spec.get("container"))),
+        "saved": saved and after is Phase.QUEUED,
+        "work_s": kept,
+        "peak_memory_mib": how.peak_memory_mib,
+        "next": after.value,
+        "not_before_s": now_s + pause if pause else 0.0,
+        "failure": failure,
+    }
+
+
+RESTARTED = "the machine was restarted"
+"""Begins the message of a run that was lost with its machine: it can't be running any more, so it may start again."""
+
+
+def _reason(how: RunExit, stopped: EndReason | None) -> EndReason:
+    if how.reason in (EndReason.OUT_OF_MEMORY, EndReason.NOT_STARTED, EndReason.LOST, EndReason.TIMED_OUT):
+        return EndReason(how.reason)
+    if how.reason:
+        return stopped if stopped is not None else EndReason(how.reason)
+    return EndReason.FINISHED if how.exit_code == 0 else EndReason.FAILED
+
+
+_CONTAINER = {
+    125: "the container could not be started",
+    126: "the container's command can't be run",
+    127: "the container has no such command",
+}
+"""What exit codes of docker and podman mean (and of a shell, in part)."""
+
+
+def _message(how: RunExit, reason: EndReason, *, container: bool) -> str:
+    if how.signal is not None:
+        try:
+            name = signals.Signals(how.signal).name
+        except ValueError:
+            name = f"signal {how.signal}"
+        return f"ended by {name}"
+    if container and how.exit_code in _CONTAINER:
+        return f"exit code {how.exit_code}: {_CONTAINER[how.exit_code]}; the log says why"
+    if reason is EndReason.FAILED and how.exit_code == SAVED:
+        return f"exit code {SAVED} means 'preempted, saved', but nobody had asked it to stop"
+    return "" if how.exit_code in (0, None) else f"exit code {how.exit_code}"

@@ -1,0 +1,421 @@
+"""The running scheduler as the API sees it (`live/service.py` says what each method does)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
+
+from gpuloom import __version__
+from gpuloom.core.decision import Reason
+from gpuloom.core.errors import InputError
+from gpuloom.core.events import Event
+from gpuloom.core.job import ACTIVE, ENDED, Attempt, EndReason, Job, Phase
+from gpuloom.live.history import trace_csv
+from gpuloom.live.job_view import attempt_view, event_view, job_view, preemptions_of
+from gpuloom.live.launch import run_directory
+from gpuloom.live.ledger import Draft
+from gpuloom.live.machine import Machine
+from gpuloom.live.reasons import why
+from gpuloom.live.scheduler import Scheduler
+from gpuloom.live.service import ConflictError, NotFoundError
+from gpuloom.live.spec import JobSpec, indices_of, job_spec
+from gpuloom.live.submission import Checks, dependencies, digest, submitted
+from gpuloom.live.views import JobView, WhyView
+from gpuloom.live.why import why_view
+from gpuloom.policies.registry import parse_policy
+from gpuloom.sim.inputs import load_policy
+from gpuloom.store.port import JobQuery, Submission
+
+T = TypeVar("T")
+
+WHILE_ACTIVE = frozenset({"name", "priority", "retries", "estimate", "grace", "on_preempt", "time_limit"})
+"""Fields of a spec that may change while the job runs."""
+NEVER = frozenset({"array", "hold"})
+
+
+class LiveService:
+    """Implements `Service` on a scheduler."""
+
+    def __init__(self, scheduler: Scheduler, machine: Machine, *, store_path: str, on_stop: Callable[[], None]) -> None:
+        self._scheduler, self._machine, self._store = scheduler, machine, scheduler.store
+        self._store_path, self._on_stop = store_path, on_stop
+        self._started_s = scheduler.clock.now()
+
+    # -- jobs -------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, specs: Sequence[JobSpec], *, user: str, idempotency_key: str | None = None
+    ) -> Sequence[Sequence[int]]:
+        if not specs:
+            raise InputError("no job was given")
+        specs = [spec.named() for spec in specs]
+        many = len(specs) > 1
+        digested = digest(specs, user) if idempotency_key is not None else ""
+        book = self._scheduler.book
+        if idempotency_key is not None and (taken := self._taken(idempotency_key, digested)) is not None:
+            return _grouped(specs, taken)  # whatever has become of what it waited for
+        checks = Checks(list(book.nodes.values()), self._find)
+
+        def named(index: int) -> str:
+            name = specs[index].name
+            return f"job {index + 1} of {len(specs)} ({name})" if many else f"job {name!r}"
+
+        for index, spec in enumerate(specs):
+            checks.spec(spec, named(index))
+
+        def take() -> list[list[int]]:
+            submissions: list[Submission] = []
+            if idempotency_key is not None and (before := self._taken(idempotency_key, digested)) is not None:
+                return _grouped(specs, before)
+            drafts: list[Draft] = []
+            taken: list[list[int]] = []
+            number = book.next_job
+            for spec in specs:
+                data, count = submitted(spec, user, number, self._scheduler.estimates)
+                drafts.append(("jobs.submitted", number, data))
+                taken.append(list(range(number, number + count)))
+                number += count
+            if idempotency_key is not None:
+                jobs = tuple(job for group in taken for job in group)
+                submissions.append(Submission(idempotency_key, digested, jobs, self._scheduler.clock.now()))
+            for index, spec in enumerate(specs):
+                # One that it waits for may have ended between the check and now.
+                checks.after(dependencies(spec), named(index))
+            self._scheduler.ledger.write(drafts, submissions)
+            self._scheduler.planning.stale()
+            return taken
+
+        return self._scheduler.do(take)
+
+    def job(self, job: int) -> JobView:
+        return self._views([self._get(job)])[0]
+
+    def jobs(self, query: JobQuery) -> Sequence[JobView]:
+        return self._views(self._store.jobs(query))
+
+    def show(self, job: int) -> Mapping[str, Any]:
+        record = self._get(job)
+        attempts = self._store.attempts([job])
+        last = attempts[-1].number if attempts else 1
+        return {
+            "job": self._views([record])[0],
+            "spec": dict(record.spec),
+            "attempts": [attempt_view(attempt) for attempt in attempts],
+            "events": [event_view(event) for event in self._store.events(job=job, limit=200, newest=True)],
+            "log": str(run_directory(self._scheduler.runs, job, last) / "output.log"),
+        }
+
+    def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Sequence[JobView]:
+        def work(records: list[Job]) -> None:
+            waiting = [job for job in records if job.phase in (Phase.QUEUED, Phase.HELD)]
+            active = [job.id for job in records if job.phase in ACTIVE]
+            drafts: list[Draft] = [("job.cancelled", job.id, {"message": "", "reason": "cancelled"}) for job in waiting]
+            gone = {job.id: replace(job, phase=Phase.CANCELLED) for job in waiting}
+            self._write([*drafts, *self._scheduler.intake.follow_up(gone)])
+            if active:
+                self._scheduler.dispatch.end_attempts(active, EndReason.CANCELLED, grace_s)
+
+        return self._change(jobs, work, but=ENDED, verb="cancelled")
+
+    def hold(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        def work(records: list[Job]) -> None:
+            self._write([("job.held", job.id, {}) for job in records if job.phase is Phase.QUEUED])
+
+        return self._change(jobs, work, but=ENDED | ACTIVE, verb="held", hint="requeue it first")
+
+    def release(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        def work(records: list[Job]) -> None:
+            self._write([("job.released", job.id, {}) for job in records if job.phase is Phase.HELD])
+
+        return self._change(jobs, work, but=ENDED | ACTIVE, verb="released")
+
+    def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        def work(records: list[Job]) -> None:
+            checks = Checks(list(self._scheduler.book.nodes.values()), self._find)
+            for job in records:
+                if job.phase in ENDED:
+                    checks.after(job.after, f"job {job.id}")
+            book = self._scheduler.book
+            for job in records:
+                book.jobs.setdefault(job.id, job)  # one that ended long ago may be on disk only
+            self._write([("job.requeued", job.id, {}) for job in records if job.phase in ENDED])
+            active = [job.id for job in records if job.phase in ACTIVE]
+            if active:
+                self._scheduler.dispatch.end_attempts(active, EndReason.REQUEUED, None)
+
+        return self._change(jobs, work, but=frozenset(), verb="requeued")
+
+    def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> Sequence[JobView]:
+        if not changes:
+            raise InputError("no change was given")
+        for name in NEVER & changes.keys():
+            raise InputError(
+                f"{name} can't be changed after submission" + ("; use hold and release" * (name == "hold"))
+            )
+
+        def work(records: list[Job]) -> None:
+            drafts: list[Draft] = []
+            checks = Checks(list(self._scheduler.book.nodes.values()), self._find)
+            for job in records:
+                late = sorted(changes.keys() - WHILE_ACTIVE)
+                if job.phase in ACTIVE and late:
+                    raise ConflictError(
+                        f"job {job.id} is {job.phase}: {', '.join(late)} can only be changed while it waits "
+                        f"(now: {', '.join(sorted(WHILE_ACTIVE))})"
+                    )
+                spec = job_spec({**job.spec, **changes}, source=f"job {job.id}")
+                if job.phase not in ACTIVE:
+                    checks.spec(spec, f"job {job.id}")
+                if any(other == job.id for other, _ in dependencies(spec)):
+                    raise InputError(f"job {job.id} can't wait for itself")
+                estimate_s, source = self._scheduler.estimates.of(
+                    job.user, spec.name, given_s=spec.estimate, time_limit_s=spec.time_limit
+                )
+                data = {
+                    "spec": spec.model_dump(mode="json"),
+                    "after": [list(entry) for entry in dependencies(spec)],
+                    "estimate_s": estimate_s,
+                    "estimate_from": source,
+                }
+                drafts.append(("job.updated", job.id, data))
+            self._write(drafts)
+            for job in records:
+                if job.phase is Phase.QUEUED:
+                    self._scheduler.planning.grants.pop(job.id, None)
+                if "time_limit" in changes:
+                    self._scheduler.set_limit(job.id)
+
+        return self._change(jobs, work, but=ENDED, verb="changed", hint="submit it again")
+
+    def move_to_top(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        def top() -> int:
+            asked = set(jobs)
+            waiting = [
+                job.priority
+                for job in self._scheduler.book.jobs.values()
+                if job.phase in (Phase.QUEUED, Phase.HELD, Phase.FROZEN) and job.id not in asked
+            ]
+            return max(waiting, default=-1) + 1
+
+        return self.update(jobs, {"priority": self._scheduler.do(top)})
+
+    def why(self, job: int, *, forecast: bool = True) -> WhyView:
+        return why_view(self._scheduler, self._get(job), forecast=forecast)
+
+    # -- machines and policy ----------------------------------------------------------------------------------
+
+    def nodes(self) -> Sequence[Mapping[str, Any]]:
+        book = self._scheduler.book
+        jobs: dict[tuple[str, int], list[int]] = {}
+        for attempt in list(book.attempts.values()):
+            for name, gpus in attempt.allocation:
+                for gpu in gpus:
+                    jobs.setdefault((name, gpu), []).append(attempt.job)
+        return [self._machine.node_view(node, jobs) for node in list(book.nodes.values())]
+
+    def set_node(self, node: str, state: str, *, reason: str = "") -> Mapping[str, Any]:
+        if state not in ("up", "cordoned", "draining"):
+            raise InputError(f"a node's state is 'up', 'cordoned' or 'draining', not {state!r}")
+        if node not in self._scheduler.book.nodes:
+            known = ", ".join(self._scheduler.book.nodes)
+            raise NotFoundError(f"no node is named {node!r}; there is: {known}")
+        self._scheduler.do(lambda: self._scheduler.set_node(node, state, reason))
+        return next(view for view in self.nodes() if view["name"] == node)
+
+    def policy(self) -> Mapping[str, Any]:
+        events = self._store.events(types=["policy.set"], limit=2, newest=True)
+        planning = self._scheduler.planning
+        return {
+            "policy": planning.written,
+            "interval_s": planning.interval_s,
+            "since_s": events[-1].at_s if events else self._started_s,
+            "previous": events[0].data["policy"] if len(events) > 1 else None,
+        }
+
+    def set_policy(self, written: str, *, interval_s: float | None = None) -> Mapping[str, Any]:
+        parse_policy(written)
+        load_policy(written)
+        self._scheduler.do(lambda: self._scheduler.set_policy(written, interval_s))
+        return self.policy()
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def events(
+        self,
+        *,
+        after: int = 0,
+        job: int | None = None,
+        types: Sequence[str] = (),
+        limit: int = 1000,
+        newest: bool = False,
+    ) -> Sequence[Event]:
+        return self._store.events(after=after, job=job, types=types, limit=limit, newest=newest)
+
+    def wait_for_events(self, after: int, timeout_s: float) -> int:
+        return self._scheduler.ledger.wait(after, timeout_s)
+
+    def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[Mapping[str, Any]]:
+        until = self._scheduler.clock.now() if until_s is None else until_s
+        return [asdict(row) for row in self._store.usage(since_s=since_s or 0.0, until_s=until, by=by)]
+
+    def history(self, *, since_s: float | None, until_s: float | None) -> str:
+        until = self._scheduler.clock.now() if until_s is None else until_s
+        return trace_csv(
+            self._store.history(since_s=since_s or 0.0, until_s=until), self._scheduler.planning.interval_s
+        )
+
+    def log_files(self, job: int, attempt: int | None = None) -> Sequence[Mapping[str, Any]]:
+        record = self._get(job)
+        if attempt is not None and not 1 <= attempt <= record.attempts:
+            raise NotFoundError(f"job {job} has {record.attempts} attempts, so none with number {attempt}")
+        numbers = range(1, record.attempts + 1) if attempt is None else [attempt]
+        return [
+            {
+                "attempt": number,
+                "path": str(run_directory(self._scheduler.runs, job, number) / "output.log"),
+                "live": number == record.attempts and record.phase in ACTIVE,
+            }
+            for number in numbers
+        ]
+
+    def status(self) -> Mapping[str, Any]:
+        scheduler = self._scheduler
+        nodes = list(scheduler.book.nodes.values())
+        busy = {
+            slot
+            for a in list(scheduler.book.attempts.values())
+            for n, gpus in a.allocation
+            for slot in [(n, g) for g in gpus]
+        }
+        store = scheduler.problems.get("store", "")
+        executor = scheduler.problems.get("executor", "") or scheduler.executor.healthy()
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "started_s": self._started_s,
+            "now_s": scheduler.clock.now(),
+            "home": str(scheduler.runs.parent),
+            "store": {
+                "kind": "sqlite",
+                "path": self._store_path,
+                "schema_version": self._store.schema_version,
+                "ok": not store,
+                "problem": store,
+            },
+            "executor": {
+                "name": scheduler.executor.name,
+                "ok": not executor,
+                "problem": executor,
+                "limits": dict(self._machine.limits()),
+            },
+            "policy": scheduler.planning.written,
+            "policy_problem": scheduler.problems.get("policy", ""),
+            "interval_s": scheduler.planning.interval_s,
+            "jobs": dict(self._store.counts()),
+            "gpus": {
+                "total": sum(len(node.gpus) for node in nodes),
+                "busy": len(busy),
+                "in_service": sum(gpu.state == "ok" for node in nodes if node.state == "up" for gpu in node.gpus),
+                "kind": nodes[0].kind if nodes else "gpu",
+            },
+            "nodes": len(nodes),
+            "last_pass_s": scheduler.planning.last_pass_s,
+        }
+
+    def stop(self, *, stop_jobs: bool) -> None:
+        self._scheduler.stop(stop_jobs=stop_jobs)
+        if not stop_jobs:  # else the scheduler ends by itself, once all jobs have
+            self._on_stop()
+
+    def _taken(self, key: str, digested: str) -> tuple[int, ...] | None:
+        """Jobs of the submission with this key, if there was one. Raises ConflictError if it was another one."""
+        before = self._store.submission(key)
+        if before is not None and before.digest != digested:
+            raise ConflictError(
+                f"idempotency key {key!r} was used for another submission, which became job {before.jobs[0]}: "
+                "use a new key for a new submission"
+            )
+        return None if before is None else before.jobs
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    def _find(self, job: int) -> Job | None:
+        return self._scheduler.book.jobs.get(job) or self._store.job(job)
+
+    def _get(self, job: int) -> Job:
+        found = self._find(job)
+        if found is None:
+            last = self._scheduler.book.next_job - 1
+            raise NotFoundError(f"there is no job {job}" + (f"; numbers go up to {last}" if last else "; none yet"))
+        return found
+
+    def _write(self, drafts: Iterable[Draft]) -> None:
+        self._scheduler.ledger.write(list(drafts))
+
+    def _change(
+        self,
+        jobs: Sequence[int],
+        work: Callable[[list[Job]], None],
+        *,
+        but: Iterable[Phase],
+        verb: str,
+        hint: str = "",
+    ) -> Sequence[JobView]:
+        """Change jobs, all or none of them; not those in one of the phases `but`.
+
+        Those that have ended already stand in nobody's way where some are left to be cancelled.
+        """
+
+        def change() -> None:
+            records = [self._get(job) for job in dict.fromkeys(jobs)]
+            if verb == "cancelled" and any(job.phase not in but for job in records):
+                records = [job for job in records if job.phase not in but]
+            for job in records:
+                if job.phase in but:
+                    raise ConflictError(
+                        f"job {job.id} is {job.phase} and can't be {verb}" + (f"; {hint}" if hint else "")
+                    )
+            work(records)
+            self._scheduler.planning.stale()
+
+        self._scheduler.do(change)
+        return self._views([self._get(job) for job in jobs])
+
+    def _views(self, records: Sequence[Job]) -> list[JobView]:
+        scheduler = self._scheduler
+        now = scheduler.clock.now()
+        again = [job.id for job in records if job.attempts > (job.phase in ACTIVE)]
+        ended: dict[int, list[Attempt]] = {}
+        for attempt in self._store.attempts(again) if again else ():
+            ended.setdefault(attempt.job, []).append(attempt)
+        waiting = [job.id for job in records if job.phase in (Phase.QUEUED, Phase.HELD, Phase.FROZEN)]
+        reasons: Mapping[int, Reason] = (
+            scheduler.do(lambda: why(scheduler.planning, waiting, scheduler.clock.now())) if waiting else {}
+        )
+        views = []
+        for job in records:
+            present = scheduler.book.attempts.get(job.id) if job.phase in ACTIVE else None
+            views.append(
+                job_view(
+                    job,
+                    attempt=present,
+                    preemptions=preemptions_of(ended, job.id),
+                    reason=reasons.get(job.id),
+                    usage=self._machine.usage(present.run) if present is not None else None,
+                    left_s=scheduler.left_s(job) if present is not None else None,
+                    now_s=now,
+                )
+            )
+        return views
+
+
+def _grouped(specs: Sequence[JobSpec], jobs: Sequence[int]) -> list[list[int]]:
+    """The numbers of a submission of before, by spec."""
+    groups, at = [], 0
+    for spec in specs:
+        count = 1 if spec.array is None else len(indices_of(spec.array)[0])
+        groups.append(list(jobs[at : at + count]))
+        at += count
+    return groups

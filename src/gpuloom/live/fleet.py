@@ -1,0 +1,139 @@
+"""From nodes as they are to the cluster that a policy sees, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuloom.core.cluster import ANY_MODEL, Cluster, Node
+from gpuloom.core.decision import Placement
+from gpuloom.core.job import Allocation, NodeRecord
+from gpuloom.core.workload import Labels, Workload
+from gpuloom.placement.shapes import impossible_jobs, shapes_of, why_impossible
+
+Slot = tuple[str, int]
+"""A GPU: (node's name, index)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A cluster made of the GPUs that may be given away, and which ones these are.
+
+    GPU number i of the cluster's node n is GPU `slots[n][i]` of the machine `names[n]`. A machine with several GPU
+    models is one node for each, as a gang stays on one model.
+    """
+
+    cluster: Cluster
+    names: tuple[str, ...]
+    slots: tuple[tuple[int, ...], ...]
+    at: Mapping[Slot, tuple[int, int]]
+
+    def allocation(self, placement: Placement) -> Allocation:
+        """The GPUs of a placement by their real names."""
+        found: dict[str, list[int]] = {}
+        for node, mask in zip(placement.nodes, placement.masks, strict=True):
+            slots = self.slots[node]
+            found.setdefault(self.names[node], []).extend(
+                slots[bit] for bit in range(mask.bit_length()) if mask >> bit & 1
+            )
+        return tuple((name, tuple(sorted(gpus))) for name, gpus in found.items())
+
+    def placement(self, allocation: Allocation, layer: int = 0) -> Placement | None:
+        """The placement that stands for these GPUs; None if one of them is not in this fleet."""
+        masks: dict[int, int] = {}
+        for name, gpus in allocation:
+            for gpu in gpus:
+                at = self.at.get((name, gpu))
+                if at is None:
+                    return None
+                masks[at[0]] = masks.get(at[0], 0) | 1 << at[1]
+        nodes = tuple(sorted(masks))
+        return Placement(nodes, tuple(masks[node] for node in nodes), layer)
+
+
+def slots_of(allocation: Allocation) -> list[Slot]:
+    """Every GPU of an allocation."""
+    return [(name, gpu) for name, gpus in allocation for gpu in gpus]
+
+
+def fleet_of(nodes: Iterable[NodeRecord], *, without: Collection[Slot] = (), everything: bool = False) -> Fleet | None:
+    """The GPUs in service that are not in `without`; None if there is none.
+
+    Args:
+        everything: GPUs and nodes that are out of service as well (can a job ever be placed?).
+    """
+    made: list[Node] = []
+    names: list[str] = []
+    slots: list[tuple[int, ...]] = []
+    for record in nodes:
+        if record.state != "up" and not everything:
+            continue
+        by_model: dict[str, list[int]] = {}
+        memory: dict[str, list[int | None]] = {}
+        for gpu in record.gpus:
+            if everything or (gpu.state == "ok" and (record.name, gpu.index) not in without):
+                model = _word(gpu.model)
+                by_model.setdefault(model, []).append(gpu.index)
+                memory.setdefault(model, []).append(gpu.memory_mib)
+        for number, (model, indices) in enumerate(by_model.items()):
+            known = [mib for mib in memory[model] if mib is not None]
+            made.append(
+                Node(
+                    name=record.name if number == 0 else f"{record.name}#{model}",
+                    gpus=len(indices),
+                    gpu_model=model,
+                    gpu_memory_mib=min(known) if known else None,
+                    cpus=record.cpus,
+                    memory_mib=record.memory_mib,
+                )
+            )
+            names.append(record.name)
+            slots.append(tuple(indices))
+    if not made:
+        return None
+    at = {(names[n], gpu): (n, bit) for n, gpus in enumerate(slots) for bit, gpu in enumerate(gpus)}
+    return Fleet(Cluster(tuple(made), name="live"), tuple(names), tuple(slots), at)
+
+
+def _word(model: str) -> str:
+    return "".join(c if c.isalnum() or c in "._+-" else "-" for c in model).strip("-._+") or ANY_MODEL
+
+
+def wanted_types(spec: Mapping[str, object]) -> str:
+    """GPU models of a spec as `Workload.gpu_type` writes them ('' for any)."""
+    types = spec.get("gpu_types")
+    return "|".join(str(name) for name in types) if isinstance(types, list | tuple) else ""
+
+
+def why_never(nodes: Iterable[NodeRecord], spec: Mapping[str, object], gpus: int) -> str:
+    """Why a job can never be placed on these machines, even if they were empty; '' if it can."""
+    nodes = list(nodes)
+    fleet = fleet_of(nodes, everything=True)
+    if fleet is None:
+        return "no machine with a GPU or a CPU slot is known"
+    memory = spec.get("gpu_memory")
+    one = Workload(
+        "submission",
+        np.zeros(1),
+        np.ones(1),
+        np.array([gpus], dtype=np.int32),
+        job_ids=("",),
+        gpu_type=Labels.of([wanted_types(spec)]),
+        gpu_memory_mib=None if memory is None else np.array([float(str(memory))]),
+    )
+    if len(impossible_jobs(shapes_of(one, fleet.cluster), fleet.cluster)):
+        if all(node.kind == "cpu" for node in nodes):
+            most = max(len(node.gpus) for node in nodes)
+            if types := wanted_types(spec):
+                return f"it asks for GPUs of model {types.replace('|', ' or ')}, and there are CPU slots only"
+            return f"it asks for {gpus} GPUs; this machine has {most} CPU slots in their place, and no more"
+        text = why_impossible(one, fleet.cluster, 0).removeprefix("job  ")
+        return f"it {text}"
+    for key, name, unit in (("memory", "memory_mib", "MiB of main memory"), ("cpus", "cpus", "CPU cores")):
+        asked = spec.get(key)
+        most = max((getattr(node, name) or 0 for node in nodes), default=0)
+        if asked is not None and most and float(str(asked)) > most:
+            return f"it asks for {asked} {unit}, and the largest machine has {most}"
+    return ""

@@ -1,0 +1,243 @@
+"""Takes in what the executor says of runs, and writes it down before the executor may forget it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gpuloom.core.errors import InvalidTransition
+from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Phase
+from gpuloom.executors.port import RunExit, RunPhase, RunStatus
+from gpuloom.live.clock import ServiceClock
+from gpuloom.live.dispatch import Dispatch, as_json
+from gpuloom.live.eligible import broken
+from gpuloom.live.ends import ended
+from gpuloom.live.estimates import Estimates
+from gpuloom.live.ledger import Draft, Ledger
+from gpuloom.live.occupancy import MAKES_WAY
+from gpuloom.live.planning import Planning
+from gpuloom.live.records import node_data
+from gpuloom.live.work import WorkDone
+
+log = logging.getLogger("gpuloom.scheduler")
+
+
+class Intake:
+    """Used by the scheduler's thread alone.
+
+    Attributes:
+        statuses: what the executor said and is not written down yet, by run.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        planning: Planning,
+        work: WorkDone,
+        estimates: Estimates,
+        dispatch: Dispatch,
+        clock: ServiceClock,
+        *,
+        node: str,
+        reported: Callable[[str], Mapping[str, object]],
+    ) -> None:
+        """node: this machine. reported: what a run reported last of its progress."""
+        self.ledger, self.planning, self.work, self.estimates = ledger, planning, work, estimates
+        self.dispatch, self.clock, self.node, self.reported = dispatch, clock, node, reported
+        self.book = ledger.book
+        self.statuses: dict[str, RunStatus] = {}
+        self._unreleased: dict[str, set[int]] = {}
+        """Runs that have ended and left something behind, and their GPUs."""
+
+    def take_all(self, now: float) -> None:
+        if not self.statuses:
+            return
+        statuses = list(self.statuses.values())
+        try:
+            self._take(statuses, now)
+        except InvalidTransition:
+            for status in statuses:
+                try:
+                    self._take([status], now)
+                except InvalidTransition:  # a bug of ours or of the executor's; the others are right
+                    log.exception("run %s: what the executor says can't be", status.run)
+                    self.statuses.pop(status.run, None)
+
+    def _take(self, statuses: list[RunStatus], now: float) -> None:
+        drafts: list[Draft] = []
+        exits: list[tuple[Job, Attempt, RunExit]] = []
+        ends: dict[int, Job] = {}
+        frozen: list[int] = []
+        thawed: list[tuple[int, Allocation]] = []
+        done: list[str] = []
+        gpus: dict[int, tuple[str, str]] = {}
+        free: list[str] = []
+        for status in statuses:
+            attempt = self.attempt_of(status.run)
+            if attempt is None:
+                if status.phase is RunPhase.EXITED and (status.exit is None or status.exit.released):
+                    free.append(status.run)
+                    done.append(status.run)
+                elif status.phase is RunPhase.EXITED:
+                    continue
+                elif self.dispatch.to_start.get(status.run) is None:
+                    log.error("run %s goes on though its job has ended: it is ended", status.run)
+                    self.dispatch.end_run(status.run, EndReason.CANCELLED, 0.0)
+                continue
+            job = self.book.jobs[attempt.job]
+            drafts.extend(self._running(attempt, status))
+            if status.phase is RunPhase.FROZEN:
+                if attempt.phase in (Phase.STARTING, Phase.RUNNING):
+                    drafts.append(("attempt.frozen", job.id, {}))
+                frozen.append(job.id)
+            elif status.phase is RunPhase.RUNNING and attempt.phase is Phase.FROZEN:
+                allocation = self.planning.thawing.get(job.id, attempt.allocation)
+                drafts.append(("attempt.thawed", job.id, {"allocation": as_json(allocation)}))
+                thawed.append((job.id, allocation))
+            elif status.phase is RunPhase.EXITED and status.exit is not None:
+                data = self._end(job, attempt, status.exit, now)
+                exits.append((job, attempt, status.exit))
+                drafts.append(("attempt.ended", job.id, data))
+                ends[job.id] = replace(job, phase=Phase(data["next"]))
+                if status.exit.released:
+                    done.append(status.run)
+                else:  # it is told again once nothing is left
+                    gpus |= self._not_released(attempt, status.exit)
+        gpus |= self._released(free)
+        # In one write: who can never start any more must not be left behind by a crash.
+        drafts += self.follow_up(ends)
+        self.ledger.write([*drafts, *self.gpu_states(gpus)])
+        for run in free:
+            self._unreleased.pop(run, None)
+        for status in statuses:
+            if self.statuses.get(status.run) is status:
+                del self.statuses[status.run]
+        for job_id in frozen:
+            self.planning.freezing.pop(job_id, None)
+            self.work.pause(job_id, now)
+        for job_id, _ in thawed:
+            self.planning.thawing.pop(job_id, None)
+            self.work.resume(job_id, now)
+            self.work.rate(job_id, self.planning.rates.pop(job_id, 1.0))
+            if job_id in self.planning.refreeze:
+                self.planning.refreeze.discard(job_id)
+                self.dispatch.freeze(self.book.attempts[job_id], now)
+        for job, attempt, how in exits:
+            self._left(job, attempt, how, now)
+        for run in done:
+            self.dispatch.tell(partial(self.dispatch.executor.acknowledge, run))
+
+    def _running(self, attempt: Attempt, status: RunStatus) -> list[Draft]:
+        """The event that a run has begun, if it is not written down yet."""
+        self.dispatch.to_start.pop(attempt.run, None)
+        began = status.pid is not None and status.phase is not RunPhase.STARTING
+        if attempt.phase is not Phase.STARTING or not began:
+            return []
+        if status.exit is not None and status.exit.reason == EndReason.NOT_STARTED:
+            return []
+        identity = {"pid": status.pid, "start_ticks": status.start_ticks, "boot_id": status.boot_id}
+        return [("attempt.running", attempt.job, identity)]
+
+    def _end(self, job: Job, attempt: Attempt, how: RunExit, now: float) -> dict[str, Any]:
+        told = self.reported(attempt.run)
+        complete = told.get("fraction") == 1.0
+        if isinstance(first := told.get("first_s"), float):
+            self.work.started_up(job.id, self.clock.from_wall(first))
+        at = min(max(self.clock.from_wall(how.at_s), attempt.since_s), now)
+        # One that was stopped and never said when its work began may have been starting up all the time.
+        worked = self.work.of if attempt.stop_reason is None else self.work.expected
+        data = ended(job, attempt, how, work_s=worked(job.id, at), complete=complete, now_s=now)
+        return {**data, "ended_s": at}
+
+    def _not_released(self, attempt: Attempt, how: RunExit) -> dict[int, tuple[str, str]]:
+        """GPUs that something of the run still holds are given to nobody."""
+        held = {gpu for name, gpus in attempt.allocation if name == self.node for gpu in gpus}
+        self._unreleased[attempt.run] = held
+        return dict.fromkeys(held, ("unhealthy", how.message or "not free after its job ended"))
+
+    def _released(self, runs: list[str]) -> dict[int, tuple[str, str]]:
+        """GPUs that ended runs held on to are free after all."""
+        freed = {gpu for run in runs for gpu in self._unreleased.get(run, ())}
+        held = {gpu for run, gpus in self._unreleased.items() if run not in runs for gpu in gpus}
+        return dict.fromkeys(freed - held, ("ok", ""))
+
+    def remember_unreleased(self, statuses: Iterable[RunStatus]) -> None:
+        """Runs that had ended before this scheduler began, and have left something behind."""
+        for status in statuses:
+            job, _, number = status.run.partition(".")
+            if status.exit is None or status.exit.released or not job.isdigit():
+                continue
+            for attempt in self.ledger.store.attempts([int(job)]):
+                if str(attempt.number) == number and attempt.phase is None:
+                    self._not_released(attempt, status.exit)
+
+    def gpu_states(self, states: Mapping[int, tuple[str, str]]) -> list[Draft]:
+        """The event that GPUs of this machine are in another state: {index: (state, reason)}."""
+        node = self.book.nodes[self.node]
+        now = self.clock.now()
+        gpus = tuple(
+            replace(gpu, state=states[gpu.index][0], reason=states[gpu.index][1], since_s=now)
+            if gpu.index in states and states[gpu.index] != (gpu.state, gpu.reason)
+            else gpu
+            for gpu in node.gpus
+        )
+        if gpus == node.gpus:
+            return []
+        self.planning.stale()
+        return [("node.changed", None, {"node": node_data(replace(node, gpus=gpus))})]
+
+    def _left(self, before: Job, attempt: Attempt, how: RunExit, now: float) -> None:
+        """An attempt has ended, and it is written down."""
+        job = self.book.jobs[before.id]
+        attempted_s = self.work.of(job.id, now)
+        self.work.end(job.id)
+        self.dispatch.to_start.pop(attempt.run, None)
+        self.planning.freezing.pop(job.id, None)
+        self.planning.thawing.pop(job.id, None)
+        self.planning.refreeze.discard(job.id)
+        log.info("run %s ended: %s %s", attempt.run, job.reason, job.message)
+        if job.phase in ENDED:
+            self.planning.grants.pop(job.id, None)
+            self.planning.job_left(job, attempt.allocation)
+            if job.phase is Phase.FINISHED:
+                name = str(job.spec.get("name", job.name))
+                self.estimates.finished(job.user, name, max(job.work_s, attempted_s, 0.001))
+            if job.array_id is not None or self.ledger.waits_for(job.id):
+                self.planning.stale()
+            return
+        made_way = job.reason in MAKES_WAY and how.released
+        if self.planning.world is None or not made_way or how.exit_code is None:
+            self.planning.stale()
+
+    def follow_up(self, gone: Mapping[int, Job]) -> list[Draft]:
+        """What has to be written with these ends (jobs as they will be): those that waited and never can start."""
+        drafts: list[Draft] = []
+        ends = {number: job for number, job in gone.items() if job.phase in ENDED}
+        while ends:
+            badly: dict[int, Job] = {}
+            for number, end in ends.items():
+                for waiting in self.ledger.waits_for(number):
+                    job = self.book.jobs.get(waiting)
+                    if (
+                        job is None
+                        or job.phase not in (Phase.QUEUED, Phase.HELD)
+                        or waiting in badly
+                        or waiting in gone
+                    ):
+                        continue
+                    why = next((w for other, how in job.after if other == number and (w := broken(job, end, how))), "")
+                    if why:
+                        data = {"message": f"cancelled, as {why}", "reason": EndReason.CANCELLED.value}
+                        drafts.append(("job.cancelled", waiting, data))
+                        badly[waiting] = replace(job, phase=Phase.CANCELLED)
+            gone = {**gone, **badly}
+            ends = badly
+        return drafts
+
+    def attempt_of(self, run: str) -> Attempt | None:
+        job, _, number = run.partition(".")
+        attempt = self.book.attempts.get(int(job)) if job.isdigit() else None
+        return attempt if attempt is not None and attempt.number == int(number or 0) else None

@@ -1,0 +1,76 @@
+"""From a job and its attempt to what an executor is asked to run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpuloom.core.errors import InputError
+from gpuloom.core.job import Attempt, Job, NodeRecord
+from gpuloom.executors.environment import prepared
+from gpuloom.executors.port import RunRequest
+
+KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+"""Of the scheduler's own environment, what a job gets that brought none."""
+
+
+def run_directory(runs: Path, job: int, attempt: int) -> Path:
+    """Where the files of a run are. A thousand jobs a folder, so that none grows without bound."""
+    return runs / f"{job // 1000:04d}" / str(job) / str(attempt)
+
+
+def run_request(job: Job, attempt: Attempt, node: NodeRecord, runs: Path) -> RunRequest:
+    """What to run for this attempt, on this node.
+
+    Raises:
+        InputError: its environment can't be made (no such venv, no container runtime, …).
+    """
+    spec = job.spec
+    by_index = {gpu.index: gpu for gpu in node.gpus}
+    gpus = tuple(gpu for name, indices in attempt.allocation if name == node.name for gpu in indices)
+    missing = [gpu for gpu in gpus if gpu not in by_index]
+    if missing:
+        raise InputError(f"node {node.name} has no GPU {missing[0]} any more")
+    env: dict[str, str] = {key: os.environ[key] for key in KEPT if key in os.environ}
+    env |= {str(key): str(value) for key, value in _mapping(spec.get("env")).items()}
+    env.setdefault("PYTHONUNBUFFERED", "1")  # what a script prints is in the log when it prints it
+    env["GPULOOM_JOB_NAME"] = job.name
+    if job.array_index is not None:
+        env["GPULOOM_ARRAY_ID"] = str(job.array_id)
+        env["GPULOOM_ARRAY_INDEX"] = str(job.array_index)
+    cwd = str(spec.get("workdir") or env.get("HOME") or "/")
+    uuids = tuple(by_index[gpu].uuid for gpu in gpus)
+    directory = str(run_directory(runs, job.id, attempt.number))
+    argv, env = prepared(
+        tuple(str(word) for word in spec["command"]),
+        env,
+        venv=spec.get("venv"),
+        conda=spec.get("conda"),
+        container=spec.get("container"),
+        cwd=cwd,
+        gpus=gpus,
+        gpu_uuids=uuids,
+        kind=node.kind,
+        run=attempt.run,
+        directory=directory,
+    )
+    return RunRequest(
+        run=attempt.run,
+        argv=argv,
+        cwd=cwd,
+        env=env,
+        gpus=gpus,
+        gpu_uuids=uuids,
+        directory=directory,
+        kind=node.kind,
+        limit_s=spec.get("time_limit"),
+        grace_s=float(spec.get("grace", 30.0)),
+        cpus=spec.get("cpus"),
+        memory_mib=spec.get("memory"),
+        resumes=attempt.number > 1,
+    )
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,113 @@
+"""Who has which GPUs: what a policy is shown, and what is kept from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuloom.core.book import Book
+from gpuloom.core.job import Allocation, EndReason, Job, Phase
+from gpuloom.live.estimates import left_s
+from gpuloom.live.fleet import Slot, slots_of, wanted_types
+from gpuloom.live.hold import Hold, hold_for
+from gpuloom.placement.shapes import model_allowed
+
+if TYPE_CHECKING:
+    from gpuloom.live.planning import Planning
+
+MAKES_WAY = frozenset({EndReason.PREEMPTED, EndReason.NODE})
+"""Reasons of a stop after which the job waits again, as the policy sees it."""
+
+
+def open_slots(book: Book) -> set[Slot]:
+    """GPUs that may be given away or are: in service, on machines that are open to new jobs."""
+    return {
+        (node.name, gpu.index)
+        for node in book.nodes.values()
+        for gpu in node.gpus
+        if node.state == "up" and gpu.state == "ok"
+    }
+
+
+def placed(planning: Planning, priority: float) -> tuple[dict[int, tuple[Allocation, float, int]], set[Slot]]:
+    """Running jobs in the policy's sight (GPUs, since when, sharing layer), and GPUs out of its sight."""
+    book = planning.book
+    free_for_all = open_slots(planning.book)
+    found: dict[int, tuple[Allocation, float]] = {}
+    pinned: set[Slot] = set()
+    for number in {**planning.grants, **book.attempts}:
+        job, attempt = book.jobs[number], book.attempts.get(number)
+        granted = planning.grants.get(number) or planning.thawing.get(number)
+        if number in planning.refreeze and number not in planning.grants:
+            continue
+        if granted is not None:
+            allocation, since_s = granted, planning.work.since(number)
+        elif attempt is None or number in planning.yielding or job.phase is Phase.FROZEN or number in planning.freezing:
+            continue
+        elif attempt.stop_reason is not None:
+            if attempt.stop_reason not in MAKES_WAY:
+                pinned.update(slots_of(attempt.allocation))
+            continue
+        else:
+            allocation, since_s = attempt.allocation, attempt.since_s
+        slots = slots_of(allocation)
+        stays = planning.preempts and job.spec.get("on_preempt") == "never" and granted is None
+        if stays or planning.level(number) > priority or not free_for_all.issuperset(slots):
+            pinned.update(slots)
+        else:
+            found[number] = (allocation, since_s)
+    # Who shares a GPU with a pinned job is pinned as well; so is who finds no sharing layer (the policy before
+    # may have shared more). Who was on which layer is not written down; AntMan's opportunistic jobs are never on
+    # the first.
+    layers = planning.policy.max_jobs_per_gpu
+    while True:
+        layer_of: dict[int, int] = {}
+        used: dict[Slot, int] = {}
+        out: set[int] = set()
+        for number, (allocation, _) in found.items():
+            slots = slots_of(allocation)
+            taken = 0
+            for slot in slots:
+                taken |= used.get(slot, 0)
+            first = int(layers > 1 and book.jobs[number].priority < 0)
+            free = [layer for layer in (*range(first, layers), *range(first)) if not taken >> layer & 1]
+            if not free or not pinned.isdisjoint(slots):
+                out.add(number)
+                continue
+            layer_of[number] = free[0]
+            for slot in slots:
+                used[slot] = used.get(slot, 0) | 1 << free[0]
+        if not out:
+            return {n: (*has, layer_of[n]) for n, has in found.items()}, pinned
+        for number in out:
+            pinned.update(slots_of(found.pop(number)[0]))
+
+
+def reservation(planning: Planning, job: Job, before: Hold | None, now_s: float) -> Hold | None:
+    """What is kept for the first job of a priority that waits on, from all of lower ones."""
+    slots = open_slots(planning.book)
+    models = {
+        (node.name, gpu.index)
+        for node in planning.book.nodes.values()
+        for gpu in node.gpus
+        if model_allowed(wanted_types(job.spec), gpu.model)
+    }
+    ends: list[tuple[float, int]] = []
+    held: set[Slot] = set()
+    for number in {**planning.grants, **planning.book.attempts}:
+        attempt = planning.book.attempts.get(number)
+        allocation = planning.grants.get(number) or planning.thawing.get(number)
+        if allocation is None and attempt is not None and attempt.phase is not Phase.FROZEN:
+            allocation = attempt.allocation
+        if allocation is None:
+            continue
+        mine = slots & models & set(slots_of(allocation))
+        other, done = planning.book.jobs[number], planning.work.expected(number, now_s)
+        stopping = attempt is not None and attempt.stop_reason is not None
+        left = (
+            0.0
+            if stopping
+            else left_s(planning.estimate(other)[0], other.work_s + done, planning.work.told_s.get(number))
+        )
+        ends.append((now_s + left, len(mine - held)))
+        held |= mine
+    return hold_for(job, len((slots & models) - held), ends, before, now_s=now_s)

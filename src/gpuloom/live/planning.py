@@ -1,0 +1,451 @@
+"""Asks the policy: builds worlds, runs scheduling passes, and says when the next one is due.
+
+Priorities. Higher ones go first whatever the policy: with several among those that wait, there is one pass for each,
+highest first. In the pass of a priority, jobs of a higher one that run are out of the policy's sight, with their GPUs:
+it can't stop them for lower ones.
+
+Out of sight ("pinned") are also running jobs that may not be stopped (`on_preempt: never`, under a policy that stops
+jobs), and those on machines or GPUs that are out of service: they run to their end where they are.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gpuloom.core.book import Book
+from gpuloom.core.commands import Command, Resize, Start, Stop
+from gpuloom.core.decision import Reason
+from gpuloom.core.job import ENDED, Allocation, Job, Phase
+from gpuloom.core.profile import Profiles
+from gpuloom.core.units import next_multiple
+from gpuloom.live.eligible import Throttles, blocked
+from gpuloom.live.estimates import Estimates, left_s
+from gpuloom.live.fleet import fleet_of, slots_of
+from gpuloom.live.hold import Hold
+from gpuloom.live.occupancy import MAKES_WAY, reservation
+from gpuloom.live.occupancy import placed as placed_jobs
+from gpuloom.live.reasons import nothing_to_give, unplaceable
+from gpuloom.live.roster import Roster
+from gpuloom.live.work import WorkDone
+from gpuloom.live.world import Memory, Placed, World
+from gpuloom.policies.base import Policy
+from gpuloom.sim.inputs import load_policy
+from gpuloom.sim.profiles import load_profiles
+
+LEARN_EVERY = 20
+"""After so many ends the policy is told anew what jobs that ended took."""
+
+QUIET = 3.0
+"""After a pass with a new world so many times its duration go by before the next such one: a stream of single
+submissions is worked off in batches, and the API stays quick."""
+
+
+_BEHIND = Reason("behind_others", "Jobs of a higher priority go first, and what they leave does not do for it.")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a pass wants: jobs to stop, jobs to start on these GPUs (in order), in the engine's words."""
+
+    stop: list[int] = field(default_factory=list)
+    start: dict[int, Allocation] = field(default_factory=dict)
+
+
+class Planning:
+    """Used by the scheduler's thread alone.
+
+    Attributes:
+        grants: GPUs that the policy has given to jobs that have not been started on them yet.
+        freezing: jobs that were told to freeze and have not yet, and when they were told.
+        thawing: jobs that were told to go on and have not yet, and the GPUs on which they will. refreeze: of those,
+            the ones that are to freeze again.
+        rates: how fast jobs with grants will work.
+        reasons: why eligible jobs are not in the policy's sight.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        work: WorkDone,
+        estimates: Estimates,
+        ended_gpu_s: Callable[[], Sequence[float]],
+        *,
+        policy: str,
+        interval_s: float,
+        overhead_s: float,
+    ) -> None:
+        """ended_gpu_s: GPU-seconds of the last jobs that ended, for policies that go by their distribution."""
+        self.book, self.work, self.estimates, self._ended_gpu_s = book, work, estimates, ended_gpu_s
+        self.overhead_s = overhead_s
+        self.grants: dict[int, Allocation] = {}
+        self.freezing: dict[int, float] = {}
+        self.thawing: dict[int, Allocation] = {}
+        self.refreeze: set[int] = set()
+        self.rates: dict[int, float] = {}
+        self.yielding: set[int] = set()
+        """Jobs that the pass under way has told to make way."""
+        self.reasons: dict[int, Reason] = {}
+        self.world: World | None = None
+        self.kept = Memory()
+        self._met: set[int] = set()
+        self.seen: deque[World] = deque(maxlen=8)
+        """Worlds of the last pass, by falling priority: who waits in them can be told why."""
+        self.failed, self.failure = False, ""
+        self.last_pass_s = 0.0
+        self.quiet_until_s = -math.inf
+        self._finished: list[int] = []
+        self._ends = 0
+        """Ends since the policy was told what jobs that ended took."""
+        self._left: dict[int, tuple[Job, Allocation]] = {}
+        """Jobs that ended while there was no world to tell of it."""
+        self._again = False
+        self._wake_s = self._due_s = math.inf
+        self._overrun_s = math.inf
+        self._pause_s = math.inf
+        self._roster = Roster(estimates)
+        self._profiles: Profiles = load_profiles()
+        self.policy: Policy
+        self.written, self.interval_s = "", interval_s
+        self.use(policy, interval_s)
+
+    # -- the policy -----------------------------------------------------------------------------------------
+
+    def use(self, written: str, interval_s: float, memory: Memory | None = None) -> None:
+        """Go on with this policy.
+
+        Raises:
+            PolicyError: no such policy, or a bad parameter; the one before goes on.
+        """
+        policy = load_policy(written)
+        self._learn(policy)
+        self.world = None
+        self.policy, self.written, self.interval_s = policy, written, interval_s
+        self.kept = memory if memory is not None else Memory()
+        self._met = set(self.kept.met)
+        self.stale()
+
+    def _learn(self, policy: Policy) -> None:
+        """Tell a policy what jobs that have ended took."""
+        ended = np.asarray(self._ended_gpu_s(), dtype=np.float64)
+        asked: Policy | None = policy
+        while asked is not None:
+            asked.learn_from(ended)
+            asked = asked.inner
+        self._ends = 0
+
+    @property
+    def preempts(self) -> bool:
+        """Whether the policy stops running jobs."""
+        return self.policy.traits.preemptive != "no"
+
+    def memory(self) -> Memory:
+        """The policy's memory as it is now."""
+        if self.world is None:
+            return self.kept
+        return replace(self.world.memory(), met=tuple(sorted(self._met)))
+
+    # -- what happened --------------------------------------------------------------------------------------
+
+    def stale(self) -> None:
+        """Something has changed that a built world can't take in."""
+        if self.world is not None:
+            self.kept = self.memory()
+            self.world = None
+        self._again = True
+
+    def rest(self, until_s: float, failure: str) -> None:
+        """Ask the policy again at `until_s` only: it has failed, in this way."""
+        self.failed, self.failure = True, failure
+        self._left.clear()
+        self.rates.clear()
+        self.stale()
+        self._again = False
+        self._due_s, self._overrun_s, self._pause_s = until_s, math.inf, math.inf
+
+    def job_left(self, job: Job, allocation: Allocation) -> None:
+        """A running job has ended for good: its GPUs are free."""
+        self._ends += 1
+        if self.world is None or not self.world.is_running(job.id):
+            self._left[job.id] = job, allocation
+            self.stale()
+        else:
+            self._finished.append(job.id)
+            self._again = True
+
+    def next_s(self) -> float:
+        """When the policy is asked next if nothing happens; infinity: not before something does."""
+        return self._due_s
+
+    def due_s(self) -> float:
+        """When a pass is due; -infinity: now."""
+        if self._again:
+            return -math.inf if self.world is not None else self.quiet_until_s
+        return min(self._due_s, self._overrun_s, self._pause_s)
+
+    # -- a pass ---------------------------------------------------------------------------------------------
+
+    def run(self, now_s: float) -> Outcome:
+        """One scheduling pass."""
+        begun, anew = time.perf_counter(), self.world is None
+        outcome = self._run(now_s)
+        self.last_pass_s = time.perf_counter() - begun
+        if anew:
+            self.quiet_until_s = now_s + (1 + QUIET) * self.last_pass_s
+        return outcome
+
+    def _run(self, now_s: float) -> Outcome:
+        may_preempt = now_s >= self._due_s
+        self.failed = False
+        if now_s >= min(self._overrun_s, self._pause_s):
+            self.stale()
+        self._again = False
+        outcome = Outcome()
+        if self.world is None:
+            if self._ends >= LEARN_EVERY:
+                self._learn(self.policy)
+            self._drop_grants(now_s)
+            eligible, self.reasons, self._pause_s = self.eligible(now_s)
+            wake, waiting = self._levels(eligible, outcome, now_s, at_interval=may_preempt)
+        else:
+            world = self.world
+            rows = [world.row_of[job] for job in self._finished]
+            if rows:
+                world.engine.take_in(now_s, finished=rows)
+            wake = world.engine.decide(now_s, may_preempt=self._may_preempt(may_preempt))
+            self._take(world, outcome)
+            waiting = world.state.waiting > 0
+        self._finished.clear()
+        self._set_alarms(now_s, wake, at_interval=may_preempt, waiting=waiting)
+        return outcome
+
+    def _levels(self, eligible: set[int], outcome: Outcome, now_s: float, *, at_interval: bool) -> tuple[float, bool]:
+        """A pass for each priority, highest first: (when the policy wants to be asked again, whether jobs wait)."""
+        may_preempt = self._may_preempt(at_interval)
+        by_level: dict[int, set[int]] = {}
+        for job in eligible:
+            by_level.setdefault(self.level(job), set()).add(job)
+        if not by_level:
+            by_level[min((self.level(job) for job in self.book.attempts), default=0)] = set()
+        wake, passes, tried, whole = math.inf, 0, False, True
+        hold: Hold | None = None
+        self.seen.clear()
+        self.yielding = set()
+        while by_level:
+            level = max(by_level)
+            waiting = by_level.pop(level)
+            if tried and not self._anything_for(level, may_preempt):
+                self.reasons |= dict.fromkeys(waiting, _BEHIND)
+                whole = False
+                continue
+            if hold is not None:
+                waiting, left_out = hold.admitted([self.book.jobs[job] for job in sorted(waiting)], self.left_s)
+                self.reasons |= left_out
+                whole = whole and not left_out
+            world, tried = self.build(waiting, level, now_s), True
+            if world is None:
+                continue
+            passes += 1
+            self.world = world
+            before = len(outcome.stop)
+            wake = min(wake, world.engine.decide(now_s, may_preempt=may_preempt))
+            self._take(world, outcome)
+            self.kept = self.memory()
+            if len(self.seen) == self.seen.maxlen:
+                gone = self.seen[0]
+                self.reasons |= {job: _BEHIND for job in gone.jobs if gone.is_waiting(job)}
+            self.seen.append(world)
+            first = min((job for job in waiting if job not in self.grants), default=None, key=self._turn)
+            if first is not None and by_level:
+                hold = reservation(self, self.book.jobs[first], hold, now_s)
+            for job in outcome.stop[before:]:
+                self.yielding.add(job)
+                if job not in self.grants and self.level(job) < level:
+                    by_level.setdefault(self.level(job), set()).add(job)
+        if passes > 1 or not whole:
+            self.world = None
+        return wake, bool(eligible)
+
+    def _turn(self, job: int) -> tuple[float, int]:
+        return self.book.jobs[job].submitted_s, job
+
+    def left_s(self, job: Job) -> float:
+        """Expected work left of a job that waits, seconds."""
+        return left_s(self.estimate(job)[0], job.work_s)
+
+    def level(self, job: int) -> int:
+        """The priority of a job as passes see it. What a policy with classes of its own reads from it stays in one."""
+        priority = self.book.jobs[job].priority
+        return max(priority, 0) if self.policy.own_priorities else priority
+
+    def _anything_for(self, level: int, may_preempt: bool) -> bool:
+        """Whether a pass for this priority could give anything away."""
+        placed, pinned = placed_jobs(self, level)
+        fleet = fleet_of(self.book.nodes.values(), without=pinned)
+        if fleet is None:
+            return False
+        if (self.preempts and may_preempt and placed) or self.policy.max_jobs_per_gpu > 1:
+            return True
+        held = {slot for has in placed.values() for slot in slots_of(has[0])}
+        return any(slot not in held for slot in fleet.at)
+
+    def _may_preempt(self, at_interval: bool) -> bool:
+        gated = self.interval_s > 0 and self.policy.preempts_at_intervals
+        return at_interval or not gated
+
+    def _set_alarms(self, now_s: float, wake_s: float, *, at_interval: bool, waiting: bool) -> None:
+        """As the simulator's loop does (sim/simulator.py)."""
+        interval = self.interval_s
+        gated = interval > 0 and self.policy.preempts_at_intervals
+        running = bool(self.book.attempts)
+        due = wake_s
+        if gated and wake_s < math.inf:
+            due = max(next_multiple(wake_s, interval), next_multiple(now_s, interval))
+        if gated and not at_interval and waiting and running:
+            due = min(due, next_multiple(now_s, interval))
+        if interval > 0 and self.policy.periodic and waiting and running:
+            due = min(due, next_multiple(now_s, interval))
+        self._due_s = due
+        self._overrun_s = math.inf
+        if self.world is not None and waiting:
+            ends = [self.world.state.predicted_end_s(row) for row in self.world.state.placements]
+            self._overrun_s = max(min(ends, default=math.inf), now_s + max(1.0, 20.0 * self.last_pass_s))
+
+    def _take(self, world: World, outcome: Outcome) -> None:
+        commands: list[Command] = world.collector.take()
+        for command in commands:
+            job = world.jobs[command.job]
+            if isinstance(command, Stop):
+                outcome.start.pop(job, None)
+                if self.grants.pop(job, None) is None:
+                    outcome.stop.append(job)
+            elif isinstance(command, Start):
+                outcome.start[job] = self.grants[job] = world.fleet.allocation(command.placement)
+            elif isinstance(command, Resize):
+                outcome.stop.append(job)
+                outcome.start[job] = self.grants[job] = world.fleet.allocation(command.placement)
+        if world.state.layers > 1:
+            for row in world.state.placements:
+                job, rate = world.jobs[row], world.state.rate[row]
+                if job in self.grants:
+                    self.rates[job] = rate
+                else:
+                    self.work.rate(job, rate)
+
+    def _drop_grants(self, now_s: float) -> None:
+        """Take back what was given to jobs that may not start any more (held, waiting again for others, …)."""
+        for number in list(self.grants):
+            job = self.book.jobs[number]
+            if job.phase in ENDED or (job.phase in (Phase.QUEUED, Phase.HELD) and blocked(job, self.book.jobs, now_s)):
+                del self.grants[number]
+
+    def eligible(self, now_s: float) -> tuple[set[int], dict[int, Reason], float]:
+        """Jobs for the policy; why others that wait are not; when the first pause before a retry ends."""
+        jobs = self.book.jobs
+        reasons: dict[int, Reason] = {}
+        pause = math.inf
+        throttles = Throttles(job for job in jobs.values() if job.array_id is not None and job.phase not in ENDED)
+        found: set[int] = set()
+        for number in self.grants:
+            throttles.take(jobs[number])
+        special: list[int] = []
+        for number, job in jobs.items():
+            if job.phase in ENDED:
+                continue
+            if job.phase is Phase.QUEUED:
+                if number in self.grants:
+                    continue
+                if job.array_id is None and not job.after and job.not_before_s <= now_s:
+                    found.add(number)
+                    continue
+                special.append(number)
+            elif number not in self.grants and self._makes_way(job):
+                found.add(number)
+            elif job.phase is Phase.HELD:
+                reasons[number] = blocked(job, jobs, now_s) or Reason("held", "It is held.")
+        for number in sorted(special):
+            reason = blocked(jobs[number], jobs, now_s) or throttles.take(jobs[number])
+            if reason is None:
+                found.add(number)
+                continue
+            reasons[number] = reason
+            if reason.code == "pause_before_retry":
+                pause = min(pause, jobs[number].not_before_s)
+        return found, reasons, pause
+
+    def _makes_way(self, job: Job) -> bool:
+        """Whether an active job waits, as the policy sees it."""
+        attempt = self.book.attempts.get(job.id)
+        stopping = job.phase is Phase.STOPPING and attempt is not None and attempt.stop_reason in MAKES_WAY
+        frozen = job.phase is Phase.FROZEN and job.id not in self.thawing
+        return stopping or frozen or job.id in self.freezing or job.id in self.refreeze
+
+    def build(
+        self,
+        waiting: set[int],
+        priority: float,
+        now_s: float,
+        aside: Policy | None = None,
+        rank: Mapping[int, int] | None = None,
+    ) -> World | None:
+        """A world in which `waiting` are to be placed, and running jobs of no higher priority may be stopped.
+
+        aside: another policy object, for a world that is looked at and not acted on. rank: as in `World`.
+        """
+        book = self.book
+        placed, pinned = placed_jobs(self, priority)
+        placements, hidden = {}, set(pinned)
+        fleet = fleet_of(book.nodes.values(), without=hidden)
+        if fleet is not None:
+            for job, (allocation, since_s, layer) in placed.items():
+                record = book.jobs[job]
+                done = self.work.expected(job, now_s)
+                total = self.estimate(record)[0]
+                left = left_s(total, record.work_s + done, self.work.told_s.get(job))
+                placements[job] = Placed(allocation, since_s, left, done, self.work.starting_s(job, now_s), layer)
+        if fleet is None:
+            if aside is None:
+                self.reasons |= dict.fromkeys(waiting, nothing_to_give(self))
+            return None
+        active = [job for job in book.jobs.values() if job.phase not in ENDED]
+        if not active:
+            return None
+        seen = waiting | placements.keys()
+        ended = self._left if aside is None else {}
+        world = World(
+            jobs=[*active, *(job for job, _ in ended.values())],
+            eligible=waiting,
+            met=self._met,
+            placed=placements,
+            # What they did and held is in their records already: here they end at once.
+            left={
+                n: Placed(where, now_s, max(self.estimate(j)[0] - j.work_s, 0.0), 0.0)
+                for n, (j, where) in ended.items()
+            },
+            roster=self._roster,
+            rank=rank or {},
+            fleet=fleet,
+            policy=self.policy if aside is None else aside,
+            memory=self.memory(),
+            profiles=self._profiles,
+            overhead_s=self.overhead_s if self.work.usual_s is None else self.work.usual_s,
+            now_s=now_s,
+        )
+        if aside is not None:
+            return world
+        self._met = (self._met | seen) & {job.id for job in active}
+        self._left.clear()
+        for job in world.unplaceable:
+            self.reasons[job] = unplaceable(self, book.jobs[job], world)
+        return world
+
+    def estimate(self, job: Job) -> tuple[float, str]:
+        """Estimate of a job's whole work, seconds, and where it is from, as things are known now."""
+        limit, given = job.spec.get("time_limit"), job.spec.get("estimate")
+        name = str(job.spec.get("name", job.name))
+        return self.estimates.of(job.user, name, given_s=given, time_limit_s=limit)

@@ -1,0 +1,436 @@
+"""The scheduler's thread: takes in what happened, writes it down, asks the policy, and has its will done.
+
+Rules that keep jobs safe:
+- An event is written down before anything is done because of it: an attempt is on disk before its process may start,
+  so that no job runs twice; a run's end is acknowledged to the executor when it is on disk, so that none is lost.
+- If the store can't be written nothing is started or stopped; ends are kept and written once it can be.
+- A job starts when those who hold its GPUs are gone and the GPUs are verified free, whatever the plan says.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from gpuloom.core.errors import GpuloomError
+from gpuloom.core.job import ENDED, EndReason, Gpu, Job, NodeRecord, Phase
+from gpuloom.executors.port import LiveExecutor, RunExit, RunPhase, RunStatus, RunUsage
+from gpuloom.live.clock import ServiceClock
+from gpuloom.live.dispatch import RETRY_S, Dispatch
+from gpuloom.live.estimates import Estimates, left_s
+from gpuloom.live.intake import Intake
+from gpuloom.live.ledger import Ledger
+from gpuloom.live.planning import Planning
+from gpuloom.live.records import memory_from_bytes, memory_to_bytes, node_data
+from gpuloom.live.work import WorkDone
+from gpuloom.store.port import JobQuery, Loaded, Store, StoreError
+
+log = logging.getLogger("gpuloom.scheduler")
+
+T = TypeVar("T")
+
+SAVE_MEMORY_S = 15.0
+KEEP_ENDED = 2000
+"""Ended jobs kept in memory; the store has all."""
+
+
+class Scheduler:
+    """Owns book, policy and executor; `do` runs a function in its thread.
+
+    Args:
+        runs: where the files of runs are.
+        policy, interval_s: to begin with. overhead_s: what a start costs, as far as the policy is told.
+        reported: what a run reported last of its progress. on_up: called when a person opens the machine again; GPUs
+            whose state changes by that.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        loaded: Loaded,
+        executor: LiveExecutor,
+        clock: ServiceClock,
+        node: NodeRecord,
+        runs: Path,
+        policy: str,
+        interval_s: float,
+        overhead_s: float = 1.0,
+        reported: Callable[[str], Mapping[str, object]] = lambda run: {},
+        on_up: Callable[[], Sequence[Gpu]] = lambda: (),
+    ) -> None:
+        self._on_up = on_up
+        self.store, self.executor, self.clock, self.node, self.runs = store, executor, clock, node, runs
+        self.ledger = Ledger(store, loaded, clock)
+        self.book = self.ledger.book
+        self.work = WorkDone()
+        self.estimates = Estimates(store.ended_runs)
+        self.planning = Planning(
+            self.book,
+            self.work,
+            self.estimates,
+            self._ended_gpu_s,
+            policy=policy,
+            interval_s=interval_s,
+            overhead_s=overhead_s,
+        )
+        if loaded.memory is not None and loaded.memory[0] == policy:
+            try:
+                memory = memory_from_bytes(loaded.memory[1], self.planning.policy)
+                self.planning.use(policy, interval_s, memory)
+            except GpuloomError as error:
+                log.warning("the policy's memory can't be read, it begins anew: %s", error)
+        self.problems: dict[str, str] = {}
+        """What is wrong now with 'store', 'executor' or 'policy'; '' or not there: nothing."""
+        self._seen_gpus: dict[int, tuple[str, str]] = {}
+        self._seen_flags: dict[tuple[str, str], str] = {}
+        self.dispatch = Dispatch(
+            self.ledger,
+            self.planning,
+            self.work,
+            executor,
+            clock,
+            node=node.name,
+            runs=runs,
+            trouble=partial(self._trouble, "executor"),
+            say=self.on_status,
+        )
+        self.intake = Intake(
+            self.ledger,
+            self.planning,
+            self.work,
+            self.estimates,
+            self.dispatch,
+            clock,
+            node=node.name,
+            reported=reported,
+        )
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._blocked_until_s = -math.inf
+        self._saved_s = 0.0
+        self._unsaved = False
+        self._stop = False
+        self._leaving = False
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self.failed: BaseException | None = None
+        self._ended: Callable[[], None] = lambda: None
+
+    # -- from other threads -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take up what was left, then begin. Returns when the scheduler is ready."""
+        self._recover()
+        self._thread.start()
+
+    def do(self, function: Callable[[], T]) -> T:
+        """Run a function in the scheduler's thread; its result or error."""
+        if threading.current_thread() is self._thread:
+            return function()
+        future: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._inbox.put(call)
+        while True:
+            try:
+                return future.result(timeout=1.0)
+            except TimeoutError:
+                if not self._thread.is_alive() and not future.done():
+                    raise StoreError("the scheduler is ending; nothing was changed") from None
+
+    def on_status(self, status: RunStatus) -> None:
+        """The executor reports (in a thread of its own)."""
+
+        def take() -> None:
+            self.intake.statuses[status.run] = status
+
+        self._inbox.put(take)
+
+    def stop(self, *, stop_jobs: bool) -> None:
+        """End; with `stop_jobs`, when all running jobs have been stopped. They go on when the scheduler is back."""
+
+        def ask() -> None:
+            if not stop_jobs:
+                self._stop = True
+                return
+            self._leaving = True  # from now on each turn has them make way
+
+        self._inbox.put(ask)
+
+    def sampled(self, runs: Mapping[str, RunUsage], gpus: Sequence[Gpu], flags: Sequence[tuple[str, str, str]]) -> None:
+        """The monitor has looked: progress of runs, GPUs whose state changed, flags (run, name, text) of jobs."""
+
+        def take() -> None:
+            for run, usage in runs.items():
+                fraction = usage.progress.get("fraction")
+                if isinstance(fraction, float) and (attempt := self.intake.attempt_of(run)) is not None:
+                    first, at = usage.progress.get("first_s"), usage.progress.get("at_s")
+                    if isinstance(first, float):
+                        self.work.started_up(attempt.job, self.clock.from_wall(first))
+                    told_s = self.clock.from_wall(at) if isinstance(at, float) else self.clock.now()
+                    self.work.report(attempt.job, fraction, told_s, self.book.jobs[attempt.job].work_s)
+            if jump := self.clock.jumped_s():
+                log.warning("the machine's clock was set by %+.1f s; times go on as they were", jump)
+                self.ledger.write([("clock.jumped", None, {"seconds": jump})])
+            # Each change is told once: what can't be written now is written with the next sample.
+            self._seen_gpus |= {gpu.index: (gpu.state, gpu.reason) for gpu in gpus}
+            self._seen_flags |= {(run, flag): text for run, flag, text in flags}
+            drafts = self.intake.gpu_states(self._seen_gpus)
+            for (run, flag), text in self._seen_flags.items():
+                attempt = self.intake.attempt_of(run)
+                if attempt is not None:
+                    drafts.append(("job.flagged", attempt.job, {"flag": flag, "text": text}))
+            self.ledger.write(drafts)
+            self._seen_gpus.clear()
+            self._seen_flags.clear()
+
+        def safely() -> None:
+            try:
+                take()
+            except StoreError as error:
+                self._trouble("store", str(error))
+
+        self._inbox.put(safely)
+
+    def busy(self) -> bool:
+        """Whether there is something left to do now. In the scheduler's thread."""
+        now = self.clock.now()
+        return (
+            bool(self.intake.statuses or self.dispatch.to_start)
+            or not self._inbox.empty()
+            or self.planning.due_s() <= max(now, self.planning.quiet_until_s)
+        )
+
+    @property
+    def problem(self) -> str:
+        """All that is wrong now, in one line; '' if nothing is."""
+        return "; ".join(text for text in self.problems.values() if text)
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        """Called when the scheduler's thread has ended, for whatever reason."""
+        self._ended = call
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the thread; whether it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # -- the loop ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stop:
+                self._turn()
+        except BaseException as error:
+            self.failed = error
+            log.critical("the scheduler ends by an error of ours", exc_info=True)
+        finally:
+            self._save_memory(force=True)
+            self._ended()
+
+    def _turn(self) -> None:
+        now = self.clock.now()
+        due = min(self.planning.due_s() if not self._leaving else math.inf, self.dispatch.retry_s)
+        due = max(due, self._blocked_until_s)
+        if self._unsaved:
+            due = min(due, self._saved_s + SAVE_MEMORY_S)
+        wait = None if due == math.inf else max(due - now, 0.0)
+        with suppress(queue.Empty):
+            self._do_one(self._inbox.get(timeout=None if wait is None else min(wait, 3600.0)))
+            for _ in range(4096):
+                self._do_one(self._inbox.get_nowait())
+        now = self.clock.now()
+        self.work.at(now)
+        if now < self._blocked_until_s:
+            return
+        self.dispatch.retry_s = math.inf
+        try:
+            writes = self.ledger.writes
+            self.intake.take_all(now)
+            self.dispatch.watch_freezes(now)
+            if self._leaving:
+                self.dispatch.stop_all()
+            else:
+                self._pass(now)
+                self.dispatch.start_granted(now)
+            self.dispatch.hand_over(now)
+            if self.ledger.writes > writes:
+                self._trouble("store", "")
+            if self.dispatch.retry_s == math.inf:
+                self._trouble("executor", "")
+            if not self.planning.failed:
+                self._trouble("policy", "")
+        except StoreError as error:
+            self._trouble("store", str(error))
+            self._blocked_until_s = now + RETRY_S
+            self.dispatch.retry_s = now + RETRY_S
+            self.planning.grants.clear()
+            self.planning.stale()
+        if self._leaving and not self.book.attempts:
+            self._stop = True
+        self._save_memory()
+        self._forget()
+
+    @staticmethod
+    def _do_one(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:  # a bug of ours; what it was about is lost, all else goes on
+            log.exception("a message could not be worked on")
+
+    def _trouble(self, part: str, problem: str) -> None:
+        if problem != self.problems.get(part, ""):
+            if problem:
+                log.error("%s: %s", part, problem)
+            else:
+                log.warning("%s: works again", part)
+            self.problems[part] = problem
+
+    def _pass(self, now: float) -> None:
+        if now < self.planning.due_s():
+            return
+        try:
+            outcome = self.planning.run(now)
+        except StoreError:
+            raise
+        except Exception as error:  # a bug of the policy: the jobs that run go on, and it is asked again
+            failure = f"{type(error).__name__}: {error}"
+            if failure != self.planning.failure:  # told once; the status goes on saying it
+                log.exception("policy %s failed", self.planning.written)
+            self.planning.grants.clear()
+            self.planning.rest(now + 10 * RETRY_S, failure)
+            self._trouble("policy", f"{self.planning.written} failed: {error}")
+            return
+        self._unsaved = True
+        if outcome.stop:
+            self.dispatch.make_way(outcome.stop, EndReason.PREEMPTED, now)
+
+    # -- beginning and care -------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Take up the runs that went on while no scheduler was there."""
+        self.executor.open(self.on_status)
+        now = self.clock.now()
+        self.work.at(now)
+        known = {status.run: status for status in self.executor.runs()}
+        for attempt in list(self.book.attempts.values()):
+            status = known.get(attempt.run)
+            # What it did before it was last frozen; start-up included, which is not known any more.
+            self.work.begin(attempt.job, now, attempt.since_s, done_s=attempt.held_s)
+            if attempt.phase is Phase.FROZEN:
+                self.work.pause(attempt.job, attempt.since_s)
+            if status is not None and status.phase is not RunPhase.EXITED:
+                self.set_limit(attempt.job)
+            if status is None and attempt.phase is Phase.STARTING and attempt.stop_reason is None:
+                self.dispatch.to_start[attempt.run] = attempt
+            elif status is None and attempt.pid is None and attempt.stop_reason is not None:
+                how = RunExit(None, None, attempt.stop_reason.value, "it was stopped before it began", time.time())
+                self.intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
+            elif status is None:
+                message = "its run is not known any more; how it ended was not seen"
+                how = RunExit(None, None, EndReason.LOST.value, message, time.time())
+                self.intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
+            elif attempt.stop_reason is not None and status.phase is not RunPhase.EXITED:
+                grace = max((attempt.deadline_s or now) - now, 0.0)
+                self.dispatch.end_run(attempt.run, attempt.stop_reason, grace)
+        self.intake.remember_unreleased(known.values())
+        self.intake.statuses |= known
+        self._inbox.put(lambda: None)
+
+    # -- changes from outside, in the scheduler's thread ---------------------------------------------------------
+
+    def set_policy(self, written: str, interval_s: float | None) -> None:
+        """Go on with another policy. Jobs that run keep running until it decides otherwise.
+
+        Raises:
+            PolicyError: no such policy or parameter; StoreError: it can't be written down. The one before goes on.
+        """
+        interval = self.planning.interval_s if interval_s is None else interval_s
+        before = (self.planning.written, self.planning.interval_s, self.planning.memory())
+        self.planning.use(written, interval)
+        try:
+            self.ledger.write([("policy.set", None, {"policy": written, "interval_s": interval})])
+        except StoreError:
+            self.planning.use(*before)
+            raise
+        self._unsaved = True
+
+    def set_node(self, name: str, state: str, reason: str) -> None:
+        """Open or close a machine to new jobs; 'draining' has the jobs on it make way as well."""
+        node = self.book.nodes[name]
+        changed = replace(node, state=state, reason=reason, since_s=self.clock.now())
+        if (node.state, node.reason) != (state, reason):
+            self.ledger.write([("node.changed", None, {"node": node_data(changed)})])
+        if state == "up" and name == self.node.name:
+            well = {gpu.index: ("ok", "") for gpu in node.gpus if gpu.state == "unhealthy"}
+            well |= {gpu.index: (gpu.state, gpu.reason) for gpu in self._on_up()}
+            self.ledger.write(self.intake.gpu_states(well))
+        self.planning.stale()
+        if state == "draining":
+            on_it = [
+                number
+                for number, attempt in self.book.attempts.items()
+                if any(there == name for there, _ in attempt.allocation)
+                and attempt.stop_reason is None
+                and self.book.jobs[number].spec.get("on_preempt") != "never"
+            ]
+            for number in on_it:
+                self.planning.grants.pop(number, None)
+            if on_it:
+                self.dispatch.end_attempts(on_it, EndReason.NODE, None)
+
+    def set_limit(self, job: int) -> None:
+        """Tell the executor the time limit of a job that runs, after it was changed."""
+        attempt = self.book.attempts.get(job)
+        if attempt is not None:
+            limit = self.book.jobs[job].spec.get("time_limit")
+            self.dispatch.tell(partial(self.executor.limit, attempt.run, limit))
+
+    def left_s(self, job: Job) -> float:
+        """Predicted work left of a job that runs, seconds."""
+        now = self.clock.now()
+        done = self.work.expected(job.id, now)
+        left = left_s(self.planning.estimate(job)[0], job.work_s + done, self.work.told_s.get(job.id))
+        return left + self.work.starting_s(job.id, now)
+
+    def _ended_gpu_s(self) -> list[float]:
+        ended = self.store.jobs(JobQuery(phases=(Phase.FINISHED.value,), limit=1000))
+        return [job.held_gpu_s for job in ended if job.held_gpu_s > 0]
+
+    def _save_memory(self, *, force: bool = False) -> None:
+        now = self.clock.now()
+        if not self._unsaved or not (force or now >= self._saved_s + SAVE_MEMORY_S):
+            return
+        self._saved_s, self._unsaved = now, False
+        try:
+            memory = memory_to_bytes(self.planning.memory(), self.planning.policy)
+            self.store.save_memory(self.planning.written, memory)
+        except StoreError as error:
+            self._trouble("store", str(error))
+            self._unsaved = True
+
+    def _forget(self) -> None:
+        """Drop the oldest ended jobs from memory."""
+        jobs = self.book.jobs
+        if len(jobs) < 2 * KEEP_ENDED:
+            return
+        gone = [number for number, job in jobs.items() if job.phase in ENDED]
+        if len(gone) > 2 * KEEP_ENDED:
+            needed = {other for job in jobs.values() if job.phase not in ENDED for other, _ in job.after}
+            for number in sorted(gone, key=lambda n: jobs[n].ended_s or 0.0)[:-KEEP_ENDED]:
+                if number not in needed:
+                    self.book.forget(number)

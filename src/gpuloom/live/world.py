@@ -1,0 +1,211 @@
+"""What the policy sees of the live scheduler: jobs as columns, a cluster of the GPUs to give away, an engine.
+
+A world is built from the records whenever jobs are submitted or leave, estimates change, or GPUs come and go; between
+two such moments the engine goes on incrementally, as it does in the simulator. All jobs that have not ended have a
+row, so that the policy's memory of those that are held or wait for others is kept; only eligible ones are submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpuloom.core.commands import Command
+from gpuloom.core.job import ENDED, Allocation, Job, Phase
+from gpuloom.core.profile import Profiles
+from gpuloom.core.state import State
+from gpuloom.engine.engine import Engine
+from gpuloom.engine.progress import Progress
+from gpuloom.live.estimates import left_s
+from gpuloom.live.fleet import Fleet, slots_of
+from gpuloom.live.roster import Roster
+from gpuloom.placement.shapes import impossible_jobs, shapes_of
+from gpuloom.policies.base import Policy
+from gpuloom.sim.gpus import with_known_memory
+from gpuloom.sim.profiles import with_profiles
+from gpuloom.sim.speeds import with_speeds
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A job that has GPUs: since when; work left, and done in this run (seconds alone on them).
+
+    starting_s: it goes on starting up for so long. layer: its sharing layer.
+    """
+
+    allocation: Allocation
+    since_s: float
+    left_s: float
+    done_s: float
+    starting_s: float = 0.0
+    layer: int = 0
+
+
+@dataclass(slots=True)
+class Memory:
+    """A policy's memory, the jobs and machines that its rows and nodes were, and the jobs that it has been told of."""
+
+    value: Any = None
+    jobs: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    met: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Collector:
+    """The engine's executor: keeps the commands for the scheduler to carry out."""
+
+    commands: list[Command] = field(default_factory=list)
+
+    def apply(self, commands: Sequence[Command], now_s: float) -> None:
+        self.commands.extend(commands)
+
+    def take(self) -> list[Command]:
+        taken, self.commands = self.commands, []
+        return taken
+
+
+RANK_S = 1e8
+"""A rank counts as much earlier: three years."""
+
+
+class World:
+    """See the module.
+
+    Attributes:
+        jobs: numbers of the jobs by row; row_of: the other way.
+        unplaceable: eligible jobs that don't fit the GPUs now in service.
+    """
+
+    def __init__(
+        self,
+        *,
+        jobs: Sequence[Job],
+        eligible: set[int],
+        met: set[int],
+        placed: Mapping[int, Placed],
+        left: Mapping[int, Placed],
+        roster: Roster,
+        rank: Mapping[int, int],
+        fleet: Fleet,
+        policy: Policy,
+        memory: Memory,
+        profiles: Profiles,
+        overhead_s: float,
+        now_s: float,
+    ) -> None:
+        """eligible: those that wait; met: those that the policy knows. left: jobs (of `jobs`) that have ended since the
+        world before this one: the policy has not been told yet, and learns from ends. rank: jobs that are to go
+        first, the more the higher (0 where not named): they count as submitted long before."""
+        ordered = sorted(jobs, key=lambda job: (-rank.get(job.id, 0), job.submitted_s, job.id))
+        columns = roster.columns(ordered)
+        self.fleet, self.policy = fleet, policy
+        self.jobs = tuple([job.id for job in ordered])
+        self.row_of = {job: row for row, job in enumerate(self.jobs)}
+        cluster = with_known_memory(fleet.cluster)
+        # Most jobs have never run: what is left of them is their estimate.
+        lefts = columns.total_s.copy()
+        duration_s = columns.total_s.copy()
+        for row, job in enumerate(ordered):
+            if job.attempts or job.id in placed:
+                has = placed.get(job.id) or left.get(job.id)
+                lefts[row] = has.left_s if has is not None else left_s(lefts.item(row), job.work_s)
+                duration_s[row] = job.work_s + (has.done_s if has is not None else 0.0) + lefts[row]
+        earlier_s = np.array([rank.get(job.id, 0) * RANK_S for job in ordered]) if rank else None
+        workload = columns.workload(duration_s, earlier_s)
+        if policy.uses_stages or profiles.own:
+            workload = with_profiles(workload, profiles)
+        self.workload = workload = with_speeds(workload, cluster)
+        self.state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
+        impossible = {self.jobs[row] for row in impossible_jobs(shapes_of(workload, cluster), cluster).tolist()}
+        self.unplaceable = {job for job in eligible if job in impossible}
+        overheads = np.full(len(ordered), overhead_s)
+        progress = Progress(workload, cluster, overheads, policy.sharing(workload))
+        held = {slot for has in placed.values() for slot in slots_of(has.allocation)}
+        ended: dict[int, Placed] = {}
+        for number, was in left.items():
+            slots = slots_of(was.allocation)
+            if fleet.placement(was.allocation) is not None and held.isdisjoint(slots):
+                ended[number] = was
+                held.update(slots)
+        self._fill(ordered, eligible & met, {**placed, **ended}, lefts, progress, now_s)
+        self.collector = Collector()
+        value = self._carried(memory, cluster)
+        self.engine = Engine(self.state, policy, progress, self.collector, memory=value)
+        if progress.sharing is not None:
+            self.engine.settle(now_s)
+        news = [self.row_of[job] for job in eligible - met - self.unplaceable - placed.keys()]
+        self.engine.take_in(now_s, finished=sorted(self.row_of[job] for job in ended), arrived=sorted(news))
+        self.collector.take()
+
+    def memory(self) -> Memory:
+        """The policy's memory as it is now."""
+        return Memory(self.engine.memory, self.jobs, _machines(self.fleet))
+
+    def is_waiting(self, job: int) -> bool:
+        """Whether the policy has it among those that wait."""
+        row = self.row_of.get(job)
+        return row is not None and self.engine.snapshot.is_waiting(row)
+
+    def is_running(self, job: int) -> bool:
+        row = self.row_of.get(job)
+        return row is not None and self.engine.snapshot.is_running(row)
+
+    def allocation_of(self, job: int) -> Allocation:
+        """The GPUs that the engine has given a running job."""
+        return self.fleet.allocation(self.state.placements[self.row_of[job]])
+
+    def _fill(
+        self,
+        ordered: Sequence[Job],
+        waiting: set[int],
+        placed: Mapping[int, Placed],
+        lefts: np.ndarray[Any, np.dtype[np.float64]],
+        progress: Progress,
+        now_s: float,
+    ) -> None:
+        state = self.state
+        running = {job.id for job in ordered if job.phase in (Phase.STARTING, Phase.RUNNING) or job.phase in ENDED}
+        for row, job in enumerate(ordered):
+            has = placed.get(job.id)
+            if job.attempts or has is not None:
+                state.restore(
+                    row,
+                    held_s=job.held_s,
+                    held_gpu_s=job.held_gpu_s,
+                    starts=job.attempts + (has is not None and job.id not in running),
+                    first_start_s=job.first_start_s,
+                    remaining_s=lefts.item(row),
+                )
+        row_of, rows = self.row_of, waiting - self.unplaceable | placed.keys()
+        state.submit_all(np.array([row_of[job] for job in rows], dtype=np.intp))
+        for number, has in placed.items():
+            row = row_of[number]
+            placement = self.fleet.placement(has.allocation, has.layer)
+            assert placement is not None  # noqa: S101 - the caller pins jobs whose GPUs are not in the fleet
+            state.adopt(
+                row,
+                placement,
+                run_from_s=has.since_s,
+                work_from_s=now_s + has.starting_s,
+                rate=progress.solo_rate(row, placement),
+            )
+
+    def _carried(self, memory: Memory, cluster: Any) -> Any:
+        if memory.value is None:
+            return None
+        rows_before = {job: row for row, job in enumerate(memory.jobs)}
+        rows = np.array([rows_before.get(job, -1) for job in self.jobs], dtype=np.intp)
+        now_at = {name: index for index, name in enumerate(_machines(self.fleet))}
+        nodes = np.array([now_at.get(name, -1) for name in memory.nodes], dtype=np.intp)
+        return self.policy.carried(memory.value, rows, nodes, self.workload, cluster)
+
+
+def _machines(fleet: Fleet) -> tuple[str, ...]:
+    """The fleet's nodes by name and GPUs. A memory numbers GPUs within a node: with other GPUs it is another node."""
+    return tuple(
+        f"{node.name}:{','.join(map(str, gpus))}" for node, gpus in zip(fleet.cluster.nodes, fleet.slots, strict=True)
+    )

@@ -1,0 +1,90 @@
+"""The token that every request must bring."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from gpuloom.core.errors import InputError
+
+SHORTEST = 20
+"""Characters of a token that can't be guessed."""
+
+
+def load_or_make_token(path: Path) -> str:
+    """The token in a file that its owner alone can read; a new one where there is no file.
+
+    Raises:
+        InputError: others can read the file, it belongs to someone else, or holds no token.
+    """
+    while True:
+        try:
+            return _load(path)
+        except FileNotFoundError:
+            pass
+        try:
+            _make(path)
+        except FileExistsError:
+            continue  # another process was faster: its token counts
+        except OSError as error:
+            raise InputError(f"{path}: the token can't be written: {error.strerror}") from None
+
+
+def _make(path: Path) -> None:
+    """Complete or not at all: a reader never sees half a token."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(secrets.token_urlsafe(32) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(draft, path)
+    finally:
+        draft.unlink()
+
+
+def _load(path: Path) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InputError(f"{path}: the token can't be read: {error.strerror}") from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise InputError(f"{path} is not a file: take it away, and a new token is made")
+    with os.fdopen(descriptor, "rb") as file:
+        if found.st_uid not in (os.geteuid(), 0):
+            raise InputError(f"{path} belongs to user {found.st_uid}: a token must be its reader's own file")
+        if found.st_mode & 0o077:
+            raise InputError(
+                f"{path} can be read by others (mode {stat.S_IMODE(found.st_mode):04o}), who may know the token: "
+                f"take it away, and a new one is made; or, if nobody saw it, chmod 600 {path}"
+            )
+        content = file.read(4096)
+    try:
+        token = content.decode("ascii").strip()
+    except UnicodeDecodeError:
+        token = ""
+    check_token(token, str(path))
+    return token
+
+
+def check_token(token: str, source: str) -> None:
+    """Raises InputError unless it is one line of at least SHORTEST visible ASCII characters."""
+    if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
+        raise InputError(
+            f"{source}: a token is one line of {SHORTEST} or more visible ASCII characters; "
+            "without the file a new one is made"
+        )
+
+
+def allowed(header: bytes | None, token: bytes) -> bool:
+    """Whether an Authorization header brings the token. Takes as long for a wrong one as for a right one."""
+    scheme, _, given = (header or b"").partition(b" ")
+    return scheme.lower() == b"bearer" and secrets.compare_digest(given.strip(), token)

@@ -1,0 +1,58 @@
+"""What the routes share."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gpuloom.live.service import Service
+from gpuloom.server.problems import ProblemError
+from gpuloom.server.sse import Hub
+
+
+class LogReader(Protocol):
+    """Reads a run's log: the bytes from `offset` on (None: from the first that is left), at most `max_bytes`, and the
+    offset after them. Offsets count over rotated parts; where the first bytes are gone it goes on at the first left.
+    tail_lines: the last lines instead; 0 gives no bytes and the offset of the end. Where there is no
+    log yet: no bytes, offset 0."""
+
+    def __call__(
+        self, directory: Path, offset: int | None, tail_lines: int | None, max_bytes: int
+    ) -> tuple[bytes, int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The scheduler, its logs, its followers, and the user that requests without a name act for."""
+
+    service: Service
+    logs: LogReader
+    hub: Hub
+    default_user: str
+
+
+def os_user() -> str:
+    """Name of the user that this process runs as."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no name for this number
+        return f"uid{os.geteuid()}"
+
+
+def printable(value: str, where: str, most: int) -> str:
+    """The text of a header: bytes in UTF-8, at most `most` printable characters.
+
+    Raises:
+        ProblemError: it is not that.
+    """
+    try:
+        text = value.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        text = "\0"
+    if not (0 < len(text) <= most and text.isprintable()):
+        message = f"must be 1 to {most} printable characters"
+        raise ProblemError("bad-request", f"{where} {message}", [(where, message)])
+    return text

@@ -1,0 +1,60 @@
+"""Nodes, policy, usage and history."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from starlette.responses import Response
+
+from gpuloom.server import bodies, docs
+from gpuloom.server.answers import JsonResponse
+from gpuloom.server.context import Context
+from gpuloom.server.parameters import Moment
+
+
+async def _body(request: Request) -> Any:
+    return await bodies.read_json(request)
+
+
+Since = Annotated[Moment | None, Query(description="From then on.")]
+Until = Annotated[Moment | None, Query(description="Before then.")]
+Body = Annotated[Any, Depends(_body)]
+
+
+def router(context: Context) -> APIRouter:
+    """The routes about the cluster as a whole."""
+    service = context.service
+    routes = APIRouter()
+
+    @routes.get("/v1/nodes", **docs.nodes)
+    def list_nodes() -> JsonResponse:
+        return JsonResponse({"nodes": list(service.nodes())})
+
+    @routes.post("/v1/nodes/{name}", **docs.set_node)
+    def set_node(name: Annotated[str, Path(max_length=255)], data: Body) -> JsonResponse:
+        change = bodies.checked(bodies.NodeChange, data)
+        return JsonResponse(service.set_node(name, change.state, reason=change.reason))
+
+    @routes.get("/v1/policy", **docs.policy)
+    def get_policy() -> JsonResponse:
+        return JsonResponse(service.policy())
+
+    @routes.put("/v1/policy", **docs.set_policy)
+    def set_policy(data: Body) -> JsonResponse:
+        change = bodies.checked(bodies.PolicyChange, data)
+        return JsonResponse(service.set_policy(change.policy, interval_s=change.interval))
+
+    @routes.get("/v1/usage", **docs.usage)
+    def get_usage(
+        since: Since = None,
+        until: Until = None,
+        by: Annotated[Literal["user", "name", "day", "node"], Query(description="A row for each of these.")] = "user",
+    ) -> JsonResponse:
+        return JsonResponse({"usage": list(service.usage(since_s=since, until_s=until, by=by))})
+
+    @routes.get("/v1/history.csv", **docs.history)
+    def get_history(since: Since = None, until: Until = None) -> Response:
+        return Response(service.history(since_s=since, until_s=until), media_type="text/csv")
+
+    return routes

@@ -1,0 +1,45 @@
+"""What happened: pages of events, or a stream of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from starlette.responses import Response
+
+from gpuloom.server import docs
+from gpuloom.server.answers import JsonResponse
+from gpuloom.server.context import Context
+from gpuloom.server.parameters import JobNumber
+from gpuloom.server.sse import EventStream, event_data, follow_events, resume_id
+
+
+def router(context: Context) -> APIRouter:
+    """The route /v1/events."""
+    service = context.service
+    routes = APIRouter(tags=["events"])
+
+    @routes.get("/v1/events", **docs.events)
+    def list_events(
+        after: Annotated[int | None, Query(ge=0, le=2**53, description="Only events with a higher number.")] = None,
+        job: Annotated[JobNumber | None, Query(description="Only about this job.")] = None,
+        type: Annotated[list[str], Query(description="Only of these types.")] = [],  # noqa: A002, B006
+        limit: Annotated[int, Query(ge=1, le=1000, description="Events on a page.")] = 1000,
+        newest: Annotated[bool, Query(description="The last `limit` of them instead of the first.")] = False,
+        accept: Annotated[str, Header(description="text/event-stream: events as they come.")] = "",
+        last_event_id: Annotated[str | None, Header(description="Goes on after this event of a stream.")] = None,
+    ) -> Response:
+        if "text/event-stream" in accept:
+            resumed = resume_id(last_event_id)
+            start = after if resumed is None else resumed
+            return EventStream(follow_events(service, context.hub, after=start, job=job, types=type))
+        # Asked for before the page: events that come in between are not passed over.
+        last = service.wait_for_events(0, 0.0)
+        found = service.events(after=after or 0, job=job, types=type, limit=limit, newest=newest)
+        if found and (newest or len(found) < limit):
+            last = max(last, found[-1].id)
+        elif found:
+            last = found[-1].id
+        return JsonResponse({"events": [event_data(event) for event in found], "last": last})
+
+    return routes

@@ -1,0 +1,186 @@
+"""Serve the API: find a place to listen, run in this thread until a signal or `stop`, end in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from gpuloom.core.errors import InputError
+from gpuloom.executors.logs import read_log
+from gpuloom.live.service import Service
+from gpuloom.server.app import make_app
+from gpuloom.server.auth import check_token
+from gpuloom.server.context import LogReader
+
+GRACE_S = 5
+"""Time for requests under way when it ends."""
+STALLED_MS = 90_000
+"""After which the system ends a connection that takes no data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where it listens. stop: ends it, from any thread; `serve` then returns."""
+
+    host: str
+    port: int
+    url: str
+    stop: Callable[[], None]
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def serve(
+    service: Service,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None,
+    logs: LogReader = read_log,
+    on_ready: Callable[[Listening], None],
+    on_stop: Callable[[], None] | None = None,
+    warn: Callable[[str], None] = _to_stderr,
+) -> signal.Signals | None:
+    """Serve until SIGTERM, SIGINT (in the main thread) or `Listening.stop`; returns the signal, if it was one.
+
+    Args:
+        port: 0 for any that is free.
+        on_ready: called once requests are answered. on_stop: once none is taken any more.
+
+    Raises:
+        InputError: the place can't be listened at, or it is beyond loopback and there is no token.
+    """
+    family, address = _resolved(host, port)
+    loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    if token is not None:
+        check_token(token, "token")
+    elif not loopback:
+        raise InputError(f"{host} can be reached by other machines: that needs a token")
+    listener = _bound(family, host, address, port)
+    try:
+        port = listener.getsockname()[1]
+        shown = f"[{address}]" if family == socket.AF_INET6 else address
+        if not loopback:
+            warn(
+                f"warning: {shown}:{port} can be reached by other machines, and traffic is not encrypted: "
+                "whoever listens on the network reads the token. Put a proxy with TLS before it, or use an SSH tunnel"
+            )
+        app = make_app(service, token=token, logs=logs, hosts=("localhost", host, address) if loopback else ())
+        server = _Server(app, lambda stop: on_ready(Listening(address, port, f"http://{shown}:{port}", stop)))
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+        if on_stop is not None:
+            on_stop()
+    return server.ended_by
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, str]:
+    if not 0 <= port <= 65535:
+        raise InputError(f"port {port} must be from 0 (any that is free) to 65535")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise InputError(f"can't listen at {host!r}: {why}; write a name or an address of this machine") from None
+    family, _, _, _, where = found[0]
+    return family, str(where[0])
+
+
+def _bound(family: socket.AddressFamily, host: str, address: str, port: int) -> socket.socket:
+    try:
+        listener = socket.create_server((address, port), family=family, backlog=1024)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise InputError(
+                f"port {port} of {host} is in use by another program: choose another, or 0 for any that is free"
+            ) from None
+        if error.errno == errno.EACCES:
+            raise InputError(f"port {port} is kept for the administrator: choose one from 1024 on") from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise InputError(f"{host} ({address}) is no address of this machine") from None
+        raise InputError(f"can't listen at {host}:{port}: {error.strerror}") from None
+    # Connections inherit both. asyncio sets the first only where a socket names its protocol, and ours does not;
+    # without it an answer in two parts waits 40 ms. The second ends connections of clients that take nothing.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if sys.platform == "linux":
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its ten wake-ups a second, which ends streams before it waits for them."""
+
+    def __init__(self, app: FastAPI, on_ready: Callable[[Callable[[], None]], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                http="h11",
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,  # uvicorn's is only right if it wakes every second; ours is in guard.py
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=GRACE_S,
+            )
+        )
+        self._hub, self._on_ready = app.state.hub, on_ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Event | None = None
+        self.ended_by: signal.Signals | None = None
+
+    def stop(self) -> None:
+        self.should_exit = True
+        if self._loop is not None and self._ending is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                self._loop.call_soon_threadsafe(self._ending.set)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        await super().startup(sockets=sockets)
+        self._on_ready(self.stop)
+
+    async def main_loop(self) -> None:
+        if not await self.on_tick(0) and self._ending is not None:
+            await self._ending.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._hub.close()
+        await super().shutdown(sockets=sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn does, but a signal is an orderly end here, and not raised again after it."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.ended_by = self.ended_by or signal.Signals(sig)
+        self.stop()

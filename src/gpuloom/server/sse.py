@@ -1,0 +1,336 @@
+"""Server-sent events: the response, and the hub that tells all followers of new events and of logs that grow.
+
+The scheduler's calls block, so one thread waits for events on behalf of everybody, and only while somebody follows.
+The newest events stay in memory in the form in which they are sent; a follower that is behind them reads from the
+store, page by page, as fast as its connection takes it. So nothing is kept per follower, and no event is dropped: a
+client that takes nothing for STALLED_S is hung up on and resumes with the last id that it saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from gpuloom.core.errors import GpuloomError
+from gpuloom.core.events import Event
+from gpuloom.live.service import Service
+from gpuloom.server.answers import encoded
+
+HEARTBEAT_S = 15.0
+STALLED_S = 60.0
+LOG_PERIOD_S = 0.2
+"""How often logs that are followed are looked at."""
+
+KEPT = 5_000
+KEPT_BYTES = 16 * 2**20
+"""Events kept in memory, and bytes of them, at most (twice as many events just before they are thinned out)."""
+PIECE = 64 * 2**10
+"""Bytes sent at once."""
+
+PAGE = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+def message(data: Any, *, event: str = "", id_: str = "") -> bytes:
+    """One event of a stream."""
+    head = (f"event: {event}\n" if event else "") + (f"id: {id_}\n" if id_ else "")
+    return head.encode() + b"data: " + encoded(data) + b"\n\n"
+
+
+HEARTBEAT = b": heartbeat\n\n"
+
+
+def event_data(event: Event) -> dict[str, Any]:
+    """An event as the API shows it."""
+    return {"id": event.id, "at_s": event.at_s, "type": event.type, "job": event.job, "data": event.data}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An event as it goes over the wire, and what it is about (a submission: all its jobs)."""
+
+    id: int
+    type: str
+    jobs: range
+    wire: bytes
+
+    def concerns(self, job: int | None, types: Collection[str] = ()) -> bool:
+        """Whether it is about this job, and of one of these types. None, empty: any."""
+        return (not types or self.type in types) and (job is None or job in self.jobs)
+
+
+def told(event: Event) -> Told:
+    """An event in that form."""
+    if event.type == "jobs.submitted":
+        jobs = range(event.data["first"], event.data["first"] + event.data["count"])
+    else:
+        jobs = range(0) if event.job is None else range(event.job, event.job + 1)
+    return Told(event.id, event.type, jobs, message(event_data(event), event=event.type, id_=str(event.id)))
+
+
+def pieces(wires: Iterable[bytes]) -> Iterator[bytes]:
+    """Joined to pieces of moderate size: a connection takes each whole, and says when it takes no more."""
+    piece = bytearray()
+    for wire in wires:
+        piece += wire
+        if len(piece) >= PIECE:
+            yield bytes(piece)
+            piece.clear()
+    if piece:
+        yield bytes(piece)
+
+
+class EventStream(Response):
+    """A stream of server-sent events. It ends when `parts` does, or when the client is gone or stalled."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, parts: AsyncGenerator[bytes, None]) -> None:
+        super().__init__()
+        self.parts = parts
+        del self.headers["content-length"]
+        self.headers["x-accel-buffering"] = "no"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            outcomes = await asyncio.gather(sending, leaving, return_exceptions=True)
+        if isinstance(outcomes[0], TimeoutError):
+            _log.info("a follower took nothing for %g s and was hung up on", STALLED_S)
+        elif isinstance(outcomes[0], Exception):
+            raise outcomes[0]
+
+    async def _send(self, send: Send) -> None:
+        async def put(message: Message) -> None:
+            async with asyncio.timeout(STALLED_S):
+                await send(message)
+
+        await put({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        # At once, so that the client knows that it is connected, and when to try again should the connection break.
+        await put({"type": "http.response.body", "body": b"retry: 1000\n\n", "more_body": True})
+        try:
+            async for part in self.parts:
+                await put({"type": "http.response.body", "body": part, "more_body": True})
+        except GpuloomError as error:
+            # The status is sent already. The client sees a stream that ended too early, and resumes.
+            _log.warning("a stream ended early: %s", error)
+        finally:
+            await self.parts.aclose()
+        await put({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Follower:
+    """Somebody who waits: for events, and for files to change (paths of which one is looked at)."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self.path: str | None = None
+        self.seen: object = None
+
+    async def wait(self) -> bool:
+        """Until there is news; False after HEARTBEAT_S without."""
+        try:
+            async with asyncio.timeout(HEARTBEAT_S):
+                await self.news.wait()
+        except TimeoutError:
+            return False
+        self.news.clear()
+        return True
+
+
+class Hub:
+    """See the module. All but `_watch` runs on the event loop."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._followers: set[Follower] = set()
+        self._recent: list[Told] = []
+        self._bytes = 0
+        self._since = 0
+        self._last = 0
+        self._watching: threading.Event | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._files: list[Follower] = []
+        self.closed = False
+
+    @property
+    def followers(self) -> int:
+        """How many follow now."""
+        return len(self._followers)
+
+    async def join(self) -> tuple[Follower, int]:
+        """A new follower, who is told of every event from here on, and the number of the newest. Raises StoreError."""
+        loop = asyncio.get_running_loop()
+        last = await run_in_threadpool(self._service.wait_for_events, 0, 0.0)
+        follower = Follower()
+        if self._watching is None:
+            self._watching = threading.Event()
+            self._recent, self._bytes, self._since, self._last = [], 0, last, last
+            stop = self._watching
+            threading.Thread(target=self._watch, args=(loop, stop, last), name="event hub", daemon=True).start()
+        self._followers.add(follower)
+        return follower, last
+
+    def leave(self, follower: Follower) -> None:
+        """It follows no more. The thread goes when it next wakes and finds no followers."""
+        self._followers.discard(follower)
+        if follower in self._files:
+            self._files.remove(follower)
+
+    def close(self) -> None:
+        """End all streams, in order."""
+        self.closed = True
+        for follower in list(self._followers):
+            follower.news.set()
+        if self._watching is not None:
+            self._watching.set()
+
+    @property
+    def last(self) -> int:
+        """Number of the newest event that it knows of."""
+        return self._last
+
+    def after(self, number: int) -> Sequence[Told] | None:
+        """The events after this number, up to a page; None if they are no longer in memory."""
+        if number < self._since:
+            return None
+        start = bisect_right(self._recent, number, key=lambda known: known.id)
+        return self._recent[start : start + PAGE]
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, stop: threading.Event, last: int) -> None:
+        while not stop.is_set():
+            try:
+                newest = self._service.wait_for_events(last, HEARTBEAT_S)
+                if not self._followers:
+                    loop.call_soon_threadsafe(self._retire, stop)
+                    stop.wait(0.1)
+                    continue
+                while newest > last and not stop.is_set() and (events := self._service.events(after=last, limit=PAGE)):
+                    last = events[-1].id
+                    found = [told(event) for event in events]
+                    loop.call_soon_threadsafe(self._tell, stop, found)
+            except Exception:
+                if stop.is_set() or loop.is_closed():
+                    return
+                # Followers keep their heartbeat meanwhile, and get what they missed.
+                _log.exception("events can't be read; trying again")
+                stop.wait(1.0)
+
+    def _retire(self, stop: threading.Event) -> None:
+        if not self._followers and self._watching is stop:
+            self._watching = None
+            stop.set()
+
+    def _tell(self, stop: threading.Event, found: list[Told]) -> None:
+        if stop.is_set():
+            return
+        self._recent += found
+        self._bytes += sum(len(one.wire) for one in found)
+        self._last = found[-1].id
+        if len(self._recent) > 2 * KEPT or self._bytes > KEPT_BYTES:
+            self._forget()
+        for follower in self._followers:
+            follower.news.set()
+
+    def _forget(self) -> None:
+        """Drop the oldest events, so that it is not done again for each that comes."""
+        keep, size = 0, 0
+        while keep < min(KEPT, len(self._recent)) and size + len(self._recent[-keep - 1].wire) <= KEPT_BYTES // 2:
+            keep, size = keep + 1, size + len(self._recent[-keep - 1].wire)
+        drop = len(self._recent) - keep
+        self._since, self._bytes = self._recent[drop - 1].id, size
+        del self._recent[:drop]
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    def look_at(self, follower: Follower, path: str | None) -> None:
+        """Tell this follower when the file grows or is rotated. None: no file any more."""
+        if path == follower.path:
+            return
+        if follower.path is not None:
+            self._files.remove(follower)
+        follower.path, follower.seen = path, None
+        if path is not None:
+            self._files.append(follower)
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    async def _look(self) -> None:
+        """One task looks at all files that are followed, off the event loop: a disk may be slow."""
+        while self._files and not self.closed:
+            asked = list(self._files)
+            paths = list(dict.fromkeys(follower.path for follower in asked if follower.path is not None))
+            found = dict(zip(paths, await run_in_threadpool(_signatures, paths), strict=True))
+            for follower in asked:
+                if follower.path in found and found[follower.path] != follower.seen:
+                    follower.seen = found[follower.path]
+                    follower.news.set()
+            await asyncio.sleep(LOG_PERIOD_S)
+
+
+def _signatures(paths: Sequence[str]) -> list[object]:
+    found: list[object] = []
+    for path in paths:
+        try:
+            status = os.stat(path)
+            found.append((status.st_ino, status.st_size))
+        except OSError as error:
+            found.append(error.errno)
+    return found
+
+
+async def follow_events(
+    service: Service, hub: Hub, *, after: int | None, job: int | None, types: Sequence[str]
+) -> AsyncGenerator[bytes, None]:
+    """Events after a number (None: from now on) as they come, for ever."""
+    follower, newest = await hub.join()
+    try:
+        at = newest if after is None else after
+        while not hub.closed:
+            found = hub.after(at)
+            if found is None:
+                # As of now the hub knows all up to `newest`: what is not in the page did not match.
+                newest = hub.last
+                page = await run_in_threadpool(service.events, after=at, job=job, types=types, limit=PAGE)
+                if page:
+                    for piece in pieces(told(event).wire for event in page):
+                        yield piece
+                    at = page[-1].id
+                if len(page) < PAGE:
+                    at = max(at, newest)
+            elif found:
+                at = found[-1].id
+                for piece in pieces(one.wire for one in found if one.concerns(job, types)):
+                    yield piece
+            elif not await follower.wait():
+                yield HEARTBEAT
+    finally:
+        hub.leave(follower)
+
+
+def resume_id(header: str | None) -> int | None:
+    """The number in a Last-Event-ID; None if it is not one of ours."""
+    return int(header) if header is not None and header.isascii() and header.isdigit() else None

@@ -1,0 +1,107 @@
+"""`gpuloom up`: the live scheduler and its API in one process."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuloom import __version__
+from gpuloom.core.errors import InputError
+from gpuloom.executors.logs import read_log
+from gpuloom.live.facade import LiveService
+from gpuloom.live.parts import LiveScheduler
+from gpuloom.server.auth import load_or_make_token
+from gpuloom.server.run import Listening, serve
+from gpuloom.store.home import Home, home_of
+
+log = logging.getLogger("gpuloom")
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What `gpuloom up` is given. None: as it was the last time, else the default."""
+
+    home: Path
+    slots: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    policy: str | None = None
+    interval_s: float | None = None
+    log_level: str = "info"
+
+
+def run(options: UpOptions) -> int:
+    """Run a scheduler until it is told to end; the exit code."""
+    _logging(options.log_level)
+    home = home_of(options.home).create()
+    live = LiveScheduler(home, slots=options.slots, policy=options.policy, interval_s=options.interval_s)
+    stops: list[Callable[[], None]] = []
+
+    def end() -> None:
+        for stop in stops:
+            stop()
+
+    service = LiveService(live.scheduler, live.machine, store_path=str(home.db), on_stop=end)
+    live.scheduler.on_end(end)
+    token = load_or_make_token(home.token)
+    started = False
+
+    def ready(listening: Listening) -> None:
+        nonlocal started
+        stops.append(listening.stop)
+        live.start()
+        started = True
+        # What is loaded stays: collections need not look at it, nor often at thousands of jobs that are no garbage.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
+        _write_server(home, listening.url)
+        log.info("ready at %s, home %s", listening.url, home.path)
+
+    try:
+        with _described(home):
+            serve(service, host=options.host, port=options.port, token=token, logs=read_log, on_ready=ready)
+    finally:
+        if started:
+            live.close()
+        else:
+            live.lock.release()
+    return 1 if live.scheduler.failed is not None else 0
+
+
+@contextmanager
+def _described(home: Home) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):
+            if json.loads(home.server_json.read_text())["pid"] == os.getpid():
+                home.server_json.unlink()
+
+
+def _write_server(home: Home, url: str) -> None:
+    data = {"pid": os.getpid(), "url": url, "version": __version__, "started_s": time.time()}
+    temporary = home.server_json.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(data) + "\n", encoding="utf-8")
+        temporary.chmod(0o600)
+        temporary.replace(home.server_json)
+    except OSError as error:
+        raise InputError(f"{home.server_json} can't be written: {error.strerror}") from error
+
+
+def _logging(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger("gpuloom")
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    root.propagate = False

@@ -1,0 +1,98 @@
+"""What SQLite and the file system have to complain about, said so that one can act on it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+
+from gpuloom.store.port import StoreBusy, StoreError
+
+RESTORE = "`gpuloom db check` says what is wrong, `gpuloom db restore FILE` puts a backup in its place"
+
+_BY_TEXT = {
+    "database or disk is full": "SQLITE_FULL",
+    "attempt to write a readonly database": "SQLITE_READONLY",
+    "database is locked": "SQLITE_BUSY",
+    "disk I/O error": "SQLITE_IOERR",
+    "file is not a database": "SQLITE_NOTADB",
+    "unable to open database file": "SQLITE_CANTOPEN",
+}
+_BY_ERRNO = {
+    errno.ENOSPC: "SQLITE_FULL",
+    errno.EDQUOT: "SQLITE_FULL",
+    errno.EROFS: "SQLITE_READONLY",
+    errno.EACCES: "SQLITE_PERM",
+    errno.EPERM: "SQLITE_PERM",
+    errno.EIO: "SQLITE_IOERR",
+    errno.ENOENT: "SQLITE_CANTOPEN",
+    errno.ENOTDIR: "SQLITE_CANTOPEN",
+    errno.EMFILE: "SQLITE_CANTOPEN",
+}
+
+
+def store_error(error: sqlite3.Error | OSError, path: Path, doing: str) -> StoreError:
+    """The error to raise in place of this one: names the file, what is wrong, and what helps.
+
+    doing: what was tried, such as 'read' or 'write'.
+    """
+    name = "SQLITE_CANTOPEN" if path.is_dir() else _name(error)
+    if name.startswith("SQLITE_IOERR") and _full(path):
+        name = "SQLITE_FULL"  # what a full disk looks like from the write-ahead log's index
+    where = f"{path}: can't {doing}: "
+    if name.startswith("SQLITE_FULL"):
+        return StoreError(f"{where}the disk is full; make room on it ({_room(path)}). Nothing was changed")
+    if name.startswith("SQLITE_READONLY") or name in {"SQLITE_PERM", "SQLITE_AUTH"}:
+        return StoreError(
+            f"{where}the file, its directory or the file system is read-only, or belongs to another user ({error}); "
+            f"make {path.parent} writable for user {os.geteuid()}. Nothing was changed"
+        )
+    if name.startswith("SQLITE_NOTADB"):
+        return StoreError(f"{where}this is not a store of gpuloom's ({error}); name another file or home directory")
+    if name.startswith("SQLITE_CORRUPT"):
+        return StoreError(f"{where}the file is damaged ({error}); {RESTORE}")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StoreBusy(f"{where}another process keeps it locked ({error}); end that process, or try again")
+    if name.startswith("SQLITE_CANTOPEN"):
+        return StoreError(f"{where}{_why_not_opened(path)}")
+    if name.startswith("SQLITE_IOERR"):
+        return StoreError(f"{where}the disk failed ({error}, {name}); look at the system's log and at the disk")
+    if isinstance(error, sqlite3.IntegrityError):
+        return StoreError(f"{where}the store refused it ({error}): a bug, please report it. Nothing was changed")
+    return StoreError(f"{where}{error} ({name or type(error).__name__})")
+
+
+def _name(error: sqlite3.Error | OSError) -> str:
+    if isinstance(error, OSError):
+        return _BY_ERRNO.get(error.errno or 0, "")
+    name: str | None = getattr(error, "sqlite_errorname", None)
+    return name or _BY_TEXT.get(str(error), "")
+
+
+def _free(path: Path) -> int | None:
+    try:
+        room = os.statvfs(path if path.is_dir() else path.parent)
+    except OSError:
+        return None
+    return room.f_bavail * room.f_frsize
+
+
+def _full(path: Path) -> bool:
+    free = _free(path)
+    return free is not None and free < 64 * 1024
+
+
+def _room(path: Path) -> str:
+    free = _free(path)
+    return f"{path.parent} has {'unknown space' if free is None else f'{free / 2**20:,.1f} MiB'} free"
+
+
+def _why_not_opened(path: Path) -> str:
+    if path.is_dir():
+        return "this is a directory; name the file"
+    if not path.parent.is_dir():
+        return f"the directory {path.parent} does not exist; create it or name another"
+    if not path.exists():
+        return f"there is no such file, and {path.parent} may not be written to by user {os.geteuid()}"
+    return f"no permission for user {os.geteuid()}, or too many open files; look at its owner and mode"

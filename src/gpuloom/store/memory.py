@@ -1,0 +1,227 @@
+"""A store that keeps everything in memory: for tests and for schedulers whose past nobody wants."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from gpuloom.core.book import Changes
+from gpuloom.core.events import Event
+from gpuloom.core.job import ENDED, Attempt, Job, Phase
+from gpuloom.store import rows
+from gpuloom.store.connect import schema_version
+from gpuloom.store.port import CheckReport, JobQuery, Loaded, StoreError, Submission, Usage
+from gpuloom.store.queries import is_pattern
+from gpuloom.store.retell import Findings, Records, compare, retell
+from gpuloom.store.sqlite import SqliteStore
+from gpuloom.store.usage import STRETCH_EVENTS, Run, Stretch, checked_by, held, tally
+
+
+class MemoryStore:
+    """See store/port.py; from any thread."""
+
+    def __init__(self) -> None:
+        self.schema_version = schema_version()
+        self._lock = threading.RLock()
+        self._records = Records()
+        self._events: list[Event] = []
+        self._submissions: dict[str, Submission] = {}
+        self._memory: tuple[str, bytes] | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Any later call raises StoreError, as that of a file does."""
+        self._closed = True
+
+    def _open(self) -> Records:
+        if self._closed:
+            raise StoreError("the store in memory is closed")
+        return self._records
+
+    # -- writing --------------------------------------------------------------------------------------------
+
+    def append(self, events: Sequence[Event], changes: Changes, submissions: Sequence[Submission] = ()) -> None:
+        # What a file would give back, so that nobody changes it from outside and nothing but JSON gets in.
+        copied = [rows.event_of(rows.event_row(event)) for event in events]
+        specs = {number: rows.loads(rows.dumps(spec)) for number, spec in changes.specs.items()}
+        settings = {key: rows.loads(rows.dumps(value)) for key, value in changes.settings.items()}
+        with self._lock:
+            kept = self._open()
+            known = {**kept.specs, **specs}
+            jobs = {job.id: rows.job_of(rows.job_row(job), known) for job in changes.jobs.values()}
+            for expected, event in enumerate(copied, len(self._events) + 1):
+                if event.id != expected:
+                    raise StoreError(
+                        f"event {event.id} can't follow event {expected - 1}: the log has no gaps. Nothing was changed"
+                    )
+            if taken := [each.key for each in submissions if each.key in self._submissions]:
+                raise StoreError(f"the key {taken[0]!r} has been used. Nothing was changed")
+            self._events += copied
+            kept.specs, kept.events = known, len(self._events)
+            kept.jobs.update(jobs)
+            kept.attempts.update(changes.attempts)
+            kept.nodes.update(changes.nodes)
+            kept.settings.update(settings)
+            kept.next_job = kept.next_job if changes.next_job is None else changes.next_job
+            self._submissions.update({each.key: each for each in submissions})
+
+    def save_memory(self, policy: str, memory: bytes) -> None:
+        with self._lock:
+            self._open()
+            self._memory = policy, bytes(memory)
+
+    # -- reading --------------------------------------------------------------------------------------------
+
+    def load(self, *, recent: int = 10_000) -> Loaded:
+        with self._lock:
+            kept = self._open()
+            ended = sorted((job for job in kept.jobs.values() if job.phase in ENDED), key=_end, reverse=True)
+            going = [job for job in kept.jobs.values() if job.phase not in ENDED]
+            return Loaded(
+                jobs=sorted([*going, *ended[: max(recent, 0)]], key=lambda job: job.id),
+                attempts=sorted((run for run in kept.attempts.values() if run.phase is not None), key=lambda r: r.job),
+                nodes=sorted(kept.nodes.values(), key=lambda node: node.name),
+                settings=dict(kept.settings),
+                next_job=kept.next_job,
+                last_event=len(self._events),
+                last_event_s=self._events[-1].at_s if self._events else 0.0,
+                memory=self._memory,
+            )
+
+    def job(self, job: int) -> Job | None:
+        with self._lock:
+            return self._open().jobs.get(job)
+
+    def jobs(self, query: JobQuery) -> Sequence[Job]:
+        fits = _fits(query)
+        with self._lock:
+            found = sorted((job for job in self._open().jobs.values() if fits(job)), key=lambda job: job.id)
+        return (found if query.oldest_first else found[::-1])[: max(query.limit, 0)]
+
+    def counts(self) -> Mapping[str, int]:
+        found = dict.fromkeys((phase.value for phase in Phase), 0)
+        with self._lock:
+            for job in self._open().jobs.values():
+                found[job.phase.value] += 1
+        return found
+
+    def attempts(self, jobs: Sequence[int]) -> Sequence[Attempt]:
+        wanted = set(jobs)
+        with self._lock:
+            kept = self._open().attempts
+            return [kept[key] for key in sorted(kept) if key[0] in wanted]
+
+    def events(
+        self,
+        *,
+        after: int = 0,
+        job: int | None = None,
+        types: Sequence[str] = (),
+        limit: int = 1000,
+        newest: bool = False,
+    ) -> Sequence[Event]:
+        with self._lock:
+            asked = None if job is None else self._open().jobs.get(job)
+            self._open()
+            later = self._events[max(after, 0) :]
+        array = None if asked is None else asked.array_id
+
+        def about(event: Event) -> bool:
+            return event.job == job or (array is not None and event.job == array and event.type == "jobs.submitted")
+
+        found = [event for event in later if (job is None or about(event)) and (not types or event.type in types)]
+        limit = max(limit, 0)
+        return found[max(len(found) - limit, 0) :] if newest else found[:limit]
+
+    def submission(self, key: str) -> Submission | None:
+        with self._lock:
+            self._open()
+            return self._submissions.get(key)
+
+    def ended_runs(self, user: str, name: str, limit: int) -> Sequence[tuple[int, float]]:
+        with self._lock:
+            found = [
+                job
+                for job in self._open().jobs.values()
+                if job.phase is Phase.FINISHED and job.user == user and name in ("", rows.spec_name(job))
+            ]
+        found.sort(key=_end)
+        return [(job.gpus, job.work_s) for job in found[max(len(found) - max(limit, 0), 0) :]]
+
+    def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
+        checked_by(by)
+        with self._lock:
+            kept, told = self._open(), dict[int, Mapping[int, Sequence[Stretch]]]()
+            runs = []
+            for key in sorted(kept.attempts):
+                attempt, job = kept.attempts[key], kept.jobs[key[0]]
+                failed_s = job.ended_s if job.phase is Phase.FAILED else None
+                stretches = held(
+                    attempt, told, lambda number: self.events(job=number, types=STRETCH_EVENTS, limit=10**9)
+                )
+                runs.append(Run(job.user, rows.spec_name(job), failed_s, attempt, stretches))
+        return tally(runs, since_s=since_s, until_s=until_s, by=by)
+
+    def history(self, *, since_s: float, until_s: float) -> Iterator[tuple[Job, tuple[Attempt, ...]]]:
+        with self._lock:
+            jobs = [job for job in self._open().jobs.values() if since_s <= job.submitted_s < until_s]
+        for job in sorted(jobs, key=lambda job: (job.submitted_s, job.id)):
+            yield job, tuple(self.attempts([job.id]))
+
+    # -- care -----------------------------------------------------------------------------------------------
+
+    def check(self) -> CheckReport:
+        findings = Findings()
+        with self._lock:
+            kept = self._open()
+            told = retell(self._events, findings)
+            if told is not None:
+                compare(told, kept, findings)
+            return CheckReport(
+                len(self._events), len(kept.jobs), len(kept.attempts), self.schema_version, findings.all()
+            )
+
+    def backup(self, path: Path, *, overwrite: bool = False) -> None:
+        """Into a SQLite store, which a scheduler can be started with."""
+        with self._lock, tempfile.TemporaryDirectory(prefix="gpuloom-") as folder:
+            kept = self._open()
+            changes = Changes(kept.specs, kept.jobs, kept.attempts, kept.nodes, kept.settings, kept.next_job)
+            with SqliteStore(Path(folder) / "store.db") as store:
+                store.append(self._events, changes, list(self._submissions.values()))
+                if self._memory is not None:
+                    store.save_memory(*self._memory)
+                store.backup(path, overwrite=overwrite)
+
+
+def _end(job: Job) -> tuple[float, int]:
+    return (job.ended_s if job.ended_s is not None else 0.0), job.id
+
+
+def _fits(query: JobQuery) -> Callable[[Job], bool]:
+    names = [_named(name) for name in query.names]
+
+    def fits(job: Job) -> bool:
+        return (
+            (not query.phases or job.phase in query.phases)
+            and (not query.users or job.user in query.users)
+            and (not names or any(named(job.name) or named(rows.spec_name(job)) for named in names))
+            and (not query.ids or job.id in query.ids)
+            and (query.array_id is None or job.array_id == query.array_id)
+            and (query.submitted_from_s is None or job.submitted_s >= query.submitted_from_s)
+            and (query.submitted_until_s is None or job.submitted_s < query.submitted_until_s)
+            and (query.before is None or job.id < query.before)
+            and (query.after is None or job.id > query.after)
+        )
+
+    return fits
+
+
+def _named(name: str) -> Callable[[str], bool]:
+    if not is_pattern(name):
+        return lambda other: other == name
+    written = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in name)
+    found = re.compile(written, re.DOTALL)
+    return lambda other: found.fullmatch(other) is not None

@@ -1,0 +1,99 @@
+"""Putting a backup in the place of a store."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuloom.core.errors import InputError
+from gpuloom.store.backup import BESIDE, copy_database, sync
+from gpuloom.store.connect import open_reader
+from gpuloom.store.faults import store_error
+from gpuloom.store.home import Home, take_lock
+from gpuloom.store.port import CheckReport, StoreError
+from gpuloom.store.sqlite import SqliteStore
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """replaced: where the file lies that was there before, if there was one. report: of the store as it is now."""
+
+    path: Path
+    replaced: Path | None
+    report: CheckReport
+
+
+def restore(home: Home, backup: Path) -> Restored:
+    """Put a backup in the place of a home's store, after it was checked. The file replaced is kept beside it.
+
+    Raises:
+        StoreBusy: a scheduler has the store open. StoreError: the backup is not sound, or can't be put there.
+        InputError: there is no such backup, or it is the store itself.
+    """
+    if not backup.is_file():
+        raise InputError(f"{backup}: there is no such file")
+    if home.db.exists() and backup.samefile(home.db):
+        raise InputError(f"{backup}: this is the store itself; name a backup")
+    home.create()
+    with take_lock(home):
+        part = home.db.with_name(f".{home.db.name}.{secrets.token_hex(6)}.part")
+        try:
+            try:
+                with closing(open_reader(backup, older=True)) as source:
+                    copy_database(source, backup, part, overwrite=False)
+            except sqlite3.Error as error:
+                raise store_error(error, backup, "read the backup") from error
+            report = _checked(part, backup)
+            try:
+                replaced = _swap(home.db, part)
+            except OSError as error:
+                raise store_error(error, home.db, "put the backup in its place") from error
+        finally:
+            for ending in ("", *BESIDE):
+                Path(f"{part}{ending}").unlink(missing_ok=True)
+    return Restored(home.db, replaced, report)
+
+
+def _checked(part: Path, backup: Path) -> CheckReport:
+    with SqliteStore(part) as copy:
+        report = copy.check()
+    if report.findings:
+        first = report.findings[0]
+        more = f" (and {len(report.findings) - 1} more)" if len(report.findings) > 1 else ""
+        raise StoreError(
+            f"{backup}: this backup is not sound: {first.detail}{more}. Nothing was changed; take another backup"
+        )
+    return report
+
+
+def _swap(db: Path, part: Path) -> Path | None:
+    """`part` takes the place of `db` in one step; `db` stays under another name."""
+    replaced = None
+    if db.exists():
+        _fold_log(db)
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        replaced = next(path for n in range(10_000) if not (path := _kept_name(db, stamp, n)).exists())
+        os.link(db, replaced)
+    # A log that could not be folded in belongs to the file replaced; beside the new one it would be mistaken for its.
+    for ending in BESIDE:
+        if (beside := Path(f"{db}{ending}")).exists():
+            beside.rename(f"{replaced or _kept_name(db, 'lost', 0)}{ending}")
+    sync(db.parent)
+    os.replace(part, db)
+    sync(db.parent)
+    return replaced
+
+
+def _kept_name(db: Path, stamp: str, number: int) -> Path:
+    return db.with_name(f"{db.name}.replaced-{stamp}" + (f"-{number}" if number else ""))
+
+
+def _fold_log(db: Path) -> None:
+    """Bring what is in the write-ahead log into the file itself. Of a damaged store that is not to be had."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(db, isolation_level=None)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,0 +1,262 @@
+"""Records as rows of tables, and back. Nothing else in the store knows the columns.
+
+Text that can't be written as UTF-8 (a file name that is no text, as Python's surrogates) is kept as bytes in the same
+column, so that every record comes back as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gpuloom.core.book import allocation_of, node_of
+from gpuloom.core.events import Event
+from gpuloom.core.job import Attempt, EndReason, Job, NodeRecord, Phase
+from gpuloom.store.port import Submission
+
+Row = Sequence[Any]
+
+JOB_COLUMNS = (
+    "id", "name", "spec_name", "user", "gpus", "priority", "phase", "spec_id", "submitted_s", "queued_s",
+    "not_before_s", "first_start_s", "ended_s", "attempts", "failures", "held_s", "held_gpu_s", "work_s", "reason",
+    "exit_code", "message", "array_id", "array_index", "after_jobs", "estimate_s", "estimate_from", "flags", "cause",
+)  # fmt: skip
+ATTEMPT_COLUMNS = (
+    "job", "number", "phase", "allocation", "started_s", "since_s", "running_s", "pid", "start_ticks", "boot_id",
+    "stop_reason", "deadline_s", "ended_s", "reason", "exit_code", "signal", "saved", "held_s", "work_s", "message",
+    "peak_memory_mib", "cause",
+)  # fmt: skip
+_SPEC_ID = JOB_COLUMNS.index("spec_id")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{value!r} ({type(value).__name__}) can't be written as JSON")
+
+
+# Not a number and infinity are no JSON: clients could not read them.
+dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain).encode
+loads = json.loads
+
+
+def columns(names: Iterable[str], table: str = "") -> str:
+    """A list of columns for a SELECT."""
+    return ", ".join(f"{table}.{name}" if table else name for name in names)
+
+
+def upsert(table: str, names: Sequence[str], key: Sequence[str]) -> str:
+    """The statement that writes a row in place of the one with this key."""
+    marks = ", ".join("?" for _ in names)
+    changed = ", ".join(f"{name} = excluded.{name}" for name in names if name not in key)
+    where = ", ".join(key)
+    # Names of tables and columns are constants of this module.
+    return f"INSERT INTO {table} ({columns(names)}) VALUES ({marks}) ON CONFLICT ({where}) DO UPDATE SET {changed}"  # noqa: S608
+
+
+PUT_JOB = upsert("jobs", JOB_COLUMNS, ("id",))
+PUT_ATTEMPT = upsert("attempts", ATTEMPT_COLUMNS, ("job", "number"))
+
+
+def text(value: str) -> str | bytes:
+    """Text as SQLite can keep it."""
+    return value if value.isascii() or _encodes(value) else value.encode("utf-8", "surrogatepass")
+
+
+def _encodes(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def untext(value: object) -> str:
+    """Raises: ValueError: the column holds something else (the file is damaged)."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, bytes):
+        raise ValueError(f"{value!r} stands where text must be")
+    return value.decode("utf-8", "surrogatepass")
+
+
+# -- jobs ------------------------------------------------------------------------------------------------------
+
+
+def job_row(job: Job) -> Row:
+    """In the order of JOB_COLUMNS."""
+    return (
+        job.id,
+        text(job.name),
+        text(spec_name(job)),
+        text(job.user),
+        job.gpus,
+        job.priority,
+        job.phase.value,
+        job.spec_id,
+        job.submitted_s,
+        job.queued_s,
+        job.not_before_s,
+        job.first_start_s,
+        job.ended_s,
+        job.attempts,
+        job.failures,
+        job.held_s,
+        job.held_gpu_s,
+        job.work_s,
+        None if job.reason is None else job.reason.value,
+        job.exit_code,
+        text(job.message),
+        job.array_id,
+        job.array_index,
+        dumps(job.after) if job.after else "[]",
+        job.estimate_s,
+        text(job.estimate_from),
+        dumps(job.flags) if job.flags else "{}",
+        job.cause,
+    )
+
+
+def spec_name(job: Job) -> str:
+    """The name that all tasks of an array share; of other jobs, their name."""
+    return job.name if job.array_index is None else str(job.spec["name"])
+
+
+def spec_id_of(row: Row) -> int:
+    return int(row[_SPEC_ID])
+
+
+def job_of(row: Row, specs: Mapping[int, Mapping[str, Any]]) -> Job:
+    """From a row of JOB_COLUMNS; specs by number."""
+    (
+        id_, name, _, user, gpus, priority, phase, spec_id, submitted_s, queued_s, not_before_s, first_start_s, ended_s,
+        attempts, failures, held_s, held_gpu_s, work_s, reason, exit_code, message, array_id, array_index, after_jobs,
+        estimate_s, estimate_from, flags, cause,
+    ) = row  # fmt: skip
+    return Job(
+        id=id_,
+        name=untext(name),
+        user=untext(user),
+        gpus=gpus,
+        priority=priority,
+        phase=Phase(phase),
+        spec_id=spec_id,
+        spec=specs[spec_id],
+        submitted_s=submitted_s,
+        queued_s=queued_s,
+        not_before_s=not_before_s,
+        first_start_s=first_start_s,
+        ended_s=ended_s,
+        attempts=attempts,
+        failures=failures,
+        held_s=held_s,
+        held_gpu_s=held_gpu_s,
+        work_s=work_s,
+        reason=None if reason is None else EndReason(reason),
+        exit_code=exit_code,
+        message=untext(message),
+        array_id=array_id,
+        array_index=array_index,
+        after=() if after_jobs == "[]" else tuple((int(job), str(how)) for job, how in loads(after_jobs)),
+        estimate_s=estimate_s,
+        estimate_from=untext(estimate_from),
+        flags={} if flags == "{}" else loads(flags),
+        cause=cause,
+    )
+
+
+# -- attempts --------------------------------------------------------------------------------------------------
+
+
+def attempt_row(attempt: Attempt) -> Row:
+    """In the order of ATTEMPT_COLUMNS."""
+    return (
+        attempt.job,
+        attempt.number,
+        None if attempt.phase is None else attempt.phase.value,
+        dumps(attempt.allocation),
+        attempt.started_s,
+        attempt.since_s,
+        attempt.running_s,
+        attempt.pid,
+        attempt.start_ticks,
+        attempt.boot_id,
+        None if attempt.stop_reason is None else attempt.stop_reason.value,
+        attempt.deadline_s,
+        attempt.ended_s,
+        None if attempt.reason is None else attempt.reason.value,
+        attempt.exit_code,
+        attempt.signal,
+        int(attempt.saved),
+        attempt.held_s,
+        attempt.work_s,
+        text(attempt.message),
+        attempt.peak_memory_mib,
+        attempt.cause,
+    )
+
+
+def attempt_of(row: Row) -> Attempt:
+    """From a row of ATTEMPT_COLUMNS."""
+    (
+        job, number, phase, allocation, started_s, since_s, running_s, pid, start_ticks, boot_id, stop_reason,
+        deadline_s, ended_s, reason, exit_code, signal, saved, held_s, work_s, message, peak_memory_mib, cause,
+    ) = row  # fmt: skip
+    return Attempt(
+        job=job,
+        number=number,
+        phase=None if phase is None else Phase(phase),
+        allocation=allocation_of(loads(allocation)),
+        started_s=started_s,
+        since_s=since_s,
+        running_s=running_s,
+        pid=pid,
+        start_ticks=start_ticks,
+        boot_id=boot_id,
+        stop_reason=None if stop_reason is None else EndReason(stop_reason),
+        deadline_s=deadline_s,
+        ended_s=ended_s,
+        reason=None if reason is None else EndReason(reason),
+        exit_code=exit_code,
+        signal=signal,
+        saved=bool(saved),
+        held_s=held_s,
+        work_s=work_s,
+        message=untext(message),
+        peak_memory_mib=peak_memory_mib,
+        cause=cause,
+    )
+
+
+# -- the rest --------------------------------------------------------------------------------------------------
+
+
+def event_row(event: Event) -> Row:
+    return event.id, event.at_s, event.type, event.job, dumps(event.data)
+
+
+def event_of(row: Row) -> Event:
+    id_, at_s, type_, job, data = row
+    return Event(id_, at_s, type_, job, loads(data))
+
+
+def node_row(node: NodeRecord) -> Row:
+    data = asdict(node)
+    del data["cause"]
+    return text(node.name), dumps(data), node.cause
+
+
+def node_from(row: Row) -> NodeRecord:
+    _, data, cause = row
+    return node_of({**loads(data), "cause": cause})
+
+
+def submission_row(submission: Submission) -> Row:
+    return text(submission.key), submission.digest, dumps(submission.jobs), submission.at_s
+
+
+def submission_of(row: Row) -> Submission:
+    key, digest, jobs, at_s = row
+    return Submission(untext(key), digest, tuple(int(job) for job in loads(jobs)), at_s)

@@ -1,0 +1,445 @@
+"""The store in one SQLite file: write-ahead log, one writer, any number of readers beside it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gpuloom.core.book import Changes
+from gpuloom.core.events import Event
+from gpuloom.core.job import ACTIVE, WAITING, Attempt, Job, NodeRecord, Phase
+from gpuloom.store import queries, rows
+from gpuloom.store.backup import copy_database
+from gpuloom.store.connect import open_reader, open_writer, version_of
+from gpuloom.store.faults import RESTORE, store_error
+from gpuloom.store.port import CheckReport, JobQuery, Loaded, StoreError, Submission, Usage
+from gpuloom.store.retell import Findings, Records, compare, retell
+from gpuloom.store.usage import STRETCH_EVENTS, Run, Stretch, checked_by, held, tally
+
+POINTS = ("begin", "events", "specs", "jobs", "attempts", "nodes", "settings", "submissions", "commit", "committed")
+"""Where `append` calls `_at`: before the transaction begins, after each table, before and after the commit."""
+READERS_KEPT = 4
+PAGE = 1000
+NONSENSE = (ValueError, TypeError, LookupError)
+"""What making records raises of rows that no gpuloom wrote."""
+
+
+class SqliteStore:
+    """See store/port.py. Use in one process; `append` and `save_memory` may come from any one thread at a time.
+
+    Not to be used in a child process that was forked from the one that opened it.
+    """
+
+    def __init__(self, path: Path | str, *, read_only: bool = False) -> None:
+        """Open the file; unless `read_only`, make it and bring its schema up to date if need be.
+
+        Raises:
+            StoreError: it can't be opened, is damaged, is not a store, or a newer program's.
+        """
+        self.path, self.read_only = Path(os.path.abspath(path)), read_only
+        self._lock = threading.Lock()  # of the writer; readers never wait for it
+        self._pool = threading.Lock()
+        self._idle: list[sqlite3.Connection] = []
+        self._writer: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._last: int | None = None
+        self._closed = False
+        if not read_only:
+            with self._lock, self._faults("open"):
+                self._open()
+        with self._reading("open") as reader:
+            self.schema_version = version_of(reader)
+            meta = dict(reader.execute(queries.statements()["meta"]).fetchall())
+        if missing := {"store_id", "created_s", "next_job"} - meta.keys():
+            self.close()
+            raise StoreError(f"{self.path}: {', '.join(sorted(missing))} of the store is gone; {RESTORE}")
+        self.store_id: str = rows.loads(meta["store_id"])
+        self.created_s: float = rows.loads(meta["created_s"])
+
+    def __enter__(self) -> SqliteStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Any later call raises StoreError. May be called again."""
+        with self._lock, self._pool:
+            self._closed = True
+            # The writer last: the last to leave folds the log into the file, which readers may not.
+            for connection in (*self._idle, self._writer):
+                if connection is not None:
+                    connection.close()
+            self._writer, self._idle = None, []
+
+    # -- writing --------------------------------------------------------------------------------------------
+
+    def _at(self, point: str) -> None:
+        """Called at each of POINTS. Does nothing: tests of reliability override it, to end the process there, or to
+        raise what SQLite raises there (sqlite3.Error or OSError, which become StoreError; others come out as they
+        are). A fault at 'committed' is none of the caller's: what is committed counts as written."""
+
+    def append(self, events: Sequence[Event], changes: Changes, submissions: Sequence[Submission] = ()) -> None:
+        """Write events and the records they lead to, all or nothing; durable when this returns.
+
+        Raises:
+            StoreError: nothing was written; it may be tried again.
+            TypeError, ValueError: an event or record holds what is no JSON; nothing was written.
+        """
+        batches = _batches(events, changes, submissions)
+        if not any(values for _, _, values in batches):
+            return
+        with self._lock:
+            with self._writing("write", events[-1].id if events else None) as writer:
+                if events:
+                    self._follow(writer, events)
+                for point, sql, values in batches:
+                    if values:
+                        writer.executemany(sql, values)
+                    self._at(point)
+            if events:
+                self._last = events[-1].id
+
+    def save_memory(self, policy: str, memory: bytes) -> None:
+        with self._lock, self._writing("write", None) as writer:
+            writer.execute(queries.statements()["put_memory"], (rows.text(policy), memory))
+
+    def _follow(self, writer: sqlite3.Connection, events: Sequence[Event]) -> None:
+        """The log has no gaps, and no other process writes to it."""
+        if self._last is None:
+            self._last = _last_event(writer)[0]
+        for expected, event in enumerate(events, self._last + 1):
+            if event.id != expected:
+                raise StoreError(
+                    f"{self.path}: event {event.id} can't follow event {expected - 1}: something else wrote to this "
+                    "store. Restart the scheduler; nothing was changed"
+                )
+
+    @contextmanager
+    def _writing(self, doing: str, last_event: int | None) -> Iterator[sqlite3.Connection]:
+        """A transaction. The lock is held by the caller."""
+        with self._faults(doing):
+            writer = self._open()
+            try:
+                self._at("begin")
+                writer.execute("BEGIN IMMEDIATE")
+                yield writer
+                self._at("commit")
+                writer.execute("COMMIT")
+                self._at("committed")
+            except BaseException as error:
+                self._roll_back(writer)
+                fault = isinstance(error, sqlite3.Error | OSError)
+                if not (fault and last_event is not None and self._landed(last_event)):
+                    raise
+
+    def _open(self) -> sqlite3.Connection:
+        if self.read_only:
+            raise StoreError(f"{self.path}: was opened to be read only; open it without read_only to write")
+        if self._closed:
+            raise StoreError(f"{self.path}: the store is closed")
+        if self._writer is None:
+            self._writer = open_writer(self.path)
+            self._last = None
+            found = os.stat(self.path)
+            self._file = self._file or (found.st_dev, found.st_ino)
+        self._refuse_another_file()
+        return self._writer
+
+    def _refuse_another_file(self) -> None:
+        """What is written to a file without a name is lost."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != self._file:
+            raise StoreError(
+                f"{self.path}: was {'removed' if found is None else 'replaced by another file'} while in use; put it "
+                "back, or restart the scheduler. Nothing was changed"
+            )
+
+    def _roll_back(self, writer: sqlite3.Connection) -> None:
+        self._last = None  # read it from the file next time
+        try:
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+        except sqlite3.Error:
+            # A connection that can't even do that is of no use; the next call opens another.
+            self._writer = None
+            with suppress(sqlite3.Error):
+                writer.close()
+
+    def _landed(self, event: int) -> bool:
+        """Whether the transaction is in the file after all: a commit may report a fault and have been made."""
+        try:
+            with closing(open_reader(self.path)) as reader:
+                return _last_event(reader)[0] == event
+        except (sqlite3.Error, OSError, StoreError):
+            return False  # not known; if it is there, `_follow` will say so
+
+    @contextmanager
+    def _faults(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise store_error(error, self.path, doing) from error
+
+    # -- reading --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(self, doing: str = "read", *, together: bool = False) -> Iterator[sqlite3.Connection]:
+        """A connection for this thread. together: all that is read is of one moment."""
+        with self._pool:
+            if self._closed:
+                raise StoreError(f"{self.path}: the store is closed")
+            reader = self._idle.pop() if self._idle else None
+        with self._faults(doing):
+            reader = reader or open_reader(self.path)
+            kept = False
+            try:
+                if together:
+                    reader.execute("BEGIN")
+                yield reader
+                if together:
+                    reader.execute("COMMIT")
+                kept = self._give_back(reader)
+            except NONSENSE as error:
+                raise StoreError(
+                    f"{self.path}: can't {doing}: holds what no gpuloom wrote ({error}); {RESTORE}"
+                ) from error
+            finally:
+                if not kept:
+                    reader.close()
+
+    def _give_back(self, reader: sqlite3.Connection) -> bool:
+        with self._pool:
+            if self._closed or len(self._idle) >= READERS_KEPT:
+                return False
+            self._idle.append(reader)
+            return True
+
+    def load(self, *, recent: int = 10_000) -> Loaded:
+        with self._reading(together=True) as reader:
+            jobs = _jobs(reader, queries.jobs_to_load(sorted(WAITING | ACTIVE), recent))
+            attempts = [rows.attempt_of(row) for row in reader.execute(queries.open_attempts())]
+            last, last_s = _last_event(reader)
+            memory = reader.execute(queries.statements()["memory"]).fetchone()
+            return Loaded(
+                jobs=jobs,
+                attempts=attempts,
+                nodes=_nodes(reader),
+                settings=_settings(reader),
+                next_job=_next_job(reader),
+                last_event=last,
+                last_event_s=last_s,
+                memory=None if memory is None else (rows.untext(memory[0]), memory[1]),
+            )
+
+    def job(self, job: int) -> Job | None:
+        found = self.jobs(JobQuery(ids=(job,), limit=1))
+        return found[0] if found else None
+
+    def jobs(self, query: JobQuery) -> Sequence[Job]:
+        with self._reading() as reader:
+            return _jobs(reader, queries.jobs(query))
+
+    def counts(self) -> Mapping[str, int]:
+        """Jobs by phase; 0 where there are none."""
+        with self._reading() as reader:
+            found = dict(reader.execute(queries.statements()["counts"]).fetchall())
+        return {phase.value: found.get(phase.value, 0) for phase in Phase}
+
+    def attempts(self, jobs: Sequence[int]) -> Sequence[Attempt]:
+        with self._reading() as reader:
+            return _attempts(reader, jobs)
+
+    def events(
+        self,
+        *,
+        after: int = 0,
+        job: int | None = None,
+        types: Sequence[str] = (),
+        limit: int = 1000,
+        newest: bool = False,
+    ) -> Sequence[Event]:
+        with self._reading() as reader:
+            found = _events(reader, after, job, types, limit, newest)
+        return found[::-1] if newest else found
+
+    def submission(self, key: str) -> Submission | None:
+        with self._reading() as reader:
+            row = reader.execute(queries.statements()["submission"], (rows.text(key),)).fetchone()
+        return None if row is None else rows.submission_of(row)
+
+    def ended_runs(self, user: str, name: str, limit: int) -> Sequence[tuple[int, float]]:
+        """(GPUs, work in seconds) of the last jobs that finished well, the oldest of them first. name: as in the spec,
+        so that tasks of an array count."""
+        given = [rows.text(user)] + ([rows.text(name)] if name else [])
+        sql = queries.statements()["ended_runs_of_name" if name else "ended_runs_of_user"]
+        with self._reading() as reader:
+            found = reader.execute(sql, (*given, queries.bounded(max(limit, 0)))).fetchall()
+        return [(int(gpus), float(work_s)) for gpus, work_s in reversed(found)]
+
+    def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
+        checked_by(by)
+        with self._reading(together=True) as reader:
+            runs = list(_runs(reader, since_s, until_s))
+        return tally(runs, since_s=since_s, until_s=until_s, by=by)
+
+    def history(self, *, since_s: float, until_s: float) -> Iterator[tuple[Job, tuple[Attempt, ...]]]:
+        """Read page by page: nothing is held open in between, and a job is as it was when its page was read."""
+        last = (since_s, 0)  # numbers begin at 1
+        while since_s < until_s:
+            with self._reading(together=True) as reader:
+                jobs = _jobs(reader, queries.history_page(last, until_s, PAGE))
+                runs: dict[int, list[Attempt]] = {job.id: [] for job in jobs}
+                for attempt in _attempts(reader, list(runs)):
+                    runs[attempt.job].append(attempt)
+            yield from ((job, tuple(runs[job.id])) for job in jobs)
+            if len(jobs) < PAGE:
+                return
+            last = jobs[-1].submitted_s, jobs[-1].id
+
+    # -- care -----------------------------------------------------------------------------------------------
+
+    def check(self) -> CheckReport:
+        """Verify the file, tell the log again and compare with the records."""
+        findings, told, kept = Findings(), None, Records()
+        with self._reading("check", together=True) as reader:
+            try:
+                _verify(reader, findings)
+                told = retell(_log(reader), findings)
+                kept = _records(reader, findings)
+                if told is not None:
+                    compare(told, kept, findings)
+            except (sqlite3.DatabaseError, *NONSENSE) as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                findings.add("file", f"can't be read on: {type(error).__name__}: {error}")
+        events = kept.events if told is None else told.events
+        return CheckReport(events, len(kept.jobs), len(kept.attempts), self.schema_version, findings.all())
+
+    def backup(self, path: Path, *, overwrite: bool = False) -> None:
+        """A consistent copy while in use, in one file, for its owner alone.
+
+        Raises:
+            InputError: there is a file already, and `overwrite` is not given. StoreError: it can't be written.
+        """
+        with self._reading() as reader:
+            copy_database(reader, self.path, path, overwrite=overwrite)
+
+
+# -- rows to records ---------------------------------------------------------------------------------------------
+
+
+def _batches(
+    events: Sequence[Event], changes: Changes, submissions: Sequence[Submission]
+) -> Sequence[tuple[str, str, Sequence[Any]]]:
+    """(point, statement, rows) in the order in which they refer to each other."""
+    said = queries.statements()
+    next_job = changes.next_job
+    return (
+        ("events", said["add_event"], [rows.event_row(event) for event in events]),
+        ("specs", said["put_spec"], [(number, rows.dumps(spec)) for number, spec in changes.specs.items()]),
+        ("jobs", rows.PUT_JOB, [rows.job_row(job) for job in changes.jobs.values()]),
+        ("attempts", rows.PUT_ATTEMPT, [rows.attempt_row(attempt) for attempt in changes.attempts.values()]),
+        ("nodes", said["put_node"], [rows.node_row(node) for node in changes.nodes.values()]),
+        ("settings", said["put_setting"], [(key, rows.dumps(value)) for key, value in changes.settings.items()]),
+        ("settings", said["put_meta"], [] if next_job is None else [("next_job", rows.dumps(next_job))]),
+        ("submissions", said["add_submission"], [rows.submission_row(submission) for submission in submissions]),
+    )
+
+
+def _jobs(reader: sqlite3.Connection, statement: queries.Statement) -> list[Job]:
+    found = reader.execute(*statement).fetchall()
+    wanted = sorted({rows.spec_id_of(row) for row in found})
+    asked = reader.execute(queries.statements()["specs"], (rows.dumps(wanted),)) if wanted else ()
+    specs = {number: rows.loads(spec) for number, spec in asked}
+    return [rows.job_of(row, specs) for row in found]
+
+
+def _attempts(reader: sqlite3.Connection, jobs: Sequence[int]) -> list[Attempt]:
+    return [rows.attempt_of(row) for row in reader.execute(*queries.attempts(jobs))]
+
+
+def _events(
+    reader: sqlite3.Connection, after: int, job: int | None, types: Sequence[str], limit: int, newest: bool = False
+) -> list[Event]:
+    return [rows.event_of(row) for row in reader.execute(*queries.events(after, job, types, limit, newest))]
+
+
+def _last_event(reader: sqlite3.Connection) -> tuple[int, float]:
+    """Its number and time; (0, 0.0) before the first."""
+    number, at_s = reader.execute(queries.statements()["last_event"]).fetchone() or (0, 0.0)
+    return int(number), float(at_s)
+
+
+def _nodes(reader: sqlite3.Connection) -> list[NodeRecord]:
+    return [rows.node_from(row) for row in reader.execute(queries.statements()["nodes"])]
+
+
+def _settings(reader: sqlite3.Connection) -> dict[str, Any]:
+    return {key: rows.loads(value) for key, value in reader.execute(queries.statements()["settings"])}
+
+
+def _next_job(reader: sqlite3.Connection) -> int:
+    return int(rows.loads(dict(reader.execute(queries.statements()["meta"]).fetchall())["next_job"]))
+
+
+def _runs(reader: sqlite3.Connection, since_s: float, until_s: float) -> Iterator[Run]:
+    told: dict[int, Mapping[int, Sequence[Stretch]]] = {}
+    for user, name, phase, ended_s, *row in reader.execute(*queries.runs_in(since_s, until_s)).fetchall():
+        attempt = rows.attempt_of(row)
+        stretches = held(attempt, told, lambda job: _events(reader, 0, job, STRETCH_EVENTS, queries.LARGEST))
+        failed_s = ended_s if phase == Phase.FAILED else None
+        yield Run(rows.untext(user), rows.untext(name), failed_s, attempt, stretches)
+
+
+# -- checking ----------------------------------------------------------------------------------------------------
+
+
+def _verify(reader: sqlite3.Connection, findings: Findings) -> None:
+    for (said,) in reader.execute("PRAGMA integrity_check(20)"):
+        if said != "ok":
+            findings.add("file", said)
+    for table, row, parent, _ in reader.execute("PRAGMA foreign_key_check"):
+        findings.add("reference", f"row {row} of {table} refers to a row of {parent} that is not there")
+
+
+def _log(reader: sqlite3.Connection) -> Iterator[Event]:
+    last = 0
+    while page := _events(reader, last, None, (), 10_000):
+        yield from page
+        last = page[-1].id
+
+
+def _records(reader: sqlite3.Connection, findings: Findings) -> Records:
+    def each(statement: tuple[str, Sequence[Any]], make: Callable[[Any], Any]) -> Iterator[Any]:
+        for row in reader.execute(*statement):
+            try:
+                yield make(row)
+            except NONSENSE as error:
+                findings.add("row", f"{row!r:.120} can't be read: {type(error).__name__}: {error}")
+
+    said = queries.statements()
+    specs = dict(each((said["all_specs"], ()), lambda row: (row[0], rows.loads(row[1]))))
+    job_rows = queries.jobs(JobQuery(oldest_first=True, limit=queries.LARGEST))
+    kept = Records(
+        specs=specs,
+        jobs={job.id: job for job in each(job_rows, lambda row: rows.job_of(row, specs))},
+        attempts={(run.job, run.number): run for run in each(queries.attempts(None), rows.attempt_of)},
+        nodes={node.name: node for node in each((said["nodes"], ()), rows.node_from)},
+        settings=_settings(reader),
+        next_job=_next_job(reader),
+        events=reader.execute("SELECT count(*) FROM events").fetchone()[0],
+    )
+    for submission in each((said["submissions"], ()), rows.submission_of):
+        if any(job not in kept.jobs for job in submission.jobs):
+            findings.add("submission", f"submission {submission.key!r} names jobs that are not there")
+    return kept

@@ -1,0 +1,305 @@
+"""What a training script may tell gpuloom, and ask it. Standard library only; outside gpuloom it does no harm.
+
+    from gpuloom.training import job
+
+    start = load() if job.resuming() else 0
+    for step in job.steps(total, start=start, save=save):
+        loss = train_one(step)
+        job.progress(step + 1, total, loss=loss)
+
+When gpuloom wants the GPUs for other jobs it gives notice (SIGTERM, and a file); the script saves and exits with code
+85, which means "preempted, my work is saved". `steps` does that by itself; `should_stop` and `exit_preempted` are for
+loops of one's own. docs/jobs.md tells the same for shell scripts and other languages.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+
+# What costs time to import is imported where it is needed: this module is read at every start of a script.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+    from typing import IO, Any, NoReturn
+
+EXIT_PREEMPTED = 85
+"""Exit code: preempted, and the work is saved."""
+
+REPORT_EVERY_S = 1.0
+LOOK_EVERY_S = 0.05
+
+
+class _Notice:
+    """Whether gpuloom gave notice: by SIGTERM, or by a file for those whom no signal reaches."""
+
+    def __init__(self) -> None:
+        self.seen, self.seen_s = False, 0.0
+        self.pid = 0
+        self.before: Any = None
+        self.looked_s = float("-inf")
+
+    def install(self) -> None:
+        """Take SIGTERM, once. Only the main thread may; elsewhere the file alone tells."""
+        if self.pid == os.getpid() or threading.current_thread() is not threading.main_thread():
+            return
+        if self.pid == 0:  # a forked child inherits the handler
+            self.before = signal.signal(signal.SIGTERM, self.on_signal)
+            atexit.register(self.leave)
+        self.pid = os.getpid()
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self.pid and not _notice_text():
+            # A helper process (a data loader's worker) that its parent ends: the handler was meant for the parent.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self.see()
+        if callable(self.before):
+            self.before(number, frame)
+
+    def leave(self) -> None:
+        """The process ends by itself: a notice that comes now must not turn its exit code into a signal."""
+        if self.pid == os.getpid() and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def see(self) -> None:
+        if not self.seen:
+            self.seen, self.seen_s = True, time.time()
+
+    def look(self) -> bool:
+        if not self.seen:
+            now = time.monotonic()
+            if now - self.looked_s >= LOOK_EVERY_S:
+                self.looked_s = now
+                if _notice_text() is not None:
+                    self.see()
+        return self.seen
+
+
+def _notice_text() -> str | None:
+    """What the notice file says; None if there is none."""
+    path = os.environ.get("GPULOOM_NOTICE_FILE")
+    if not path:
+        return None
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(4096) or " "
+    except OSError:
+        return None
+
+
+_notice = _Notice()
+
+
+def should_stop() -> bool:
+    """Whether gpuloom gave notice: save at the next step boundary and call `exit_preempted`. Costs about a microsecond.
+
+    Call it early from the main thread: the first call takes SIGTERM, which would end the process otherwise. A handler
+    that was there before is called too.
+    """
+    _notice.install()
+    return _notice.look()
+
+
+def deadline_s() -> float | None:
+    """After a notice, when the process will be ended, epoch seconds. None before, or if it is not known."""
+    text = _notice_text()
+    if text is not None:
+        import json
+
+        try:
+            data = json.loads(text)
+        except ValueError:
+            data = None
+        found = data.get("deadline_s") if isinstance(data, dict) else data
+        if isinstance(found, int | float) and not isinstance(found, bool) and _finite(found):
+            return float(found)
+    if not _notice.seen:
+        return None
+    try:
+        grace = float(os.environ.get("GPULOOM_GRACE_S", ""))
+    except ValueError:
+        return None
+    return _notice.seen_s + grace if _finite(grace) else None
+
+
+def _finite(number: float) -> bool:
+    return abs(number) < float("inf")  # False for NaN too
+
+
+def resuming() -> bool:
+    """Whether this job ran before and was stopped: look for a checkpoint. (There may be none, if it never saved.)"""
+    return os.environ.get("GPULOOM_RESUME", "") not in ("", "0")
+
+
+def exit_preempted() -> NoReturn:
+    """Exit with code 85: preempted, the work is saved. gpuloom starts the job again later."""
+    _progress.flush()
+    sys.stdout.flush()
+    raise SystemExit(EXIT_PREEMPTED)
+
+
+# -- progress ----------------------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """The newest report, written at most once in `REPORT_EVERY_S`, and at the end."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, object] | None = None
+        self.step: float | None = None
+        self.began_s: float | None = None
+        self.written_s = float("-inf")
+        self.warned = False
+        self.registered = False
+        self.lock = threading.Lock()
+
+    def begin(self) -> None:
+        """The work itself begins: what came before (imports, loading) is paid again at every start."""
+        if self.began_s is None:
+            self.began_s = time.time()
+
+    def report(self, step: float, steps: float | None, metrics: dict[str, object]) -> None:
+        self.step = step
+        self.begin()
+        path = os.environ.get("GPULOOM_PROGRESS_FILE")
+        # Of many ranks of one job the first reports.
+        if not path or os.environ.get("RANK", "0") != "0":
+            return
+        with self.lock:
+            self.waiting = {"step": step, "steps": steps, **metrics}
+            if not self.registered:
+                self.registered = True
+                atexit.register(self.flush)
+            if time.monotonic() - self.written_s >= REPORT_EVERY_S or (steps is not None and step >= steps):
+                self._write(path)
+
+    def flush(self) -> None:
+        with self.lock:
+            path = os.environ.get("GPULOOM_PROGRESS_FILE")
+            if path and self.waiting is not None:
+                self._write(path)
+
+    def _write(self, path: str) -> None:
+        import json
+
+        data = {key: _plain(value) for key, value in (self.waiting or {}).items() if value is not None}
+        data["first_s"], data["at_s"] = self.began_s, time.time()
+        self.waiting, self.written_s = None, time.monotonic()
+        # No fsync: a report that a crash of the machine takes is no loss.
+        temporary = f"{path}.{os.getpid()}.tmp"
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump(data, file)
+            os.replace(temporary, path)
+        except OSError as error:
+            # Training goes on without: a full disk is told once.
+            if not self.warned:
+                self.warned = True
+                print(f"gpuloom: progress can't be written to {path}: {error}", file=sys.stderr)
+
+
+def _plain(value: object) -> object:
+    """A number or text for JSON. Numbers of NumPy and tensors of one element become numbers."""
+    if isinstance(value, str | bool | int):
+        return value
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return str(value)[:200]
+    return number if _finite(number) else str(number)
+
+
+_progress = _Progress()
+
+
+def progress(step: float, steps: float | None = None, **metrics: object) -> None:
+    """Report `step` done (of `steps`, if known), with metrics to show (`loss=0.3`).
+
+    May be called at every step: written at most once a second. Nothing happens outside gpuloom, or in later ranks.
+    """
+    _progress.report(step, steps, metrics)
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------
+
+
+def save_atomically(path: str | os.PathLike[str], writer: Callable[[IO[bytes]], object]) -> None:
+    """Write a file so that whoever reads it sees the old one or the whole new one, even after a crash or a kill.
+
+    writer: gets the open file: `lambda file: torch.save(state, file)`. If it raises, the old file stays.
+    """
+    target = os.path.abspath(path)
+    folder, name = os.path.split(target)
+    mine = f".{name}.{os.uname().nodename}-"
+    for old in os.listdir(folder):
+        # Left by a save that was killed half-way: checkpoints are large, and there may be many kills.
+        number = old.removeprefix(mine).removesuffix(".tmp")
+        if old.startswith(mine) and number.isdigit() and not _lives(int(number)):
+            _remove(os.path.join(folder, old))
+    temporary = os.path.join(folder, f"{mine}{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            writer(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        _remove(temporary)
+        raise
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return  # another rank was faster, or it was never made
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid != os.getpid()
+
+
+def steps(total: int, *, start: int = 0, save: Callable[[int], object], every_s: float | None = 600.0) -> Iterator[int]:
+    """The steps from `start` to `total`, each reported when its body is done.
+
+    save: called with the number of steps done: every `every_s` seconds (None: never), after the last step, and on
+    notice, whereupon the process exits with code 85. Between two saves is what can be lost when a machine fails.
+    In a job of several ranks, each rank sees the notice at its own step: agree on one (docs/jobs.md) instead.
+    """
+    should_stop()
+    if start < total:
+        progress(start, total)  # the work begins: what came before was starting up
+    saved_s, saved = time.monotonic(), start
+    for step in range(start, total):
+        if should_stop():
+            # Also before the first step: what was loaded is still the newest checkpoint, if there was one.
+            if saved != step or step == start:
+                save(step)
+            exit_preempted()
+        yield step
+        if _progress.step != step + 1:
+            progress(step + 1, total)
+        if every_s is not None and time.monotonic() - saved_s >= every_s and step + 1 < total:
+            save(step + 1)
+            saved_s, saved = time.monotonic(), step + 1
+    if start < total:
+        save(total)
+    _progress.flush()

@@ -1,0 +1,803 @@
+"""What every executor of the live scheduler must do, with real processes. Each way to run them passes all of this."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuloom.executors import cgroups, procs
+from gpuloom.executors.local import LocalExecutor
+from gpuloom.executors.logs import read_log
+from gpuloom.executors.port import ExecutorError, LiveExecutor, RunPhase, RunRequest, RunStatus
+
+PYTHON = (sys.executable, "-I", "-S", "-c")
+WAIT_S = 20.0
+IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+BUSY = "print('up', flush=True)\nwhile True: pass"
+
+
+def until(found: Callable[[], Any], what: str = "it") -> Any:
+    """Poll until it is true."""
+    end = time.monotonic() + WAIT_S
+    while not (value := found()):
+        assert time.monotonic() < end, f"waited {WAIT_S:g} s for {what}"
+        time.sleep(0.004)
+    return value
+
+
+class Bench:
+    """An executor with a home of its own, and what it said."""
+
+    def __init__(self, mode: str, home: Path) -> None:
+        self.mode, self.home = mode, home
+        self.told: list[RunStatus] = []
+        self.executor = self.fresh()
+
+    def fresh(self) -> LocalExecutor:
+        """Another executor for the same home, as a scheduler makes when it starts."""
+        executor = LocalExecutor(self.home, cgroups=self.mode)
+        executor.open(self.told.append)
+        self.executor = executor
+        return executor
+
+    @property
+    def runner(self) -> int:
+        return int(self.executor._link.hello["pid"])
+
+    @property
+    def marker(self) -> bytes:
+        return f"GPULOOM_RUN={self.executor._home_id}:".encode()
+
+    def request(self, run: str, *argv: str, **more: object) -> RunRequest:
+        fields: dict[str, object] = {
+            "cwd": str(self.home),
+            "env": {"PATH": os.environ["PATH"]},
+            "gpus": (0,),
+            "gpu_uuids": (),
+            "kind": "cpu",
+            "directory": str(self.home / "runs" / run),
+            "grace_s": 5.0,
+        }
+        return RunRequest(run=run, argv=argv, **{**fields, **more})  # type: ignore[arg-type]
+
+    def start(self, run: str, *argv: str, **more: object) -> RunStatus:
+        """Start it, and wait until its program runs or can't."""
+        self.executor.start(self.request(run, *argv, **more))
+        return until(lambda: self.said(run, RunPhase.RUNNING, RunPhase.EXITED), f"{run} to start")
+
+    def up(self, run: str, code: str, **more: object) -> RunStatus:
+        """Start Python code and wait until it has said something."""
+        status = self.start(run, *PYTHON, code, **more)
+        until(lambda: self.log(run), f"{run} to be up")
+        return status
+
+    def said(self, run: str, *phases: RunPhase) -> RunStatus | None:
+        return next((status for status in self.told if status.run == run and status.phase in phases), None)
+
+    def ended(self, run: str) -> RunStatus:
+        """Its end, which must leave nothing behind."""
+        status = until(lambda: self.said(run, RunPhase.EXITED), f"{run} to end")
+        assert status.exit is not None
+        assert status.exit.released
+        return status
+
+    def known(self, run: str) -> RunStatus | None:
+        return next((status for status in self.executor.runs() if status.run == run), None)
+
+    def log(self, run: str) -> bytes:
+        return read_log(self.home / "runs" / run)[0]
+
+    def pid_of(self, path: Path) -> int:
+        return int(until(lambda: path.read_text().strip() if path.exists() else "", str(path)))
+
+    def kill_runner(self) -> None:
+        before = self.runner
+        os.kill(before, signal.SIGKILL)
+        until(lambda: not alive(before), "the runner to be gone")
+
+    def ours(self) -> list[int]:
+        """Processes that are left of jobs."""
+        found = []
+        for entry in procs.table().values():
+            try:
+                data = Path(f"/proc/{entry.pid}/environ").read_bytes()
+            except OSError:
+                continue
+            if self.marker in data and not entry.dead:
+                found.append(entry.pid)
+        return found
+
+    def finish(self) -> None:
+        """End what runs, and see that nothing is left."""
+        for status in self.executor.runs():
+            self.executor.stop(status.run, reason="cancelled", grace_s=0)
+        until(lambda: all(status.phase is RunPhase.EXITED for status in self.executor.runs()), "all runs to end")
+        for status in self.executor.runs():
+            self.executor.acknowledge(status.run)
+        assert self.executor.runs() == []
+        assert list((self.home / "live").iterdir()) == []
+        assert self.ours() == []
+        runner = self.runner
+        until(lambda: not [entry for entry in procs.table().values() if entry.ppid == runner], "the dead to be reaped")
+        groups = cgroups.find(self.executor._home_id, mode=self.mode)
+        until(lambda: groups.stale(()) == [], "control groups to be removed")
+        for base in set(groups.bases.values()):
+            os.rmdir(base)
+        self.executor.close()
+        os.kill(runner, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    entry = procs.process(pid)
+    return entry is not None and not entry.dead
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def _has(mode: str) -> bool:
+    found = cgroups.find("probe", mode=mode)
+    for place in set(found.bases.values()):
+        os.rmdir(place)
+    return f"v{found.version}" == mode
+
+
+MODES = ["auto", "off"]
+# Where both versions are there, 'auto' is v1, and what v2 does otherwise is tried as well.
+ALL_MODES = [*MODES, *(["v2"] if _has("v1") and _has("v2") else [])]
+every_mode = pytest.mark.parametrize("bench", ALL_MODES, indirect=True)
+any_mode = pytest.mark.parametrize("bench", ["auto"], indirect=True)
+
+
+@pytest.fixture(params=MODES)
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(request.param, tmp_path / "home")
+    try:
+        yield bench
+    finally:
+        bench.finish()
+
+
+class TestStarting:
+    def test_it_is_the_port(self, bench: Bench) -> None:
+        executor: LiveExecutor = bench.executor
+        assert executor.healthy() == ""
+        assert executor.runs() == []
+        assert set(bench.executor.limits()) == {"processes", "freezing", "memory", "cpus", "time"}
+
+    @pytest.mark.parametrize("code", [0, 3, 127])
+    def test_exit_codes(self, bench: Bench, code: int) -> None:
+        bench.start("1.1", "sh", "-c", f"echo out; echo err >&2; exit {code}")
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert (ended.exit_code, ended.signal, ended.reason, ended.message) == (code, None, "", "")
+        assert abs(ended.at_s - time.time()) < WAIT_S
+        assert bench.log("1.1") == b"out\nerr\n"
+        assert [status.phase for status in bench.told] == [RunPhase.RUNNING, RunPhase.EXITED]
+
+    def test_signals(self, bench: Bench) -> None:
+        bench.start("1.1", "sh", "-c", "kill -SEGV $$")
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert (ended.exit_code, ended.signal, ended.reason) == (None, signal.SIGSEGV, "")
+
+    def test_started_once_however_often_it_is_asked(self, bench: Bench) -> None:
+        mark = bench.home / "mark"
+        request = bench.request("1.1", "sh", "-c", f"echo x >> {mark}; sleep 0.1")
+        for _ in range(3):
+            bench.executor.start(request)
+        bench.ended("1.1")
+        bench.executor.start(request)
+        bench.executor.acknowledge("1.1")
+        until(lambda: not bench.executor.runs())
+        bench.told.clear()
+        bench.executor.start(request)  # its files say that it ran, though nobody remembers
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert ended.exit_code == 0
+        assert mark.read_text() == "x\n"
+
+    def test_what_a_job_finds(self, bench: Bench) -> None:
+        code = (
+            "import json, os, signal\n"
+            "fds = {}\n"
+            "for n in os.listdir('/proc/self/fd'):\n"
+            "    try: fds[n] = os.readlink('/proc/self/fd/' + n)\n"
+            "    except OSError: pass\n"
+            "kept = [int(s) for s in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)\n"
+            "        if signal.getsignal(s) != signal.SIG_DFL]\n"
+            "print(json.dumps([dict(os.environ), os.getcwd(), fds, kept, os.getsid(0) == os.getpid()]))"
+        )
+        more = {"gpus": (2, 5), "gpu_uuids": ("GPU-a", "GPU-b"), "kind": "gpu", "resumes": True, "grace_s": 7.5}
+        bench.start("12.3", *PYTHON, code, **more)
+        bench.ended("12.3")
+        env, cwd, fds, kept, leads = json.loads(bench.log("12.3"))
+        directory = str(bench.home / "runs" / "12.3")
+        assert {key: env[key] for key in env if key.startswith(("CUDA", "GPULOOM"))} == {
+            "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "GPULOOM_JOB_ID": "12",
+            "GPULOOM_ATTEMPT": "3",
+            "GPULOOM_RUN": bench.marker.decode().partition("=")[2] + "12.3",
+            "GPULOOM_GPUS": "2",
+            "GPULOOM_SLOTS": "2,5",
+            "GPULOOM_RUN_DIR": directory,
+            "GPULOOM_NOTICE_FILE": f"{directory}/notice",
+            "GPULOOM_PROGRESS_FILE": f"{directory}/progress.json",
+            "GPULOOM_RESUME": "1",
+            "GPULOOM_GRACE_S": "7.5",
+        }
+        assert cwd == str(bench.home)
+        assert fds == {"0": "/dev/null", "1": f"{directory}/output.log", "2": f"{directory}/output.log"}
+        assert kept == []
+        assert leads
+
+    def test_cpu_slots_show_no_gpu(self, bench: Bench) -> None:
+        bench.start("1.1", "sh", "-c", 'echo "[$CUDA_VISIBLE_DEVICES] $GPULOOM_RESUME"', gpu_uuids=("GPU-a",))
+        bench.ended("1.1")
+        assert bench.log("1.1") == b"[] 0\n"
+
+    def test_what_can_not_be_started(self, bench: Bench, tmp_path: Path) -> None:
+        plain = tmp_path / "plain"
+        plain.write_text("#!/bin/sh\n")
+        orphan = tmp_path / "orphan"
+        orphan.write_text("#!/no/such/interpreter\n")
+        orphan.chmod(0o755)
+        odd = tmp_path / "odd"
+        odd.write_bytes(b"\1\2\3")
+        odd.chmod(0o755)
+        for number, (argv, more, text) in enumerate(
+            [
+                (("no-such-program",), {}, "'no-such-program': not found in PATH"),
+                (("/no/such/program",), {}, "'/no/such/program': there is no such file"),
+                ((str(plain),), {}, "no permission to execute it"),
+                ((str(orphan),), {}, "the interpreter that its first line names does not exist"),
+                ((str(odd),), {}, "not a program"),
+                (("true",), {"cwd": "/no/such/place"}, "working directory '/no/such/place': No such file"),
+                (("echo", "x" * 3_000_000), {}, "too long together"),
+            ]
+        ):
+            run = f"{number}.1"
+            bench.start(run, *argv, **more)
+            ended = bench.ended(run).exit
+            assert ended is not None
+            assert (ended.reason, ended.exit_code, ended.signal) == ("not_started", None, None)
+            assert text in ended.message
+            assert bench.said(run, RunPhase.RUNNING) is None
+
+    def test_names_that_are_refused(self, bench: Bench) -> None:
+        for run in ("", "../1", "a b", ".hidden"):
+            with pytest.raises(ExecutorError, match="can't name a run"):
+                bench.executor.start(bench.request(run, "true"))
+        with pytest.raises(ExecutorError, match="must be absolute"):
+            bench.executor.start(bench.request("1.1", "true", directory="runs/1"))
+        with pytest.raises(ExecutorError, match="no program"):
+            bench.executor.start(bench.request("1.1"))
+
+
+class TestStopping:
+    def test_notice(self, bench: Bench) -> None:
+        code = (
+            "import os, shutil, signal, sys, time\n"
+            "def told(*_):\n"
+            "    shutil.copy(os.environ['GPULOOM_NOTICE_FILE'], 'seen')\n"
+            "    sys.exit(85)\n"
+            "signal.signal(signal.SIGTERM, told)\n"
+            "print('up', flush=True)\n"
+            "time.sleep(600)"
+        )
+        bench.up("1.1", code)
+        now = time.time()
+        bench.executor.stop("1.1", reason="preempted", grace_s=9)
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert (ended.exit_code, ended.signal, ended.reason) == (85, None, "preempted")
+        notice = json.loads((bench.home / "seen").read_text())
+        assert notice["reason"] == "preempted"
+        assert now + 8.9 < notice["deadline_s"] < time.time() + 9.1
+        assert bench.said("1.1", RunPhase.STOPPING) is not None
+
+    def test_a_job_that_ignores_it_is_ended_at_the_deadline(self, bench: Bench) -> None:
+        bench.up("1.1", IGNORES)
+        began = time.monotonic()
+        bench.executor.stop("1.1", reason="cancelled", grace_s=0.3)
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert (ended.exit_code, ended.signal, ended.reason) == (None, signal.SIGKILL, "cancelled")
+        assert 0.29 < time.monotonic() - began < 5
+
+    def test_the_earlier_deadline_counts(self, bench: Bench) -> None:
+        bench.up("1.1", IGNORES)
+        bench.executor.stop("1.1", reason="preempted", grace_s=0.4)
+        bench.executor.stop("1.1", reason="cancelled", grace_s=600)
+        bench.up("2.1", IGNORES)
+        bench.executor.stop("2.1", reason="preempted", grace_s=600)
+        bench.executor.stop("2.1", reason="cancelled", grace_s=0)
+        for run in ("1.1", "2.1"):
+            ended = bench.ended(run).exit
+            assert ended is not None
+            assert (ended.reason, ended.signal) == ("preempted", signal.SIGKILL)
+
+    def test_after_its_end_it_is_left_alone(self, bench: Bench) -> None:
+        bench.start("1.1", "true")
+        before = bench.ended("1.1")
+        bench.executor.stop("1.1", reason="cancelled", grace_s=0)
+        bench.executor.freeze("1.1")
+        bench.executor.thaw("1.1")
+        bench.executor.stop("no-such.1", reason="cancelled", grace_s=0)
+        assert bench.known("1.1") == before
+
+    def test_a_deadline_holds_without_a_scheduler(self, bench: Bench) -> None:
+        status = bench.up("1.1", IGNORES)
+        bench.executor.stop("1.1", reason="preempted", grace_s=0.3)
+        bench.executor.close()
+        assert status.pid is not None
+        until(lambda: not alive(status.pid or 0), "the job to be ended")
+        bench.fresh()
+        known = until(lambda: bench.known("1.1"))
+        until(lambda: (bench.known("1.1") or known).phase is RunPhase.EXITED)
+
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_time_limit(self, bench: Bench, frozen: bool) -> None:
+        began = time.monotonic()
+        bench.start("1.1", "sleep", "600", limit_s=0.3, grace_s=5)
+        if frozen:
+            bench.executor.freeze("1.1")
+            until(lambda: bench.said("1.1", RunPhase.FROZEN))
+            stood = time.monotonic()
+            until(lambda: time.monotonic() > stood + 0.5)
+            assert bench.said("1.1", RunPhase.EXITED) is None
+            began += time.monotonic() - stood
+            bench.executor.thaw("1.1")
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert (ended.reason, ended.signal) == ("timed_out", signal.SIGTERM)
+        assert "time limit of 0.3 s" in ended.message
+        assert 0.29 < time.monotonic() - began < 5
+
+    def test_a_time_limit_is_changed(self, bench: Bench) -> None:
+        bench.start("1.1", "sleep", "600", limit_s=0.4)
+        bench.start("2.1", "sleep", "600", limit_s=600.0)
+        bench.start("3.1", "sleep", "600", limit_s=0.4)
+        bench.executor.limit("1.1", None)
+        bench.executor.limit("2.1", 0.2)
+        bench.executor.limit("3.1", 500.0)
+        ended = bench.ended("2.1").exit
+        assert ended is not None
+        assert ended.reason == "timed_out"
+        assert "0.2 s" in ended.message
+        bench.kill_runner()  # the next one knows the new limits
+        time.sleep(0.4)
+        assert {status.run for status in bench.executor.runs() if status.phase is RunPhase.RUNNING} == {"1.1", "3.1"}
+
+    def test_out_of_memory(self, bench: Bench) -> None:
+        code = "import time; data = b'x' * (200 << 20); print('got it', flush=True); time.sleep(600)"
+        bench.start("1.1", *PYTHON, code, memory_mib=64)
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert (ended.reason, ended.signal) == ("out_of_memory", signal.SIGKILL)
+        assert "64" in ended.message
+
+    def test_memory_within_the_limit(self, bench: Bench) -> None:
+        bench.start("1.1", *PYTHON, "data = b'x' * (50 << 20); import time; time.sleep(0.6)", memory_mib=400)
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert (ended.reason, ended.exit_code) == ("", 0)
+        assert ended.peak_memory_mib is not None
+        assert ended.peak_memory_mib > 50
+
+    def test_files_that_were_read_are_no_memory_of_the_job(self, bench: Bench, tmp_path: Path) -> None:
+        (tmp_path / "data").write_bytes(b"x" * (200 << 20))
+        code = "import sys; file = open(sys.argv[1], 'rb')\nwhile file.read(1 << 20): pass"
+        bench.start("1.1", *PYTHON, code, str(tmp_path / "data"), memory_mib=2000)
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert ended.peak_memory_mib is not None
+        assert 1 < ended.peak_memory_mib < 100
+
+
+@every_mode
+class TestTrees:
+    """Nothing of a job is left, wherever its processes hide."""
+
+    HIDES = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "where = sys.argv[1]\n"
+        "def note(name):\n"
+        "    with open(f'{where}/{name}.new', 'w') as f: f.write(str(os.getpid()))\n"
+        "    os.rename(f'{where}/{name}.new', f'{where}/{name}')\n"
+        "if os.fork() == 0:\n"  # a child
+        "    note('child'); time.sleep(600)\n"
+        "if os.fork() == 0:\n"  # a daemon: another session, another parent
+        "    os.setsid()\n"
+        "    if os.fork(): os._exit(0)\n"
+        "    note('daemon'); time.sleep(600)\n"
+        "if os.fork() == 0:\n"  # a daemon that also sheds its environment
+        "    os.setsid()\n"
+        "    if os.fork(): os._exit(0)\n"
+        "    note('bare'); os.execve('/bin/sleep', ['sleep', '600'], {})\n"
+        "names = ['child', 'daemon', 'bare']\n"
+        "while not all(os.path.exists(f'{where}/{name}') for name in names): time.sleep(0.005)\n"
+        "print('up', flush=True)\n"
+    )
+
+    @pytest.mark.parametrize("grace_s", [0.0, 0.2])
+    def test_stopped(self, bench: Bench, tmp_path: Path, grace_s: float) -> None:
+        status = bench.start("1.1", *PYTHON, self.HIDES + "time.sleep(600)", str(tmp_path))
+        until(lambda: bench.log("1.1"))
+        pids = [bench.pid_of(tmp_path / name) for name in ("child", "daemon", "bare")]
+        assert all(alive(pid) for pid in pids)
+        bench.executor.stop("1.1", reason="cancelled", grace_s=grace_s)
+        bench.ended("1.1")
+        assert [pid for pid in [*pids, status.pid or 0] if alive(pid)] == []
+
+    def test_left_behind(self, bench: Bench, tmp_path: Path) -> None:
+        """The run ends when its leading process does; what that leaves behind is ended too."""
+        bench.start("1.1", *PYTHON, self.HIDES + "sys.exit(4)", str(tmp_path))
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert (ended.exit_code, ended.reason) == (4, "")
+        assert [name for name in ("child", "daemon", "bare") if alive(bench.pid_of(tmp_path / name))] == []
+
+    def test_left_behind_may_end_well(self, bench: Bench, tmp_path: Path) -> None:
+        code = (
+            "import os, signal, sys, time\n"
+            "if os.fork() == 0:\n"
+            "    os.setsid()\n"
+            "    def told(*_): open(sys.argv[1] + '/saved', 'w').close(); os._exit(0)\n"
+            "    signal.signal(signal.SIGTERM, told)\n"
+            "    print('up', flush=True)\n"
+            "    while True: time.sleep(600)\n"
+            "while not os.path.getsize('runs/1.1/output.log'): time.sleep(0.005)\n"
+        )
+        bench.start("1.1", *PYTHON, code, str(tmp_path))
+        bench.ended("1.1")
+        assert (tmp_path / "saved").exists()
+
+    def test_one_that_forks_all_the_time(self, bench: Bench) -> None:
+        code = (
+            "import os, time\n"
+            "print('up', flush=True)\n"
+            "end = time.monotonic() + 20\n"
+            "while time.monotonic() < end:\n"
+            "    if os.fork() == 0:\n"
+            "        os.setsid()\n"
+            "        if os.fork(): os._exit(0)\n"
+            "        time.sleep(0.002)\n"  # each generation forks the next and lingers
+            "        if os.fork(): time.sleep(0.05); os._exit(0)\n"
+            "    else:\n"
+            "        os.wait(); time.sleep(0.2)\n"
+        )
+        bench.up("1.1", code)
+        bench.executor.stop("1.1", reason="cancelled", grace_s=0)
+        bench.ended("1.1")
+        assert bench.ours() == []
+
+    def test_runs_beside_each_other_are_kept_apart(self, bench: Bench) -> None:
+        other = bench.up("2.1", IGNORES)
+        bench.up("1.1", IGNORES)
+        bench.executor.stop("1.1", reason="cancelled", grace_s=0)
+        bench.ended("1.1")
+        assert alive(other.pid or 0)
+        assert bench.said("2.1", RunPhase.EXITED) is None
+
+
+@every_mode
+class TestFreezing:
+    def test_stands_still_and_goes_on(self, bench: Bench) -> None:
+        status = bench.up("1.1", "import os\nos.fork()\n" + BUSY)
+        pid = status.pid or 0
+        child = until(lambda: next((e.pid for e in procs.table().values() if e.ppid == pid), 0))
+        bench.executor.freeze("1.1")
+        until(lambda: bench.said("1.1", RunPhase.FROZEN))
+        before = [cpu_ticks(pid), cpu_ticks(child)]
+        time.sleep(0.15)
+        assert [cpu_ticks(pid), cpu_ticks(child)] == before
+        known = bench.known("1.1")
+        assert known is not None
+        assert known.phase is RunPhase.FROZEN
+        bench.told.clear()
+        bench.executor.thaw("1.1")
+        until(lambda: bench.said("1.1", RunPhase.RUNNING))
+        until(lambda: cpu_ticks(pid) > before[0] and cpu_ticks(child) > before[1], "it to go on")
+
+    def test_a_frozen_run_gets_its_notice(self, bench: Bench) -> None:
+        bench.up("1.1", "import os, signal, time; signal.signal(15, lambda *_: os._exit(85)); print('up', flush=True); "
+                        "time.sleep(600)")  # fmt: skip
+        bench.executor.freeze("1.1")
+        until(lambda: bench.said("1.1", RunPhase.FROZEN))
+        bench.executor.stop("1.1", reason="preempted", grace_s=10)
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert (ended.exit_code, ended.reason) == (85, "preempted")
+
+
+class TestLogs:
+    def test_a_flood_stays_within_bounds(self, bench: Bench) -> None:
+        code = "import sys\nfor i in range(1, 1200001): sys.stdout.write(f'{i:09d} {\"x\" * 40}\\n')\n"
+        directory = bench.home / "runs" / "1.1"
+        bench.start("1.1", *PYTHON, code, log_mib=1, log_files=2)
+        most, offset, last, seen = 0, 0, 0, 0
+        while True:
+            over = bench.said("1.1", RunPhase.EXITED) is not None
+            most = max(most, sum(path.stat().st_size for path in directory.glob("output.log*") if path.exists()))
+            data, after = read_log(directory, offset, max_bytes=1 << 18)
+            assert after >= offset
+            start = after - len(data)
+            # Offsets count from the first byte: line n (of 51 bytes) begins at 51 (n - 1), but for what was lost while
+            # a full file was cut, of which the reader can't know.
+            for line in data[(-start) % 51 :].splitlines()[:-1]:
+                if len(line) == 50 and line[:9].isdigit() and int(line[:9]) >= last:
+                    last = int(line[:9])
+                    seen += 1
+            offset = after
+            if over and not data:
+                break
+        bench.ended("1.1")
+        assert most < 40 << 20, f"{most >> 20} MiB of a log of 61 MB that may have 3"
+        assert seen > 1000
+        # A line may be torn where the file was cut, be it the last.
+        whole = [line for line in read_log(directory, tail_lines=2000)[0].splitlines() if len(line) == 50]
+        assert max(int(line[:9]) for line in whole if line[:9].isdigit()) > 1_150_000
+        assert sum(path.stat().st_size for path in directory.glob("output.log*")) < 10 << 20
+
+    def test_slow_logs_lose_nothing(self, bench: Bench) -> None:
+        code = "import time\nfor i in range(60): print(f'{i:04d}', 'x' * 994, flush=True); time.sleep(0.01)\n"
+        directory = bench.home / "runs" / "1.1"
+        bench.start("1.1", *PYTHON, code, log_mib=0.01, log_files=20)
+        bench.ended("1.1")
+        assert (directory / "output.log.2").exists()
+        data, end = read_log(directory)
+        assert end == len(data) == 60_000
+        assert [int(line[:4]) for line in data.splitlines()] == list(range(60))
+
+
+class TestSurviving:
+    def test_the_scheduler_is_killed(self, bench: Bench) -> None:
+        script = (
+            "import sys, time\nfrom pathlib import Path\n"
+            "from gpuloom.executors.local import LocalExecutor\nfrom gpuloom.executors.port import RunRequest\n"
+            "home = Path(sys.argv[1])\n"
+            "executor = LocalExecutor(home, cgroups=sys.argv[2])\n"
+            "executor.open(lambda status: print(status.run, status.phase, flush=True))\n"
+            "for run, code in (('1.1', 'while [ ! -e go ]; do sleep 0.01; done; exit 7'), ('2.1', 'exit 5')):\n"
+            "    executor.start(RunRequest(run, ('sh', '-c', code), str(home), {'PATH': '/usr/bin:/bin'}, (0,), (),\n"
+            "                              str(home / 'runs' / run), kind='cpu'))\n"
+            "time.sleep(600)"
+        )
+        argv = [sys.executable, "-c", script, str(bench.home), bench.mode]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as scheduler:
+            assert scheduler.stdout is not None
+            lines = [scheduler.stdout.readline() for _ in range(3)]
+            scheduler.kill()
+        assert sorted(line.split()[0] for line in lines) == ["1.1", "2.1", "2.1"]
+        bench.executor.close()
+        bench.fresh()
+        found = {status.run: status for status in bench.executor.runs()}
+        assert found["1.1"].phase is RunPhase.RUNNING
+        assert found["2.1"].exit is not None
+        assert found["2.1"].exit.exit_code == 5
+        (bench.home / "go").touch()
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert ended.exit_code == 7
+
+    def test_the_runner_is_killed(self, bench: Bench) -> None:
+        """Its jobs go on; the next runner watches them, but their exit codes only a parent gets."""
+        going = bench.up("1.1", IGNORES)
+        told = bench.start("2.1", "sh", "-c", "while [ ! -e go ]; do sleep 0.01; done")
+        meanwhile = bench.start("3.1", "sleep", "600")
+        bench.start("4.1", "sleep", "600", limit_s=1.2)
+        before = bench.runner
+        os.kill(before, signal.SIGSTOP)  # so that it sees nothing of what follows
+        os.kill(meanwhile.pid or 0, signal.SIGKILL)
+        bench.kill_runner()
+        assert until(lambda: bench.ended("3.1").exit) is not None
+        lost = bench.ended("3.1").exit
+        assert lost is not None
+        assert (lost.reason, lost.exit_code, lost.signal) == ("lost", None, None)
+        assert "runner was killed" in lost.message
+        assert bench.runner != before
+        known = bench.known("1.1")
+        assert known is not None
+        assert (known.phase, known.pid, known.start_ticks) == (RunPhase.RUNNING, going.pid, going.start_ticks)
+        assert alive(told.pid or 0)
+        (bench.home / "go").touch()
+        unseen = bench.ended("2.1").exit
+        assert unseen is not None
+        assert unseen.reason == "lost"
+        bench.executor.stop("1.1", reason="preempted", grace_s=0.2)
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert ended.reason == "preempted"
+        late = bench.ended("4.1").exit
+        assert late is not None
+        assert late.reason == "timed_out"
+        assert not alive(going.pid or 0)
+
+    def test_deadlines_and_frozen_runs_survive_the_runner(self, bench: Bench) -> None:
+        bench.up("1.1", IGNORES)
+        bench.up("2.1", BUSY)
+        bench.executor.freeze("2.1")
+        until(lambda: bench.said("2.1", RunPhase.FROZEN))
+        bench.executor.stop("1.1", reason="preempted", grace_s=0.5)
+        until(lambda: bench.said("1.1", RunPhase.STOPPING))
+        bench.kill_runner()
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert ended.reason == "preempted"
+        known = bench.known("2.1")
+        assert known is not None
+        assert known.phase is RunPhase.FROZEN
+        bench.told.clear()
+        bench.executor.thaw("2.1")
+        until(lambda: bench.said("2.1", RunPhase.RUNNING))
+
+    def test_what_is_asked_while_no_runner_is_there(self, bench: Bench) -> None:
+        os.kill(bench.runner, signal.SIGKILL)
+        bench.executor.start(bench.request("1.1", "sh", "-c", "exit 6"))
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert ended.exit_code == 6
+
+    def test_none_runs_twice_whenever_the_runner_is_killed(self, bench: Bench) -> None:
+        runs = [f"{number}.1" for number in range(40)]
+        for number, run in enumerate(runs):
+            bench.executor.start(bench.request(run, "sh", "-c", f"echo {run} >> ran"))
+            if number % 8 == 5:
+                time.sleep(0.002 * (number // 8))  # at another point of its work each time
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(bench.runner, signal.SIGKILL)
+        ends = {run: bench.ended(run).exit for run in runs}
+        ran = (bench.home / "ran").read_text().split()
+        assert len(ran) == len(set(ran))
+        for run, ended in ends.items():
+            assert ended is not None
+            assert (run in ran) if ended.reason == "" else ended.reason == "lost"
+
+    def test_another_boot_is_a_loss(self, bench: Bench) -> None:
+        status = bench.start("1.1", "true")
+        bench.ended("1.1")
+        directory = bench.home / "runs" / "1.1"
+        (directory / "exit.json").unlink()
+        data = json.loads((directory / "run.json").read_text())
+        (directory / "run.json").write_text(json.dumps({**data, "boot_id": "another", "pid": os.getpid()}))
+        bench.told.clear()
+        bench.kill_runner()
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert ended.reason == "lost"
+        assert "the machine was restarted" in ended.message
+        assert status.boot_id == procs.boot_id()
+
+    def test_another_process_with_the_same_number(self, bench: Bench) -> None:
+        """A pid alone is no identity."""
+        bench.start("1.1", "true")
+        bench.ended("1.1")
+        directory = bench.home / "runs" / "1.1"
+        (directory / "exit.json").unlink()
+        with subprocess.Popen(["sleep", "600"]) as other:
+            data = json.loads((directory / "run.json").read_text())
+            entry = procs.process(other.pid)
+            assert entry is not None
+            later = {**data, "pid": other.pid, "start_ticks": entry.start_ticks - 1}
+            (directory / "run.json").write_text(json.dumps(later))
+            bench.told.clear()
+            bench.kill_runner()
+            ended = bench.ended("1.1").exit
+            assert ended is not None
+            assert ended.reason == "lost"
+            assert other.poll() is None
+            other.kill()
+
+    def test_acknowledged_runs_are_forgotten(self, bench: Bench) -> None:
+        bench.start("1.1", "true")
+        bench.ended("1.1")
+        bench.executor.close()
+        bench.fresh()
+        assert [status.run for status in bench.executor.runs()] == ["1.1"]
+        bench.executor.acknowledge("1.1")
+        assert bench.executor.runs() == []
+        bench.kill_runner()
+        until(lambda: bench.executor.healthy() == "")
+        assert bench.executor.runs() == []
+        assert (bench.home / "runs" / "1.1" / "exit.json").exists()
+
+    @any_mode
+    def test_a_disk_that_takes_nothing(self, bench: Bench) -> None:
+        """A directory in the way stands for it: root writes where a full disk would not let others."""
+        (bench.home / "runs" / "1.1" / "exit.json.new").mkdir(parents=True)
+        (bench.home / "runs" / "2.1" / "run.json.new").mkdir(parents=True)
+        bench.start("1.1", "sh", "-c", "exit 3")
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert ended.exit_code == 3
+        until(lambda: "exit.json" in bench.executor.healthy(), "the trouble to be told")
+        (bench.home / "runs" / "1.1" / "exit.json.new").rmdir()
+        until(lambda: bench.executor.healthy() == "", "the trouble to be over")
+        assert (bench.home / "runs" / "1.1" / "exit.json").exists()
+        bench.start("2.1", "touch", "ran")
+        refused = bench.ended("2.1").exit
+        assert refused is not None
+        assert refused.reason == "not_started"
+        assert "run.json" in refused.message
+        assert not (bench.home / "ran").exists()
+
+    @any_mode
+    def test_many_runs_are_told_at_once(self, bench: Bench) -> None:
+        for number in range(60):
+            bench.executor.start(bench.request(f"{number}.1", "sleep", "600"))
+        until(lambda: sum(status.phase is RunPhase.RUNNING for status in bench.told) == 60)
+        bench.executor.close()
+        began = time.monotonic()
+        bench.fresh()
+        assert len(bench.executor.runs()) == 60
+        assert time.monotonic() - began < 1.0
+
+
+@any_mode
+class TestRunner:
+    def test_one_for_a_home(self, bench: Bench) -> None:
+        first, runner = bench.executor, bench.runner
+        second = bench.fresh()
+        assert bench.runner == runner
+        bench.start("1.1", "true")
+        bench.ended("1.1")
+        first.close()
+        assert [status.run for status in second.runs()] == ["1.1"]
+
+    def test_goes_when_it_is_needed_no_more(self, bench: Bench) -> None:
+        runner = bench.runner
+        bench.start("1.1", "sleep", "1.5")
+        bench.executor.close()
+        until(lambda: not alive(runner), "the runner to go")
+        bench.fresh()
+        known = bench.known("1.1")
+        assert known is not None
+        assert known.exit is not None
+        assert known.exit.exit_code == 0
+
+    def test_leaves_no_control_group(self, bench: Bench) -> None:
+        runner, home_id = bench.runner, bench.executor._home_id
+        bench.executor.close()
+        until(lambda: not alive(runner), "the runner to go")
+        assert list(Path("/sys/fs/cgroup").glob(f"**/*{home_id}")) == []
+        bench.fresh()
+
+    def test_idles(self, bench: Bench) -> None:
+        bench.up("1.1", IGNORES)
+        path = Path(f"/proc/{bench.runner}/status")
+        time.sleep(0.5)
+
+        def wakes() -> int:
+            return int(next(line for line in path.read_text().splitlines() if line.startswith("voluntary")).split()[1])
+
+        before = wakes()
+        time.sleep(0.5)
+        assert wakes() - before <= 1
+        size = next(line for line in path.read_text().splitlines() if line.startswith("VmRSS")).split()[1]
+        assert int(size) < 20 * 1024
+
+
+class TestHomes:
+    def test_long_homes(self, tmp_path: Path) -> None:
+        home = tmp_path / ("long" * 30) / ("longer" * 20)
+        bench = Bench("off", home)
+        bench.start("1.1", "sh", "-c", "exit 3")
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert ended.exit_code == 3
+        bench.finish()

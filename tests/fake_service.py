@@ -1,0 +1,456 @@
+"""A scheduler for tests of API, client and command line: all rules of a job's states, no executor, no store.
+
+What a real scheduler would do by itself, a test asks for: `run`, `write`, `finish`, `preempt`, `freeze`, `thaw`.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gpuloom
+from fake_views import attempt_data, event_data, job_view, matches, node_data, node_views, submits, why_view
+from gpuloom.core.book import Book
+from gpuloom.core.errors import ImpossibleJobError, InputError, PolicyError
+from gpuloom.core.events import Event
+from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Gpu, Job, NodeRecord, Phase, gpus_in
+from gpuloom.live.service import ConflictError, NotFoundError
+from gpuloom.live.spec import JobSpec, indices_of, job_spec
+from gpuloom.live.views import JobView, WhyView
+from gpuloom.policies.registry import create_policy
+from gpuloom.store.port import JobQuery, StoreError
+
+RUNNING_MAY_CHANGE = {"name", "priority", "time_limit", "retries", "estimate", "grace"}
+
+
+class FakeService:
+    """A `live.service.Service` in memory. home: where logs go (`home/runs/JOB/ATTEMPT/output.log`).
+
+    Cancelled jobs that run end at once. broken: a message; from then on every write is refused as a full disk would.
+    calls: every call that asks for a change, as (name, keyword arguments).
+    """
+
+    def __init__(self, home: Path, *, gpus: int = 4, clock: Callable[[], float] = time.time) -> None:
+        self.home, self.clock, self.broken = home, clock, ""
+        self.book = Book()
+        self.log: list[Event] = []
+        self.past: dict[int, list[Attempt]] = {}
+        self.keys: dict[str, tuple[str, list[list[int]]]] = {}
+        self.progress: dict[int, dict[str, Any]] = {}
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.stopped = threading.Event()
+        self._changed = threading.Condition(threading.RLock())
+        self._previous: str | None = None
+        self._started_s = clock()
+        node = NodeRecord(
+            "node0",
+            tuple(Gpu(i, f"GPU-{i:04d}", "H100", 81_920) for i in range(gpus)),
+            cpus=16,
+            memory_mib=65_536,
+        )
+        self._emit("scheduler.started", None, {"version": gpuloom.__version__})
+        self._emit("node.changed", None, {"node": node_data(node)})
+        self._emit("policy.set", None, {"policy": "fifo", "interval_s": 60.0})
+
+    # -- what the machine would do ------------------------------------------------------------------------------------
+
+    def run(self, job: int) -> None:
+        """The job gets the first free GPUs and runs."""
+        with self._changed:
+            record = self._job(job)
+            taken = {g for a in self.book.attempts.values() for _, gpus in a.allocation for g in gpus}
+            free = [gpu.index for gpu in self.book.nodes["node0"].gpus if gpu.index not in taken][: record.gpus]
+            assert len(free) == record.gpus, f"job {job} needs {record.gpus} GPUs, free: {free}"
+            number = record.attempts + 1
+            self._emit("attempt.starting", job, {"attempt": number, "allocation": [["node0", free]]})
+            self._emit("attempt.running", job, {"pid": 1000 + job, "start_ticks": 1, "boot_id": "boot"})
+            self._directory(job, number).mkdir(parents=True, exist_ok=True)
+            self.log_path(job).touch()
+
+    def write(self, job: int, text: str | bytes) -> None:
+        """The job writes to its log."""
+        with self.log_path(job).open("ab") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
+
+    def finish(self, job: int, exit_code: int = 0) -> None:
+        """The job's process ends by itself."""
+        good = exit_code == 0
+        self._end(
+            job,
+            EndReason.FINISHED if good else EndReason.FAILED,
+            Phase.FINISHED if good else Phase.FAILED,
+            exit_code=exit_code,
+            message="" if good else f"exit code {exit_code}",
+        )
+
+    def preempt(self, job: int) -> None:
+        """The job is stopped for others and waits again."""
+        self._stop(job, EndReason.PREEMPTED, 0.0)
+        self._end(job, EndReason.PREEMPTED, Phase.QUEUED, exit_code=85)
+
+    def freeze(self, job: int) -> None:
+        self._emit("attempt.frozen", job, {})
+
+    def thaw(self, job: int) -> None:
+        allocation = [[node, list(gpus)] for node, gpus in self.book.attempts[job].allocation]
+        self._emit("attempt.thawed", job, {"allocation": allocation})
+
+    def flag(self, job: int, flag: str, text: str) -> None:
+        self._emit("job.flagged", job, {"flag": flag, "text": text})
+
+    def report(self, job: int, **progress: Any) -> None:
+        """The job reports progress."""
+        self.progress[job] = progress
+
+    def log_path(self, job: int) -> Path:
+        """Log of its present or last attempt."""
+        return self._directory(job, self._job(job).attempts) / "output.log"
+
+    def _directory(self, job: int, attempt: int) -> Path:
+        return self.home / "runs" / str(job) / str(attempt)
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, specs: Sequence[JobSpec], *, user: str, idempotency_key: str | None = None
+    ) -> Sequence[Sequence[int]]:
+        with self._changed:
+            self.calls.append(("submit", {"specs": list(specs), "user": user, "idempotency_key": idempotency_key}))
+            digest = ""
+            if idempotency_key is not None:
+                text = json.dumps([user, *(spec.model_dump(mode="json") for spec in specs)], sort_keys=True)
+                digest = hashlib.sha256(text.encode()).hexdigest()
+                if idempotency_key in self.keys:
+                    before, numbers = self.keys[idempotency_key]
+                    if before != digest:
+                        raise ConflictError(
+                            f"the idempotency key {idempotency_key!r} was used before for other jobs: take a new one"
+                        )
+                    return numbers
+            total = sum(len(node.gpus) for node in self.book.nodes.values())
+            first, entries, answer = self.book.next_job, [], []
+            for spec in specs:
+                if spec.gpus > total:
+                    raise ImpossibleJobError(f"it asks for {spec.gpus} GPUs, and there are {total}")
+                for other in (*spec.after, *spec.after_any):
+                    if other not in self.book.jobs and not self.book.next_job <= other < first:
+                        raise NotFoundError(f"there is no job {other} to wait for")
+                indices = indices_of(spec.array)[0] if spec.array is not None else None
+                count = 1 if indices is None else len(indices)
+                data = spec.named().model_dump(mode="json")
+                after = [[other, "ok"] for other in spec.after] + [[other, "any"] for other in spec.after_any]
+                entries.append(
+                    {
+                        "user": user,
+                        "spec": data,
+                        "first": first,
+                        "count": count,
+                        "indices": indices,
+                        "held": spec.hold,
+                        "after": after,
+                        "estimates": [[spec.estimate or 3600.0, "given" if spec.estimate else "default"]],
+                    }
+                )
+                answer.append(list(range(first, first + count)))
+                first += count
+            self._emit_all([("jobs.submitted", None, entry) for entry in entries])
+            if idempotency_key is not None:
+                self.keys[idempotency_key] = digest, answer
+            return answer
+
+    def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Sequence[JobView]:
+        def one(job: Job) -> None:
+            if job.phase in WAITING:
+                self._emit("job.cancelled", job.id, {"message": "cancelled by its user", "reason": "cancelled"})
+            else:
+                self._stop(job.id, EndReason.CANCELLED, grace_s)
+                self._end(job.id, EndReason.CANCELLED, Phase.CANCELLED, exit_code=None, message="cancelled by its user")
+
+        return self._each("cancel", jobs, WAITING | ACTIVE, one, grace_s=grace_s)
+
+    def hold(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        return self._each("hold", jobs, {Phase.QUEUED}, lambda job: self._emit("job.held", job.id, {}))
+
+    def release(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        return self._each("release", jobs, {Phase.HELD}, lambda job: self._emit("job.released", job.id, {}))
+
+    def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        def one(job: Job) -> None:
+            if job.phase in ENDED:
+                self._emit("job.requeued", job.id, {})
+            else:
+                self._stop(job.id, EndReason.REQUEUED, None)
+                self._end(job.id, EndReason.REQUEUED, Phase.QUEUED, exit_code=None)
+
+        return self._each("requeue", jobs, ENDED | ACTIVE, one)
+
+    def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> Sequence[JobView]:
+        def one(job: Job) -> None:
+            refused = sorted(set(changes) - RUNNING_MAY_CHANGE)
+            if job.phase in ACTIVE and refused:
+                raise ConflictError(
+                    f"job {job.id} is {job.phase}: its {' and '.join(refused)} can't change any more; "
+                    f"{', '.join(sorted(RUNNING_MAY_CHANGE))} can"
+                )
+            spec = job_spec({**job.spec, **changes}, source=f"job {job.id}").model_dump(mode="json")
+            data = {
+                "spec": spec,
+                "estimate_s": spec["estimate"] or job.estimate_s,
+                "estimate_from": "given" if spec["estimate"] else job.estimate_from,
+                "after": [[o, "ok"] for o in spec["after"]] + [[o, "any"] for o in spec["after_any"]],
+            }
+            self._emit("job.updated", job.id, data)
+
+        return self._each("update", jobs, WAITING | ACTIVE, one, changes=dict(changes))
+
+    def move_to_top(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        def one(job: Job) -> None:
+            top = max((other.priority for other in self.book.jobs.values() if other.phase in WAITING), default=0)
+            spec = {**job.spec, "priority": top + 1}
+            data = {
+                "spec": spec,
+                "estimate_s": job.estimate_s,
+                "estimate_from": job.estimate_from,
+                "after": [list(a) for a in job.after],
+            }
+            self._emit("job.updated", job.id, data)
+
+        return self._each("move_to_top", jobs, WAITING, one)
+
+    def set_node(self, node: str, state: str, *, reason: str = "") -> Mapping[str, Any]:
+        with self._changed:
+            self.calls.append(("set_node", {"node": node, "state": state, "reason": reason}))
+            record = self.book.nodes.get(node)
+            if record is None:
+                raise NotFoundError(f"there is no node {node!r}; nodes: {', '.join(self.book.nodes)}")
+            record = replace(record, state=state, reason=reason, since_s=self.clock())
+            self._emit("node.changed", None, {"node": node_data(record)})
+            return next(found for found in self.nodes() if found["name"] == node)
+
+    def set_policy(self, written: str, *, interval_s: float | None = None) -> Mapping[str, Any]:
+        with self._changed:
+            self.calls.append(("set_policy", {"written": written, "interval_s": interval_s}))
+            create_policy(written)
+            self._previous = self.book.settings["policy"]
+            interval_s = self.book.settings["interval_s"] if interval_s is None else interval_s
+            if interval_s <= 0:
+                raise PolicyError(f"interval {interval_s} must be above 0")
+            self._emit("policy.set", None, {"policy": written, "interval_s": interval_s})
+            return self.policy()
+
+    def stop(self, *, stop_jobs: bool) -> None:
+        with self._changed:
+            self.calls.append(("stop", {"stop_jobs": stop_jobs}))
+            if stop_jobs:
+                for job in list(self.book.attempts):
+                    self._stop(job, EndReason.CANCELLED, 0.0)
+                    self._end(job, EndReason.CANCELLED, Phase.CANCELLED, exit_code=None)
+            self._emit("scheduler.stopped", None, {})
+            self.stopped.set()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def job(self, job: int) -> JobView:
+        with self._changed:
+            return self._view(self._job(job))
+
+    def jobs(self, query: JobQuery) -> Sequence[JobView]:
+        with self._changed:
+            found = sorted(self.book.jobs.values(), key=lambda job: job.id, reverse=not query.oldest_first)
+            return [self._view(job) for job in found if matches(job, query)][: query.limit]
+
+    def show(self, job: int) -> Mapping[str, Any]:
+        with self._changed:
+            record = self._job(job)
+            return {
+                "job": self._view(record),
+                "spec": dict(record.spec),
+                "attempts": [attempt_data(attempt) for attempt in self._attempts(job)],
+                "events": [event_data(event) for event in self.events(job=job)],
+                "log": str(self.log_path(job)),
+            }
+
+    def why(self, job: int, *, forecast: bool = True) -> WhyView:
+        with self._changed:
+            return why_view(self._job(job), self.book.jobs.values(), self.clock(), forecast=forecast)
+
+    def nodes(self) -> Sequence[Mapping[str, Any]]:
+        with self._changed:
+            return node_views(self.book.nodes.values(), self.book.attempts.values())
+
+    def policy(self) -> Mapping[str, Any]:
+        with self._changed:
+            since = next(event.at_s for event in reversed(self.log) if event.type == "policy.set")
+            return {**self.book.settings, "since_s": since, "previous": self._previous}
+
+    def events(
+        self,
+        *,
+        after: int = 0,
+        job: int | None = None,
+        types: Sequence[str] = (),
+        limit: int = 1000,
+        newest: bool = False,
+    ) -> Sequence[Event]:
+        with self._changed:
+            found = [
+                event
+                for event in self.log[after:]
+                if (job is None or event.job == job or submits(event, job)) and (not types or event.type in types)
+            ]
+            return found[-limit:] if newest else found[:limit]
+
+    def wait_for_events(self, after: int, timeout_s: float) -> int:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.log) > after, timeout_s)
+            return len(self.log)
+
+    def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[Mapping[str, Any]]:
+        keys: dict[str, Callable[[Job], str]] = {
+            "user": lambda job: job.user,
+            "name": lambda job: job.name,
+            "day": lambda job: time.strftime("%Y-%m-%d", time.gmtime(job.submitted_s)),
+            "node": lambda job: "node0",
+        }
+        if by not in keys:
+            raise InputError(f"usage by {by!r} is not known: {', '.join(keys)}")
+        with self._changed:
+            rows: dict[str, dict[str, Any]] = {}
+            zero: dict[str, Any]
+            for job in self.book.jobs.values():
+                if job.submitted_s < (since_s or 0.0) or (until_s is not None and job.submitted_s >= until_s):
+                    continue
+                zero = {"key": keys[by](job), "jobs": 0, "attempts": 0, "held_s": 0.0, "gpu_s": 0.0, "failed": 0}
+                row = rows.setdefault(zero["key"], zero)
+                row["jobs"] += 1
+                row["attempts"] += job.attempts
+                row["held_s"] += job.held_s
+                row["gpu_s"] += job.held_gpu_s
+                row["failed"] += job.phase is Phase.FAILED
+            return list(rows.values())
+
+    def history(self, *, since_s: float | None, until_s: float | None) -> str:
+        with self._changed:
+            out = io.StringIO()
+            rows = csv.writer(out, lineterminator="\n")
+            rows.writerow(["submit_s", "duration_s", "gpus"])
+            for job in self.book.jobs.values():
+                if job.phase is Phase.FINISHED and (since_s or 0.0) <= job.submitted_s < (until_s or float("inf")):
+                    rows.writerow([job.submitted_s, job.work_s, job.gpus])
+            return out.getvalue()
+
+    def log_files(self, job: int, attempt: int | None = None) -> Sequence[Mapping[str, Any]]:
+        with self._changed:
+            record = self._job(job)
+            if attempt is not None and not 1 <= attempt <= record.attempts:
+                raise NotFoundError(f"job {job} has no attempt {attempt}: it has had {record.attempts}")
+            numbers = range(1, record.attempts + 1) if attempt is None else [attempt]
+            return [
+                {
+                    "attempt": number,
+                    "path": str(self._directory(job, number) / "output.log"),
+                    "live": number == record.attempts and record.phase in ACTIVE,
+                }
+                for number in numbers
+            ]
+
+    def status(self) -> Mapping[str, Any]:
+        with self._changed:
+            busy = sum(gpus_in(attempt.allocation) for attempt in self.book.attempts.values())
+            return {
+                "version": gpuloom.__version__,
+                "pid": os.getpid(),
+                "started_s": self._started_s,
+                "store": {
+                    "path": str(self.home / "store.db"),
+                    "schema_version": 1,
+                    "ok": not self.broken,
+                    "problem": self.broken,
+                },
+                "executor": {"name": "fake", "ok": True, "problem": ""},
+                "policy": self.book.settings["policy"],
+                "interval_s": self.book.settings["interval_s"],
+                "jobs": dict(Counter(job.phase.value for job in self.book.jobs.values())),
+                "gpus": {"total": sum(len(n.gpus) for n in self.book.nodes.values()), "busy": busy, "kind": "gpu"},
+                "now_s": self.clock(),
+            }
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _emit(self, kind: str, job: int | None, data: Mapping[str, Any]) -> None:
+        self._emit_all([(kind, job, data)])
+
+    def _emit_all(self, entries: Sequence[tuple[str, int | None, Mapping[str, Any]]]) -> None:
+        with self._changed:
+            if self.broken:
+                raise StoreError(self.broken)
+            now, last = self.clock(), len(self.log)
+            events = [Event(last + i, now, *entry) for i, entry in enumerate(entries, 1)]
+            self.book.commit(self.book.stage(events))
+            self.log += events
+            self._changed.notify_all()
+
+    def _job(self, job: int) -> Job:
+        found = self.book.jobs.get(job)
+        if found is None:
+            raise NotFoundError(f"there is no job {job}; numbers up to {self.book.next_job - 1} have been given")
+        return found
+
+    def _each(
+        self,
+        name: str,
+        jobs: Sequence[int],
+        phases: set[Phase] | frozenset[Phase],
+        one: Callable[[Job], None],
+        **more: Any,
+    ) -> Sequence[JobView]:
+        """All or nothing: every job is looked at before the first is changed."""
+        with self._changed:
+            self.calls.append((name, {"jobs": list(jobs), **more}))
+            records = [self._job(job) for job in dict.fromkeys(jobs)]
+            for record in records:
+                if record.phase not in phases:
+                    right = " or ".join(sorted(phases))
+                    raise ConflictError(f"job {record.id} is {record.phase}: to {name} it, it must be {right}")
+            for record in records:
+                one(record)
+            return [self._view(self._job(record.id)) for record in records]
+
+    def _stop(self, job: int, reason: EndReason, grace_s: float | None) -> None:
+        grace_s = float(self._job(job).spec["grace"]) if grace_s is None else grace_s
+        self._emit("attempt.stopping", job, {"reason": reason, "deadline_s": self.clock() + grace_s})
+
+    def _end(self, job: int, reason: EndReason, after: Phase, *, exit_code: int | None, message: str = "") -> None:
+        with self._changed:
+            record, attempt = self._job(job), self.book.attempts[job]
+            data = {
+                "reason": reason,
+                "exit_code": exit_code,
+                "signal": None,
+                "message": message,
+                "saved": reason is EndReason.PREEMPTED,
+                "work_s": record.work_s + max(self.clock() - attempt.since_s, 0.0),
+                "next": after,
+                "not_before_s": 0.0,
+                "failure": after is Phase.FAILED,
+            }
+            staged = self.book.stage([Event(len(self.log) + 1, self.clock(), "attempt.ended", job, data)])
+            self._emit("attempt.ended", job, data)
+            self.past.setdefault(job, []).extend(staged.attempts.values())
+
+    def _attempts(self, job: int) -> list[Attempt]:
+        present = self.book.attempts.get(job)
+        return [*self.past.get(job, []), *([present] if present else [])]
+
+    def _view(self, job: Job) -> JobView:
+        return job_view(job, self._attempts(job.id), self.progress.get(job.id, {}), self.clock())

@@ -1,0 +1,179 @@
+"""What the scheduler of tests shows: jobs, nodes, why a job waits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gpuloom.core.events import Event
+from gpuloom.core.job import WAITING, Attempt, EndReason, Job, NodeRecord, Phase
+from gpuloom.core.units import format_duration
+from gpuloom.live.views import JobView, WhyView
+from gpuloom.store.port import JobQuery
+
+
+def job_view(job: Job, runs: Sequence[Attempt], progress: Mapping[str, Any], now: float) -> JobView:
+    """A job with all its attempts."""
+    attempt = next((run for run in runs if run.phase is not None), None)
+    running = attempt is not None and attempt.phase is not Phase.FROZEN
+    held = job.held_s + (now - attempt.since_s if attempt is not None and running else 0.0)
+    end = now if job.ended_s is None else job.ended_s
+    where = "" if attempt is None else ";".join(f"{n}:{','.join(map(str, gpus))}" for n, gpus in attempt.allocation)
+    waits = job.phase in WAITING
+    return {
+        "id": job.id,
+        "name": job.name,
+        "user": job.user,
+        "state": job.phase.value,
+        "reason": None if job.reason is None else job.reason.value,
+        "message": job.message,
+        "exit_code": job.exit_code,
+        "gpus": job.gpus,
+        "gpu_types": list(job.spec["gpu_types"]),
+        "priority": job.priority,
+        "command": list(job.spec["command"]),
+        "submitted_s": job.submitted_s,
+        "started_s": job.first_start_s,
+        "ended_s": job.ended_s,
+        "waited_s": max(end - job.submitted_s - held, 0.0),
+        "run_s": held,
+        "jct_s": None if job.ended_s is None else job.ended_s - job.submitted_s,
+        "attempts": job.attempts,
+        "preemptions": sum(a.reason is EndReason.PREEMPTED for a in runs),
+        "retries_left": int(job.spec["retries"]) - job.failures,
+        "array_id": job.array_id,
+        "array_index": job.array_index,
+        "after": [list(other) for other in job.after],
+        "time_limit_s": job.spec["time_limit"],
+        "estimate_s": job.estimate_s,
+        "estimate_from": job.estimate_from,
+        "predicted_end_s": None if attempt is None else attempt.started_s + job.estimate_s,
+        "where": where,
+        "waiting": {"code": job.phase.value, "text": f"It is {job.phase}.", "numbers": {}} if waits else None,
+        "progress": dict(progress),
+        "usage": {"cpu_cores": 1.0, "memory_mib": 512.0} if running else {},
+        "flags": dict(job.flags),
+    }
+
+
+def why_view(job: Job, jobs: Iterable[Job], now: float, *, forecast: bool) -> WhyView:
+    """As if every job took ten minutes."""
+    waiting = sorted(
+        (other for other in jobs if other.phase is Phase.QUEUED),
+        key=lambda other: (-other.priority, other.id),
+    )
+    if job not in waiting:
+        return {
+            "job": job.id,
+            "state": job.phase.value,
+            "code": job.phase.value,
+            "text": f"It is {job.phase}.",
+            "numbers": {},
+            "position": None,
+            "waiting": len(waiting),
+            "start_s": None,
+            "end_s": None,
+            "assumptions": [],
+            "sentences": [f"Job {job.id} is {job.phase}."],
+        }
+    position = waiting.index(job) + 1
+    start = now + 600.0 * position if forecast else None
+    sentences = [f"Job {job.id} waits for {job.gpus} GPUs; it is number {position} of {len(waiting)}."]
+    if start is not None:
+        sentences.append(f"It will start in about {format_duration(600.0 * position)}.")
+    return {
+        "job": job.id,
+        "state": "queued",
+        "code": "gpus",
+        "text": f"It needs {job.gpus} GPUs.",
+        "numbers": {"gpus": float(job.gpus)},
+        "position": position,
+        "waiting": len(waiting),
+        "start_s": start,
+        "end_s": None if start is None else start + job.estimate_s,
+        "assumptions": ["every job runs for as long as its estimate says"] if forecast else [],
+        "sentences": sentences,
+    }
+
+
+def node_views(nodes: Iterable[NodeRecord], attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
+    """Nodes and who uses them."""
+    holders: dict[tuple[str, int], list[int]] = {}
+    for attempt in attempts:
+        for name, gpus in attempt.allocation:
+            for gpu in gpus:
+                holders.setdefault((name, gpu), []).append(attempt.job)
+    return [
+        {
+            "name": node.name,
+            "state": node.state,
+            "reason": node.reason,
+            "kind": node.kind,
+            "cpus": node.cpus,
+            "memory_mib": node.memory_mib,
+            "cpu_percent": 12.5,
+            "memory_used_mib": 2048,
+            "disk_free_mib": 100_000,
+            "load": 0.5,
+            "gpus": [
+                {
+                    "index": gpu.index,
+                    "uuid": gpu.uuid,
+                    "model": gpu.model,
+                    "memory_mib": gpu.memory_mib,
+                    "state": gpu.state,
+                    "reason": gpu.reason,
+                    "utilization": 0.0,
+                    "memory_used_mib": 0,
+                    "temperature_c": 30.0,
+                    "power_w": 60.0,
+                    "jobs": holders.get((node.name, gpu.index), []),
+                    "foreign": [],
+                }
+                for gpu in node.gpus
+            ],
+            "topology": [list(link) for link in node.topology],
+        }
+        for node in nodes
+    ]
+
+
+def submits(event: Event, job: int) -> bool:
+    data = event.data
+    return event.type == "jobs.submitted" and data["first"] <= job < data["first"] + data["count"]
+
+
+def matches(job: Job, query: JobQuery) -> bool:
+    def like(pattern: str) -> bool:
+        parts = (re.escape(c) if c not in "*?" else {"*": ".*", "?": "."}[c] for c in pattern)
+        found = re.compile("".join(parts), re.DOTALL)
+        names = {job.name, str(job.spec["name"])} if job.array_id is not None else {job.name}
+        return any(found.fullmatch(name) for name in names)
+
+    return (
+        (not query.phases or job.phase in query.phases)
+        and (not query.users or job.user in query.users)
+        and (not query.names or any(like(name) for name in query.names))
+        and (not query.ids or job.id in query.ids)
+        and (query.array_id is None or job.array_id == query.array_id)
+        and (query.submitted_from_s is None or job.submitted_s >= query.submitted_from_s)
+        and (query.submitted_until_s is None or job.submitted_s < query.submitted_until_s)
+        and (query.before is None or job.id < query.before)
+        and (query.after is None or job.id > query.after)
+    )
+
+
+def node_data(node: NodeRecord) -> dict[str, Any]:
+    data = asdict(node)
+    data.pop("cause")
+    return data
+
+
+def attempt_data(attempt: Attempt) -> dict[str, Any]:
+    return {**asdict(attempt), "run": attempt.run, "state": "ended" if attempt.phase is None else attempt.phase.value}
+
+
+def event_data(event: Event) -> dict[str, Any]:
+    return {"id": event.id, "at_s": event.at_s, "type": event.type, "job": event.job, "data": dict(event.data)}

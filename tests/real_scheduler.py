@@ -1,0 +1,188 @@
+"""`gpuloom up` as a process of its own, with real jobs that end when a test says so."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gpuloom.client import Client
+
+PROGRAM = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
+
+
+def until(true: Callable[[], Any], what: str, timeout_s: float = 30.0) -> None:
+    """Wait until something is true."""
+    end = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.01)
+
+
+class Real:
+    """A scheduler on CPU slots.
+
+    Attributes:
+        home: its home directory. files: where jobs leave marks and listen for their ends. env: added to the
+            scheduler's environment.
+    """
+
+    def __init__(self, folder: Path, *, slots: int = 4, home: Path | None = None) -> None:
+        self.home, self.files, self.slots = home or folder / "home", folder / "files", slots
+        self.files.mkdir()
+        self.env: dict[str, str] = {}
+        self.pid = 0
+        self.client = Client(self.home, user="ann", patience_s=20.0)
+
+    # -- the scheduler ------------------------------------------------------------------------------------------
+
+    def run(self, *arguments: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
+        """The command line, on this home."""
+        command = [*PROGRAM, *arguments, "--home", str(self.home)]
+        env = {**os.environ, **self.env}
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
+
+    def up(self, *options: str) -> dict[str, Any]:
+        """Start it; what it says when it is ready."""
+        slots = () if "--slots" in options else ("--slots", str(self.slots))
+        done = self.run("up", "--detach", "--json", "--port", str(free_port()), *slots, *options)
+        assert done.returncode == 0, done.stderr
+        ready: dict[str, Any] = json.loads(done.stdout)
+        self.pid = int(ready["pid"])
+        return ready
+
+    def kill(self, *pids: int) -> None:
+        """SIGKILL to the scheduler, or to these processes."""
+        for pid in pids or (self.pid,):
+            os.kill(pid, signal.SIGKILL)
+        for pid in pids or (self.pid,):
+            until(lambda pid=pid: not alive(pid), f"the end of process {pid}")
+
+    def down(self, *options: str) -> None:
+        done = self.run("down", *options)
+        assert done.returncode == 0, done.stderr
+
+    def check(self) -> None:
+        """The store is sound."""
+        done = self.run("db", "check")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def processes(self) -> dict[int, str]:
+        """All processes of this home, by their environment or arguments, with their command lines."""
+        needle, found = str(self.home).encode(), {}
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit() or int(entry) == os.getpid():
+                continue
+            with suppress(OSError):
+                line = Path("/proc", entry, "cmdline").read_bytes()
+                if needle in line or needle in Path("/proc", entry, "environ").read_bytes():
+                    found[int(entry)] = line.replace(b"\0", b" ").decode(errors="replace").strip()
+        return found
+
+    def runner(self) -> int:
+        """The process that is the parent of the jobs."""
+        found = [pid for pid, line in self.processes().items() if "executors/runner.py" in line]
+        assert len(found) == 1, self.processes()
+        return found[0]
+
+    # -- jobs ---------------------------------------------------------------------------------------------------
+
+    def waiting(self, **fields: Any) -> dict[str, Any]:
+        """A job that leaves a mark and ends with the code that `end` gives it."""
+        script = "p=$GPULOOM_JOB_ID.$GPULOOM_ATTEMPT.p; mkfifo $p; read -r code < $p; exit $code"
+        return self.shell(f'echo "$GPULOOM_JOB_ID" >> marks; {script}', **fields)
+
+    def shell(self, script: str, **fields: Any) -> dict[str, Any]:
+        return {"command": ["sh", "-c", script], "workdir": str(self.files), "grace": 2, **fields}
+
+    def end(self, *jobs: int, code: int = 0, attempt: int = 1) -> None:
+        """Let `waiting` jobs that run end."""
+        for job in jobs:
+            pipe = self.files / f"{job}.{attempt}.p"
+
+            def told(pipe: Path = pipe) -> bool:
+                try:
+                    descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+                except OSError as error:
+                    if error.errno not in (errno.ENXIO, errno.ENOENT):
+                        raise
+                    return False
+                os.write(descriptor, f"{code}\n".encode())
+                os.close(descriptor)
+                return True
+
+            until(told, f"job {job} listens")
+            until(lambda pipe=pipe: not _read_by_anyone(pipe), f"job {job} reads")
+
+    def marks(self) -> Counter[int]:
+        """How often each job has run."""
+        path = self.files / "marks"
+        return Counter(map(int, path.read_text().split())) if path.exists() else Counter()
+
+    def states(self, jobs: Sequence[int]) -> dict[int, str]:
+        found = {view["id"]: view["state"] for view in self.client.jobs(ids=list(jobs))}
+        return {job: found[job] for job in jobs}
+
+    def in_state(self, state: str, jobs: Sequence[int], count: int | None = None, timeout_s: float = 30.0) -> None:
+        """Wait until all of these jobs, or `count` of them, are in a state."""
+        wanted = len(jobs) if count is None else count
+        until(
+            lambda: list(self.states(jobs).values()).count(state) == wanted,
+            f"{wanted} of {len(jobs)} jobs {state}",
+            timeout_s,
+        )
+
+    def attempts(self, jobs: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
+        """(number, pid) of all attempts of each job."""
+        return {job: [(a["number"], a["pid"]) for a in self.client.show(job)["attempts"]] for job in jobs}
+
+    def nothing_left(self) -> None:
+        """No process of this home is left."""
+        until(lambda: not self.processes(), f"the end of {self.processes()}", 15.0)
+
+
+def _read_by_anyone(pipe: Path) -> bool:
+    try:
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno != errno.ENXIO
+    return True
+
+
+def free_port() -> int:
+    """One that no other program, and no other test beside this one, is about to take."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def real(folder: Path, **options: Any) -> Iterator[Real]:
+    """A scheduler's home; whatever still runs of it at the end is killed."""
+    found = Real(folder, **options)
+    try:
+        yield found
+    finally:
+        found.client.close()
+        for _ in range(3):  # the runner may be starting something while it is looked for
+            for pid in found.processes():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)

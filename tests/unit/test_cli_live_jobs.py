@@ -1,0 +1,505 @@
+"""The commands about jobs, nodes, policy and what happened, against the API over a scheduler in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from gpuloom.cli.live import Moment, ago, plain, runs_of, short
+from gpuloom.cli.main import COMMANDS, cli
+from gpuloom.client import Client, ConflictError, NotFoundError, RequestError, WaitTimeoutError
+from gpuloom.client.client import current_user
+from gpuloom.core.errors import InputError
+from gpuloom.live.spec import JobSpec
+from live_api import Api, serving
+
+LIVE = ["ls", "show", "logs", "why", "wait", "top", "cancel", "hold", "release", "requeue", "update", "nodes", "drain"]
+LIVE += ["cordon", "uncordon", "policy", "events", "usage", "history", "status", "submit", "up", "down", "schema"]
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    """Job 1 runs, 2 to 4 are an array that waits, 5 failed; 1 and 5 are of this user, 2 to 4 of ada."""
+    with serving(tmp_path / "home") as found:
+        monkeypatch.setenv("GPULOOM_HOME", str(found.home))
+        me = current_user()
+        service = found.service
+        service.submit([JobSpec(command=["python", "train.py"], gpus=2, time_limit=3600.0)], user=me)
+        service.submit([JobSpec(command=["python", "sweep.py"], array="0-2")], user="ada")
+        service.submit([JobSpec(command=["sh", "-c", "exit 3"])], user=me)
+        service.run(1)
+        service.write(1, "epoch 1\nepoch 2\n")
+        service.report(1, step=450, steps=1000)
+        service.run(5)
+        service.finish(5, 3)
+        yield found
+
+
+def run(*args: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli, [str(arg) for arg in args], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def told(*args: object, code: int = 0) -> Any:
+    return json.loads(run(*args, "--json", code=code).stdout)
+
+
+def leaves(command: click.Command) -> Iterator[click.Command]:
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            found = command.get_command(click.Context(command), name)
+            assert found is not None
+            yield from leaves(found)
+    else:
+        yield command
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_every_command_has_json_and_examples(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    helps = [command.help or ""]
+    for leaf in leaves(command):
+        options = {option for p in leaf.params for option in p.opts}
+        assert "--json" in options
+        assert name == "schema" or "--home" in options
+        helps.append(leaf.help or "")
+    assert any("Example" in text for text in helps)
+
+
+def test_help_stays_fast() -> None:
+    """Nothing that is only needed for a scheduler is imported for --help, nor a web framework by any command."""
+    code = (
+        "import sys; from gpuloom.cli.main import cli\n"
+        "try: cli.main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "heavy = {'httpx', 'rich', 'pydantic', 'yaml', 'fastapi', 'numpy'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    for arguments in (["--help"], ["ls", "--help"], ["submit", "--help"], ["up", "--help"]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+        assert "Usage:" in done.stdout
+        assert done.stderr.strip() == "[]"
+
+
+# -- ls, show, why, logs -----------------------------------------------------------------------------------------------
+
+
+def test_ls(api: Api) -> None:
+    lines = run("ls").stdout.splitlines()
+    assert lines[0].split() == ["id", "name", "user", "state", "gpus", "where", "waited", "ran", "done", "reason"]
+    assert [line.split()[0] for line in lines[1:]] == ["1", "2", "3", "4", "5"]
+    assert "45%" in lines[1]
+    assert "node0:0,1" in lines[1]
+    assert lines[5].endswith("exit code 3")
+    assert [job["id"] for job in told("ls")] == [1, 2, 3, 4, 5]
+    assert [job["id"] for job in told("ls", "--me")] == [1, 5]
+    assert [job["id"] for job in told("ls", "--user", "ada", "-n", "2")] == [3, 4]
+    assert [job["id"] for job in told("ls", "--state", "failed", "--state", "running")] == [1, 5]
+    assert [job["id"] for job in told("ls", "--name", "sweep*", "--all")] == [2, 3, 4]
+    assert "no jobs" in run("ls", "--user", "nobody").stdout
+    assert told("ls", "--user", "nobody") == []
+
+
+def test_ls_shows_the_last_few_that_ended_and_all_if_asked(api: Api) -> None:
+    for _ in range(8):
+        ((job,),) = api.service.submit([JobSpec(command=["true"])], user="ada")
+        api.service.cancel([job])
+    assert [job["id"] for job in told("ls")] == [1, 2, 3, 4, 13, 12, 11, 10, 9]
+    assert len(told("ls", "--all")) == 13
+    assert [job["id"] for job in told("ls", "--all", "-n", "1")] == [13]
+
+
+def test_a_long_list_is_not_cut_where_no_terminal_is(api: Api) -> None:
+    name = "n" * 200
+    api.service.submit([JobSpec(command=["true"], name=name)], user="ada")
+    assert name in run("ls").stdout
+    assert "\x1b" not in run("ls").stdout
+
+
+def test_what_users_write_does_nothing_to_the_terminal(api: Api) -> None:
+    api.service.submit([JobSpec(command=["a\x1b]0;x\x07b"], name="evil\x1b[2J\r\nx")], user="ada")
+    for command in (["ls"], ["show", 6], ["events"], ["cancel", 6]):
+        output = run(*command).stdout
+        assert "\x1b" not in output
+        assert "\r" not in output
+        assert "\x07" not in output
+
+
+def test_a_table_on_a_terminal_keeps_numbers_whole() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    from gpuloom.cli.live_tables import JOB_COLUMNS, rich_table
+
+    job = {"id": 123456, "name": "n" * 80, "user": "ada", "state": "cancelled", "gpus": 128, "where": "w" * 90}
+    job |= {"waited_s": 7e5, "run_s": 60.0, "reason": "failed", "message": "m" * 99, "array_index": None}
+    for width in (60, 80, 120, 200):
+        out = StringIO()
+        Console(file=out, width=width, highlight=False).print(rich_table(JOB_COLUMNS, [job], width))
+        lines = out.getvalue().splitlines()
+        assert len(lines) == 2
+        assert max(map(len, lines)) <= width
+        assert "123456" in lines[1]
+        assert "cancelled" in lines[1]
+        assert "8d 02h" in lines[1]
+
+
+def test_wide_letters_keep_columns_in_line(api: Api) -> None:
+    from io import StringIO
+
+    from rich.cells import cell_len
+    from rich.console import Console
+
+    from gpuloom.cli.live_tables import JOB_COLUMNS, rich_table
+
+    api.service.submit([JobSpec(command=["true"], name="\N{CJK UNIFIED IDEOGRAPH-8BAD}" * 12)], user="ada")
+    lines = run("ls").stdout.splitlines()
+    assert len({cell_len(line[: line.index("ada")]) for line in lines if " ada " in line}) == 1
+    jobs = told("ls")
+    for width in (60, 100, 110):
+        out = StringIO()
+        Console(file=out, width=width, highlight=False).print(rich_table(JOB_COLUMNS, jobs, width))
+        shown = out.getvalue().splitlines()
+        assert len(shown) == len(jobs) + 1
+        assert max(map(cell_len, shown)) <= width
+    # Where there is room for all nothing is cut, to the last column.
+    out = StringIO()
+    Console(file=out, width=500, highlight=False).print(rich_table(JOB_COLUMNS, jobs, 500))
+    room = max(cell_len(line.rstrip()) for line in out.getvalue().splitlines())
+    out = StringIO()
+    Console(file=out, width=room, highlight=False).print(rich_table(JOB_COLUMNS, jobs, room))
+    assert "\N{HORIZONTAL ELLIPSIS}" not in out.getvalue()
+
+
+def test_words_of_what_happened_before() -> None:
+    from gpuloom.cli.events import _told
+    from gpuloom.cli.jobs import _how
+    from gpuloom.cli.live_tables import few_words
+
+    job = {
+        "state": "queued",
+        "attempts": 1,
+        "reason": "preempted",
+        "waiting": {"text": "It needs 2 GPUs and 0 are free."},
+    }
+    assert few_words(job) == "It needs 2 GPUs and 0 are free; preempted before"
+    assert _how({"ended_s": 1.0, "reason": "node", "message": ""}) == "moved: its machine was drained"
+    data = {"reason": "node", "deadline_s": 1795282382.5, "work_s": 90.0, "not_before_s": 1795282382.5, "exit_code": 3}
+    day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1795282382.5))
+    assert _told(data, 1.0) == (
+        f"moved: its machine was drained, ends by {day}, work 1m 30s, not before {day}, exit_code 3"
+    )
+
+
+def test_what_is_wrong_with_the_scheduler_stands_on_top(api: Api) -> None:
+    api.service.broken = "no space left on device"
+    assert run("ls").stdout.splitlines()[0] == "store: no space left on device"
+    assert run("top", "--once").stdout.splitlines()[0] == "store: no space left on device"
+    assert isinstance(told("ls"), list)
+
+
+def test_show(api: Api) -> None:
+    text = run("show", "1").stdout
+    for part in (
+        "python train.py",
+        "2 GPUs, at most 1h 00m",
+        "node0:0,1",
+        "done:          45%",
+        "output.log",
+        "attempt",
+    ):
+        assert part in text
+    assert "failed: exit code 3" in run("show", "5").stdout
+    assert set(told("show", "2_1")) == {"job", "spec", "attempts", "events", "log"}
+    with pytest.raises(InputError, match="stands for 3 jobs"):
+        run("show", "2_")
+    with pytest.raises(NotFoundError, match="no job 77"):
+        run("show", "77")
+
+
+def test_why(api: Api) -> None:
+    text = run("why", "3").stdout
+    assert "it is number 2 of 3." in text
+    assert "assumes:\n  - every job runs for as long as its estimate says" in text
+    assert "assumes" not in run("why", "3", "--no-forecast").stdout
+    assert told("why", "2_2")["position"] == 3
+
+
+def test_logs(api: Api) -> None:
+    assert run("logs", "1").stdout == "epoch 1\nepoch 2\n"
+    assert run("logs", "1", "-n", "1").stdout == "epoch 2\n"
+    assert told("logs", "1") == {"job": 1, "attempt": 1, "text": "epoch 1\nepoch 2\n", "offset": 16} | {
+        "skipped": 0,
+        "ended": False,
+    }
+    assert run("logs", "2").stdout == ""  # waits, and nobody waits for it
+    threading.Timer(0.2, api.service.finish, (1,)).start()
+    assert run("logs", "-f", "1", "-n", "1").stdout == "epoch 2\n"
+    lines = [json.loads(line) for line in run("logs", "-f", "--json", "1").stdout.splitlines()]
+    assert "".join(line.get("text", "") for line in lines) == "epoch 1\nepoch 2\n"
+    assert lines[-1]["end"]["state"] == "finished"
+
+
+def test_a_log_that_was_rotated_begins_at_a_line_and_says_what_is_missing(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import live_api
+    from gpuloom.executors.logs import read_log
+    from gpuloom.executors.rotation import Log
+
+    api.stop()
+    monkeypatch.setattr(live_api, "read_log", read_log)
+    api.start()
+    path = api.service.log_path(1)
+    path.write_text("".join(f"line {number}\n" for number in range(1000)))
+    log = Log(str(path.parent), 50, 1)
+    with path.open("a") as file:
+        log.rotate()
+        file.write("half a ")
+        file.flush()
+        log.rotate()  # what was kept until now goes
+        file.write("line\nlast\n")
+    end = len("".join(f"line {number}\n" for number in range(1000)))
+    done = run("logs", "1")
+    assert done.stdout == "last\n"
+    assert f"{end + len('half a line') + 1:,} bytes of its log before this are no longer kept" in done.stderr
+    assert told("logs", "1")["skipped"] == end
+    assert (run("logs", "1", "-n", "1").stdout, run("logs", "1", "-n", "1").stderr) == ("last\n", "")
+    assert "no longer kept" in run("logs", "1", "-n", "5").stderr
+    api.service.finish(1)
+    done = run("logs", "-f", "1")
+    assert done.stdout == "last\n"
+    assert f"{end + len('half a line') + 1:,} bytes of its log before this are no longer kept" in done.stderr
+    assert json.loads(run("logs", "-f", "1", "--json").stdout.splitlines()[1])["skipped"] == end
+
+
+def test_a_long_log_comes_piece_by_piece(api: Api) -> None:
+    path = api.service.log_path(1)
+    path.write_bytes(b"0123456789abcde\n" * (1 << 17))  # 2 MiB
+    with Client(api.home) as client:
+        pieces = list(client.log_pieces(1))
+    assert max(len(piece.content) for piece in pieces) <= 1 << 18
+    assert [piece.start for piece in pieces[1:]] == [piece.start + len(piece.content) for piece in pieces[:-1]]
+    assert b"".join(piece.content for piece in pieces) == path.read_bytes()
+    assert run("logs", "1").stdout_bytes == path.read_bytes()
+
+
+# -- what is done to jobs ----------------------------------------------------------------------------------------------
+
+
+def test_cancel(api: Api) -> None:
+    assert run("cancel", "2_1").stdout == "job 3 sweep[1]: cancelled\n"
+    # Of a range, those that have ended are left alone; named one by one, they are an error.
+    assert [job["id"] for job in told("cancel", "2-5", "--grace", "2s")] == [2, 4]
+    assert api.service.calls[-1][1]["grace_s"] == 2
+    with pytest.raises(ConflictError, match="job 5 is failed"):
+        run("cancel", "5", "1")
+    assert told("ls", "--state", "running")[0]["id"] == 1
+    assert "none of 2_ is running or" in run("cancel", "2_").stderr
+
+
+def test_many_jobs_are_told_in_a_few_lines(api: Api) -> None:
+    ((*_, last),) = api.service.submit([JobSpec(command=["true"], name="filler", array="0-299")], user=current_user())
+    more = [api.service.submit([JobSpec(command=["true"])], user=current_user())[0][0] for _ in range(2)]
+    assert [job["name"] for job in told("ls", "--name", "filler", "-n", "2")] == ["filler[298]", "filler[299]"]
+    lines = run("hold", f"6-{more[-1]}").stdout.splitlines()
+    assert lines == [f"300 jobs of array 6 filler (6-{last}): held", *(f"job {n} true: held" for n in more)]
+    assert run("cancel", "--name", "filler").stdout == f"300 jobs of array 6 filler (6-{last}): cancelled\n"
+
+
+def test_all_means_all_of_mine(api: Api) -> None:
+    assert [job["id"] for job in told("cancel", "--all")] == [1]
+    assert told("cancel", "--name", "sweep*") == []
+    for args in ([], ["--all", "3"], ["--all", "--name", "x"]):
+        assert "one of the three" in run("cancel", *args, code=2).stderr
+
+
+def test_hold_release_requeue_top(api: Api) -> None:
+    assert [job["state"] for job in told("hold", "2_")] == ["held"] * 3
+    assert run("release", "2-3").stdout == "job 2 sweep[0]: queued\njob 3 sweep[1]: queued\n"
+    assert run("requeue", "5").stdout == "job 5 sh: back in the queue\n"
+    assert "job 5 sh: first in the queue" in run("top", "5").stdout
+    assert told("top", "3")[0]["priority"] > told("show", "5")["job"]["priority"]
+    assert "without a job" in run("top", "--once", "3", code=2).stderr
+
+
+def test_update(api: Api) -> None:
+    assert (
+        run("update", "1", "--time-limit", "8h", "--priority", "3").stdout
+        == "job 1 train: priority, time limit changed\n"
+    )
+    assert told("update", "1", "--time-limit", "none")[0]["time_limit_s"] is None
+    assert told("update", "2_", "--gpu-type", "A100, V100", "-g", "2")[0]["gpu_types"] == ["A100", "V100"]
+    assert told("update", "2", "--gpu-type", "none", "--name", "none")[0] | {"waited_s": 0} != {}
+    assert told("show", "2")["job"]["gpu_types"] == []
+    assert told("show", "2")["job"]["name"].startswith("none")
+    with pytest.raises(ConflictError, match="its gpus can't change"):
+        run("update", "1", "-g", "3")
+    assert "what is to change?" in run("update", "1", code=2).stderr
+
+
+def test_wait(api: Api) -> None:
+    threading.Timer(0.1, api.service.finish, (1,)).start()
+    assert run("wait", "1").stdout.startswith("job 1 train: finished, ran ")
+    lines = run("wait", "1", "5", "--json", code=1).stdout.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [1, 5]
+    with pytest.raises(WaitTimeoutError, match="3 of 3 jobs"):
+        run("wait", "2_", "--timeout", "0.1")
+    assert run("wait", "--all").stdout == ""  # of mine none is left
+    for args in ([], ["--all", "1"]):
+        assert "--all" in run("wait", *args, code=2).stderr
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+def test_top(api: Api) -> None:
+    text = run("top").stdout
+    assert "1 job on GPUs, 3 queued" in text
+    assert "2 of 4 GPUs busy" in text
+    assert [line.split()[0] for line in text.splitlines() if "train" in line] == ["1"]
+    looks = run("top", "-n", "2", "--every", "0.1", "--json").stdout.splitlines()
+    assert [set(json.loads(look)) for look in looks] == [{"status", "nodes", "jobs"}] * 2
+
+
+def test_q_ends_top(api: Api) -> None:
+    import pty
+
+    command = [sys.executable, "-c", "from gpuloom.cli.main import main; main()", "top", "--every", "60"]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        text = b""
+        while b"train" not in text:
+            text += os.read(ours, 4096)
+        os.write(ours, b"xq")
+        until = time.monotonic() + 20
+        while process.poll() is None and time.monotonic() < until:  # what it writes must go somewhere
+            if select.select([ours], [], [], 0.05)[0]:
+                with suppress(OSError):  # it has let go of the terminal
+                    os.read(ours, 4096)
+        process.kill()
+        assert process.wait() == 0
+    os.close(ours)
+
+
+def test_nodes(api: Api) -> None:
+    text = run("nodes").stdout
+    assert "2/4 GPUs" in text
+    assert text.count("H100") == 4
+    assert run("drain", "node0", "--reason", "driver").stdout.startswith(
+        "node0: draining; nothing new starts there, job 1 makes way"
+    )
+    assert told("nodes")[0]["reason"] == "driver"
+    assert told("cordon", "node0")["state"] == "cordoned"
+    assert run("nodes", "node0", "up").stdout == "node0: up\n"
+    assert told("nodes", "node0", "drain")["state"] == "draining"
+    assert told("uncordon", "node0")["state"] == "up"
+    with pytest.raises(InputError, match="no node 'nope'"):
+        run("nodes", "nope")
+    with pytest.raises(NotFoundError, match="nodes: node0"):
+        run("cordon", "a b")
+    assert "goes with a state" in run("nodes", "--reason", "x", code=2).stderr
+
+
+def test_policy(api: Api) -> None:
+    assert run("policy", "get").stdout.startswith("fifo, never preempts, since ")
+    assert told("policy", "set", "muri-l", "--interval", "30s")["interval_s"] == 30
+    assert run("policy", "get").stdout.startswith("muri-l, preempts at most every 30s")
+    assert "muri-l, preempts at most every 30s" in run("status").stdout
+    assert "before: fifo" in run("policy", "get").stdout
+    assert [row["id"] for row in told("policy", "ls") if row["decides"]] == ["muri-l"]
+    assert "* decides now: muri-l" in run("policy", "ls").stdout
+    with pytest.raises(RequestError, match="nope"):
+        run("policy", "set", "nope")
+
+
+def test_events(api: Api) -> None:
+    last = [json.loads(json.dumps(event)) for event in told("events", "-n", "3")]
+    assert [event["type"] for event in last] == ["attempt.starting", "attempt.running", "attempt.ended"]
+    assert {event["job"] for event in told("events", "--job", "1", "--type", "attempt.running")} == {1}
+    assert [event["id"] for event in told("events", "--after", "2", "-n", "2")] == [3, 4]
+    assert "job 5" in run("events", "-n", "1").stdout
+
+
+def test_events_are_followed(api: Api) -> None:
+    command = [sys.executable, "-c", "from gpuloom.cli.main import main; main()", "events", "-f", "--json", "-n", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        api.service.hold([2])
+        second = json.loads(process.stdout.readline())
+        process.send_signal(2)
+        assert process.wait(20) == 0
+    assert (first["type"], second["type"]) == ("attempt.ended", "job.held")
+    assert second["id"] == first["id"] + 1
+
+
+def test_usage_and_history(api: Api, tmp_path: Path) -> None:
+    assert {row["key"] for row in told("usage")} == {"ada", current_user()}
+    assert run("usage", "--by", "name").stdout.startswith("name ")
+    text = run("usage").stdout
+    assert "GPU time" in text
+    assert " h " not in text  # what is far below an hour is not 0.00 hours
+    assert told("usage", "--until", "1d") == []
+    assert "nothing was used" in run("usage", "--until", "1d").stdout
+    api.service.finish(1)
+    target = tmp_path / "week.csv"
+    assert run("history", "export", target, "--since", "7d").stdout == f"{target}: 1 job\n"
+    assert run("history", "export", "-").stdout == target.read_text()
+    with pytest.raises(InputError, match="is there already; --overwrite"):
+        run("history", "export", target)
+    assert told("history", "export", target, "--overwrite") == {"file": str(target), "jobs": 1}
+    with pytest.raises(InputError, match="does not exist"):
+        run("history", "export", tmp_path / "no" / "x.csv")
+    assert "stdout" in run("history", "export", "-", "--json", code=2).stderr
+
+
+def test_status(api: Api, tmp_path: Path) -> None:
+    found = told("status")
+    assert found["running"] is True
+    assert found["url"] == api.url
+    assert {"pid", "version", "store", "executor", "home"} <= set(found)
+    assert "4 GPUs; 2 busy" in run("status").stdout
+    nothing = tmp_path / "nothing"
+    assert told("status", "--home", nothing, code=1)["running"] is False
+    assert f"gpuloom up --home {nothing} --detach" in run("status", "--home", nothing, code=1).stdout
+    assert "nothing to end" in run("down", "--home", nothing).stdout
+    assert told("down", "--home", nothing)["was_running"] is False
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def test_times_in_words() -> None:
+    assert short(None) == "-"
+    assert short(0.00011) == "0s"
+    assert ago(100.0, 130.0) == "30s ago"
+    assert ago(130.0, 100.0) == "in 30s"
+    assert runs_of([1, 2, 3, 7, 9, 10]) == "1-3, 7, 9-10"
+    assert plain("a\nb\x1b[c") == "a b\N{REPLACEMENT CHARACTER}[c"
+    moment = Moment()
+    assert moment.convert("1795282382.5", None, None) == 1795282382.5
+    assert abs(time.time() - 7 * 86400 - moment.convert("7d", None, None)) < 5
+    assert moment.convert("1970-01-02T00:00:00+00:00", None, None) == 86400
+    with pytest.raises(click.BadParameter, match="no time"):
+        moment.convert("yesterday", None, None)
+
+
+def test_the_table_of_commands_is_whole() -> None:
+    assert set(LIVE) <= set(COMMANDS)

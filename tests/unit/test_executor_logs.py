@@ -1,0 +1,159 @@
+"""Logs of runs: rotated while they are written, read by offsets that go on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuloom.executors import rotation
+from gpuloom.executors.logs import read_log
+from gpuloom.executors.rotation import Log, Watch
+
+LINES = [f"line {number}\n".encode() for number in range(40)]
+
+
+def write(directory: Path, data: bytes) -> None:
+    with (directory / "output.log").open("ab") as file:
+        file.write(data)
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> bytes:
+    """A log of three files; what all of it says."""
+    log = Log(str(tmp_path), limit=50, keep=4)
+    for start in range(0, 30, 10):
+        write(tmp_path, b"".join(LINES[start : start + 10]))
+        log.look()
+    write(tmp_path, b"".join(LINES[30:35]))
+    return b"".join(LINES[:35])
+
+
+def test_read_from_anywhere(tmp_path: Path, parts: bytes) -> None:
+    assert read_log(tmp_path) == (parts, len(parts))
+    for offset in range(len(parts) + 1):
+        assert read_log(tmp_path, offset) == (parts[offset:], len(parts))
+        assert read_log(tmp_path, offset, max_bytes=20) == (parts[offset : offset + 20], min(offset + 20, len(parts)))
+    assert read_log(tmp_path, 10_000) == (b"", 10_000)
+
+
+def test_last_lines(tmp_path: Path, parts: bytes) -> None:
+    lines = parts.splitlines(keepends=True)
+    for count in range(1, 40):
+        assert read_log(tmp_path, tail_lines=count) == (b"".join(lines[-count:]), len(parts))
+    assert read_log(tmp_path, tail_lines=0) == (b"", len(parts))
+    assert read_log(tmp_path, tail_lines=30, max_bytes=25) == (parts[-25:], len(parts))
+    write(tmp_path, b"no end")
+    assert read_log(tmp_path, tail_lines=1) == (b"no end", len(parts) + 6)
+    assert read_log(tmp_path, tail_lines=2)[0] == lines[-1] + b"no end"
+
+
+def test_no_log(tmp_path: Path) -> None:
+    assert read_log(tmp_path) == (b"", 0)
+    assert read_log(tmp_path, 7) == (b"", 7)
+    assert read_log(tmp_path, tail_lines=3) == (b"", 0)
+    with pytest.raises(ValueError, match="max_bytes is 0"):
+        read_log(tmp_path, max_bytes=0)
+
+
+def test_old_parts_are_dropped(tmp_path: Path) -> None:
+    log = Log(str(tmp_path), limit=10, keep=2)
+    for line in LINES:
+        write(tmp_path, line * 2)
+        log.look()
+    everything = b"".join(line * 2 for line in LINES)
+    data, end = read_log(tmp_path, 0)
+    assert end == len(everything)
+    assert data == LINES[-2] * 2 + LINES[-1] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "log.json",
+        "output.log",
+        "output.log.1",
+        "output.log.2",
+    ]
+
+
+def test_none_kept(tmp_path: Path) -> None:
+    log = Log(str(tmp_path), limit=10, keep=0)
+    write(tmp_path, b"x" * 30)
+    log.look()
+    write(tmp_path, b"yy")
+    assert read_log(tmp_path, 0) == (b"yy", 32)
+    assert not (tmp_path / "output.log.1").exists()
+
+
+def test_of_an_overgrown_log_the_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "SLACK", 0)
+    log = Log(str(tmp_path), limit=100, keep=1)
+    write(tmp_path, b"a" * 1000 + b"b" * 112)
+    log.look()
+    write(tmp_path, b"c")
+    assert read_log(tmp_path, 0) == (b"b" * 112 + b"c", 1113)
+
+
+def test_a_full_disk_loses_old_output_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    log = Log(str(tmp_path), limit=10, keep=3)
+    write(tmp_path, b"x" * 30)
+    with monkeypatch.context() as context:
+        context.setattr(os, "sendfile", full)
+        log.look()
+    assert (tmp_path / "output.log").stat().st_size == 0
+    write(tmp_path, b"next")
+    assert read_log(tmp_path, 0) == (b"next", 34)
+
+
+def test_other_errors_leave_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    log = Log(str(tmp_path), limit=10, keep=3)
+    write(tmp_path, b"x" * 30)
+    with monkeypatch.context() as context:
+        context.setattr(os, "sendfile", broken)
+        with pytest.raises(OSError, match="Input/output"):
+            log.look()
+    assert read_log(tmp_path, 0) == (b"x" * 30, 30)
+    log.look()
+    assert read_log(tmp_path, 0) == (b"x" * 30, 30)
+    assert (tmp_path / "output.log.1").exists()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_runner_killed_while_it_rotates(tmp_path: Path, cut: bool) -> None:
+    write(tmp_path, b"0123456789")
+    Log(str(tmp_path), limit=10, keep=3).look()
+    write(tmp_path, b"" if cut else b"abcdefghij")
+    (tmp_path / "output.log.copy").write_bytes(b"abcdefghij")
+    index = json.loads((tmp_path / "log.json").read_text())
+    (tmp_path / "log.json").write_text(json.dumps({**index, "pending": {"start": 10, "from": 0}}))
+    log = Log(str(tmp_path), limit=100, keep=3)
+    log.load()
+    assert not (tmp_path / "output.log.copy").exists()
+    write(tmp_path, b"more")
+    log.look()
+    assert read_log(tmp_path, 0) == (b"0123456789abcdefghijmore", 24)
+
+
+def test_a_watch_reports_once(tmp_path: Path) -> None:
+    watch = Watch()
+    path = str(tmp_path / "output.log")
+    assert not watch.once(path)
+    write(tmp_path, b"x")
+    assert watch.written() == []
+    assert watch.once(path)
+    write(tmp_path, b"x")
+    write(tmp_path, b"x")
+    assert watch.written() == [path]
+    write(tmp_path, b"x")
+    assert watch.written() == []
+    assert watch.once(path)
+    watch.forget(path)
+    write(tmp_path, b"x")
+    assert watch.written() == []
+    os.close(watch.fd)

@@ -1,0 +1,267 @@
+"""Parts of the local executor: starting, the socket, GPUs that must be free, container tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuloom.core.errors import InputError
+from gpuloom.executors import launch, procs, wire
+from gpuloom.executors.local import LocalExecutor
+from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.verify import GpuCheck
+
+NOFILE = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def until(found: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 10
+    while not (value := found()):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return value
+
+
+class TestLaunch:
+    def request(self, tmp_path: Path) -> dict[str, Any]:
+        env = {"PATH": os.environ["PATH"]}
+        return {"argv": ["touch", "ran"], "env": env, "cwd": str(tmp_path), "directory": str(tmp_path)}
+
+    def test_a_child_that_is_not_released_runs_nothing(self, tmp_path: Path) -> None:
+        """As when the runner is killed before it has written down that the run was started."""
+        child = launch.fork(self.request(tmp_path), NOFILE)
+        child.drop()
+        assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == 127
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_released_child_runs(self, tmp_path: Path) -> None:
+        child = launch.fork(self.request(tmp_path), NOFILE)
+        child.release()
+        assert os.read(child.said, 4096) == b""
+        os.close(child.said)
+        assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == 0
+        assert (tmp_path / "ran").exists()
+
+    def test_a_log_that_can_not_be_written(self, tmp_path: Path) -> None:
+        child = launch.fork({**self.request(tmp_path), "directory": f"{tmp_path}/missing"}, NOFILE)
+        child.release()
+        assert b"can't write the log" in os.read(child.said, 4096)
+        os.close(child.said)
+        os.waitpid(child.pid, 0)
+
+
+class TestWire:
+    def test_lines_in_pieces(self) -> None:
+        data = wire.encode({"a": 1}) + wire.encode({"b": "ü\n"})
+        for size in range(1, len(data) + 1):
+            lines = wire.Lines()
+            found = [m for at in range(0, len(data), size) for m in lines.feed(data[at : at + size])]
+            assert found == [{"a": 1}, {"b": "ü\n"}]
+
+    @pytest.mark.parametrize("data", [b"no json\n", b"[1]\n"])
+    def test_what_is_no_message(self, data: bytes) -> None:
+        with pytest.raises(ValueError, match=r"Expecting|not a message"):
+            list(wire.Lines().feed(data))
+
+    def test_a_write_that_fails_leaves_the_file(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "x.json")
+        wire.write_atomic(path, {"a": 1})
+        with pytest.raises(TypeError):
+            wire.write_atomic(path, {"a": object()})
+        assert wire.read_json(path) == {"a": 1}
+        (tmp_path / "x.json").write_text("{ half")
+        assert wire.read_json(path) is None
+        assert wire.read_json(str(tmp_path / "none")) is None
+
+
+class TestProcesses:
+    def test_names_with_brackets(self) -> None:
+        text = b"12 (a) b (c) S 3 4 5 0 -1 0 0 0 0 0 7 8 0 0 20 0 1 0 999 1000 42 18446744073709551615"
+        entry = procs.Process(12, text)
+        assert (entry.name, entry.state, entry.ppid, entry.pgrp, entry.session) == ("a) b (c", "S", 3, 4, 5)
+        assert (entry.start_ticks, entry.rss) == (999, 42 * procs.PAGE)
+
+    def test_signals_hit_no_other_process_of_the_same_number(self) -> None:
+        with subprocess.Popen(["sleep", "60"]) as child:
+            entry = procs.process(child.pid)
+            assert entry is not None
+            entry.start_ticks += 1
+            assert not procs.send(entry, signal.SIGKILL)
+            entry.start_ticks -= 1
+            assert procs.send(entry, signal.SIGKILL)
+            assert child.wait() == -signal.SIGKILL
+            assert not procs.send(entry, signal.SIGKILL)
+
+    def test_memory_that_is_shared_counts_once(self) -> None:
+        assert 1 << 20 < procs.proportional_bytes(os.getpid()) < 1 << 32
+        assert procs.proportional_bytes(2**22 + 1) == 0
+
+
+class TestExecutor:
+    def test_modes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("GPULOOM_CGROUPS", "v3")
+        with pytest.raises(InputError, match="GPULOOM_CGROUPS is 'v3': one of auto, v2, v1, off"):
+            LocalExecutor(tmp_path)
+
+    def test_other_systems(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "platform", "darwin")
+        with pytest.raises(ExecutorError, match="needs Linux, and this is darwin"):
+            LocalExecutor(tmp_path)
+
+    def test_a_runner_of_another_version(self, tmp_path: Path) -> None:
+        """It is told of, not talked to: its jobs run on."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(tmp_path / "runner.sock"))
+            listener.listen()
+
+            def answer() -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(wire.encode({"re": 0, "version": 99, "pid": 5, "limits": {}, "trouble": ""}))
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            executor = LocalExecutor(tmp_path, cgroups="off")
+            with pytest.raises(ExecutorError, match="speaks version 99"):
+                executor.open(lambda _: None)
+            thread.join()
+
+    def test_a_runner_that_can_not_be_started(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+        executor = LocalExecutor(tmp_path, cgroups="off")
+        with pytest.raises(ExecutorError, match="the runner ended with code 1"):
+            executor.open(lambda _: None)
+
+    def test_a_closed_one(self, tmp_path: Path) -> None:
+        executor = LocalExecutor(tmp_path, cgroups="off")
+        executor.open(lambda _: None)
+        executor.close()
+        with pytest.raises(ExecutorError, match="the executor is closed"):
+            executor.runs()
+
+    def test_containers_are_ended_by_their_tool(self, tmp_path: Path) -> None:
+        """A stand-in for docker: its `run` is a client, what it starts is not below it."""
+        tool = tmp_path / "docker"
+        tool.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n[ "$1" = run ] && exec sleep 600\nexit 0\n')
+        tool.chmod(0o755)
+        told: list[RunStatus] = []
+        executor = LocalExecutor(tmp_path / "home", cgroups="off")
+        executor.open(told.append)
+        argv = (str(tool), "run", "--rm", "--init", "--name", "gpuloom-1.1-aa", "image", "python")
+        env = {"PATH": os.environ["PATH"]}
+        directory = str(tmp_path / "home" / "runs" / "1.1")
+        executor.start(RunRequest("1.1", argv, "/", env, (0,), (), directory, kind="cpu", cpus=2.0, memory_mib=600))
+        until(lambda: (tmp_path / "said").exists())
+        executor.freeze("1.1")
+        until(lambda: any(status.phase is RunPhase.FROZEN for status in told))
+        executor.stop("1.1", reason="cancelled", grace_s=0)
+        until(lambda: any(status.phase is RunPhase.EXITED for status in told))
+        said = (tmp_path / "said").read_text().splitlines()
+        assert said[0].startswith("run --rm --init --name gpuloom-1.1-aa --cpus 2 --memory 600m")
+        assert set(said[1:]) == {"pause gpuloom-1.1-aa", "unpause gpuloom-1.1-aa", "kill gpuloom-1.1-aa"}
+        executor.acknowledge("1.1")
+        assert executor.runs() == []
+        runner = executor._link.hello["pid"]
+        executor.close()
+        os.kill(runner, signal.SIGKILL)
+
+
+def ended(run: str = "1.1", pid: int | None = None) -> RunStatus:
+    exit_ = RunExit(exit_code=0, signal=None, reason="", message="", at_s=0.0)
+    return RunStatus(run, RunPhase.EXITED, pid=pid, start_ticks=1, boot_id="b", exit=exit_)
+
+
+class TestGpus:
+    """A GPU counts as free when no process of the run holds it."""
+
+    def check(self, holders: Callable[[], Sequence[int]], told: list[RunStatus], timeout_s: float = 10.0) -> GpuCheck:
+        return GpuCheck(lambda uuids: {uuid: holders() for uuid in uuids}, "home", told.append, timeout_s)
+
+    def test_waits_until_they_are_free(self) -> None:
+        told: list[RunStatus] = []
+        holds = threading.Event()
+        holds.set()
+        env = {**os.environ, "GPULOOM_RUN": "home:1.1"}
+        with subprocess.Popen(["sleep", "60"], env=env) as child:
+            until(lambda: procs.marked(child.pid, b"GPULOOM_RUN=home:1.1"))
+            check = self.check(lambda: [child.pid] if holds.is_set() else [], told)
+            status = check.of(ended(), ["GPU-a"])
+            assert (status.phase, status.exit) == (RunPhase.STOPPING, None)
+            time.sleep(0.25)
+            assert told == []
+            holds.clear()
+            until(lambda: told)
+            assert told == [ended()]
+            assert check.of(ended(), ["GPU-a"]) == ended()
+            child.kill()
+        check.close()
+
+    def test_processes_of_others_are_no_matter(self) -> None:
+        told: list[RunStatus] = []
+        check = self.check(lambda: [os.getpid()], told)
+        check.of(ended(), ["GPU-a"])
+        until(lambda: told)
+        assert told[0].exit == ended().exit
+        check.close()
+
+    def test_one_that_is_never_free(self) -> None:
+        told: list[RunStatus] = []
+        check = self.check(lambda: [os.getpid()], told, timeout_s=0.2)
+        check.of(ended(pid=os.getpid()), ["GPU-a"])
+        until(lambda: told)
+        assert told[0].exit is not None
+        assert not told[0].exit.released
+        assert told[0].exit.message == f"still on its GPUs: process {os.getpid()} on GPU-a"
+        check.close()
+
+    def test_a_driver_that_fails(self) -> None:
+        told: list[RunStatus] = []
+
+        def broken() -> Sequence[int]:
+            raise RuntimeError("GPU is lost")
+
+        check = self.check(broken, told, timeout_s=0.2)
+        check.of(ended(), ["GPU-a"])
+        until(lambda: told)
+        assert told[0].exit is not None
+        assert not told[0].exit.released
+        assert told[0].exit.message == "its GPUs could not be looked at: GPU is lost"
+        check.close()
+
+    def test_in_the_executor(self, tmp_path: Path) -> None:
+        """The end of a run is told once its GPU is free; a new scheduler looks again."""
+        holders: list[int] = []
+        told: list[RunStatus] = []
+        executor = LocalExecutor(tmp_path, gpu_processes=lambda uuids: dict.fromkeys(uuids, holders), cgroups="off")
+        executor.open(told.append)
+        env = {"PATH": os.environ["PATH"]}
+        request = RunRequest("1.1", ("sleep", "60"), "/", env, (0,), ("GPU-a",), str(tmp_path / "runs" / "1.1"))
+        executor.start(request)
+        until(lambda: told)
+        holders.append(told[0].pid or 0)
+        executor.stop("1.1", reason="cancelled", grace_s=0)
+        until(lambda: [status.phase for status in executor.runs()] == [RunPhase.STOPPING])
+        until(lambda: procs.process(told[0].pid or 0) is None)
+        assert all(status.phase is not RunPhase.EXITED for status in told)
+        holders.clear()
+        until(lambda: any(status.phase is RunPhase.EXITED for status in told))
+        assert [status.exit for status in executor.runs()] == [told[-1].exit]
+        assert json.loads((tmp_path / "runs" / "1.1" / "run.json").read_text())["gpu_uuids"] == ["GPU-a"]
+        executor.acknowledge("1.1")
+        assert executor.runs() == []
+        runner = executor._link.hello["pid"]
+        executor.close()
+        os.kill(runner, signal.SIGKILL)

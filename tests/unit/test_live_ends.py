@@ -1,0 +1,108 @@
+"""What becomes of a job when an attempt of it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuloom.core.job import Attempt, EndReason, Job, Phase
+from gpuloom.executors.port import RunExit
+from gpuloom.live.ends import RESTARTED, ended
+
+JOB = Job(
+    id=1,
+    name="train",
+    user="ann",
+    gpus=1,
+    priority=0,
+    phase=Phase.RUNNING,
+    spec_id=1,
+    spec={"retries": 1},
+    submitted_s=0.0,
+    queued_s=0.0,
+    attempts=1,
+    work_s=50.0,
+)
+ATTEMPT = Attempt(1, 1, Phase.RUNNING, (("host", (0,)),), 0.0, 0.0, pid=7)
+NO_RETRIES = {"spec": {}}
+
+
+def told(
+    code: int | None,
+    *,
+    reason: str = "",
+    stop: EndReason | None = None,
+    signal: int | None = None,
+    message: str = "",
+    complete: bool = False,
+    **job: object,
+) -> tuple[str, str, float, bool]:
+    """(reason, what is next, work kept, counts as a failure) of an attempt that worked for 100 s."""
+    how = RunExit(code, signal, reason, message, 100.0)
+    attempt = replace(ATTEMPT, stop_reason=stop)
+    data = ended(replace(JOB, **job), attempt, how, work_s=100.0, complete=complete, now_s=100.0)  # type: ignore[arg-type]
+    return data["reason"], data["next"], data["work_s"], data["failure"]
+
+
+def test_by_itself() -> None:
+    assert told(0) == ("finished", "finished", 150.0, False)
+    assert told(1) == ("failed", "queued", 50.0, True)
+    assert told(1, failures=1) == ("failed", "failed", 50.0, True)
+    assert told(None, signal=11, failures=1) == ("failed", "failed", 50.0, True)
+    assert told(85, failures=1) == ("failed", "failed", 50.0, True)  # nobody asked it to stop
+
+
+@pytest.mark.parametrize("stop", [EndReason.PREEMPTED, EndReason.NODE])
+def test_making_way_is_no_failure(stop: EndReason) -> None:
+    for code in (85, 0, 3):  # it left in time: what it saved is kept
+        assert told(code, reason=stop, stop=stop) == (stop, "queued", 150.0, False)
+    assert told(None, signal=9, reason=stop, stop=stop) == (stop, "queued", 50.0, False)
+    assert told(None, reason="lost", stop=stop) == (stop, "queued", 50.0, False)
+    assert told(0, reason=stop, stop=stop, complete=True) == ("finished", "finished", 150.0, False)
+
+
+def test_it_failed_on_its_own_while_it_was_to_make_way() -> None:
+    assert told(1, stop=EndReason.PREEMPTED) == ("failed", "queued", 50.0, True)
+    assert told(None, reason="out_of_memory", stop=EndReason.PREEMPTED)[0] == "out_of_memory"
+
+
+def test_what_its_user_wants_counts() -> None:
+    for code, reason in ((85, "cancelled"), (None, "lost"), (85, "timed_out"), (1, "")):
+        assert told(code, reason=reason, stop=EndReason.CANCELLED)[:2] == ("cancelled", "cancelled")
+    assert told(0, stop=EndReason.CANCELLED)[:2] == ("finished", "finished")  # it was done before
+    assert told(None, reason="requeued", stop=EndReason.REQUEUED) == ("requeued", "queued", 0.0, False)
+
+
+def test_limits() -> None:
+    assert told(None, reason="timed_out") == ("timed_out", "queued", 50.0, True)
+    assert told(None, reason="timed_out", **NO_RETRIES)[1] == "failed"
+    assert told(None, reason="out_of_memory", **NO_RETRIES)[:2] == ("out_of_memory", "failed")
+    assert told(None, reason="not_started") == ("not_started", "failed", 50.0, False)
+
+
+def test_a_restart_of_the_machine_queues_jobs_again_and_a_lost_process_does_not() -> None:
+    assert told(None, reason="lost", message=f"{RESTARTED} since", **NO_RETRIES) == ("lost", "queued", 50.0, False)
+    assert told(None, reason="lost", message="nobody saw its end", **NO_RETRIES) == ("lost", "failed", 50.0, True)
+
+
+def test_the_executor_says_it_in_these_words() -> None:
+    from gpuloom.executors import keeper
+
+    assert f'"{RESTARTED} ' in Path(keeper.__file__).read_text()
+
+
+def test_pauses_grow_and_containers_are_explained() -> None:
+    how = RunExit(1, None, "", "", 100.0)
+    spec = {"retries": 9}
+    pauses = [
+        ended(replace(JOB, failures=n, spec=spec), ATTEMPT, how, work_s=1.0, complete=False, now_s=100.0)[
+            "not_before_s"
+        ]
+        for n in (0, 1, 2, 8)
+    ]
+    assert pauses == [101.0, 102.0, 104.0, 160.0]
+    job = replace(JOB, spec={"container": "image"})
+    data = ended(job, ATTEMPT, replace(how, exit_code=125), work_s=1.0, complete=False, now_s=1.0)
+    assert "container could not be started" in data["message"]

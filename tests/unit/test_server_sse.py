@@ -1,0 +1,299 @@
+"""Streams: events and logs as they come, without gap or repetition, and nothing left over when a client goes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api_client import Stream, http, served
+from fake_service import FakeService
+from gpuloom.live.spec import job_spec
+from gpuloom.server import sse
+from gpuloom.server.routes.logs import whole_characters
+from gpuloom.server.run import Listening
+
+SPEC = {"command": ["python", "train.py"]}
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> FakeService:
+    return FakeService(tmp_path)
+
+
+@pytest.fixture
+def place(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listening]:
+    monkeypatch.setattr(sse, "HEARTBEAT_S", 0.3)
+    monkeypatch.setattr(sse, "LOG_PERIOD_S", 0.02)
+    with served(service) as found:
+        yield found
+
+
+def submit(service: FakeService, count: int = 1, **more: Any) -> list[int]:
+    return [
+        number for numbers in service.submit([job_spec({**SPEC, **more})] * count, user="ada") for number in numbers
+    ]
+
+
+def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not become true"
+        time.sleep(0.01)
+
+
+def threads() -> int:
+    return sum(thread.name == "event hub" for thread in threading.enumerate())
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_events_come_as_they_happen(place: Listening, service: FakeService) -> None:
+    submit(service)
+    with Stream(place, "/v1/events") as stream:
+        assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        assert stream.comment() == ": heartbeat"  # what was before is not told
+        service.run(1)
+        service.finish(1)
+        found = [stream.next() for _ in range(3)]
+    assert [event[0] for event in found if event] == ["attempt.starting", "attempt.running", "attempt.ended"]
+    assert [event[1] for event in found if event] == ["5", "6", "7"]
+    assert found[2] is not None
+    assert found[2][2]["job"] == 1
+    assert found[2][2]["data"]["reason"] == "finished"
+
+
+def test_an_event_is_told_at_once(place: Listening, service: FakeService) -> None:
+    with Stream(place, "/v1/events") as stream:
+        stream.comment()
+        begun = time.monotonic()
+        submit(service)
+        assert stream.next()
+        assert time.monotonic() - begun < 0.25  # less than a heartbeat: nobody polls
+
+
+def test_a_stream_begins_after_a_number_and_resumes_after_an_id(place: Listening, service: FakeService) -> None:
+    submit(service, 3)
+    with Stream(place, "/v1/events?after=3") as stream:
+        assert [(stream.next() or ())[1] for _ in range(3)] == ["4", "5", "6"]
+    with Stream(place, "/v1/events?after=3", last_id="5") as stream:
+        assert (stream.next() or ())[1] == "6"
+        submit(service)
+        assert (stream.next() or ())[1] == "7"
+
+
+def test_only_what_was_asked_for(place: Listening, service: FakeService) -> None:
+    submit(service, 2)
+    with Stream(place, "/v1/events?after=0&job=2&type=jobs.submitted&type=job.held") as stream:
+        assert (stream.next() or ())[1] == "5"
+        service.hold([1])
+        service.hold([2])
+        service.release([2])
+        service.hold([2])
+        assert [(stream.next() or ())[1] for _ in range(2)] == ["7", "9"]
+
+
+@pytest.mark.parametrize(("limit", "value"), [("KEPT", 20), ("KEPT_BYTES", 20_000), ("KEPT_BYTES", 10)])
+def test_nobody_misses_or_sees_twice_while_many_come_in(
+    place: Listening, service: FakeService, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(sse, limit, value)
+    monkeypatch.setattr(sse, "PAGE", 7)
+    writer = threading.Thread(target=lambda: [submit(service) for _ in range(400)])
+    with ExitStack() as stack:
+        streams = [stack.enter_context(Stream(place, "/v1/events?after=0")) for _ in range(5)]
+        writer.start()
+        writer.join()
+        late = stack.enter_context(Stream(place, "/v1/events?after=0"))
+        for stream in [*streams, late]:
+            assert [(stream.next() or ())[1] for _ in range(403)] == [str(i) for i in range(1, 404)]
+
+
+def test_one_thread_for_all_and_none_for_nobody(place: Listening, service: FakeService) -> None:
+    until(lambda: threads() == 0)
+    before = threading.active_count()
+    with ExitStack() as stack:
+        streams = [stack.enter_context(Stream(place, "/v1/events")) for _ in range(60)]
+        for stream in streams:
+            stream.comment()
+        assert threads() == 1
+        assert threading.active_count() - before <= 41  # the pool's, that all requests share
+        submit(service)
+        assert {(stream.next() or ())[1] for stream in streams} == {"4"}
+    until(lambda: threads() == 0)
+
+
+def test_a_client_that_stops_reading_holds_up_nobody(
+    place: Listening, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "STALLED_S", 0.5)
+    with Stream(place, "/v1/events?after=0") as slow, Stream(place, "/v1/events?after=0") as quick:
+        assert slow.next()
+        large = {f"V{i}": "x" * 1000 for i in range(400)}
+        for _ in range(40):  # 16 MB: more than the system keeps for a connection
+            submit(service, env=large)
+        assert [(quick.next() or ())[1] for _ in range(43)] == [str(i) for i in range(1, 44)]
+        time.sleep(1.0)
+        # What lay in the buffers still comes, then it is over, and the last id is where to go on from.
+        last = 1
+        try:
+            while (event := slow.next()) is not None:
+                last = int(event[1])
+        except (OSError, ValueError):
+            pass
+        assert last < 43
+    with Stream(place, "/v1/events", last_id=str(last)) as again:
+        assert [(again.next() or ())[1] for _ in range(43 - last)] == [str(i) for i in range(last + 1, 44)]
+
+
+def test_trouble_with_the_store_delays_but_loses_nothing(
+    place: Listening, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuloom.store.port import StoreError
+
+    with Stream(place, "/v1/events") as stream:
+        stream.comment()
+        right = service.events
+        failures = []
+
+        def broken(**arguments: Any) -> Any:
+            failures.append(arguments)
+            monkeypatch.setattr(service, "events", right)
+            raise StoreError("store.db: the disk does not answer")
+
+        monkeypatch.setattr(service, "events", broken)
+        submit(service)
+        assert (stream.next() or ())[1] == "4"
+        assert len(failures) == 1
+
+
+# -- logs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_followed_over_all_attempts_to_its_end(place: Listening, service: FakeService) -> None:
+    submit(service)
+    with Stream(place, "/v1/jobs/1/log") as stream:
+        stream.comment()
+        service.run(1)
+        assert stream.next() == ("attempt", "1:0", {"attempt": 1})
+        service.write(1, "one\n")
+        assert stream.next() == ("log", "1:4", {"text": "one\n"})
+        service.write(1, "two\n")
+        assert stream.next() == ("log", "1:8", {"text": "two\n"})
+        service.write(1, "last words\n")
+        service.preempt(1)
+        assert stream.next() == ("log", "1:19", {"text": "last words\n"})
+        stream.comment()
+        service.run(1)
+        assert stream.next() == ("attempt", "2:0", {"attempt": 2})
+        service.write(1, "done")
+        service.finish(1, 3)
+        assert stream.next() == ("log", "2:4", {"text": "done"})
+        assert stream.next() == ("end", "2:4", {"state": "failed", "exit_code": 3, "reason": "failed"})
+        assert stream.next() is None
+
+
+def test_a_log_resumes_after_an_id(place: Listening, service: FakeService) -> None:
+    submit(service)
+    service.run(1)
+    service.write(1, "one\ntwo\n")
+    service.preempt(1)
+    service.run(1)
+    service.write(1, "three\n")
+    service.finish(1)
+    with Stream(place, "/v1/jobs/1/log?tail=1", last_id="1:4") as stream:
+        assert stream.next() == ("log", "1:8", {"text": "two\n"})
+        assert stream.next() == ("attempt", "2:0", {"attempt": 2})
+        assert stream.next() == ("log", "2:6", {"text": "three\n"})
+        assert (stream.next() or ())[0] == "end"
+        assert stream.next() is None
+
+
+def test_the_end_of_a_log_that_is_over(place: Listening, service: FakeService) -> None:
+    submit(service, 2)
+    service.run(1)
+    service.write(1, "one\ntwo\n")
+    service.finish(1)
+    with Stream(place, "/v1/jobs/1/log?tail=1") as stream:
+        assert [(stream.next() or ())[0::2] for _ in range(3)] == [
+            ("attempt", {"attempt": 1}),
+            ("log", {"text": "two\n"}),
+            ("end", {"state": "finished", "exit_code": 0, "reason": "finished"}),
+        ]
+    service.cancel([2])
+    with Stream(place, "/v1/jobs/2/log") as stream:  # never ran
+        assert stream.next() == ("end", "0:0", {"state": "cancelled", "exit_code": None, "reason": "cancelled"})
+
+
+def test_one_attempt_is_followed_to_its_end_alone(place: Listening, service: FakeService) -> None:
+    submit(service)
+    service.run(1)
+    with Stream(place, "/v1/jobs/1/log?attempt=1") as stream:
+        assert (stream.next() or ())[0] == "attempt"
+        service.write(1, "one")
+        assert stream.next() == ("log", "1:3", {"text": "one"})
+        service.preempt(1)
+        assert (stream.next() or ())[0] == "end"
+        assert stream.next() is None
+
+
+def test_characters_are_never_cut(place: Listening, service: FakeService) -> None:
+    submit(service)
+    service.run(1)
+    with Stream(place, "/v1/jobs/1/log") as stream:
+        stream.next()
+        euro = "€".encode()
+        service.write(1, b"a" + euro[:1])
+        assert stream.next() == ("log", "1:1", {"text": "a"})
+        service.write(1, euro[1:] + b"\xff" + euro[:2])
+        assert stream.next() == ("log", "1:5", {"text": "€\ufffd"})
+        service.finish(1)
+        assert stream.next() == ("log", "1:7", {"text": "\ufffd"})
+        assert (stream.next() or ())[0] == "end"
+
+
+@pytest.mark.parametrize("text", ["", "a", "é", "€", "𝄞", "a€", "𝄞é"])
+def test_whole_characters(text: str) -> None:
+    data = text.encode()
+    for cut in range(len(data) + 1):
+        whole = whole_characters(data[:cut])
+        assert data[:whole].decode() == data[:cut].decode(errors="ignore")
+    assert whole_characters(data + b"\xff") == len(data) + 1
+    assert whole_characters(b"\x80" * 9) == 9
+
+
+def test_a_job_that_is_not_there_is_told_before_the_stream(place: Listening) -> None:
+    with Stream(place, "/v1/jobs/9/log") as stream:
+        assert stream.status == 404
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_streams_end_in_order_with_the_server(service: FakeService) -> None:
+    submit(service)
+    with ExitStack() as stack:
+        with served(service) as place:
+            events = stack.enter_context(Stream(place, "/v1/events?after=3"))
+            log = stack.enter_context(Stream(place, "/v1/jobs/1/log"))
+            assert events.next()
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 3.0
+        assert events.next() is None
+        assert log.next() is None
+
+
+def test_other_requests_go_on_beside_streams(place: Listening) -> None:
+    with ExitStack() as stack:
+        for _ in range(50):
+            stack.enter_context(Stream(place, "/v1/events"))
+        with http(place) as client:
+            begun = time.monotonic()
+            assert client.get("/v1/status").status_code == 200
+            assert time.monotonic() - begun < 1.0

@@ -1,0 +1,393 @@
+"""What a training script imports, and the example that uses it: interrupted or not, it ends the same."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gpuloom.training import job
+
+ROOT = Path(__file__).resolve().parents[2]
+LIVE = ROOT / "examples" / "live"
+
+
+@pytest.fixture(autouse=True)
+def _as_if_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process that has used nothing of it yet, outside gpuloom."""
+    for name in [name for name in os.environ if name.startswith("GPULOOM_") or name == "RANK"]:
+        monkeypatch.delenv(name)
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(job, "_notice", job._Notice())
+    monkeypatch.setattr(job, "_progress", job._Progress())
+    monkeypatch.setattr(job, "LOOK_EVERY_S", 0.0)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "progress.json"
+    monkeypatch.setenv("GPULOOM_PROGRESS_FILE", str(path))
+    return path
+
+
+@pytest.fixture
+def notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "notice"
+    monkeypatch.setenv("GPULOOM_NOTICE_FILE", str(path))
+    return path
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_importing_it_imports_nothing_else_of_gpuloom_or_beyond_the_standard_library() -> None:
+    code = "import sys; from gpuloom.training import job; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    plain = "import sys; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    added = set(python(code).stdout.split()) - set(python(plain).stdout.split())
+    assert added - set(sys.stdlib_module_names) == {"gpuloom"}
+    loaded = python("import sys; from gpuloom.training import job; print(*[m for m in sys.modules if 'gpuloom' in m])")
+    # An editable installation puts a finder of its own there.
+    assert {name for name in loaded.stdout.split() if not name.startswith("__editable__")} == {
+        "gpuloom",
+        "gpuloom.training",
+        "gpuloom.training.job",
+    }
+
+
+def test_outside_gpuloom_nothing_happens() -> None:
+    job.progress(1, 10, loss=1.0)
+    assert (job.should_stop(), job.deadline_s(), job.resuming()) == (False, None, False)
+    assert list(job.steps(3, save=lambda step: None)) == [0, 1, 2]
+
+
+def test_progress_is_written_at_most_once_a_second_and_at_the_end(
+    report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(job.time, "monotonic", lambda: now[0])
+    seen = []
+    for step in range(1, 101):
+        job.progress(step, 100, loss=1.0 / step)
+        seen.append(json.loads(report.read_text())["step"])
+        now[0] += 0.09
+    assert seen[0] == 1
+    assert len(set(seen)) == 10
+    assert seen[-1] == 100
+    job.progress(7)
+    assert json.loads(report.read_text())["step"] == 100
+    job._progress.flush()
+    data = json.loads(report.read_text())
+    assert data.pop("at_s") >= data.pop("first_s") > 0
+    assert data == {"step": 7}
+    assert [path.name for path in report.parent.iterdir()] == ["progress.json"]
+
+
+def test_the_last_report_is_written_when_the_process_ends(report: Path) -> None:
+    code = "from gpuloom.training import job\nfor i in range(50): job.progress(i, 100, loss=i / 2)"
+    assert python(code, GPULOOM_PROGRESS_FILE=str(report)).returncode == 0
+    data = json.loads(report.read_text())
+    assert (data["step"], data["steps"], data["loss"]) == (49, 100, 24.5)
+
+
+def test_a_notice_while_the_interpreter_ends_leaves_the_exit_code_alone() -> None:
+    code = """
+import os, signal
+from gpuloom.training import job
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
+        kill(pid, number)
+
+late = Late()  # goes when the interpreter tears down its modules, after the handlers of signals
+job.should_stop()
+raise SystemExit(85)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (85, "")
+
+
+def test_metrics_of_any_kind_are_written(report: Path) -> None:
+    class Tensor:
+        def __float__(self) -> float:
+            return 0.25
+
+    job.progress(1, None, a=Tensor(), b=float("inf"), c="text", d=[1, 2], e=True, f=None)
+    data = json.loads(report.read_text())
+    del data["at_s"], data["first_s"]
+    assert data == {"step": 1, "a": 0.25, "b": "inf", "c": "text", "d": "[1, 2]", "e": True}
+
+
+def test_only_the_first_rank_reports(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    job.progress(1, 1)
+    assert not report.exists()
+    monkeypatch.setenv("RANK", "0")
+    job.progress(1, 1)
+    assert report.exists()
+
+
+def test_a_report_that_cannot_be_written_is_told_once_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPULOOM_PROGRESS_FILE", str(tmp_path / "none" / "progress.json"))
+    for step in range(3):
+        job.progress(step, 0)
+    assert capsys.readouterr().err.count("progress can't be written") == 1
+
+
+def test_notice_by_signal_calls_the_handler_of_before_too() -> None:
+    seen: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    assert not job.should_stop()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert job.should_stop()
+    assert seen == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    ("text", "deadline"),
+    [
+        ('{"reason": "preempted", "deadline_s": 1234.5}', 1234.5),
+        ("1234.5", 1234.5),
+        ("", None),
+        ("garbage", None),
+        ('{"deadline_s": "soon"}', None),
+        ("NaN", None),
+    ],
+)
+def test_notice_by_file_with_its_deadline(notice: Path, text: str, deadline: float | None) -> None:
+    assert not job.should_stop()
+    notice.write_text(text)
+    assert job.should_stop()
+    assert job.deadline_s() == deadline
+
+
+def test_a_notice_that_names_no_deadline_gives_the_usual_grace(notice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULOOM_GRACE_S", "30")
+    monkeypatch.setattr(job.time, "time", lambda: 1000.0)
+    assert (job.should_stop(), job.deadline_s()) == (False, None)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert (job.should_stop(), job.deadline_s()) == (True, 1030.0)
+    notice.write_text('{"deadline_s": 50}')
+    assert job.deadline_s() == 50.0
+
+
+@pytest.mark.parametrize(("value", "resuming"), [("1", True), ("0", False), ("", False)])
+def test_a_job_that_ran_before_knows_it(value: str, resuming: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULOOM_RESUME", value)
+    assert job.resuming() is resuming
+
+
+def test_a_helper_process_still_ends_on_sigterm_unless_it_is_the_notice(notice: Path) -> None:
+    code = """
+import os, signal, time
+from gpuloom.training import job
+job.should_stop()
+child = os.fork()
+if child == 0:
+    time.sleep(0.7)
+    os._exit(7)
+time.sleep(0.2)
+os.kill(child, signal.SIGTERM)
+print(os.waitpid(child, 0)[1], job.should_stop())
+"""
+    assert python(code).stdout.split() == [str(int(signal.SIGTERM)), "False"]
+    notice.write_text("{}")
+    ended = python(code, GPULOOM_NOTICE_FILE=str(notice)).stdout.split()
+    assert ended == [str(7 << 8), "True"]
+
+
+def test_a_checkpoint_is_the_old_one_or_the_whole_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    job.save_atomically(path, lambda file: file.write(b"one"))
+
+    def fails(file: object) -> None:
+        file.write(b"tw")  # type: ignore[attr-defined]
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        job.save_atomically(path, fails)
+    assert path.read_bytes() == b"one"
+    assert os.listdir(tmp_path) == ["model.bin"]
+    killed = f"""
+import os, signal
+from gpuloom.training import job
+job.save_atomically({str(path)!r}, lambda file: (file.write(b"half"), file.flush(), os.kill(os.getpid(), 9)))
+"""
+    assert python(killed).returncode == -signal.SIGKILL
+    assert path.read_bytes() == b"one"
+    assert len(os.listdir(tmp_path)) == 2
+    job.save_atomically(path, lambda file: file.write(b"two"))
+    assert path.read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["model.bin"]
+
+
+def test_steps_saves_now_and_then_at_the_end_and_on_notice(
+    notice: Path, report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(job.time, "monotonic", lambda: now[0])
+    saved: list[int] = []
+    for _ in job.steps(10, save=saved.append, every_s=30.0):
+        now[0] += 10.0
+    assert saved == [3, 6, 9, 10]
+    done: list[int] = []
+
+    def trains() -> None:
+        for step in job.steps(100, start=40, save=saved.append):
+            done.append(step)
+            if step == 44:
+                notice.write_text("{}")
+
+    with pytest.raises(SystemExit) as ended:
+        trains()
+    assert ended.value.code == 85
+    assert done == [40, 41, 42, 43, 44]
+    assert saved[4:] == [45]
+    assert json.loads(report.read_text())["step"] == 45
+    # Notice during the last step: the work is done, and finished is what it is.
+    notice.unlink()
+    monkeypatch.setattr(job, "_notice", job._Notice())
+    for step in job.steps(3, save=saved.append):
+        if step == 2:
+            notice.write_text("{}")
+    assert saved[5:] == [3]
+    # Nothing left to do: nothing to save.
+    assert list(job.steps(3, start=3, save=saved.append)) == []
+    assert saved[6:] == []
+
+
+# -- the example ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def train() -> ModuleType:
+    return importlib.import_module("gpuloom.training.sample")
+
+
+def words(path: Path, seed: int, steps: int) -> list[str]:
+    return ["--checkpoint", str(path), "--seed", str(seed), "--steps", str(steps), "--step-seconds", "0"]
+
+
+def test_interrupted_anywhere_the_example_ends_with_the_very_same_loss(
+    train: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(5)
+    whole = {seed: train.main(words(tmp_path / f"whole-{seed}.npz", seed, 120)) for seed in range(3)}
+    assert len(set(whole.values())) == 3
+    for round_ in range(9):
+        seed, path = round_ % 3, tmp_path / f"parts-{round_}.npz"
+        ends = sorted(dice.sample(range(120), 3))
+        for end in ends:
+            monkeypatch.setattr(job, "should_stop", lambda end=end: (job._progress.step or 0) >= end)
+            job._progress.step = None
+            with pytest.raises(SystemExit) as ended:
+                train.main(words(path, seed, 120))
+            assert ended.value.code == 85
+        monkeypatch.setattr(job, "should_stop", lambda: False)
+        assert train.main(words(path, seed, 120)) == whole[seed]
+
+
+def test_the_example_learns(train: ModuleType, tmp_path: Path) -> None:
+    before, after = (train.main(words(tmp_path / f"{steps}.npz", 0, steps)) for steps in (1, 1200))
+    assert before > 0.6
+    assert after < 0.1
+
+
+def test_the_example_as_a_process_stops_on_sigterm_saves_and_goes_on(tmp_path: Path) -> None:
+    def start(path: Path, pace: str) -> subprocess.Popen[str]:
+        arguments = ["--checkpoint", str(path), "--steps", "150", "--step-seconds", pace, "--seed", "3"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpuloom.training.sample", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "GPULOOM_PROGRESS_FILE": str(tmp_path / "progress.json")},
+        )
+
+    def final(text: str) -> str:
+        found = re.search(r"final loss (\S+)", text)
+        assert found is not None, text
+        return found[1]
+
+    path = tmp_path / "new" / "model.npz"
+    first = start(path, "0.01")
+    ends = time.monotonic() + 30
+    while not (tmp_path / "progress.json").exists():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    time.sleep(0.15)
+    first.send_signal(signal.SIGTERM)
+    told = time.monotonic()
+    out, _ = first.communicate(timeout=30)
+    assert first.returncode == 85, out
+    assert time.monotonic() - told < 2.0
+    step = int(re.search(r"saved at step (\d+)", out)[1])  # type: ignore[index]
+    assert 0 < step < 150
+    again, whole = start(path, "0"), start(tmp_path / "whole.npz", "0")
+    second, _ = again.communicate(timeout=30)
+    third, _ = whole.communicate(timeout=30)
+    assert f"goes on from step {step}" in second
+    assert final(second) == final(third)
+
+
+def test_the_example_keeps_its_pace_without_using_the_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gpuloom.training.sample", "--checkpoint", str(tmp_path / "a.npz")]
+    began = time.monotonic()
+    subprocess.run([*command, "--steps", "20", "--step-seconds", "0.05"], check=True, capture_output=True, timeout=60)
+    assert time.monotonic() - began >= 1.0
+
+
+def test_the_examples_job_files_are_jobs() -> None:
+    yaml = pytest.importorskip("yaml")
+    spec = importlib.import_module("gpuloom.live.spec")
+    for name in ("job.yaml", "array.yaml"):
+        found = spec.job_spec(yaml.safe_load((LIVE / name).read_text()), source=name)
+        assert all((LIVE / word).exists() for word in found.command if word.endswith((".py", ".sh")))
+
+
+def test_the_shell_example_can_be_interrupted_and_goes_on(tmp_path: Path) -> None:
+    command = ["sh", str(LIVE / "count.sh"), str(tmp_path / "state"), "20"]
+    env = {**os.environ, "GPULOOM_PROGRESS_FILE": str(tmp_path / "progress.json")}
+    first = subprocess.Popen([*command, "0.05"], env=env, start_new_session=True)
+    ends = time.monotonic() + 30
+    while not (tmp_path / "progress.json").exists():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    os.killpg(first.pid, signal.SIGTERM)  # as gpuloom does
+    assert first.wait(timeout=30) == 85
+    step = int((tmp_path / "state").read_text())
+    assert 0 < step < 20
+    assert json.loads((tmp_path / "progress.json").read_text()) == {"step": step, "steps": 20}
+    again = subprocess.run([*command, "0"], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert again.stdout == "counted to 20\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["progress.json", "state"]
+
+
+def test_the_programs_and_files_in_the_document_are_right(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / "docs" / "jobs.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (tmp_path / "steps.txt").read_text() == "100"
+    (written,) = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    found = importlib.import_module("gpuloom.live.spec").job_spec(yaml.safe_load(written))
+    assert (found.time_limit, found.grace) == (600.0, 20.0)
