@@ -76,7 +76,8 @@ class _Handle:
     def __init__(self, hook): self.hook = hook; hooks[id(self)] = hook
     def remove(self): hooks.pop(id(self), None)
 optim = types.ModuleType("torch.optim")
-optim.optimizer = types.SimpleNamespace(register_optimizer_step_post_hook=_Handle)
+_optimizer = types.ModuleType("torch.optim.optimizer")  # torch.optim has no attribute of that name
+_optimizer.register_optimizer_step_post_hook = _Handle
 class Optimizer:
     def step(self):
         for hook in [*hooks.values()]: hook(self, (), {})
@@ -112,7 +113,7 @@ class profile:
         open(path, "w").write(text[: len(text) // 2] if broken == "torn" else text)
 profiler = types.SimpleNamespace(profile=profile, record_function=record_function,
     ProfilerActivity=types.SimpleNamespace(CPU=0, CUDA=1))
-for module in (cuda, nn, optim): sys.modules[module.__name__] = module
+for module in (cuda, nn, optim, _optimizer): sys.modules[module.__name__] = module
 '''
 
 MODEL = """

@@ -119,7 +119,7 @@ def test_no_option_is_named_that_does_not_exist(path: Path) -> None:
     todo: list[click.Command] = [cli]
     while todo:
         command = todo.pop()
-        real |= {name for p in command.params if isinstance(p, click.Option) for name in p.opts}
+        real |= {name for p in command.params if isinstance(p, click.Option) for name in (*p.opts, *p.secondary_opts)}
         if isinstance(command, click.Group):
             context = click.Context(command)
             todo += [c for name in command.list_commands(context) if (c := command.get_command(context, name))]

@@ -49,6 +49,7 @@ COMMANDS = {
     "gpus": ("gpuloom.cli.gpus", "Show what is known of GPU models."),
     "pollux": ("gpuloom.cli.pollux", "Replay workloads of Pollux (OSDI '21) by the rules of its simulator."),
     "policies": ("gpuloom.cli.policies", "List the scheduling policies and their parameters."),
+    "share": ("gpuloom.cli.share", "Share one GPU between a service and training, kernel by kernel."),
     "demo": ("gpuloom.cli.demo", "Run eight small jobs on a scheduler of their own, beside what the simulator says."),
 }
 

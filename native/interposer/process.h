@@ -1,0 +1,57 @@
+/* State of this process, shared by gate.c (launches), track.c (what runs) and measure.c (durations, run-ahead). */
+#ifndef GPULOOM_PROCESS_H
+#define GPULOOM_PROCESS_H
+
+#include "gate.h"
+
+#define STREAMS 64u
+#define EVENTS 256u
+
+struct gls_stream_state {
+    uintptr_t stream; /* 0: free */
+    uint64_t last;    /* number of its last launch */
+    bool dirty;
+};
+
+struct gls_process {
+    enum gls_class klass;
+    struct gl_params params;
+    uint32_t warm_up; /* launches of each kernel that are never held */
+    CUdevice device;
+    unsigned sm_count;
+    struct gls_map map;
+    struct gls_client *client;
+    unsigned generation;
+    _Atomic bool attached;
+    /* under gls_lock: */
+    uint64_t launches;
+    struct gls_stream_state streams[STREAMS];
+    unsigned dirty;
+    bool overflow; /* more streams than fit: only a wait for the whole context counts */
+    struct {
+        CUevent event;
+        uintptr_t stream;
+        uint64_t launches;
+    } events[EVENTS];
+    struct gl_tail tail;
+    /* written and read by best-effort launches */
+    _Atomic uint64_t stale[GLS_CLIENTS]; /* activity of a high-priority program that max_hold has overruled, + 1 */
+};
+extern struct gls_process gls_process;
+
+/* track.c, with gls_lock held: a launch on a stream; a launch of the high-priority program. */
+void gls_track_stream(uintptr_t stream);
+void gls_track_launch(uintptr_t stream, uint64_t now_ns, const struct gl_kernel *kernel, uint64_t id);
+void gls_ring_put(const struct gl_kernel *kernel, uint64_t id, uint64_t end_ns);
+
+/* measure.c */
+int gls_sample_begins(const struct gls_key *key, CUstream stream); /* -1: not this time */
+void gls_sample_ends(int sample, CUstream stream, bool good);
+/* Wait while this program has queued more than `ahead_ns` of work on the GPU; at most `limit_ns`. Returns the wait. */
+uint64_t gls_keep_close(uint64_t ahead_ns, uint64_t limit_ns);
+void gls_launched(CUstream stream, uint64_t duration_ns, uint64_t marker_ns);
+void gls_all_done(void);
+void gls_measure_pauses(void); /* waits until no measurement is under way */
+void gls_measure_reset(void);
+
+#endif

@@ -1,0 +1,241 @@
+"""`gpuloom share profiles`: kernel profiles, shipped and the user's own."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuloom.core.errors import InputError
+
+if TYPE_CHECKING:
+    from gpuloom.sharing.profiles import KernelProfile
+
+folder_option = click.option(
+    "--profiles", "folder", type=click.Path(path_type=Path), metavar="DIR", help="Files below DIR."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def profiles() -> None:
+    """Show, compare and import kernel profiles: what one request or one training iteration launches."""
+
+
+@profiles.command()
+@folder_option
+@json_option
+def ls(folder: Path | None, as_json: bool) -> None:
+    """List profiles: of your library and shipped ones, or those below a folder.
+
+    \b
+    Examples:
+      gpuloom share profiles ls
+      gpuloom share profiles ls --json
+    """
+    from gpuloom.sharing.find import profile_files, read_profile
+    from gpuloom.sharing.profiles import SUFFIX, library_folder
+    from gpuloom.sharing.shipped import SHIPPED, shipped
+
+    found: list[tuple[KernelProfile, str]] = []
+    refused = []
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"--profiles {folder}: no such folder")
+    own = folder if folder is not None else library_folder()
+    files = profile_files(own) if folder is not None else sorted(own.glob(f"*{SUFFIX}")) if own.is_dir() else []
+    for path in files:
+        try:
+            found.append((read_profile(path), str(path)))
+        except InputError as error:
+            refused.append(str(error))
+    if folder is None:
+        found += [(shipped(name), "shipped: an estimate, not measured") for name in SHIPPED]
+    if as_json:
+        click.echo(json.dumps([_summary(profile, where) for profile, where in found], indent=2, allow_nan=False))
+    else:
+        _print(
+            ("profile", "GPU", "kernels", "ms", "mean SMs", "compute", "memory", "unknown", "from"),
+            [
+                (
+                    p.name,
+                    f"{p.device or 'unknown'} ({p.sm_count} SMs)",
+                    str(len(p.order)),
+                    f"{p.duration_ns / 1e6:.3f}",
+                    f"{p.mean_sm:.0f}",
+                    *(f"{p.share_of_class(klass):.0%}" for klass in ("compute", "memory", "unknown")),
+                    where,
+                )
+                for p, where in found
+            ],
+            left=(0, 1, 8),
+        )
+    for line in refused:
+        click.echo(f"not read: {line}", err=True)
+
+
+@profiles.command()
+@click.argument("name")
+@folder_option
+@json_option
+@click.option("--top", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="Kernels, by time.")
+def show(name: str, folder: Path | None, as_json: bool, top: int) -> None:
+    """Show the kernels of a profile, those that take longest first.
+
+    \b
+    Example:
+      gpuloom share profiles show resnet50 --top 10
+    """
+    from gpuloom.sharing.find import find_profile
+
+    profile, where = find_profile(name, folder)
+    by_name = _by_name(profile)
+    if as_json:
+        told = _summary(profile, where) | {"by_kernel": [row | {"name": kernel} for kernel, row in by_name[:top]]}
+        click.echo(json.dumps(told, indent=2, allow_nan=False))
+        return
+    click.echo(
+        f"{profile.name}: {len(profile.order)} kernels, {profile.duration_ns / 1e6:.3f} ms, "
+        f"{profile.device or 'unknown GPU'} of {profile.sm_count} SMs, {where}\n{profile.source}\n"
+    )
+    _print(
+        ("kernel", "launches", "ms", "of time", "SMs", "longest us", "class"),
+        [
+            (
+                kernel[:70],
+                str(row["launches"]),
+                f"{row['duration_ns'] / 1e6:.3f}",
+                f"{row['duration_ns'] / profile.duration_ns:.1%}",
+                str(row["sm_slots"]),
+                f"{row['longest_ns'] / 1e3:.1f}",
+                row["class"],
+            )
+            for kernel, row in by_name[:top]
+        ],
+        left=(0, 6),
+    )
+
+
+@profiles.command()
+@click.argument("one")
+@click.argument("other")
+@folder_option
+@click.option(
+    "--top", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="Kernels, by difference."
+)
+@json_option
+def diff(one: str, other: str, folder: Path | None, top: int, as_json: bool) -> None:
+    """Compare two profiles kernel by kernel name.
+
+    \b
+    Example:
+      gpuloom share profiles diff resnet50 resnet50-train
+    """
+    from gpuloom.sharing.find import find_profile
+
+    before, after = find_profile(one, folder)[0], find_profile(other, folder)[0]
+    left, right = dict(_by_name(before)), dict(_by_name(after))
+    none = {"launches": 0, "duration_ns": 0}
+    rows = [
+        {
+            "name": kernel,
+            "launches": (left.get(kernel, none)["launches"], right.get(kernel, none)["launches"]),
+            "duration_ns": (left.get(kernel, none)["duration_ns"], right.get(kernel, none)["duration_ns"]),
+        }
+        for kernel in sorted(left.keys() | right.keys())
+    ]
+    rows.sort(key=lambda row: -abs(row["duration_ns"][1] - row["duration_ns"][0]))
+    if as_json:
+        click.echo(json.dumps({"total_ns": (before.duration_ns, after.duration_ns), "kernels": rows[:top]}, indent=2))
+        return
+    ratio = after.duration_ns / before.duration_ns
+    click.echo(f"{before.duration_ns / 1e6:.3f} ms → {after.duration_ns / 1e6:.3f} ms (x {ratio:.3f})\n")
+    cells = [
+        (
+            str(r["name"])[:70],
+            *(str(n) for n in r["launches"]),
+            *(f"{ns / 1e6:.3f}" for ns in r["duration_ns"]),
+            f"{(r['duration_ns'][1] - r['duration_ns'][0]) / 1e6:+.3f}",
+        )
+        for r in rows[:top]
+    ]
+    _print(("kernel", "launches", "then", "ms", "then", "change"), cells, left=(0,))
+
+
+@profiles.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", metavar="NAME", help="Name in the library [the file's].")
+@click.option("--sm-count", type=click.IntRange(1), metavar="N", help="SMs of the GPU, where the file doesn't say.")
+@click.option("--cc", metavar="X.Y", help="Its compute capability, where the file doesn't say.")
+@click.option("--last-step", is_flag=True, help="PyTorch trace: only the last ProfilerStep.")
+@click.option("--replace", "replacing", is_flag=True, help="Take the place of a profile of that name.")
+def import_(
+    file: Path, name: str | None, sm_count: int | None, cc: str | None, last_step: bool, replacing: bool
+) -> None:
+    """Add a profile to your library: a PyTorch profiler trace (.json), a CSV of ncu, or a file of gpuloom or Orion.
+
+    \b
+    Example:
+      gpuloom share profiles import trace.json --name serve --sm-count 108 --cc 8.0
+    """
+    from gpuloom.sharing.find import read_profile
+    from gpuloom.sharing.imports import parse_ncu, parse_torch
+    from gpuloom.sharing.orion import is_orion
+    from gpuloom.sharing.profiles import FORMAT, SUFFIX, library_folder, read_text, save
+
+    text = read_text(file)
+    title = name or file.name.removesuffix(SUFFIX).removesuffix(".json").removesuffix(".csv")
+    if is_orion(text) or FORMAT in text[:1000]:
+        profile = replace(read_profile(file), name=title)
+    elif text.lstrip()[:1] in ("{", "["):
+        profile = parse_torch(text, title, sm_count or 1, cc or "", str(file), steps=int(last_step))
+        if sm_count is None and profile.sm_count == 1:
+            raise InputError(f"{file} does not say how many SMs the GPU has: give --sm-count")
+    else:
+        profile = parse_ncu(text, title, sm_count or 1, cc or "", str(file))
+        if sm_count is None and profile.sm_count == 1:
+            raise InputError(f"{file} does not say how many SMs the GPU has: give --sm-count")
+    path = save(profile, library_folder(), replacing)
+    click.echo(
+        f"imported {profile.name}: {len(profile.order)} kernels, {profile.duration_ns / 1e6:.3f} ms, into {path}",
+        err=True,
+    )
+
+
+def _summary(profile: KernelProfile, where: str) -> dict[str, Any]:
+    return {
+        "name": profile.name,
+        "device": profile.device,
+        "sm_count": profile.sm_count,
+        "cc": profile.cc,
+        "kernels": len(profile.order),
+        "duration_ns": profile.duration_ns,
+        "mean_sm": profile.mean_sm,
+        "classes": {klass: profile.share_of_class(klass) for klass in ("compute", "memory", "unknown")},
+        "source": profile.source,
+        "from": where,
+    }
+
+
+def _by_name(profile: KernelProfile) -> list[tuple[str, dict[str, Any]]]:
+    rows: dict[str, dict[str, Any]] = defaultdict(
+        lambda: {"launches": 0, "duration_ns": 0, "sm_slots": 0, "longest_ns": 0, "class": ""}
+    )
+    for kernel in profile.kernels:
+        row = rows[kernel.name]
+        row["launches"] += 1
+        row["duration_ns"] += kernel.duration_ns
+        row["sm_slots"] = max(row["sm_slots"], kernel.sm_slots)
+        row["longest_ns"] = max(row["longest_ns"], kernel.duration_ns)
+        row["class"] = kernel.klass if row["class"] in ("", kernel.klass) else "mixed"
+    return sorted(rows.items(), key=lambda item: (-item[1]["duration_ns"], item[0]))
+
+
+def _print(titles: tuple[str, ...], rows: list[tuple[str, ...]], left: tuple[int, ...]) -> None:
+    widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(len(titles))]
+    for row in (titles, *rows):
+        cells = (c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        click.echo("  ".join(cells).rstrip())

@@ -1,0 +1,121 @@
+"""`gpuloom share run`: run a program under the shim."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from gpuloom.cli.run_options import Duration
+from gpuloom.core.errors import InputError
+from gpuloom.sharing import build, mps, shim
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--class", "klass", type=click.Choice([shim.HIGH, shim.BEST_EFFORT]), help="The program's class.")
+@click.option("--task-type", type=click.Choice(shim.TASK_TYPES), help="Without --class: inference, interactive: high.")
+@click.option("--importance", type=click.Choice(["high", "low"]), help="Without --class: to the business.")
+@click.option("--real-time", is_flag=True, help="Without --class: it must answer in real time, so high.")
+@click.option("--gpu", metavar="GPU", help="Its index or UUID (CUDA_VISIBLE_DEVICES).")
+@click.option("--rule", type=click.Choice(shim.RULES), help="Admission rule of best effort.  [default: gpuloom]")
+@click.option("--max-hold", "max_hold_s", type=Duration(), metavar="TIME", help="Longest hold.  [default: 0.1]")
+@click.option("--profile", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its kernel profile.")
+@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the shim writes what it does.")
+@click.option("--name", metavar="NAME", help="What `share top` calls it.")
+@click.option("--mps/--no-mps", "use_mps", default=True, help="Private MPS where it is installed and one GPU is used.")
+@click.option("--require", is_flag=True, help="Fail where the shim can't be active, instead of running without.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    klass: str | None,
+    task_type: str | None,
+    importance: str | None,
+    real_time: bool,
+    gpu: str | None,
+    rule: str | None,
+    max_hold_s: float | None,
+    profile: Path | None,
+    log: Path | None,
+    name: str | None,
+    use_mps: bool,
+    require: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND so that it shares its GPU: as the protected program (high) or as one that takes what is left.
+
+    Ends with COMMAND's exit code. Where the shim can't be active (no driver, no compiler), COMMAND runs without it
+    and a warning says so.
+
+    \b
+    Examples:
+      gpuloom share run --class high -- python serve.py
+      gpuloom share run --class best-effort --gpu 0 -- python train.py
+      gpuloom share run --task-type inference -- ./server
+    """
+    if klass is None and task_type is None and importance is None and not real_time:
+        raise click.UsageError("say --class, or what the class follows from: --task-type, --importance, --real-time")
+    chosen = klass or shim.class_of(task_type, importance, real_time=real_time)
+    settings = shim.Settings(chosen, gpu or "", name or "", rule or "", max_hold_s, profile, log)
+    base = dict(os.environ)
+    if gpu:
+        base["CUDA_VISIBLE_DEVICES"] = gpu
+    try:
+        driver = shim.find_driver(base)
+        if driver is None:
+            raise InputError("no NVIDIA driver (libcuda.so.1) was found; set GPULOOM_SHARE_DRIVER to where it is")
+        shared = shim.shared_folder(base)
+        made = shim.program_environment(settings, base, shim=build.shim_path(driver), driver=driver, shared=shared)
+    except InputError as error:
+        if require:
+            raise
+        click.echo(f"gpuloom: not shared: {error}", err=True)
+        replace(command, base)
+        return
+    one = mps.gpu_of(made) if use_mps and mps.control() is not None else None
+    if one is None:
+        replace(command, made)
+        return
+    with mps.private(shared, one, base) as folder:
+        code = attend(command, {**made, **mps.client_environment(folder, one, chosen)})
+    click.get_current_context().exit(code)
+
+
+def replace(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Become the program.
+
+    Raises:
+        InputError: there is no such program.
+    """
+    try:
+        os.execvpe(command[0], list(command), dict(environment))  # noqa: S606 - what the user asked for
+    except OSError as error:
+        raise InputError(f"{command[0]}: {error.strerror}; give a program that can be run") from error
+
+
+def attend(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the program, passing signals on, and return its exit code (128 + signal, as a shell does).
+
+    Raises:
+        InputError: there is no such program.
+    """
+    try:
+        child = subprocess.Popen(list(command), env=dict(environment))  # noqa: S603 - what the user asked for
+    except OSError as error:
+        raise InputError(f"{command[0]}: {error.strerror}; give a program that can be run") from error
+
+    def forward(number: int, _: FrameType | None) -> None:
+        child.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code

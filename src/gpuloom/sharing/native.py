@@ -1,0 +1,117 @@
+"""Find the compiled admission rule and virtual GPU, or compile them on first use.
+
+The sources are `native/interposer/{admission,virtual_gpu}.{c,h}`. A checkout compiles them itself, so that what runs is
+what stands there; an installed gpuloom brings the library in `gpuloom/sharing/native/`. Without either, the sources
+beside the installed package are compiled with `$CC` or `cc` into the user's cache, by a hash of what they say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from gpuloom.core.errors import InputError
+
+SOURCES = ("admission.c", "virtual_gpu.c", "admission.h", "virtual_gpu.h")
+LIBRARY = "libgpuloom_admission.so"
+FLAGS = ("-std=c11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden")
+VERSION = 1
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library, loaded.
+
+    Raises:
+        InputError: it is neither installed nor can it be compiled here.
+    """
+    path = library_path()
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise InputError(
+            f"{path}: can't be loaded ({error}); delete it, or install gpuloom again on this machine"
+        ) from error
+
+
+def library_path() -> Path:
+    """Where the library is; compiles it if it must be.
+
+    Raises:
+        InputError: it is neither installed nor can it be compiled here.
+    """
+    installed = Path(__file__).parent / "native" / LIBRARY
+    folder = source_folder()
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    usable = folder is not None and bool(compiler) and shutil.which(compiler[0]) is not None
+    if installed.is_file() and not (usable and _checkout() == folder):
+        return installed
+    if folder is None:
+        raise InputError(
+            f"the compiled admission rule is missing ({installed}), and so are its sources; install gpuloom again "
+            "with a C compiler at hand, or run from a checkout"
+        )
+    if not usable:
+        raise InputError(
+            f"the admission rule must be compiled once, and there is no C compiler ({' '.join(compiler) or 'cc'}); "
+            "install gcc or clang, or point $CC at one"
+        )
+    return _compiled(folder, compiler)
+
+
+def source_folder() -> Path | None:
+    """The folder of the C sources: of a checkout, else those installed beside the package; None if there are none."""
+    for folder in (_checkout(), Path(__file__).parent / "native" / "src"):
+        if all((folder / name).is_file() for name in SOURCES):
+            return folder
+    return None
+
+
+def _checkout() -> Path:
+    return Path(__file__).resolve().parents[3] / "native" / "interposer"
+
+
+def cache_folder() -> Path:
+    """Where compiled libraries are kept: $XDG_CACHE_HOME/gpuloom, else ~/.cache/gpuloom."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "gpuloom"
+
+
+def _compiled(folder: Path, compiler: list[str]) -> Path:
+    """The library of these sources, from the cache or compiled; several processes may do so at once."""
+    digest = hashlib.sha256(" ".join((*compiler, *FLAGS)).encode())
+    for name in SOURCES:
+        digest.update(name.encode() + b"\0" + (folder / name).read_bytes())
+    target = cache_folder() / f"admission-{digest.hexdigest()[:20]}.so"
+    if target.is_file():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
+    except OSError as error:
+        raise InputError(
+            f"{target.parent}: can't keep the compiled admission rule there ({error.strerror}); "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+    os.close(handle)
+    files = [str(folder / file) for file in SOURCES if file.endswith(".c")]
+    try:
+        done = subprocess.run(  # noqa: S603 - the compiler the user has set
+            [*compiler, *FLAGS, *files, "-o", name], capture_output=True, text=True, timeout=120, check=False
+        )
+        if done.returncode != 0:
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            raise InputError(f"{' '.join(compiler)} could not compile {folder}: {lines[0]}")
+        Path(name).replace(target)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(f"{' '.join(compiler)} could not compile {folder}: {error}") from error
+    finally:
+        Path(name).unlink(missing_ok=True)
+    return target

@@ -1,0 +1,224 @@
+"""The virtual GPU against what can be worked out by hand, and the commands around it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from gpuloom.cli.share import share
+from gpuloom.core.errors import InputError
+from gpuloom.sharing.native import library_path
+from gpuloom.sharing.profiles import KernelProfile, KernelRecord
+from gpuloom.sharing.report import save_timeline, sms_over_time
+from gpuloom.sharing.rule import Params, Tail
+from gpuloom.sharing.shipped import shipped
+from gpuloom.sharing.simulate import Machine, Pair, poisson_arrivals, request_alone_ns, trace_arrivals
+
+EXACT = Machine(launch_us=1.0, submit_us=1.0, gap_us=1.0, wake_us=1.0, cache_interference=0.0, jitter=0.0)
+
+
+def profile(name: str, *kernels: tuple[int, float], compute: float = 0.0, dram: float = 0.0) -> KernelProfile:
+    """Kernels of (SMs, microseconds)."""
+    records = tuple(
+        KernelRecord(f"{name}{i}", sm, round(us * 1000), compute, dram) for i, (sm, us) in enumerate(kernels)
+    )
+    return KernelProfile(name, 80, records, tuple(range(len(records))))
+
+
+def test_request_alone_by_hand() -> None:
+    # Launch 1, submit 1, then 10 + 1 + 20 + 1 + 30 us: launches run ahead of the GPU.
+    assert request_alone_ns(profile("h", (80, 10), (8, 20), (200, 30)), EXACT) == pytest.approx(64_000)
+    # A kernel that is shorter than a launch waits for its own: 4 launches, submit, the last kernel.
+    slow = replace(EXACT, launch_us=10.0)
+    assert request_alone_ns(profile("h", *[(1, 2.0)] * 4), slow) == pytest.approx(43_000)
+
+
+def test_queue_alone_is_served_in_order() -> None:
+    service = profile("h", (80, 98))
+    pair = Pair(service, profile("b", (80, 50)), np.array([0.0, 50e-6, 60e-6, 1.0]), EXACT)
+    assert pair.request_ns == 100_000
+    assert pair.alone_ns.tolist() == pytest.approx([100_000, 150_000, 240_000, 100_000])
+
+
+def test_a_running_block_is_not_preempted_and_a_queued_one_gives_way() -> None:
+    # Training kernels of one wave of 100 us on all SMs: a request waits for the rest of the running one, no more.
+    arrivals = np.array([0.010_030])
+    pair = Pair(profile("h", (80, 98)), profile("b", (80, 100)), arrivals, EXACT)
+    delay = pair.run(Params.default("priority")).finish_ns[0] - arrivals[0] * 1e9 - 100_000
+    assert 0 < delay <= 100_000
+    # Without priority, the deep queue of the training job makes no difference: its stream runs one kernel at a time.
+    assert pair.run(Params.default("none")).finish_ns[0] - arrivals[0] * 1e9 - 100_000 <= 2 * 100_000 + 2_000
+
+
+def test_many_waves_free_their_sms_early() -> None:
+    # The same 100 us in ten waves: the wait is at most a wave of 10 us.
+    pair = Pair(profile("h", (80, 98)), profile("b", (800, 100)), np.array([0.010_030]), EXACT)
+    assert pair.run(Params.default("priority")).finish_ns[0] - 10_030_000 - 100_000 <= 10_000
+
+
+def test_side_by_side_where_both_fit_and_slowed_where_memory_is_oversubscribed() -> None:
+    arrivals = np.array([0.010_030])
+    free = Pair(profile("h", (40, 98)), profile("b", (40, 100)), arrivals, EXACT)
+    assert free.run(Params.default("priority")).finish_ns[0] - 10_030_000 == pytest.approx(100_000, abs=1)
+    busy = Pair(profile("h", (40, 98), dram=0.8), profile("b", (40, 100), dram=0.8), arrivals, EXACT)
+    slow = busy.run(Params.default("priority")).finish_ns[0] - 10_030_000
+    assert 98_000 * 1.5 < slow <= 2_000 + 98_000 * 1.6 + 1  # 1.6 of the bandwidth is asked for, but in gaps
+
+
+def test_best_effort_alone_is_bound_by_kernels_or_by_launches() -> None:
+    long = Pair(profile("h", (1, 1)), profile("b", (80, 99)), np.array([0.0]), EXACT)
+    assert long.iteration_ns == pytest.approx(100_000, rel=0.1)
+    short = Pair(profile("h", (1, 1)), profile("b", *[(80, 1.0)] * 100), np.array([0.0]), replace(EXACT, launch_us=5.0))
+    assert short.iteration_ns == pytest.approx(500_000, rel=0.05)
+
+
+def pair_of_shipped(seed: int = 3, requests: int = 300) -> Pair:
+    service = shipped("resnet50")
+    rate = 0.5e9 / request_alone_ns(service, Machine())
+    return Pair(service, shipped("resnet50-train"), poisson_arrivals(rate, requests, seed), seed=seed)
+
+
+def test_same_seed_same_outcome() -> None:
+    one, two = (pair_of_shipped().outcome("gpuloom") for _ in range(2))
+    assert one == two
+    assert pair_of_shipped(seed=4).outcome("gpuloom") != one
+
+
+def test_rules_in_the_order_they_must_be() -> None:
+    pair = pair_of_shipped()
+    none, priority, orion, ours = (pair.outcome(rule) for rule in ("none", "priority", "orion", "gpuloom"))
+    assert none.p99_over_alone > priority.p99_over_alone > ours.p99_over_alone
+    assert ours.p99_over_alone < 1.15
+    assert ours.best_effort_over_alone > 0.45
+    assert orion.max_held_ms <= 100.1
+    assert ours.max_held_ms <= 100.1
+    assert sum(ours.held_ms.values()) == pytest.approx(ours.held_share * ours.duration_s * 1e3, rel=1e-3)
+    assert ours.sm_utilisation > ours.sm_utilisation_high > 0
+
+
+def test_max_hold_lets_go_while_the_service_never_ends() -> None:
+    service = profile("h", *[(80, 1000)] * 400)  # a request of 0.4 s
+    pair = Pair(service, profile("b", (80, 100)), np.array([0.001]), EXACT)
+    outcome = pair.outcome("gpuloom", replace(Params.default("gpuloom"), price=0.0))
+    assert outcome.max_held_ms == pytest.approx(100, abs=0.1)
+    assert outcome.admitted["max_hold"] >= 3
+
+
+def test_bad_input() -> None:
+    service, training = shipped("resnet50"), shipped("resnet50-train")
+    with pytest.raises(InputError, match="both must be of one GPU model"):
+        Pair(service, replace(training, sm_count=108), np.array([0.0]))
+    for arrivals in ([], [1.0, 0.5], [-1.0], [float("nan")]):
+        with pytest.raises(InputError, match="arrivals"):
+            Pair(service, training, np.array(arrivals))
+    with pytest.raises(InputError, match="above 0"):
+        poisson_arrivals(0, 10, 0)
+    with pytest.raises(InputError, match="gaps"):
+        trace_arrivals([0.0], 10)
+    with pytest.raises(InputError, match="jitter"):
+        Machine(jitter=1.0)
+
+
+def test_trace_arrivals_repeat_and_scale() -> None:
+    assert trace_arrivals([1, 3], 4).tolist() == [1, 4, 5, 8]
+    assert trace_arrivals([1, 3], 4, rate_per_s=5).tolist() == pytest.approx([0.1, 0.4, 0.5, 0.8])
+
+
+def test_virtual_queue() -> None:
+    tail, rng = Tail(), np.random.default_rng(0)
+    arrivals = np.cumsum(rng.exponential(2e6, 5000)).astype(int)
+    finish, latencies = 0, []
+    for arrival in arrivals.tolist():
+        finish = max(finish, arrival) + 1_000_000
+        assert tail.add(arrival, 1_000_000) == finish
+        latencies.append(finish - arrival)
+    assert tail.quantile_ns(0.99) == pytest.approx(np.percentile(latencies, 99), rel=0.022)
+    assert tail.load() == pytest.approx(0.5, rel=0.05)
+    params = Params.default("gpuloom")
+    p99 = tail.quantile_ns(0.99)
+    assert tail.done(params, 2 * p99, 2 * p99) > 1  # one of the slowest, not delayed: the price rises
+    before = tail.done(params, p99 // 10, p99 // 5)  # not one of the slowest: no change
+    assert tail.done(params, p99 // 10, p99 // 5) == before
+    assert tail.done(params, p99 // 2, 2 * p99) < before  # pushed into the tail by sharing
+
+
+def test_timeline(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pair = pair_of_shipped(requests=40)
+    window = (0.05, 0.1)
+    outcome = pair.outcome("gpuloom", trace_s=window)
+    high = sms_over_time(outcome.spans, "high", window, 100)
+    both = high + sms_over_time(outcome.spans, "best-effort", window, 100)
+    assert 0 < both.max() <= 80 + 1e-6
+    save_timeline([outcome], window, 80, tmp_path / "t.png", "pair")
+    assert (tmp_path / "t.png").stat().st_size > 5000
+    with pytest.raises(InputError, match=r"ends in \.png"):
+        save_timeline([outcome], window, 80, tmp_path / "t.gif", "pair")
+
+
+def test_cli_simulate() -> None:
+    run = CliRunner().invoke(
+        share,
+        ["simulate", "--high", "resnet50:100rps", "--best-effort", "resnet50-train", "--requests", "50", "--json", "-"],
+    )
+    assert run.exit_code == 0, run.output
+    outcomes = json.loads(run.stdout)
+    assert [o["rule"] for o in outcomes] == ["none", "priority", "orion", "gpuloom"]
+    assert all(o["p99_over_alone"] >= 0.99 and 0 < o["best_effort_over_alone"] <= 1.01 for o in outcomes)
+    table = CliRunner().invoke(
+        share, ["simulate", "--high", "resnet50", "--best-effort", "resnet50-train", "--requests", "9"]
+    )
+    assert "p99/alone" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--high", "resnet50:0rps"], "NAME or NAME:RATE"),
+        (["--high", "resnet50:9999rps"], "alone serves at most"),
+        (["--high", "resnet50:9rps", "--load", "0.5"], "give one of them"),
+        (["--high", "resnet50", "--load", "1.5"], "between 0 and 1"),
+        (["--high", "nothing"], "no kernel profile nothing"),
+        (["--high", "resnet50", "--profiles", "/no/such"], "no such folder"),
+    ],
+)
+def test_cli_refuses(options: list[str], told: str) -> None:
+    run = CliRunner().invoke(share, ["simulate", "--best-effort", "resnet50-train", *options])
+    assert isinstance(run.exception, InputError)
+    assert told in str(run.exception)
+
+
+def test_cli_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULOOM_HOME", str(tmp_path))
+    source = tmp_path / "a_fwd"
+    source.write_text("Name,Profile,Memory_footprint,SM_usage,Duration\nf,1,0,9,7000\n")
+    assert CliRunner().invoke(share, ["profiles", "import", str(source), "--name", "mine"]).exit_code == 0
+    listed = json.loads(CliRunner().invoke(share, ["profiles", "ls", "--json"]).stdout)
+    assert [row["name"] for row in listed] == ["mine", "resnet50", "resnet50-train"]
+    shown = json.loads(CliRunner().invoke(share, ["profiles", "show", "mine", "--json"]).stdout)
+    assert shown["by_kernel"] == [
+        {"launches": 1, "duration_ns": 7000, "sm_slots": 9, "longest_ns": 7000, "class": "compute", "name": "f"}
+    ]
+    compared = json.loads(CliRunner().invoke(share, ["profiles", "diff", "mine", "resnet50", "--json"]).stdout)
+    assert compared["total_ns"][0] == 7000
+
+
+def test_compiled_once_and_said_where_it_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if library_path().parent != tmp_path / "gpuloom":
+        pytest.skip("an installed library is used, nothing is compiled")
+    first = library_path()
+    assert library_path() == first
+    assert [path.name for path in (tmp_path / "gpuloom").iterdir()] == [first.name]
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(InputError, match="false could not compile"):
+        library_path()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setattr("gpuloom.sharing.native.__file__", str(tmp_path / "nowhere" / "x" / "y" / "native.py"))
+    with pytest.raises(InputError, match="so are its sources"):
+        library_path()
