@@ -10,6 +10,7 @@ from typing import Any
 
 from gpuloom.client.errors import AccessError, ClientError, NoSchedulerError
 from gpuloom.core.errors import InputError
+from gpuloom.store.home import home_of
 
 HOME = "GPULOOM_HOME"
 URL = "GPULOOM_URL"
@@ -18,11 +19,7 @@ TOKEN_FILE = "GPULOOM_TOKEN_FILE"  # noqa: S105 - the name of a variable
 
 def home_directory(home: Path | str | None = None) -> Path:
     """The folder of the scheduler: as given, else $GPULOOM_HOME, else `gpuloom` in the user's data directory."""
-    if home is not None or (home := os.environ.get(HOME)):
-        return Path(home).expanduser().absolute()
-    data = os.environ.get("XDG_DATA_HOME", "")
-    # As the XDG base directory specification says, relative paths are passed over.
-    return (Path(data) if os.path.isabs(data) else Path.home() / ".local" / "share") / "gpuloom"
+    return home_of(home).path
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,10 +52,9 @@ _BEHIND = Reason("behind_others", "Jobs of a higher priority go first, and what 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a pass wants: jobs to stop, jobs to start on these GPUs (in order), in the engine's words."""
+    """What a pass wants beyond the grants that it gave: jobs that are to stop, in order."""
 
     stop: list[int] = field(default_factory=list)
-    start: dict[int, Allocation] = field(default_factory=dict)
 
 
 class Planning:
@@ -106,7 +105,7 @@ class Planning:
         self._left: dict[int, tuple[Job, Allocation]] = {}
         """Jobs that ended while there was no world to tell of it."""
         self._again = False
-        self._wake_s = self._due_s = math.inf
+        self._due_s = math.inf
         self._overrun_s = math.inf
         self._pause_s = math.inf
         self._roster = Roster(estimates)
@@ -327,14 +326,13 @@ class Planning:
         for command in commands:
             job = world.jobs[command.job]
             if isinstance(command, Stop):
-                outcome.start.pop(job, None)
                 if self.grants.pop(job, None) is None:
                     outcome.stop.append(job)
             elif isinstance(command, Start):
-                outcome.start[job] = self.grants[job] = world.fleet.allocation(command.placement)
+                self.grants[job] = world.fleet.allocation(command.placement)
             elif isinstance(command, Resize):
                 outcome.stop.append(job)
-                outcome.start[job] = self.grants[job] = world.fleet.allocation(command.placement)
+                self.grants[job] = world.fleet.allocation(command.placement)
         if world.state.layers > 1:
             for row in world.state.placements:
                 job, rate = world.jobs[row], world.state.rate[row]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -226,11 +225,6 @@ def problems(error: ValidationError) -> list[str]:
         else:
             found.append(message)
     return found
-
-
-def shown_command(command: list[str]) -> str:
-    """The command as one would type it."""
-    return shlex.join(command)
 
 
 def json_schema() -> dict[str, Any]:

@@ -154,10 +154,6 @@ class World:
         row = self.row_of.get(job)
         return row is not None and self.engine.snapshot.is_running(row)
 
-    def allocation_of(self, job: int) -> Allocation:
-        """The GPUs that the engine has given a running job."""
-        return self.fleet.allocation(self.state.placements[self.row_of[job]])
-
     def _fill(
         self,
         ordered: Sequence[Job],
