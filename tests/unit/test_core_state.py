@@ -290,19 +290,6 @@ def test_a_restored_job_has_its_history() -> None:
     assert math.isnan(made.first_start_s[0])
 
 
-def test_what_is_known_of_the_work_left_can_change() -> None:
-    made = running(overhead_s=10.0)
-    made.revise(0, 5.0, 50.0)
-    assert made.predicted_end_s(0) == 60.0, "it still starts"
-    made.revise(0, 20.0, 30.0)
-    assert made.predicted_end_s(0) == 50.0
-    made.revise(0, 20.0, 30.0, work_from_s=25.0)
-    assert made.predicted_end_s(0) == 55.0
-    made.finish(0, 55.0)
-    with pytest.raises(InvalidTransition):
-        made.revise(0, 60.0, 1.0)
-
-
 @pytest.mark.parametrize(("end_s", "spare_s"), [(100.0, 0.0), (100.0 + 1e-9, 0.0), (40.0, 60.0), (130.0, -30.0)])
 def test_work_that_an_ended_job_did_not_need(end_s: float, spare_s: float) -> None:
     made = running()

@@ -96,7 +96,7 @@ def test_a_job_that_is_late_is_taken_to_end_now() -> None:
     live.engine.take_in(0.0, arrived=[0, 1])
     live.engine.decide(0.0)
     assert live.ahead(25.0).start_s[1] == 25.0
-    live.state.revise(0, 25.0, 60.0)
+    live.state.remaining_s[0], live.state.work_from_s[0] = 60.0, max(live.state.work_from_s[0], 25.0)
     assert live.ahead(25.0).start_s[1] == 85.0
 
 

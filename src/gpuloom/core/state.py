@@ -294,24 +294,6 @@ class State:
         self._transit(job, "withdraw")
         self.waiting -= 1
 
-    def revise(self, job: int, now_s: float, remaining_s: float, *, work_from_s: float | None = None) -> None:
-        """What is known of the work left of a waiting or running job has changed.
-
-        Args:
-            work_from_s: of a running job, since when it works; None: as known, or as of now if that has passed.
-
-        Raises:
-            InvalidTransition: it has ended.
-        """
-        if self.status[job] == _FINISHED:
-            self.require(job, "retime")
-        if self.status[job] == _RUNNING:
-            if work_from_s is not None:
-                self.work_from_s[job] = work_from_s
-            elif now_s > self.work_from_s[job]:
-                self.work_from_s[job] = now_s
-        self.remaining_s[job] = remaining_s
-
     def stop(self, job: int, now_s: float, *, lost_s: float = 0.0) -> None:
         """A running job gives its GPUs back and waits; `lost_s` of its work has to be done again."""
         left = self.remaining_at(job, now_s)
