@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,13 @@ class TestWire:
             lines = wire.Lines()
             found = [m for at in range(0, len(data), size) for m in lines.feed(data[at : at + size])]
             assert found == [{"a": 1}, {"b": "ü\n"}]
+
+    def test_messages_left_for_later(self) -> None:
+        """Who looks for one message only finds the others at the next look, whole."""
+        lines = wire.Lines()
+        assert next(lines.feed(b"".join(wire.encode({"a": n}) for n in range(3)) + b'{"a"')) == {"a": 0}
+        assert next(lines.feed(b"")) == {"a": 1}
+        assert list(lines.feed(b": 3}\n")) == [{"a": 2}, {"a": 3}]
 
     @pytest.mark.parametrize("data", [b"no json\n", b"[1]\n"])
     def test_what_is_no_message(self, data: bytes) -> None:
@@ -138,6 +146,36 @@ class TestExecutor:
             with pytest.raises(ExecutorError, match="speaks version 99"):
                 executor.open(lambda _: None)
             thread.join()
+
+    @pytest.mark.parametrize("news", [b'{"trouble":"the disk is full"}\n', b"[]\n", b'{"status":{}}\n', b"{"])
+    def test_news_that_comes_together_with_the_greeting(self, tmp_path: Path, news: bytes) -> None:
+        """What can't be read ends that connection, not the link: what was asked is asked again over the next one."""
+        hello = wire.encode({"re": 0, "version": wire.VERSION, "pid": 5, "limits": {}, "trouble": ""})
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(tmp_path / "runner.sock"))
+            listener.listen()
+
+            def answer() -> None:
+                for broken in (True, False):
+                    connection, _ = listener.accept()
+                    lines = wire.Lines()
+                    with connection, suppress(ConnectionError):
+                        while data := connection.recv(4096):
+                            for message in lines.feed(data):
+                                if message["op"] == "hello":
+                                    said = hello + news if broken else hello
+                                else:
+                                    said = b"no json\n" if broken else wire.encode({"re": message["id"], "runs": []})
+                                connection.sendall(said)
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            executor = LocalExecutor(tmp_path, cgroups="off")
+            executor.open(lambda _: None)
+            assert executor.runs() == []
+            executor.close()
+            thread.join(timeout=10)
+            assert not thread.is_alive()
 
     def test_a_runner_that_can_not_be_started(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "executable", "/bin/false")

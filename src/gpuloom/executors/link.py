@@ -132,22 +132,29 @@ class Link:
                 self._send(b"".join(encode(message) for message in self._pending.values()))
 
     def _read(self, connection: socket.socket, lines: Lines) -> None:
+        """Until it hangs up, or says what is no message: a new connection then tells all of it again."""
+        data = b""  # what came together with its greeting
         while True:
             try:
+                for message in lines.feed(data):
+                    self._take(message)
                 data = connection.recv(1 << 18)
-            except OSError:
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                self.problem = f"the connection to the runner broke: {error!r}"
+                self._closed.wait(BACKOFF_S[0])  # should the next one say the same
                 return
             if not data:
                 return
-            for message in lines.feed(data):
-                if "re" not in message:
-                    self._on_message(message)
-                    continue
-                with self._lock:
-                    self._pending.pop(message["re"], None)
-                    if message["re"] in self._replies:
-                        self._replies[message["re"]] = message
-                        self._answered.notify_all()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "re" not in message:
+            self._on_message(message)
+            return
+        with self._lock:
+            self._pending.pop(message["re"], None)
+            if message["re"] in self._replies:
+                self._replies[message["re"]] = message
+                self._answered.notify_all()
 
     def _reconnect(self) -> tuple[socket.socket, Lines] | None:
         tries = 0
@@ -198,7 +205,7 @@ class Link:
                 raise ConnectionResetError("it hung up")  # it was about to end: the next try starts another
             for message in lines.feed(data):
                 if message.get("re") != 0:
-                    continue  # news for all; `runs` will tell it again
+                    continue  # news from before it knew us: `runs` will tell it again
                 if message["version"] != VERSION:
                     raise ExecutorError(
                         f"the runner of {self._home} (pid {message['pid']}) speaks version {message['version']} of "

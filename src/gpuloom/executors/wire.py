@@ -91,16 +91,20 @@ class Lines:
 
     def __init__(self) -> None:
         self._rest = bytearray()
+        self._searched = 0
+        """So many of these bytes hold no end of a line."""
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """The messages that are complete with these bytes. Raises ValueError for what is not one."""
-        start = len(self._rest)
+        """The messages that are complete with these bytes. Who takes some of them only finds the others at the next
+        call. Raises ValueError for what is not a message.
+        """
         self._rest += data
-        while (end := self._rest.find(b"\n", start)) >= 0:
+        while (end := self._rest.find(b"\n", self._searched)) >= 0:
             line = bytes(self._rest[:end])
             del self._rest[: end + 1]
-            start = 0
+            self._searched = 0
             message = json.loads(line)
             if not isinstance(message, dict):
                 raise ValueError(f"not a message: {line[:80]!r}")
             yield message
+        self._searched = len(self._rest)
