@@ -32,6 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from gpuloom.core.errors import GpuloomError
+from gpuloom.core.share_class import BEST_EFFORT, HIGH
 from gpuloom.sharing import build, mps, shim
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -238,7 +239,7 @@ class Bench:
     def environments(self, way: Way) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
         """The environments of the service and of the training job."""
         base = {**os.environ, "CUDA_VISIBLE_DEVICES": self.gpu}
-        made = {klass: dict(base) for klass in (shim.HIGH, shim.BEST_EFFORT)}
+        made = {klass: dict(base) for klass in (HIGH, BEST_EFFORT)}
         with contextlib.ExitStack() as stack:
             # Sockets of MPS need a short path.
             shared = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gls-", dir="/tmp")))
@@ -253,9 +254,9 @@ class Bench:
             if way.mps and (mps.control() is not None or not way.shim):
                 folder = stack.enter_context(mps.private(shared, self.gpu, base))
                 for klass in made:
-                    wanted = klass if way.priority else shim.HIGH
+                    wanted = klass if way.priority else HIGH
                     made[klass].update(mps.client_environment(folder, self.gpu, wanted))
-            yield made[shim.HIGH], made[shim.BEST_EFFORT]
+            yield made[HIGH], made[BEST_EFFORT]
 
     @contextlib.contextmanager
     def started(self, role: str, environment: Mapping[str, str]) -> Iterator[Worker]:

@@ -53,6 +53,7 @@ from gpuloom.core.state import JobState, State
 from gpuloom.core.workload import Workload
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
+from gpuloom.interleave.groups import GroupSharing
 from gpuloom.placement.shapes import impossible_jobs, shapes_of
 from gpuloom.policies.base import Policy
 from gpuloom.policies.registry import create_policy, policy_ids
@@ -100,6 +101,14 @@ class Scene:
 KEPT = ("remaining_s", "work_from_s", "run_from_s", "held_s", "held_gpu_s", "first_start_s", "starts")
 
 
+def columns_at(state: State, rows: NDArray[np.intp], now_s: float) -> dict[str, NDArray[Any]]:
+    """What the live scheduler knows of these jobs: how much is left of each now, and when it goes on."""
+    columns = {name: getattr(state, name + "_column")[rows] for name in KEPT}
+    columns["remaining_s"] = np.array([state.remaining_at(job, now_s) for job in rows.tolist()])
+    columns["work_from_s"] = np.maximum(columns["work_from_s"], now_s)
+    return columns
+
+
 def build(scene: Scene, policy: Policy) -> Engine:
     """An engine in that state, all made anew, as after a start of the scheduler."""
     workload, cluster = replace(scene.workload), scene.cluster
@@ -108,33 +117,32 @@ def build(scene: Scene, policy: Policy) -> Engine:
         raise SystemExit("some jobs fit the cluster never")
     overheads = restart_overheads_s(workload)
     progress = Progress(workload, cluster, overheads, policy.sharing(workload), overheads)
-    held_s, held_gpu_s, first_start_s = (
-        scene.columns[name].tolist() for name in ("held_s", "held_gpu_s", "first_start_s")
+    columns, everyone = scene.columns, np.arange(len(workload))
+    state.restore(
+        everyone,
+        held_s=columns["held_s"],
+        held_gpu_s=columns["held_gpu_s"].sum(axis=1),
+        starts=columns["starts"],
+        first_start_s=columns["first_start_s"],
+        remaining_s=columns["remaining_s"],
     )
-    starts, remaining_s = scene.columns["starts"].tolist(), scene.columns["remaining_s"].tolist()
-    run_from_s, work_from_s = scene.columns["run_from_s"].tolist(), scene.columns["work_from_s"].tolist()
-    for job in range(len(workload)):
-        state.restore(
-            job,
-            held_s=held_s[job],
-            held_gpu_s=sum(held_gpu_s[job]),
-            starts=starts[job],
-            first_start_s=first_start_s[job],
-            remaining_s=remaining_s[job],
-        )
-        state.submit(job, scene.now_s)
-        if (placement := scene.placements.get(job)) is not None:
-            state.adopt(
-                job,
-                placement,
-                run_from_s=run_from_s[job],
-                work_from_s=work_from_s[job],
-                rate=progress.solo_rate(job, placement),
-            )
+    state.submit_all(everyone)
+    running = np.array(sorted(scene.placements), dtype=np.intp)
+    placements = [scene.placements[job] for job in running.tolist()]
+    jobs = running.tolist()
+    rate = np.array([progress.solo_rate(*pair) for pair in zip(jobs, placements, strict=True)], dtype=np.float64)
+    shares = progress.sharing.rates(jobs, placements) if isinstance(progress.sharing, GroupSharing) else None
+    state.adopt(
+        running,
+        placements,
+        run_from_s=columns["run_from_s"][running],
+        work_from_s=columns["work_from_s"][running],
+        rate=rate if shares is None else rate * np.array(shares),
+    )
     same = np.arange(len(workload)), np.arange(len(cluster.nodes))
     memory = None if scene.memory is None else policy.carried(scene.memory, *same, workload, cluster)
     engine = Engine(state, policy, progress, Nobody(), memory=memory)
-    if progress.sharing is not None:
+    if progress.sharing is not None and shares is None:
         engine.settle(scene.now_s)
     return engine
 
@@ -169,7 +177,7 @@ def lived_in(policy: Policy, workload: Workload, cluster: Cluster, queued: int) 
         cluster=cluster,
         now_s=now_s,
         status=state.status_column[rows],
-        columns={name: getattr(state, name + "_column")[rows] for name in KEPT},
+        columns=columns_at(state, rows, now_s),
         placements={row_of[job]: placement for job, placement in state.placements.items()},
         memory=policy.carried(engine.memory, rows, np.arange(len(cluster.nodes)), kept, cluster),
     )

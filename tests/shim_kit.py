@@ -1,7 +1,7 @@
 """Builds of the shim, the fake driver and the test programs, and programs run under them.
 
-Compiled once per set of sources and flags, into build/ of the checkout; test processes that come at once wait for each
-other. Sanitizer builds, and builds with fault points, are kinds of their own.
+Built by CMake once per set of sources and options, into build/ of the checkout; test processes that come at once wait
+for each other. Sanitizer builds, and builds with fault points, are kinds of their own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -20,11 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "native" / "interposer"
 KINDS = {
     "plain": (),
-    "faults": ("-DGLS_FAULTS",),
-    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-DGLS_FAULTS"),
-    "thread": ("-fsanitize=thread", "-g", "-Wno-tsan"),
+    "faults": ("-DGPULOOM_FAULTS=ON",),
+    "address": ("-DGPULOOM_FAULTS=ON", "-DGPULOOM_SANITIZE=address,undefined"),
+    "undefined": ("-DGPULOOM_FAULTS=ON", "-DGPULOOM_SANITIZE=undefined"),
+    "thread": ("-DGPULOOM_FAULTS=ON", "-DGPULOOM_SANITIZE=thread"),
 }
-PROGRAMS = ("program", "overhead")
 TIMEOUT_S = 60
 
 
@@ -36,7 +37,7 @@ class Built:
 
     @property
     def shim(self) -> Path:
-        return self.folder / "shim" / "libcuda.so.1"
+        return self.folder / "gpuloom_shim" / "libcuda.so.1"
 
     @property
     def fake(self) -> Path:
@@ -48,11 +49,12 @@ class Built:
 
 def built(kind: str) -> Built:
     """The build of this kind, made if it must be."""
-    command, flags = build.compiler(), KINDS[kind]
+    cmake, command = cmake_program(), build.compiler()
     assert command is not None, "the tests of the shim need a C compiler (gcc)"
-    digest = hashlib.sha256(repr((command, flags)).encode())
+    options = ("-DGPULOOM_TESTS=ON", *KINDS[kind])
+    digest = hashlib.sha256(repr((cmake, command, options)).encode())
     for path in sorted(SOURCES.rglob("*")):
-        if path.suffix in (".c", ".h", ".def", ".S", ".map"):
+        if path.suffix in (".c", ".h", ".def", ".S", ".map", ".txt"):
             digest.update(path.name.encode() + path.read_bytes())
     folder = ROOT / "build" / f"shim-{kind}-{digest.hexdigest()[:16]}"
     done = folder / "done"
@@ -60,21 +62,23 @@ def built(kind: str) -> Built:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
-            made = Built(folder)
-            made.shim.parent.mkdir(exist_ok=True)
-            made.fake.parent.mkdir(exist_ok=True)
-            warn = ("-Wall", "-Wextra", "-Werror")
-            build.link(SOURCES, command, made.shim, (*flags, *warn))
-            common = [*command, *build.FLAGS, *flags, *warn]
-            fake = [str(SOURCES / "fake" / name) for name in ("fake.c", "device.c")]
-            linking = ["-shared", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-lpthread"]
-            build.run_compiler([*common, *fake, "-o", str(made.fake), *linking], SOURCES)
-            for name in PROGRAMS:
-                source = str(SOURCES / "tests" / f"{name}.c")
-                libraries = [f"-L{made.shim.parent}", "-l:libcuda.so.1", "-ldl", "-lpthread"]
-                build.run_compiler([*common, source, "-o", str(made.program(name)), *libraries], SOURCES)
+            configure(folder, *options)
+            build.run_compiler([cmake, "--build", str(folder), "--parallel", "2"], SOURCES)
             done.touch()
     return Built(folder)
+
+
+def cmake_program() -> str:
+    """CMake, of the extra `dev` or of the system."""
+    beside = Path(sys.executable).with_name("cmake")
+    found = str(beside) if beside.exists() else shutil.which("cmake")
+    assert found is not None, "the tests of the shim need CMake: pip install cmake"
+    return found
+
+
+def configure(folder: Path, *options: str) -> None:
+    """Configure a build of native/interposer in a folder."""
+    build.run_compiler([cmake_program(), "-S", str(SOURCES), "-B", str(folder), *options], SOURCES)
 
 
 @dataclass
@@ -119,9 +123,11 @@ class Stage:
             **more,
         }
 
-    def start(self, klass: str, *arguments: str, loader: str = "direct", **more: str) -> subprocess.Popen[str]:
-        """Start the test program."""
-        command = [str(self.made.program()), loader, *arguments]
+    def start(
+        self, klass: str, *arguments: str, loader: str = "direct", program: str = "program", **more: str
+    ) -> subprocess.Popen[str]:
+        """Start a test program; an empty loader: it takes none."""
+        command = [str(self.made.program(program)), *([loader] if loader else []), *arguments]
         process = subprocess.Popen(
             command, env=self.environment(klass, **more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -150,8 +156,8 @@ class Stage:
         return [program for path in shm.files(self.shared) for program in shm.read(path).programs]
 
 
-def told(process: subprocess.Popen[str]) -> list[dict[str, str]]:
+def told(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> list[dict[str, str]]:
     """Wait for a program that must end well and write nothing to stderr."""
-    out, err = process.communicate(timeout=TIMEOUT_S)
+    out, err = process.communicate(timeout=timeout_s)
     assert (process.returncode, err) == (0, ""), f"exit {process.returncode}\n{out}\n{err}"
     return [dict(pair.split("=", 1) for pair in line.split()) for line in out.splitlines()]

@@ -3,10 +3,6 @@
 
 #include <stddef.h>
 
-/* The price's scale before the first of the slowest requests has been seen. */
-#define BEGIN 1.0
-/* What it falls to where sharing has pushed a request into the tail: as much as three steps up. */
-#define OVERRUN 0.85
 
 static double clip(double value) { return value < 0.0 ? 0.0 : value > 1.0 ? 1.0 : value; }
 
@@ -47,14 +43,20 @@ void gl_params_default(struct gl_params *p, uint32_t rule) {
         p->idle_window_ns = 40000u;
         p->look_ahead = 1;
         p->idle_window = 0.005;
-        p->lone = 1;
+        p->lone = 0;
         p->budget = 0.2;
         p->price = 2.0;
-        p->steepness = 1.0;
-        p->target = 0.12;
+        p->steepness = 1.5;
+        p->target = 0.035;
+        p->confidence = 1.64;
         p->overrun = 0.05;
-        p->tail_from = 0.95;
         p->gap_margin = 0.0;
+        p->cache = 0.05;
+        p->begin = 0.5;
+        p->least = 0.1;
+        p->step = 0.01;
+        p->fall = 4.0;
+        p->launch_ns = 6000u;
     }
 }
 
@@ -157,53 +159,137 @@ static enum gl_reason unnoticed(const struct gl_params *p, const struct gl_state
     return GL_ADMIT_BESIDE;
 }
 
-/* By how much oversubscribed compute and memory bandwidth slow `hp` while `k` runs on `on` of its SMs. */
-static double contention(const struct gl_params *p, const struct gl_kernel *k, const struct gl_kernel *hp, uint32_t on,
+/* By how much `hp` is slowed while `k` runs on `on` SMs: what both ask of compute and of memory bandwidth beyond all of
+ * it, and the caches, by the bandwidth that `k` uses. */
+static double contention(const struct gl_params *p, const struct gl_kernel *k, const struct gl_kernel *hp, double on,
                          uint32_t all) {
-    double part = (double)on / (double)sms(k, all);
+    double part = on / (double)sms(k, all), dram;
     if (part > 1.0) part = 1.0;
+    dram = known(p, k->dram) * part;
     return positive(known(p, k->compute) * part + known(p, hp->compute) - 1.0) +
-           positive(known(p, k->dram) * part + known(p, hp->dram) - 1.0);
+           positive(dram + known(p, hp->dram) - 1.0) + p->cache * dram;
 }
 
-/* Expected delay of the request if `k` runs in the SMs that its kernels leave over.
- *
- * The hardware gives a freed SM to the stream of higher priority first, and takes no block off an SM. So `k` costs
- * nothing but contention while a high-priority kernel runs; but where one ends and the next has not begun, blocks of
- * `k` take the free SMs, and the next kernel waits for them: up to a block's time at each such boundary. */
-static uint64_t delay(const struct gl_params *p, const struct gl_state *s, const struct gl_kernel *k) {
-    uint32_t all = s->sm_count;
-    uint64_t block = gl_block_ns(p, k, all), charge = 0;
-    double pending = k->sm ? (double)k->sm : 1.0, busy = 0.0; /* SM-sized portions to start; those that overrun */
-    for (uint32_t i = 0; i < s->hp_count; i++) {
-        const struct gl_kernel *hp = &s->hp[i];
-        uint32_t need = sms(hp, all), over = all - need, on;
-        uint64_t lasts = duration(p, hp);
-        double waves;
-        if (i == 0) {
-            lasts = lasts > s->hp_elapsed_ns ? lasts - s->hp_elapsed_ns : 0;
-            if (!s->hp_elapsed_ns) over = all; /* not running yet: all SMs are free */
+#define PARTS 24u   /* groups of blocks told apart */
+#define WAVES 16u   /* of a kernel, told apart */
+#define EVENTS 192u /* steps of a projection at most; what is left then is taken to be in the way for all its time */
+#define NEVER 1e300
+
+/* The request's next kernels (0) and the best-effort kernel (1) side by side, on a clock that begins now. */
+struct course {
+    double now, block[2];
+    uint32_t pending[2], running[2], free, count; /* SM-sized portions not started; SMs held */
+    struct part {
+        double end;
+        uint32_t sms, who;
+    } part[PARTS]; /* blocks that started together */
+};
+
+/* Take free SMs. At most one group too many is lumped with another of its program, so one of each has always room. */
+static void start(struct course *c, uint32_t who) {
+    uint32_t take = c->pending[who] < c->free ? c->pending[who] : c->free;
+    double end = c->now + c->block[who];
+    if (!take) return;
+    c->pending[who] -= take;
+    c->running[who] += take;
+    c->free -= take;
+    for (uint32_t i = 0; i < c->count; i++)
+        if (c->part[i].who == who && (c->count >= PARTS - 1 || c->part[i].end == end)) {
+            if (c->part[i].end < end) c->part[i].end = end;
+            c->part[i].sms += take;
+            return;
         }
-        if (i > 0 || !s->hp_elapsed_ns) {
-            double taken = pending + busy < (double)all ? pending + busy : (double)all;
-            double missing = taken + (double)need - (double)all;
-            if (missing > 0.0) { /* one wave waits for the last of the missing SMs, several only for a part */
-                uint64_t several = hp->sm > all;
-                charge = add(charge, several ? share(missing / (double)all, block) : block);
-            }
-            pending -= taken - busy;
-            over = all - need;
+    c->part[c->count++] = (struct part){end, take, who};
+}
+
+/* The kernel's portions and block time; blocks that follow each other on an SM are lumped to at most WAVES. */
+static void put(const struct gl_params *p, const struct gl_kernel *k, uint32_t all, struct course *c, uint32_t who) {
+    uint64_t n = k->sm ? k->sm : 1, waves = (n + all - 1) / all, group = (waves + WAVES - 1) / WAVES;
+    n = (n + group - 1) / group;
+    c->pending[who] = (uint32_t)n;
+    c->block[who] = (double)duration(p, k) / (double)((n + all - 1) / all);
+}
+
+/* On to the next end of blocks, or `until`. */
+static void step(struct course *c, double until) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < c->count; i++)
+        if (c->part[i].end < until) until = c->part[i].end;
+    if (until > c->now) c->now = until;
+    for (uint32_t i = 0; i < c->count; i++) {
+        struct part *b = &c->part[i];
+        if (b->end > c->now) {
+            c->part[kept++] = *b;
+            continue;
         }
-        if (pending <= 0.0) break;
-        on = pending < (double)over ? (uint32_t)pending : over;
-        charge = add(charge, share(contention(p, k, hp, on, all), lasts));
-        waves = block ? (double)(lasts / block) : 0.0;
-        busy = pending - waves * over > 0.0 ? (double)on : 0.0;
-        pending -= (waves + (busy > 0.0)) * over;
-        if (pending < 0.0) pending = 0.0;
-        if (pending <= 0.0 && busy <= 0.0) break;
+        c->free += b->sms;
+        c->running[b->who] -= b->sms;
     }
-    return charge;
+    c->count = kept;
+}
+
+/* The kernel that runs has done this much of its time: its waves until then have passed. */
+static void under_way(struct course *c, double gone, uint32_t all) {
+    double block = c->block[0], past;
+    uint64_t waves = (uint64_t)(gone / block), portions = waves * all;
+    past = gone - (double)waves * block;
+    c->pending[0] -= portions < c->pending[0] ? (uint32_t)portions : c->pending[0] - 1;
+    c->block[0] = block - past;
+    start(c, 0);
+    c->block[0] = block;
+}
+
+/* What is left of `k` after the last kernel known, if others will follow: it is in the way for all its time. */
+static double rest(const struct course *c, uint32_t all) {
+    double left = 0.0;
+    for (uint32_t i = 0; i < c->count; i++)
+        if (c->part[i].who == 1 && c->part[i].end - c->now > left) left = c->part[i].end - c->now;
+    return left + c->block[1] * (double)(((uint64_t)c->pending[1] + all - 1) / all);
+}
+
+/* Expected delay of the request if `k` is launched now: its next kernels and `k` side by side, wave by wave.
+ *
+ * The hardware gives a freed SM to the stream of higher priority first, and takes no block off an SM. So `k` takes the SMs
+ * that a running kernel of the request leaves over, in its last wave above all; and where one ends and the next has not
+ * begun, all that are free. The next then makes do with the others until blocks of `k` end. */
+static uint64_t delay(const struct gl_params *p, const struct gl_state *s, const struct gl_kernel *k) {
+    uint32_t all = s->sm_count, steps = 0, i;
+    struct course c = {.free = all};
+    double begin = (double)(s->outstanding_ns > p->launch_ns ? s->outstanding_ns : p->launch_ns), alone = 0.0, slowed = 0.0, known_ns = 0.0, lost;
+    int begun = 0;
+    for (i = 0; i < s->hp_count; i++) {
+        const struct gl_kernel *hp = &s->hp[i];
+        double lasts = (double)duration(p, hp), gone = i == 0 ? (double)s->hp_elapsed_ns : 0.0;
+        if (begun && !c.pending[1] && !c.running[1]) break;
+        if (gone >= lasts) continue; /* about to end */
+        if (!(gone > 0.0)) { /* a boundary */
+            if (!begun && begin <= c.now) begun = 1, put(p, k, all, &c, 1);
+            start(&c, 1);
+        }
+        put(p, hp, all, &c, 0);
+        if (gone > 0.0) under_way(&c, gone, all);
+        else start(&c, 0);
+        alone += lasts - gone;
+        while ((c.pending[0] || c.running[0]) && steps < EVENTS) {
+            double before = c.now;
+            uint32_t on, of;
+            if (!begun && begin <= c.now) begun = 1, put(p, k, all, &c, 1);
+            start(&c, 1);
+            on = c.running[1];
+            of = c.running[0];
+            step(&c, begun ? NEVER : begin);
+            if (on && of) slowed += contention(p, k, hp, (double)on, all) * (c.now - before);
+            start(&c, 0);
+            steps++;
+        }
+        if (steps >= EVENTS) break;
+    }
+    for (uint32_t j = 0; j < s->hp_count; j++) known_ns += (double)duration(p, &s->hp[j]);
+    known_ns -= (double)s->hp_elapsed_ns;
+    lost = positive(c.now - alone) + slowed;
+    if (!begun) put(p, k, all, &c, 1);
+    if (steps >= EVENTS || !s->backlog_ns || (double)s->backlog_ns > known_ns) lost += rest(&c, all);
+    return lost < 9e18 ? (uint64_t)lost : INT64_MAX;
 }
 
 /* The exponent at which the odds of a backlog of x requests' time fall off, e^(-theta x), in a queue with random arrivals
@@ -220,7 +306,7 @@ static double theta(double load) {
 static double price(const struct gl_params *p, const struct gl_state *s) {
     double x = s->request_ns ? p->steepness * theta(s->load) * ((double)s->backlog_ns / (double)s->request_ns) : 0.0;
     double power;
-    double scale = s->price_scale > 0.0 ? s->price_scale : BEGIN;
+    double scale = s->price_scale > 0.0 ? s->price_scale : p->begin;
     if (!(x > 0.0)) return p->price * scale;
     power = 1.0 + x / 64.0; /* e^x as (1 + x/64)^64: monotonous, without libm */
     for (int i = 0; i < 6; i++) power *= power;
@@ -242,30 +328,31 @@ static void beside(const struct gl_params *p, const struct gl_state *s, const st
         else hold(v, reason);
         return;
     }
-    v->charge_ns = delay(p, s, k);
-    if (s->slack_ns < 0 || v->charge_ns > (uint64_t)s->slack_ns) {
+    if (s->slack_ns < 0) {
         hold(v, GL_HOLD_BUDGET);
         return;
     }
-    if (reason == GL_ADMIT_BESIDE) {
-        admit(v, reason);
-        return;
+    if (reason != GL_ADMIT_BESIDE) {
+        /* Noticed, but perhaps worth it: only while nobody waits behind the request, and little is queued. */
+        if (!(p->price > 0.0) || (p->lone && s->requests > p->lone)) {
+            hold(v, reason);
+            return;
+        }
+        if (!s->hp_count) {
+            hold(v, GL_HOLD_PRICE);
+            return;
+        }
+        if (s->outstanding && s->outstanding_ns > window(p, s)) {
+            hold(v, GL_HOLD_WINDOW);
+            v->recheck_ns = s->outstanding_ns - window(p, s);
+            return;
+        }
     }
-    /* Noticed, but worth it: only while nobody waits behind the request, and little is queued. */
-    if (!(p->price > 0.0) || (p->lone && s->requests > p->lone)) {
-        hold(v, reason);
-        return;
-    }
-    if (!s->hp_count || v->charge_ns > share(price(p, s), duration(p, k))) {
-        hold(v, GL_HOLD_PRICE);
-        return;
-    }
-    if (s->outstanding && s->outstanding_ns > window(p, s)) {
-        hold(v, GL_HOLD_WINDOW);
-        v->recheck_ns = s->outstanding_ns - window(p, s);
-        return;
-    }
-    admit(v, GL_ADMIT_PRICED);
+    v->charge_ns = delay(p, s, k);
+    if (v->charge_ns > (uint64_t)s->slack_ns) hold(v, GL_HOLD_BUDGET);
+    else if (reason == GL_ADMIT_BESIDE) admit(v, reason);
+    else if (v->charge_ns > share(price(p, s), duration(p, k))) hold(v, GL_HOLD_PRICE);
+    else admit(v, GL_ADMIT_PRICED);
 }
 
 void gl_admit(const struct gl_params *p, const struct gl_state *s, const struct gl_kernel *k, struct gl_verdict *v) {
@@ -330,39 +417,61 @@ static double edge(uint32_t i) {
     return value;
 }
 
-uint64_t gl_tail_add(struct gl_tail *tail, uint64_t arrival_ns, uint64_t alone_ns) {
-    uint64_t start = tail->finish_ns > arrival_ns ? tail->finish_ns : arrival_ns;
-    uint64_t latency;
+static uint32_t bucket_of(uint64_t latency) {
     uint32_t low = 0, high = GL_TAIL_BUCKETS - 1;
-    if (!tail->count) tail->first_ns = arrival_ns;
-    tail->last_ns = arrival_ns;
-    tail->alone_ns = add(tail->alone_ns, alone_ns);
-    tail->finish_ns = add(start, alone_ns);
-    latency = tail->finish_ns - arrival_ns;
     while (low < high) { /* the last bucket whose lower edge is not above the latency */
         uint32_t middle = (low + high + 1) / 2;
         if (edge(middle) <= (double)latency) low = middle;
         else high = middle - 1;
     }
+    return low;
+}
+
+uint64_t gl_tail_add(struct gl_tail *tail, uint64_t arrival_ns, uint64_t alone_ns) {
+    uint64_t start = tail->finish_ns > arrival_ns ? tail->finish_ns : arrival_ns;
+    if (!tail->count) tail->first_ns = arrival_ns;
+    tail->last_ns = arrival_ns;
+    tail->alone_ns = add(tail->alone_ns, alone_ns);
+    tail->finish_ns = add(start, alone_ns);
     if (tail->count < UINT32_MAX) {
         tail->count++;
-        tail->bucket[low]++;
+        tail->bucket[bucket_of(tail->finish_ns - arrival_ns)]++;
     }
     return tail->finish_ns;
 }
 
-uint64_t gl_tail_quantile(const struct gl_tail *tail, double quantile) {
-    double need = clip(quantile) * (double)tail->count, seen = 0.0;
+static double quantile_of(const uint32_t *bucket, double count, double quantile) {
+    double need = clip(quantile) * count, seen = 0.0;
     for (uint32_t i = 0; i < GL_TAIL_BUCKETS; i++) {
-        double here = (double)tail->bucket[i];
+        double here = (double)bucket[i];
         if (here > 0.0 && seen + here >= need) { /* evenly spread within the bucket */
             double low = edge(i), high = i + 1 < GL_TAIL_BUCKETS ? edge(i + 1) : low;
-            double value = low + (high - low) * (need > seen ? (need - seen) / here : 0.0);
-            return value < 18e18 ? (uint64_t)value : UINT64_MAX;
+            return low + (high - low) * (need > seen ? (need - seen) / here : 0.0);
         }
         seen += here;
     }
-    return 0;
+    return 0.0;
+}
+
+uint64_t gl_tail_quantile(const struct gl_tail *tail, double quantile) {
+    double value = quantile_of(tail->bucket, (double)tail->count, quantile);
+    return value < 18e18 ? (uint64_t)value : UINT64_MAX;
+}
+
+/* Newton's square root of 0 to 1: no libm. */
+static double square_root(double x) {
+    double y = 1.0;
+    for (int i = 0; i < 40; i++) y = 0.5 * (y + x / y);
+    return y;
+}
+
+int64_t gl_tail_budget(const struct gl_params *p, const struct gl_tail *tail, uint64_t virtual_latency_ns) {
+    /* The p99 is uncertain: of n requests, the share that lies above it has the standard error sqrt(0.01 0.99 / n). */
+    double error = square_root(0.0099 / (tail->count ? (double)tail->count : 1.0));
+    double p99 = (double)gl_tail_quantile(tail, 0.99 - p->confidence * error), most = p->budget * p99, room;
+    room = positive(p99 - (double)virtual_latency_ns) + p->overrun * p99;
+    if (most > room) most = room;
+    return most < 9e18 ? (int64_t)most : INT64_MAX;
 }
 
 double gl_tail_load(const struct gl_tail *tail) {
@@ -372,16 +481,17 @@ double gl_tail_load(const struct gl_tail *tail) {
 }
 
 double gl_tail_done(const struct gl_params *p, struct gl_tail *tail, uint64_t virtual_latency_ns, uint64_t latency_ns) {
-    double p99 = (double)gl_tail_quantile(tail, 0.99), aim = p->target * p99, late;
-    if (!(tail->scale > 0.0)) tail->scale = BEGIN;
-    if (!(aim > 0.0)) return tail->scale;
-    if ((double)virtual_latency_ns <= p99 && (double)latency_ns > (1.0 + p->overrun) * p99) {
-        tail->scale *= OVERRUN; /* sharing has pushed it into the tail */
-    } else if (virtual_latency_ns >= gl_tail_quantile(tail, p->tail_from)) {
-        late = latency_ns > virtual_latency_ns ? (double)(latency_ns - virtual_latency_ns) / aim - 1.0 : -1.0;
-        tail->scale *= 1.0 - 0.05 * (late > 4.0 ? 4.0 : late); /* -1: not delayed; 0: as aimed at; 1: twice that */
-    }
-    if (tail->scale > 8.0) tail->scale = 8.0;
-    if (tail->scale < 0.01) tail->scale = 0.01;
+    double alone, late;
+    if (!(tail->scale > 0.0)) tail->scale = p->begin;
+    if (!(p->target > 0.0) || tail->done == UINT32_MAX) return tail->scale;
+    tail->done++;
+    tail->seen[0][bucket_of(virtual_latency_ns)]++;
+    tail->seen[1][bucket_of(latency_ns)]++;
+    alone = quantile_of(tail->seen[0], (double)tail->done, 0.99);
+    late = alone > 0.0 ? quantile_of(tail->seen[1], (double)tail->done, 0.99) / alone - 1.0 : 0.0;
+    late = late / p->target - 1.0; /* -1: p99 as alone; 0: as aimed at */
+    tail->scale *= 1.0 - p->step * (late > p->fall ? p->fall : late < -1.0 ? -1.0 : late);
+    if (tail->scale > 1.0) tail->scale = 1.0;
+    if (tail->scale < p->least) tail->scale = p->least;
     return tail->scale;
 }

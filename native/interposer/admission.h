@@ -82,15 +82,21 @@ struct gl_params {
     uint32_t look_ahead;          /* 1: all queued high-priority kernels count that start while the kernel runs */
     uint32_t lone;                /* spend the budget only while at most so many requests are in the system; 0: any */
     double idle_window;           /* the same as a share of the request's time alone; the larger of the two counts */
-    double budget;                /* share of the service's p99 alone by which a busy period may be delayed in all */
+    double budget;                /* share of the service's p99 alone by which a request may be delayed at most */
     double price;                 /* delay of the request that a nanosecond of best-effort work may cost, at most */
     double steepness;             /* the price falls by e^(-steepness x theta(load) x backlog / request's time);
                                    * theta is the decay of the tail of an M/D/1 queue; 0: the price stays */
-    double target;                /* delay of the slowest requests to aim at, as a share of p99 alone; 0: fixed price */
-    double tail_from;             /* which requests are the slowest: from this quantile of the virtual latency on */
-    double overrun;               /* by how much of p99 alone a request may lie past it without the price falling */
+    double target;                /* delay of p99 to aim at, as a share of p99 alone; 0: the price does not adapt */
+    double confidence;            /* the p99 of the budget is so many standard errors below the one seen */
+    double overrun;               /* by how much of p99 alone a request may be pushed past it */
     double gap_margin;            /* hold what takes longer than gap_margin x predicted gap; 0: no prediction */
-    uint64_t reserved[4];
+    double cache;                 /* slowdown of the request's kernels per unit of memory bandwidth that others use */
+    double begin;                 /* of the price, before the first request has ended */
+    double least;                 /* of the price, however late the p99 is */
+    double step;                  /* by which the price changes with each request; times the p99's distance from target */
+    double fall;                  /* ... which counts as at most so many targets */
+    uint64_t launch_ns;           /* from the verdict until the GPU can start the kernel */
+    uint64_t reserved[3];
 };
 
 struct gl_state {
@@ -111,7 +117,7 @@ struct gl_state {
     int64_t slack_ns;           /* what is left of the busy period's delay budget; GL_UNKNOWN_SLACK: none is kept */
     uint32_t requests;          /* high-priority requests in the system, the one in progress among them */
     uint32_t pad;
-    double price_scale;         /* gl_tail.scale; 0: not begun, counts as 1 */
+    double price_scale;         /* gl_tail.scale; 0: not begun, counts as gl_params.begin */
     double load;                /* gl_tail_load; 0: unknown, counts as 0.5 */
     uint64_t backlog_ns;        /* time alone of what those requests still need */
     uint64_t gap_ns;            /* predicted time until the next high-priority request; 0: unknown */
@@ -155,10 +161,11 @@ GL_API uint32_t gl_struct_size(uint32_t which);
 struct gl_tail {
     uint32_t count;
     uint32_t bucket[GL_TAIL_BUCKETS]; /* latency from 0, then from 1000 ns * 2^(i/32) */
-    uint32_t pad;
+    uint32_t done;
     uint64_t finish_ns;               /* of the last request, alone */
     double scale;                     /* of the price, by what sharing has cost the tail so far; 0: not begun */
     uint64_t first_ns, last_ns, alone_ns; /* first and last arrival; time alone of all requests */
+    uint32_t seen[2][GL_TAIL_BUCKETS]; /* of those that have ended: latency alone, and real */
 };
 /* A request has arrived. Returns its virtual finish. */
 GL_API uint64_t gl_tail_add(struct gl_tail *tail, uint64_t arrival_ns, uint64_t alone_ns);
@@ -166,9 +173,12 @@ GL_API uint64_t gl_tail_add(struct gl_tail *tail, uint64_t arrival_ns, uint64_t 
 GL_API uint64_t gl_tail_quantile(const struct gl_tail *tail, double quantile);
 /* Share of the time that the service is busy, alone; 0 before the third request. */
 GL_API double gl_tail_load(const struct gl_tail *tail);
-/* A request has finished. Where it is one of the slowest (virtual latency from `tail_from` on), its delay moves `scale`:
- * up while delays are below `target` x p99, down where they are above. Down by more where sharing has pushed a request
- * past the p99 by `overrun` of it. Returns the new scale. */
+/* By how much the end of a request of this virtual latency may lie behind its virtual finish: `budget` of the p99, and no
+ * more than keeps it below the p99, or `overrun` of it past that. The p99 is taken at the lower end of its confidence
+ * interval. The caller takes the least over the requests in the system, less their delay so far: gl_state.slack_ns. */
+GL_API int64_t gl_tail_budget(const struct gl_params *params, const struct gl_tail *tail, uint64_t virtual_latency_ns);
+/* A request has finished: the distance of the real p99 from the virtual one moves `scale`, up while it is below `target`,
+ * down, and faster, where it is above. Returns the new scale. */
 GL_API double gl_tail_done(const struct gl_params *params, struct gl_tail *tail, uint64_t virtual_latency_ns,
                            uint64_t latency_ns);
 

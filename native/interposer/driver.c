@@ -133,6 +133,8 @@ bool gls_driver(void) {
             if (is_virtual && is_virtual()) {
                 TAKE(gls_clock, "gpuloom_fake_clock", NULL);
                 TAKE(gls_sleep, "gpuloom_fake_sleep", NULL);
+                TAKE(gls_waiter, "gpuloom_fake_wait", NULL);
+                TAKE(gls_waker, "gpuloom_fake_wake", NULL);
             }
         } else {
             gls_log("no CUDA driver was found; name it in GPULOOM_SHARE_DRIVER");

@@ -14,12 +14,12 @@
 #include <unistd.h>
 
 #define SPIN_NS 20000u       /* a hold begins by spinning */
-#define SOON_NS 60000u
+#define SOON_NS 60000u       /* so short a wait is spun through: sleeping takes some 50 us longer than asked for */
 #define RECHECK_NS 1000000u  /* and asks again after so long at the latest */
 #define REAP_NS 2000000u     /* and looks for the dead as often as that, */
 #define CALM_REAP_NS 500000000u /* and who is not held, as often as that */
 #define QUIET_NS 2000000u    /* a request that has run so long over its prediction has ended unnoticed */
-#define QUEUE 16u            /* high-priority kernels looked at */
+#define QUEUE 28u            /* high-priority kernels looked at */
 
 _Atomic int gls_mode;
 _Atomic int gls_captures;
@@ -64,6 +64,9 @@ static void fork_child(void) {
     p->launches = 0;
     p->dirty = 0;
     p->overflow = false;
+    p->gap_ns = 0;
+    memset(&p->tail, 0, sizeof p->tail);
+    memset(&p->row, 0, sizeof p->row);
     memset(p->streams, 0, sizeof p->streams);
     memset(p->events, 0, sizeof p->events);
     p->generation++;
@@ -213,12 +216,12 @@ static double unpack(uint64_t byte) { return byte == 255 ? -1.0 : (double)byte /
 
 /* The kernels of one high-priority program that run or wait on the GPU, oldest first. */
 static uint32_t queue_of(const struct gls_client *c, uint64_t now, struct gl_kernel *out, uint32_t room,
-                         uint64_t *elapsed) {
+                         uint64_t *elapsed, uint64_t *next_ns) {
     uint64_t number = atomic_load_explicit(&c->launches, memory_order_acquire), first = number;
-    uint64_t back = number < QUEUE ? number : QUEUE;
+    uint64_t back = number < QUEUE ? number : QUEUE, delay = atomic_load_explicit(&c->delay_ns, memory_order_relaxed);
     while (back-- > 0) {
         const struct gls_launch *e = &c->ring[(first - 1) % GLS_RING];
-        if (atomic_load_explicit(&e->end_ns, memory_order_relaxed) <= now && first != number) break;
+        if (atomic_load_explicit(&e->end_ns, memory_order_relaxed) + delay <= now && first != number) break;
         first--;
     }
     uint32_t found = 0;
@@ -227,10 +230,11 @@ static uint32_t queue_of(const struct gls_client *c, uint64_t now, struct gl_ker
         if (atomic_load_explicit(&e->seq, memory_order_acquire) != first + 1) continue;
         uint64_t shape = atomic_load_explicit(&e->shape, memory_order_relaxed);
         uint64_t duration = atomic_load_explicit(&e->duration_ns, memory_order_relaxed);
-        uint64_t end = atomic_load_explicit(&e->end_ns, memory_order_relaxed);
+        uint64_t end = atomic_load_explicit(&e->end_ns, memory_order_relaxed) + delay;
         atomic_thread_fence(memory_order_acquire);
         if (atomic_load_explicit(&e->seq, memory_order_relaxed) != first + 1) continue; /* overwritten meanwhile */
         if (found == 0 && end > now && duration > end - now) *elapsed = duration - (end - now);
+        if (end > now && end - now < *next_ns) *next_ns = end - now;
         out[found++] = (struct gl_kernel){.sm = (uint32_t)shape,
                                           .klass = (uint32_t)(shape >> 32 & 255),
                                           .compute = unpack(shape >> 40 & 255),
@@ -240,8 +244,9 @@ static uint32_t queue_of(const struct gls_client *c, uint64_t now, struct gl_ker
     return found;
 }
 
-/* Fill in what the high-priority programs do; returns the slots of those whose request is in progress. */
-static uint64_t look_at_high(struct gl_state *s, struct gl_kernel *queue, uint64_t now) {
+/* Fill in what the high-priority programs do, and when their next kernel ends; returns the slots of those whose request
+ * is in progress. */
+static uint64_t look_at_high(struct gl_state *s, struct gl_kernel *queue, uint64_t now, uint64_t *next_ns) {
     struct gls_process *p = &gls_process;
     uint64_t busy = 0, mask = atomic_load_explicit(&p->map.header->high_mask, memory_order_acquire);
     s->hp = queue;
@@ -262,16 +267,20 @@ static uint64_t look_at_high(struct gl_state *s, struct gl_kernel *queue, uint64
         if (slack != GL_UNKNOWN_SLACK && (s->slack_ns == GL_UNKNOWN_SLACK || slack < s->slack_ns))
             s->slack_ns = slack;
         uint64_t elapsed = 0;
-        uint32_t more = queue_of(c, now, queue + s->hp_count, QUEUE - s->hp_count, &elapsed);
+        uint32_t more = queue_of(c, now, queue + s->hp_count, QUEUE - s->hp_count, &elapsed, next_ns);
         if (s->hp_count == 0) s->hp_elapsed_ns = elapsed;
         s->hp_count += more;
-        s->requests++;
+        /* Behind one that waited more may wait. */
+        s->requests += atomic_load_explicit(&c->row, memory_order_relaxed) > 1 ? 2 : 1;
         uint64_t since = atomic_load_explicit(&c->busy_ns, memory_order_relaxed);
-        uint64_t gone = now > since ? now - since : 0;
-        if (request > gone) s->backlog_ns += request - gone;
+        uint64_t gone = now > since ? now - since : 0, delay = atomic_load_explicit(&c->delay_ns, memory_order_relaxed);
+        gone = gone > delay ? gone - delay : 0;
         double scale = (double)atomic_load_explicit(&c->price_scale, memory_order_relaxed) / 1e6;
+        double load = (double)atomic_load_explicit(&c->load, memory_order_relaxed) / 1e6;
         if (scale > 0 && (s->price_scale <= 0 || scale < s->price_scale)) s->price_scale = scale;
-        s->load += (double)atomic_load_explicit(&c->load, memory_order_relaxed) / 1e6;
+        s->load += load;
+        /* Who waits behind the request is not to be seen: what has come since it began is expected by the load. */
+        s->backlog_ns += (request > gone ? request - gone : 0) + (uint64_t)(load * (double)gone);
         busy |= 1ull << slot;
     }
     s->hp_busy = busy != 0;
@@ -305,8 +314,8 @@ static void reap(uint64_t now, uint64_t period) {
     gls_reap(&gls_process.map, atomic_load(&gls_process.map.header->high_mask));
 }
 
-/* Wait until the rule admits the launch, or max_hold is over. */
-static void hold(const struct gl_kernel *k, uint32_t kind) {
+/* Wait until the rule admits the launch, or it has waited for max_hold in all, `waited` before this. */
+static void hold(const struct gl_kernel *k, uint32_t kind, uint64_t waited) {
     struct gls_process *p = &gls_process;
     struct gls_client *c = p->client;
     struct gl_kernel queue[QUEUE];
@@ -316,11 +325,12 @@ static void hold(const struct gl_kernel *k, uint32_t kind) {
         uint32_t seen = atomic_load(&p->map.header->idle);
         struct gl_state s = {.version = GL_ADMISSION_VERSION, .sm_count = p->sm_count, .kind = kind};
         now = gls_now();
-        busy = look_at_high(&s, queue, now);
+        uint64_t next = RECHECK_NS; /* what holds the launch may be another reason when a kernel has ended */
+        busy = look_at_high(&s, queue, now, &next);
         gls_outstanding(&p->map, now, &s.outstanding_ns, &s.outstanding_sm, &s.outstanding);
         s.accumulated_ns = s.outstanding_ns;
         s.pass_sm = s.outstanding_sm;
-        s.held_ns = began ? now - began : 0;
+        s.held_ns = waited + (began ? now - began : 0);
         gl_admit(&p->params, &s, k, &verdict);
         if (verdict.admit || verdict.reason == GL_HOLD_BAD_INPUT) break;
         if (!began) {
@@ -332,21 +342,24 @@ static void hold(const struct gl_kernel *k, uint32_t kind) {
             gls_fault("held");
         }
         uint64_t held = now - began;
-        if (held >= p->params.max_hold_ns) {
+        if (waited + held >= p->params.max_hold_ns) {
             verdict.reason = GL_ADMIT_MAX_HOLD;
             break;
         }
-        /* Sleeping takes some 50 us longer than asked for: short waits for the GPU's queue are spun through. */
-        bool soon = verdict.reason == GL_HOLD_WINDOW && verdict.recheck_ns && verdict.recheck_ns < SOON_NS;
-        if ((held < SPIN_NS || soon) && !gls_sleep) {
-            pause_briefly();
+        uint64_t rest = p->params.max_hold_ns - waited - held;
+        if (verdict.recheck_ns && verdict.recheck_ns < next) next = verdict.recheck_ns;
+        if (s.outstanding_ns && s.outstanding_ns < next) next = s.outstanding_ns;
+        if (next > rest) next = rest;
+        /* A wait for the GPU's own queue is met to the microsecond, as the GPU is idle from then on: a wait for the
+         * service is not, as it could last and would burn a processor. */
+        bool queue_only = verdict.reason == GL_HOLD_WINDOW || !busy;
+        if (held < SPIN_NS || (queue_only && next < SOON_NS)) {
+            if (gls_sleep) gls_sleep(next < 1000 ? 1000 : next < SPIN_NS ? next : SPIN_NS);
+            else pause_briefly();
             continue;
         }
-        uint64_t rest = p->params.max_hold_ns - held, sleep = verdict.recheck_ns ? verdict.recheck_ns : RECHECK_NS;
-        if (sleep > RECHECK_NS) sleep = RECHECK_NS;
-        uint64_t least = gls_sleep ? 1000 : SPIN_NS;
-        if (sleep < least) sleep = least;
-        gls_wait(&p->map, seen, sleep < rest ? sleep : rest);
+        if (queue_only) next -= SOON_NS;
+        gls_wait(&p->map, seen, next < SPIN_NS && rest > SPIN_NS ? SPIN_NS : next);
         if (held >= REAP_NS) reap(now, REAP_NS);
     }
     if (verdict.reason == GL_ADMIT_MAX_HOLD) overrule(busy);
@@ -355,12 +368,17 @@ static void hold(const struct gl_kernel *k, uint32_t kind) {
         uint64_t held = now - began;
         atomic_store(&c->held, 0);
         count(&c->held_ns, held);
-        if (held > atomic_load(&c->max_held_ns)) atomic_store(&c->max_held_ns, held);
+        waited += held;
     }
+    if (waited > atomic_load_explicit(&c->max_held_ns, memory_order_relaxed)) atomic_store(&c->max_held_ns, waited);
     count(&c->reasons[verdict.reason % GLS_REASONS], 1);
-    for (; verdict.charge_ns && busy; busy &= busy - 1) {
-        _Atomic int64_t *slack = &p->map.clients[__builtin_ctzll(busy)].slack_ns;
-        if (atomic_load(slack) != GL_UNKNOWN_SLACK) atomic_fetch_sub(slack, (int64_t)verdict.charge_ns);
+    for (; busy; busy &= busy - 1) {
+        struct gls_client *high = &p->map.clients[__builtin_ctzll(busy)];
+        atomic_fetch_add_explicit(&high->touched, 1, memory_order_relaxed);
+        if (!verdict.charge_ns) continue;
+        atomic_fetch_add_explicit(&high->delay_ns, verdict.charge_ns, memory_order_relaxed);
+        if (atomic_load(&high->slack_ns) != GL_UNKNOWN_SLACK)
+            atomic_fetch_sub(&high->slack_ns, (int64_t)verdict.charge_ns);
     }
     uint64_t duration = k->duration_ns ? k->duration_ns : p->params.unknown_duration_ns;
     gls_account(&p->map, now, duration, k->sm < p->sm_count ? k->sm : p->sm_count);
@@ -428,9 +446,9 @@ void gls_before(struct gls_ticket *t, const struct gls_key *key, CUstream handle
     t->stream = stream;
     t->kernel = kernel;
     if (p->klass == GLS_CLASS_BEST_EFFORT && atomic_load_explicit(&p->map.header->high_mask, memory_order_acquire)) {
-        uint64_t ahead = 8 * p->params.idle_window_ns;
-        if (ahead && !warm) count(&c->held_ns, gls_keep_close(ahead, p->params.max_hold_ns));
-        hold(&kernel, warm ? GL_KIND_WARM_UP : graph ? GL_KIND_GRAPH : GL_KIND_KERNEL);
+        uint64_t ahead = 8 * p->params.idle_window_ns, waited = 0;
+        if (ahead && !warm) count(&c->held_ns, waited = gls_keep_close(ahead, p->params.max_hold_ns));
+        hold(&kernel, warm ? GL_KIND_WARM_UP : graph ? GL_KIND_GRAPH : GL_KIND_KERNEL, waited);
     }
     if (t->sampled) t->sample = gls_sample_begins(key, handle);
     gls_fault("before-launch");

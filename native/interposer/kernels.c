@@ -12,7 +12,6 @@
 
 #define TABLE 8192u   /* kernels; a full table means unknown kernels, not wrong ones */
 #define HANDLES 16384u
-#define PROFILE 65536u
 
 atomic_flag gls_lock_word = ATOMIC_FLAG_INIT;
 unsigned gls_kernels_generation;
@@ -27,13 +26,6 @@ struct handle {
 };
 static struct handle handles[HANDLES];
 static unsigned handle_count;
-
-struct row {
-    uint64_t id;
-    struct gl_kernel kernel;
-};
-static struct row *profile;
-static size_t profile_rows;
 
 static uint64_t mix(uint64_t h) { /* the finaliser of splitmix64 */
     h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -51,15 +43,6 @@ static uint64_t hash_key(const struct gls_key *k) {
 static bool same_key(const struct gls_key *a, const struct gls_key *b) {
     return a->f == b->f && a->shared == b->shared && memcmp(a->grid, b->grid, sizeof a->grid) == 0 &&
            memcmp(a->block, b->block, sizeof a->block) == 0;
-}
-
-/* Identity by name, grid, block, shared memory: FNV-1a of the name, then the numbers. Never 0. */
-static uint64_t identity(const char *name, const unsigned grid[3], const unsigned block[3], unsigned shared) {
-    uint64_t h = 0xcbf29ce484222325ull;
-    for (const char *at = name; *at; at++) h = (h ^ (unsigned char)*at) * 0x100000001b3ull;
-    for (int i = 0; i < 3; i++) h = mix(h ^ ((uint64_t)grid[i] << 32 | block[i]));
-    h = mix(h ^ shared);
-    return h ? h : 1;
 }
 
 struct gls_known *gls_find(const struct gls_key *key) {
@@ -110,101 +93,25 @@ void gls_handle_seen(const void *handle, enum gls_handle kind, const char *name)
     *slot = (struct handle){handle, name ? strdup(name) : NULL, kind};
 }
 
-static double percent(const char *text) {
-    char *end;
-    double value = strtod(text, &end);
-    return end == text ? -1.0 : value;
-}
-
-static int by_id(const void *a, const void *b) {
-    uint64_t x = ((const struct row *)a)->id, y = ((const struct row *)b)->id;
-    return (x > y) - (x < y);
-}
-
-/* One line: name, grid x y z, block x y z, shared bytes, SMs, compute, dram, duration_ns, class; separated by tabs. */
-static bool read_row(char *line, struct row *row) {
-    char *field[13];
-    int count = 0;
-    line[strcspn(line, "\r\n")] = 0;
-    for (char *rest = line, *at; count < 13 && (at = strsep(&rest, "\t"));) field[count++] = at;
-    if (count != 13 || !*field[0] || line[0] == '#') return false;
-    unsigned grid[3], block[3];
-    for (int i = 0; i < 3; i++) {
-        grid[i] = (unsigned)strtoul(field[1 + i], NULL, 10);
-        block[i] = (unsigned)strtoul(field[4 + i], NULL, 10);
-    }
-    row->id = identity(field[0], grid, block, (unsigned)strtoul(field[7], NULL, 10));
-    row->kernel = (struct gl_kernel){
-        .sm = (uint32_t)strtoul(field[8], NULL, 10),
-        .compute = percent(field[9]),
-        .dram = percent(field[10]),
-        .duration_ns = strtoull(field[11], NULL, 10),
-        .klass = strcmp(field[12], "compute") == 0  ? GL_CLASS_COMPUTE
-                 : strcmp(field[12], "memory") == 0 ? GL_CLASS_MEMORY
-                                                    : GL_CLASS_UNKNOWN,
-    };
-    return true;
-}
-
-void gls_profile_load(void) {
-    const char *path = secure_getenv("GPULOOM_SHARE_PROFILE");
-    if (!path || !*path) return;
-    FILE *file = fopen(path, "re");
-    if (!file) {
-        gls_log("%s: no such profile; kernels are learnt instead", path);
-        return;
-    }
-    char *line = NULL;
-    size_t room = 0, limit = 0;
-    while (getline(&line, &room, file) >= 0 && profile_rows < PROFILE) {
-        struct row row;
-        if (!read_row(line, &row)) continue;
-        if (profile_rows == limit) {
-            size_t wanted = limit ? 2 * limit : 256;
-            struct row *more = realloc(profile, wanted * sizeof *more);
-            if (!more) break;
-            profile = more;
-            limit = wanted;
-        }
-        profile[profile_rows++] = row;
-    }
-    free(line);
-    fclose(file);
-    if (profile) qsort(profile, profile_rows, sizeof *profile, by_id);
-    gls_log("%s: %zu kernels", path, profile_rows);
-}
-
-/* The name, only if the handle is known to be of the kind that the function takes: handles are never guessed. */
-static void name_of(CUfunction f, char *name, size_t room) {
+/* The name (to be freed), only if the handle is known to be of the kind that the function takes: handles are never
+ * guessed. NULL: not known. */
+static char *name_of(CUfunction f) {
     gls_lock();
     struct handle seen = *handle_slot(f);
-    snprintf(name, room, "%s", seen.handle && seen.name ? seen.name : "");
+    char *name = seen.handle && seen.name ? strdup(seen.name) : NULL;
     gls_unlock();
     const char *given = NULL;
-    if (*name || !seen.handle) return;
+    if (name || !seen.handle) return name;
     if (seen.kind == GLS_HANDLE_FUNCTION && gls_own.function_name && gls_own.function_name(&given, f) != CUDA_SUCCESS)
         given = NULL;
     if (seen.kind == GLS_HANDLE_KERNEL && gls_own.kernel_name &&
         gls_own.kernel_name(&given, (CUkernel)(void *)f) != CUDA_SUCCESS)
         given = NULL;
-    if (given) snprintf(name, room, "%s", given);
+    return given ? strdup(given) : NULL;
 }
 
-struct gls_known gls_describe(const struct gls_key *key, unsigned sm_count) {
-    char name[1024];
-    name_of(key->f, name, sizeof name);
-    struct gls_known known = {.key = *key, .kernel = {.compute = -1.0, .dram = -1.0}};
-    known.collective = strncmp(name, "ncclDevKernel", 13) == 0 || strncmp(name, "ncclKernel", 10) == 0;
-    if (!*name) snprintf(name, sizeof name, "%p", (void *)key->f);
-    known.id = identity(name, key->grid, key->block, key->shared);
-    struct row wanted = {.id = known.id};
-    struct row *row = profile ? bsearch(&wanted, profile, profile_rows, sizeof *profile, by_id) : NULL;
-    if (row) {
-        known.kernel = row->kernel;
-        known.profiled = row->kernel.duration_ns != 0;
-        return known;
-    }
-    /* Unknown: its SM need from occupancy; without that, the whole device. */
+/* SMs that a kernel fills by its occupancy; without that, the whole device. */
+static uint32_t sm_of(const struct gls_key *key, unsigned sm_count) {
     uint64_t blocks = (uint64_t)key->grid[0] * key->grid[1] * key->grid[2];
     uint64_t threads = (uint64_t)key->block[0] * key->block[1] * key->block[2];
     int per_sm = 0;
@@ -212,7 +119,24 @@ struct gls_known gls_describe(const struct gls_key *key, unsigned sm_count) {
         gls_own.occupancy(&per_sm, key->f, (int)threads, key->shared) != CUDA_SUCCESS)
         per_sm = 0;
     uint64_t sm = per_sm > 0 ? (blocks + (uint64_t)per_sm - 1) / (uint64_t)per_sm : sm_count;
-    known.kernel.sm = sm > UINT32_MAX ? UINT32_MAX : (uint32_t)sm;
+    return sm > UINT32_MAX ? UINT32_MAX : (uint32_t)sm;
+}
+
+struct gls_known gls_describe(const struct gls_key *key, unsigned sm_count) {
+    static const char *const matches[] = {"not in the profile", "by name", "by signature", "class only"};
+    char *found = name_of(key->f), address[32];
+    snprintf(address, sizeof address, "%p", (void *)key->f);
+    const char *name = found && *found ? found : address;
+    struct gls_known known = {.key = *key, .kernel = {.compute = -1.0, .dram = -1.0}};
+    known.collective = strncmp(name, "ncclDevKernel", 13) == 0 || strncmp(name, "ncclKernel", 10) == 0;
+    known.id = gls_identity(name, key->grid, key->block, key->shared);
+    enum gls_match match = gls_profile_find(name, key->grid, key->block, key->shared, &known.kernel);
+    known.profiled = known.kernel.duration_ns != 0;
+    if (known.kernel.sm == 0) known.kernel.sm = sm_of(key, sm_count);
+    if (gls_profile_size())
+        gls_log("%s: grid %u %u %u, block %u %u %u, shared %u, %.300s", matches[match], key->grid[0], key->grid[1],
+                key->grid[2], key->block[0], key->block[1], key->block[2], key->shared, name);
+    free(found);
     return known;
 }
 

@@ -5,6 +5,7 @@
 
 #include "abi.h"
 #include "admission.h"
+#include "profile.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -25,8 +26,6 @@ struct gls_known {
 
 enum gls_handle { GLS_HANDLE_UNSEEN = 0, GLS_HANDLE_FUNCTION = 1, GLS_HANDLE_KERNEL = 2 };
 
-/* Read the profile that GPULOOM_SHARE_PROFILE names, if any. Once, before anything else. */
-void gls_profile_load(void);
 /* The entry of a kernel, or NULL if it has not been added. Its address holds until gls_kernels_clear. */
 struct gls_known *gls_find(const struct gls_key *key);
 /* Ask the driver (and the profile) what kernel this is. */

@@ -33,7 +33,7 @@ struct marker {
 static struct marker markers[MARKERS];
 static unsigned first_marker, marker_count;
 static uint64_t last_marker_ns;
-static _Atomic uint64_t launched_ns, completed_ns;
+static _Atomic uint64_t launched_ns, completed_ns, newest_ns; /* newest: the latest launch's own time */
 static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic bool off; /* the driver refused an event: never again */
 
@@ -152,7 +152,9 @@ uint64_t gls_keep_close(uint64_t ahead_ns, uint64_t limit_ns) {
     for (;;) {
         uint64_t launched = atomic_load_explicit(&launched_ns, memory_order_relaxed);
         uint64_t completed = atomic_load_explicit(&completed_ns, memory_order_relaxed);
-        if (launched <= completed + ahead_ns || !able() || atomic_load(&gls_captures) > 0) break;
+        uint64_t newest = atomic_load_explicit(&newest_ns, memory_order_relaxed);
+        /* A kernel longer than the limit may run, but nothing else may wait before the next one. */
+        if (launched - newest <= completed + ahead_ns || !able() || atomic_load(&gls_captures) > 0) break;
         bool any = true;
         if (begin()) {
             pass_markers();
@@ -171,6 +173,7 @@ uint64_t gls_keep_close(uint64_t ahead_ns, uint64_t limit_ns) {
 
 void gls_launched(CUstream stream, uint64_t duration_ns, uint64_t marker_ns) {
     uint64_t launched = atomic_fetch_add_explicit(&launched_ns, duration_ns, memory_order_relaxed) + duration_ns;
+    atomic_store_explicit(&newest_ns, duration_ns, memory_order_relaxed);
     if (!begin()) return;
     if (launched - last_marker_ns >= marker_ns) {
         if (marker_count == MARKERS) pass_markers();
@@ -210,6 +213,7 @@ void gls_measure_reset(void) {
     marker_count = first_marker = 0;
     last_marker_ns = 0;
     atomic_store(&launched_ns, 0);
+    atomic_store(&newest_ns, 0);
     atomic_store(&completed_ns, 0);
     atomic_store(&off, false);
 }

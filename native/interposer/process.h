@@ -13,6 +13,18 @@ struct gls_stream_state {
     bool dirty;
 };
 
+/* Requests that followed each other without a pause: whoever came second had been waiting. */
+#define ROW 64u
+struct gls_row {
+    uint32_t count;
+    uint64_t began_ns, alone_ns; /* of the first; of all so far */
+    uint64_t end_ns[ROW], each_ns[ROW];
+    /* of the request in progress */
+    uint64_t work_ns, kernels, touched;
+    bool clean; /* nothing of best effort was on the GPU when it began */
+    uint64_t random;
+};
+
 struct gls_process {
     enum gls_class klass;
     struct gl_params params;
@@ -34,6 +46,8 @@ struct gls_process {
         uint64_t launches;
     } events[EVENTS];
     struct gl_tail tail;
+    struct gls_row row; /* of high-priority requests */
+    uint64_t gap_ns;    /* between kernels of a request, alone: its time beyond its kernels', by kernel */
     /* written and read by best-effort launches */
     _Atomic uint64_t stale[GLS_CLIENTS]; /* activity of a high-priority program that max_hold has overruled, + 1 */
 };

@@ -44,7 +44,9 @@ FAMILY(launch, P_LAUNCH, CUfunction f, unsigned gx, unsigned gy, unsigned gz, un
     struct gls_key key = {f, {gx, gy, gz}, {bx, by, bz}, shared};
     CUstream handle = explicit_stream(stream, per_thread);
     if (gx) gls_before(&ticket, &key, handle, gls_stream(stream, per_thread));
+    gls_self.inside++; /* a driver may launch by way of another of its functions */
     CUresult result = real(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
+    gls_self.inside--;
     gls_after(&ticket, handle, result);
     return result;
 }
@@ -60,7 +62,9 @@ FAMILY(launch_ex, P_LAUNCH_EX, const CUlaunchConfig *config, CUfunction f, void 
         handle = explicit_stream(config->hStream, per_thread);
         gls_before(&ticket, &key, handle, gls_stream(config->hStream, per_thread));
     }
+    gls_self.inside++;
     CUresult result = real(config, f, params, extra);
+    gls_self.inside--;
     gls_after(&ticket, handle, result);
     return result;
 }
@@ -71,7 +75,9 @@ FAMILY(cooperative, P_COOPERATIVE, CUfunction f, unsigned gx, unsigned gy, unsig
     struct gls_key key = {f, {gx, gy, gz}, {bx, by, bz}, shared};
     CUstream handle = explicit_stream(stream, per_thread);
     if (gx) gls_before(&ticket, &key, handle, gls_stream(stream, per_thread));
+    gls_self.inside++;
     CUresult result = real(f, gx, gy, gz, bx, by, bz, shared, stream, params);
+    gls_self.inside--;
     gls_after(&ticket, handle, result);
     return result;
 }
@@ -81,7 +87,9 @@ FAMILY(graph_launch, P_GRAPH_LAUNCH, CUgraphExec graph, CUstream stream) {
     struct gls_key key = {.f = (CUfunction)(void *)graph}; /* a grid of 0 means a graph */
     CUstream handle = explicit_stream(stream, per_thread);
     gls_before(&ticket, &key, handle, gls_stream(stream, per_thread));
+    gls_self.inside++;
     CUresult result = real(graph, stream);
+    gls_self.inside--;
     gls_after(&ticket, handle, result);
     return result;
 }

@@ -19,6 +19,8 @@
 
 uint64_t (*gls_clock)(void);
 void (*gls_sleep)(uint64_t ns);
+void (*gls_waiter)(uint64_t ns);
+void (*gls_waker)(void);
 
 uint64_t gls_now(void) {
     if (__builtin_expect(gls_clock != NULL, 0)) return gls_clock();
@@ -263,10 +265,9 @@ void gls_wait(struct gls_map *map, uint32_t seen, uint64_t timeout_ns) {
     struct timespec t = {(time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u)};
     atomic_fetch_or(&map->header->waiting_mask, 1ull << (unsigned)map->slot);
     gls_fault("waiting-announced");
-    if (gls_sleep)
-        for (uint64_t step; timeout_ns && atomic_load(&map->header->idle) == seen; timeout_ns -= step)
-            gls_sleep(step = timeout_ns < 5000 ? timeout_ns : 5000);
-    else
+    if (gls_waiter) {
+        if (atomic_load(&map->header->idle) == seen) gls_waiter(timeout_ns);
+    } else
         syscall(SYS_futex, (uint32_t *)(void *)&map->header->idle, FUTEX_WAIT, seen, &t, NULL, 0);
     atomic_fetch_and(&map->header->waiting_mask, ~(1ull << (unsigned)map->slot));
 }
@@ -275,7 +276,10 @@ void gls_wake(struct gls_map *map) {
     atomic_fetch_add(&map->header->idle, 1);
     if (atomic_load(&map->header->waiting_mask) == 0) return;
     gls_fault("idle-before-wake");
-    syscall(SYS_futex, (uint32_t *)(void *)&map->header->idle, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+    if (gls_waker)
+        gls_waker();
+    else
+        syscall(SYS_futex, (uint32_t *)(void *)&map->header->idle, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
 #define ACCOUNT_TIME ((1ull << 48) - 1)

@@ -57,7 +57,10 @@ struct gls_client {
     char name[GLS_NAME];
     _Atomic uint64_t reasons[GLS_REASONS]; /* admissions and first reasons to hold, by enum gl_reason */
     struct gls_launch ring[GLS_RING] __attribute__((aligned(64)));
-    char pad[1536];
+    /* high: best-effort launches admitted beside its requests so far; requests in a row without a pause, the one in
+     * progress among them; by how much best-effort work is expected to delay that one */
+    _Atomic uint64_t touched, row, delay_ns;
+    char pad[1536 - 64];
 } __attribute__((aligned(64)));
 
 struct gls_header {
@@ -122,6 +125,8 @@ uint64_t gls_now(void);
 /* A fake driver's way to put its virtual clock in their place. */
 extern uint64_t (*gls_clock)(void);
 extern void (*gls_sleep)(uint64_t ns);
+extern void (*gls_waiter)(uint64_t ns);
+extern void (*gls_waker)(void);
 
 #ifdef GLS_FAULTS /* test builds: die here if GPULOOM_SHARE_FAULT names the point */
 void gls_fault(const char *point);

@@ -4,6 +4,10 @@
  * stream, event or context, or by a query that found it done) for every stream it launched on. */
 #include "process.h"
 
+#define SUBMIT_NS 6000u   /* from before a launch call until the GPU can start (docs/sharing.md) */
+#define MOST_GAP_NS 20000u
+#define LEARNT 20u /* requests from which on a p99 is more than a guess */
+
 static _Thread_local char thread_mark __attribute__((tls_model("initial-exec")));
 
 uintptr_t gls_stream(CUstream stream, bool per_thread) {
@@ -45,32 +49,98 @@ void gls_ring_put(const struct gl_kernel *kernel, uint64_t id, uint64_t end_ns) 
     atomic_store_explicit(&c->launches, number + 1, memory_order_release);
 }
 
+/* A pause shorter than this lies within a row: the next request was there already. */
+static uint64_t pause_ns(uint64_t request_ns) { return request_ns / 50 > 20000 ? request_ns / 50 : 20000; }
+
+static double chance(struct gls_row *row) { /* uniform, 0..1 (xorshift64*) */
+    uint64_t x = row->random ? row->random : 0x9e3779b97f4a7c15ull;
+    x ^= x >> 12, x ^= x << 25, x ^= x >> 27;
+    row->random = x;
+    return (double)((x * 0x2545f4914f6cdd1dull) >> 11) * 0x1p-53;
+}
+
+/* A row is over: tell the virtual queue of it. When a waiting request came is not to be seen; where arrivals are random
+ * they are spread evenly over the time in which the row would not have broken off, so that is drawn. */
+static void close_row(void) {
+    struct gls_process *p = &gls_process;
+    struct gls_row *row = &p->row;
+    double at[ROW];
+    uint64_t before = 0;
+    double scale = 0;
+    if (row->count == 0) return;
+    uint64_t span = row->alone_ns - row->each_ns[row->count - 1];
+    at[0] = 0;
+    for (uint32_t i = 1; i < row->count; i++) { /* insertion keeps them in order */
+        double x = chance(row) * (double)span;
+        uint32_t k = i;
+        for (; k > 1 && at[k - 1] > x; k--) at[k] = at[k - 1];
+        at[k] = x;
+    }
+    for (uint32_t i = 0; i < row->count; i++) {
+        uint64_t arrival = (uint64_t)at[i] < before ? (uint64_t)at[i] : before;
+        uint64_t came = row->began_ns + arrival, finish = gl_tail_add(&p->tail, came, row->each_ns[i]);
+        scale = gl_tail_done(&p->params, &p->tail, finish - came, row->end_ns[i] > came ? row->end_ns[i] - came : 0);
+        before += row->each_ns[i];
+    }
+    row->count = 0;
+    row->alone_ns = 0;
+    atomic_store_explicit(&p->client->price_scale, (uint64_t)(scale * 1e6), memory_order_relaxed);
+    atomic_store_explicit(&p->client->load, (uint64_t)(gl_tail_load(&p->tail) * 1e6), memory_order_relaxed);
+}
+
 static void request_begins(uint64_t now_ns) {
     struct gls_process *p = &gls_process;
     struct gls_client *c = p->client;
+    struct gls_row *row = &p->row;
+    uint64_t alone = atomic_load_explicit(&c->request_ns, memory_order_relaxed), queued, lag = 0;
+    uint64_t last = row->count ? row->end_ns[row->count - 1] : 0;
+    uint32_t sm, kernels;
+    if (row->count == ROW || (row->count && now_ns - last > pause_ns(alone))) close_row();
+    if (row->count == 0) row->began_ns = now_ns;
+    else if (last - row->began_ns > row->alone_ns) lag = last - row->began_ns - row->alone_ns;
+    gls_outstanding(&p->map, now_ns, &queued, &sm, &kernels);
+    row->clean = queued == 0;
+    row->work_ns = row->kernels = 0;
+    row->touched = atomic_load_explicit(&c->touched, memory_order_relaxed);
     int64_t slack = GL_UNKNOWN_SLACK;
-    if (p->tail.count >= 20 && p->params.budget > 0)
-        slack = (int64_t)(p->params.budget * (double)gl_tail_quantile(&p->tail, 0.99));
+    if (p->params.budget > 0 && alone) {
+        /* As if it had come with the first of its row: nobody sees when, nor who waits behind it. */
+        int64_t most = p->tail.count >= LEARNT ? gl_tail_budget(&p->params, &p->tail, row->alone_ns + alone)
+                                               : (int64_t)(p->params.budget * (double)alone);
+        slack = most - (int64_t)lag - (int64_t)queued;
+        if (slack == GL_UNKNOWN_SLACK) slack++;
+    }
+    atomic_store_explicit(&c->delay_ns, queued, memory_order_relaxed);
+    atomic_store_explicit(&c->row, row->count + 1, memory_order_relaxed);
     atomic_store_explicit(&c->slack_ns, slack, memory_order_relaxed);
     atomic_store_explicit(&c->busy_ns, now_ns, memory_order_relaxed);
     atomic_store_explicit(&c->busy, 1, memory_order_release);
     gls_fault("high-busy");
 }
 
+/* A request's time alone, learnt. One that nothing was admitted beside tells it; others only bound it from above. */
+static uint64_t alone_of(uint64_t known, uint64_t took, bool undisturbed) {
+    if (known == 0) return took;
+    if (undisturbed) return took < known ? known - (known - took) / 2 : known + (took - known) / 8;
+    return took < known ? known - (known - took) / 2 : known + (took - known) / 256;
+}
+
 static void request_ends(uint64_t now_ns) {
     struct gls_process *p = &gls_process;
     struct gls_client *c = p->client;
+    struct gls_row *row = &p->row;
     uint64_t began = atomic_load_explicit(&c->busy_ns, memory_order_relaxed);
     uint64_t took = now_ns > began ? now_ns - began : 1;
-    uint64_t alone = atomic_load_explicit(&c->request_ns, memory_order_relaxed);
-    /* Leans to short requests, as gls_learn does: what neighbours cost is no part of the time alone. */
-    alone = alone == 0 ? took : took < alone ? alone - (alone - took) / 4 : alone + (took - alone) / 32;
+    uint64_t known = atomic_load_explicit(&c->request_ns, memory_order_relaxed);
+    bool undisturbed = row->clean && row->touched == atomic_load_explicit(&c->touched, memory_order_relaxed);
+    uint64_t alone = alone_of(known, took, undisturbed);
     atomic_store_explicit(&c->request_ns, alone ? alone : 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&c->requests, 1, memory_order_relaxed);
-    uint64_t alone_at = gl_tail_add(&p->tail, began, alone); /* when it would have ended without neighbours */
-    double scale = gl_tail_done(&p->params, &p->tail, alone_at > began ? alone_at - began : 0, took);
-    atomic_store_explicit(&c->price_scale, (uint64_t)(scale * 1e6), memory_order_relaxed);
-    atomic_store_explicit(&c->load, (uint64_t)(gl_tail_load(&p->tail) * 1e6), memory_order_relaxed);
+    p->gap_ns = alone > row->work_ns ? (alone - row->work_ns) / row->kernels : 0;
+    if (p->gap_ns > MOST_GAP_NS) p->gap_ns = MOST_GAP_NS;
+    row->end_ns[row->count] = now_ns;
+    row->each_ns[row->count] = alone < took ? alone : took;
+    row->alone_ns += row->each_ns[row->count++];
     atomic_store_explicit(&c->end_ns, now_ns, memory_order_relaxed);
     gls_fault("high-before-idle");
     atomic_store_explicit(&c->busy, 0, memory_order_release);
@@ -97,9 +167,14 @@ void gls_track_launch(uintptr_t stream, uint64_t now_ns, const struct gl_kernel 
     struct gls_client *c = p->client;
     gls_track_stream(stream);
     if (!atomic_load_explicit(&c->busy, memory_order_relaxed)) request_begins(now_ns);
-    uint64_t end = atomic_load_explicit(&c->end_ns, memory_order_relaxed);
+    uint64_t end = atomic_load_explicit(&c->end_ns, memory_order_relaxed), start = now_ns + SUBMIT_NS;
+    uint64_t delay = atomic_load_explicit(&c->delay_ns, memory_order_relaxed);
     uint64_t duration = kernel->duration_ns ? kernel->duration_ns : p->params.unknown_duration_ns;
-    end = (end > now_ns ? end : now_ns) + duration;
+    p->row.work_ns += duration;
+    p->row.kernels++;
+    /* Ends are kept without the delay, which grows while they wait. */
+    start = start > delay ? start - delay : 0;
+    end = (end + p->gap_ns > start ? end + p->gap_ns : start) + duration;
     atomic_store_explicit(&c->end_ns, end, memory_order_relaxed);
     gls_ring_put(kernel, id, end);
     gls_fault("high-announced");

@@ -45,7 +45,7 @@ struct run {
     /* the delay budget */
     struct gl_tail tail;
     uint32_t seen;
-    double lag_ns, charges_ns, *virtual_ns;
+    double lag_ns, charges_ns, room_ns, *virtual_ns;
 };
 
 static uint64_t mix(uint64_t x) { /* splitmix64's finaliser */
@@ -145,6 +145,8 @@ static void head(struct run *r, uint32_t client, const struct gl_kernel *k, doub
 
 static double later(double a, double b) { return a > b ? a : b; }
 
+static double lesser(double a, double b) { return a < b ? a : b; }
+
 static void next_high(struct run *r) {
     const struct gl_sim *in = r->in;
     double launched = r->started_ns + (r->next + 1) * in->launch_ns + in->submit_ns;
@@ -162,8 +164,8 @@ static void start_request(struct run *r) {
     r->lag_ns = r->started_ns + (double)in->request_ns - r->virtual_ns[r->request];
     r->charges_ns = 0.0;
     if (r->launched > r->finished && r->stream[1].active) { /* what runs now is in the way for a block's time */
-        double block = r->stream[1].block_ns * width(r, r->stream[1].kernel) / r->sm_count;
-        r->charges_ns = block < r->outstanding_ns ? block : r->outstanding_ns;
+        double done = r->stream[1].running ? r->now - r->stream[1].since_ns : 0.0;
+        r->charges_ns = later(r->outstanding_ns - done, 0.0);
     }
     next_high(r);
 }
@@ -206,11 +208,19 @@ static void end_kernel(struct run *r, uint32_t client) {
 }
 
 static int64_t slack(const struct run *r) {
-    double budget, p99 = (double)gl_tail_quantile(&r->tail, 0.99);
+    double left;
     if (!(r->in->params->budget > 0.0) || !r->in->request_ns) return GL_UNKNOWN_SLACK;
-    if (p99 < (double)r->in->request_ns) p99 = (double)r->in->request_ns;
-    budget = r->in->params->budget * p99 - later(r->lag_ns, 0.0) - r->charges_ns;
-    return budget < -9e18 ? INT64_MIN + 1 : (int64_t)budget;
+    left = r->room_ns - later(r->lag_ns, 0.0) - r->charges_ns;
+    return left < -9e18 ? INT64_MIN + 1 : (int64_t)left;
+}
+
+/* How far the requests in the system may lie behind what they would be alone. */
+static void room(struct run *r) {
+    r->room_ns = NEVER;
+    for (uint32_t i = r->request; i < r->seen; i++) {
+        double latency = r->virtual_ns[i] - (double)r->in->arrival_ns[i];
+        r->room_ns = lesser(r->room_ns, (double)gl_tail_budget(r->in->params, &r->tail, (uint64_t)latency));
+    }
 }
 
 /* The gate: the best-effort program calls launch, or waits in it. */
@@ -327,6 +337,7 @@ static void loop(struct run *r) {
     gate(r);
     for (;;) {
         double next = next_event(r);
+        int came = 0;
         if (in->requests ? r->request >= in->requests : next >= in->end_ns) break;
         if (next >= NEVER) {
             r->out->error = 2;
@@ -336,10 +347,16 @@ static void loop(struct run *r) {
         while (r->seen < in->requests && (double)in->arrival_ns[r->seen] <= r->now) {
             r->virtual_ns[r->seen] = (double)gl_tail_add(&r->tail, in->arrival_ns[r->seen], in->request_ns);
             r->seen++;
+            came = 1;
         }
         if (!r->serving && r->request < r->seen) start_request(r);
         for (uint32_t c = 0; c < 2; c++)
-            if (r->stream[c].active && !r->stream[c].pending && !r->stream[c].running) end_kernel(r, c);
+            if (r->stream[c].active && !r->stream[c].pending && !r->stream[c].running) {
+                uint32_t was = r->request;
+                end_kernel(r, c);
+                if (r->request != was) came = 1;
+            }
+        if (came) room(r);
         gate(r);
         dispatch(r);
         rates(r);

@@ -17,32 +17,36 @@ from gpuloom.sharing.simulate import Machine, Outcome, Pair, poisson_arrivals, r
 
 pytestmark = pytest.mark.data
 PAIRS = (
-    ("resnet50_4_fwd", "resnet50_32_fb1"),
-    ("resnet50_4_fwd", "mobilenetv2_32_fb1"),
-    ("resnet101_4_fwd", "bert_8_fb1"),
-    ("mobilenetv2_4_fwd", "bert_8_fb1"),
-    ("transformer_xl_4_fwd", "resnet101_32_fb1"),
-    ("efficientnet_4_fwd", "resnet50_32_fb1"),
+    ("resnet50_4_fwd", "resnet50_32_fb1", 0),
+    ("resnet50_4_fwd", "resnet50_32_fb1", 1),
+    ("resnet50_4_fwd", "resnet50_32_fb1", 2),
+    ("resnet50_4_fwd", "mobilenetv2_32_fb1", 0),
+    ("mobilenetv2_4_fwd", "bert_8_fb1", 0),
+    ("mobilenetv2_4_fwd", "bert_8_fb1", 1),
+    ("mobilenetv2_4_fwd", "bert_8_fb1", 2),
+    ("mobilenetv2_4_fwd", "mobilenetv2_96_fb1", 0),
+    ("mobilenetv2_4_fwd", "mobilenetv2_96_fb1", 1),
+    ("mobilenetv2_4_fwd", "mobilenetv2_96_fb1", 2),
+    ("resnet101_4_fwd", "bert_8_fb1", 1),
+    ("transformer_xl_4_fwd", "mobilenetv2_64_fb1", 1),
+    ("efficientnet_4_fwd", "resnet50_32_fb1", 1),
 )
-
-
+"""Service, training, seed."""
 TARGET = 1.05
-MISSED = {("mobilenetv2_4_fwd", "bert_8_fb1"): 1.07}
-"""Requests of 2.4 ms: 1.06 at this seed, 1.02 at another. Not where it shall be; it must not get worse unseen."""
 
 
 @cache
-def outcomes(data: Path, service: str, training: str) -> dict[str, Outcome]:
+def outcomes(data: Path, service: str, training: str, seed: int) -> dict[str, Outcome]:
     high, best = find_profile(service, data / "orion")[0], find_profile(training, data / "orion")[0]
     rate = 0.5e9 / request_alone_ns(high, Machine())
-    pair = Pair(high, best, poisson_arrivals(rate, 1000, 1), seed=1)
+    pair = Pair(high, best, poisson_arrivals(rate, 1000, seed), seed=seed)
     return {rule: pair.outcome(rule) for rule in ("orion", "gpuloom")}
 
 
-@pytest.mark.parametrize(("service", "training"), PAIRS)
-def test_tail_and_throughput(data: Path, service: str, training: str) -> None:
-    found = outcomes(data, service, training)
-    assert found["gpuloom"].p99_over_alone <= MISSED.get((service, training), TARGET)
+@pytest.mark.parametrize(("service", "training", "seed"), PAIRS)
+def test_tail_and_throughput(data: Path, service: str, training: str, seed: int) -> None:
+    found = outcomes(data, service, training, seed)
+    assert found["gpuloom"].p99_over_alone <= TARGET
     assert found["gpuloom"].best_effort_over_alone >= found["orion"].best_effort_over_alone
     assert found["gpuloom"].max_held_ms <= 100.1
 

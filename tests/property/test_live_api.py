@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from api_client import TOKEN, Local
 from fake_executor import FakeExecutor
 from gpuloom.core.errors import ImpossibleJobError, InputError
+from gpuloom.core.share_class import is_pair
 from gpuloom.executors.logs import read_log
 from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.spec import job_spec
@@ -40,6 +41,7 @@ specs = st.fixed_dictionaries(
         "array": st.sampled_from(["0-1", "0-2%1"]),
         "on_preempt": st.sampled_from(["checkpoint", "freeze", "never"]),
         "estimate": st.integers(1_000, 1_000_000),
+        "share_class": st.sampled_from(["high", "best-effort"]),
     },
 )
 picks = st.integers(0, 10_000)
@@ -328,15 +330,24 @@ class LiveApi(RuleBasedStateMachine):
             assert (view["waiting"] is not None) == (state in ("queued", "held", "frozen"))
         assert self.live.service.policy()["policy"] == self.policy
 
+    def is_pair(self, jobs: list[int]) -> bool:
+        """Whether these may share a slot under any policy: a best-effort job beside a high one."""
+        specs = [self.jobs[job].spec for job in jobs]
+        return is_pair([str(spec.get("share_class")) for spec in specs]) and all(spec["gpus"] == 1 for spec in specs)
+
     @invariant()
     def slots_and_runs_agree(self) -> None:
         assert self.live.scheduler.problem == ""
         attempts = list(self.live.book.attempts.values())
         assert {attempt.run for attempt in attempts} == self.executor.live()
         assert set(self.executor.starts.values()) <= {1}
-        used = [slot for a in attempts if a.phase != "frozen" for node, gpus in a.allocation for slot in gpus]
-        assert set(used) <= set(range(SLOTS))
-        shared = len(used) - len(set(used))
+        on: dict[int, list[int]] = {}
+        for attempt in attempts:
+            for _, gpus in attempt.allocation if attempt.phase != "frozen" else ():
+                for slot in gpus:
+                    on.setdefault(slot, []).append(attempt.job)
+        assert set(on) <= set(range(SLOTS))
+        shared = [jobs for jobs in on.values() if len(jobs) > 1 and not self.is_pair(jobs)]
         # Those that shared slots under the policy before go on.
         self.alone = self.policy not in SHARING and (self.alone or not shared)
         assert not (self.alone and shared)

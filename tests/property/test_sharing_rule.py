@@ -87,30 +87,92 @@ def specified(p: Params, s: Situation, k: Kernel) -> tuple[str, float]:
     return "beside", worst
 
 
+class Beside:
+    """A device on which the service's kernel ("h") and the training kernel ("k") hold SMs, wave by wave."""
+
+    def __init__(self, sms: int) -> None:
+        self.sms, self.now = sms, 0.0
+        self.groups: list[tuple[str, float, int]] = []  # who, end, SMs
+        self.waiting, self.block = {"h": 0, "k": 0}, {"h": 0.0, "k": 0.0}
+
+    def held(self, who: str) -> int:
+        return sum(g[2] for g in self.groups if g[0] == who)
+
+    def put(self, p: Params, k: Kernel, who: str) -> None:
+        portions = max(1, k.sm)
+        waves = math.ceil(portions / self.sms)
+        lump = math.ceil(waves / 16)
+        self.waiting[who] = -(-portions // lump)
+        self.block[who] = float(lasts(p, k)) / float(-(-self.waiting[who] // self.sms))
+
+    def fill(self, who: str, block: float | None = None) -> None:
+        take = min(self.waiting[who], self.sms - self.held("h") - self.held("k"))
+        end = self.now + (self.block[who] if block is None else block)
+        if not take:
+            return
+        self.waiting[who] -= take
+        for i, (owner, other, held) in enumerate(self.groups):
+            if owner == who and (other == end or len(self.groups) >= 23):
+                self.groups[i] = (who, max(other, end), held + take)
+                return
+        self.groups.append((who, end, take))
+
+    def go_on(self, until: float) -> None:
+        self.now = max(self.now, min([until, *(g[1] for g in self.groups)]))
+        self.groups = [g for g in self.groups if g[1] > self.now]
+
+
+def slowdown(p: Params, k: Kernel, hp: Kernel, on: int, all_sms: int) -> float:
+    fraction = min(1.0, on / width(k, all_sms))
+    dram = util(p, k.dram) * fraction
+    slow = max(0.0, util(p, k.compute) * fraction + util(p, hp.compute) - 1)
+    return slow + max(0.0, dram + util(p, hp.dram) - 1) + p.cache * dram
+
+
 def delay(p: Params, s: Situation, k: Kernel) -> int:
-    all_sms, block = s.sm_count, -(-lasts(p, k) // max(1, -(-k.sm // s.sm_count)))
-    pending, overrun, cost = float(max(1, k.sm)), 0.0, 0
-    for index, (hp, time) in enumerate(zip(s.hp, remaining(p, s), strict=True)):
-        need = width(hp, all_sms)
-        if index or not s.hp_elapsed_ns:  # a boundary: what waits takes the free SMs first
-            taken = min(pending + overrun, float(all_sms))
-            if taken + need > all_sms:
-                cost += part((taken + need - all_sms) / all_sms, block) if hp.sm > all_sms else block
-            pending -= taken - overrun
-        if pending <= 0:
+    device, begin, begun = Beside(s.sm_count), float(max(s.outstanding_ns, p.launch_ns)), False
+    alone = slowed = 0.0
+    steps = 0
+    for index, hp in enumerate(s.hp):
+        time, gone = float(lasts(p, hp)), float(s.hp_elapsed_ns) if index == 0 else 0.0
+        if begun and not device.waiting["k"] and not device.held("k"):
             break
-        left_over = all_sms - need
-        on = min(int(pending), left_over)
-        fraction = min(1.0, on / width(k, all_sms))
-        slow = max(0.0, util(p, k.compute) * fraction + util(p, hp.compute) - 1)
-        slow += max(0.0, util(p, k.dram) * fraction + util(p, hp.dram) - 1)
-        cost += part(slow, time)
-        waves = float(time // block) if block else 0.0
-        overrun = float(on) if pending > waves * left_over else 0.0
-        pending = max(0.0, pending - (waves + (overrun > 0)) * left_over)
-        if not pending and not overrun:
+        if gone >= time:
+            continue
+        if not gone:  # a boundary: what waits takes the free SMs first
+            if not begun and begin <= device.now:
+                begun = True
+                device.put(p, k, "k")
+            device.fill("k")
+        device.put(p, hp, "h")
+        if gone:
+            block = device.block["h"]
+            waves = int(gone / block)
+            device.waiting["h"] = max(1, device.waiting["h"] - waves * s.sm_count)
+            device.fill("h", block - (gone - waves * block))
+        else:
+            device.fill("h")
+        alone += time - gone
+        while (device.waiting["h"] or device.held("h")) and steps < 192:
+            steps += 1
+            if not begun and begin <= device.now:
+                begun = True
+                device.put(p, k, "k")
+            device.fill("k")
+            before, on, of = device.now, device.held("k"), device.held("h")
+            device.go_on(math.inf if begun else begin)
+            if on and of:
+                slowed += slowdown(p, k, hp, on, s.sm_count) * (device.now - before)
+            device.fill("h")
+        if steps >= 192:
             break
-    return min(U64, cost)
+    lost = max(0.0, device.now - alone) + slowed
+    if not begun:
+        device.put(p, k, "k")
+    if steps >= 192 or not s.backlog_ns or float(s.backlog_ns) > sum(lasts(p, hp) for hp in s.hp) - s.hp_elapsed_ns:
+        left = max((g[1] - device.now for g in device.groups if g[0] == "k"), default=0.0)
+        lost += left + device.block["k"] * float(-(-device.waiting["k"] // s.sm_count))
+    return int(lost) if lost < 9e18 else 2**63 - 1
 
 
 def price(p: Params, s: Situation) -> float:
@@ -121,7 +183,7 @@ def price(p: Params, s: Situation) -> float:
     power = 1 + x / 64
     for _ in range(6):
         power *= power  # of floats: infinite where ** would raise
-    return p.price * (s.price_scale or 1.0) / power
+    return p.price * (s.price_scale or p.begin) / power
 
 
 def retold(p: Params, s: Situation, k: Kernel) -> tuple[bool, str]:
@@ -153,17 +215,21 @@ def retold(p: Params, s: Situation, k: Kernel) -> tuple[bool, str]:
     reason, _ = specified(p, s, k)
     if not p.budget or s.slack_ns is None:
         return reason == "beside", reason
-    if s.slack_ns < delay(p, s, k):
+    if s.slack_ns < 0:
+        return False, "budget"
+    if reason != "beside":
+        if not p.price or (p.lone and s.requests > p.lone):
+            return False, reason
+        if not s.hp:
+            return False, "price"
+        if s.outstanding and s.outstanding_ns > queued:
+            return False, "window"
+    cost = delay(p, s, k)
+    if s.slack_ns < cost:
         return False, "budget"
     if reason == "beside":
         return True, reason
-    if not p.price or (p.lone and s.requests > p.lone):
-        return False, reason
-    if not s.hp or delay(p, s, k) > part(price(p, s), lasts(p, k)):
-        return False, "price"
-    if s.outstanding and s.outstanding_ns > queued:
-        return False, "window"
-    return True, "priced"
+    return (False, "price") if cost > part(price(p, s), lasts(p, k)) else (True, "priced")
 
 
 def drawn_kernel(rng: random.Random) -> Kernel:
@@ -261,16 +327,37 @@ def test_no_hold_outlasts_max_hold(k: Kernel, hp: Kernel, held: int, outstanding
             assert 0 < verdict.recheck_ns <= p.max_hold_ns - held
 
 
-@given(kernels, kernels, st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9))
+@given(kernels, kernels, st.integers(0, 10**7), st.integers(0, 10**9), st.floats(0.01, 1))
 @settings(max_examples=500)
-def test_what_is_admitted_is_admitted_with_less_outstanding_and_more_slack(
-    k: Kernel, hp: Kernel, outstanding: int, less: int, slack: int
+def test_what_is_admitted_is_admitted_with_more_slack_and_a_higher_price(
+    k: Kernel, hp: Kernel, outstanding: int, slack: int, scale: float
 ) -> None:
     p = Params.default("gpuloom")
-    s = Situation(80, True, (hp,), 0, 10**9, max(outstanding, less), 1, slack_ns=slack, backlog_ns=10**9)
-    easier = replace(s, outstanding_ns=min(outstanding, less), slack_ns=slack + 10**6, backlog_ns=0)
+    s = Situation(80, True, (hp,), 0, 10**9, outstanding, 1, slack_ns=slack, backlog_ns=10**9, price_scale=scale)
     if admit(p, s, k).admit:
-        assert admit(p, easier, k).admit
+        assert admit(p, replace(s, slack_ns=slack + 10**6, price_scale=scale + 0.1), k).admit
+
+
+def test_delay_by_hand() -> None:
+    # A kernel of the service of 100 us on 60 of 80 SMs has run for 20 us; another of 50 us on all SMs follows, the last
+    # of the request. Training kernels of 20 SMs.
+    p = replace(Params.default("gpuloom"), price=100.0, steepness=0.0, launch_ns=0)
+    hp = (Kernel(60, "compute", 0.0, 0.0, 100_000), Kernel(80, "compute", 0.0, 0.0, 50_000))
+    s = Situation(80, True, hp, 20_000, 10**9, slack_ns=10**9, backlog_ns=130_000, price_scale=1.0)
+
+    def charge(us: int, **more: float) -> int:
+        return admit(p, replace(s, **more), Kernel(20, "memory", 0.0, 0.0, us * 1000)).charge_ns  # type: ignore[arg-type]
+
+    assert charge(80) == 0  # ends with the first kernel
+    assert charge(100) == 20_000  # the second waits for 20 SMs for 20 us
+    assert charge(125) == 45_000
+    assert charge(500) == 50_000  # ... and no longer than its own first blocks take: then it has 60 SMs
+    assert charge(80, outstanding_ns=30_000) == 30_000  # begins later
+    assert charge(500, backlog_ns=10**6) == 50_000 + 500_000 - 80_000 - 100_000  # others come and find it there
+    # Memory traffic beside the first kernel: 0.6 + 0.6 of the bandwidth, and the caches.
+    busy = replace(s, hp=(replace(hp[0], dram=0.6), hp[1]))
+    found = admit(p, busy, Kernel(20, "memory", 0.0, 0.6, 80_000)).charge_ns
+    assert found == pytest.approx(80_000 * (0.2 + 0.05 * 0.6), abs=2)
 
 
 @given(kernels, st.integers(1, 200))

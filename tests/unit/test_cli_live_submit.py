@@ -90,6 +90,24 @@ def test_the_flags_are_all_the_fields() -> None:
     assert set(JobSpec.model_fields) - {p.name for p in submit.params} == {"command"}
 
 
+def test_the_class(tmp_path: Path) -> None:
+    found = dry("--class", "high", "--task-type", "inference", "--importance", "low", "--real-time", "--", "x")
+    expected = {"share_class": "high", "task_type": "inference", "importance": "low", "real_time": True}
+    assert {name: found[name] for name in expected} == expected
+    (tmp_path / "job.yaml").write_text("command: [x]\nclass: best-effort\n")
+    assert dry("job.yaml")["share_class"] == "best-effort"
+    assert dry("job.yaml", "--class", "high")["share_class"] == "high"
+    for text, told in (
+        ("class: low", "job.yaml:2: share_class is 'low': Input should be 'high' or 'best-effort'"),
+        ("class: high\nshare_class: high", "job.yaml:2: class and share_class are the same: write one of them"),
+        ("task_type: serving", "job.yaml:2: task_type is 'serving': Input should be 'inference', 'interactive'"),
+        ("real_time: 1", "job.yaml:2: real_time is 1: Input should be a valid boolean"),
+        ("clas: high", "unknown field 'clas'; did you mean 'class'?"),
+    ):
+        (tmp_path / "job.yaml").write_text(f"command: [x]\n{text}\n")
+        assert told in refused("job.yaml")
+
+
 def test_paths_are_absolute_and_images_are_not_paths(tmp_path: Path) -> None:
     assert dry("--venv", "~/v", "--", "x")["venv"] == str(Path.home() / "v")
     assert dry("--conda", "torch", "--", "x")["conda"] == "torch"

@@ -30,6 +30,30 @@ def running(overhead_s: float = 0.0, rate: float = 1.0) -> State:
     return made
 
 
+def adopt(made: State, *placements: Placement, run_from_s: float, work_from_s: float, rate: float = 1.0) -> None:
+    n = len(placements)
+    made.adopt(
+        np.arange(n),
+        placements,
+        run_from_s=np.full(n, run_from_s),
+        work_from_s=np.full(n, work_from_s),
+        rate=np.full(n, rate),
+    )
+
+
+def restore(
+    made: State, held_gpu_s: object, *, held_s: float, starts: int, first_start_s: float, left_s: float
+) -> None:
+    made.restore(
+        np.arange(1),
+        held_s=np.array([held_s]),
+        held_gpu_s=np.array(held_gpu_s),
+        starts=np.array([starts], dtype=np.int32),
+        first_start_s=np.array([first_start_s]),
+        remaining_s=np.array([left_s]),
+    )
+
+
 def resized(made: State) -> None:
     made.vacate(0, 1.0)
     made.resize(0, ONE, 1.0, 0.0, 0.5)
@@ -49,7 +73,7 @@ STEPS: dict[str, Callable[[State], None]] = {
     "resize": resized,
     "finish": lambda s: s.finish(0, 1.0),
     "withdraw": lambda s: s.withdraw(0),
-    "adopt": lambda s: s.adopt(0, ONE, run_from_s=0.0, work_from_s=1.0, rate=1.0),
+    "adopt": lambda s: adopt(s, ONE, run_from_s=0.0, work_from_s=1.0),
 }
 
 
@@ -275,18 +299,18 @@ def test_lazy_progress_equals_progress_second_by_second(ops: list[tuple[str, flo
 
 def test_a_restored_job_has_its_history() -> None:
     made = state((0, 100, 2), cluster="1x4")
-    made.restore(0, held_s=40.0, held_gpu_s=80.0, starts=2, first_start_s=5.0, remaining_s=70.0)
+    restore(made, [80.0], held_s=40.0, starts=2, first_start_s=5.0, left_s=70.0)
     made.submit(0, 50.0)
-    made.adopt(0, Placement((0,), (0b11,)), run_from_s=45.0, work_from_s=50.0, rate=1.0)
+    adopt(made, Placement((0,), (0b11,)), run_from_s=45.0, work_from_s=50.0)
     assert made.held_at(0, 60.0) == 55.0
     assert made.held_gpu_s_at(0, 60.0) == 110.0
     assert made.remaining_at(0, 60.0) == 60.0
     assert (made.starts[0], made.first_start_s[0]) == (2, 5.0)
     with pytest.raises(InvalidTransition, match="must be waiting"):
-        made.restore(0, held_s=0.0, held_gpu_s=0.0, starts=0, first_start_s=None)
+        restore(made, [0.0], held_s=0.0, starts=0, first_start_s=math.nan, left_s=60.0)
     made.stop(0, 60.0)
-    made.restore(0, held_s=1.0, held_gpu_s=np.array([3.0]), starts=0, first_start_s=None)
-    assert (made.held_gpu_s_at(0, 60.0), made.remaining_s[0]) == (3.0, 60.0)
+    restore(made, [[3.0]], held_s=1.0, starts=0, first_start_s=math.nan, left_s=61.0)
+    assert (made.held_gpu_s_at(0, 60.0), made.remaining_s[0]) == (3.0, 61.0)
     assert math.isnan(made.first_start_s[0])
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import jobs
+from gpuloom.core.decision import Placement
 from gpuloom.core.workload import Workload
 from gpuloom.interleave.efficiency import MEASURED_OVERHEAD, Interleaving
 from gpuloom.interleave.groups import UNKNOWN, GroupSharing, GroupTimes
@@ -160,6 +161,21 @@ def test_beside_a_job_without_stage_times_everyone_gets_an_even_share() -> None:
     assert sharing.rate(1, 0, [(1, 0)]) == 0.5
     assert sharing.rate(0, 0, [(1, 1)]) == 0.5
     assert sharing.rate(0, 0, [(1, 1), (2, 2)]) == pytest.approx(1 / 3)
+
+
+def test_rates_of_all_groups_at_once_are_those_of_job_by_job() -> None:
+    sharing = GroupSharing(times([(1, 2, 0), (2, 1, 1), (NAN, 1, 1), (0, 1, 3), (1, 1, 1), (2, 1, 1)]))
+    pair, four = ((0, 1), (0b11, 0b1)), ((2,), (0b10,))
+    placements = [Placement(*pair, 1), Placement(*four, 3), Placement(*four, 0), Placement(*pair, 0)]
+    placements += [Placement((2,), (0b100,)), Placement(*four, 2)]
+    jobs_of = {0: (3, 0), 1: (2, 5, 1), 3: (3, 0), 2: (2, 5, 1), 4: (4,), 5: (2, 5, 1)}  # by layer
+    together = {job: [(placements[o].layer, o) for o in group if o != job] for job, group in jobs_of.items()}
+    one_by_one = [sharing.rate(job, placements[job].layer, together[job]) for job in range(6)]
+    assert sharing.rates(range(6), placements) == one_by_one
+    assert one_by_one[4] == 1.0 > one_by_one[0] > 0.0
+    assert one_by_one[1] == one_by_one[2] == one_by_one[5] == pytest.approx(1 / 3)
+    placements[4] = Placement((2,), (0b110,), 1)  # shares one of its two GPUs
+    assert sharing.rates(range(6), placements) is None
 
 
 def test_a_group_s_memory_is_the_sum_and_an_unknown_one_counts_as_none() -> None:

@@ -19,7 +19,9 @@ from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Speeds, Workload
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
-from gpuloom.policies.muri import Muri, MuriL, MuriS
+from gpuloom.interleave.groups import GroupSharing
+from gpuloom.placement.queues import ShapeQueues
+from gpuloom.policies.muri import _MANY, Muri, MuriL, MuriS, _Queues
 from gpuloom.policies.registry import create_policy
 from gpuloom.sim import Failure, SimResult, simulate
 
@@ -648,3 +650,76 @@ def test_wrong_parameters_are_refused_by_name(policy: str, value: str, message: 
 def test_only_muri_s_has_a_first_estimate() -> None:
     with pytest.raises(PolicyError, match="policy 'muri-l' has no parameter 'first_estimate'"):
         create_policy("muri-l:first_estimate=yes")
+
+
+# -- many jobs at once -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changed", [3, _MANY])
+def test_queues_that_many_jobs_leave_and_join_are_those_of_job_by_job(changed: int) -> None:
+    rng = np.random.default_rng(changed)
+    workload = jobs([(0.0, 100.0, gpus) for gpus in rng.choice([1, 2, 4], 3 * _MANY).tolist()])
+    state = State(workload, parse_cluster("8x8"))
+    keys = rng.integers(0, 40, len(workload)).astype(float)  # many are equal
+    first = rng.permutation(len(workload))
+    state.submit_all(first[: 2 * _MANY])
+    view = Snapshot(state, np.zeros(len(workload)))
+    at_once, one_by_one = (cls(view, lambda _, job: keys[job]) for cls in (_Queues, ShapeQueues))
+    gone, come = first[:changed].tolist(), first[2 * _MANY :][:changed].tolist()
+    keys[gone] += 1  # they were stored by what they had
+    at_once.exchange(view, gone, come)
+    for job in gone:
+        one_by_one.remove(job)
+    for job in come:
+        one_by_one.add(view, job)
+    assert at_once.waiting == one_by_one.waiting
+    assert len(at_once) == len(one_by_one) == 2 * _MANY
+    at_once.exchange(view, come, gone)
+    for job in come:
+        one_by_one.remove(job)
+    for job in gone:
+        one_by_one.add(view, job)
+    assert at_once.waiting == one_by_one.waiting
+
+
+def test_plans_and_progress_share_one_model_and_a_twin_has_its_own() -> None:
+    workload = woven([(0, 100, 1, A), (0, 100, 1, B)])
+    policy = create_policy("muri-l")
+    assert isinstance(policy, MuriL)
+    model = policy.times(workload)
+    assert policy.times(workload) is model
+    twin = policy.twin()
+    assert isinstance(twin, MuriL)
+    assert twin.times(workload) is not model
+    assert policy.times(replace(workload)) is not model
+
+
+def test_groups_that_run_already_are_taken_over_at_the_rates_that_they_have() -> None:
+    rng = np.random.default_rng(5)
+    rows: list[Row] = [(0.0, 500.0, int(rng.choice([1, 2, 8, 12])), (A, B, LOADS, UNKNOWN)[n % 4]) for n in range(120)]
+    workload, cluster, policy = woven(rows), parse_cluster("4x8"), create_policy("muri-l")
+
+    notes = Notes()
+
+    def engine_of(state: State) -> Engine:
+        return Engine(state, policy, Progress(workload, cluster, np.zeros(120), policy.sharing(workload)), notes)
+
+    ran = engine_of(State(workload, cluster, layers=4))
+    ran.take_in(0.0, arrived=range(120))
+    ran.decide(0.0)
+    running = np.array(list(ran.state.placements), dtype=np.intp)
+    placements = list(ran.state.placements.values())
+    assert cluster.gpus < sum(placement.gpus for placement in placements)
+    sharing = policy.sharing(workload)
+    assert isinstance(sharing, GroupSharing)
+    shares = sharing.rates(running.tolist(), placements)
+    assert shares is not None
+    state = State(workload, cluster, layers=4)
+    state.submit_all(running)
+    zero = np.zeros(len(running))
+    state.adopt(running, placements, run_from_s=zero, work_from_s=zero, rate=np.array(shares))
+    assert state.rate_column.tolist() == ran.state.rate_column.tolist()
+    assert min(shares) < 1.0
+    notes.taken()
+    engine_of(state).settle(0.0)
+    assert not notes.commands  # nobody's rate changes

@@ -117,7 +117,7 @@ def test_the_programs_exit_code_is_passed_on(run: Run, tmp_path: Path) -> None:
     assert run("--output", file, "--", sys.executable, "train.py", "30", "7").returncode == 7
     assert Path(file).exists()
     assert run("--", sys.executable, "train.py", "3", "9").returncode == 9
-    assert run("--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)").returncode == 137
+    assert run("--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)").returncode == -9
     missing = run("--", "/no/such/program")
     assert (missing.returncode, "No such file" in missing.stderr) == (2, True)
 

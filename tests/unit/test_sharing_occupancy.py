@@ -1,16 +1,21 @@
-"""Blocks per SM against a table filled block by block from NVIDIA's published limits.
+"""Blocks per SM against a table filled block by block from NVIDIA's published limits, and against NVIDIA's own code.
 
-Limits: CUDA C++ Programming Guide, "Compute Capabilities", table of technical specifications per compute capability.
-The cases of KNOWN were worked out by hand from the same limits.
+Limits: CUDA Programming Guide, "Compute Capabilities", table of technical specifications per compute capability.
+The cases of KNOWN were worked out by hand from the same limits. `cuda_occupancy.h`, of the wheel nvidia-cuda-runtime
+(extra `dev`), is what the CUDA runtime answers with; it brings blocks per SM and all granularities of its own.
 """
 
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from gpuloom.core.errors import InputError
+from gpuloom.sharing import build
 from gpuloom.sharing.occupancy import LIMITS, blocks_per_sm, sm_needed, sm_slots
 
 # Threads, blocks and kilobytes of shared memory that are resident on an SM; 64 K registers on all.
@@ -83,6 +88,44 @@ def test_blocks_per_sm_as_filled_block_by_block(cc: str) -> None:
         else:
             with pytest.raises(InputError, match="does not fit"):
                 blocks_per_sm(cc, threads, registers, shared)
+
+
+def nvidias_header() -> Path | None:
+    """The folder of cuda_occupancy.h of an installed wheel."""
+    for folder in map(Path, sys.path):
+        for inside in ("nvidia/cuda_runtime/include", "nvidia/cu13/include"):
+            if (folder / inside / "cuda_occupancy.h").is_file():
+                return folder / inside
+    return None
+
+
+def test_blocks_per_sm_as_nvidias_own_occupancy_code_says(tmp_path: Path) -> None:
+    headers, command = nvidias_header(), build.compiler()
+    if headers is None or command is None:
+        pytest.skip("needs the wheel nvidia-cuda-runtime-cu12 (extra dev) and a C compiler")
+    source = Path(__file__).parents[2] / "native" / "interposer" / "tests" / "occupancy.c"
+    program = tmp_path / "occupancy"
+    build.run_compiler([*command, "-O1", f"-I{headers}", str(source), "-o", str(program)], source.parent)
+    threads = (1, 31, 33, 64, 96, 100, 128, 160, 224, 256, 288, 384, 512, 640, 768, 1024)
+    registers = (0, 1, 8, 16, 24, 32, 33, 40, 48, 56, 63, 64, 72, 80, 96, 128, 129, 168, 200, 255)
+    shared = (0, 1, 128, 1000, 2048, 5000, 9216, 16384, 30000, 49152, 65536, 99 * 1024, 100 * 1024, 227 * 1024)
+    cases = list(itertools.product(PUBLISHED, threads, registers, shared))
+    lines = []
+    for cc, block, regs, bytes_ in cases:
+        per_sm, _, shared_kb = PUBLISHED[cc]
+        reserved = 0 if cc.startswith("7") else 1024
+        lines.append(f"{cc.replace('.', ' ')} {per_sm} {shared_kb * 1024} {reserved} {block} {regs} {bytes_}\n")
+    done = subprocess.run([str(program)], input="".join(lines), capture_output=True, text=True, check=True, timeout=60)
+    expected = [int(line) for line in done.stdout.split()]
+    assert len(expected) == len(cases) > 30_000
+    assert min(expected) == 0
+    assert max(expected) == 32
+    for (cc, block, regs, bytes_), blocks in zip(cases, expected, strict=True):
+        try:
+            found = blocks_per_sm(cc, block, regs, bytes_)
+        except InputError:
+            found = 0
+        assert found == blocks, (cc, block, regs, bytes_)
 
 
 @pytest.mark.parametrize(("cc", "threads", "registers", "shared", "blocks"), KNOWN)

@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuloom.cli.share import share
 from gpuloom.core.errors import InputError
 from gpuloom.sharing.find import find_profile
 from gpuloom.sharing.imports import parse_ncu, parse_torch
@@ -101,6 +103,58 @@ def test_ncu() -> None:
 def test_ncu_refuses(old: str, new: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         parse_ncu(NCU.replace(old, new, 1), "serve", 1, "")
+
+
+def ncu(*columns: tuple[str, str, str]) -> str:
+    """A raw page with one kernel: columns by name, unit, value."""
+    fixed = [("ID", "", "1"), ("Kernel Name", "", "k"), ("Block Size", "", "(256, 1, 1)"),
+             ("Grid Size", "", "(80, 1, 1)"), ("CC", "", "8.0")]  # fmt: skip
+    return "\n".join(",".join(f'"{cell}"' for cell in row) for row in zip(*fixed, *columns, strict=True)) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "ns"),
+    [
+        ("ns", "4,512.00", 4512), ("nsecond", "4512", 4512), ("us", "4.51", 4510), ("usecond", "4.512", 4512),
+        ("ms", "1.5", 1_500_000), ("msecond", "1.5", 1_500_000), ("s", "0.002", 2_000_000), ("second", "1", 10**9),
+        ("", "4512", 4512),
+    ],
+)  # fmt: skip
+def test_ncu_durations_by_unit(unit: str, value: str, ns: int) -> None:
+    (kernel,) = parse_ncu(ncu(("gpu__time_duration.sum", unit, value)), "x", 1, "").kernels
+    assert kernel.duration_ns == ns
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "count"),
+    [
+        ("byte/block", "1,040", 1040), ("Kbyte/block", "34.816000", 34816), ("Kbyte/block", "98.30", 98304),
+        ("Kbyte/block", "1.02", 1024), ("Kbyte/block", "1.04", 1040), ("byte/block", "1001", 1001), ("", "0", 0),
+    ],
+)  # fmt: skip
+def test_ncu_shared_memory_by_unit_and_as_it_was_before_rounding(unit: str, value: str, count: int) -> None:
+    columns = ("gpu__time_duration.sum", "us", "5"), ("launch__shared_mem_per_block_dynamic", unit, value)
+    (kernel,) = parse_ncu(ncu(*columns), "x", 1, "").kernels
+    assert (kernel.dynamic_shared_bytes, kernel.shared_bytes) == (count, count)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ([("gpu__time_duration.sum", "cycle", "5")], "the unit is 'cycle', must be one of ns, nsecond, us"),
+        ([("sm__throughput.avg.pct_of_peak_sustained_elapsed", "%", "5")], "no column gpu__time_duration.sum; record"),
+        (
+            [
+                ("gpu__time_duration.sum", "us", "5"),
+                ("sm__throughput.avg.pct_of_peak_sustained_elapsed", "inst/cycle", "5"),
+            ],
+            "the unit is 'inst', must be one of %",
+        ),
+    ],
+)
+def test_ncu_refuses_units_it_does_not_know(columns: list[tuple[str, str, str]], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        parse_ncu(ncu(*columns), "x", 1, "")
 
 
 def test_torch_trace_in_order_of_time_and_last_step() -> None:
@@ -273,3 +327,60 @@ def test_any_text(text: str) -> None:
     ):
         with pytest.raises(InputError):
             parse()
+
+
+TRACE_OF_ONE = json.dumps(
+    {"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2,
+                      "args": {"grid": [1, 1, 1], "block": [32, 1, 1]}}]}
+)  # fmt: skip
+
+
+def share_profiles(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(share, ["profiles", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_show_each_tells_all_that_is_recorded_and_what_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPULOOM_HOME", str(tmp_path))
+    (tmp_path / "serve.csv").write_text(NCU)
+    assert share_profiles("import", str(tmp_path / "serve.csv"))[0] == 0
+    lines = [line.split() for line in share_profiles("show", "serve", "--each", "--top", "1")[1].splitlines()]
+    assert lines[-2][-10:] == ["1", "12.5", "432x1x1", "256x1x1", "64", "1024", "108", "81%", "20%", "compute"]
+    assert lines[-1] == ["and", "1", "more", "records", "(--top)"]
+    (first, second) = json.loads(share_profiles("show", "serve", "--each", "--json")[1])["records"]
+    assert (first["blocks"], first["threads_per_block"], first["registers"], first["launches"]) == (432, 256, 64, 1)
+    assert second["klass"] == "memory"
+
+
+def test_diff_names_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULOOM_HOME", str(tmp_path))
+    text = share_profiles("diff", "resnet50", "resnet50-train", "--top", "1")[1].splitlines()
+    assert text[0].startswith("before: resnet50, 3.9")
+    assert text[1].startswith("after:  resnet50-train, 108.")
+    assert text[3].split() == ["kernel", "launches", "before", "after", "ms", "before", "after", "change"]
+    assert text[-1].endswith("more kernels (--top)")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "told"),
+    [
+        ("{", (), "not JSON"),
+        ('{"traceEvents": []}', (), "holds no kernel"),
+        (TRACE_OF_ONE, (), "compute capability is not said: .* --cc"),
+        (TRACE_OF_ONE, ("--cc", "8.0"), "--sm-count"),
+        (TRACE_OF_ONE, ("--cc", "3.0", "--sm-count", "8"), "capability '3.0' is not known"),
+        ("name,time\n", (), "no PyTorch trace .* no CSV of ncu"),
+    ],
+)
+def test_import_says_what_is_missing(
+    text: str, options: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPULOOM_HOME", str(tmp_path))
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(InputError, match=told):
+        share_profiles("import", str(tmp_path / "x.json"), *options)
+    assert not (tmp_path / "kernels").exists()

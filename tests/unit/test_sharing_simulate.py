@@ -139,12 +139,38 @@ def test_virtual_queue() -> None:
         latencies.append(finish - arrival)
     assert tail.quantile_ns(0.99) == pytest.approx(np.percentile(latencies, 99), rel=0.022)
     assert tail.load() == pytest.approx(0.5, rel=0.05)
+
+
+def fed(load: float, requests: int) -> tuple[Tail, list[int]]:
+    """A virtual queue after random arrivals of requests of 1 ms, and their latencies alone."""
+    tail, latencies = Tail(), []
+    for arrival in np.cumsum(np.random.default_rng(1).exponential(1e6 / load, requests)).astype(int).tolist():
+        latencies.append(tail.add(arrival, 1_000_000) - arrival)
+    return tail, latencies
+
+
+def test_price_follows_the_distance_of_the_real_p99_from_the_virtual_one() -> None:
     params = Params.default("gpuloom")
-    p99 = tail.quantile_ns(0.99)
-    assert tail.done(params, 2 * p99, 2 * p99) > 1  # one of the slowest, not delayed: the price rises
-    before = tail.done(params, p99 // 10, p99 // 5)  # not one of the slowest: no change
-    assert tail.done(params, p99 // 10, p99 // 5) == before
-    assert tail.done(params, p99 // 2, 2 * p99) < before  # pushed into the tail by sharing
+    scales = {}
+    for late in (1.0, 1.02, params.target + 1, 1.1):
+        tail, latencies = fed(0.5, 1000)
+        scales[late] = [tail.done(params, latency, round(latency * late)) for latency in latencies][-1]
+    assert scales[1.0] == 1.0
+    assert scales[1.02] == 1.0
+    assert params.least < scales[params.target + 1] < 1.0  # within the resolution of the histogram
+    assert scales[1.1] == params.least
+
+
+def test_budget_of_a_request_by_its_virtual_latency() -> None:
+    params = Params.default("gpuloom")
+    tail, latencies = fed(0.5, 2000)
+    p99 = float(np.percentile(latencies, 99))
+    lone, middle, slow = (tail.budget_ns(params, round(share * p99)) for share in (0.1, 0.9, 1.5))
+    assert 0.15 * p99 < lone <= params.budget * p99 * 1.022
+    assert slow < middle <= lone
+    assert slow == pytest.approx(params.overrun * p99, rel=0.2)
+    few, _ = fed(0.5, 20)
+    assert few.budget_ns(params, 10**6) < lone  # not much is known of the p99 yet
 
 
 def test_timeline(tmp_path: Path) -> None:

@@ -23,24 +23,6 @@ from gpuloom.sharing import build, mps, shim, shm
 from shim_kit import SOURCES, Stage, built, told
 
 
-@pytest.mark.parametrize(
-    ("task", "importance", "real_time", "klass"),
-    [
-        ("training", "low", False, "best-effort"),
-        ("batch", None, False, "best-effort"),
-        (None, None, False, "best-effort"),
-        ("inference", "low", False, "high"),
-        ("interactive", None, False, "high"),
-        ("training", "high", False, "high"),
-        ("training", "low", True, "high"),
-    ],
-)
-def test_any_one_reason_makes_a_program_high(
-    task: str | None, importance: str | None, real_time: bool, klass: str
-) -> None:
-    assert shim.class_of(task, importance, real_time=real_time) == klass
-
-
 def offsets(tmp_path: Path) -> dict[str, int]:
     """The layout as the C compiler sees it."""
     fields = [
@@ -199,7 +181,7 @@ def test_doctor_says_what_is_there_and_what_is_missing(tmp_path: Path, monkeypat
     code, text = invoke(monkeypatch, good, "doctor", "--json")
     found = json.loads(text)
     assert (code, found["active"]) == (0, True)
-    names = {"switch", "driver", "compiler", "shim", "libraries", "shared memory", "MPS", "profiling"}
+    names = {"switch", "driver", "compiler", "rule", "shim", "libraries", "shared memory", "MPS", "profiling"}
     assert {finding["what"] for finding in found["findings"]} == names
     code, text = invoke(monkeypatch, {**good, "GPULOOM_SHARE": "off"}, "doctor")
     assert (code, "not be active: switch" in text) == (1, True)
@@ -352,7 +334,7 @@ def test_top_shows_rates_held_time_and_reasons(tmp_path: Path, monkeypatch: pyte
     assert rows["service"]["requests"] > 5
     assert rows["training"]["kernels_per_s"] > 100
     assert 0 < rows["training"]["held_share"] <= 1
-    assert set(rows["training"]["reasons"]) & {"idle", "window"}
+    assert set(rows["training"]["admitted"]) | set(rows["training"]["held_for"]) >= {"idle", "window"}
     assert "no program shares" in invoke(monkeypatch, {"GPULOOM_SHARE_DIR": str(tmp_path / "e")}, "top", "--once")[1]
     told(training)
     service.kill()

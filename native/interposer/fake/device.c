@@ -1,16 +1,18 @@
 /* See device.h.
  *
- * Model: a kernel starts when the work before it in its stream is done and enough SMs are free (or none is in use);
- * running kernels all slow down by max(1, sum of compute, sum of bandwidth). Virtual clock: each thread has a time of its
- * own and goes on only while it is the earliest of all, so the order of everything is the same in every run. */
+ * Model, the same as the simulator's (virtual_gpu.c; reasons in docs/sharing.md): a kernel's blocks come as SM-sized
+ * portions that hold whole SMs and are not taken off; free SMs go to the stream of the highest priority, then to the
+ * kernel that was ready first; where kernels ask for more than all of compute or bandwidth, each is slowed. A kernel can
+ * start SUBMIT_NS after its launch and GAP_NS after the one before it in its stream.
+ *
+ * clock.c keeps the virtual clock. */
 #define _GNU_SOURCE
-#include "device.h"
+#include "state.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,96 +22,75 @@
 #include <time.h>
 #include <unistd.h>
 
-#define QUEUE 256
-#define EVENTS 8192
-#define THREADS 32
 #define CALL_NS 100u
+#define SUBMIT_NS 2000u
+#define GAP_NS 1000u
+#define WAVES 32u
+#define BOUND 0.6     /* utilisation from which on a kernel suffers fully from a resource that is oversubscribed */
+#define CACHE 0.05    /* slowdown per unit of the others' use of bandwidth */
+#define UNKNOWN 0.5
 
-struct participant {
-    pid_t process; /* 0: free */
-    uint64_t now;
-};
-
-struct shared {
-    uint32_t ready;
-    uint32_t expected, seen; /* virtual clock: nobody moves before so many threads have come */
-    bool is_virtual;
-    uint32_t sms;
-    pthread_mutex_t lock;
-    pthread_cond_t turn;
-    uint64_t now;
-    uint64_t next_stream;
-    struct participant threads[THREADS];
-    struct {
-        uint64_t now;
-        uint32_t count;
-        struct fake_work work[QUEUE];
-    } devices[FAKE_DEVICES];
-    struct {
-        pid_t process;
-        uint64_t time;
-    } events[EVENTS];
-};
-
-static struct shared *all;
+struct shared *fake_all;
+#define all fake_all
+#define me fake_me
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static pthread_key_t leaving;
-static _Thread_local int me = -1;
-static _Thread_local pid_t me_in;
+static int priority;
 
-static void leave(void *unused);
+static void leave_at_exit(void) { fake_leave(NULL); }
 
-static void take(void) {
-    if (pthread_mutex_lock(&all->lock) == EOWNERDEAD) pthread_mutex_consistent(&all->lock);
+static double number(const char *name, double otherwise) {
+    const char *text = getenv(name);
+    return text && *text ? atof(text) : otherwise;
 }
-static void give(void) { pthread_mutex_unlock(&all->lock); }
 
-static void leave_at_exit(void) { leave(NULL); }
+static void create(void) {
+    pthread_mutexattr_t mutex;
+    pthread_mutexattr_init(&mutex);
+    pthread_mutexattr_setpshared(&mutex, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&mutex, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&all->lock, &mutex);
+    pthread_condattr_t condition;
+    pthread_condattr_init(&condition);
+    pthread_condattr_setpshared(&condition, PTHREAD_PROCESS_SHARED);
+    pthread_condattr_setclock(&condition, CLOCK_MONOTONIC);
+    for (int i = 0; i < THREADS; i++) pthread_cond_init(&all->threads[i].turn, &condition);
+    all->expected = (uint32_t)number("FAKE_VIRTUAL", 0);
+    all->is_virtual = all->expected > 0;
+    all->sms = (uint32_t)number("FAKE_SMS", 80);
+    all->jitter = number("FAKE_JITTER", 0);
+    for (int i = 0; i < FAKE_DEVICES; i++) all->devices[i].free_sms = all->sms;
+    all->next_stream = 1;
+    all->ready = 1;
+}
 
 static void set_up(void) {
     const char *path = getenv("FAKE_STATE");
     int fd = path && *path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
     if (fd >= 0) {
         flock(fd, LOCK_EX);
-        (void)!ftruncate(fd, sizeof *all);
+        if (ftruncate(fd, sizeof *all) != 0) abort();
     }
     all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
     if (all == MAP_FAILED) abort();
-    if (!all->ready) {
-        pthread_mutexattr_t mutex;
-        pthread_mutexattr_init(&mutex);
-        pthread_mutexattr_setpshared(&mutex, PTHREAD_PROCESS_SHARED);
-        pthread_mutexattr_setrobust(&mutex, PTHREAD_MUTEX_ROBUST);
-        pthread_mutex_init(&all->lock, &mutex);
-        pthread_condattr_t condition;
-        pthread_condattr_init(&condition);
-        pthread_condattr_setpshared(&condition, PTHREAD_PROCESS_SHARED);
-        pthread_condattr_setclock(&condition, CLOCK_MONOTONIC);
-        pthread_cond_init(&all->turn, &condition);
-        const char *wanted = getenv("FAKE_VIRTUAL"), *sms = getenv("FAKE_SMS");
-        all->expected = wanted ? (uint32_t)atoi(wanted) : 0;
-        all->is_virtual = all->expected > 0;
-        all->sms = sms ? (uint32_t)atoi(sms) : 80;
-        all->next_stream = 1;
-        all->ready = 1;
-    }
+    if (!all->ready) create();
     if (fd >= 0) {
         flock(fd, LOCK_UN); /* the mapping would keep it beyond close */
         close(fd);
     }
-    pthread_key_create(&leaving, leave);
+    priority = (int)number("CUDA_MPS_CLIENT_PRIORITY", 0); /* NVIDIA: 0 normal, 1 below normal */
+    pthread_key_create(&fake_leaving, fake_leave);
     atexit(leave_at_exit);
 }
 
-static void begin(void) { pthread_once(&once, set_up); }
+void fake_begin(void) { pthread_once(&once, set_up); }
 
 bool fake_virtual(void) {
-    begin();
+    fake_begin();
     return all->is_virtual;
 }
 
 int fake_sms(void) {
-    begin();
+    fake_begin();
     return (int)all->sms;
 }
 
@@ -119,222 +100,285 @@ static uint64_t real_now(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static bool blocked(int device, uint32_t index) {
-    for (uint32_t i = 0; i < index; i++)
-        if (all->devices[device].work[i].stream == all->devices[device].work[index].stream) return true;
+static double util(float value) { return value < 0 ? UNKNOWN : value > 1 ? 1.0 : (double)value; }
+
+static struct fake_work *head_of(struct stream *s) { return &s->ring[s->head % DEPTH]; }
+
+/* The head of a stream has come up: it may start when it was submitted and the one before it is done. */
+static void next_head(struct stream *s, uint64_t earliest) {
+    if (s->count && head_of(s)->event < 0 && head_of(s)->ready < earliest) head_of(s)->ready = earliest;
+}
+
+/* Whether a thread waits for no work any more; it goes on now. */
+static bool release(int device, uint64_t now) {
+    bool any = false;
+    for (int i = 0; i < THREADS; i++) {
+        struct participant *t = &all->threads[i];
+        if (!t->process || t->now != NEVER || t->device != device) continue;
+        bool open = false;
+        for (uint32_t k = 0; k < all->devices[device].used && !open; k++) {
+            const struct stream *s = &all->devices[device].streams[k];
+            open = s->count && ((uint32_t)t->awaits ? s->name == t->awaits : s->name >> 32 == t->awaits >> 32);
+        }
+        if (!open) t->now = now, any = true;
+    }
+    return any;
+}
+
+static void pop(struct stream *s) {
+    s->head++;
+    if (--s->count == 0) s->name = 0;
+}
+
+/* Take off reached events; give free SMs to kernels that can start. Returns whether a stream has run empty. */
+static bool start(struct device *d) {
+    bool emptied = false;
+    for (uint32_t i = 0; i < d->used; i++) {
+        struct stream *s = &d->streams[i];
+        while (s->count && head_of(s)->event >= 0 && head_of(s)->ready <= d->now) {
+            all->events[head_of(s)->event].time = d->now ? d->now : 1;
+            pop(s);
+            if (!s->count) emptied = true;
+        }
+    }
+    while (d->free_sms && d->count < BATCHES) {
+        struct stream *best = NULL;
+        for (uint32_t i = 0; i < d->used; i++) {
+            struct stream *s = &d->streams[i];
+            if (!s->count || head_of(s)->event >= 0 || !head_of(s)->pending || head_of(s)->ready > d->now) continue;
+            if (!best || s->priority < best->priority ||
+                (s->priority == best->priority && head_of(s)->ready < head_of(best)->ready))
+                best = s;
+        }
+        if (!best) break;
+        struct fake_work *w = head_of(best);
+        uint32_t sms = w->pending < d->free_sms ? w->pending : d->free_sms;
+        uint32_t width = w->sm < all->sms ? w->sm : all->sms;
+        float part = (float)sms / (float)width;
+        d->batches[d->count++] = (struct batch){w->block_ns, 1, sms, (uint32_t)(best - d->streams),
+                                                (float)util(w->compute) * part, (float)util(w->dram)};
+        d->batches[d->count - 1].dram *= part;
+        w->pending -= sms;
+        w->running++;
+        d->free_sms -= sms;
+    }
+    return emptied;
+}
+
+static void rates(struct device *d) {
+    if (!d->count) return;
+    double compute = 0, dram = 0, own[STREAMS] = {0};
+    for (uint32_t i = 0; i < d->count; i++) {
+        compute += (double)d->batches[i].compute;
+        dram += (double)d->batches[i].dram;
+        own[d->batches[i].stream] += (double)d->batches[i].dram;
+    }
+    for (uint32_t i = 0; i < d->count; i++) {
+        struct batch *b = &d->batches[i];
+        const struct fake_work *w = head_of(&d->streams[b->stream]);
+        double c = util(w->compute) / BOUND, m = util(w->dram) / BOUND, slow = 1, other = dram - own[b->stream], s;
+        if (compute > 1 && (s = 1 + (c > 1 ? 1 : c) * (compute - 1)) > slow) slow = s;
+        if (dram > 1 && (s = 1 + (m > 1 ? 1 : m) * (dram - 1)) > slow) slow = s;
+        b->rate = 1 / (slow + CACHE * (other > 1 ? 1 : other));
+    }
+}
+
+/* When something happens next, after `now`; NEVER: nothing will. */
+static uint64_t next_event(const struct device *d) {
+    uint64_t next = NEVER;
+    for (uint32_t i = 0; i < d->count; i++) {
+        uint64_t at = d->now + (uint64_t)(d->batches[i].left_ns / d->batches[i].rate + 0.999);
+        if (at <= d->now) at = d->now + 1;
+        if (at < next) next = at;
+    }
+    for (uint32_t i = 0; i < d->used; i++) {
+        const struct stream *s = &d->streams[i];
+        if (!s->count) continue;
+        const struct fake_work *w = &s->ring[s->head % DEPTH];
+        if (w->ready > d->now && w->ready < next) next = w->ready;
+    }
+    return next;
+}
+
+/* Move the device on to `until`, at which something may happen. Returns whether a stream has run empty. */
+static bool step(struct device *d, uint64_t until) {
+    double passed = (double)(until - d->now);
+    bool emptied = false;
+    uint32_t kept = 0;
+    d->now = until;
+    if (!d->used) return false;
+    for (uint32_t i = 0; i < d->count; i++) {
+        struct batch *b = &d->batches[i];
+        b->left_ns -= passed * b->rate;
+        if (b->left_ns > 0.5) {
+            d->batches[kept++] = *b;
+            continue;
+        }
+        d->free_sms += b->sms;
+        struct stream *s = &d->streams[b->stream];
+        struct fake_work *w = head_of(s);
+        if (--w->running || w->pending) continue;
+        pop(s);
+        if (!s->count) emptied = true;
+        next_head(s, d->now + GAP_NS);
+    }
+    d->count = kept;
+    if (start(d)) emptied = true;
+    rates(d);
+    return emptied;
+}
+
+/* With the lock held: what happens on all devices until `to`, or until a thread that waited for it can go on. */
+void fake_advance(uint64_t to) {
+    for (;;) {
+        uint64_t next = to;
+        for (int i = 0; i < FAKE_DEVICES; i++) {
+            uint64_t at = next_event(&all->devices[i]);
+            if (at < next) next = at;
+        }
+        if (next == NEVER) return;
+        bool released = false;
+        for (int i = 0; i < FAKE_DEVICES; i++) {
+            struct device *d = &all->devices[i];
+            if (next > d->now && step(d, next)) released |= release(i, next);
+        }
+        if (released || next >= to) return;
+    }
+}
+
+/* Take the lock with the devices brought up to date. */
+static void enter(uint64_t call_ns) {
+    fake_begin();
+    if (all->is_virtual) {
+        fake_turn(call_ns);
+        return;
+    }
+    fake_take();
+    fake_advance(real_now());
+}
+
+static uint64_t time_of(int device) {
+    return all->is_virtual ? all->threads[me].now : all->devices[device].now;
+}
+
+static struct stream *stream_of(int device, uint64_t name) {
+    struct stream *free = NULL;
+    for (uint32_t i = 0; i < STREAMS && !(free && i >= all->devices[device].used); i++) {
+        struct stream *s = &all->devices[device].streams[i];
+        if (s->count && s->name == name) return s;
+        if (!s->count && (!free || s->name == name)) free = s;
+    }
+    return free;
+}
+
+/* The n-th kernel of a program lasts equally long in every run. */
+static double factor(void) { /* splitmix64's finaliser */
+    static uint64_t launched;
+    uint64_t x = ++launched * 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return 1 + all->jitter * (2 * ((double)((x ^ (x >> 31)) >> 11) * 0x1p-53) - 1);
+}
+
+void fake_queue(int device, uint64_t stream, const struct fake_work *work, uint64_t call_ns) {
+    struct stream *s;
+    enter(call_ns);
+    while (!(s = stream_of(device, stream)) || s->count >= DEPTH) {
+        fake_give();
+        fake_pass(20000);
+        enter(0);
+    }
+    uint64_t now = time_of(device);
+    struct fake_work *w = &s->ring[(s->head + s->count) % DEPTH];
+    *w = *work;
+    w->running = 0;
+    w->ready = now + (work->event < 0 ? SUBMIT_NS : 0);
+    if (work->event < 0) { /* blocks that follow each other on one SM are lumped, to at most WAVES waves */
+        uint64_t slots = w->sm ? w->sm : 1, waves = (slots + all->sms - 1) / all->sms;
+        uint64_t group = (waves + WAVES - 1) / WAVES;
+        w->pending = (uint32_t)((slots + group - 1) / group);
+        if (group > 1) waves = (w->pending + all->sms - 1) / all->sms;
+        w->block_ns = w->ns / (double)waves * factor();
+    }
+    uint32_t place = (uint32_t)(s - all->devices[device].streams);
+    if (place >= all->devices[device].used) all->devices[device].used = place + 1;
+    s->name = stream;
+    s->priority = priority;
+    s->count++;
+    if (start(&all->devices[device])) release(device, now);
+    rates(&all->devices[device]);
+    fake_give();
+}
+
+static bool open_work(int device, uint64_t stream) {
+    for (uint32_t i = 0; i < all->devices[device].used; i++) {
+        const struct stream *s = &all->devices[device].streams[i];
+        if (s->count && (stream ? s->name == stream : s->name >> 32 == (uint64_t)getpid())) return true;
+    }
     return false;
 }
 
-static void take_off(int device, uint32_t index) {
-    uint32_t count = --all->devices[device].count;
-    memmove(&all->devices[device].work[index], &all->devices[device].work[index + 1],
-            (count - index) * sizeof(struct fake_work));
-}
-
-/* Start what can start; reached events are noted. Returns the slowdown of what runs. */
-static double start(int device) {
-    uint32_t used = 0;
-    double compute = 0, dram = 0;
-    for (uint32_t i = 0; i < all->devices[device].count; i++)
-        if (all->devices[device].work[i].running) used += all->devices[device].work[i].sm;
-    for (uint32_t i = 0; i < all->devices[device].count; i++) {
-        struct fake_work *w = &all->devices[device].work[i];
-        if (!w->running && !blocked(device, i)) {
-            if (w->event >= 0) {
-                all->events[w->event].time = all->devices[device].now ? all->devices[device].now : 1;
-                take_off(device, i);
-                i--;
-                continue;
-            }
-            if (used == 0 || used + w->sm <= all->sms) w->running = true, used += w->sm;
-        }
-        if (w->running) compute += (double)w->compute, dram += (double)w->dram;
-    }
-    double slow = compute > dram ? compute : dram;
-    return slow > 1 ? slow : 1;
-}
-
-/* With the lock held: what happens on the device until `to`. Returns when something happens next (0: never). */
-static uint64_t advance(int device, uint64_t to) {
-    for (;;) {
-        double slow = start(device), least = -1;
-        for (uint32_t i = 0; i < all->devices[device].count; i++) {
-            struct fake_work *w = &all->devices[device].work[i];
-            if (w->running && (least < 0 || w->left_ns < least)) least = w->left_ns;
-        }
-        uint64_t now = all->devices[device].now, next = least < 0 ? 0 : now + (uint64_t)(least * slow + 0.999);
-        if (next && next <= now) next = now + 1;
-        uint64_t until = next && next < to ? next : to;
-        if (until > now) {
-            double done = (double)(until - now) / slow;
-            all->devices[device].now = until;
-            for (uint32_t i = all->devices[device].count; i-- > 0;) {
-                struct fake_work *w = &all->devices[device].work[i];
-                if (!w->running) continue;
-                w->left_ns -= done;
-                if (w->left_ns < 0.5) take_off(device, i);
-            }
-        }
-        if (!next || until < next || until >= to) {
-            start(device);
-            return next;
-        }
-    }
-}
-
-/* Forget the dead: their work goes with them, their threads wait for nothing. */
-static void bury(void) {
-    for (int i = 0; i < THREADS; i++) {
-        pid_t process = all->threads[i].process;
-        if (process && kill(process, 0) != 0 && errno == ESRCH) all->threads[i].process = 0;
-    }
-}
-
-static void leave(void *unused) {
-    (void)unused;
-    if (me < 0 || me_in != getpid() || !all) return;
-    take();
-    all->threads[me].process = 0;
-    me = -1;
-    pthread_cond_broadcast(&all->turn);
-    give();
-}
-
-static void join(void) {
-    if (me >= 0 && me_in == getpid()) return;
-    take();
-    bury();
-    for (int i = 0; i < THREADS; i++) {
-        if (all->threads[i].process) continue;
-        all->threads[i].process = me_in = getpid();
-        all->threads[i].now = all->now;
-        me = i;
-        break;
-    }
-    if (me < 0) abort();
-    all->seen++;
-    pthread_cond_broadcast(&all->turn);
-    give();
-    pthread_setspecific(leaving, all);
-}
-
-/* Virtual clock: move this thread's time on and wait until it is the earliest. Leaves with the lock held. */
-static void turn(uint64_t ns) {
-    join();
-    take();
-    all->threads[me].now += ns;
-    pthread_cond_broadcast(&all->turn);
-    for (;;) {
-        int first = -1;
-        for (int i = 0; i < THREADS; i++)
-            if (all->threads[i].process && (first < 0 || all->threads[i].now < all->threads[first].now)) first = i;
-        if (first == me && all->seen >= all->expected) break;
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += 50000000;
-        if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, until.tv_sec++;
-        int result = pthread_cond_timedwait(&all->turn, &all->lock, &until);
-        if (result == EOWNERDEAD) pthread_mutex_consistent(&all->lock);
-        if (result == ETIMEDOUT) bury();
-    }
-    if (all->threads[me].now > all->now) all->now = all->threads[me].now;
-}
-
-uint64_t fake_now(void) {
-    begin();
-    if (!all->is_virtual) return real_now();
-    turn(0);
-    uint64_t now = all->threads[me].now;
-    give();
-    return now + 1000000000u; /* no 0 */
-}
-
-void fake_pass(uint64_t ns) {
-    begin();
-    if (all->is_virtual) {
-        turn(ns);
-        give();
-    } else {
-        struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-        nanosleep(&t, NULL);
-    }
-}
-
-/* Take the lock with the device brought up to date. */
-static uint64_t enter(int device) {
-    begin();
-    if (all->is_virtual)
-        turn(CALL_NS);
-    else
-        take();
-    return advance(device, all->is_virtual ? all->threads[me].now : real_now());
-}
-
-void fake_queue(int device, const struct fake_work *work) {
-    for (;;) {
-        enter(device);
-        if (all->devices[device].count < QUEUE) break;
-        give();
-        fake_pass(20000);
-    }
-    struct fake_work *w = &all->devices[device].work[all->devices[device].count++];
-    *w = *work;
-    if (w->sm > all->sms) w->sm = all->sms;
-    start(device);
-    give();
-}
-
 bool fake_done(int device, uint64_t stream, bool wait) {
-    uint64_t process = (uint64_t)getpid() << 32;
-    for (;;) {
-        uint64_t next = enter(device);
-        bool open = false;
-        for (uint32_t i = 0; i < all->devices[device].count && !open; i++) {
-            uint64_t name = all->devices[device].work[i].stream;
-            open = stream ? name == stream : (name & ~0xffffffffull) == process;
-        }
-        uint64_t now = all->devices[device].now;
-        give();
-        if (!open || !wait) return !open;
-        uint64_t rest = next > now ? next - now : 1000;
-        fake_pass(all->is_virtual || rest < 50000 ? rest : 50000);
+    enter(CALL_NS);
+    bool open = open_work(device, stream);
+    if (all->is_virtual && open && wait) {
+        struct participant *t = &all->threads[me];
+        t->now = NEVER;
+        t->device = device;
+        t->awaits = stream ? stream : (uint64_t)getpid() << 32;
+        fake_take_turn();
+        t->now += WAKE_NS; /* a waiting thread notices the end a little later */
+        fake_give();
+        return true;
     }
+    uint64_t next = next_event(&all->devices[device]), now = all->devices[device].now;
+    fake_give();
+    while (!all->is_virtual && open && wait) {
+        uint64_t rest = next == NEVER || next <= now ? 1000 : next - now;
+        fake_pass(rest < 50000 ? rest : 50000);
+        enter(CALL_NS);
+        open = open_work(device, stream);
+        next = next_event(&all->devices[device]), now = all->devices[device].now;
+        fake_give();
+    }
+    return !open;
 }
 
 uint64_t fake_stream(void) {
-    begin();
-    take();
+    fake_begin();
+    fake_take();
     uint64_t name = all->next_stream++ | (uint64_t)getpid() << 32;
-    give();
+    fake_give();
     return name;
 }
 
 int fake_event_new(void) {
-    begin();
-    take();
+    fake_begin();
+    fake_take();
     int found = -1;
     for (int i = 0; i < EVENTS && found < 0; i++)
         if (!all->events[i].process) found = i;
     if (found >= 0) all->events[found].process = getpid(), all->events[found].time = 0;
-    give();
+    fake_give();
     return found;
 }
 
 void fake_event_free(int event) {
-    take();
+    fake_take();
     all->events[event].process = 0;
-    give();
+    fake_give();
 }
 
 void fake_event_reset(int event) {
-    take();
+    fake_take();
     all->events[event].time = 0;
-    give();
+    fake_give();
 }
 
 uint64_t fake_event_time(int device, int event) {
-    enter(device);
+    (void)device;
+    enter(CALL_NS);
     uint64_t time = all->events[event].time;
-    give();
+    fake_give();
     return time;
 }

@@ -9,21 +9,27 @@
 #define FAKE_DEVICES 4
 
 struct fake_work {
-    uint64_t stream; /* unique among all processes */
-    int event;       /* >= 0: an event, not a kernel */
-    uint32_t sm;
-    float compute, dram;
-    double left_ns; /* work left, as it takes alone */
-    bool running;
+    int event;           /* >= 0: an event, not a kernel */
+    uint32_t sm;         /* SMs that all blocks would fill at once; more than the GPU has: several waves */
+    float compute, dram; /* 0..1; negative: unknown */
+    double ns;           /* as it takes alone */
+    /* the device's own: */
+    uint32_t pending, running; /* SM-sized portions not started; batches that run */
+    uint64_t ready;
+    double block_ns;
 };
 
-/* The clock of this thread. On the virtual clock every call costs a little, so that polling makes progress. */
+/* The clock of this thread. */
 uint64_t fake_now(void);
 /* Let so much time pass for this thread. */
 void fake_pass(uint64_t ns);
+/* Virtual clock: let so much time pass, or less where another thread calls fake_wake meanwhile. */
+void fake_wait(uint64_t ns);
+void fake_wake(void);
 bool fake_virtual(void);
 int fake_sms(void);
-void fake_queue(int device, const struct fake_work *work);
+/* Append work to a stream; the call takes the CPU so long on the virtual clock. */
+void fake_queue(int device, uint64_t stream, const struct fake_work *work, uint64_t call_ns);
 /* Whether all work of the stream (0: of this process) is done; waits for it if asked to. */
 bool fake_done(int device, uint64_t stream, bool wait);
 uint64_t fake_stream(void); /* a new name of a stream of this process */

@@ -260,6 +260,24 @@ static void capture(void) {
            (unsigned long long)(now() - from));
 }
 
+/* Nothing but graph launches, each waited for. */
+static void graphs(int n) {
+    CUstream stream;
+    CUgraph graph;
+    CUgraphExec exec;
+    CUfunction f = kernel("captured", 20000, 1);
+    CHECK(cuStreamCreate(&stream, 0));
+    CHECK(api.cuStreamBeginCapture(stream, 0));
+    for (int i = 0; i < 5; i++) go(f, 80, stream);
+    CHECK(api.cuStreamEndCapture(stream, &graph));
+    CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    for (int i = 0; i < n; i++) {
+        CHECK(api.cuGraphLaunch(exec, stream));
+        CHECK(api.cuStreamSynchronize(stream));
+    }
+    printf("graphs=%d\n", n);
+}
+
 int main(int argc, char **argv) {
     if (argc < 3) return 2;
     const char *command = argv[2];
@@ -313,6 +331,8 @@ int main(int argc, char **argv) {
         printf("threads=4\n");
     } else if (strcmp(command, "capture") == 0) {
         capture();
+    } else if (strcmp(command, "graphs") == 0) {
+        graphs((int)number(argc, argv, 3, 3));
     } else if (strcmp(command, "busy") == 0) { /* launches and never waits */
         CUfunction f = kernel("busy", number(argc, argv, 3, 1e9), 1);
         for (int i = 0; i < 5; i++) go(f, 80, NULL);

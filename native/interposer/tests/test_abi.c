@@ -18,7 +18,7 @@ enum {
     nv_ok = CU_GET_PROC_ADDRESS_SUCCESS, nv_no_symbol = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND,
     nv_old = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
 };
-static CUstream const nv_streams[] = {CU_STREAM_LEGACY, CU_STREAM_PER_THREAD};
+enum { nv_legacy_stream = (int)(size_t)CU_STREAM_LEGACY, nv_per_thread_stream = (int)(size_t)CU_STREAM_PER_THREAD };
 typedef struct CUlaunchConfig_st nv_config;
 typedef struct CUuuid_st nv_uuid;
 #undef CU_STREAM_LEGACY
@@ -96,12 +96,10 @@ FIELD(attrs);
 FIELD(numAttrs);
 
 /* Every hooked function that cuda.h declares has the parameters that the shim gives it (pointer targets may differ in
- * name: const void * for edge data). cuda.h's macros that rename functions are off by now. */
+ * name: const void * for edge data). cuda.h's macros that rename functions are off. */
 #undef cuStreamBeginCapture
 #undef cuGetProcAddress
 #undef cuCtxSynchronize
-#undef P_PROC_2
-#define P_PROC_2 (const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *)
 #define SIGNATURE(name, parameters)                                                                                 \
     _Static_assert(__builtin_types_compatible_p(__typeof__(&name), CUresult(CUDAAPI *) parameters), #name)
 SIGNATURE(cuLaunchKernel, P_LAUNCH);
@@ -116,13 +114,48 @@ SIGNATURE(cuEventRecord, P_EVENT_RECORD);
 SIGNATURE(cuEventRecordWithFlags, P_EVENT_RECORD_FLAGS);
 SIGNATURE(cuEventSynchronize, P_EVENT);
 SIGNATURE(cuEventQuery, P_EVENT);
+SIGNATURE(cuGetProcAddress, P_PROC_1);
 SIGNATURE(cuGetProcAddress_v2, P_PROC_2);
+SIGNATURE(cuCtxSynchronize, P_VOID);
+#if CUDA_VERSION >= 13000
+SIGNATURE(cuCtxSynchronize_v2, P_CONTEXT);
+#else
+SIGNATURE(cuCtxPushCurrent_v2, P_CONTEXT); /* cuda.h of CUDA 12 has no cuCtxSynchronize_v2; this takes a context too */
+#endif
+SIGNATURE(cuStreamBeginCapture, P_STREAM);
 SIGNATURE(cuModuleGetFunction, P_GET_FUNCTION);
 SIGNATURE(cuLibraryGetKernel, P_GET_KERNEL);
 SIGNATURE(cuKernelGetFunction, P_KERNEL_FUNCTION);
 SIGNATURE(cuModuleUnload, P_MODULE);
 SIGNATURE(cuLibraryUnload, P_LIBRARY);
-SIGNATURE(cuStreamBeginCaptureToGraph, (CUstream, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t,
-                                        CUstreamCaptureMode));
+/* The edges' type is not named by abi.h: called, and compared without it. */
+static inline CUresult begin_capture_to P_BEGIN_CAPTURE_TO {
+    return cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode);
+}
+#define CUgraphEdgeData void
+SIGNATURE(begin_capture_to, (CUstream, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t,
+                             CUstreamCaptureMode));
+#undef CUgraphEdgeData
+_Static_assert(__builtin_types_compatible_p(__typeof__(&cuStreamBeginCaptureToGraph),
+                                            CUresult(CUDAAPI *)(CUstream, CUgraph, const CUgraphNode *,
+                                                                const CUgraphEdgeData *, size_t, CUstreamCaptureMode)),
+               "cuStreamBeginCaptureToGraph");
 
-int abi_is_the_same(void) { return nv_streams[0] == CU_STREAM_LEGACY && nv_streams[1] == CU_STREAM_PER_THREAD; }
+/* What the shim calls for itself. */
+#include "../driver.h"
+#define OWN(member, name)                                                                                           \
+    _Static_assert(__builtin_types_compatible_p(__typeof__(((struct gls_own *)0)->member), __typeof__(&name)), #name)
+OWN(context, cuCtxGetCurrent);
+OWN(device, cuCtxGetDevice);
+OWN(uuid, cuDeviceGetUuid_v2);
+OWN(attribute, cuDeviceGetAttribute);
+OWN(function_name, cuFuncGetName);
+OWN(kernel_name, cuKernelGetName);
+OWN(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor);
+OWN(capturing, cuStreamIsCapturing);
+OWN(event_create, cuEventCreate);
+#undef cuEventElapsedTime
+OWN(event_elapsed, cuEventElapsedTime);
+
+SAME(nv_legacy_stream, (int)(size_t)CU_STREAM_LEGACY);
+SAME(nv_per_thread_stream, (int)(size_t)CU_STREAM_PER_THREAD);

@@ -13,6 +13,7 @@ import click
 from gpuloom.cli.live import Memory
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import InputError
+from gpuloom.core.share_class import CLASSES, IMPORTANCES, TASK_TYPES
 
 KEY_OF_COMMAND = "gpuloom.command"
 
@@ -85,6 +86,19 @@ OPTIONS = (
         help="What preemption does: notice and end, stop in place, or nothing [checkpoint].",
     ),
     click.option("--model", metavar="NAME", help="Name of the training model, for profiles (gpuloom profiles)."),
+    click.option(
+        "--class",
+        "share_class",
+        type=click.Choice(CLASSES),
+        help="May share its GPU: high keeps its latency, best-effort takes what is left.",
+    ),
+    click.option(
+        "--task-type",
+        type=click.Choice(TASK_TYPES),
+        help="Without --class: inference, interactive: high; else best-effort.",
+    ),
+    click.option("--importance", type=click.Choice(IMPORTANCES), help="Without --class: to the business; high: high."),
+    click.option("--real-time", is_flag=True, help="Without --class: it must answer in real time: high."),
     click.option("--hold", is_flag=True, help="Keep it back until gpuloom release."),
 )
 

@@ -34,6 +34,7 @@ from gpuloom.cli.live_tables import (
     troubles,
 )
 from gpuloom.cli.run_options import Duration
+from gpuloom.core.share_class import share_class_of
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
@@ -209,6 +210,8 @@ def _asks(spec: Mapping[str, Any]) -> str:
     for field, text in (("gpu_memory", "{:,} MiB on each"), ("cpus", "{:g} cores"), ("memory", "{:,} MiB")):
         if spec.get(field):
             parts.append(text.format(spec[field]))
+    if klass := share_class_of(spec):
+        parts.append(f"class {klass}")
     if spec.get("time_limit"):
         parts.append(f"at most {short(spec['time_limit'])}")
     if spec.get("priority"):

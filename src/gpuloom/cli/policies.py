@@ -45,6 +45,14 @@ def policies(policy: str | None, as_json: bool) -> None:
         )
     Console(highlight=False).print(table)
     click.echo("\nParameters of one: gpuloom policies ID; to set them: ID:name=value;name=value")
+    click.echo("With beside=yes, those that don't share GPUs put best-effort jobs beside high-priority ones.")
+
+
+def pair_parameters(cls: Any) -> tuple[Any, ...]:
+    """The parameters of pairs of jobs on one GPU, for a policy that takes them."""
+    from gpuloom.policies.beside import BESIDE, SPEED
+
+    return () if cls.max_jobs_per_gpu > 1 or cls.resizes else (BESIDE, SPEED)
 
 
 def describe(cls: Any, name: str) -> dict[str, Any]:
@@ -60,6 +68,6 @@ def describe(cls: Any, name: str) -> dict[str, Any]:
         "paper": traits.paper,
         "parameters": [
             {"name": p.name, "default": p.default if p.shown is None else p.shown, "help": p.help}
-            for p in cls.parameters
+            for p in (*cls.parameters, *pair_parameters(cls))
         ],
     }

@@ -437,6 +437,7 @@ def status(ctx: click.Context, as_json: bool, home: Path | None) -> None:
 def _status_lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     store, executor, gpus = found["store"], found["executor"], found.get("gpus") or {}
     jobs = ", ".join(f"{count:,} {state}" for state, count in (found.get("jobs") or {}).items() if count)
+    sharing = found.get("sharing") or {}
     return [
         (
             "scheduler",
@@ -447,6 +448,7 @@ def _status_lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("store", f"{store['path']} (schema {store['schema_version']}): {_health(store)}"),
         ("executor", f"{executor['name']}: {_health(executor)}"),
         ("policy", _policy(found)),
+        ("sharing", f"{'on' if sharing.get('on') else 'off'}: {sharing.get('text', '')}"),
         ("devices", f"{_devices(found)}; {gpus.get('busy', 0)} busy"),
         ("jobs", jobs or "none"),
     ]

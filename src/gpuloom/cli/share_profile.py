@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuloom.cli.run_options import Duration
-from gpuloom.cli.share_run import attend
+from gpuloom.cli.share_run import attend, end_as
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.sharing import profiler
 
@@ -110,12 +110,12 @@ def profile(
         from gpuloom.cli.share_profiles import _summary
 
         told = _summary(watch.profile, watch.where) if watch.profile else {"error": str(error)}
-        click.echo(json.dumps(told | {"exit_code": code}, allow_nan=False))
+        click.echo(json.dumps(told | {"exit_code": code if code >= 0 else 128 - code}, allow_nan=False))
     if error is not None and code == 0:
         raise error
     if error is not None:
         click.echo(f"gpuloom: no profile: {error}", err=True)
-    click.get_current_context().exit(code)
+    end_as(code)
 
 
 class _Watch(threading.Thread):

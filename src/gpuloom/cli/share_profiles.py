@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from dataclasses import replace
+from collections import Counter, defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import click
 from gpuloom.core.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuloom.sharing.profiles import KernelProfile
+    from gpuloom.sharing.profiles import KernelProfile, KernelRecord
 
 folder_option = click.option(
     "--profiles", "folder", type=click.Path(path_type=Path), metavar="DIR", help="Files below DIR."
@@ -82,12 +82,14 @@ def ls(folder: Path | None, as_json: bool) -> None:
 @folder_option
 @json_option
 @click.option("--top", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="Kernels, by time.")
-def show(name: str, folder: Path | None, as_json: bool, top: int) -> None:
-    """Show the kernels of a profile, those that take longest first.
+@click.option("--each", is_flag=True, help="Each grid, block and shared memory by itself, with all that is recorded.")
+def show(name: str, folder: Path | None, as_json: bool, top: int, each: bool) -> None:
+    """Show the kernels of a profile, those that take longest first. NAME can be a file.
 
     \b
-    Example:
+    Examples:
       gpuloom share profiles show resnet50 --top 10
+      gpuloom share profiles show resnet50 --each
     """
     from gpuloom.sharing.find import find_profile
 
@@ -95,12 +97,17 @@ def show(name: str, folder: Path | None, as_json: bool, top: int) -> None:
     by_name = _by_name(profile)
     if as_json:
         told = _summary(profile, where) | {"by_kernel": [row | {"name": kernel} for kernel, row in by_name[:top]]}
+        if each:
+            told["records"] = [asdict(record) | {"launches": count} for record, count in _by_time(profile)[:top]]
         click.echo(json.dumps(told, indent=2, allow_nan=False))
         return
     click.echo(
-        f"{profile.name}: {len(profile.order)} kernels, {profile.duration_ns / 1e6:.3f} ms, "
+        f"{profile.name}: {_kernels(profile)}, {profile.duration_ns / 1e6:.3f} ms, "
         f"{profile.device or 'unknown GPU'} of {profile.sm_count} SMs, {where}\n{profile.source}\n"
     )
+    if each:
+        _print_each(profile, top)
+        return
     _print(
         ("kernel", "launches", "ms", "of time", "SMs", "longest us", "class"),
         [
@@ -117,6 +124,7 @@ def show(name: str, folder: Path | None, as_json: bool, top: int) -> None:
         ],
         left=(0, 6),
     )
+    _say_rest(len(by_name), top, "kernels")
 
 
 @profiles.command()
@@ -152,7 +160,10 @@ def diff(one: str, other: str, folder: Path | None, top: int, as_json: bool) -> 
         click.echo(json.dumps({"total_ns": (before.duration_ns, after.duration_ns), "kernels": rows[:top]}, indent=2))
         return
     ratio = after.duration_ns / before.duration_ns
-    click.echo(f"{before.duration_ns / 1e6:.3f} ms → {after.duration_ns / 1e6:.3f} ms (x {ratio:.3f})\n")
+    click.echo(
+        f"before: {before.name}, {before.duration_ns / 1e6:.3f} ms, {before.device or 'unknown GPU'}\n"
+        f"after:  {after.name}, {after.duration_ns / 1e6:.3f} ms, {after.device or 'unknown GPU'} (x {ratio:.3f})\n"
+    )
     cells = [
         (
             str(r["name"])[:70],
@@ -162,7 +173,8 @@ def diff(one: str, other: str, folder: Path | None, top: int, as_json: bool) -> 
         )
         for r in rows[:top]
     ]
-    _print(("kernel", "launches", "then", "ms", "then", "change"), cells, left=(0,))
+    _print(("kernel", "launches before", "after", "ms before", "after", "change"), cells, left=(0,))
+    _say_rest(len(rows), top, "kernels")
 
 
 @profiles.command("import")
@@ -181,26 +193,13 @@ def import_(
     Example:
       gpuloom share profiles import trace.json --name serve --sm-count 108 --cc 8.0
     """
-    from gpuloom.sharing.find import read_profile
-    from gpuloom.sharing.imports import parse_ncu, parse_torch
-    from gpuloom.sharing.orion import is_orion
-    from gpuloom.sharing.profiles import FORMAT, SUFFIX, library_folder, read_text, save
+    from gpuloom.sharing.imports import read_any, title_of
+    from gpuloom.sharing.profiles import library_folder, read_text, save
 
-    text = read_text(file)
-    title = name or file.name.removesuffix(SUFFIX).removesuffix(".json").removesuffix(".csv")
-    if is_orion(text) or FORMAT in text[:1000]:
-        profile = replace(read_profile(file), name=title)
-    elif text.lstrip()[:1] in ("{", "["):
-        profile = parse_torch(text, title, sm_count or 1, cc or "", str(file), steps=int(last_step))
-        if sm_count is None and profile.sm_count == 1:
-            raise InputError(f"{file} does not say how many SMs the GPU has: give --sm-count")
-    else:
-        profile = parse_ncu(text, title, sm_count or 1, cc or "", str(file))
-        if sm_count is None and profile.sm_count == 1:
-            raise InputError(f"{file} does not say how many SMs the GPU has: give --sm-count")
+    profile = read_any(file, read_text(file), name or title_of(file), sm_count, cc or "", last_step=last_step)
     path = save(profile, library_folder(), replacing)
     click.echo(
-        f"imported {profile.name}: {len(profile.order)} kernels, {profile.duration_ns / 1e6:.3f} ms, into {path}",
+        f"imported {profile.name}: {_kernels(profile)}, {profile.duration_ns / 1e6:.3f} ms, into {path}",
         err=True,
     )
 
@@ -220,6 +219,11 @@ def _summary(profile: KernelProfile, where: str) -> dict[str, Any]:
     }
 
 
+def _kernels(profile: KernelProfile) -> str:
+    count = len(profile.order)
+    return f"{count} kernel{'s' * (count != 1)}"
+
+
 def _by_name(profile: KernelProfile) -> list[tuple[str, dict[str, Any]]]:
     rows: dict[str, dict[str, Any]] = defaultdict(
         lambda: {"launches": 0, "duration_ns": 0, "sm_slots": 0, "longest_ns": 0, "class": ""}
@@ -232,6 +236,40 @@ def _by_name(profile: KernelProfile) -> list[tuple[str, dict[str, Any]]]:
         row["longest_ns"] = max(row["longest_ns"], kernel.duration_ns)
         row["class"] = kernel.klass if row["class"] in ("", kernel.klass) else "mixed"
     return sorted(rows.items(), key=lambda item: (-item[1]["duration_ns"], item[0]))
+
+
+def _by_time(profile: KernelProfile) -> list[tuple[KernelRecord, int]]:
+    """Records that run and how often, those that take longest in all first."""
+    launches = Counter(profile.order)
+    found = [(profile.records[index], count) for index, count in sorted(launches.items())]
+    return sorted(found, key=lambda pair: -pair[0].duration_ns * pair[1])
+
+
+def _print_each(profile: KernelProfile, top: int) -> None:
+    found = _by_time(profile)
+    titles = ("kernel", "launches", "us", "grid", "block", "registers", "shared", "SMs", "compute", "memory", "class")
+    cells = [
+        (
+            r.name[:50],
+            str(count),
+            f"{r.duration_ns / 1e3:.1f}",
+            "x".join(map(str, r.grid)) if r.blocks else "?",
+            "x".join(map(str, r.block)) if r.threads_per_block else "?",
+            str(r.registers) if r.registers else "?",
+            str(r.shared_bytes),
+            str(r.sm_slots),
+            *("?" if value is None else f"{value:.0%}" for value in (r.compute_util, r.dram_util)),
+            r.klass,
+        )
+        for r, count in found[:top]
+    ]
+    _print(titles, cells, left=(0, 10))
+    _say_rest(len(found), top, "records")
+
+
+def _say_rest(count: int, top: int, what: str) -> None:
+    if count > top:
+        click.echo(f"and {count - top} more {what} (--top)")
 
 
 def _print(titles: tuple[str, ...], rows: list[tuple[str, ...]], left: tuple[int, ...]) -> None:

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import click
 
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import InputError
+from gpuloom.core.share_class import CLASSES, IMPORTANCES, TASK_TYPES, job_class
 from gpuloom.sharing import build, mps, shim
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--class", "klass", type=click.Choice([shim.HIGH, shim.BEST_EFFORT]), help="The program's class.")
-@click.option("--task-type", type=click.Choice(shim.TASK_TYPES), help="Without --class: inference, interactive: high.")
-@click.option("--importance", type=click.Choice(["high", "low"]), help="Without --class: to the business.")
+@click.option("--class", "klass", type=click.Choice(CLASSES), help="The program's class.")
+@click.option("--task-type", type=click.Choice(TASK_TYPES), help="Without --class: inference, interactive: high.")
+@click.option("--importance", type=click.Choice(IMPORTANCES), help="Without --class: to the business.")
 @click.option("--real-time", is_flag=True, help="Without --class: it must answer in real time, so high.")
 @click.option("--gpu", metavar="GPU", help="Its index or UUID (CUDA_VISIBLE_DEVICES).")
 @click.option("--rule", type=click.Choice(shim.RULES), help="Admission rule of best effort.  [default: gpuloom]")
 @click.option("--max-hold", "max_hold_s", type=Duration(), metavar="TIME", help="Longest hold.  [default: 0.1]")
-@click.option("--profile", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its kernel profile.")
+@click.option("--profile", metavar="NAME|FILE", help="Profile of its kernels: a stored one, or any file that is one.")
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the shim writes what it does.")
 @click.option("--name", metavar="NAME", help="What `share top` calls it.")
 @click.option("--mps/--no-mps", "use_mps", default=True, help="Private MPS where it is installed and one GPU is used.")
@@ -40,7 +44,7 @@ def run(
     gpu: str | None,
     rule: str | None,
     max_hold_s: float | None,
-    profile: Path | None,
+    profile: str | None,
     log: Path | None,
     name: str | None,
     use_mps: bool,
@@ -55,13 +59,18 @@ def run(
     \b
     Examples:
       gpuloom share run --class high -- python serve.py
-      gpuloom share run --class best-effort --gpu 0 -- python train.py
+      gpuloom share run --class best-effort --gpu 0 --profile train -- python train.py
       gpuloom share run --task-type inference -- ./server
     """
     if klass is None and task_type is None and importance is None and not real_time:
         raise click.UsageError("say --class, or what the class follows from: --task-type, --importance, --real-time")
-    chosen = klass or shim.class_of(task_type, importance, real_time=real_time)
-    settings = shim.Settings(chosen, gpu or "", name or "", rule or "", max_hold_s, profile, log)
+    chosen = job_class(klass, task_type, importance, real_time=real_time)
+    settings = shim.Settings(chosen, gpu or "", name or "", rule or "", max_hold_s, log=log)
+    text = ""
+    if profile is not None:
+        from gpuloom.sharing.table import table_of, write_table
+
+        text = table_of(profile)
     base = dict(os.environ)
     if gpu:
         base["CUDA_VISIBLE_DEVICES"] = gpu
@@ -70,6 +79,8 @@ def run(
         if driver is None:
             raise InputError("no NVIDIA driver (libcuda.so.1) was found; set GPULOOM_SHARE_DRIVER to where it is")
         shared = shim.shared_folder(base)
+        if text:
+            settings = dataclasses.replace(settings, profile=write_table(text, shared))
         made = shim.program_environment(settings, base, shim=build.shim_path(driver), driver=driver, shared=shared)
     except InputError as error:
         if require:
@@ -83,7 +94,19 @@ def run(
         return
     with mps.private(shared, one, base) as folder:
         code = attend(command, {**made, **mps.client_environment(folder, one, chosen)})
-    click.get_current_context().exit(code)
+    end_as(code)
+
+
+def end_as(code: int) -> NoReturn:
+    """End as the program did: with its exit code, or below 0 by its signal, which a scheduler tells from a code."""
+    if code < 0:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program's own core is the one of interest
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
 
 
 def replace(command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -99,7 +122,7 @@ def replace(command: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def attend(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the program, passing signals on, and return its exit code (128 + signal, as a shell does).
+    """Run the program, passing signals on, and return its exit code; below 0: the signal that ended it.
 
     Raises:
         InputError: there is no such program.
@@ -118,4 +141,4 @@ def attend(command: Sequence[str], environment: Mapping[str, str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
+    return code

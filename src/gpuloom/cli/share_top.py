@@ -15,6 +15,8 @@ from gpuloom.cli.run_options import Duration
 from gpuloom.sharing import shim, shm
 from gpuloom.sharing.rule import reason_name
 
+ADMISSIONS = 8
+"""From this code on a reason is one to hold (enum gl_reason in admission.h)."""
 COLUMNS = [
     Column("gpu", lambda row: row["gpu"], gives=True),
     Column("program", lambda row: plain(row["program"]), gives=True),
@@ -26,7 +28,8 @@ COLUMNS = [
     Column("held", lambda row: f"{row['held_share']:.0%}", right=True),
     Column("held in all", lambda row: short(row["held_s"]), right=True),
     Column("longest", lambda row: f"{row['longest_hold_ms']:.1f} ms", right=True),
-    Column("reasons", lambda row: reasons_text(row["reasons"]), gives=True),
+    Column("admitted", lambda row: reasons_text(row["admitted"]), gives=True),
+    Column("held for", lambda row: reasons_text(row["held_for"]), gives=True),
 ]
 
 
@@ -37,7 +40,8 @@ COLUMNS = [
 def top(once: bool, as_json: bool, every_s: float) -> None:
     """Show, for each program on a shared GPU: kernels/s, share of the GPU, held time, and why launches were held.
 
-    Rates are over the time between two looks; the share of the GPU is by predicted kernel durations.
+    Rates are over the time between two looks; the share of the GPU is by predicted kernel durations. `admitted` counts
+    launches since the program began, by what let them pass; `held for` those that had to wait, by why at first.
 
     \b
     Examples:
@@ -98,7 +102,8 @@ def rows_of(now: shm.Shared, before: shm.Shared | None) -> list[dict[str, Any]]:
                 "longest_hold_ms": program.longest_held_ns / 1e6,
                 "requests": program.requests,
                 "request_ms": program.request_ns / 1e6,
-                "reasons": {reason_name(code): count for code, count in program.reasons.items()},
+                "admitted": {reason_name(code): n for code, n in program.reasons.items() if code < ADMISSIONS},
+                "held_for": {reason_name(code): n for code, n in program.reasons.items() if code >= ADMISSIONS},
             }
         )
     return rows

@@ -138,6 +138,12 @@ def _job(
     env: Mapping[str, str],
     shell: Mapping[str, str],
 ) -> dict[str, Any]:
+    if "class" in data:
+        if "share_class" in data:
+            where = f"{source}:{lines.get(('class',), line)}"
+            raise InputError(f"{where}: class and share_class are the same: write one of them")
+        data["share_class"] = data.pop("class")
+        lines["share_class",] = lines.get(("class",), line)
     files = data.pop("env_file", [])
     files = [files] if isinstance(files, str) else files
     if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
@@ -170,7 +176,7 @@ def _told(error: ValidationError, lines: Lines, source: str, line: int, flags: M
             where = where[:-1]
         if entry["type"] == "extra_forbidden":
             name = str(entry["loc"][-1])
-            if near := difflib.get_close_matches(name, [*JobSpec.model_fields, "env_file"], n=1):
+            if near := difflib.get_close_matches(name, [*JobSpec.model_fields, "env_file", "class"], n=1):
                 sentence = f"unknown field {name!r}; did you mean {near[0]!r}?"
             else:
                 sentence += ", env_file"

@@ -127,6 +127,8 @@ def convert(
 @click.option("--users", type=int, default=20, show_default=True, help="Number of users; 0 for none.")
 @click.option("--user-skew", type=float, default=1.0, show_default=True, help="Zipf exponent of the users.")
 @click.option("--opportunistic", type=float, default=0.0, show_default=True, help="Share of jobs of priority 1.")
+@click.option("--high", type=float, default=0.0, show_default=True, help="Share of jobs of class high.")
+@click.option("--best-effort", type=float, default=0.0, show_default=True, help="Share of jobs of class best-effort.")
 @click.option("--elastic", metavar="MIN-MAX", help="Sizes of every job: GPUs (1-8), or factors (0.5x-4x).")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same trace.")
 @click.option("--output", "-o", required=True, metavar="FILE", help="File to write; - for standard output (CSV).")
@@ -149,6 +151,8 @@ def generate(
     users: int,
     user_skew: float,
     opportunistic: float,
+    high: float,
+    best_effort: float,
     elastic: str | None,
     seed: int,
     output: str,
@@ -194,6 +198,8 @@ def generate(
         users=users,
         user_skew=user_skew,
         opportunistic=opportunistic,
+        high=high,
+        best_effort=best_effort,
         seed=seed,
     )
     workload = gen.generate(config)
@@ -317,7 +323,7 @@ def job_row(workload: Workload, job: int) -> dict[str, Any]:
         "duration_s": float(workload.duration_s[job]),
         "gpus": int(workload.gpus[job]),
     }
-    for name in ("model", "user", "group", "gpu_type"):
+    for name in ("model", "user", "group", "gpu_type", "share_class"):
         labels = getattr(workload, name)
         if labels is not None:
             row[name] = labels[job]

@@ -30,6 +30,7 @@ class Snapshot:
         "cluster",
         "evicted",
         "finished",
+        "fixed",
         "may_preempt",
         "nodes_down",
         "nodes_up",
@@ -59,6 +60,8 @@ class Snapshot:
         self.nodes_down: Sequence[int] = ()
         self.nodes_up: Sequence[int] = ()
         self.resized: Sequence[int] = ()
+        self.fixed: frozenset[int] = frozenset()
+        """Running jobs that must be left as they are; only policies that form pairs are shown any."""
         self.placements = MappingProxyType(state.placements)
         self.restart_overhead_s = floats(restart_overhead_s).toreadonly()
         """Seconds that a (re)start of each job costs."""

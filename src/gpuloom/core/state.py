@@ -8,6 +8,7 @@ so that an event costs the same with ten running jobs as with ten thousand.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
 
@@ -207,8 +208,11 @@ class State:
 
     def held_gpu_s_at(self, job: int, now_s: float) -> float:
         """GPU-seconds that the job has held, restart overheads included."""
-        first = job * self._models
-        held = sum(self._held_gpu_s[first : first + self._models])
+        if self._models == 1:
+            held = self._held_gpu_s[job]
+        else:
+            first = job * self._models
+            held = sum(self._held_gpu_s[first : first + self._models])
         if self.status[job] == _RUNNING:
             held += (now_s - self.run_from_s[job]) * self.placements[job].gpus
         return held
@@ -234,60 +238,81 @@ class State:
             PlanError: a GPU of the placement is not free.
             InvalidTransition: the job does not wait.
         """
-        self._transit(job, "start")
+        if self.status[job] != _WAITING:  # `_transit`, spelt out where thousands of jobs pass through in one step
+            self.require(job, "start")
+        self.status[job] = _RUNNING
+        self.cause[job] = self.step
         self._take(job, placement)
         self.waiting -= 1
         self.rate[job] = rate
         self.run_from_s[job] = now_s
         self.work_from_s[job] = now_s + overhead_s
-        if self.starts[job] == 0:
+        starts = self.starts[job]
+        if starts == 0:
             self.first_start_s[job] = now_s
-        self.starts[job] += 1
+        self.starts[job] = starts + 1
 
     def restore(
         self,
-        job: int,
+        jobs: NDArray[np.intp],
         *,
-        held_s: float,
-        held_gpu_s: float | NDArray[np.float64],
-        starts: int,
-        first_start_s: float | None,
-        remaining_s: float | None = None,
+        held_s: NDArray[np.float64],
+        held_gpu_s: NDArray[np.float64],
+        starts: NDArray[np.int32],
+        first_start_s: NDArray[np.float64],
+        remaining_s: NDArray[np.float64],
     ) -> None:
-        """What became of a job before this state was built. Call before it runs here (before `adopt`).
+        """What became of jobs before this state was built, one entry each. Call before they run here (before `adopt`).
 
         Args:
-            held_s: seconds for which it has held GPUs, a run that `adopt` will tell of not included.
-            held_gpu_s: the same in GPU-seconds: by GPU model, or their sum (then all counts for the first model).
-            starts: times it was started, a run that `adopt` will tell of included. first_start_s: None or NaN: never.
-            remaining_s: work left (None: all of it).
+            held_s: seconds for which each has held GPUs, a run that `adopt` will tell of not included.
+            held_gpu_s: the same in GPU-seconds: by GPU model, shape (jobs, models), or their sum, shape (jobs,): then
+                all counts for the first model.
+            starts: times each was started, a run that `adopt` will tell of included. first_start_s: NaN: never.
+            remaining_s: work left.
 
         Raises:
-            InvalidTransition: it runs or has ended already.
+            InvalidTransition: one runs or has ended already.
         """
-        if self.status[job] not in (JobState.FUTURE, _WAITING):
-            self.require(job, "start")
-        self.held_s[job] = held_s
-        if isinstance(held_gpu_s, np.ndarray):
-            self.held_gpu_s_column[job] = held_gpu_s
+        status = self.status_column[jobs]
+        if len(wrong := np.flatnonzero((status != JobState.FUTURE) & (status != _WAITING))):
+            self.require(int(jobs[wrong[0]]), "start")
+        self.held_s_column[jobs] = held_s
+        if held_gpu_s.ndim == 2:
+            self.held_gpu_s_column[jobs] = held_gpu_s
         else:
-            first = job * self._models
-            for entry in range(first, first + self._models):
-                self._held_gpu_s[entry] = 0.0
-            self._held_gpu_s[first] = held_gpu_s
-        self.starts[job] = starts
-        self.first_start_s[job] = math.nan if first_start_s is None else first_start_s
-        if remaining_s is not None:
-            self.remaining_s[job] = remaining_s
+            self.held_gpu_s_column[jobs] = 0.0
+            self.held_gpu_s_column[jobs, 0] = held_gpu_s
+        self.starts_column[jobs] = starts
+        self.first_start_s_column[jobs] = first_start_s
+        self.remaining_s_column[jobs] = remaining_s
 
-    def adopt(self, job: int, placement: Placement, *, run_from_s: float, work_from_s: float, rate: float) -> None:
-        """A job that the state took for waiting runs already, since before this state was built."""
-        self._transit(job, "adopt")
-        self._take(job, placement)
-        self.waiting -= 1
-        self.rate[job] = rate
-        self.run_from_s[job] = run_from_s
-        self.work_from_s[job] = work_from_s
+    def adopt(
+        self,
+        jobs: NDArray[np.intp],
+        placements: Sequence[Placement],
+        *,
+        run_from_s: NDArray[np.float64],
+        work_from_s: NDArray[np.float64],
+        rate: NDArray[np.float64],
+    ) -> None:
+        """Jobs that the state took for waiting run already, since before this state was built; one entry each.
+
+        Raises:
+            PlanError: a GPU of a placement is not free.
+            InvalidTransition: a job does not wait.
+        """
+        status, take = self.status, self._take
+        for job, placement in zip(jobs.tolist(), placements, strict=True):
+            if status[job] != _WAITING:
+                self.require(job, "adopt")
+            status[job] = _RUNNING
+            take(job, placement)
+        self.cause_column[jobs] = self.step
+        self.waiting -= len(jobs)
+        self.rate_column[jobs] = rate
+        self.run_from_s_column[jobs] = run_from_s
+        self.work_from_s_column[jobs] = work_from_s
 
     def withdraw(self, job: int) -> None:
         """A waiting job is not to be started for now (held, cancelled, …); `submit` brings it back."""
@@ -297,7 +322,10 @@ class State:
     def stop(self, job: int, now_s: float, *, lost_s: float = 0.0) -> None:
         """A running job gives its GPUs back and waits; `lost_s` of its work has to be done again."""
         left = self.remaining_at(job, now_s)
-        self._transit(job, "stop")
+        if self.status[job] != _RUNNING:
+            self.require(job, "stop")
+        self.status[job] = _WAITING
+        self.cause[job] = self.step
         self._release(job, now_s)
         self.waiting += 1
         self.remaining_s[job] = min(left + lost_s, self.workload.duration_s.item(job)) if lost_s else left
@@ -320,7 +348,9 @@ class State:
 
     def retime(self, job: int, now_s: float, rate: float) -> None:
         """A running job goes on at another rate."""
-        self._transit(job, "retime")
+        if self.status[job] != _RUNNING:
+            self.require(job, "retime")
+        self.cause[job] = self.step
         if now_s > self.work_from_s[job]:
             self.remaining_s[job] = self.remaining_at(job, now_s)
             self.work_from_s[job] = now_s
@@ -328,7 +358,8 @@ class State:
 
     def postpone(self, job: int, until_s: float) -> None:
         """The work of a job that has just started goes on later than its own overhead says."""
-        self.require(job, "retime")
+        if self.status[job] != _RUNNING:
+            self.require(job, "retime")
         self.work_from_s[job] = until_s
 
     def finish(self, job: int, now_s: float) -> None:
@@ -392,7 +423,8 @@ class State:
         self.cause[job] = self.step
 
     def _take(self, job: int, placement: Placement) -> None:
-        free = self.free[placement.layer]
+        free, idles = self.free[placement.layer], self.idle
+        owners = self.owners[placement.layer] if self.layers > 1 else None
         for node, mask in zip(placement.nodes, placement.masks, strict=True):
             left = free[node]
             if mask & ~left:
@@ -400,14 +432,15 @@ class State:
                     f"job {self.workload.job_id(job)} was given GPUs {mask:#x} of node "
                     f"{self.cluster.nodes[node].name}, of which only {left:#x} are free"
                 )
-            free[node] = left & ~mask
-            idle = self.idle[node]
-            self.busy_gpus += (idle & mask).bit_count()
-            self.idle[node] = idle & ~mask
-            if self.layers > 1:
-                owners = self.owners[placement.layer][node]
+            free[node] = left ^ mask
+            idle = idles[node]
+            if taken := idle & mask:
+                self.busy_gpus += taken.bit_count()
+                idles[node] = idle ^ taken
+            if owners is not None:
+                owner = owners[node]
                 for gpu in _bits(mask):
-                    owners[gpu] = job
+                    owner[gpu] = job
         self.placements[job] = placement
 
     def _release(self, job: int, now_s: float) -> None:
@@ -426,8 +459,11 @@ class State:
                     del owners[gpu]
                 for layer in self.free:
                     mask &= layer[node]
-            self.busy_gpus -= mask.bit_count()
-            self.idle[node] |= mask
+                    if not mask:  # others still use all of them
+                        break
+            if mask:
+                self.busy_gpus -= mask.bit_count()
+                self.idle[node] |= mask
         self._held_gpu_s[job * self._models + self._model_of[placement.nodes[0]]] += held_s * gpus
 
     def story(self, job: int) -> str:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.scaling import Scaling
+from gpuloom.core.share_class import CLASSES
 
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
@@ -69,6 +70,7 @@ class Workload:
         gpu_type: GPU models the job accepts, separated by '|'; '' accepts any.
         gpu_milli: thousandths of a GPU asked for, 1000 unless the job asks for a part of one.
         priority: 0 guaranteed, 1 opportunistic (AntMan's classes).
+        share_class: 'high' or 'best-effort', for jobs that may share a GPU kernel by kernel; '' for others.
         weight: share weight, 1 by default (Gavel).
         restart_overhead_s: seconds to (re)start the job; NaN where unknown.
         estimate_s: an estimate of `duration_s` made before the job ran; NaN where unknown.
@@ -94,6 +96,7 @@ class Workload:
     gpu_type: Labels | None = None
     gpu_milli: I4 | None = None
     priority: I4 | None = None
+    share_class: Labels | None = None
     weight: F8 | None = None
     restart_overhead_s: F8 | None = None
     estimate_s: F8 | None = None
@@ -111,6 +114,11 @@ class Workload:
             column = getattr(self, name)
             if column is not None and len(column) != n:
                 raise InputError(f"workload {self.name!r}: column {name} has {len(column)} rows, submit_s has {n}")
+        for name in () if self.share_class is None else {self.share_class[row] for row in range(n)}:
+            if name not in ("", *CLASSES):
+                raise InputError(
+                    f"workload {self.name!r}: share_class {name!r} must be {' or '.join(CLASSES)}, or empty"
+                )
         if self.speeds is not None and self.speeds.factor.shape != (n, len(self.speeds.models)):
             raise InputError(f"workload {self.name!r}: speeds has shape {self.speeds.factor.shape}, not ({n}, models)")
         if self.scaling is not None:
@@ -180,6 +188,7 @@ OPTIONAL_COLUMNS = (
     "gpu_type",
     "gpu_milli",
     "priority",
+    "share_class",
     "weight",
     "restart_overhead_s",
     "estimate_s",

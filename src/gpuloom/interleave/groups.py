@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.columns import floats, ints
+from gpuloom.core.decision import Place, Placement
+from gpuloom.core.share_class import HIGH
 from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.efficiency import MAX_GROUP, Interleaving
 
@@ -52,6 +54,8 @@ class GroupTimes:
             alone = np.where(np.isfinite(alone) & (alone > 0), alone, total)
             memory = np.zeros(n) if workload.gpu_memory_mib is None else np.nan_to_num(workload.gpu_memory_mib)
             known = np.isfinite(total) & (total > 0)
+            if workload.share_class is not None:  # who is to keep its latency is not woven with others
+                known &= ~np.array([name == HIGH for name in workload.share_class.names])[workload.share_class.codes]
             rows, of_job[known] = _distinct(np.column_stack([workload.stage_s, alone, memory])[known])
         self.of_job = ints(of_job)
         """Profile of each job."""
@@ -135,19 +139,59 @@ class GroupSharing:
     starts_together = True
 
     def __init__(self, times: GroupTimes) -> None:
-        self._times = times
+        self._times, self._of_job = times, times.of_job
+        self._rates: dict[tuple[int, ...], float] = {}
+        """By the profiles of a job and of its neighbours, in their order."""
 
     def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]]) -> float:
         """Share of its solo speed that `job` gets."""
         if not neighbours:
             return 1.0
-        times = self._times
-        of_job = times.of_job
-        own = of_job[job]
-        profiles = tuple(sorted([own, *[of_job[other] for _, other in neighbours]]))
-        if profiles[0] == UNKNOWN or len(profiles) > MAX_GROUP:
-            return 1.0 / len(profiles)
-        return times.solo_s[own] / times.iteration_s(profiles)
+        of_job = self._of_job
+        profiles = [of_job[job]]
+        for _, other in neighbours:  # faster than a comprehension for so few
+            profiles.append(of_job[other])
+        key = tuple(profiles)
+        rate = self._rates.get(key)
+        if rate is None:
+            if len(self._rates) > _KEPT:
+                self._rates.clear()
+            rate = self._rates[key] = self._rate(key)
+        return rate
+
+    def rates(self, jobs: Sequence[int], placements: Sequence[Placement]) -> list[float] | None:
+        """`rate` of each of these jobs if nobody else runs; None if some share a part of their GPUs only."""
+        together: dict[Place, list[tuple[int, int, int]]] = {}
+        for index, (job, placement) in enumerate(zip(jobs, placements, strict=True)):
+            together.setdefault((placement.nodes, placement.masks), []).append((placement.layer, job, index))
+        taken: dict[int, int] = {}
+        for place in together:
+            for node, mask in zip(*place, strict=True):
+                before = taken.get(node, 0)
+                if before & mask:
+                    return None
+                taken[node] = before | mask
+        rates = [1.0] * len(jobs)
+        of_job, known = self._of_job, dict[Profiles, list[float]]()
+        for members in together.values():
+            if len(members) > 1:
+                members.sort()
+                profiles = tuple([of_job[job] for _, job, _ in members])
+                found = known.get(profiles)
+                if found is None:
+                    found = known[profiles] = [
+                        self._rate((own, *profiles[:at], *profiles[at + 1 :])) for at, own in enumerate(profiles)
+                    ]
+                for (_, _, index), rate in zip(members, found, strict=True):
+                    rates[index] = rate
+        return rates
+
+    def _rate(self, profiles: Profiles) -> float:
+        """Share of its solo speed that a job of the first profile gets beside the others."""
+        group = tuple(sorted(profiles))
+        if group[0] == UNKNOWN or len(group) > MAX_GROUP:
+            return 1.0 / len(group)
+        return self._times.solo_s[profiles[0]] / self._times.iteration_s(group)
 
 
 def _distinct(table: F8) -> tuple[F8, NDArray[np.intp]]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import itemgetter
 
 import numpy as np
 
@@ -108,19 +110,22 @@ class Rounds:
                     self._leave_singles(partner, of_node)
                 merged: list[Node] = []
                 of_merged: list[int] = []
+                more = any(missing[n] > 0 for n in bounds)
                 for place, other in enumerate(partner):
                     if other < 0:
                         merged.append(nodes[place])
                         of_merged.append(of_node[place])
                     elif other < place:
                         # The pair stands where its second half stood, as in the released code.
-                        if any(missing[n] > 0 for n in bounds):
+                        if more:
                             merged.append(nodes[other] + nodes[place])
                             pair = of_node[other], of_node[place]
                             kind = of_pair.get(pair)
                             of_merged.append(self._merged(pair) if kind is None else kind)
+                            more = False
                             for n in bounds:
                                 missing[n] -= bucket.gpus
+                                more = more or missing[n] > 0
                         else:
                             merged += (nodes[other], nodes[place])
                             of_merged += (of_node[other], of_node[place])
@@ -149,15 +154,17 @@ class Rounds:
                     partner[place] = able[other] if other >= 0 else -1
                 return partner
             kinds = [self._id(tuple(sorted(self._types[kind]))) for kind in kinds]
+        places = {kind: [] for kind in dict.fromkeys(kinds) if not full[kind]}
         for place, kind in enumerate(kinds):
-            if not full[kind]:
-                places.setdefault(kind, []).append(place)
+            if kind in places:
+                places[kind].append(place)
         if not places:
             return partner
         # In the order of the types themselves: their numbers depend on what was seen before.
         counts = tuple([(kind, len(places[kind])) for kind in sorted(places, key=self._types.__getitem__)])
+        groups = list(map(group_of, map(itemgetter(0), nodes), repeat(-1)))
         for one, two, count in self._matching(counts):
-            _pair_up(nodes, places, one, two, count, group_of, partner)
+            _pair_up(groups, places, one, two, count, partner)
         return partner
 
     def _kinds_of(self, jobs: Sequence[int]) -> list[int]:
@@ -243,27 +250,23 @@ class Rounds:
 
 
 def _pair_up(
-    nodes: list[Node],
-    places: dict[int, list[int]],
-    one: int,
-    two: int,
-    count: int,
-    group_of: GroupOf,
-    partner: list[int],
+    groups: list[int], places: dict[int, list[int]], one: int, two: int, count: int, partner: list[int]
 ) -> None:
-    """Choose which nodes of the two types are paired: those that run together first, then the first ones."""
+    """Choose which nodes of the two types are paired: those that run together first, then the first ones.
+
+    Args:
+        groups: by node: the group that its first job runs in now, or -1.
+    """
     left, right = places[one], places[two]
     kept: list[tuple[int, int]] = []
     standing: dict[int, int] = {}
-    if one != two:
-        for place in right:
-            if (group := group_of(nodes[place][0], -1)) >= 0:
-                standing.setdefault(group, place)
+    if one != two:  # of several in a group the first one counts
+        standing = {group: place for place in reversed(right) if (group := groups[place]) >= 0}
     if one == two or standing:
         for place in left:
             if len(kept) == count:
                 break
-            if (group := group_of(nodes[place][0], -1)) >= 0:
+            if (group := groups[place]) >= 0:
                 other = standing.pop(group, -1)
                 if other >= 0:
                     kept.append((other, place))

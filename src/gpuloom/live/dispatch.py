@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Allocation, Attempt, EndReason, Phase
+from gpuloom.core.share_class import is_pair, share_class_of
 from gpuloom.executors.port import ExecutorError, LiveExecutor, RunExit, RunPhase, RunStatus
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.eligible import blocked
 from gpuloom.live.fleet import slots_of
+from gpuloom.live.kernel_sharing import NO_SHARING, Ability
 from gpuloom.live.launch import run_request
 from gpuloom.live.ledger import Draft, Ledger
 from gpuloom.live.occupancy import open_slots
@@ -52,8 +54,10 @@ class Dispatch:
         runs: Path,
         trouble: Callable[[str], None],
         say: Callable[[RunStatus], None],
+        sharing: Ability = NO_SHARING,
     ) -> None:
         """trouble: told what went wrong. say: told of runs that could not even be asked for."""
+        self.sharing = sharing
         self.ledger, self.planning, self.work, self.executor, self.clock = ledger, planning, work, executor, clock
         self.book, self.node, self.runs = ledger.book, node, runs
         self.trouble, self.say = trouble, say
@@ -172,6 +176,9 @@ class Dispatch:
             on_them = [[other for other in holders.get(slot, ()) if other != number] for slot in slots]
             if any(len(others) >= most or any(map(self._leaves, others)) for others in on_them):
                 continue
+            # A policy before may have given GPUs of which this one shares only those of pairs.
+            if planning.policy.pairs and any(on_them) and not self._may_pair(number, on_them):
+                continue
             if job.phase is Phase.QUEUED:
                 data = {"attempt": job.attempts + 1, "allocation": as_json(allocation)}
                 drafts.append(("attempt.starting", number, data))
@@ -211,6 +218,11 @@ class Dispatch:
         self.ledger.write([("attempt.stopping", attempt.job, data)])
         self.end_run(attempt.run, EndReason.PREEMPTED, grace)
 
+    def _may_pair(self, number: int, on_them: Sequence[Sequence[int]]) -> bool:
+        """Whether a job and those on its GPUs are a pair."""
+        others = {other for found in on_them for other in found}
+        return len(on_them) == 1 and is_pair([share_class_of(self.book.jobs[n].spec) for n in (number, *others)])
+
     def _leaves(self, other: int) -> bool:
         """Whether a job that holds GPUs is about to leave them."""
         attempt = self.book.attempts.get(other)
@@ -240,7 +252,7 @@ class Dispatch:
         for run, attempt in list(self.to_start.items()):
             job = self.book.jobs[attempt.job]
             try:
-                request = run_request(job, attempt, self.book.nodes[self.node], self.runs)
+                request = run_request(job, attempt, self.book.nodes[self.node], self.runs, self.sharing)
             except InputError as error:
                 how = RunExit(None, None, EndReason.NOT_STARTED.value, str(error), time.time())
                 self.say(RunStatus(run, RunPhase.EXITED, exit=how))

@@ -313,6 +313,11 @@ class LiveService:
             "policy": scheduler.planning.written,
             "policy_problem": scheduler.problems.get("policy", ""),
             "interval_s": scheduler.planning.interval_s,
+            "sharing": {
+                "on": scheduler.planning.policy.pairs,
+                "gated": scheduler.sharing.gated,
+                "text": scheduler.sharing.why,
+            },
             "jobs": dict(self._store.counts()),
             "gpus": {
                 "total": sum(len(node.gpus) for node in nodes),

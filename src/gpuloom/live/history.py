@@ -11,6 +11,7 @@ import numpy as np
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Attempt, EndReason, Job, Phase
+from gpuloom.core.share_class import share_class_of
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.live.fleet import slots_of, wanted_types
 from gpuloom.sim.traces.write import write_csv
@@ -64,6 +65,7 @@ def trace_of(history: History, interval_s: float) -> Workload:
     specs = [job.spec for job, _ in rows]
     types = [wanted_types(spec) for spec in specs]
     memory = [spec.get("gpu_memory") for spec in specs]
+    classes = [share_class_of(spec) for spec in specs]
     models = [str(spec.get("model") or "") for spec in specs]
     return Workload.sorted_by_submit(
         "history",
@@ -76,6 +78,7 @@ def trace_of(history: History, interval_s: float) -> Workload:
         gpu_type=Labels.of(types) if any(types) else None,
         restart_overhead_s=np.array([usual if value != value else value for value in overhead]),
         gpu_memory_mib=np.array([np.nan if mib is None else float(mib) for mib in memory]) if any(memory) else None,
+        share_class=Labels.of(classes) if any(classes) else None,
         priority=np.array([job.priority < 0 for job, _ in rows], dtype=np.int32),
     )
 

@@ -10,6 +10,7 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.job import Attempt, Job, NodeRecord
 from gpuloom.executors.environment import prepared
 from gpuloom.executors.port import RunRequest
+from gpuloom.live.kernel_sharing import NO_SHARING, Ability, under_the_shim
 
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """Of the scheduler's own environment, what a job gets that brought none."""
@@ -20,7 +21,7 @@ def run_directory(runs: Path, job: int, attempt: int) -> Path:
     return runs / f"{job // 1000:04d}" / str(job) / str(attempt)
 
 
-def run_request(job: Job, attempt: Attempt, node: NodeRecord, runs: Path) -> RunRequest:
+def run_request(job: Job, attempt: Attempt, node: NodeRecord, runs: Path, sharing: Ability = NO_SHARING) -> RunRequest:
     """What to run for this attempt, on this node.
 
     Raises:
@@ -55,6 +56,7 @@ def run_request(job: Job, attempt: Attempt, node: NodeRecord, runs: Path) -> Run
         run=attempt.run,
         directory=directory,
     )
+    argv, env = under_the_shim(sharing, job.id, spec, argv, env)
     return RunRequest(
         run=attempt.run,
         argv=argv,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuloom.core.book import Book
 from gpuloom.core.job import Allocation, EndReason, Job, Phase
+from gpuloom.core.share_class import is_pair, share_class_of
 from gpuloom.live.estimates import left_s
 from gpuloom.live.fleet import Slot, slots_of, wanted_types
 from gpuloom.live.hold import Hold, hold_for
@@ -28,9 +31,22 @@ def open_slots(book: Book) -> set[Slot]:
     }
 
 
-def placed(planning: Planning, priority: float) -> tuple[dict[int, tuple[Allocation, float, int]], set[Slot]]:
-    """Running jobs in the policy's sight (GPUs, since when, sharing layer), and GPUs out of its sight."""
-    book = planning.book
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Running jobs in the policy's sight (GPUs, since when, sharing layer), and GPUs out of its sight.
+
+    fixed: of those jobs, the ones that it may put others beside, and must leave as they are otherwise.
+    """
+
+    jobs: Mapping[int, tuple[Allocation, float, int]]
+    pinned: set[Slot]
+    fixed: frozenset[int]
+
+
+def occupancy(planning: Planning, priority: float) -> Occupancy:
+    """Who has which GPUs, for a pass of this priority."""
+    book, pairs = planning.book, planning.policy.pairs
+    fixed: set[int] = set()
     free_for_all = open_slots(planning.book)
     found: dict[int, tuple[Allocation, float]] = {}
     pinned: set[Slot] = set()
@@ -51,35 +67,47 @@ def placed(planning: Planning, priority: float) -> tuple[dict[int, tuple[Allocat
             allocation, since_s = attempt.allocation, attempt.since_s
         slots = slots_of(allocation)
         stays = planning.preempts and job.spec.get("on_preempt") == "never" and granted is None
-        if stays or planning.level(number) > priority or not free_for_all.issuperset(slots):
+        is_fixed = stays or planning.level(number) > priority
+        if not free_for_all.issuperset(slots) or (is_fixed and not (pairs and share_class_of(job.spec))):
             pinned.update(slots)
-        else:
-            found[number] = (allocation, since_s)
+            continue
+        found[number] = (allocation, since_s)
+        if is_fixed:
+            fixed.add(number)
     # Who shares a GPU with a pinned job is pinned as well; so is who finds no sharing layer (the policy before
     # may have shared more). Who was on which layer is not written down; AntMan's opportunistic jobs are never on
     # the first.
     layers = planning.policy.max_jobs_per_gpu
     while True:
         layer_of: dict[int, int] = {}
+        on: dict[Slot, str] = {}
         used: dict[Slot, int] = {}
         out: set[int] = set()
         for number, (allocation, _) in found.items():
             slots = slots_of(allocation)
+            job_class = share_class_of(book.jobs[number].spec) if pairs else ""
             taken = 0
             for slot in slots:
                 taken |= used.get(slot, 0)
             first = int(layers > 1 and book.jobs[number].priority < 0)
             free = [layer for layer in (*range(first, layers), *range(first)) if not taken >> layer & 1]
-            if not free or not pinned.isdisjoint(slots):
+            if not free or not pinned.isdisjoint(slots) or (pairs and taken and not _is_pair(on, job_class, slots)):
                 out.add(number)
                 continue
             layer_of[number] = free[0]
             for slot in slots:
+                on[slot] = job_class
                 used[slot] = used.get(slot, 0) | 1 << free[0]
         if not out:
-            return {n: (*has, layer_of[n]) for n, has in found.items()}, pinned
+            jobs = {n: (*has, layer_of[n]) for n, has in found.items()}
+            return Occupancy(jobs, pinned, frozenset(fixed & jobs.keys()))
         for number in out:
             pinned.update(slots_of(found.pop(number)[0]))
+
+
+def _is_pair(on: Mapping[Slot, str], job_class: str, slots: Sequence[Slot]) -> bool:
+    """Whether a job of this class and the one that is there may share a GPU."""
+    return len(slots) == 1 and is_pair([on[slots[0]], job_class])
 
 
 def reservation(planning: Planning, job: Job, before: Hold | None, now_s: float) -> Hold | None:

@@ -18,6 +18,7 @@ from gpuloom.core.job import Gpu, NodeRecord, Phase
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.port import LiveExecutor
 from gpuloom.live.clock import ServiceClock
+from gpuloom.live.kernel_sharing import ability
 from gpuloom.live.launch import run_directory
 from gpuloom.live.ledger import Draft
 from gpuloom.live.machine import Machine, reported
@@ -89,6 +90,7 @@ class LiveScheduler:
                 interval_s=interval,
                 reported=self._reported,
                 on_up=lambda: self._again_well(),
+                sharing=ability(node, os.environ),
             )
         except BaseException:
             self.lock.release()

@@ -5,7 +5,8 @@ highest first. In the pass of a priority, jobs of a higher one that run are out 
 it can't stop them for lower ones.
 
 Out of sight ("pinned") are also running jobs that may not be stopped (`on_preempt: never`, under a policy that stops
-jobs), and those on machines or GPUs that are out of service: they run to their end where they are.
+jobs), and those on machines or GPUs that are out of service: they run to their end where they are. Of the former, those
+that may share their GPU are seen by a policy that forms pairs: it may put another job beside them, and no more.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ from gpuloom.live.eligible import Throttles, blocked
 from gpuloom.live.estimates import Estimates, left_s
 from gpuloom.live.fleet import fleet_of, slots_of
 from gpuloom.live.hold import Hold
-from gpuloom.live.occupancy import MAKES_WAY, reservation
-from gpuloom.live.occupancy import placed as placed_jobs
+from gpuloom.live.occupancy import MAKES_WAY, occupancy, reservation
 from gpuloom.live.reasons import nothing_to_give, unplaceable
 from gpuloom.live.roster import Roster
 from gpuloom.live.work import WorkDone
@@ -79,10 +79,12 @@ class Planning:
         policy: str,
         interval_s: float,
         overhead_s: float,
+        beside: bool = True,
     ) -> None:
-        """ended_gpu_s: GPU-seconds of the last jobs that ended, for policies that go by their distribution."""
+        """beside: best-effort jobs may share GPUs with high-priority ones, if the policy's text does not say otherwise.
+        ended_gpu_s: GPU-seconds of the last jobs that ended, for policies that go by their distribution."""
         self.book, self.work, self.estimates, self._ended_gpu_s = book, work, estimates, ended_gpu_s
-        self.overhead_s = overhead_s
+        self.overhead_s, self.beside = overhead_s, beside
         self.grants: dict[int, Allocation] = {}
         self.freezing: dict[int, float] = {}
         self.thawing: dict[int, Allocation] = {}
@@ -122,7 +124,7 @@ class Planning:
         Raises:
             PolicyError: no such policy, or a bad parameter; the one before goes on.
         """
-        policy = load_policy(written)
+        policy = load_policy(written, beside=self.beside)
         self._learn(policy)
         self.world = None
         self.policy, self.written, self.interval_s = policy, written, interval_s
@@ -290,13 +292,13 @@ class Planning:
 
     def _anything_for(self, level: int, may_preempt: bool) -> bool:
         """Whether a pass for this priority could give anything away."""
-        placed, pinned = placed_jobs(self, level)
-        fleet = fleet_of(self.book.nodes.values(), without=pinned)
+        there = occupancy(self, level)
+        fleet = fleet_of(self.book.nodes.values(), without=there.pinned)
         if fleet is None:
             return False
-        if (self.preempts and may_preempt and placed) or self.policy.max_jobs_per_gpu > 1:
+        if (self.preempts and may_preempt and there.jobs) or self.policy.max_jobs_per_gpu > 1:
             return True
-        held = {slot for has in placed.values() for slot in slots_of(has[0])}
+        held = {slot for has in there.jobs.values() for slot in slots_of(has[0])}
         return any(slot not in held for slot in fleet.at)
 
     def _may_preempt(self, at_interval: bool) -> bool:
@@ -402,11 +404,11 @@ class Planning:
         aside: another policy object, for a world that is looked at and not acted on. rank: as in `World`.
         """
         book = self.book
-        placed, pinned = placed_jobs(self, priority)
-        placements, hidden = {}, set(pinned)
-        fleet = fleet_of(book.nodes.values(), without=hidden)
+        there = occupancy(self, priority)
+        placements = {}
+        fleet = fleet_of(book.nodes.values(), without=there.pinned)
         if fleet is not None:
-            for job, (allocation, since_s, layer) in placed.items():
+            for job, (allocation, since_s, layer) in there.jobs.items():
                 record = book.jobs[job]
                 done = self.work.expected(job, now_s)
                 total = self.estimate(record)[0]
@@ -426,6 +428,7 @@ class Planning:
             eligible=waiting,
             met=self._met,
             placed=placements,
+            fixed=there.fixed,
             # What they did and held is in their records already: here they end at once.
             left={
                 n: Placed(where, now_s, max(self.estimate(j)[0] - j.work_s, 0.0), 0.0)

@@ -29,6 +29,7 @@ class Preview:
     policy: Policy
     memory: Any
     progress: Progress
+    fixed: frozenset[int]
     row_of: Mapping[int, int]
     now_s: float
     interval_s: float
@@ -82,6 +83,7 @@ def preview(planning: Planning, job: Job, now_s: float) -> Preview | None:
         policy=planning.policy,
         memory=deepcopy(world.engine.memory),
         progress=world.engine.progress,
+        fixed=world.engine.snapshot.fixed,
         row_of=world.row_of,
         now_s=now_s,
         interval_s=planning.interval_s,

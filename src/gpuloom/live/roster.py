@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuloom.core.job import Job
+from gpuloom.core.share_class import share_class_of
 from gpuloom.core.workload import F8, Labels, Workload
 from gpuloom.live.estimates import Estimates
 from gpuloom.live.fleet import wanted_types
@@ -25,6 +26,7 @@ class _Row(NamedTuple):
     gpu_type: str
     gpu_memory_mib: float
     behind: bool
+    share_class: str
     estimate: tuple[str, str, float | None, float | None]
 
 
@@ -37,7 +39,7 @@ class Columns:
 
     def workload(self, duration_s: F8, earlier_s: F8 | None) -> Workload:
         """A workload in which jobs take so long, submitted so much earlier than they were."""
-        submitted, gpus, ids, users, models, types, memory, behind, _ = zip(*self.rows, strict=True)
+        submitted, gpus, ids, users, models, types, memory, behind, classes, _ = zip(*self.rows, strict=True)
         memory_mib = np.array(memory, dtype=np.float64)
         return Workload(
             "live",
@@ -49,6 +51,7 @@ class Columns:
             user=Labels.of(users),
             gpu_type=Labels.of(types) if any(types) else None,
             priority=np.array(behind, dtype=np.int32),
+            share_class=Labels.of(classes) if any(classes) else None,
             gpu_memory_mib=None if np.isnan(memory_mib).all() else memory_mib,
         )
 
@@ -90,5 +93,6 @@ def _row(job: Job) -> _Row:
         wanted_types(spec),
         np.nan if memory is None else float(memory),
         job.priority < 0,
+        share_class_of(spec),
         (job.user, str(spec.get("name", job.name)), spec.get("estimate"), spec.get("time_limit")),
     )

@@ -29,6 +29,7 @@ from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch import RETRY_S, Dispatch
 from gpuloom.live.estimates import Estimates, left_s
 from gpuloom.live.intake import Intake
+from gpuloom.live.kernel_sharing import NO_SHARING, Ability
 from gpuloom.live.ledger import Ledger
 from gpuloom.live.planning import Planning
 from gpuloom.live.records import memory_from_bytes, memory_to_bytes, node_data
@@ -49,6 +50,7 @@ class Scheduler:
 
     Args:
         runs: where the files of runs are.
+        sharing: whether jobs may share GPUs here, and how.
         policy, interval_s: to begin with. overhead_s: what a start costs, as far as the policy is told.
         reported: what a run reported last of its progress. on_up: called when a person opens the machine again; GPUs
             whose state changes by that.
@@ -68,7 +70,9 @@ class Scheduler:
         overhead_s: float = 1.0,
         reported: Callable[[str], Mapping[str, object]] = lambda run: {},
         on_up: Callable[[], Sequence[Gpu]] = lambda: (),
+        sharing: Ability = NO_SHARING,
     ) -> None:
+        self.sharing = sharing
         self._on_up = on_up
         self.store, self.executor, self.clock, self.node, self.runs = store, executor, clock, node, runs
         self.ledger = Ledger(store, loaded, clock)
@@ -83,6 +87,7 @@ class Scheduler:
             policy=policy,
             interval_s=interval_s,
             overhead_s=overhead_s,
+            beside=sharing.able,
         )
         if loaded.memory is not None and loaded.memory[0] == policy:
             try:
@@ -104,6 +109,7 @@ class Scheduler:
             runs=runs,
             trouble=partial(self._trouble, "executor"),
             say=self.on_status,
+            sharing=sharing,
         )
         self.intake = Intake(
             self.ledger,

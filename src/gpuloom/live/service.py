@@ -106,7 +106,7 @@ class Service(Protocol):
 
     def status(self) -> Mapping[str, Any]:
         """{version, pid, started_s, store: {path, schema_version, ok, problem}, executor: {name, ok, problem}, policy,
-        policy_problem, interval_s, jobs: {state: count}, gpus: {total, busy, kind}, now_s}."""
+        policy_problem, interval_s, sharing: {on, gated, text}, jobs: {state: count}, gpus: {…}, now_s}."""
         ...
 
     def stop(self, *, stop_jobs: bool) -> None:

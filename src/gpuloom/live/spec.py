@@ -115,6 +115,20 @@ class JobSpec(BaseModel):
     conda: str | None = Field(None, description="A conda environment, by name or path.")
     container: str | None = Field(None, description="An image to run in (apptainer, podman or docker).")
     model: str | None = Field(None, description="Name of the training model, for profiles (`gpuloom profiles`).")
+    share_class: Literal["high", "best-effort"] | None = Field(
+        None,
+        description="May share its GPU kernel by kernel: high keeps its latency, best-effort takes what is left; "
+        "job.yaml may call it `class`. None: follows from task_type, importance and real_time, if one is given.",
+    )
+    task_type: Literal["inference", "interactive", "training", "batch"] | None = Field(
+        None, description="inference and interactive make it of class high, training and batch best-effort."
+    )
+    importance: Literal["high", "low"] | None = Field(
+        None, description="To the business: high makes it of class high, whatever the task type."
+    )
+    real_time: bool = Field(
+        False, strict=True, description="It must answer in real time: of class high, whatever else is given."
+    )
     hold: bool = Field(False, description="Keep it back until released.")
 
     @field_validator("command")
@@ -233,6 +247,11 @@ def json_schema() -> dict[str, Any]:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "gpuloom job"
     # Read by the command line, which puts what the file holds into `env`.
+    schema["properties"]["class"] = {
+        **schema["properties"]["share_class"],
+        "title": "Class",
+        "description": "share_class.",
+    }
     schema["properties"]["env_file"] = {
         "anyOf": [{"type": "string"}, {"type": "null"}],
         "default": None,

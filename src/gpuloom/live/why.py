@@ -167,6 +167,7 @@ def _run(preview: Preview, row: int | None, future: dict[int, float], *, until: 
             interval_s=preview.interval_s,
             wake_at_s=preview.wake_at_s,
             future=future,
+            fixed=preview.fixed,
             jobs=jobs,
             until="end" if until == "end" else "start",
             most_events=MOST_EVENTS,

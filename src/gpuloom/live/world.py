@@ -7,7 +7,7 @@ row, so that the policy's memory of those that are held or wait for others is ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from gpuloom.core.profile import Profiles
 from gpuloom.core.state import State
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
+from gpuloom.interleave.groups import GroupSharing
 from gpuloom.live.estimates import left_s
 from gpuloom.live.fleet import Fleet, slots_of
 from gpuloom.live.roster import Roster
@@ -87,6 +88,7 @@ class World:
         eligible: set[int],
         met: set[int],
         placed: Mapping[int, Placed],
+        fixed: Collection[int] = (),
         left: Mapping[int, Placed],
         roster: Roster,
         rank: Mapping[int, int],
@@ -97,9 +99,10 @@ class World:
         overhead_s: float,
         now_s: float,
     ) -> None:
-        """eligible: those that wait; met: those that the policy knows. left: jobs (of `jobs`) that have ended since the
-        world before this one: the policy has not been told yet, and learns from ends. rank: jobs that are to go
-        first, the more the higher (0 where not named): they count as submitted long before."""
+        """eligible: those that wait; met: those that the policy knows. fixed: of `placed`, those that
+        stay as they are. left: jobs (of `jobs`) that have ended since the world before this one: the policy has not
+        been told yet, and learns from ends. rank: jobs that are to go first, the more the higher (0 where not named):
+        they count as submitted long before."""
         ordered = sorted(jobs, key=lambda job: (-rank.get(job.id, 0), job.submitted_s, job.id))
         columns = roster.columns(ordered)
         self.fleet, self.policy = fleet, policy
@@ -131,11 +134,12 @@ class World:
             if fleet.placement(was.allocation) is not None and held.isdisjoint(slots):
                 ended[number] = was
                 held.update(slots)
-        self._fill(ordered, eligible & met, {**placed, **ended}, lefts, progress, now_s)
+        settled = self._fill(ordered, eligible & met, {**placed, **ended}, lefts, progress, now_s)
         self.collector = Collector()
         value = self._carried(memory, cluster)
         self.engine = Engine(self.state, policy, progress, self.collector, memory=value)
-        if progress.sharing is not None:
+        self.engine.snapshot.fixed = frozenset(self.row_of[job] for job in fixed)
+        if not settled:
             self.engine.settle(now_s)
         news = [self.row_of[job] for job in eligible - met - self.unplaceable - placed.keys()]
         self.engine.take_in(now_s, finished=sorted(self.row_of[job] for job in ended), arrived=sorted(news))
@@ -162,33 +166,40 @@ class World:
         lefts: np.ndarray[Any, np.dtype[np.float64]],
         progress: Progress,
         now_s: float,
-    ) -> None:
+    ) -> bool:
+        """Put all jobs in their states; whether all run at the rates that their neighbours leave them."""
         state = self.state
         running = {job.id for job in ordered if job.phase in (Phase.STARTING, Phase.RUNNING) or job.phase in ENDED}
-        for row, job in enumerate(ordered):
-            has = placed.get(job.id)
-            if job.attempts or has is not None:
-                state.restore(
-                    row,
-                    held_s=job.held_s,
-                    held_gpu_s=job.held_gpu_s,
-                    starts=job.attempts + (has is not None and job.id not in running),
-                    first_start_s=job.first_start_s,
-                    remaining_s=lefts.item(row),
-                )
+        tried = [(row, job) for row, job in enumerate(ordered) if job.attempts or job.id in placed]
+        before = np.array([row for row, _ in tried], dtype=np.intp)
+        state.restore(
+            before,
+            held_s=np.array([job.held_s for _, job in tried], dtype=np.float64),
+            held_gpu_s=np.array([job.held_gpu_s for _, job in tried], dtype=np.float64),
+            starts=np.array(
+                [job.attempts + (job.id in placed and job.id not in running) for _, job in tried], dtype=np.int32
+            ),
+            first_start_s=np.array([job.first_start_s for _, job in tried], dtype=np.float64),
+            remaining_s=lefts[before],
+        )
         row_of, rows = self.row_of, waiting - self.unplaceable | placed.keys()
         state.submit_all(np.array([row_of[job] for job in rows], dtype=np.intp))
-        for number, has in placed.items():
-            row = row_of[number]
+        placements = []
+        for has in placed.values():
             placement = self.fleet.placement(has.allocation, has.layer)
             assert placement is not None  # noqa: S101 - the caller pins jobs whose GPUs are not in the fleet
-            state.adopt(
-                row,
-                placement,
-                run_from_s=has.since_s,
-                work_from_s=now_s + has.starting_s,
-                rate=progress.solo_rate(row, placement),
-            )
+            placements.append(placement)
+        held_by = [row_of[number] for number in placed]
+        rate = np.array([progress.solo_rate(*pair) for pair in zip(held_by, placements, strict=True)], dtype=np.float64)
+        shares = progress.sharing.rates(held_by, placements) if isinstance(progress.sharing, GroupSharing) else None
+        state.adopt(
+            np.array(held_by, dtype=np.intp),
+            placements,
+            run_from_s=np.array([has.since_s for has in placed.values()], dtype=np.float64),
+            work_from_s=now_s + np.array([has.starting_s for has in placed.values()], dtype=np.float64),
+            rate=rate if shares is None else rate * np.array(shares),
+        )
+        return progress.sharing is None or shares is not None
 
     def _carried(self, memory: Memory, cluster: Any) -> Any:
         if memory.value is None:

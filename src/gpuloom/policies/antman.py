@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from gpuloom.core.carrying import MASKS_BY_JOB, NODES, PER_JOB, PLACES_BY_JOB, Rows
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
+from gpuloom.core.share_class import BEST_EFFORT
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
@@ -79,15 +80,17 @@ class Antman(Policy):
     cache: _Books | None
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
-        if workload.priority is not None:
-            return Memory(np.asarray(workload.priority) > 0)
+        given = _given(workload)
+        if given is not None:
+            return Memory(given)
         draw = np.random.default_rng(self.values["seed"]).random(len(workload))
         return Memory(draw < self.values["opportunistic"])
 
     def carried(self, memory: Memory, rows: Rows, nodes: Rows, workload: Workload, cluster: Cluster) -> Memory:
         found: Memory = super().carried(memory, rows, nodes, workload, cluster)
-        if workload.priority is not None:
-            found.opportunistic = np.asarray(workload.priority) > 0
+        given = _given(workload)
+        if given is not None:
+            found.opportunistic = given
         else:
             for job in np.flatnonzero(rows < 0).tolist():
                 # By its row it would get the same class as any job that comes to as full a cluster.
@@ -109,6 +112,15 @@ class Antman(Policy):
         books.start_guaranteed(run)
         books.start_opportunistic(run)
         return (Decision(run) if run else NOTHING), memory
+
+
+def _given(workload: Workload) -> NDArray[np.bool_] | None:
+    """Who is opportunistic, where the trace says: by priority, or as best-effort jobs of kernel-level sharing."""
+    labels, priority = workload.share_class, workload.priority
+    if labels is None or BEST_EFFORT not in labels.names:
+        return None if priority is None else np.asarray(priority) > 0
+    guests: NDArray[np.bool_] = np.array([name == BEST_EFFORT for name in labels.names])[labels.codes]
+    return guests if priority is None else guests | (np.asarray(priority) > 0)
 
 
 class _Books:

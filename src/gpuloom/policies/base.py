@@ -77,6 +77,8 @@ class Policy(ABC):
     """Gives jobs other numbers of GPUs than they asked for, within their `Workload.scaling`."""
     own_priorities: bool = False
     """Goes by `Workload.priority` itself: guaranteed jobs, and opportunistic ones that run beside them."""
+    pairs: bool = False
+    """Puts best-effort jobs beside high-priority ones (`Workload.share_class`), and such as are in `Snapshot.fixed`."""
     explains: frozenset[int] = frozenset()
     """Jobs of which `Decision.why` shall say why they start, move, rise or stop."""
     remembers: tuple[type, ...] = ()
@@ -94,9 +96,10 @@ class Policy(ABC):
                 raise PolicyError(f"policy {self.id!r} has no parameter {name!r}; it has: {names}")
         self.values: dict[str, Any] = {p.name: p.default for p in self.parameters}
         for name, value in values.items():
-            self.values[name] = self._parsed(known[name], value)
+            self.values[name] = self.parsed(known[name], value)
 
-    def _parsed(self, parameter: Parameter, value: Any) -> Any:
+    def parsed(self, parameter: Parameter, value: Any) -> Any:
+        """The value of a parameter, from how it is written. Raises PolicyError."""
         # Numbers and truth values are checked as if they had been written; else it is what `parse` makes of text.
         if value is None and parameter.default is not None:
             raise PolicyError(f"policy {self.id!r}: {parameter.name} is None ({parameter.help})")

@@ -40,6 +40,8 @@ from gpuloom.policies.weaving import WEAVING, Weaving, group_times, smallest_mem
 
 Groups = list[tuple[Node, int]]
 """(jobs, shape)"""
+_MANY = 256
+"""From so many jobs on that leave a queue or join it, filtering and sorting it costs less than going job by job."""
 _TRIES = 4
 """Times that groups are formed anew, fewer each time, when some find no place."""
 
@@ -154,6 +156,29 @@ class MuriL(Muri):
         return keys
 
 
+class _Queues(ShapeQueues):
+    """Queues of which many jobs leave at once, and join."""
+
+    def exchange(self, snapshot: Snapshot, gone: Sequence[int], come: Sequence[int]) -> None:
+        """Some jobs wait no longer, others begin to."""
+        if len(gone) + len(come) < _MANY:
+            for job in gone:
+                self.remove(job)
+            for job in come:
+                self.add(snapshot, job)
+            return
+        stored, shape_of = self._stored, self.shape_of
+        for job in gone:
+            del stored[job]
+        for shape in {shape_of[job] for job in gone}:
+            self.waiting[shape] = [entry for entry in self.waiting[shape] if entry[1] in stored]
+        for job in come:
+            stored[job] = key = self._key(snapshot, job)
+            self.waiting[shape_of[job]].append((key, job))
+        for shape in {shape_of[job] for job in come}:
+            self.waiting[shape].sort()
+
+
 class _Planner:
     """Queues, what was solved before, and the steps of a plan."""
 
@@ -162,7 +187,7 @@ class _Planner:
         self._policy = policy
         self._size: int = values["group_size"]
         self._grouping: str = values["grouping"]
-        self._times: GroupTimes = group_times(snapshot.workload, values)
+        self._times: GroupTimes = policy.times(snapshot.workload)
         self._memory_mib = smallest_memory_mib(snapshot.cluster)
         self._slow: str = values["slow_groups"]
         self._released: bool = values["matcher"] == "released"
@@ -173,7 +198,7 @@ class _Planner:
         self._order: list[int] = []
         self._rounds = Rounds(self._times, self._size, self._allowed, matcher=values["matcher"])
         self._exact = ExactGroups(self._times, self._size, self._memory_mib)
-        self._queues = ShapeQueues(snapshot, policy.waiting_key)
+        self._queues = _Queues(snapshot, policy.waiting_key)
         self._pool_of_node = pool_of_node(snapshot.cluster)
         sets = {frozenset(shape.pools) for shape in self._queues.shapes.shapes}
         every = frozenset(self._pool_of_node.values())
@@ -203,9 +228,12 @@ class _Planner:
         by_shape: dict[int, list[Entry]] = {}
         if running:
             present = self._policy.running_keys(snapshot, np.array(running, dtype=np.intp))
-            for job, key in zip(running, present.tolist(), strict=True):
-                keys[job] = key
-                by_shape.setdefault(self._queues.shape_of[job], []).append((key, job))
+            entries = list(zip(present.tolist(), running, strict=True))
+            keys = {job: key for key, job in entries}
+            for shape, entry in zip(map(self._queues.shape_of.__getitem__, running), entries, strict=True):
+                by_shape.setdefault(shape, []).append(entry)
+            for listed in by_shape.values():
+                listed.sort()
         together = self._placer.together(snapshot)
         group_of = {job: index for index, jobs in enumerate(together.values()) for job in jobs}
         nodes, out = snapshot.cluster.nodes, snapshot.nodes_out
@@ -213,11 +241,7 @@ class _Planner:
         room = partial(self._placer.emptied, snapshot)
         chosen, fitted = self._groups_that_fit(snapshot, room, self._limits(gpus), by_shape, keys, group_of)
         decision = self._placer.settle(snapshot, chosen, fitted, together)
-        for job in decision.run:
-            if job not in group_of:
-                self._queues.remove(job)
-        for job in decision.wait:
-            self._queues.add(snapshot, job)
+        self._queues.exchange(snapshot, [job for job in decision.run if job not in group_of], decision.wait)
         return decision if decision.run or decision.wait else NOTHING
 
     def _fill(self, snapshot: Snapshot) -> Decision:
@@ -231,8 +255,7 @@ class _Planner:
         room = partial(self._placer.free, snapshot)
         chosen, fitted = self._groups_that_fit(snapshot, room, limits, {}, {}, {})
         run = self._placer.start(chosen, fitted)
-        for job in run:
-            self._queues.remove(job)
+        self._queues.exchange(snapshot, list(run), ())
         return Decision(run, wake_at_s=wake)
 
     def _line_up(self, snapshot: Snapshot, order: list[int]) -> None:
@@ -309,7 +332,8 @@ class _Planner:
         groups = [(node, shape) for (shape, _), nodes in zip(buckets, formed, strict=True) for node in nodes]
         if self._slow == "split":
             groups = [(part, shape) for node, shape in groups for part in self._split(node)]
-        groups.sort(key=lambda group: min([keys[job] for job in group[0]]))
+        key_of = keys.__getitem__
+        groups.sort(key=lambda group: min(map(key_of, group[0])))
         return groups
 
     def _select(
@@ -332,7 +356,10 @@ class _Planner:
         for shape, gpus in enumerate(queues.gpus):
             if gpus > capacity:
                 continue
-            entries = queues.first(shape, running.get(shape, ()), size * (capacity // gpus))
+            most = size * (capacity // gpus)
+            entries = queues.first(shape, (), most)
+            if shape in running:
+                entries = sorted(entries + running[shape])[:most]  # mostly two sorted runs: faster than heapq.merge
             if entries:
                 key, job = entries[0]
                 heap.append((key, job in fresh, -gpus, job, len(listed)))
@@ -356,7 +383,7 @@ class _Planner:
                 key, job = entries[claimed[index]]
                 heapreplace(heap, (key, job in fresh, heap[0][2], job, index))
         for index, entries in enumerate(listed):
-            keys.update((job, key) for key, job in entries[: claimed[index]])
+            keys.update([(job, key) for key, job in entries[: claimed[index]]])
         return (
             [(shapes[index], [job for _, job in listed[index][: claimed[index]]]) for index in in_order],
             [passes[index] for index in in_order],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -14,6 +15,9 @@ from gpuloom.core.errors import PolicyError
 from gpuloom.policies.base import Policy
 
 ENTRY_POINTS = "gpuloom.policies"
+
+BESIDE, BESIDE_SPEED = "beside", "beside_speed"
+"""Parameters of every policy that gives each job GPUs of its own (`policies/beside.py`)."""
 
 BUILT_IN = {
     "fifo": "gpuloom.policies.fifo:Fifo",
@@ -89,5 +93,26 @@ def create_policy(text: str, **defaults: Any) -> Policy:
     cls = policy_class(policy_id)
     names = {parameter.name for parameter in cls.parameters}
     chosen: dict[str, Any] = {name: value for name, value in defaults.items() if name in names}
+    written = {name: values.pop(name) for name in (BESIDE, BESIDE_SPEED) if name in values and name not in names}
     chosen.update(values)
-    return cls(**chosen)
+    made = cls(**chosen)
+    asked = {name: defaults[name] for name in (BESIDE, BESIDE_SPEED) if name in defaults and name not in names}
+    return _with_pairs(made, asked, written) if asked or written else made
+
+
+def _with_pairs(policy: Policy, defaults: Mapping[str, Any], written: Mapping[str, str]) -> Policy:
+    """The policy with pairs of jobs on one GPU, if that is what was said."""
+    from gpuloom.policies import beside
+
+    if policy.max_jobs_per_gpu > 1 or policy.resizes:
+        if written:
+            why = "lets jobs share GPUs itself" if policy.max_jobs_per_gpu > 1 else "chooses sizes itself"
+            raise PolicyError(
+                f"policy {policy.id!r} {why}: {BESIDE} is for policies that give each job GPUs of its own "
+                "(fifo, srtf, tiresias, ...)"
+            )
+        return policy
+    said = {**defaults, **written}
+    on = policy.parsed(beside.BESIDE, said.get(BESIDE, True))
+    speed = policy.parsed(beside.SPEED, said.get(BESIDE_SPEED, beside.SPEED.default))
+    return beside.Beside(policy, speed) if on else policy

@@ -82,8 +82,21 @@ class Weaving(Policy):
     uses_stages = True
     preempts_at_intervals = True
 
+    _model: tuple[Workload, GroupTimes] | None = None
+
     def sharing(self, workload: Workload) -> Sharing | None:
-        return GroupSharing(group_times(workload, self.values))
+        return GroupSharing(self.times(workload))
+
+    def times(self, workload: Workload) -> GroupTimes:
+        """The model of groups of these jobs, made once: progress and plans ask for the same groups."""
+        if self._model is None or self._model[0] is not workload:
+            self._model = (workload, group_times(workload, self.values))
+        return self._model[1]
+
+    def twin(self) -> Policy:
+        twin = super().twin()
+        twin._model = None  # type: ignore[attr-defined]
+        return twin
 
 
 def smallest_memory_mib(cluster: Cluster) -> float:

@@ -1,8 +1,9 @@
 """Find the shim (`libcuda.so.1`), or compile it on first use.
 
-An installed gpuloom brings it in `gpuloom/sharing/native/gpuloom_shim/`, where a compiler was at hand at install. A
-checkout, or an installation without it, compiles `native/interposer` with `$CC` or `cc` into the user's cache, by a
-hash of the sources. Where the machine's driver exports names that the shim lacks, one that has them is compiled.
+An installed gpuloom brings it in `gpuloom/sharing/native/gpuloom_shim/`, if a compiler was at hand when its wheel was
+made. A checkout, or an installation without it, compiles `native/interposer` with `$CC`, `cc`, `gcc` or `clang` into
+the user's cache, by a hash of the sources. Where the machine's driver exports names that the shim lacks, one that has
+them is compiled.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
-import shutil
 import struct
 import subprocess
 import sys
@@ -20,13 +19,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gpuloom.core.errors import InputError
+from gpuloom.sharing import native
 from gpuloom.sharing.native import cache_folder
+from gpuloom.sharing.native import compiler as compiler
 
 C_SOURCES = (
-    "shim.c", "gate.c", "track.c", "measure.c", "kernels.c", "driver.c", "log.c", "shm.c", "admission.c", "stubs.S",
+    "shim.c", "gate.c", "track.c", "measure.c", "kernels.c", "profile.c", "driver.c", "log.c", "shm.c", "admission.c",
+    "stubs.S",
 )  # fmt: skip
 HEADERS = (
-    "abi.h", "admission.h", "driver.h", "gate.h", "kernels.h", "log.h", "process.h", "shm.h", "hooks.def",
+    "abi.h", "admission.h", "driver.h", "gate.h", "kernels.h", "log.h", "process.h", "profile.h", "shm.h", "hooks.def",
     "symbols.def", "shim.map",
 )  # fmt: skip
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden")
@@ -42,18 +44,8 @@ def installed_shim() -> Path | None:
 
 
 def source_folder() -> Path | None:
-    """The shim's sources: of a checkout, else those beside the package; None if there are none."""
-    checkout = Path(__file__).resolve().parents[3] / "native" / "interposer"
-    for folder in (checkout, Path(__file__).parent / "native" / "interposer"):
-        if all((folder / name).is_file() for name in (*C_SOURCES, *HEADERS)):
-            return folder
-    return None
-
-
-def compiler() -> list[str] | None:
-    """The C compiler's command, `$CC` or `cc`; None if there is none."""
-    command = shlex.split(os.environ.get("CC", "cc"))
-    return command if command and shutil.which(command[0]) else None
+    """The shim's sources: of a checkout, else those that the package carries; None if there are none."""
+    return native.source_folder((*C_SOURCES, *HEADERS))
 
 
 def exported(library: Path) -> frozenset[str]:
@@ -102,10 +94,10 @@ def shim_path(driver: Path | None = None) -> Path:
         return installed
     if folder is None:
         raise InputError(
-            "the shim is neither installed nor are its sources; install gpuloom again with a C compiler at hand"
+            "the shim is neither installed nor are its sources here; install gpuloom again, or run from a checkout"
         )
     if command is None:
-        raise InputError("the shim must be compiled once, and there is no C compiler; install gcc, or point $CC at one")
+        raise InputError(f"the shim must be compiled once, and {native.no_compiler()}")
     return compiled(folder, command, lacking)
 
 
@@ -149,7 +141,7 @@ def link(folder: Path, command: Sequence[str], target: Path, flags: Sequence[str
     sources = [str(folder / name) for name in C_SOURCES]
     linking = (
         "-shared", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-Wl,-z,now",
-        f"-Wl,--version-script={folder / 'shim.map'}", "-lpthread", "-ldl",
+        f"-Wl,--version-script={folder / 'shim.map'}", "-lpthread", "-ldl", "-lm",
     )  # fmt: skip
     run_compiler([*command, *FLAGS, *flags, *sources, "-o", str(target), *linking], folder)
 

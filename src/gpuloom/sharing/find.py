@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuloom.core.errors import InputError
-from gpuloom.sharing.orion import is_orion, parse_orion
-from gpuloom.sharing.profiles import FORMAT, SUFFIX, KernelProfile, library_folder, loads, read_text
+from gpuloom.sharing.imports import read_any
+from gpuloom.sharing.orion import is_orion
+from gpuloom.sharing.profiles import SUFFIX, KernelProfile, library_folder, read_text
 from gpuloom.sharing.shipped import SHIPPED, shipped
 
 MAX_FILES = 20_000
@@ -54,33 +55,37 @@ def profile_files(folder: Path) -> list[Path]:
 
 
 def read_profile(path: Path) -> KernelProfile:
-    """Read a file of either format.
+    """Read a file of any format that tells the GPU's SMs.
 
     Raises:
-        InputError: it is of neither, or a placeholder.
+        InputError: it is of none, or a placeholder.
     """
-    text = read_text(path)
-    if is_orion(text):
-        return parse_orion(text, path.name, str(path))
-    if text.lstrip().startswith("{") and FORMAT in text[:1000]:
-        return loads(text, str(path))
-    raise InputError(
-        f"{path}: neither a kernel profile of gpuloom nor one of Orion; `gpuloom share profiles import` reads others"
-    )
+    return read_any(path, read_text(path))
+
+
+def stored_profile(name: str) -> tuple[KernelProfile, str] | None:
+    """A profile of the user's library, else a shipped one, and where it came from; None if there is none.
+
+    Raises:
+        InputError: its file can't be read.
+    """
+    kept = library_folder() / f"{name}{SUFFIX}"
+    if "/" not in name and kept.is_file():
+        return read_profile(kept), str(kept)
+    return (shipped(name), "shipped: an estimate, not measured") if name in SHIPPED else None
 
 
 def _known(name: str) -> tuple[KernelProfile, str]:
-    library = library_folder()
-    kept = library / f"{name}{SUFFIX}"
-    if "/" not in name and kept.is_file():
-        return read_profile(kept), str(kept)
-    if name in SHIPPED:
-        return shipped(name), "shipped: an estimate, not measured"
+    stored = stored_profile(name)
+    if stored is not None:
+        return stored
     if Path(name).is_file():
         return read_profile(Path(name)), name
+    library = library_folder()
     own = sorted(path.name.removesuffix(SUFFIX) for path in library.glob(f"*{SUFFIX}")) if library.is_dir() else []
     raise InputError(
-        f"no kernel profile {name}; there are {', '.join([*own, *SHIPPED])}; --profiles DIR takes files by name"
+        f"no kernel profile {name}, and no file of that name; there are {', '.join([*own, *SHIPPED])}; "
+        "gpuloom share profile makes one, gpuloom share profiles import adds one"
     )
 
 

@@ -15,20 +15,74 @@ import csv
 import io
 import math
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gpuloom.core.errors import InputError
 from gpuloom.sharing.occupancy import sm_slots
-from gpuloom.sharing.profiles import KernelProfile, KernelRecord, classify, collect, parse_json
+from gpuloom.sharing.orion import is_orion, parse_orion
+from gpuloom.sharing.profiles import FORMAT, SUFFIX, KernelProfile, KernelRecord, classify, collect, loads, parse_json
 
 _TIME_NS = {"ns": 1.0, "nsecond": 1.0, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6, "s": 1e9, "second": 1e9}
 _BYTES = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6}
+_PERCENT = {"%": 1.0}
+_NUMBER: dict[str, float] = {}
+_DURATION = "gpu__time_duration.sum"
 _U32, _U63 = 2**32 - 1, 2**63 - 1
 NCU_COMPUTE = ("sm__throughput.avg.pct_of_peak_sustained_elapsed",)
 NCU_DRAM = (
     "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
     "dram__throughput.avg.pct_of_peak_sustained_elapsed",
 )
+
+
+def read_any(
+    path: Path,
+    text: str,
+    name: str = "",
+    sm_count: int | None = None,
+    cc: str = "",
+    *,
+    last_step: bool = False,
+    need_sm_count: bool = True,
+) -> KernelProfile:
+    """The profile that the text of a file holds: of gpuloom or Orion, a PyTorch trace, or a CSV of ncu.
+
+    Args:
+        sm_count, cc: of the GPU, where the file does not say.
+        last_step: PyTorch trace: keep the last `ProfilerStep#` alone.
+        need_sm_count: refuse a file that does not say how many SMs the GPU has.
+
+    Raises:
+        InputError: of no such format, or a value that can't be; says where.
+    """
+    title, where, start = name or title_of(path), str(path), text.lstrip()[:1000]
+    if is_orion(text):
+        own = parse_orion(text, path.name, where)
+        return replace(own, name=name) if name else own
+    if start[:1] == "{" and FORMAT in start:
+        own = loads(text, where)
+        return replace(own, name=name) if name else own
+    if start[:1] in ("{", "["):
+        profile = parse_torch(text, title, sm_count or 1, cc, where, steps=int(last_step))
+    elif re.search(r'^"?ID"?,', text, re.MULTILINE):
+        profile = parse_ncu(text, title, sm_count or 1, cc, where)
+    else:
+        raise InputError(
+            f"{path}: no kernel profile: none of gpuloom (*{SUFFIX}), no PyTorch trace (JSON), no CSV of "
+            "ncu --csv --page raw, none of Orion"
+        )
+    if need_sm_count and sm_count is None and profile.sm_count == 1:
+        raise InputError(
+            f"{path} does not say how many SMs the GPU has: gpuloom share profiles import {path} --sm-count N"
+        )
+    return profile
+
+
+def title_of(path: Path) -> str:
+    """The name that a profile gets from its file's."""
+    return path.name.removesuffix(SUFFIX).removesuffix(".json").removesuffix(".csv").removesuffix(".pt.trace")
 
 
 def parse_ncu(text: str, name: str, sm_count: int, cc: str, where: str = "") -> KernelProfile:
@@ -53,8 +107,11 @@ def parse_ncu(text: str, name: str, sm_count: int, cc: str, where: str = "") -> 
     head = rows[0]
     if "Metric Name" in head:
         raise InputError(f"{where}: this is ncu's details page; record with --page raw (one column per metric)")
-    units = dict(zip(head, rows[1], strict=False)) if len(rows) > 1 and rows[1][:1] != ["0"] else {}
+    # The row of units has no ID.
+    units = dict(zip(head, rows[1], strict=False)) if len(rows) > 1 and rows[1][:1] == [""] else {}
     body = rows[2:] if units else rows[1:]
+    if _DURATION not in head:
+        raise InputError(f"{where}: no column {_DURATION}; record with ncu --set full, or --metrics {_DURATION},…")
     launches, device = [], ""
     for number, row in enumerate(body, 1):
         if not row:
@@ -63,15 +120,15 @@ def parse_ncu(text: str, name: str, sm_count: int, cc: str, where: str = "") -> 
             raise InputError(f"{where}: row {number} has {len(row)} columns, must have {len(head)}")
         cells, at = dict(zip(head, row, strict=True)), f"{where}: row {number}"
         cc = cells.get("CC", "").strip() or cc
-        found = _cell(cells, units, ("device__attribute_multiprocessor_count",), at, {}, None)
+        found = _cell(cells, units, ("device__attribute_multiprocessor_count",), at, _NUMBER, None)
         sm_count = int(found) if found else sm_count
         device = cells.get("device__attribute_display_name", "") or device
-        duration = _cell(cells, units, ("gpu__time_duration.sum",), at, _TIME_NS, 0.0)
-        compute = _cell(cells, units, NCU_COMPUTE, at, {}, None)
-        dram = _cell(cells, units, NCU_DRAM, at, {}, None)
-        dynamic = int(_cell(cells, units, ("launch__shared_mem_per_block_dynamic",), at, _BYTES, 0.0) or 0)
-        static = int(_cell(cells, units, ("launch__shared_mem_per_block_static",), at, _BYTES, 0.0) or 0)
-        registers = int(_cell(cells, units, ("launch__registers_per_thread",), at, {}, 0.0) or 0)
+        duration = _cell(cells, units, (_DURATION,), at, _TIME_NS, 0.0)
+        compute = _cell(cells, units, NCU_COMPUTE, at, _PERCENT, None)
+        dram = _cell(cells, units, NCU_DRAM, at, _PERCENT, None)
+        dynamic = _shared(cells, units, "launch__shared_mem_per_block_dynamic", at)
+        static = _shared(cells, units, "launch__shared_mem_per_block_static", at)
+        registers = int(_cell(cells, units, ("launch__registers_per_thread",), at, _NUMBER, 0.0) or 0)
         grid = _triple(cells.get("Grid Size", ""), at, "Grid Size")
         block = _triple(cells.get("Block Size", ""), at, "Block Size")
         launches.append(
@@ -158,6 +215,8 @@ def _launch(
     at: str,
 ) -> KernelRecord:
     blocks, threads = math.prod(grid), math.prod(block)
+    if not cc:
+        raise InputError(f"{at}: the GPU's compute capability is not said: gpuloom share profiles import FILE --cc X.Y")
     if not 0 < duration_ns <= _U63:
         raise InputError(f"{at}: a kernel that lasts {duration_ns:g} ns, must be above 0")
     if any(0xD800 <= ord(character) <= 0xDFFF for character in name):
@@ -203,8 +262,21 @@ def _cell(
             value = math.nan
         if not (math.isfinite(value) and 0 <= value <= _U63):
             raise InputError(f"{at}, column {name!r}: {text!r:.80}, must be a number from 0")
-        return value * scale.get(units.get(name, "").split("/")[0].strip().lower(), 1.0)
+        unit = units.get(name, "").split("/")[0].strip()
+        if scale and unit and unit.lower() not in scale:
+            raise InputError(f"{at}, column {name!r}: the unit is {unit!r:.40}, must be one of {', '.join(scale)}")
+        return value * scale.get(unit.lower(), 1.0)
     return default
+
+
+def _shared(cells: dict[str, str], units: dict[str, str], name: str, at: str) -> int:
+    """Bytes of shared memory. ncu may print 98304 bytes as "98.30 Kbyte": the multiple of 16 within its rounding."""
+    value = _cell(cells, units, (name,), at, _BYTES, 0.0) or 0.0
+    scale = _BYTES.get(units.get(name, "").split("/")[0].strip().lower(), 1.0)
+    _, _, decimals = cells.get(name, "").strip().partition(".")
+    bytes_, rounding = round(value), scale / 10 ** len(decimals) / 2
+    whole = round(value / 16) * 16
+    return whole if rounding > 0.5 and abs(whole - value) <= rounding else bytes_
 
 
 def _triple(text: str, at: str, column: str) -> tuple[int, int, int]:

@@ -1,8 +1,9 @@
 """Find the compiled admission rule and virtual GPU, or compile them on first use.
 
 The sources are `native/interposer/{admission,virtual_gpu}.{c,h}`. A checkout compiles them itself, so that what runs is
-what stands there; an installed gpuloom brings the library in `gpuloom/sharing/native/`. Without either, the sources
-beside the installed package are compiled with `$CC` or `cc` into the user's cache, by a hash of what they say.
+what stands there; an installed gpuloom brings the library in `gpuloom/sharing/native/`, if a compiler was at hand when
+its wheel was made. Where it was not, the sources that every wheel carries in `native/interposer/` there are compiled
+with `$CC`, `cc`, `gcc` or `clang` into the user's cache, by a hash of what they say.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from gpuloom.core.errors import InputError
 SOURCES = ("admission.c", "virtual_gpu.c", "admission.h", "virtual_gpu.h")
 LIBRARY = "libgpuloom_admission.so"
 FLAGS = ("-std=c11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden")
+COMPILERS = ("cc", "gcc", "clang")
 VERSION = 1
 
 
@@ -47,31 +50,47 @@ def library_path() -> Path:
     Raises:
         InputError: it is neither installed nor can it be compiled here.
     """
-    installed = Path(__file__).parent / "native" / LIBRARY
-    folder = source_folder()
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    usable = folder is not None and bool(compiler) and shutil.which(compiler[0]) is not None
-    if installed.is_file() and not (usable and _checkout() == folder):
+    installed, folder, command = installed_library(), source_folder(), compiler()
+    if installed is not None and not (command and folder == _checkout()):
         return installed
     if folder is None:
         raise InputError(
-            f"the compiled admission rule is missing ({installed}), and so are its sources; install gpuloom again "
-            "with a C compiler at hand, or run from a checkout"
+            "the compiled admission rule is missing, and so are its sources; install gpuloom again, or run from a "
+            "checkout"
         )
-    if not usable:
-        raise InputError(
-            f"the admission rule must be compiled once, and there is no C compiler ({' '.join(compiler) or 'cc'}); "
-            "install gcc or clang, or point $CC at one"
-        )
-    return _compiled(folder, compiler)
+    if command is None:
+        raise InputError(f"the admission rule must be compiled once, and {no_compiler()}")
+    return _compiled(folder, command)
 
 
-def source_folder() -> Path | None:
-    """The folder of the C sources: of a checkout, else those installed beside the package; None if there are none."""
-    for folder in (_checkout(), Path(__file__).parent / "native" / "src"):
-        if all((folder / name).is_file() for name in SOURCES):
+def installed_library() -> Path | None:
+    """The library that came with the package, if it did."""
+    path = Path(__file__).parent / "native" / LIBRARY
+    return path if path.is_file() else None
+
+
+def source_folder(names: Iterable[str] = SOURCES) -> Path | None:
+    """The folder of C sources: of a checkout, else those that the package carries; None if there are none."""
+    for folder in (_checkout(), Path(__file__).parent / "native" / "interposer"):
+        if all((folder / name).is_file() for name in names):
             return folder
     return None
+
+
+def compiler() -> list[str] | None:
+    """The C compiler's command: `$CC`, or the first that there is of `cc`, `gcc`, `clang`; None if there is none."""
+    given = shlex.split(os.environ.get("CC", ""))
+    if given:
+        return given if shutil.which(given[0]) else None
+    return next(([name] for name in COMPILERS if shutil.which(name)), None)
+
+
+def no_compiler() -> str:
+    """Why `compiler` finds none, and what to do."""
+    given = os.environ.get("CC", "").strip()
+    if given:
+        return f"CC={given} is no C compiler that can be found; set CC to one, or unset it"
+    return f"there is no C compiler ({', '.join(COMPILERS)}); install gcc or clang, or point CC at one"
 
 
 def _checkout() -> Path:
@@ -84,9 +103,9 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "gpuloom"
 
 
-def _compiled(folder: Path, compiler: list[str]) -> Path:
+def _compiled(folder: Path, command: list[str]) -> Path:
     """The library of these sources, from the cache or compiled; several processes may do so at once."""
-    digest = hashlib.sha256(" ".join((*compiler, *FLAGS)).encode())
+    digest = hashlib.sha256(" ".join((*command, *FLAGS)).encode())
     for name in SOURCES:
         digest.update(name.encode() + b"\0" + (folder / name).read_bytes())
     target = cache_folder() / f"admission-{digest.hexdigest()[:20]}.so"
@@ -104,14 +123,14 @@ def _compiled(folder: Path, compiler: list[str]) -> Path:
     files = [str(folder / file) for file in SOURCES if file.endswith(".c")]
     try:
         done = subprocess.run(  # noqa: S603 - the compiler the user has set
-            [*compiler, *FLAGS, *files, "-o", name], capture_output=True, text=True, timeout=120, check=False
+            [*command, *FLAGS, *files, "-o", name, "-lm"], capture_output=True, text=True, timeout=120, check=False
         )
         if done.returncode != 0:
             lines = done.stderr.strip().splitlines() or ["no message"]
-            raise InputError(f"{' '.join(compiler)} could not compile {folder}: {lines[0]}")
+            raise InputError(f"{' '.join(command)} could not compile {folder}: {lines[0]}")
         Path(name).replace(target)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"{' '.join(compiler)} could not compile {folder}: {error}") from error
+        raise InputError(f"{' '.join(command)} could not compile {folder}: {error}") from error
     finally:
         Path(name).unlink(missing_ok=True)
     return target

@@ -1,10 +1,11 @@
 """How many blocks of a kernel fit on an SM, and so how many SMs a kernel needs.
 
 Limits by compute capability: NVIDIA, CUDA Programming Guide, appendix "Compute Capabilities", table "Technical
-Specifications per Compute Capability" (resident warps, resident blocks, 32-bit registers and shared memory per SM),
-and the tuning guides of Volta to Blackwell. Granularities of allocation (registers by warp in units of 256, warps in
-steps of 4, shared memory in units of 256 B on 7.x and 128 B since 8.0, 1 KiB of it kept by the system per block since
-8.0) are those of the Nsight Compute occupancy calculator. The shared memory is the largest that an SM can be set to.
+Specifications per Compute Capability" (resident warps, resident blocks, 32-bit registers and shared memory per SM).
+Resident blocks, the sizes that shared memory can be set to, and granularities of allocation (registers by warp in units
+of 256, four parts of an SM, shared memory in units of 256 B on 7.x and 128 B since 8.0) are also in NVIDIA's
+`cuda_occupancy.h` of CUDA 12.9, by which the tests check all of them. Since 8.0 the system keeps 1 KiB of it per
+block (Ampere tuning guide). The shared memory is the largest that an SM can be set to.
 """
 
 from __future__ import annotations

@@ -57,10 +57,16 @@ class CParams(ctypes.Structure):
         ("price", ctypes.c_double),
         ("steepness", ctypes.c_double),
         ("target", ctypes.c_double),
-        ("tail_from", ctypes.c_double),
+        ("confidence", ctypes.c_double),
         ("overrun", ctypes.c_double),
         ("gap_margin", ctypes.c_double),
-        ("reserved", ctypes.c_uint64 * 4),
+        ("cache", ctypes.c_double),
+        ("begin", ctypes.c_double),
+        ("least", ctypes.c_double),
+        ("step", ctypes.c_double),
+        ("fall", ctypes.c_double),
+        ("launch_ns", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64 * 3),
     )
 
 
@@ -111,12 +117,13 @@ class CTail(ctypes.Structure):
     _fields_ = (
         ("count", ctypes.c_uint32),
         ("bucket", ctypes.c_uint32 * 1024),
-        ("pad", ctypes.c_uint32),
+        ("done", ctypes.c_uint32),
         ("finish_ns", ctypes.c_uint64),
         ("scale", ctypes.c_double),
         ("first_ns", ctypes.c_uint64),
         ("last_ns", ctypes.c_uint64),
         ("alone_ns", ctypes.c_uint64),
+        ("seen", ctypes.c_uint32 * 2048),
     )
 
 
@@ -169,9 +176,15 @@ class Params:
     price: float = 0.0
     steepness: float = 0.0
     target: float = 0.0
-    tail_from: float = 0.0
+    confidence: float = 0.0
     overrun: float = 0.0
     gap_margin: float = 0.0
+    cache: float = 0.0
+    begin: float = 1.0
+    least: float = 0.0
+    step: float = 0.0
+    fall: float = 0.0
+    launch_ns: int = 0
 
     @classmethod
     def default(cls, rule: str) -> Params:
@@ -247,6 +260,11 @@ class Tail:
     def quantile_ns(self, quantile: float) -> int:
         """A quantile 0..1 of the virtual latencies, within 2.2 %; 0 before the first request."""
         return int(_bound().gl_tail_quantile(ctypes.byref(self.c), quantile))
+
+    def budget_ns(self, params: Params, virtual_latency_ns: int) -> int:
+        """By how much a request of this virtual latency may be delayed."""
+        p = params.as_c()
+        return int(_bound().gl_tail_budget(ctypes.byref(p), ctypes.byref(self.c), virtual_latency_ns))
 
     def load(self) -> float:
         """Share of the time that the service is busy, alone; 0 before the third request."""
@@ -335,6 +353,7 @@ def _bound() -> ctypes.CDLL:
     lib.gl_struct_size.argtypes, lib.gl_struct_size.restype = [ctypes.c_uint32], ctypes.c_uint32
     lib.gl_tail_add.argtypes, lib.gl_tail_add.restype = [pointer, ctypes.c_uint64, ctypes.c_uint64], ctypes.c_uint64
     lib.gl_tail_quantile.argtypes, lib.gl_tail_quantile.restype = [pointer, ctypes.c_double], ctypes.c_uint64
+    lib.gl_tail_budget.argtypes, lib.gl_tail_budget.restype = [pointer, pointer, ctypes.c_uint64], ctypes.c_int64
     lib.gl_tail_load.argtypes, lib.gl_tail_load.restype = [pointer], ctypes.c_double
     lib.gl_tail_done.argtypes = [pointer, pointer, ctypes.c_uint64, ctypes.c_uint64]
     lib.gl_tail_done.restype = ctypes.c_double

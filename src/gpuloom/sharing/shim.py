@@ -16,11 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuloom.core.errors import InputError
-from gpuloom.sharing import build, mps
+from gpuloom.sharing import build, mps, native
 
-HIGH, BEST_EFFORT = "high", "best-effort"
-TASK_TYPES = ("inference", "interactive", "training", "batch")
-URGENT_TASKS = ("inference", "interactive")
 RULES = ("none", "priority", "orion", "gpuloom")
 PLACES = (
     "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/nvidia/lib64",
@@ -28,12 +25,6 @@ PLACES = (
     "/usr/lib64/nvidia", "/usr/local/cuda/compat",
 )  # fmt: skip
 NVIDIA_PARAMETERS = Path("/proc/driver/nvidia/params")
-
-
-def class_of(task_type: str | None, importance: str | None, *, real_time: bool) -> str:
-    """A program's class: high if its task type, its importance to the business or a real-time need says so."""
-    urgent = task_type in URGENT_TASKS or importance == "high" or real_time
-    return HIGH if urgent else BEST_EFFORT
 
 
 def find_driver(environment: Mapping[str, str]) -> Path | None:
@@ -176,6 +167,7 @@ def examine(environment: Mapping[str, str]) -> list[Finding]:
     except InputError as error:
         findings.append(Finding("driver", False, str(error), needed=True))
     findings.append(_compiler())
+    findings.append(_rule())
     findings.extend(_shim(driver))
     try:
         findings.append(Finding("shared memory", True, str(shared_folder(environment)), needed=True))
@@ -196,7 +188,16 @@ def _compiler() -> Finding:
     command = build.compiler()
     if command:
         return Finding("compiler", True, " ".join(command))
-    return Finding("compiler", None, "none: only an installed shim can be used; install gcc to compile one here")
+    return Finding("compiler", None, f"{native.no_compiler()}; only what came compiled with gpuloom can be used")
+
+
+def _rule() -> Finding:
+    try:
+        library = native.library_path()
+    except InputError as error:
+        return Finding("rule", False, f"share simulate won't work: {error}")
+    origin = "installed" if library == native.installed_library() else "compiled here"
+    return Finding("rule", True, f"{library} ({origin})")
 
 
 def _shim(driver: Path | None) -> list[Finding]:

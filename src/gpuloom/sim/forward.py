@@ -79,6 +79,7 @@ def forward(
     interval_s: float = DEFAULT_INTERVAL_S,
     wake_at_s: float | None = None,
     future: Mapping[int, float] | None = None,
+    fixed: frozenset[int] = frozenset(),
     jobs: Collection[int] | None = None,
     until: Literal["start", "end"] = "start",
     horizon_s: float = math.inf,
@@ -94,6 +95,7 @@ def forward(
             since the last event.
         future: jobs of the state that are not submitted yet, and when they will be. Others that are not submitted don't
             come.
+        fixed: running jobs that the policy must leave as they are.
         jobs: whose start (or end, by `until`) is asked for: the forecast ends once they are known. None: all ends.
         horizon_s: seconds from now that are looked at. most_events: steps after which it is given up.
 
@@ -139,6 +141,7 @@ def forward(
             executor=executor,
             wake_at_s=wake_at_s,
             future=coming,
+            fixed=fixed,
             horizon_s=now_s + horizon_s,
             until=lambda events: not wanted or events >= most_events,
         ),

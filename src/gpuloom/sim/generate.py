@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.share_class import CLASSES
 from gpuloom.core.units import format_duration
 from gpuloom.core.workload import F8, I4, Labels, Workload
 
@@ -81,6 +82,7 @@ class GeneratorConfig:
     models: shares by model name. Empty: jobs without a model.
     users: number of users; user i submits in proportion to `1 / i ** user_skew` (Zipf). 0: no users.
     opportunistic: share of jobs of priority 1 (opportunistic); the others have 0 (guaranteed).
+    high, best_effort: shares of jobs of these share classes; the others have none, and share no GPU.
     seed: same seed and parameters, same jobs.
     """
 
@@ -102,6 +104,8 @@ class GeneratorConfig:
     users: int = 20
     user_skew: float = 1.0
     opportunistic: float = 0.0
+    high: float = 0.0
+    best_effort: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -114,7 +118,12 @@ class GeneratorConfig:
         _number("swing", self.swing, least=0, most=1)
         _number("pareto_shape", self.pareto_shape, above=1)
         _number("user_skew", self.user_skew, least=0)
-        _number("opportunistic", self.opportunistic, least=0, most=1)
+        for name in ("opportunistic", "high", "best_effort"):
+            _number(name, getattr(self, name), least=0, most=1)
+        if self.high + self.best_effort > 1:
+            raise InputError(
+                f"high and best_effort are shares of the jobs: {self.high:g} + {self.best_effort:g} is above 1"
+            )
         _choice("arrival", self.arrival, ARRIVALS)
         _choice("duration", self.duration, DURATIONS)
         if self.max_gpus is not None:
@@ -165,7 +174,7 @@ class GeneratorConfig:
 
 def generate(config: GeneratorConfig) -> Workload:
     """The workload of this configuration. Times are rounded to 1 ms, durations are at least 1 ms."""
-    streams = [np.random.Generator(np.random.PCG64(s)) for s in np.random.SeedSequence(config.seed).spawn(6)]
+    streams = [np.random.Generator(np.random.PCG64(s)) for s in np.random.SeedSequence(config.seed).spawn(7)]
     mix = config.mix()
     gpus = np.asarray(list(mix), dtype=np.int32)[_draw(streams[0], mix.values(), config.jobs)]
     duration_s = _durations(config, streams[1])
@@ -181,6 +190,7 @@ def generate(config: GeneratorConfig) -> Workload:
         model=_labels(streams[3], models, config.jobs) if models else None,
         user=_users(config, streams[4]) if config.users else None,
         priority=_priority(config, streams[5]) if config.opportunistic > 0 else None,
+        share_class=_share_classes(config, streams[6]) if config.high + config.best_effort > 0 else None,
         notes=(_note(config, mix, horizon_s),),
     )
 
@@ -276,6 +286,12 @@ def _users(config: GeneratorConfig, rng: np.random.Generator) -> Labels:
 
 def _priority(config: GeneratorConfig, rng: np.random.Generator) -> I4:
     return (rng.random(config.jobs) < config.opportunistic).astype(np.int32)
+
+
+def _share_classes(config: GeneratorConfig, rng: np.random.Generator) -> Labels:
+    drawn = rng.random(config.jobs)
+    codes = np.where(drawn < config.high, 1, np.where(drawn < config.high + config.best_effort, 2, 0))
+    return Labels(codes.astype(np.int32), ("", *CLASSES))
 
 
 def _note(config: GeneratorConfig, mix: Mapping[int, float], horizon_s: float) -> str:

@@ -189,6 +189,7 @@ class Begin:
     state, memory: become its own. wake_at_s: when the policy is asked again if nothing happens; None: it is asked now,
     and again at the next interval if jobs wait. future: (time, job) of jobs that are submitted later, in order of
     time; others of the state that are not submitted never come.
+    fixed: running jobs that the policy must leave as they are.
     horizon_s: it ends before the first event after that. until: asked before every event whether it ends here.
     """
 
@@ -199,6 +200,7 @@ class Begin:
     executor: SimExecutor
     wake_at_s: float | None = None
     future: tuple[tuple[float, int], ...] = ()
+    fixed: frozenset[int] = frozenset()
     horizon_s: float = math.inf
     until: Callable[[int], bool] | None = None
 
@@ -241,6 +243,8 @@ class Run:
             checkpoint_s=settings.checkpoint_s,
             memory=None if begin is None else begin.memory,
         )
+        if begin is not None:
+            self.engine.snapshot.fixed = begin.fixed
         self.times, self.queue, self.busy = array("d"), array("i"), array("i")
         self.events = 0
         self.next_s = -math.inf

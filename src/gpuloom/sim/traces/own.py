@@ -13,6 +13,7 @@ import numpy as np
 
 from gpuloom.core.errors import MissingDependencyError, TraceError
 from gpuloom.core.scaling import NO_CURVE, Scaling
+from gpuloom.core.share_class import CLASSES
 from gpuloom.core.workload import F8, Labels, Speeds
 from gpuloom.sim.speeds import fill, unmeasured
 from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source
@@ -21,7 +22,7 @@ from gpuloom.sim.traces.table import Column, Table, check_numbers, match_columns
 SPEED = "speed:"
 STAGES = ("load_s", "compute_s", "network_s")
 REQUIRED = ("submit_s", "duration_s", "gpus")
-WORDS = ("model", "user", "group", "gpu_type")
+WORDS = ("model", "user", "group", "gpu_type", "share_class")
 FLOATS = ("weight", "restart_overhead_s", "estimate_s", "gpu_memory_mib", "iteration_s")
 INTS = ("gpu_milli", "priority")
 SIZES = ("min_gpus", "max_gpus", "replica_gpus")
@@ -73,6 +74,14 @@ def read(source: Source, options: ReadOptions) -> Part:
             (unknown > 0) & (unknown < len(STAGES)),
             next(iter(STAGES)),
             lambda row: f"of {', '.join(STAGES)} some are empty: give all three or none",
+        )
+    if "share_class" in table:
+        classes = table.words["share_class"]
+        wrong = [code for code, name in enumerate(classes.names) if name not in ("", *CLASSES)]
+        table.reject(
+            np.isin(classes.codes, wrong),
+            "share_class",
+            lambda row: f"share_class is {classes[row]!r}, must be {' or '.join(CLASSES)}, or empty",
         )
     models = tuple(name.removeprefix(SPEED) for name in table.numbers if name.startswith(SPEED))
     columns: dict[str, Any] = {name: table.words[name] for name in WORDS if name in table}

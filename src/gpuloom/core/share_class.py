@@ -1,0 +1,40 @@
+"""The class of a job that shares its GPU with another one at the granularity of kernels (docs/sharing.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+HIGH, BEST_EFFORT = "high", "best-effort"
+CLASSES = (HIGH, BEST_EFFORT)
+TASK_TYPES = ("inference", "interactive", "training", "batch")
+URGENT_TASKS = ("inference", "interactive")
+IMPORTANCES = ("high", "low")
+
+
+def is_pair(classes: Sequence[str]) -> bool:
+    """Whether jobs of these classes may share a GPU: one of each."""
+    return sorted(classes) == sorted(CLASSES)
+
+
+def job_class(klass: str | None, task_type: str | None, importance: str | None, *, real_time: bool) -> str:
+    """The class that a user gave, or that follows from what the user said of the task; '' if nothing was said.
+
+    High if the task's type, its importance to the business or a real-time need says so, else best effort (the patent
+    application behind docs/sharing.md: any one of the three makes a task a high-priority one).
+    """
+    if klass or not (task_type or importance or real_time):
+        return klass or ""
+    return HIGH if task_type in URGENT_TASKS or importance == "high" or real_time else BEST_EFFORT
+
+
+def share_class_of(spec: Mapping[str, Any]) -> str:
+    """The class with which a job may share a GPU: 'high', 'best-effort', or '' if it may not.
+
+    Only jobs of one GPU, and not in containers, which the shim does not reach (docs/sharing.md).
+    """
+    if spec.get("gpus", 1) != 1 or spec.get("container"):
+        return ""
+    return job_class(
+        spec.get("share_class"), spec.get("task_type"), spec.get("importance"), real_time=bool(spec.get("real_time"))
+    )

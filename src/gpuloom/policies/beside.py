@@ -1,0 +1,112 @@
+"""Any policy that gives each job GPUs of its own, with best-effort jobs beside high-priority ones on the same GPU.
+
+Written `beside=yes` among the parameters of that policy. `placement/beside.py` says who may share, and what the policy
+sees of it. The share class of a job (`Workload.share_class`) says that it may share a GPU at all; kernels are then
+admitted by the rule of docs/sharing.md, so that the high-priority one keeps its latency.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.carrying import PER_JOB, Rows, carry
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import Decision, Reason
+from gpuloom.core.sharing import Sharing
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import F8, Workload
+from gpuloom.interleave.kernels import KernelSharing
+from gpuloom.placement.beside import IS_BEST_EFFORT, IS_HIGH, NONE, Pairs, pairable
+from gpuloom.policies.base import Parameter, Policy, share, yes_or_no
+
+BESIDE = Parameter("beside", False, yes_or_no, "best-effort jobs may run beside high-priority ones on one GPU", "no")
+SPEED = Parameter("beside_speed", 0.6, share, "speed of a best-effort job beside a high-priority one, alone being 1")
+
+
+@dataclass(slots=True)
+class Memory:
+    """base: the memory of the policy within. guest: by job, whether it is the guest of another one on its GPU."""
+
+    base: Any
+    guest: NDArray[np.bool_] = field(metadata=PER_JOB)
+
+
+class Beside(Policy):
+    """See the module. It has the id and the parameters of the policy within."""
+
+    max_jobs_per_gpu = 2
+    pairs = True
+    cache: Pairs | str | None
+
+    def __init__(self, inner: Policy, speed: float) -> None:
+        self.inner: Policy = inner
+        self.id = inner.id  # type: ignore[misc]  # it stands for that policy
+        self.values = inner.values
+        self.values |= {BESIDE.name: True, SPEED.name: speed}
+        self.parameters = (*inner.parameters, BESIDE, SPEED)  # type: ignore[misc]
+        self.traits = replace(inner.traits, sharing=True)  # type: ignore[misc]
+        self.periodic, self.preempts_at_intervals = inner.periodic, inner.preempts_at_intervals
+        self.uses_stages, self.own_priorities = inner.uses_stages, inner.own_priorities
+        self.remembers = (Memory, *inner.remembers)
+        self._speed = speed
+
+    def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
+        return Memory(self.inner.new_memory(workload, cluster), np.zeros(len(workload), dtype=np.bool_))
+
+    def carried(self, memory: Memory, rows: Rows, nodes: Rows, workload: Workload, cluster: Cluster) -> Memory:
+        found = carry(memory, self.new_memory(workload, cluster), rows, nodes)
+        found.base = self.inner.carried(memory.base, rows, nodes, workload, cluster)
+        return found
+
+    def learn_from(self, ended_gpu_s: F8) -> None:
+        """Nothing: whoever tells this one tells the policy within."""
+
+    def sharing(self, workload: Workload) -> Sharing:
+        return KernelSharing(workload, self._speed)
+
+    def saved(self, memory: Memory) -> str | None:
+        return self.inner.saved(memory.base)
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
+        inner = self.inner
+        if self.cache is None:
+            inner.cache = None
+            kinds = set(pairable(snapshot.workload))
+            able = {IS_HIGH, IS_BEST_EFFORT} <= kinds or bool(snapshot.fixed)
+            stops = inner.traits.preemptive != "no"
+            self.cache = Pairs(snapshot, memory.guest, speed=self._speed, stops=stops) if able else "none"
+        inner.explains = self.explains
+        if not isinstance(self.cache, Pairs):
+            decision, memory.base = inner.decide(snapshot, memory.base)
+            return decision, memory
+        pairs = self.cache
+        pairs.take_in(snapshot)
+        if pairs.stale:
+            inner.cache, pairs.stale = None, False
+        decision, memory.base = inner.decide(pairs.view, memory.base)
+        return pairs.plan(snapshot, decision), memory
+
+    def reason(self, snapshot: Snapshot, job: int) -> Reason:
+        if not isinstance(self.cache, Pairs):
+            return self.inner.reason(snapshot, job)
+        found = self.inner.reason(self.cache.view, job)
+        kind = pairable(snapshot.workload)[job]
+        if kind == NONE:
+            return found
+        other = "a high-priority" if kind == IS_BEST_EFFORT else "a best-effort"
+        there = list(self.cache.room_for(snapshot, job))
+        memory, nodes = snapshot.workload.gpu_memory_mib, snapshot.cluster.nodes
+        unknown = memory is None or math.isnan(memory[job])
+        text = (
+            "It is not known how much GPU memory it needs, so it shares no GPU."
+            if unknown and all(node.gpu_memory_mib is not None for node in nodes)
+            else f"There is room beside {other} job, which is expected to end before it would, and others came first."
+            if there
+            else f"No GPU has {other} job alone on it that leaves room for it."
+        )
+        return Reason(found.code, f"{found.text} {text}", {**found.numbers, "gpus_to_share": len(there)})

@@ -1,0 +1,228 @@
+"""Best-effort jobs beside high-priority ones on a live scheduler: who may, how they are started, and that they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_executor import FakeExecutor
+from fake_nvml import FakeGpu, FakeNvml
+from gpuloom.agent.nvml import Nvml
+from gpuloom.live.service import ConflictError
+from gpuloom.sharing import shm
+from gpuloom.store.port import JobQuery
+from live_builders import Live, living
+from shim_kit import built
+
+GPU = "GPU-11111111-2222-3333-4444-555555555555"
+SERVICE: dict[str, Any] = {"share_class": "high"}
+TRAINING: dict[str, Any] = {"task_type": "training"}
+
+
+def test_training_runs_beside_a_service_and_goes_on_alone(tmp_path: Path) -> None:
+    with living(tmp_path, slots=1) as live:
+        service, training, more = live.submit(**SERVICE), live.submit(**TRAINING), live.submit(**TRAINING)
+        plain = live.submit()
+        assert live.state(service, training, more, plain) == ["running", "running", "queued", "queued"]
+        assert "No GPU has a high-priority job alone on it" in live.why(more)["text"]
+        assert "share" not in live.why(plain)["text"]
+        live.end(training)
+        assert live.state(more, plain) == ["running", "queued"]
+        live.end(service)
+        assert live.state(more, plain) == ["running", "queued"]
+        live.end(more)
+        assert live.state(plain) == ["running"]
+
+
+def test_a_service_of_higher_priority_is_joined_and_never_stopped(tmp_path: Path) -> None:
+    for policy in ("fifo", "srtf", "tiresias"):
+        with living(tmp_path / policy, slots=1, policy=policy) as live:
+            service = live.submit(priority=10, estimate=1000, **SERVICE)
+            training, short = live.submit(estimate=500, **TRAINING), live.submit(estimate=1)
+            assert live.state(service, training, short) == ["running", "running", "queued"], policy
+            live.end(service)
+            if policy == "srtf":  # now the training is a job like any other
+                live.settle()
+                assert live.state(training, short) == ["queued", "running"]
+            else:
+                assert live.state(training) == ["running"], policy
+
+
+def test_a_service_that_may_not_be_stopped_is_joined(tmp_path: Path) -> None:
+    with living(tmp_path, slots=1, policy="srtf") as live:
+        service = live.submit(estimate=1000, on_preempt="never", **SERVICE)
+        training, short = live.submit(estimate=500, **TRAINING), live.submit(estimate=1)
+        assert live.state(service, training, short) == ["running", "running", "queued"]
+
+
+def test_a_service_joins_training(tmp_path: Path) -> None:
+    with living(tmp_path, slots=1) as live:
+        training = live.submit(estimate=1000, on_preempt="never", **TRAINING)
+        service = live.submit(priority=5, **SERVICE)
+        assert live.state(training, service) == ["running", "running"]
+        assert live.book.attempts[service].allocation == live.book.attempts[training].allocation
+
+
+def test_a_restart_finds_the_pair_as_it_was(tmp_path: Path) -> None:
+    executor = FakeExecutor()
+    live = Live(tmp_path, executor, slots=1)
+    jobs = [live.submit(priority=3, **SERVICE), live.submit(**TRAINING)]
+    live.crash()
+    with living(tmp_path, executor, slots=1) as live:
+        live.settle()
+        assert live.state(*jobs) == ["running", "running"]
+        waiting = live.submit(**TRAINING)
+        assert live.state(waiting) == ["queued"]
+        live.end(jobs[1])
+        assert live.state(jobs[0], waiting) == ["running", "running"]
+
+
+def test_who_does_not_share(tmp_path: Path) -> None:
+    """Jobs that said nothing, ask for several GPUs, or run under a policy that was told not to."""
+    with living(tmp_path, slots=2, policy="fifo:beside=no") as live:
+        service = live.submit(2, **SERVICE)
+        training = live.submit(**TRAINING)
+        assert live.state(service, training) == ["running", "queued"]
+        live.end(service)
+        first, second = live.submit(), live.submit(**SERVICE)
+        assert live.state(training, first, second) == ["running", "running", "queued"]
+        assert live.service.status()["sharing"]["on"] is False
+        live.service.set_policy("fifo")
+        live.settle()
+        assert live.service.status()["sharing"]["on"] is True
+        assert live.state(second) == ["running"]
+
+
+def test_other_policies_take_over_and_give_back(tmp_path: Path) -> None:
+    """Pairs outlive a change of the policy, whatever it does with classes."""
+    with living(tmp_path, slots=1) as live:
+        jobs = [live.submit(**SERVICE), live.submit(**TRAINING)]
+        for policy in ("srtf", "antman", "elastic", "fifo:beside=no", "tiresias"):
+            live.service.set_policy(policy)
+            live.settle()
+            assert live.state(*jobs) == ["running", "running"], policy
+        waiting = live.submit()
+        for job in jobs:
+            live.end(job)
+        assert live.state(waiting) == ["running"]
+
+
+def test_the_past_as_a_trace_tells_the_class(tmp_path: Path) -> None:
+    with living(tmp_path, slots=2) as live:
+        jobs = [live.submit(**SERVICE), live.submit(**TRAINING), live.submit()]
+        for job in jobs:
+            live.until(lambda job=job: live.state(job) == ["running"])  # type: ignore[misc]
+            live.end(job)
+        header, *rows = (line.split(",") for line in live.service.history(since_s=None, until_s=None).splitlines())
+        at = header.index("share_class")
+        assert [row[at] for row in rows] == ["high", "best-effort", ""]
+
+
+def test_the_class_can_be_changed_while_it_waits(tmp_path: Path) -> None:
+    with living(tmp_path, slots=1) as live:
+        service, training = live.submit(**SERVICE), live.submit()
+        assert live.state(training) == ["queued"]
+        live.service.update([training], {"share_class": "best-effort"})
+        live.settle()
+        assert live.state(training) == ["running"]
+        with pytest.raises(ConflictError):
+            live.service.update([service], {"share_class": "best-effort"})
+
+
+@pytest.fixture
+def gpus() -> Nvml:
+    return Nvml(FakeNvml(FakeGpu(GPU, memory=81_920)))
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The fake driver as this machine's."""
+    path = built("plain").fake
+    folder = tmp_path / "shm"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("GPULOOM_SHARE_DRIVER", str(path))
+    monkeypatch.setenv("GPULOOM_SHARE_DIR", str(folder))
+    return folder
+
+
+class TestOnGpus:
+    def test_pairs_need_memory_for_both_and_start_under_the_shim(
+        self, tmp_path: Path, gpus: Nvml, driver: Path
+    ) -> None:
+        executor = FakeExecutor()
+        with living(tmp_path / "home", executor, slots=None, nvml=gpus) as live:
+            service = live.submit(gpu_memory="20GiB", **SERVICE)
+            unknown, large = live.submit(**TRAINING), live.submit(gpu_memory="70GiB", **TRAINING)
+            small = live.submit(gpu_memory="30GiB", estimate=60, **TRAINING)
+            assert live.state(service, unknown, large, small) == ["running", "queued", "queued", "running"]
+            assert "not known how much GPU memory it needs" in live.why(unknown)["text"]
+            assert "leaves room" in live.why(large)["text"]
+            for job, klass in ((service, "high"), (small, "best-effort")):
+                request = executor.requests[f"{job}.1"]
+                starter = ("share", "run", "--class", klass, "--name", f"job {job}", "--", "train")
+                assert request.argv == (sys.executable, "-I", "-m", "gpuloom", *starter)
+                assert request.env["GPULOOM_SHARE_DIR"] == str(driver)
+            status = live.service.status()["sharing"]
+            assert (status["on"], status["gated"]) == (True, True)
+
+    def test_containers_and_jobs_of_no_class_are_left_alone(self, tmp_path: Path, gpus: Nvml, driver: Path) -> None:
+        tool = tmp_path / "podman"
+        tool.write_text("#!/bin/sh\n")
+        tool.chmod(0o755)
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        executor = FakeExecutor()
+        with living(tmp_path / "home", executor, slots=None, nvml=gpus) as live:
+            plain = live.submit(gpu_memory="1GiB")
+            assert executor.requests[f"{plain}.1"].argv == ("train",)
+            live.end(plain)
+            inside = live.submit(gpu_memory="1GiB", container="image", env={"PATH": path}, **SERVICE)
+            assert "gpuloom" not in executor.requests[f"{inside}.1"].argv
+            training = live.submit(gpu_memory="1GiB", **TRAINING)
+            assert live.state(inside, training) == ["running", "queued"]
+
+    def test_without_a_driver_nobody_is_paired(
+        self, tmp_path: Path, gpus: Nvml, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GPULOOM_SHARE", "off")
+        executor = FakeExecutor()
+        with living(tmp_path / "home", executor, slots=None, nvml=gpus) as live:
+            service = live.submit(gpu_memory="1GiB", **SERVICE)
+            training = live.submit(gpu_memory="1GiB", **TRAINING)
+            assert live.state(service, training) == ["running", "queued"]
+            assert executor.requests[f"{service}.1"].argv == ("train",)
+            assert "GPULOOM_SHARE=off" in live.service.status()["sharing"]["text"]
+
+    def test_two_real_programs_meet_on_the_gpu(
+        self, tmp_path: Path, gpus: Nvml, driver: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The fake driver; all else is as on a user's machine: the runner, `share run`, the shim, shared memory."""
+        from gpuloom.executors.local import LocalExecutor
+
+        assert shutil.which("cc"), "the shim is compiled here"
+        program = str(built("plain").program())
+        env = {"FAKE_STATE": str(tmp_path / "gpu")}
+        executor = LocalExecutor(tmp_path / "home", cgroups="off")
+        with living(tmp_path / "home", executor, slots=None, nvml=gpus) as live:  # type: ignore[arg-type]
+            common = {"gpu_memory": "1GiB", "env": env}
+            service = live.submit(
+                **SERVICE, **common, command=[program, "direct", "serve", "60", "20", "50000", "4000000"]
+            )
+            training = live.submit(**TRAINING, **common, command=[program, "direct", "train", "6e8", "20", "20000"])
+            seen: set[tuple[str, str]] = set()
+
+            def ended() -> bool:
+                for path in shm.files(driver):
+                    seen.update((found.name, found.klass) for found in shm.read(path).programs)
+                return live.state(service, training) == ["finished", "finished"]
+
+            live.until(ended, timeout_s=60)
+            assert seen == {(f"job {service}", "high"), (f"job {training}", "best-effort")}
+            logs = [Path(live.service.log_files(job)[0]["path"]).read_text() for job in (service, training)]
+            assert "iterations=" in logs[1]
+            assert {job["exit_code"] for job in live.service.jobs(JobQuery())} == {0}, json.dumps(logs)

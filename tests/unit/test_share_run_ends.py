@@ -1,0 +1,34 @@
+"""`gpuloom share run` ends as the program did, also where it stays its parent (under MPS)."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+STAND_IN = """
+import sys
+from gpuloom.cli.share_run import attend, end_as
+import os
+end_as(attend(["sh", "-c", sys.argv[1]], dict(os.environ)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("exit 7", 7), ("exit 137", 137), ("kill -9 $$", -9), ("kill -15 $$", -15), ("kill -11 $$", -11)],
+)
+def test_ends_as_the_program(script: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", STAND_IN, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_signals_are_passed_on() -> None:
+    script = "trap 'exit 85' TERM; echo ready; while :; do sleep 0.05; done"
+    with subprocess.Popen([sys.executable, "-c", STAND_IN, script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 85
