@@ -122,7 +122,8 @@ class TestFixed:
         progress = Progress(workload, cluster, np.zeros(len(rows)), made.sharing(workload))
         engine = Engine(state, made, progress, Collector())
         state.submit_all(np.arange(1))
-        state.adopt(0, Placement((0,), (1,)), run_from_s=0.0, work_from_s=0.0, rate=1.0)
+        zero, first = np.zeros(1), [Placement((0,), (1,))]
+        state.adopt(np.zeros(1, dtype=np.intp), first, run_from_s=zero, work_from_s=zero, rate=np.ones(1))
         engine.snapshot.fixed = frozenset(fixed)
         engine.take_in(10.0, arrived=range(1, len(rows)))
         engine.decide(10.0)

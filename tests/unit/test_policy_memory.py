@@ -305,16 +305,32 @@ def engine_of(policy: Policy, workload: Workload, cluster: Cluster, state: State
     return Engine(state, policy, progress, Nobody(), memory=memory)
 
 
+def adopt_first(state: State, since_s: float) -> None:
+    """Job 0 runs already, on the first GPU."""
+    since = np.array([since_s])
+    state.adopt(
+        np.zeros(1, dtype=np.intp), [Placement((0,), (1,))], run_from_s=since, work_from_s=since, rate=np.ones(1)
+    )
+
+
 def test_a_job_that_was_served_begins_in_its_level_when_limits_change() -> None:
     policy = load_policy("gittins:levels=4")
     policy.learn_from(np.repeat([100.0, 200.0, 300.0, 400.0], 10))
     workload, cluster = jobs([(0, 9e9, 1), (0, 9e9, 2), (0, 9e9, 1)]), parse_cluster("1x2")
     state = State(workload, cluster)
     now_s = 1.7e9
-    for job, held_s in enumerate((250.0, 60.0, 0.0)):
+    held_s = np.array([250.0, 60.0, 0.0])
+    for job in range(3):
         state.submit(job, now_s)
-        state.restore(job, held_s=held_s, held_gpu_s=held_s, starts=held_s > 0, first_start_s=None)
-    state.adopt(0, Placement((0,), (1,)), run_from_s=now_s, work_from_s=now_s, rate=1.0)
+    state.restore(
+        np.arange(3),
+        held_s=held_s,
+        held_gpu_s=held_s,
+        starts=(held_s > 0).astype(np.int32),
+        first_start_s=np.full(3, np.nan),
+        remaining_s=workload.duration_s,
+    )
+    adopt_first(state, now_s)
     memory = policy.new_memory(workload, cluster)
     memory.level[:] = UNKNOWN
     engine = engine_of(policy, workload, cluster, state, memory)
@@ -330,7 +346,7 @@ def test_time_before_the_first_call_does_not_count(text: str) -> None:
     state = State(workload, cluster)
     for job in range(3):
         state.submit(job, 1.7e9 + 30)
-    state.adopt(0, Placement((0,), (1,)), run_from_s=1.7e9, work_from_s=1.7e9, rate=1.0)
+    adopt_first(state, 1.7e9)
     engine = engine_of(policy, workload, cluster, state)
     engine.arrived([1, 2])
     engine.decide(1.7e9 + 30)
