@@ -33,9 +33,9 @@ def ends(workload: Workload, policy: str = "fifo:beside=yes", cluster: str = "1x
 
 
 def test_a_guest_runs_at_its_share_and_then_alone() -> None:
-    """Beside the service 0.6 of its speed for 300 s, then 820 s alone; the service loses nothing."""
+    """Beside the service half of its speed for 300 s, then 850 s alone; the service loses nothing."""
     workload = classed([(0, 300, 1, HIGH), (0, 1000, 1, LOW)])
-    assert ends(workload) == [300, 1120]
+    assert ends(workload) == [300, 1150]
     assert ends(workload, "fifo:beside=yes;beside_speed=0.3") == [300, 1210]
     assert ends(workload, "fifo") == ends(workload, "fifo:beside=no") == [300, 1300]
 
@@ -51,11 +51,11 @@ def test_jobs_of_several_gpus_do_not_share() -> None:
 
 
 def test_a_service_joins_training_that_has_the_gpu() -> None:
-    assert ends(classed([(0, 1000, 1, LOW), (100, 300, 1, HIGH)])) == [1120, 400]
+    assert ends(classed([(0, 1000, 1, LOW), (100, 300, 1, HIGH)])) == [1150, 400]
 
 
 def test_only_one_guest() -> None:
-    assert ends(classed([(0, 900, 1, HIGH), (0, 60, 1, LOW), (0, 60, 1, LOW)])) == [900, 100, 200]
+    assert ends(classed([(0, 900, 1, HIGH), (0, 60, 1, LOW), (0, 60, 1, LOW)])) == [900, 120, 240]
 
 
 @pytest.mark.parametrize(
@@ -87,16 +87,16 @@ def _fields(node: Any) -> dict[str, Any]:
 def test_nobody_who_came_before_waits_longer() -> None:
     """The second job gets the GPU when the service ends; a guest may come if it ends before that, and no other."""
     rows = [(0.0, 300.0, 1, HIGH), (0.0, 50.0, 1, NONE)]
-    assert ends(classed([*rows, (1, 170, 1, LOW)])) == [300, 350, pytest.approx(1 + 170 / 0.6)]
+    assert ends(classed([*rows, (1, 140, 1, LOW)])) == [300, 350, 281]
     assert ends(classed([*rows, (1, 190, 1, LOW)])) == [300, 350, 540]
     # Who came before it does not wait for it.
-    assert ends(classed([(0, 300, 1, HIGH), (0, 190, 1, LOW), (1, 50, 1, NONE)])) == [300, pytest.approx(310), 360]
+    assert ends(classed([(0, 300, 1, HIGH), (0, 190, 1, LOW), (1, 50, 1, NONE)])) == [300, 340, 390]
 
 
 def test_a_policy_that_stops_jobs_stops_guests() -> None:
     """srtf gives the service's GPU to a job that can't be anybody's partner; both wait for it."""
     rows = [(0.0, 1000.0, 1, HIGH), (0.0, 2000.0, 1, LOW), (100.0, 50.0, 1, NONE)]
-    assert ends(classed(rows), "srtf:beside=yes") == [1050, pytest.approx(1050 + 2000 - 0.6 * 1000), 150]
+    assert ends(classed(rows), "srtf:beside=yes") == [1050, pytest.approx(1050 + 2000 - 0.5 * 1000), 150]
 
 
 def test_it_goes_where_its_speed_is_best_and_may_run() -> None:
@@ -137,7 +137,7 @@ class TestFixed:
     def test_a_guest_may_come_and_stays_when_it_ends(self) -> None:
         state, engine = self.world("srtf:beside=yes", [(0.0, 1000.0, 1, HIGH), (0.0, 500.0, 1, LOW)], {0})
         assert {job: placement.layer for job, placement in state.placements.items()} == {0: 0, 1: 1}
-        assert state.rate[1] == 0.6
+        assert state.rate[1] == 0.5
         engine.take_in(100.0, finished=[0])
         engine.decide(100.0)
         assert list(state.placements) == [1]
@@ -173,10 +173,10 @@ class TestWritten:
         assert create_policy(base, beside=True).id == base  # as a default it is for those that can
 
     def test_values(self) -> None:
-        policy = create_policy("tiresias:thresholds=100;beside=yes;beside_speed=0.5")
+        policy = create_policy("tiresias:thresholds=100;beside=yes;beside_speed=0.7")
         assert (policy.id, policy.max_jobs_per_gpu, policy.traits.sharing) == ("tiresias", 2, True)
         assert policy.values["thresholds"] == (100.0,)
-        assert (policy.values["beside"], policy.values["beside_speed"]) == (True, 0.5)
+        assert (policy.values["beside"], policy.values["beside_speed"]) == (True, 0.7)
         assert create_policy("tiresias:beside=no", beside=True).max_jobs_per_gpu == 1
         for text, what in (("fifo:beside=maybe", "must be yes or no"), ("fifo:beside=yes;beside_speed=2", "at most 1")):
             with pytest.raises(PolicyError, match=what):

@@ -25,7 +25,7 @@ from gpuloom.placement.beside import IS_BEST_EFFORT, IS_HIGH, NONE, Pairs, paira
 from gpuloom.policies.base import Parameter, Policy, share, yes_or_no
 
 BESIDE = Parameter("beside", False, yes_or_no, "best-effort jobs may run beside high-priority ones on one GPU", "no")
-SPEED = Parameter("beside_speed", 0.6, share, "speed of a best-effort job beside a high-priority one, alone being 1")
+SPEED = Parameter("beside_speed", 0.5, share, "speed of a best-effort job beside a high-priority one, alone being 1")
 
 
 @dataclass(slots=True)
