@@ -54,6 +54,29 @@ def test_a_service_of_higher_priority_is_joined_and_never_stopped(tmp_path: Path
                 assert live.state(training) == ["running"], policy
 
 
+WRAPPED = ("fifo", "fifo:backfill=easy", "sjf", "srtf", "srsf", "tiresias", "gittins", "themis", "gavel", "hlas")
+
+
+@pytest.mark.parametrize("policy", WRAPPED)
+@pytest.mark.parametrize("stays", [{"priority": 10}, {"on_preempt": "never"}], ids=str)
+def test_the_gpu_of_a_service_that_ends_goes_to_who_waits(tmp_path: Path, policy: str, stays: dict[str, Any]) -> None:
+    """Of a service that the policy may not touch, and so has never seen."""
+    with living(tmp_path, slots=1, policy=policy) as live:
+        service, plain = live.submit(**SERVICE, **stays), live.submit()
+        assert live.state(service, plain) == ["running", "queued"]
+        live.end(service)
+        assert live.state(plain) == ["running"]
+
+
+@pytest.mark.parametrize("policy", WRAPPED)
+def test_a_job_of_negative_priority_has_its_gpu_for_itself(tmp_path: Path, policy: str) -> None:
+    with living(tmp_path, slots=2, policy=policy) as live:
+        low, job = live.submit(priority=-1), live.submit()
+        assert live.state(low, job) == ["running", "running"]
+        held = [live.book.attempts[number].allocation for number in (low, job)]
+        assert held[0] != held[1]
+
+
 def test_a_service_that_may_not_be_stopped_is_joined(tmp_path: Path) -> None:
     with living(tmp_path, slots=1, policy="srtf") as live:
         service = live.submit(estimate=1000, on_preempt="never", **SERVICE)

@@ -395,3 +395,19 @@ def test_withdrawn_jobs_are_not_started_and_come_back() -> None:
         engine.take_in(100.0, finished=[last])
         engine.decide(100.0)
         assert list(state.placements) == [gone], text
+
+
+@pytest.mark.parametrize("text", ["tiresias", "gavel", "fifo"])
+def test_memory_outlives_the_forming_of_pairs(text: str) -> None:
+    """It is kept where `beside` comes or goes: a driver was installed, a compiler is missing, …"""
+    workload, cluster = jobs([(0, 10, 1), (0, 10, 1)]), parse_cluster("1x2")
+    plain, pairs = load_policy(text), load_policy(text, beside=True)
+    memory = plain.new_memory(workload, cluster)
+    wrapped = load(dump(memory, plain), pairs)
+    assert dump(wrapped.base, plain) == dump(memory, plain)
+    assert wrapped.guests == []
+    wrapped.guests.append(1)
+    assert dump(load(dump(wrapped, pairs), plain), plain) == dump(memory, plain)
+    assert load(dump(wrapped, pairs), pairs).guests == [1]
+    with pytest.raises(PolicyError, match="was written by"):
+        load(dump(wrapped, pairs), load_policy("srsf"))

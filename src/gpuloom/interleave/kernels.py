@@ -12,8 +12,8 @@ class KernelSharing:
     """A best-effort job beside another job runs at a share of its speed, its host as if alone. Implements `Sharing`.
 
     Args:
-        speed: speed of a best-effort job beside a high one, relative to alone, 0 to 1. Beside services that are busy half
-            of the time the shim gives it 0.5, the rule at its best 0.57 (docs/sharing-shim.md, docs/sharing.md, Pairs).
+        speed: of a best-effort job beside a high one, relative to alone, 0 to 1. Beside services that are busy half of
+            the time the shim gives it 0.5, the rule at its best 0.57 (docs/sharing-shim.md, docs/sharing.md, Pairs).
     """
 
     starts_together = False

@@ -89,7 +89,7 @@ def occupancy(planning: Planning, priority: float) -> Occupancy:
             taken = 0
             for slot in slots:
                 taken |= used.get(slot, 0)
-            first = int(layers > 1 and book.jobs[number].priority < 0)
+            first = int(layers > 1 and planning.policy.own_priorities and book.jobs[number].priority < 0)
             free = [layer for layer in (*range(first, layers), *range(first)) if not taken >> layer & 1]
             if not free or not pinned.isdisjoint(slots) or (pairs and taken and not _is_pair(on, job_class, slots)):
                 out.add(number)

@@ -15,7 +15,7 @@ import gc
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,6 +25,7 @@ from gpuloom.core.commands import Command, Resize, Start, Stop
 from gpuloom.core.decision import Reason
 from gpuloom.core.job import ENDED, Allocation, Job, Phase
 from gpuloom.core.profile import Profiles
+from gpuloom.core.share_class import share_class_of
 from gpuloom.core.units import next_multiple
 from gpuloom.live.eligible import Throttles, blocked
 from gpuloom.live.estimates import Estimates, left_s
@@ -247,7 +248,7 @@ class Planning:
         while by_level:
             level = max(by_level)
             waiting = by_level.pop(level)
-            if tried and not self._anything_for(level, may_preempt):
+            if tried and not self._anything_for(level, waiting, may_preempt):
                 self.reasons |= dict.fromkeys(waiting, _BEHIND)
                 whole = False
                 continue
@@ -290,14 +291,18 @@ class Planning:
         priority = self.book.jobs[job].priority
         return max(priority, 0) if self.policy.own_priorities else priority
 
-    def _anything_for(self, level: int, may_preempt: bool) -> bool:
+    def _anything_for(self, level: int, waiting: Collection[int], may_preempt: bool) -> bool:
         """Whether a pass for this priority could give anything away."""
         there = occupancy(self, level)
         fleet = fleet_of(self.book.nodes.values(), without=there.pinned)
         if fleet is None:
             return False
-        if (self.preempts and may_preempt and there.jobs) or self.policy.max_jobs_per_gpu > 1:
+        if self.preempts and may_preempt and there.jobs:
             return True
+        if self.policy.max_jobs_per_gpu > 1:
+            jobs = self.book.jobs
+            if not self.policy.pairs or any(share_class_of(jobs[job].spec) for job in waiting):
+                return True
         held = {slot for has in there.jobs.values() for slot in slots_of(has[0])}
         return any(slot not in held for slot in fleet.at)
 

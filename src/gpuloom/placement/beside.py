@@ -23,7 +23,6 @@ from collections.abc import Iterable
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.share_class import BEST_EFFORT, HIGH
@@ -90,18 +89,19 @@ class Pairs:
     """Who shares a GPU with whom, and the plan of one call: `take_in` what happened, then `plan`.
 
     Args:
-        guest: by job, whether it is a guest. Belongs to the policy's memory and is written here.
+        guests: jobs that are guests, as the policy remembers.
         speed: of a best-effort job beside a high one, relative to alone.
         stops: the base stops running jobs for others.
 
     Attributes:
         view: what the base sees.
+        guests: jobs that are guests.
         stale: jobs have left or entered the base's sight in a way that its caches don't know.
     """
 
-    def __init__(self, snapshot: Snapshot, guest: NDArray[np.bool_], *, speed: float, stops: bool) -> None:
+    def __init__(self, snapshot: Snapshot, guests: Iterable[int], *, speed: float, stops: bool) -> None:
         workload, cluster = snapshot.workload, snapshot.cluster
-        self._guest, self._speed, self._stops = guest, speed, stops
+        self._speed, self._stops = speed, stops
         self._kind = pairable(workload)
         self._shapes = shapes_of(workload, cluster)
         self._pool = [cluster.models.index(node.gpu_model) for node in cluster.nodes]
@@ -109,6 +109,8 @@ class Pairs:
         self._room = [node.gpu_memory_mib for node in cluster.nodes]
         self._needs = None if workload.gpu_memory_mib is None else workload.gpu_memory_mib
         self.view = BesideView(snapshot)
+        known = set(guests)
+        self.guests: set[int] = set()
         self._on: dict[Gpu, list[int]] = {}
         """Jobs of one GPU that may share it, by the GPU that they run on."""
         self._place: dict[int, Gpu] = {}
@@ -122,13 +124,14 @@ class Pairs:
             self.view.hide(job)
         for jobs in self._on.values():
             is_fixed = not snapshot.fixed.isdisjoint(jobs)
-            if len(jobs) > 1 and guest[jobs].sum() != 1:  # made by another policy
-                guest[jobs] = [self._kind[job] == IS_BEST_EFFORT for job in jobs]
+            there = [job for job in jobs if job in known]
+            if len(jobs) > 1 and len(there) != 1:  # made by another policy
+                there = [job for job in jobs if self._kind[job] == IS_BEST_EFFORT]
+            if len(jobs) > 1:
+                self.guests.update(there)
             for job in jobs:
-                if is_fixed or (guest[job] and len(jobs) > 1):
+                if is_fixed or job in self.guests:
                     self.view.hide(job)
-                else:
-                    guest[job] = False
         self._waiting = dict.fromkeys(job for job in snapshot.waiting() if self._kind[job])
 
     # -- what happened --------------------------------------------------------------------------------------
@@ -137,7 +140,9 @@ class Pairs:
         """Events since the last call. Those that this was built with are in it already."""
         view = self.view
         known = [job for job in snapshot.finished if job not in view.hidden]
-        self.stale |= any(job in view.hidden for job in snapshot.evicted)
+        # The base does not know of GPUs that fixed jobs leave: to it, they come back with their nodes.
+        freed = {self._place[job][0] for job in snapshot.finished if job in snapshot.fixed and job in self._place}
+        self.stale |= bool(freed) or any(job in view.hidden for job in snapshot.evicted)
         for job in (*snapshot.finished, *snapshot.evicted):
             view.hidden.discard(job)
             view.drop(job)
@@ -146,6 +151,7 @@ class Pairs:
             if self._kind[job] and snapshot.is_waiting(job):
                 self._waiting[job] = None
         view.sync(snapshot, known)
+        view.nodes_up = (*view.nodes_up, *freed)
 
     def _enter(self, job: int, placement: Placement) -> None:
         gpu = placement.nodes[0], placement.masks[0]
@@ -154,6 +160,7 @@ class Pairs:
 
     def _leave(self, job: int, snapshot: Snapshot) -> None:
         """It is on its GPU no more. A guest that is left there is a job like any other from now on."""
+        self.guests.discard(job)
         gpu = self._place.pop(job, None)
         if gpu is None:
             return
@@ -165,7 +172,7 @@ class Pairs:
             if other in self.view.hidden and other not in snapshot.fixed and other in snapshot.placements:
                 self.view.show(other, snapshot.placements[other])
                 self.stale = True
-            self._guest[other] = False
+            self.guests.discard(other)
 
     # -- the plan -------------------------------------------------------------------------------------------
 
@@ -198,7 +205,7 @@ class Pairs:
                 if self._fit(job, guest, gpu[0]):
                     run[job] = Placement(placement.nodes, placement.masks, 1 - snapshot.placements[guest].layer)
                     self.view.hide(guest)
-                    self._guest[guest] = True
+                    self.guests.add(guest)
                 else:
                     wait.append(guest)
                     self.view.drop(guest)
@@ -252,7 +259,8 @@ class Pairs:
                 line.remove(job)
             self._enter(job, run[job])
             self.view.hide(job)
-            self._guest[job] = joined = True
+            self.guests.add(job)
+            joined = True
         return joined
 
     def _takes_s(self, snapshot: Snapshot, job: int, gpu: Gpu) -> float:

@@ -11,10 +11,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gpuloom.core.carrying import PER_JOB, Rows, carry
+from gpuloom.core.carrying import JOBS, Rows, carry
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision, Reason
 from gpuloom.core.sharing import Sharing
@@ -30,10 +27,10 @@ SPEED = Parameter("beside_speed", 0.5, share, "speed of a best-effort job beside
 
 @dataclass(slots=True)
 class Memory:
-    """base: the memory of the policy within. guest: by job, whether it is the guest of another one on its GPU."""
+    """base: the memory of the policy within. guests: jobs that are guests of another one on its GPU."""
 
     base: Any
-    guest: NDArray[np.bool_] = field(metadata=PER_JOB)
+    guests: list[int] = field(default_factory=list, metadata=JOBS)
 
 
 class Beside(Policy):
@@ -56,7 +53,7 @@ class Beside(Policy):
         self._speed = speed
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
-        return Memory(self.inner.new_memory(workload, cluster), np.zeros(len(workload), dtype=np.bool_))
+        return Memory(self.inner.new_memory(workload, cluster))
 
     def carried(self, memory: Memory, rows: Rows, nodes: Rows, workload: Workload, cluster: Cluster) -> Memory:
         found = carry(memory, self.new_memory(workload, cluster), rows, nodes)
@@ -79,7 +76,7 @@ class Beside(Policy):
             kinds = set(pairable(snapshot.workload))
             able = {IS_HIGH, IS_BEST_EFFORT} <= kinds or bool(snapshot.fixed)
             stops = inner.traits.preemptive != "no"
-            self.cache = Pairs(snapshot, memory.guest, speed=self._speed, stops=stops) if able else "none"
+            self.cache = Pairs(snapshot, memory.guests, speed=self._speed, stops=stops) if able else "none"
         inner.explains = self.explains
         if not isinstance(self.cache, Pairs):
             decision, memory.base = inner.decide(snapshot, memory.base)
@@ -89,7 +86,9 @@ class Beside(Policy):
         if pairs.stale:
             inner.cache, pairs.stale = None, False
         decision, memory.base = inner.decide(pairs.view, memory.base)
-        return pairs.plan(snapshot, decision), memory
+        plan = pairs.plan(snapshot, decision)
+        memory.guests = sorted(pairs.guests)
+        return plan, memory
 
     def reason(self, snapshot: Snapshot, job: int) -> Reason:
         if not isinstance(self.cache, Pairs):

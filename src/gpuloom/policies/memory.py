@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from gpuloom.core.decision import Placement
 from gpuloom.core.errors import PolicyError
 from gpuloom.policies.base import Policy
+from gpuloom.policies.beside import Beside, Memory
 
 FORMAT = "gpuloom-memory-1"
 _MOST_BYTES = 1 << 30
@@ -66,6 +67,10 @@ def load(data: bytes, policy: Policy) -> Any:
     if not isinstance(content, dict) or content.keys() != {"policy", "base", "memory"}:
         raise PolicyError(f"{where}: must be a JSON object of policy, base and memory")
     written, expected = (content["policy"], content["base"]), (policy.id, _base_of(policy))
+    if isinstance(policy, Beside) and written == (policy.inner.id, _base_of(policy.inner)):
+        return Memory(load(data, policy.inner))  # from before pairs were formed
+    if policy.inner is None and written == (policy.id, policy.id):
+        return load(data, Beside(policy.twin(), 1.0)).base  # pairs are formed no more
     if written != expected:
         raise PolicyError(f"{where}: was written by {_named(*written)}, not by {_named(*expected)}")
     reader = _Reader(policy, raw)
