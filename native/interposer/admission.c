@@ -302,15 +302,17 @@ static double theta(double load) {
 }
 
 /* What a nanosecond of best-effort work may cost now. A delay is carried on by all requests until the queue is empty, and
- * the odds that the queue grows to where the tail is rise exponentially with what is in it already. */
+ * the odds that the queue grows to where the tail is rise exponentially with what is in it already. Below half load it
+ * falls with the load's square: the gaps bring nearly all then, and the time beside requests little but delay. */
 static double price(const struct gl_params *p, const struct gl_state *s) {
+    double worth = p->price * (s->load > 0.0 && s->load < 0.5 ? 4.0 * s->load * s->load : 1.0);
     double x = s->request_ns ? p->steepness * theta(s->load) * ((double)s->backlog_ns / (double)s->request_ns) : 0.0;
     double power;
     double scale = s->price_scale > 0.0 ? s->price_scale : p->begin;
-    if (!(x > 0.0)) return p->price * scale;
+    if (!(x > 0.0)) return worth * scale;
     power = 1.0 + x / 64.0; /* e^x as (1 + x/64)^64: monotonous, without libm */
     for (int i = 0; i < 6; i++) power *= power;
-    return p->price * scale / power;
+    return worth * scale / power;
 }
 
 /* A request is in progress. */

@@ -183,7 +183,8 @@ def price(p: Params, s: Situation) -> float:
     power = 1 + x / 64
     for _ in range(6):
         power *= power  # of floats: infinite where ** would raise
-    return p.price * (s.price_scale or p.begin) / power
+    worth = 4.0 * s.load * s.load if 0.0 < s.load < 0.5 else 1.0
+    return p.price * worth * (s.price_scale or p.begin) / power
 
 
 def retold(p: Params, s: Situation, k: Kernel) -> tuple[bool, str]:

@@ -171,7 +171,7 @@ class Pairs:
         for other in left:
             if other in self.view.hidden and other not in snapshot.fixed and other in snapshot.placements:
                 self.view.show(other, snapshot.placements[other])
-                self.stale = True
+            self.stale = True  # it enters the base's sight, or runs at another speed than the base's caches hold
             self.guests.discard(other)
 
     # -- the plan -------------------------------------------------------------------------------------------
