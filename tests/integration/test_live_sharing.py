@@ -116,6 +116,7 @@ def test_who_does_not_share(tmp_path: Path) -> None:
         first, second = live.submit(), live.submit(**SERVICE)
         assert live.state(training, first, second) == ["running", "running", "queued"]
         assert live.service.status()["sharing"]["on"] is False
+        assert live.service.status()["sharing"]["text"] == "policy fifo:beside=no forms no pairs"
         live.service.set_policy("fifo")
         live.settle()
         assert live.service.status()["sharing"]["on"] is True

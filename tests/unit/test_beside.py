@@ -93,6 +93,12 @@ def test_nobody_who_came_before_waits_longer() -> None:
     assert ends(classed([(0, 300, 1, HIGH), (0, 190, 1, LOW), (1, 50, 1, NONE)])) == [300, 340, 390]
 
 
+def test_a_service_does_not_slow_training_that_others_wait_for() -> None:
+    """The plain job gets the GPU at 1000, as it would without the service, which takes its turn."""
+    rows = [(0.0, 1000.0, 1, LOW), (1.0, 50.0, 1, NONE), (2.0, 10.0, 1, HIGH)]
+    assert ends(classed(rows)) == [1000, 1050, 1060]
+
+
 def test_a_policy_that_stops_jobs_stops_guests() -> None:
     """srtf gives the service's GPU to a job that can't be anybody's partner; both wait for it."""
     rows = [(0.0, 1000.0, 1, HIGH), (0.0, 2000.0, 1, LOW), (100.0, 50.0, 1, NONE)]
@@ -161,7 +167,7 @@ def test_reasons() -> None:
     assert list(state.placements) == [0]
     texts = [made.reason(engine.snapshot, job).text for job in (1, 2, 3)]
     assert "beside" not in texts[0]
-    assert "room beside a high-priority job, which is expected to end before it would" in texts[1]
+    assert "room beside a high-priority job, but others came first" in texts[1]
     assert "No GPU has a best-effort job alone on it" in texts[2]
 
 

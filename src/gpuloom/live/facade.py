@@ -316,7 +316,9 @@ class LiveService:
             "sharing": {
                 "on": scheduler.planning.policy.pairs,
                 "gated": scheduler.sharing.gated,
-                "text": scheduler.sharing.why,
+                "text": scheduler.sharing.why
+                if scheduler.planning.policy.pairs or not scheduler.sharing.able
+                else f"policy {scheduler.planning.written} forms no pairs",
             },
             "jobs": dict(self._store.counts()),
             "gpus": {

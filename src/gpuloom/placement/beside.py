@@ -7,9 +7,9 @@ nothing from anybody, except:
 
     - When the host leaves, its guest keeps the GPU and is a job like any other from then on. Under a base that stops no
       jobs, that could keep jobs waiting that came before it. So a pair is formed only if no job waits that came before
-      the one that joins, or if the one that joins is expected to end before the one that is there.
+      the one that joins, or if a best-effort one joins that is expected to end before its host.
     - Where the base stops a host and gives its GPU to a job that can't be the guest's partner, the guest waits again.
-    - A high guest slows its best-effort host down.
+    - A high guest slows its best-effort host down, which is why it joins only if nobody waits that came before it.
 
 Moving guests to GPUs of their own, where the base would give them one, was tried: restarts and the host's unused share
 cost more than they bring (tiresias at 110 % load: average 0.95 of without pairs, against 0.86 as it is).
@@ -249,7 +249,8 @@ class Pairs:
             if line and line[0] < job:
                 # The one before it counts on the GPU when the job there ends.
                 best = max(there, key=lambda gpu: (ends[gpu], (-gpu[0], -gpu[1])))
-                if snapshot.now_s + self._takes_s(snapshot, job, best) > ends[best]:
+                slows = self._kind[job] == IS_HIGH  # its host, which then ends later
+                if slows or snapshot.now_s + self._takes_s(snapshot, job, best) > ends[best]:
                     continue
             host = alone.pop(best)
             layer = run[host].layer if host in run else snapshot.placements[host].layer

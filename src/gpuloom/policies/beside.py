@@ -104,7 +104,7 @@ class Beside(Policy):
         text = (
             "It is not known how much GPU memory it needs, so it shares no GPU."
             if unknown and all(node.gpu_memory_mib is not None for node in nodes)
-            else f"There is room beside {other} job, which is expected to end before it would, and others came first."
+            else f"There is room beside {other} job, but others came first, and would have to wait longer."
             if there
             else f"No GPU has {other} job alone on it that leaves room for it."
         )
