@@ -97,6 +97,10 @@ typedef struct { /* cuda.h: struct CUlaunchConfig_st */
 #define P_GET_FUNCTION (CUfunction *function, CUmodule module, const char *name)
 #define P_GET_KERNEL (CUkernel *kernel, CUlibrary library, const char *name)
 #define P_KERNEL_FUNCTION (CUfunction *function, CUkernel kernel)
+#define P_PRIMARY (CUcontext *context, CUdevice device)
+#define P_DEVICE (CUdevice device)
+#define P_COPY (CUdeviceptr to, CUdeviceptr from, size_t bytes)
+#define P_COPY_TO_HOST (void *to, CUdeviceptr from, size_t bytes)
 #define P_MODULE (CUmodule module)
 #define P_LIBRARY (CUlibrary library)
 

@@ -45,16 +45,16 @@ void gl_params_default(struct gl_params *p, uint32_t rule) {
         p->idle_window = 0.005;
         p->lone = 0;
         p->budget = 0.2;
-        p->price = 2.0;
+        p->price = 1.2;
         p->steepness = 1.5;
-        p->target = 0.035;
+        p->target = 0.02;
         p->confidence = 1.64;
         p->overrun = 0.05;
         p->gap_margin = 0.0;
         p->cache = 0.05;
-        p->begin = 0.5;
+        p->begin = 0.6;
         p->least = 0.1;
-        p->step = 0.01;
+        p->step = 0.03;
         p->fall = 4.0;
         p->launch_ns = 6000u;
     }

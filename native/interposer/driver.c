@@ -128,6 +128,7 @@ bool gls_driver(void) {
             TAKE(gls_own.capturing, "cuStreamIsCapturing", NULL);
             TAKE(gls_own.event_create, "cuEventCreate", NULL);
             TAKE(gls_own.event_elapsed, "cuEventElapsedTime", NULL);
+            TAKE(gls_own.primary_state, "cuDevicePrimaryCtxGetState", NULL);
             int (*is_virtual)(void); /* only the tests' fake driver has a clock of its own */
             TAKE(is_virtual, "gpuloom_fake_virtual", NULL);
             if (is_virtual && is_virtual()) {
@@ -144,8 +145,6 @@ bool gls_driver(void) {
     pthread_mutex_unlock(&loading);
     return atomic_load(&state) == 2;
 }
-
-void *gls_driver_symbol(const char *name) { return gls_driver() ? dlsym(library, name) : NULL; }
 
 int gls_hook_of(const void *address) {
     for (int i = 0; address && i < HOOK_COUNT; i++)

@@ -26,6 +26,7 @@ struct gls_own {
     CUresult (*capturing)(CUstream stream, CUstreamCaptureStatus *status);
     CUresult (*event_create)(CUevent *event, unsigned flags);
     CUresult (*event_elapsed)(float *ms, CUevent start, CUevent end);
+    CUresult (*primary_state)(CUdevice device, unsigned *flags, int *active);
 };
 
 extern _Atomic(void *) gls_real[HOOK_COUNT];
@@ -33,8 +34,6 @@ extern struct gls_own gls_own;
 
 /* Load the real driver on the first call. False: there is none. */
 bool gls_driver(void);
-/* A function of the real driver by name, or NULL. */
-void *gls_driver_symbol(const char *name);
 /* Which hook has this address in the real driver, or -1. */
 int gls_hook_of(const void *address);
 

@@ -7,6 +7,7 @@
 #include "log.h"
 
 #include <errno.h>
+#include <locale.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@
 #define REAP_NS 2000000u     /* and looks for the dead as often as that, */
 #define CALM_REAP_NS 500000000u /* and who is not held, as often as that */
 #define QUIET_NS 2000000u    /* a request that has run so long over its prediction has ended unnoticed */
-#define QUEUE 28u            /* high-priority kernels looked at */
+#define MOST_HOLD_MS 3.6e6
 
 _Atomic int gls_mode;
 _Atomic int gls_captures;
@@ -28,16 +29,21 @@ struct gls_process gls_process;
 static pthread_mutex_t attaching = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t deciding = PTHREAD_MUTEX_INITIALIZER;
 
-static double number(const char *name, double otherwise) {
+/* A number of the environment, from 0 to `most`. The program's locale has no part in how it is read. */
+static double number(const char *name, double otherwise, double most) {
     const char *text = secure_getenv(name);
     char *end;
     if (!text || !*text) return otherwise;
-    double value = strtod(text, &end);
-    if (*end || !(value >= 0)) {
+    locale_t plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
+    if (!plain) return otherwise;
+    double value = strtod_l(text, &end, plain);
+    freelocale(plain);
+    if (end == text || *end || !(value >= 0)) {
         gls_log("%s=%s is not a number from 0; %g is used", name, text, otherwise);
         return otherwise;
     }
-    return value;
+    if (value > most) gls_log("%s=%s is too much; %g is used", name, text, most);
+    return value > most ? most : value;
 }
 
 static bool several_processes(void) {
@@ -65,6 +71,8 @@ static void fork_child(void) {
     p->dirty = 0;
     p->overflow = false;
     p->gap_ns = 0;
+    p->holding = p->waiters = 0;
+    for (unsigned i = 0; i < GLS_CLIENTS; i++) atomic_store_explicit(&p->stale[i], 0, memory_order_relaxed);
     memset(&p->tail, 0, sizeof p->tail);
     memset(&p->row, 0, sizeof p->row);
     memset(p->streams, 0, sizeof p->streams);
@@ -107,11 +115,13 @@ static int mode_from_environment(void) {
         else gls_log("GPULOOM_SHARE_RULE=%s: unknown; gpuloom is used", rule);
     }
     gl_params_default(&p->params, id);
-    p->params.max_hold_ns = (uint64_t)(number("GPULOOM_SHARE_MAX_HOLD_MS", 100) * 1e6);
-    p->warm_up = (uint32_t)number("GPULOOM_SHARE_WARM_UP", 2);
+    p->params.max_hold_ns = (uint64_t)(number("GPULOOM_SHARE_MAX_HOLD_MS", 100, MOST_HOLD_MS) * 1e6);
+    p->warm_up = (uint32_t)number("GPULOOM_SHARE_WARM_UP", 2, UINT32_MAX);
     p->map = (struct gls_map){.fd = -1, .slot = -1};
+    static bool prepared; /* a fork while the profile is read leaves the child to decide anew */
+    if (!prepared) pthread_atfork(NULL, NULL, fork_child);
+    prepared = true;
     gls_profile_load();
-    pthread_atfork(NULL, NULL, fork_child);
     return GLS_MODE_MANAGED;
 }
 
@@ -136,6 +146,7 @@ static void step_aside(const char *why) {
         uint64_t keep = ~(1ull << (unsigned)p->map.slot);
         atomic_store(&p->client->klass, GLS_CLASS_EXEMPT);
         atomic_store(&p->client->busy, 0);
+        atomic_store(&p->client->held, 0);
         atomic_fetch_and(&p->map.header->high_mask, keep);
         atomic_fetch_and(&p->map.header->best_mask, keep);
         gls_wake(&p->map);
@@ -193,7 +204,8 @@ static bool ready(void) {
     struct gls_process *p = &gls_process;
     CUcontext context = NULL;
     if (!gls_own.context || gls_own.context(&context) != CUDA_SUCCESS || !context) return false;
-    if (__builtin_expect(context == gls_self.context && gls_self.generation == p->generation, 1)) return true;
+    unsigned generation = atomic_load_explicit(&p->generation, memory_order_relaxed);
+    if (__builtin_expect(context == gls_self.context && gls_self.generation == generation, 1)) return true;
     CUdevice device = -1;
     if (!gls_own.device || gls_own.device(&device) != CUDA_SUCCESS) return false;
     pthread_mutex_lock(&attaching);
@@ -204,44 +216,12 @@ static bool ready(void) {
     }
     if (good && !p->attached) good = attach(device);
     pthread_mutex_unlock(&attaching);
-    if (good) gls_self.context = context, gls_self.generation = p->generation;
+    if (good) gls_self.context = context, gls_self.generation = generation;
     return good;
 }
 
 static void count(_Atomic uint64_t *counter, uint64_t by) { /* one writer at a time, or no matter if one is lost */
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + by, memory_order_relaxed);
-}
-
-static double unpack(uint64_t byte) { return byte == 255 ? -1.0 : (double)byte / 200.0; }
-
-/* The kernels of one high-priority program that run or wait on the GPU, oldest first. */
-static uint32_t queue_of(const struct gls_client *c, uint64_t now, struct gl_kernel *out, uint32_t room,
-                         uint64_t *elapsed, uint64_t *next_ns) {
-    uint64_t number = atomic_load_explicit(&c->launches, memory_order_acquire), first = number;
-    uint64_t back = number < QUEUE ? number : QUEUE, delay = atomic_load_explicit(&c->delay_ns, memory_order_relaxed);
-    while (back-- > 0) {
-        const struct gls_launch *e = &c->ring[(first - 1) % GLS_RING];
-        if (atomic_load_explicit(&e->end_ns, memory_order_relaxed) + delay <= now && first != number) break;
-        first--;
-    }
-    uint32_t found = 0;
-    for (; first < number && found < room; first++) {
-        const struct gls_launch *e = &c->ring[first % GLS_RING];
-        if (atomic_load_explicit(&e->seq, memory_order_acquire) != first + 1) continue;
-        uint64_t shape = atomic_load_explicit(&e->shape, memory_order_relaxed);
-        uint64_t duration = atomic_load_explicit(&e->duration_ns, memory_order_relaxed);
-        uint64_t end = atomic_load_explicit(&e->end_ns, memory_order_relaxed) + delay;
-        atomic_thread_fence(memory_order_acquire);
-        if (atomic_load_explicit(&e->seq, memory_order_relaxed) != first + 1) continue; /* overwritten meanwhile */
-        if (found == 0 && end > now && duration > end - now) *elapsed = duration - (end - now);
-        if (end > now && end - now < *next_ns) *next_ns = end - now;
-        out[found++] = (struct gl_kernel){.sm = (uint32_t)shape,
-                                          .klass = (uint32_t)(shape >> 32 & 255),
-                                          .compute = unpack(shape >> 40 & 255),
-                                          .dram = unpack(shape >> 48 & 255),
-                                          .duration_ns = duration};
-    }
-    return found;
 }
 
 /* Fill in what the high-priority programs do, and when their next kernel ends; returns the slots of those whose request
@@ -259,7 +239,8 @@ static uint64_t look_at_high(struct gl_state *s, struct gl_kernel *queue, uint64
         uint64_t request = atomic_load_explicit(&c->request_ns, memory_order_relaxed);
         if (request && (!s->request_ns || request < s->request_ns)) s->request_ns = request;
         if (!atomic_load_explicit(&c->busy, memory_order_acquire)) continue;
-        uint64_t end = atomic_load_explicit(&c->end_ns, memory_order_relaxed);
+        uint64_t delay = atomic_load_explicit(&c->delay_ns, memory_order_relaxed);
+        uint64_t end = atomic_load_explicit(&c->end_ns, memory_order_relaxed) + delay; /* kept without it */
         if (now > end && now - end > QUIET_NS + request) continue;
         uint64_t launches = atomic_load_explicit(&c->launches, memory_order_relaxed);
         if (atomic_load_explicit(&p->stale[slot], memory_order_relaxed) == launches + 1) continue;
@@ -267,13 +248,13 @@ static uint64_t look_at_high(struct gl_state *s, struct gl_kernel *queue, uint64
         if (slack != GL_UNKNOWN_SLACK && (s->slack_ns == GL_UNKNOWN_SLACK || slack < s->slack_ns))
             s->slack_ns = slack;
         uint64_t elapsed = 0;
-        uint32_t more = queue_of(c, now, queue + s->hp_count, QUEUE - s->hp_count, &elapsed, next_ns);
+        uint32_t more = gls_ring_read(c, now, queue + s->hp_count, GLS_QUEUE - s->hp_count, &elapsed, next_ns);
         if (s->hp_count == 0) s->hp_elapsed_ns = elapsed;
         s->hp_count += more;
         /* Behind one that waited more may wait. */
         s->requests += atomic_load_explicit(&c->row, memory_order_relaxed) > 1 ? 2 : 1;
         uint64_t since = atomic_load_explicit(&c->busy_ns, memory_order_relaxed);
-        uint64_t gone = now > since ? now - since : 0, delay = atomic_load_explicit(&c->delay_ns, memory_order_relaxed);
+        uint64_t gone = now > since ? now - since : 0;
         gone = gone > delay ? gone - delay : 0;
         double scale = (double)atomic_load_explicit(&c->price_scale, memory_order_relaxed) / 1e6;
         double load = (double)atomic_load_explicit(&c->load, memory_order_relaxed) / 1e6;
@@ -314,17 +295,62 @@ static void reap(uint64_t now, uint64_t period) {
     gls_reap(&gls_process.map, atomic_load(&gls_process.map.header->high_mask));
 }
 
+/* A thread is held from now on. Our slot is written to under the lock, and only while it is ours. */
+static void hold_begins(uint64_t now, uint32_t reason) {
+    struct gls_process *p = &gls_process;
+    gls_lock();
+    p->holding++;
+    if (p->attached) {
+        if (p->holding == 1) atomic_store(&p->client->held_since_ns, now);
+        atomic_store(&p->client->held, reason + 1);
+        count(&p->client->holds, 1);
+        count(&p->client->reasons[reason % GLS_REASONS], 1);
+    }
+    gls_unlock();
+    gls_fault("held");
+}
+
+static void hold_ends(bool began, uint64_t waited, uint32_t reason) {
+    struct gls_process *p = &gls_process;
+    gls_lock();
+    if (began) p->holding--;
+    if (p->attached) {
+        struct gls_client *c = p->client;
+        if (began && p->holding == 0) atomic_store(&c->held, 0);
+        if (waited) count(&c->held_ns, waited);
+        if (waited > atomic_load_explicit(&c->max_held_ns, memory_order_relaxed)) atomic_store(&c->max_held_ns, waited);
+        count(&c->reasons[reason % GLS_REASONS], 1);
+    }
+    gls_unlock();
+}
+
+/* Sleep until a request has ended, at most so long. */
+static void sleep_held(uint32_t seen, uint64_t ns) {
+    struct gls_process *p = &gls_process;
+    gls_lock();
+    if (p->waiters++ == 0 && p->attached) gls_announce(&p->map, true);
+    gls_unlock();
+    gls_wait(&p->map, seen, ns);
+    gls_lock();
+    if (--p->waiters == 0 && p->attached) gls_announce(&p->map, false);
+    gls_unlock();
+}
+
 /* Wait until the rule admits the launch, or it has waited for max_hold in all, `waited` before this. */
 static void hold(const struct gl_kernel *k, uint32_t kind, uint64_t waited) {
     struct gls_process *p = &gls_process;
-    struct gls_client *c = p->client;
-    struct gl_kernel queue[QUEUE];
+    struct gl_kernel queue[GLS_QUEUE];
     struct gl_verdict verdict;
     uint64_t began = 0, now, busy;
     for (;;) {
         uint32_t seen = atomic_load(&p->map.header->idle);
         struct gl_state s = {.version = GL_ADMISSION_VERSION, .sm_count = p->sm_count, .kind = kind};
         now = gls_now();
+        if (atomic_load(&gls_mode) != GLS_MODE_MANAGED) { /* the process ends, or steps aside */
+            verdict = (struct gl_verdict){.reason = GL_ADMIT_EXEMPT};
+            busy = 0;
+            break;
+        }
         uint64_t next = RECHECK_NS; /* what holds the launch may be another reason when a kernel has ended */
         busy = look_at_high(&s, queue, now, &next);
         gls_outstanding(&p->map, now, &s.outstanding_ns, &s.outstanding_sm, &s.outstanding);
@@ -335,11 +361,7 @@ static void hold(const struct gl_kernel *k, uint32_t kind, uint64_t waited) {
         if (verdict.admit || verdict.reason == GL_HOLD_BAD_INPUT) break;
         if (!began) {
             began = now;
-            atomic_store(&c->held_since_ns, now);
-            atomic_store(&c->held, verdict.reason + 1);
-            count(&c->holds, 1);
-            count(&c->reasons[verdict.reason % GLS_REASONS], 1);
-            gls_fault("held");
+            hold_begins(now, verdict.reason);
         }
         uint64_t held = now - began;
         if (waited + held >= p->params.max_hold_ns) {
@@ -359,19 +381,12 @@ static void hold(const struct gl_kernel *k, uint32_t kind, uint64_t waited) {
             continue;
         }
         if (queue_only) next -= SOON_NS;
-        gls_wait(&p->map, seen, next < SPIN_NS && rest > SPIN_NS ? SPIN_NS : next);
+        sleep_held(seen, next < SPIN_NS && rest > SPIN_NS ? SPIN_NS : next);
         if (held >= REAP_NS) reap(now, REAP_NS);
     }
     if (verdict.reason == GL_ADMIT_MAX_HOLD) overrule(busy);
     reap(now, CALM_REAP_NS);
-    if (began) {
-        uint64_t held = now - began;
-        atomic_store(&c->held, 0);
-        count(&c->held_ns, held);
-        waited += held;
-    }
-    if (waited > atomic_load_explicit(&c->max_held_ns, memory_order_relaxed)) atomic_store(&c->max_held_ns, waited);
-    count(&c->reasons[verdict.reason % GLS_REASONS], 1);
+    hold_ends(began != 0, waited + (began ? now - began : 0), verdict.reason);
     for (; busy; busy &= busy - 1) {
         struct gls_client *high = &p->map.clients[__builtin_ctzll(busy)];
         atomic_fetch_add_explicit(&high->touched, 1, memory_order_relaxed);
@@ -397,9 +412,10 @@ void gls_before(struct gls_ticket *t, const struct gls_key *key, CUstream handle
     t->sample = -1;
     if (gls_self.inside) return;
     if (!ready()) return;
-    struct gls_client *c = p->client;
     if (atomic_load_explicit(&gls_captures, memory_order_relaxed) > 0) {
-        count(&c->captured, 1);
+        gls_lock();
+        if (p->attached) count(&p->client->captured, 1);
+        gls_unlock();
         return;
     }
     bool graph = key->grid[0] == 0;
@@ -423,16 +439,12 @@ void gls_before(struct gls_ticket *t, const struct gls_key *key, CUstream handle
         gls_unlock();
         return;
     }
-    struct gl_kernel kernel = {.sm = p->sm_count, .compute = -1.0, .dram = -1.0};
-    uint64_t id = 0;
-    bool warm = false;
-    if (known) {
-        known->launches++;
-        warm = known->launches <= p->warm_up && !known->profiled && !graph;
-        t->sampled = worth_sampling(known);
-        kernel = known->kernel;
-        id = known->id;
-    }
+    struct gls_client *c = p->client;
+    known->launches++;
+    bool warm = known->launches <= p->warm_up && !known->profiled && !graph;
+    t->sampled = worth_sampling(known);
+    struct gl_kernel kernel = known->kernel;
+    uint64_t id = known->id;
     count(graph ? &c->graphs : &c->kernels, 1);
     count(&c->gpu_ns, kernel.duration_ns);
     if (p->klass == GLS_CLASS_HIGH) {
@@ -447,7 +459,7 @@ void gls_before(struct gls_ticket *t, const struct gls_key *key, CUstream handle
     t->kernel = kernel;
     if (p->klass == GLS_CLASS_BEST_EFFORT && atomic_load_explicit(&p->map.header->high_mask, memory_order_acquire)) {
         uint64_t ahead = 8 * p->params.idle_window_ns, waited = 0;
-        if (ahead && !warm) count(&c->held_ns, waited = gls_keep_close(ahead, p->params.max_hold_ns));
+        if (ahead && !warm) waited = gls_keep_close(stream, ahead, p->params.max_hold_ns);
         hold(&kernel, warm ? GL_KIND_WARM_UP : graph ? GL_KIND_GRAPH : GL_KIND_KERNEL, waited);
     }
     if (t->sampled) t->sample = gls_sample_begins(key, handle);
@@ -462,16 +474,6 @@ void gls_after(struct gls_ticket *t, CUstream handle, CUresult result) {
     if (p->klass == GLS_CLASS_BEST_EFFORT && p->params.idle_window_ns &&
         atomic_load_explicit(&p->map.header->high_mask, memory_order_relaxed)) {
         uint64_t duration = t->kernel.duration_ns ? t->kernel.duration_ns : p->params.unknown_duration_ns;
-        gls_launched(handle, duration, 2 * p->params.idle_window_ns);
+        gls_launched(t->stream, handle, duration, 2 * p->params.idle_window_ns);
     }
-}
-
-void gls_capture_begins(void) {
-    atomic_fetch_add(&gls_captures, 1);
-    gls_measure_pauses();
-}
-
-void gls_capture_ended(void) {
-    int seen = atomic_load(&gls_captures);
-    while (seen > 0 && !atomic_compare_exchange_weak(&gls_captures, &seen, seen - 1)) {}
 }

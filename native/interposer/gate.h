@@ -38,10 +38,10 @@ void gls_before(struct gls_ticket *ticket, const struct gls_key *key, CUstream h
 void gls_after(struct gls_ticket *ticket, CUstream handle, CUresult result);
 /* A name for a stream that tells the default streams of threads apart. */
 uintptr_t gls_stream(CUstream stream, bool per_thread);
-/* Launches so far, to be handed to gls_waited once a wait that began now has succeeded. stream 0: all streams. */
+/* Launches so far, to be handed on once a wait or a record that began now has succeeded. stream 0: all streams. */
 uint64_t gls_wait_begins(void);
 void gls_waited(uintptr_t stream, uint64_t before);
-void gls_event_recorded(CUevent event, uintptr_t stream);
+void gls_event_recorded(CUevent event, uintptr_t stream, uint64_t before);
 void gls_event_waited(CUevent event);
 /* Around the begin of a capture: from `begins` on nothing is gated or measured; `failed` takes that back. */
 void gls_capture_begins(void);

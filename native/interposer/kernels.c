@@ -10,7 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TABLE 8192u   /* kernels; a full table means unknown kernels, not wrong ones */
+#define TABLE 8192u   /* kernels */
+#define WINDOW 32u    /* places that a kernel can have; where others have them all, the one longest unused goes */
+#define WARM 2u       /* launches that an entry in the place of another counts as done: who was forgotten is not new */
 #define HANDLES 16384u
 
 atomic_flag gls_lock_word = ATOMIC_FLAG_INIT;
@@ -18,14 +20,16 @@ unsigned gls_kernels_generation;
 
 static struct gls_known table[TABLE];
 static unsigned filled;
+static uint64_t uses;
 
 struct handle {
     const void *handle;
     char *name;
     enum gls_handle kind;
+    unsigned unloads; /* as they were when it was last given out */
 };
 static struct handle handles[HANDLES];
-static unsigned handle_count;
+static unsigned handle_count, unloads;
 
 static uint64_t mix(uint64_t h) { /* the finaliser of splitmix64 */
     h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -46,30 +50,44 @@ static bool same_key(const struct gls_key *a, const struct gls_key *b) {
 }
 
 struct gls_known *gls_find(const struct gls_key *key) {
-    for (uint64_t at = hash_key(key);; at++) {
+    uint64_t at = hash_key(key);
+    for (unsigned i = 0; i < WINDOW; i++, at++) {
         struct gls_known *entry = &table[at % TABLE];
         if (!entry->id) return NULL;
-        if (same_key(&entry->key, key)) return entry;
+        if (!same_key(&entry->key, key)) continue;
+        entry->used = ++uses;
+        return entry;
     }
+    return NULL;
 }
 
 struct gls_known *gls_add(const struct gls_known *known) {
     struct gls_known *there = gls_find(&known->key);
     if (there) return there;
-    if (filled >= TABLE / 4 * 3) return NULL;
-    for (uint64_t at = hash_key(&known->key);; at++) {
+    uint64_t at = hash_key(&known->key);
+    struct gls_known *place = NULL;
+    for (unsigned i = 0; i < WINDOW; i++, at++) {
         struct gls_known *entry = &table[at % TABLE];
-        if (entry->id) continue;
-        *entry = *known;
-        filled++;
-        return entry;
+        if (!place || !entry->id || entry->used < place->used) place = entry;
+        if (!entry->id) break;
     }
+    bool replaces = place->id != 0;
+    if (!replaces) filled++;
+    *place = *known;
+    if (replaces) place->launches = WARM;
+    place->used = ++uses;
+    return place;
 }
 
 void gls_kernels_clear(void) {
     if (filled) memset(table, 0, sizeof table);
     filled = 0;
     gls_kernels_generation++;
+}
+
+void gls_kernels_unloaded(void) {
+    unloads++;
+    gls_kernels_clear();
 }
 
 static struct handle *handle_slot(const void *handle) {
@@ -84,13 +102,15 @@ void gls_handle_seen(const void *handle, enum gls_handle kind, const char *name)
     if (!slot->handle) {
         if (handle_count >= HANDLES / 4 * 3) return;
         handle_count++;
-    } else if (slot->name && name && strcmp(slot->name, name) == 0 && slot->kind == kind) {
-        return;
     } else {
+        /* Given out without a name it is the kernel it was, unless something has been unloaded since. */
+        bool same = name ? slot->name && strcmp(slot->name, name) == 0 : !slot->name || slot->unloads == unloads;
+        slot->unloads = unloads;
+        if (same && slot->kind == kind) return;
         gls_kernels_clear(); /* the handle means another kernel now */
     }
     free(slot->name);
-    *slot = (struct handle){handle, name ? strdup(name) : NULL, kind};
+    *slot = (struct handle){handle, name ? strdup(name) : NULL, kind, unloads};
 }
 
 /* The name (to be freed), only if the handle is known to be of the kind that the function takes: handles are never
@@ -122,6 +142,14 @@ static uint32_t sm_of(const struct gls_key *key, unsigned sm_count) {
     return sm > UINT32_MAX ? UINT32_MAX : (uint32_t)sm;
 }
 
+/* Whether a kernel is still to be logged: as many as the table holds, then it is said once that there are more. */
+static bool worth_logging(void) {
+    static _Atomic uint64_t logged;
+    uint64_t number = gls_profile_size() ? atomic_fetch_add(&logged, 1) : TABLE + 1;
+    if (number == TABLE) gls_log("more kernels than the table holds; they are no longer logged");
+    return number < TABLE;
+}
+
 struct gls_known gls_describe(const struct gls_key *key, unsigned sm_count) {
     static const char *const matches[] = {"not in the profile", "by name", "by signature", "class only"};
     char *found = name_of(key->f), address[32];
@@ -133,7 +161,7 @@ struct gls_known gls_describe(const struct gls_key *key, unsigned sm_count) {
     enum gls_match match = gls_profile_find(name, key->grid, key->block, key->shared, &known.kernel);
     known.profiled = known.kernel.duration_ns != 0;
     if (known.kernel.sm == 0) known.kernel.sm = sm_of(key, sm_count);
-    if (gls_profile_size())
+    if (worth_logging())
         gls_log("%s: grid %u %u %u, block %u %u %u, shared %u, %.300s", matches[match], key->grid[0], key->grid[1],
                 key->grid[2], key->block[0], key->block[1], key->block[2], key->shared, name);
     free(found);

@@ -20,24 +20,27 @@ struct gls_known {
     uint64_t id; /* hash of name, grid, block, shared memory; 0: free entry */
     struct gl_kernel kernel;
     uint32_t launches, samples;
+    uint64_t used; /* when it was last looked up, in look-ups */
     bool profiled;   /* the duration comes from a profile and is not learnt */
     bool collective; /* an NCCL kernel: the program must not be gated */
 };
 
 enum gls_handle { GLS_HANDLE_UNSEEN = 0, GLS_HANDLE_FUNCTION = 1, GLS_HANDLE_KERNEL = 2 };
 
-/* The entry of a kernel, or NULL if it has not been added. Its address holds until gls_kernels_clear. */
+/* The entry of a kernel, or NULL if it is not there. Its address holds while the lock does. */
 struct gls_known *gls_find(const struct gls_key *key);
 /* Ask the driver (and the profile) what kernel this is. */
 struct gls_known gls_describe(const struct gls_key *key, unsigned sm_count);
-/* Add it, or find it if another thread has; NULL: the table is full. */
+/* Add it, or find it if another thread has. Where there is no place, the one longest unused is replaced. */
 struct gls_known *gls_add(const struct gls_known *known);
 /* A measured duration. */
 void gls_learn(struct gls_known *known, uint64_t duration_ns);
-/* A handle that the driver gave out under this name. */
+/* A handle that the driver gave out under this name; NULL: it did not say which. */
 void gls_handle_seen(const void *handle, enum gls_handle kind, const char *name);
-/* Handles may come to mean other kernels: forget all entries. */
+/* Forget all entries. */
 void gls_kernels_clear(void);
+/* Code has been unloaded: handles may come to mean other kernels. */
+void gls_kernels_unloaded(void);
 extern unsigned gls_kernels_generation; /* counts the clearings */
 
 /* A lock of this process, held for some tens of nanoseconds. Reset in the child of a fork. */

@@ -6,6 +6,7 @@
 
 #define STREAMS 64u
 #define EVENTS 256u
+#define GLS_QUEUE 28u /* high-priority kernels looked at */
 
 struct gls_stream_state {
     uintptr_t stream; /* 0: free */
@@ -33,9 +34,10 @@ struct gls_process {
     unsigned sm_count;
     struct gls_map map;
     struct gls_client *client;
-    unsigned generation;
-    _Atomic bool attached;
+    _Atomic unsigned generation; /* changes when what a thread knows of its context no longer holds */
+    _Atomic bool attached;       /* set and cleared under gls_lock; our slot is written to only while it is set */
     /* under gls_lock: */
+    unsigned holding, waiters; /* threads that are held; that sleep */
     uint64_t launches;
     struct gls_stream_state streams[STREAMS];
     unsigned dirty;
@@ -57,15 +59,20 @@ extern struct gls_process gls_process;
 void gls_track_stream(uintptr_t stream);
 void gls_track_launch(uintptr_t stream, uint64_t now_ns, const struct gl_kernel *kernel, uint64_t id);
 void gls_ring_put(const struct gl_kernel *kernel, uint64_t id, uint64_t end_ns);
+/* Without the lock: the kernels of a high-priority program that run or wait on the GPU, oldest first; for how long the
+ * first has run, and when the next one ends. */
+uint32_t gls_ring_read(const struct gls_client *c, uint64_t now, struct gl_kernel *out, uint32_t room,
+                       uint64_t *elapsed, uint64_t *next_ns);
 
 /* measure.c */
 int gls_sample_begins(const struct gls_key *key, CUstream stream); /* -1: not this time */
 void gls_sample_ends(int sample, CUstream stream, bool good);
-/* Wait while this program has queued more than `ahead_ns` of work on the GPU; at most `limit_ns`. Returns the wait. */
-uint64_t gls_keep_close(uint64_t ahead_ns, uint64_t limit_ns);
-void gls_launched(CUstream stream, uint64_t duration_ns, uint64_t marker_ns);
+/* Wait while more than `ahead_ns` of work is queued on this stream; at most `limit_ns`. Returns the wait. Streams are
+ * named as by gls_stream; the handle is what the driver takes. */
+uint64_t gls_keep_close(uintptr_t stream, uint64_t ahead_ns, uint64_t limit_ns);
+void gls_launched(uintptr_t stream, CUstream handle, uint64_t duration_ns, uint64_t marker_ns);
 void gls_all_done(void);
-void gls_measure_pauses(void); /* waits until no measurement is under way */
+void gls_measure_forget(CUcontext context); /* it is gone, and its events with it */
 void gls_measure_reset(void);
 
 #endif

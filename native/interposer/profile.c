@@ -167,8 +167,9 @@ void gls_profile_load(void) {
         return;
     }
     char *line = NULL;
-    size_t room = 0, limit = 0, number = 0, wrong = 0;
-    while (getline(&line, &room, file) >= 0 && row_count < MAX_ROWS) {
+    struct row *all = NULL; /* made known when complete: a fork may come meanwhile */
+    size_t room = 0, limit = 0, number = 0, wrong = 0, count = 0;
+    while (getline(&line, &room, file) >= 0 && count < MAX_ROWS) {
         number++;
         line[strcspn(line, "\r\n")] = 0;
         if (!*line || *line == '#') continue;
@@ -177,19 +178,21 @@ void gls_profile_load(void) {
             if (wrong++ == 0) gls_log("%s:%zu: not 13 fields, or a value that can't be", path, number);
             continue;
         }
-        if (row_count == limit) {
+        if (count == limit) {
             size_t wanted = limit ? 2 * limit : 256;
-            struct row *more = realloc(rows, wanted * sizeof *more);
+            struct row *more = realloc(all, wanted * sizeof *more);
             if (!more) break;
-            rows = more;
+            all = more;
             limit = wanted;
         }
-        rows[row_count++] = row;
+        all[count++] = row;
     }
     free(line);
     freelocale(numbers);
     fclose(file);
-    if (rows) qsort(rows, row_count, sizeof *rows, by_id);
+    if (all) qsort(all, count, sizeof *all, by_id);
+    rows = all;
+    row_count = count;
     gls_log("%s: %zu kernels, %zu lines passed over", path, row_count, wrong);
 }
 

@@ -2,8 +2,8 @@
  * be done jumps on to the real function. Everything else is in stubs.S. */
 #define _GNU_SOURCE
 #include "driver.h"
-#include "gate.h"
 #include "log.h"
+#include "process.h"
 
 #include <string.h>
 
@@ -149,15 +149,54 @@ FAMILY(context_wait_2, P_CONTEXT, CUcontext context) {
     return result;
 }
 
+/* Whether a stream has no work left, as the driver says now. Not asked while anything is captured: that would spoil it. */
+static bool is_done(CUstream handle) {
+    CUresult(*query) P_STREAM;
+    void *found = real_of(HOOK_cuStreamQuery);
+    memcpy(&query, &found, sizeof found);
+    if (!query || gls_self.inside || atomic_load(&gls_captures) > 0) return false;
+    gls_self.inside++;
+    bool done = query(handle) == CUDA_SUCCESS;
+    gls_self.inside--;
+    return done;
+}
+
+/* Blocking copies are on the default stream. To the host they return when it is done; others may not. */
+FAMILY(copy_to_host, P_COPY_TO_HOST, void *to, CUdeviceptr from, size_t bytes) {
+    uint64_t before = gls_wait_begins();
+    CUresult result = real(to, from, bytes);
+    if (result == CUDA_SUCCESS && bytes && !gls_self.inside) gls_waited(gls_stream(NULL, per_thread), before);
+    return result;
+}
+
+FAMILY(copy, P_COPY, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+    uint64_t before = gls_wait_begins();
+    CUresult result = real(to, from, bytes);
+    if (result == CUDA_SUCCESS && is_done(explicit_stream(NULL, per_thread)))
+        gls_waited(gls_stream(NULL, per_thread), before);
+    return result;
+}
+
+/* Nobody can wait for a stream that is gone; with work left on it, it stays open until the program waits for all. */
+FAMILY(stream_gone, P_STREAM, CUstream stream) {
+    uint64_t before = gls_wait_begins();
+    bool done = is_done(stream);
+    CUresult result = real(stream);
+    if (result == CUDA_SUCCESS && done) gls_waited(gls_stream(stream, per_thread), before);
+    return result;
+}
+
 FAMILY(event_record, P_EVENT_RECORD, CUevent event, CUstream stream) {
+    uint64_t before = gls_wait_begins();
     CUresult result = real(event, stream);
-    if (result == CUDA_SUCCESS && !gls_self.inside) gls_event_recorded(event, gls_stream(stream, per_thread));
+    if (result == CUDA_SUCCESS && !gls_self.inside) gls_event_recorded(event, gls_stream(stream, per_thread), before);
     return result;
 }
 
 FAMILY(event_record_flags, P_EVENT_RECORD_FLAGS, CUevent event, CUstream stream, unsigned flags) {
+    uint64_t before = gls_wait_begins();
     CUresult result = real(event, stream, flags);
-    if (result == CUDA_SUCCESS && !gls_self.inside) gls_event_recorded(event, gls_stream(stream, per_thread));
+    if (result == CUDA_SUCCESS && !gls_self.inside) gls_event_recorded(event, gls_stream(stream, per_thread), before);
     return result;
 }
 
@@ -215,8 +254,50 @@ FAMILY(kernel_function, P_KERNEL_FUNCTION, CUfunction *function, CUkernel kernel
 
 static void forget_kernels(void) {
     gls_lock();
-    gls_kernels_clear();
+    gls_kernels_unloaded();
     gls_unlock();
+}
+
+/* The context is destroyed, and with it its work, kernels and events; another may get its address. */
+static void context_gone(CUcontext context, uint64_t before) {
+    bool own = context == gls_self.context;
+    atomic_fetch_add(&gls_process.generation, 1);
+    forget_kernels();
+    gls_measure_forget(context);
+    if (own) gls_waited(0, before);
+}
+
+FAMILY(context_destroy, P_CONTEXT, CUcontext context) {
+    UNUSED;
+    uint64_t before = gls_wait_begins();
+    CUresult result = real(context);
+    if (result == CUDA_SUCCESS && context) context_gone(context, before);
+    return result;
+}
+
+/* The primary context of each device, as it was given out. */
+#define DEVICES 64
+static _Atomic(CUcontext) primary[DEVICES];
+
+FAMILY(primary_retain, P_PRIMARY, CUcontext *context, CUdevice device) {
+    UNUSED;
+    CUresult result = real(context, device);
+    if (result == CUDA_SUCCESS && context && device >= 0 && device < DEVICES) atomic_store(&primary[device], *context);
+    return result;
+}
+
+/* It is gone when reset, or when released by the last that kept it. */
+FAMILY(primary_ends, P_DEVICE, CUdevice device) {
+    UNUSED;
+    uint64_t before = gls_wait_begins();
+    CUresult result = real(device);
+    if (result != CUDA_SUCCESS || device < 0 || device >= DEVICES) return result;
+    unsigned flags;
+    int active = 1;
+    CUcontext context = atomic_load(&primary[device]);
+    bool told = gls_own.primary_state && gls_own.primary_state(device, &flags, &active) == CUDA_SUCCESS;
+    if (context && told && !active) context_gone(context, before);
+    return result;
 }
 
 FAMILY(module_unload, P_MODULE, CUmodule module) {
@@ -233,7 +314,7 @@ FAMILY(library_unload, P_LIBRARY, CUlibrary library) {
     return result;
 }
 
-#define PER_THREAD(name) (__builtin_strstr(name, "_ptsz") != NULL)
+#define PER_THREAD(name) (__builtin_strstr(name, "_ptsz") != NULL || __builtin_strstr(name, "_ptds") != NULL)
 
 /* The exported functions. The real function's arguments are passed on as they came. */
 #define WRAP(name, parameters, arguments, family, ...)                                                              \

@@ -261,15 +261,19 @@ int gls_reap(struct gls_map *map, uint64_t only) {
     return freed;
 }
 
+void gls_announce(struct gls_map *map, bool waits) {
+    uint64_t bit = 1ull << (unsigned)map->slot;
+    if (waits) atomic_fetch_or(&map->header->waiting_mask, bit);
+    else atomic_fetch_and(&map->header->waiting_mask, ~bit);
+}
+
 void gls_wait(struct gls_map *map, uint32_t seen, uint64_t timeout_ns) {
     struct timespec t = {(time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u)};
-    atomic_fetch_or(&map->header->waiting_mask, 1ull << (unsigned)map->slot);
     gls_fault("waiting-announced");
     if (gls_waiter) {
         if (atomic_load(&map->header->idle) == seen) gls_waiter(timeout_ns);
     } else
         syscall(SYS_futex, (uint32_t *)(void *)&map->header->idle, FUTEX_WAIT, seen, &t, NULL, 0);
-    atomic_fetch_and(&map->header->waiting_mask, ~(1ull << (unsigned)map->slot));
 }
 
 void gls_wake(struct gls_map *map) {

@@ -112,7 +112,9 @@ void gls_detach(struct gls_map *map);
 void gls_close(struct gls_map *map);
 /* Free the slots of the dead: returns how many. `only` limits it to some slots. */
 int gls_reap(struct gls_map *map, uint64_t only);
-/* Sleep until `idle` differs from `seen`, at most so long. */
+/* Before the first thread of this program waits, and after the last has. The caller holds the slot throughout. */
+void gls_announce(struct gls_map *map, bool waits);
+/* Sleep until `idle` differs from `seen`, at most so long. Touches no slot: it may have been given back meanwhile. */
 void gls_wait(struct gls_map *map, uint32_t seen, uint64_t timeout_ns);
 /* Tell waiting best-effort programs that a request ended. */
 void gls_wake(struct gls_map *map);

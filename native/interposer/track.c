@@ -49,6 +49,37 @@ void gls_ring_put(const struct gl_kernel *kernel, uint64_t id, uint64_t end_ns) 
     atomic_store_explicit(&c->launches, number + 1, memory_order_release);
 }
 
+static double unpack(uint64_t byte) { return byte == 255 ? -1.0 : (double)byte / 200.0; }
+
+uint32_t gls_ring_read(const struct gls_client *c, uint64_t now, struct gl_kernel *out, uint32_t room,
+                       uint64_t *elapsed, uint64_t *next_ns) {
+    uint64_t number = atomic_load_explicit(&c->launches, memory_order_acquire), first = number;
+    uint64_t back = number < GLS_QUEUE ? number : GLS_QUEUE, delay = atomic_load_explicit(&c->delay_ns, memory_order_relaxed);
+    while (back-- > 0) {
+        const struct gls_launch *e = &c->ring[(first - 1) % GLS_RING];
+        if (atomic_load_explicit(&e->end_ns, memory_order_relaxed) + delay <= now && first != number) break;
+        first--;
+    }
+    uint32_t found = 0;
+    for (; first < number && found < room; first++) {
+        const struct gls_launch *e = &c->ring[first % GLS_RING];
+        if (atomic_load_explicit(&e->seq, memory_order_acquire) != first + 1) continue;
+        uint64_t shape = atomic_load_explicit(&e->shape, memory_order_relaxed);
+        uint64_t duration = atomic_load_explicit(&e->duration_ns, memory_order_relaxed);
+        uint64_t end = atomic_load_explicit(&e->end_ns, memory_order_relaxed) + delay;
+        atomic_thread_fence(memory_order_acquire);
+        if (atomic_load_explicit(&e->seq, memory_order_relaxed) != first + 1) continue; /* overwritten meanwhile */
+        if (found == 0 && end > now && duration > end - now) *elapsed = duration - (end - now);
+        if (end > now && end - now < *next_ns) *next_ns = end - now;
+        out[found++] = (struct gl_kernel){.sm = (uint32_t)shape,
+                                          .klass = (uint32_t)(shape >> 32 & 255),
+                                          .compute = unpack(shape >> 40 & 255),
+                                          .dram = unpack(shape >> 48 & 255),
+                                          .duration_ns = duration};
+    }
+    return found;
+}
+
 /* A pause shorter than this lies within a row: the next request was there already. */
 static uint64_t pause_ns(uint64_t request_ns) { return request_ns / 50 > 20000 ? request_ns / 50 : 20000; }
 
@@ -215,13 +246,13 @@ static unsigned event_place(CUevent event) {
     return (unsigned)(h >> 56) % EVENTS;
 }
 
-void gls_event_recorded(CUevent event, uintptr_t stream) {
+void gls_event_recorded(CUevent event, uintptr_t stream, uint64_t before) {
     struct gls_process *p = &gls_process;
     gls_lock();
     unsigned at = event_place(event); /* one place per event: a clash forgets the older, another wait then counts */
     p->events[at].event = event;
     p->events[at].stream = stream;
-    p->events[at].launches = p->launches;
+    p->events[at].launches = before;
     gls_unlock();
 }
 

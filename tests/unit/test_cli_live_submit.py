@@ -98,7 +98,7 @@ def test_the_class(tmp_path: Path) -> None:
     assert dry("job.yaml")["share_class"] == "best-effort"
     assert dry("job.yaml", "--class", "high")["share_class"] == "high"
     for text, told in (
-        ("class: low", "job.yaml:2: share_class is 'low': Input should be 'high' or 'best-effort'"),
+        ("class: low", "job.yaml:2: class is 'low': Input should be 'high' or 'best-effort'"),
         ("class: high\nshare_class: high", "job.yaml:2: class and share_class are the same: write one of them"),
         ("task_type: serving", "job.yaml:2: task_type is 'serving': Input should be 'inference', 'interactive'"),
         ("real_time: 1", "job.yaml:2: real_time is 1: Input should be a valid boolean"),

@@ -119,7 +119,7 @@ def test_the_programs_exit_code_is_passed_on(run: Run, tmp_path: Path) -> None:
     assert run("--", sys.executable, "train.py", "3", "9").returncode == 9
     assert run("--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)").returncode == -9
     missing = run("--", "/no/such/program")
-    assert (missing.returncode, "No such file" in missing.stderr) == (2, True)
+    assert (missing.returncode, "No such file" in missing.stderr) == (127, True)
 
 
 def test_refused_before_the_program_starts(run: Run, tmp_path: Path) -> None:
@@ -130,6 +130,10 @@ def test_refused_before_the_program_starts(run: Run, tmp_path: Path) -> None:
     assert "--replace" in again.stderr
     assert run("--replace", *words).returncode == 0
     assert run("--output", str(tmp_path / "no" / "f"), *words).returncode == 2
+    for name in ("x/y", ""):
+        bad = run("--name", name, *words)
+        assert (bad.returncode, bad.stdout) == (2, "")
+        assert "can't be a profile's name" in bad.stderr
 
 
 def test_a_signal_reaches_the_program_and_the_profile_is_there_before_its_end(place: Path, tmp_path: Path) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,6 +110,7 @@ def test_max_hold_lets_go_while_the_service_never_ends() -> None:
     pair = Pair(service, profile("b", (80, 100)), np.array([0.001]), EXACT)
     outcome = pair.outcome("gpuloom", replace(Params.default("gpuloom"), price=0.0))
     assert outcome.max_held_ms == pytest.approx(100, abs=0.1)
+    assert outcome.max_held_ms == round(outcome.max_held_ms, 3)
     assert outcome.admitted["max_hold"] >= 3
 
 
@@ -150,7 +155,7 @@ def fed(load: float, requests: int) -> tuple[Tail, list[int]]:
 
 
 def test_price_follows_the_distance_of_the_real_p99_from_the_virtual_one() -> None:
-    params = Params.default("gpuloom")
+    params = replace(Params.default("gpuloom"), target=0.035, step=0.01)
     scales = {}
     for late in (1.0, 1.02, params.target + 1, 1.1):
         tail, latencies = fed(0.5, 1000)
@@ -181,7 +186,11 @@ def test_timeline(tmp_path: Path) -> None:
     high = sms_over_time(outcome.spans, "high", window, 100)
     both = high + sms_over_time(outcome.spans, "best-effort", window, 100)
     assert 0 < both.max() <= 80 + 1e-6
+    assert {span.value == "window" for span in outcome.spans if span.kind == "hold"} == {True, False}
     save_timeline([outcome], window, 80, tmp_path / "t.png", "pair")
+    save_timeline([outcome], window, 80, tmp_path / "t.svg", "pair")
+    drawn = (tmp_path / "t.svg").read_text()
+    assert all(drawn.count(f"fill: {colour}") > 1 for colour in ("#d9b44a", "#b9cfe4")), "bars, beside the legend's"
     assert (tmp_path / "t.png").stat().st_size > 5000
     with pytest.raises(InputError, match=r"ends in \.png"):
         save_timeline([outcome], window, 80, tmp_path / "t.gif", "pair")
@@ -205,10 +214,13 @@ def test_cli_simulate() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--high", "resnet50:0rps"], "NAME or NAME:RATE"),
+        (["--high", "resnet50:rps"], "NAME or NAME:RATE"),
+        (["--high", "resnet50:0rps"], "rate must be above 0 and finite"),
+        (["--high", "resnet50:-5rps"], "rate must be above 0 and finite"),
+        (["--high", "resnet50:nanrps"], "rate must be above 0 and finite"),
         (["--high", "resnet50:9999rps"], "alone serves at most"),
         (["--high", "resnet50:9rps", "--load", "0.5"], "give one of them"),
-        (["--high", "resnet50", "--load", "1.5"], "between 0 and 1"),
+        (["--high", "resnet50", "--load", "1"], "above 0 and below 1"),
         (["--high", "nothing"], "no kernel profile nothing"),
         (["--high", "resnet50", "--profiles", "/no/such"], "no such folder"),
     ],
@@ -217,6 +229,47 @@ def test_cli_refuses(options: list[str], told: str) -> None:
     run = CliRunner().invoke(share, ["simulate", "--best-effort", "resnet50-train", *options])
     assert isinstance(run.exception, InputError)
     assert told in str(run.exception)
+
+
+@pytest.mark.parametrize(
+    ("rate", "told"),
+    [("1e-9", "of virtual time, at most a day"), ("1e-12", "of virtual time, at most a day"), ("1e-320", "finite")],
+)
+def test_more_than_a_day_is_refused(rate: str, told: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        options = ["--high", f"resnet50:{rate}rps", "--best-effort", "resnet50-train", "--requests", "50"]
+        run = CliRunner().invoke(share, ["simulate", *options])
+    assert isinstance(run.exception, InputError)
+    assert told in str(run.exception)
+
+
+def test_gaps_and_queues_of_more_than_a_day_are_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for gaps in ([0.1, 0.1, 1e300], [1.7e308, 1.7e308]):
+            with pytest.raises(InputError, match="at most a day"):
+                trace_arrivals(gaps, 10)
+        assert not np.isfinite(trace_arrivals([1e-300], 3, rate_per_s=1e-320)[-1])
+    with pytest.raises(InputError, match=r"100 requests take 1e\+05 s"):
+        Pair(profile("h", (80, 1e9)), profile("b", (80, 50)), np.zeros(100), EXACT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_can_be_interrupted(number: signal.Signals) -> None:
+    options = ["--high", "resnet50:0.02rps", "--best-effort", "resnet50-train"]  # half a day: minutes
+    command = [sys.executable, "-m", "gpuloom", "share", "simulate", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert [process.stderr.readline() for _ in range(2)][1].startswith("resnet50-train:")
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            process.send_signal(number)
+            assert process.wait(10) == 1
+            assert process.stderr.read().strip() == "interrupted"
+        finally:
+            process.kill()
 
 
 def test_cli_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +285,9 @@ def test_cli_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     compared = json.loads(CliRunner().invoke(share, ["profiles", "diff", "mine", "resnet50", "--json"]).stdout)
     assert compared["total_ns"][0] == 7000
+    hidden = CliRunner().invoke(share, ["profiles", "import", str(source), "--name", "resnet50"])
+    assert hidden.exit_code == 0
+    assert "resnet50 now is this profile, not the shipped one" in hidden.stderr
 
 
 def test_compiled_once_and_said_where_it_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

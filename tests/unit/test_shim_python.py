@@ -116,6 +116,11 @@ def test_the_driver_is_found_but_never_a_shim(tmp_path: Path) -> None:
     assert shim.find_driver({"GPULOOM_SHARE_DRIVER": str(made.fake)}) == made.fake
     with pytest.raises(InputError, match="no such file"):
         shim.find_driver({"GPULOOM_SHARE_DRIVER": str(tmp_path / "none")})
+    for other in (Path("/etc/passwd"), made.shim):
+        with pytest.raises(InputError, match="exports cuInit"):
+            shim.find_driver({"GPULOOM_SHARE_DRIVER": str(other)})
+    (tmp_path / "libcuda.so.1").write_text("not a library")
+    assert shim.find_driver({"LD_LIBRARY_PATH": f"{tmp_path}:{path}"}) == made.fake
 
 
 def test_exported_names_of_what_is_no_library(tmp_path: Path) -> None:
@@ -188,11 +193,13 @@ def test_doctor_says_what_is_there_and_what_is_missing(tmp_path: Path, monkeypat
     monkeypatch.delenv("GPULOOM_SHARE")
     code, text = invoke(monkeypatch, {**good, "GPULOOM_SHARE_DRIVER": "/none"}, "doctor")
     assert (code, "not be active: driver" in text) == (1, True)
+    code, text = invoke(monkeypatch, {**good, "GPULOOM_SHARE_DRIVER": "/etc/passwd"}, "doctor")
+    assert (code, "exports cuInit" in text) == (1, True)
 
 
 def gpuloom(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `gpuloom share …` as a process of its own."""
-    code = "import sys\nfrom gpuloom.cli.share import share\nsys.exit(share(standalone_mode=False))"
+    code = "import sys\nfrom gpuloom.cli.main import main\nsys.argv.insert(1, 'share')\nmain()"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPULOOM_SHARE")}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -225,6 +232,62 @@ def test_run_goes_on_without_the_shim_where_it_cannot_be_unless_it_is_required(t
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "not shared: GPULOOM_SHARE_DRIVER" in done.stderr
     assert gpuloom("run", "--class", "high", "--require", "--", "echo", "ran", **environment).stdout == ""
+
+
+def on_the_fake(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the shim would be active, without MPS."""
+    return {
+        "GPULOOM_SHARE_DRIVER": str(built("plain").fake),
+        "GPULOOM_SHARE_DIR": str(tmp_path / "s"),
+        "PATH": "/usr/bin:/bin",
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "why"),
+    [
+        ({"GPULOOM_SHARE": "off"}, (), "GPULOOM_SHARE=off"),
+        ({"GPULOOM_SHARE_DRIVER": "/etc/passwd"}, (), "exports cuInit"),
+        ({}, ("--mps", "--gpu", "0"), f"{mps.CONTROL} or {mps.SERVER} is not on the PATH"),
+    ],
+)
+def test_what_is_asked_for_and_is_not_there_is_said_or_refused(
+    more: dict[str, str], options: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    environment = on_the_fake(tmp_path) | more
+    done = gpuloom("run", "--class", "high", *options, "--", "echo", "ran", **environment)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert why in done.stderr
+    done = gpuloom("run", "--class", "high", *options, "--require", "--", "echo", "ran", **environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert why in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--gpu", "0,1"), ("--gpu", ""), ("--gpu", "first"), ("--name", ""), ("--name", "a\nb"), ("--name", "\x1b[2J"),
+        ("--max-hold", "0"), ("--max-hold", "61m"), ("--log", "/no/such/folder/log"),
+    ],
+)  # fmt: skip
+def test_run_refuses_before_the_start(options: tuple[str, str], tmp_path: Path) -> None:
+    done = gpuloom("run", "--class", "high", *options, "--", "echo", "ran", **on_the_fake(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"gpuloom: {options[0]} ")
+
+
+def test_a_program_that_is_missing_or_cannot_be_run_ends_as_with_env(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("")
+    for program, code in (("/no/such/program", 127), (str(tmp_path / "text"), 126), (str(tmp_path), 126)):
+        done = gpuloom("run", "--class", "high", "--no-mps", "--", program, **on_the_fake(tmp_path))
+        assert done.returncode == code
+        assert f"gpuloom: {program}: " in done.stderr
+
+
+@pytest.mark.parametrize("every", ["0", "0.05", "1e300"])
+def test_top_refuses_to_look_too_often_or_too_seldom(every: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="--every is"):
+        invoke(monkeypatch, {}, "top", "--once", "--every", every)
 
 
 def test_run_must_know_the_class() -> None:

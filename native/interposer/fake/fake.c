@@ -3,10 +3,9 @@
  * A kernel is described by its name: "gemm?ns=20000&per_sm=2&compute=0.8&dram=0.1". Where its first parameter is not
  * NULL it is the address of a device pointer to a 64-bit number; the launch appends its launch count to it
  * (n -> 31 n + blocks), so that order and completeness of launches show in the result. FAKE_NULL=1: launches return at
- * once. FAKE_REENTER: a launch goes by way of whatever the program sees as libcuda. FAKE_LACKS=a,b: these symbols do not exist for cuGetProcAddress. FAKE_GPUS: number of GPUs. */
+ * once. FAKE_SLOW_MS: cuEventRecord returns, and the process ends, so much later. FAKE_REENTER: a launch goes by way of whatever the program sees as libcuda. FAKE_LACKS=a,b: these symbols do not exist for cuGetProcAddress. FAKE_GPUS: number of GPUs. */
 #define _GNU_SOURCE
-#include "../abi.h"
-#include "device.h"
+#include "driver.h"
 
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -16,26 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define API __attribute__((visibility("default"))) CUresult
 #define VERSION 12040
-#pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-struct CUctx_st {
-    int device;
-};
-struct CUfunc_st {
-    uint32_t magic;
-    char name[512];
-    double ns, compute, dram;
-    unsigned per_sm;
-};
-struct CUkern_st {
-    uint32_t magic;
-    struct CUfunc_st *function;
-};
-struct CUmod_st {
-    int unused;
-};
 struct CUstream_st {
     uint64_t name;
     int device;
@@ -43,6 +24,7 @@ struct CUstream_st {
 };
 struct CUevent_st {
     int place, device;
+    unsigned life; /* of its context */
     bool timing;
 };
 struct CUgraph_st {
@@ -55,12 +37,11 @@ struct CUgraphExec_st {
 };
 #define LAUNCH_NS 4000u /* of the CPU, as docs/sharing.md assumes */
 #define RECORD_NS 1000u
-#define FUNCTION 0x434e5546u
-#define KERNEL 0x4e52454bu
 
-static struct CUctx_st contexts[FAKE_DEVICES] = {{0}, {1}, {2}, {3}};
-static _Thread_local struct CUctx_st *current;
-static _Atomic bool initialised;
+static struct CUctx_st contexts[FAKE_DEVICES] = {{.device = 0}, {.device = 1}, {.device = 2}, {.device = 3}};
+_Thread_local struct CUctx_st *fake_current;
+_Atomic bool fake_initialised;
+#define current fake_current
 static struct CUstream_st legacy[FAKE_DEVICES];
 static _Thread_local struct CUstream_st own_stream;
 static _Atomic int captures;
@@ -74,10 +55,6 @@ __attribute__((visibility("default"))) void gpuloom_fake_sleep(uint64_t ns) { fa
 __attribute__((visibility("default"))) void gpuloom_fake_wait(uint64_t ns) { fake_wait(ns); }
 __attribute__((visibility("default"))) void gpuloom_fake_wake(void) { fake_wake(); }
 
-#define NEED_CONTEXT                                                                                                \
-    if (!atomic_load(&initialised)) return CUDA_ERROR_NOT_INITIALIZED;                                              \
-    if (!current) return CUDA_ERROR_INVALID_CONTEXT
-
 static int device_count(void) {
     const char *text = getenv("FAKE_GPUS");
     int count = text ? atoi(text) : 1;
@@ -87,7 +64,7 @@ static int device_count(void) {
 API cuInit(unsigned flags) {
     if (flags) return CUDA_ERROR_INVALID_VALUE;
     if (device_count() == 0) return CUDA_ERROR_NO_DEVICE;
-    atomic_store(&initialised, true);
+    atomic_store(&fake_initialised, true);
     return CUDA_SUCCESS;
 }
 API cuDriverGetVersion(int *version) { return *version = VERSION, CUDA_SUCCESS; }
@@ -115,9 +92,23 @@ API cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice devi
 }
 API cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     if (device < 0 || device >= device_count()) return CUDA_ERROR_INVALID_DEVICE;
+    atomic_fetch_add(&contexts[device].kept, 1);
     return *context = &contexts[device], CUDA_SUCCESS;
 }
-API cuDevicePrimaryCtxRelease_v2(CUdevice device) { return (void)device, CUDA_SUCCESS; }
+/* A context's events are gone with it; the next one has its address. */
+static void end_context(struct CUctx_st *context) {
+    fake_done(context->device, 0, true);
+    atomic_store(&context->kept, 0);
+    atomic_fetch_add(&context->life, 1);
+}
+API cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    if (atomic_fetch_sub(&contexts[device].kept, 1) == 1) end_context(&contexts[device]);
+    return CUDA_SUCCESS;
+}
+API cuDevicePrimaryCtxReset_v2(CUdevice device) { return end_context(&contexts[device]), CUDA_SUCCESS; }
+API cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
+    return *flags = 0, *active = atomic_load(&contexts[device].kept) > 0, CUDA_SUCCESS;
+}
 API cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
     (void)flags;
     CUresult result = cuDevicePrimaryCtxRetain(context, device);
@@ -125,6 +116,7 @@ API cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
     return result;
 }
 API cuCtxDestroy_v2(CUcontext context) {
+    end_context(context);
     if (current == context) current = NULL;
     return CUDA_SUCCESS;
 }
@@ -148,79 +140,16 @@ static struct CUstream_st *stream_of(CUstream stream, bool per_thread) {
     return &legacy[current->device];
 }
 
+static bool alive(CUevent event) {
+    return event && event->life == atomic_load(&contexts[event->device].life);
+}
+
 /* What must not be called while a stream is captured in global mode spoils the capture, as with the real driver. */
 static bool spoils(void) {
     struct CUgraph_st *graph = atomic_load(&captured);
     if (atomic_load(&captures) == 0 || !graph) return false;
     graph->spoilt = true;
     return true;
-}
-
-static double value_of(const char *name, const char *key, double otherwise) {
-    char wanted[32];
-    snprintf(wanted, sizeof wanted, "%s=", key);
-    const char *at = strchr(name, '?');
-    at = at ? strstr(at, wanted) : NULL;
-    return at ? atof(at + strlen(wanted)) : otherwise;
-}
-
-static struct CUfunc_st *make_function(const char *name) {
-    struct CUfunc_st *f = calloc(1, sizeof *f);
-    f->magic = FUNCTION;
-    snprintf(f->name, sizeof f->name, "%s", name);
-    f->ns = value_of(name, "ns", 10000);
-    f->per_sm = (unsigned)value_of(name, "per_sm", 1);
-    f->compute = value_of(name, "compute", 0.3);
-    f->dram = value_of(name, "dram", 0.3);
-    return f;
-}
-
-API cuModuleLoadData(CUmodule *module, const void *image) {
-    (void)image;
-    NEED_CONTEXT;
-    return *module = calloc(1, sizeof **module), CUDA_SUCCESS;
-}
-API cuModuleUnload(CUmodule module) { return free(module), CUDA_SUCCESS; }
-API cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
-    if (!module || !name) return CUDA_ERROR_INVALID_HANDLE;
-    if (strncmp(name, "missing", 7) == 0) return CUDA_ERROR_NOT_FOUND;
-    return *function = make_function(name), CUDA_SUCCESS;
-}
-API cuLibraryLoadData(CUlibrary *library, const void *code, void *a, void **b, unsigned c, void *d, void **e,
-                      unsigned g) {
-    (void)code, (void)a, (void)b, (void)c, (void)d, (void)e, (void)g;
-    return *library = calloc(1, 8), CUDA_SUCCESS;
-}
-API cuLibraryUnload(CUlibrary library) { return free(library), CUDA_SUCCESS; }
-API cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
-    (void)library;
-    *kernel = calloc(1, sizeof **kernel);
-    (*kernel)->magic = KERNEL;
-    (*kernel)->function = make_function(name);
-    return CUDA_SUCCESS;
-}
-API cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
-    return *function = kernel->function, CUDA_SUCCESS;
-}
-API cuFuncGetName(const char **name, CUfunction f) {
-    if (f->magic != FUNCTION) abort(); /* the real driver need not notice either */
-    return *name = f->name, CUDA_SUCCESS;
-}
-API cuKernelGetName(const char **name, CUkernel kernel) {
-    if (kernel->magic != KERNEL) abort();
-    return *name = kernel->function->name, CUDA_SUCCESS;
-}
-
-static struct CUfunc_st *function_of(CUfunction f) {
-    if (f && f->magic == FUNCTION) return f;
-    return f && f->magic == KERNEL ? ((struct CUkern_st *)(void *)f)->function : NULL;
-}
-
-API cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t shared) {
-    (void)threads, (void)shared;
-    struct CUfunc_st *function = function_of(f);
-    if (!function) return CUDA_ERROR_INVALID_HANDLE;
-    return *blocks = (int)function->per_sm, CUDA_SUCCESS;
 }
 
 static void execute(struct CUfunc_st *f, unsigned gx, void **params) {
@@ -236,7 +165,7 @@ static CUresult launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, CUst
     if (null < 0) null = getenv("FAKE_NULL") != NULL;
     if (null) return CUDA_SUCCESS;
     NEED_CONTEXT;
-    struct CUfunc_st *function = function_of(f);
+    struct CUfunc_st *function = fake_function(f);
     if (!function) return CUDA_ERROR_INVALID_HANDLE;
     if (!gx || !gy || !gz) return CUDA_ERROR_INVALID_VALUE;
     struct CUstream_st *s = stream_of(stream, per_thread);
@@ -272,6 +201,12 @@ static int reenter(CUfunction f, unsigned gx, unsigned bx, CUstream stream, void
     inside = 0;
     return 1;
 }
+
+static void slow(void) {
+    const char *text = getenv("FAKE_SLOW_MS");
+    if (text) usleep((useconds_t)atoi(text) * 1000);
+}
+__attribute__((destructor)) static void end_slowly(void) { slow(); } /* after the shim's end: it was loaded by it */
 
 #define LAUNCHES(suffix, per_thread)                                                                                \
     API cuLaunchKernel##suffix P_LAUNCH {                                                                           \
@@ -339,13 +274,14 @@ static int reenter(CUfunction f, unsigned gx, unsigned bx, CUstream stream, void
     }                                                                                                               \
     API cuEventRecord##suffix P_EVENT_RECORD {                                                                      \
         NEED_CONTEXT;                                                                                               \
-        if (!event) return CUDA_ERROR_INVALID_HANDLE;                                                               \
+        if (!alive(event)) return CUDA_ERROR_INVALID_HANDLE;                                                        \
         struct CUstream_st *s = stream_of(stream, per_thread);                                                      \
         if (s->graph) return s->graph->launches++, CUDA_SUCCESS;                                                    \
         fake_event_reset(event->place);                                                                             \
         event->device = current->device;                                                                            \
         struct fake_work work = {.event = event->place};                                                            \
         fake_queue(current->device, s->name, &work, RECORD_NS);                                                     \
+        slow();                                                                                                     \
         return CUDA_SUCCESS;                                                                                        \
     }
 #undef P_END_CAPTURE
@@ -373,11 +309,12 @@ API cuEventCreate(CUevent *event, unsigned flags) {
     int place = fake_event_new();
     if (place < 0) return CUDA_ERROR_OUT_OF_MEMORY;
     *event = calloc(1, sizeof **event);
-    **event = (struct CUevent_st){place, current->device, !(flags & CU_EVENT_DISABLE_TIMING)};
+    **event = (struct CUevent_st){place, current->device, current->life, !(flags & CU_EVENT_DISABLE_TIMING)};
     return CUDA_SUCCESS;
 }
 API cuEventDestroy_v2(CUevent event) { return fake_event_free(event->place), free(event), CUDA_SUCCESS; }
 API cuEventQuery P_EVENT {
+    if (!alive(event)) return CUDA_ERROR_INVALID_HANDLE;
     if (spoils()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return fake_event_time(event->device, event->place) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -387,6 +324,7 @@ API cuEventSynchronize P_EVENT {
     return CUDA_SUCCESS;
 }
 API cuEventElapsedTime(float *ms, CUevent start, CUevent end) {
+    if (!alive(start) || !alive(end)) return CUDA_ERROR_INVALID_HANDLE;
     if (!start->timing || !end->timing) return CUDA_ERROR_INVALID_HANDLE;
     uint64_t from = fake_event_time(start->device, start->place), to = fake_event_time(end->device, end->place);
     if (!from || !to) return CUDA_ERROR_NOT_READY;
@@ -419,6 +357,11 @@ API cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
     NEED_CONTEXT;
     fake_done(current->device, stream_of(NULL, false)->name, true);
     return memcpy(to, (void *)(uintptr_t)from, bytes), CUDA_SUCCESS;
+}
+/* Between two places of the device: in the stream's order, and the call does not wait. */
+API cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+    NEED_CONTEXT;
+    return memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes), CUDA_SUCCESS;
 }
 API cuMemsetD8_v2(CUdeviceptr at, unsigned char value, size_t bytes) {
     return memset((void *)(uintptr_t)at, value, bytes), CUDA_SUCCESS;

@@ -123,6 +123,17 @@ SIGNATURE(cuCtxSynchronize_v2, P_CONTEXT);
 SIGNATURE(cuCtxPushCurrent_v2, P_CONTEXT); /* cuda.h of CUDA 12 has no cuCtxSynchronize_v2; this takes a context too */
 #endif
 SIGNATURE(cuStreamBeginCapture, P_STREAM);
+SIGNATURE(cuMemcpyDtoH_v2, P_COPY_TO_HOST);
+SIGNATURE(cuMemcpy, P_COPY);
+SIGNATURE(cuStreamDestroy, P_STREAM);
+SIGNATURE(cuStreamDestroy_v2, P_STREAM);
+SIGNATURE(cuCtxDestroy, P_CONTEXT);
+SIGNATURE(cuCtxDestroy_v2, P_CONTEXT);
+SIGNATURE(cuDevicePrimaryCtxRetain, P_PRIMARY);
+SIGNATURE(cuDevicePrimaryCtxRelease, P_DEVICE);
+SIGNATURE(cuDevicePrimaryCtxRelease_v2, P_DEVICE);
+SIGNATURE(cuDevicePrimaryCtxReset, P_DEVICE);
+SIGNATURE(cuDevicePrimaryCtxReset_v2, P_DEVICE);
 SIGNATURE(cuModuleGetFunction, P_GET_FUNCTION);
 SIGNATURE(cuLibraryGetKernel, P_GET_KERNEL);
 SIGNATURE(cuKernelGetFunction, P_KERNEL_FUNCTION);
@@ -154,6 +165,7 @@ OWN(kernel_name, cuKernelGetName);
 OWN(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor);
 OWN(capturing, cuStreamIsCapturing);
 OWN(event_create, cuEventCreate);
+OWN(primary_state, cuDevicePrimaryCtxGetState);
 #undef cuEventElapsedTime
 OWN(event_elapsed, cuEventElapsedTime);
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuloom.cli.run_options import Duration
+from gpuloom.cli.share_profiles import say_if_hidden
 from gpuloom.cli.share_run import attend, end_as
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.sharing import profiler
@@ -83,9 +84,11 @@ def profile(
       gpuloom share profile --name bert-train --warm-up 20 -- python train.py --epochs 1
       gpuloom share profile --seconds 5s --output serve.kernels.jsonl -- python serve.py
     """
-    from gpuloom.sharing.profiles import SUFFIX, library_folder
+    from gpuloom.sharing.profiles import SUFFIX, check_name, library_folder
 
-    title = name or _title(command)
+    title = _title(command) if name is None else name
+    if output is None:
+        check_name(title)
     if output is None and not replacing and (library_folder() / f"{title}{SUFFIX}").exists():
         raise InputError(f"there is a profile {title} already; --replace takes its place, --name or --output another")
     if output is not None and not output.absolute().parent.is_dir():
@@ -141,6 +144,8 @@ class _Watch(threading.Thread):
         except GpuloomError as error:
             self.error = error
             return
+        if self.output is None:
+            say_if_hidden(found.name)
         click.echo(
             f"gpuloom: profiled {found.name}: {len(found.order)} kernels, {found.duration_ns / 1e6:.3f} ms, "
             f"{found.device} ({found.sm_count} SMs), into {self.where}",

@@ -202,6 +202,17 @@ def import_(
         f"imported {profile.name}: {_kernels(profile)}, {profile.duration_ns / 1e6:.3f} ms, into {path}",
         err=True,
     )
+    say_if_hidden(profile.name)
+
+
+def say_if_hidden(name: str) -> None:
+    """Say on stderr that a profile of the library hides one that comes with gpuloom."""
+    from gpuloom.sharing.profiles import SUFFIX, library_folder
+    from gpuloom.sharing.shipped import SHIPPED
+
+    if name in SHIPPED:
+        path = library_folder() / f"{name}{SUFFIX}"
+        click.echo(f"gpuloom: {name} now is this profile, not the shipped one, until {path} is removed", err=True)
 
 
 def _summary(profile: KernelProfile, where: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def simulate(
     if rate is not None and load is not None:
         raise InputError(f"--high {high} gives a rate and --load a share; give one of them")
     if load is not None and not (math.isfinite(load) and 0 < load < 1):
-        raise InputError(f"--load is {load:g}, must be between 0 and 1")
+        raise InputError(f"--load is {load:g}, must be above 0 and below 1")
     service, where_service = find_profile(name, profiles)
     training, where_training = find_profile(best_effort, profiles)
     click.echo(f"{service.name}: {where_service}\n{training.name}: {where_training}", err=True)
@@ -107,9 +107,11 @@ def _name_and_rate(text: str) -> tuple[str, float | None]:
     try:
         value = float(number)
     except ValueError:
-        value = math.nan
-    if not name or not (math.isfinite(value) and value > 0):
+        name = ""
+    if not name:
         raise InputError(f"--high {text!r}: must be NAME or NAME:RATE, as in resnet50:15rps")
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"--high {text!r}: the rate must be above 0 and finite, as in resnet50:15rps")
     return name, value
 
 

@@ -12,9 +12,11 @@ import click
 from gpuloom.cli.live import plain, say_json_line, short
 from gpuloom.cli.live_tables import Column, show_table
 from gpuloom.cli.run_options import Duration
+from gpuloom.core.errors import InputError
 from gpuloom.sharing import shim, shm
 from gpuloom.sharing.rule import reason_name
 
+LEAST_EVERY_S, MOST_EVERY_S = 0.1, 86_400.0
 ADMISSIONS = 8
 """From this code on a reason is one to hold (enum gl_reason in admission.h)."""
 COLUMNS = [
@@ -48,10 +50,12 @@ def top(once: bool, as_json: bool, every_s: float) -> None:
       gpuloom share top
       gpuloom share top --once --json
     """
+    if not LEAST_EVERY_S <= every_s <= MOST_EVERY_S:
+        raise InputError(f"--every is {every_s:g} s, must be from {LEAST_EVERY_S:g} s to a day")
     folder = shim.shared_folder(os.environ)
     before = look(folder)
     while True:
-        time.sleep(max(every_s, 0.05))
+        time.sleep(every_s)
         after = look(folder)
         rows = [row for path, now in after.items() for row in rows_of(now, before.get(path))]
         problems = [f"{path}: {now.problem}" for path, now in after.items() if now.problem]

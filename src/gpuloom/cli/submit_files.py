@@ -184,6 +184,8 @@ def _told(error: ValidationError, lines: Lines, source: str, line: int, flags: M
             sentence = f"command is one text: write program and arguments as a list, such as {entry['input'].split()}"
         elif entry["loc"][:1] == ("env",):
             sentence += " (quote values that are no text)"
+        if entry["loc"] == ("share_class",) and ("class",) in lines:
+            sentence = sentence.replace("share_class", "class", 1)  # as it is written
         by_flag = bool(entry["loc"]) and entry["loc"][0] in flags
         found.append(sentence if by_flag else f"{source}:{lines.get(where, line)}: {sentence}")
     return found

@@ -50,4 +50,5 @@ def under_the_shim(
     if not (klass and sharing.gated):
         return tuple(argv), dict(env)
     starter = (sys.executable, "-I", "-m", "gpuloom", "share", "run", "--class", klass, "--name", f"job {job}", "--")
-    return (*starter, *argv), {**env, **sharing.environment}
+    kept = {name: value for name, value in env.items() if name != "GPULOOM_SHARE"}  # the scheduler decides, not the job
+    return (*starter, *argv), {**kept, **sharing.environment}

@@ -127,7 +127,9 @@ class JobSpec(BaseModel):
         None, description="To the business: high makes it of class high, whatever the task type."
     )
     real_time: bool = Field(
-        False, strict=True, description="It must answer in real time: of class high, whatever else is given."
+        False,
+        strict=True,
+        description="It must answer in real time: high, whatever task type and importance; a given class wins.",
     )
     hold: bool = Field(False, description="Keep it back until released.")
 

@@ -241,20 +241,28 @@ def library_folder() -> Path:
         ) from error
 
 
+def check_name(name: str) -> None:
+    """Refuse what can't be the name of a stored profile.
+
+    Raises:
+        InputError: says what a name may be.
+    """
+    if not name or name != name.strip() or set(name) & set("/\\:\0\n\r") or name.startswith(".") or len(name) > 100:
+        raise InputError(
+            f"{name!r} can't be a profile's name: no slashes or colons, no leading dot, at most 100 characters"
+        )
+
+
 def save(profile: KernelProfile, folder: Path, replacing: bool = False) -> Path:
     """Keep a profile in a folder, under its name; returns the file.
 
     Raises:
         InputError: a name that can't be a file's, or there is one of that name already.
     """
-    name = profile.name
-    if not name or name != name.strip() or set(name) & set("/\\:\0\n\r") or name.startswith(".") or len(name) > 100:
-        raise InputError(
-            f"{name!r} can't be a profile's name: no slashes or colons, no leading dot, at most 100 characters"
-        )
-    path = folder / f"{name}{SUFFIX}"
+    check_name(profile.name)
+    path = folder / f"{profile.name}{SUFFIX}"
     if path.exists() and not replacing:
-        raise InputError(f"there is a profile {name} in {folder} already; --replace takes its place")
+        raise InputError(f"there is a profile {profile.name} in {folder} already; --replace takes its place")
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 POINTS = 1500
-_HIGH, _BEST, _WAIT, _GREY = "#c2410c", "#2f6fb0", "#d9b44a", "#5f6670"
+_HIGH, _BEST, _WAIT, _QUEUE, _GREY = "#c2410c", "#2f6fb0", "#d9b44a", "#b9cfe4", "#5f6670"
 
 
 def save_timeline(
@@ -61,9 +61,10 @@ def save_timeline(
         keys = [Patch(color=_HIGH, label="SMs of the service"), Patch(color=_BEST, label="SMs of the training job")]
         keys += [
             Patch(color=_WAIT, label="a launch is held"),
+            Patch(color=_QUEUE, label="held: enough is queued"),
             Patch(color=_GREY, label="request waits, then runs"),
         ]
-        figure.legend(handles=keys, loc="outside lower center", ncols=4, frameon=False)
+        figure.legend(handles=keys, loc="outside lower center", ncols=5, frameon=False)
         metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
         figure.savefig(path, dpi=130, metadata=metadata)
 
@@ -94,9 +95,10 @@ def _panel(axes: Any, outcome: Outcome, window_s: tuple[float, float], sm_count:
     high = sms_over_time(outcome.spans, "high", window_s)
     best = sms_over_time(outcome.spans, "best-effort", window_s)
     axes.stackplot(times, high, best, colors=(_HIGH, _BEST), linewidth=0, step="post")
-    holds = [s for s in outcome.spans if s.kind == "hold" and s.value != "window"]
-    bars = [((s.start_ns - start) * scale, (s.end_ns - s.start_ns) * scale) for s in holds]
-    axes.broken_barh(bars, (sm_count * 1.03, sm_count * 0.07), facecolor=_WAIT, linewidth=0)
+    for colour, queued in ((_WAIT, False), (_QUEUE, True)):
+        holds = [s for s in outcome.spans if s.kind == "hold" and (s.value == "window") == queued]
+        bars = [((s.start_ns - start) * scale, (s.end_ns - s.start_ns) * scale) for s in holds]
+        axes.broken_barh(bars, (sm_count * 1.03, sm_count * 0.07), facecolor=colour, linewidth=0)
     for index, (arrived, begun, finished) in enumerate(outcome.served):
         row = sm_count * (1.14 + 0.07 * (index % 3))
         at = [(moment - start) * scale for moment in (arrived, begun, finished)]

@@ -28,25 +28,38 @@ NVIDIA_PARAMETERS = Path("/proc/driver/nvidia/params")
 
 
 def find_driver(environment: Mapping[str, str]) -> Path | None:
-    """The real `libcuda.so.1`: $GPULOOM_SHARE_DRIVER, else the loader's cache, else the usual folders.
+    """The real `libcuda.so.1`: $GPULOOM_SHARE_DRIVER, else first of $LD_LIBRARY_PATH, loader's cache, usual folders.
+
+    Relative folders in $LD_LIBRARY_PATH are passed over, as the shim does: they mean another place for each program.
 
     Raises:
-        InputError: GPULOOM_SHARE_DRIVER names no file.
+        InputError: GPULOOM_SHARE_DRIVER names no file, no library that exports `cuInit`, or the shim.
     """
     named = environment.get("GPULOOM_SHARE_DRIVER", "")
     if named:
         if not Path(named).is_file():
             raise InputError(f"GPULOOM_SHARE_DRIVER={named}: no such file; unset it, or name the real libcuda.so")
+        if not is_driver(Path(named)):
+            raise InputError(
+                f"GPULOOM_SHARE_DRIVER={named}: no driver (must be a 64-bit ELF library that exports cuInit, and not "
+                "gpuloom's shim); unset it, or name the real libcuda.so"
+            )
         return Path(named).resolve()
+    named_folders = environment.get("LD_LIBRARY_PATH", "").replace(";", ":").split(":")
     candidates = [
-        *(Path(folder) / "libcuda.so.1" for folder in environment.get("LD_LIBRARY_PATH", "").split(":") if folder),
+        *(Path(folder) / "libcuda.so.1" for folder in named_folders if folder.startswith("/")),
         *_from_loader_cache(),
         *(Path(folder) / "libcuda.so.1" for folder in PLACES),
     ]
     for path in candidates:
-        if path.is_file() and "gpuloom_shim_version" not in _raw_names(path):
+        if path.is_file() and is_driver(path):
             return path.resolve()
     return None
+
+
+def is_driver(path: Path) -> bool:
+    """Whether a file is a library that exports `cuInit`, and not the shim."""
+    return "gpuloom_shim_version" not in _raw_names(path) and "cuInit" in build.exported(path)
 
 
 def _raw_names(path: Path) -> str:

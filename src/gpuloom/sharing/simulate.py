@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 REASONS = 18
 SPANS = ("high", "best-effort", "hold")
+MOST_VIRTUAL_S = 86_400.0
+"""Longest time that is simulated: beyond, a mistyped rate is more likely than patience."""
+LOOK_EVERY_S = 0.2
+NOT_RUN = 2**32 - 1
 
 
 class CSpan(ctypes.Structure):
@@ -193,7 +198,7 @@ class Pair:
         seed: of the jitter of kernel durations.
 
     Raises:
-        InputError: profiles of GPUs of different size, or arrivals that don't ascend.
+        InputError: profiles of GPUs of different size, arrivals that don't ascend, or more than a day of virtual time.
     """
 
     def __init__(
@@ -216,10 +221,12 @@ class Pair:
             or np.any(np.diff(arrival_s) < 0)
         ):
             raise InputError("arrivals must be at least one, finite, from 0, ascending")
+        _check_time(float(arrival_s[-1]), len(arrival_s), "arrive over", "a higher rate, or fewer requests")
         self.high, self.best_effort, self.machine, self.seed = high, best_effort, machine or Machine(), seed
         self.arrival_ns = np.ascontiguousarray(np.round(arrival_s * 1e9), dtype=np.uint64)
         self._high, self._best_effort = _kernels(high), _kernels(best_effort)
         self.request_ns = request_alone_ns(high, self.machine)
+        _check_time(len(arrival_s) * self.request_ns / 1e9, len(arrival_s), "take", "fewer requests")
         self.iteration_ns = self._iteration_alone()
         alone = self.run(Params.default("none"), best_effort=False)
         self.alone_ns = alone.finish_ns - self.arrival_ns
@@ -265,7 +272,7 @@ class Pair:
             (c.sm_ns[0] + c.sm_ns[1]) / sms,
             c.sm_ns[0] / sms,
             c.held_ns / c.end_ns,
-            c.max_held_ns / 1e6,
+            round(c.max_held_ns / 1e6, 3),  # to the microsecond: the clock's rounding shows beyond
             int(c.held),
             {name: n for name, n in counts.items() if name in _ADMITS},
             {name: n for name, n in counts.items() if name not in _ADMITS},
@@ -297,7 +304,7 @@ class Pair:
         if trace_s:
             sim.trace_from_ns, sim.trace_to_ns = trace_s[0] * 1e9, trace_s[1] * 1e9
             sim.trace, sim.trace_capacity = spans, trace_capacity
-        result = _simulate(sim)
+        result = _simulate(sim, self.arrival_ns, start, finish)
         kept = spans[: min(trace_capacity, result.spans)]
         return Raw(
             result,
@@ -346,7 +353,7 @@ def request_alone_ns(profile: KernelProfile, machine: Machine) -> float:
     sim.high, sim.high_count, sim.requests, sim.queue_depth = kernels, len(kernels), 1, 1
     sim.arrival_ns, sim.start_ns, sim.finish_ns = arrival.ctypes.data, start.ctypes.data, finish.ctypes.data
     sim.launch_ns, sim.submit_ns, sim.gap_ns = machine.launch_us * 1e3, machine.submit_us * 1e3, machine.gap_us * 1e3
-    _simulate(sim)
+    _simulate(sim, arrival, start, finish)
     return float(finish[0])
 
 
@@ -361,7 +368,8 @@ def poisson_arrivals(rate_per_s: float, requests: int, seed: int) -> NDArray[np.
     if not 1 <= requests <= 10_000_000:
         raise InputError(f"{requests} requests, must be from 1 to 10,000,000")
     gaps: NDArray[np.float64] = np.random.default_rng(seed).exponential(1.0 / rate_per_s, requests)
-    return np.cumsum(gaps)
+    with np.errstate(over="ignore"):  # what is infinite is refused where arrivals are used
+        return np.cumsum(gaps)
 
 
 def trace_arrivals(gaps_s: Sequence[float], requests: int, rate_per_s: float | None = None) -> NDArray[np.float64]:
@@ -371,11 +379,14 @@ def trace_arrivals(gaps_s: Sequence[float], requests: int, rate_per_s: float | N
         InputError: no gaps, or one that is not a number from 0.
     """
     gaps = np.asarray(gaps_s, dtype=np.float64)
-    if gaps.ndim != 1 or not len(gaps) or not np.all(np.isfinite(gaps)) or gaps.min() < 0 or gaps.sum() <= 0:
+    if gaps.ndim != 1 or not len(gaps) or not np.all(np.isfinite(gaps)) or gaps.min() < 0 or gaps.max() <= 0:
         raise InputError("gaps between requests must be numbers from 0, at least one of them above 0")
-    if rate_per_s is not None:
-        gaps = gaps / (gaps.mean() * rate_per_s)
-    return np.cumsum(np.resize(gaps, requests))
+    if gaps.max() > MOST_VIRTUAL_S:
+        raise InputError(f"a gap of {gaps.max():.4g} s between requests: at most a day ({MOST_VIRTUAL_S:,.0f} s)")
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # refused where arrivals are used
+        if rate_per_s is not None:
+            gaps = gaps / (gaps.mean() * rate_per_s)
+        return np.cumsum(np.resize(gaps, requests))
 
 
 def compare(pair: Pair, rules: Sequence[str] = RULES) -> list[Outcome]:
@@ -393,12 +404,32 @@ def _kernels(profile: KernelProfile) -> Any:
     return (CKernel * len(profile.order))(*(records[index] for index in profile.order))
 
 
-def _simulate(sim: CSim) -> CResult:
-    result = CResult()
-    _bound().gl_simulate(ctypes.byref(sim), ctypes.byref(result))
+def _check_time(time_s: float, requests: int, verb: str, cure: str) -> None:
+    if time_s > MOST_VIRTUAL_S:
+        raise InputError(
+            f"{requests:,} requests {verb} {time_s:.4g} s of virtual time, at most a day ({MOST_VIRTUAL_S:,.0f} s) is "
+            f"simulated: give {cure}"
+        )
+
+
+def _simulate(sim: CSim, *arrays: NDArray[Any]) -> CResult:
+    """Run the virtual GPU in a thread of its own: Python handles no signal while its main thread is inside C.
+
+    Args:
+        arrays: to which `sim` has bare pointers. The thread keeps them, as it outlives a caller that is interrupted.
+    """
+    result = CResult(error=NOT_RUN)
+    thread = threading.Thread(target=_run, args=(sim, result, arrays), name="virtual-gpu", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(LOOK_EVERY_S)
     if result.error:
         raise GpuloomError(f"the virtual GPU stopped with error {result.error}, please report")
     return result
+
+
+def _run(sim: CSim, result: CResult, _kept: tuple[NDArray[Any], ...]) -> None:
+    _bound().gl_simulate(ctypes.byref(sim), ctypes.byref(result))
 
 
 @cache
