@@ -103,7 +103,7 @@ def take_up(home: Home) -> dict[str, Any]:
                 service.release([view["id"]])
             elif view["command"][-1].endswith("sleep 60") and view["state"] not in ENDED:
                 service.cancel([view["id"]])
-    if not wait(lambda: all(v["state"] in ENDED for v in service.jobs(JobQuery(limit=1000))), 20.0):
+    if not wait(lambda: all(v["state"] in ENDED for v in service.jobs(JobQuery(limit=1000))), 60.0):
         wrong.append(f"not all jobs end: {[(v['id'], v['state'], v['waiting']) for v in service.jobs(JobQuery())]}")
     marks = home.path / "marks"
     times = Counter(map(int, marks.read_text().split())) if marks.exists() else Counter()
@@ -116,7 +116,7 @@ def take_up(home: Home) -> dict[str, Any]:
     live.close()
     with SqliteStore(home.db, read_only=True) as store:
         wrong.extend(f"{finding.what}: {finding.detail}" for finding in store.check().findings)
-    if not wait(lambda: not of_home(home), 5.0):
+    if not wait(lambda: not of_home(home), 30.0):
         wrong.append(f"processes are left: {of_home(home)}")
     return {"jobs": len(jobs), "ready_s": ready_s, "wrong": wrong}
 

@@ -20,7 +20,7 @@ FIRST, STEP = 5, 19
 def test_killed_at_its_writes_it_loses_and_doubles_nothing(tmp_path: Path) -> None:
     """A write has some ten points at which it can be cut: a step of 19 comes to all of them in turn."""
     command = [sys.executable, str(PROGRAM), str(tmp_path), str(FIRST), str(STEP)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert {one["point"]: one["wrong"] for one in found if one["wrong"]} == {}

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from shim_kit import built
+
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = """
 import json, os, sys, threading, time
@@ -51,8 +53,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     (tmp_path / "worker.py").write_text(STAND_IN)
-    (tmp_path / "driver").write_bytes(b"no ELF")
-    monkeypatch.setenv("GPULOOM_SHARE_DRIVER", str(tmp_path / "driver"))
+    monkeypatch.setenv("GPULOOM_SHARE_DRIVER", str(built("plain").fake))
     monkeypatch.setenv("GPULOOM_SHARE_DIR", str(tmp_path / "shared"))
     out = str(tmp_path / "out" / "r.json")
     return ["--out", out, "--quick", "--requests", "50", "--worker", sys.executable, str(tmp_path / "worker.py")]

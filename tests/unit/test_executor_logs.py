@@ -94,6 +94,27 @@ def test_of_an_overgrown_log_the_end_is_kept(tmp_path: Path, monkeypatch: pytest
     assert read_log(tmp_path, 0) == (b"b" * 112 + b"c", 1113)
 
 
+def test_a_log_that_outgrows_its_copy_keeps_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk and a job that writes on: what it wrote last is what one wants to see."""
+    monkeypatch.setattr(rotation, "SLACK", 0)
+    log = Log(str(tmp_path), limit=100, keep=1)
+    write(tmp_path, b"a" * 150)
+    more = [b"b" * 700, b"c" * 990 + b"the end\n"]
+    copied = os.sendfile
+
+    def slow(*arguments: int) -> int:
+        done = copied(*arguments)
+        if more:
+            write(tmp_path, more.pop(0))
+        return done
+
+    monkeypatch.setattr(os, "sendfile", slow)
+    log.look()
+    data, end = read_log(tmp_path, 0)
+    assert (data, end) == (b"c" * 104 + b"the end\n", 150 + 700 + 998)
+    assert read_log(tmp_path, None, 1)[0].endswith(b"the end\n")
+
+
 def test_a_full_disk_loses_old_output_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

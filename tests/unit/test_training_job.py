@@ -388,6 +388,10 @@ def test_the_programs_and_files_in_the_document_are_right(tmp_path: Path) -> Non
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (tmp_path / "steps.txt").read_text() == "100"
-    (written,) = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    found = importlib.import_module("gpuloom.live.spec").job_spec(yaml.safe_load(written))
+    service, written = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    job_spec = importlib.import_module("gpuloom.live.spec").job_spec
+    found = job_spec(yaml.safe_load(written))
     assert (found.time_limit, found.grace) == (600.0, 20.0)
+    fields = yaml.safe_load(service)
+    found = job_spec({"share_class": fields.pop("class"), **fields})
+    assert (found.share_class, found.gpu_memory, found.on_preempt) == ("high", 20_480, "never")

@@ -22,7 +22,8 @@ from gpuloom.executors.wire import RUNNER_LOG, SOCKET, VERSION, Lines, encode, s
 
 RUNNER = Path(__file__).with_name("runner.py")
 CONNECT_S = 10.0
-REPLY_S = 10.0
+REPLY_S = 60.0
+"""A runner writes small files; a disk that is busy with a job's gigabytes can make it wait for long."""
 LOG_BYTES = 1 << 20
 BACKOFF_S = (0.05, 0.2, 1.0, 5.0)
 
@@ -66,7 +67,7 @@ class Link:
         self._closed.set()
         self._hang_up()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=REPLY_S)
+            self._thread.join(timeout=CONNECT_S)
 
     def ask(self, op: str, **what: Any) -> None:
         """Ask for something to be done, now or as soon as a runner answers."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BULK_ROUNDS, LAST_ROUNDS = 3, 8
 """How often copying goes on with what was written meanwhile, before readers are told, and after."""
+TRIES = 8
+"""How often copying begins anew because the log has outgrown the copy: a slow disk, a job that writes fast."""
 SLACK = 1 << 20
 """Bytes, or an eighth of the limit if that is more, by which a rotated file may be larger than the limit."""
 LONGEST_PAUSE_S = 0.2
@@ -95,15 +97,21 @@ class Log:
         copy = f"{self.path}.copy"
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            # Of a log that has outgrown its limit by far only the end is kept: the sum of all files stays bounded.
-            start = max(os.fstat(fd).st_size - self._most, 0)
-            first, length = self._base + start, 0
+            start = length = 0
             try:
                 target = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
                 try:
-                    if self.keep:
-                        length = self._copy(fd, target, start, 0, BULK_ROUNDS)
-                    self._write(pending={"start": first, "from": start})
+                    for _ in range(TRIES):
+                        # Of a log that has outgrown its limit by far only the end is kept: the sum of all files stays
+                        # bounded. Where it did so while it was copied, the copy begins anew.
+                        start = max(os.fstat(fd).st_size - self._most, 0)
+                        if self.keep:
+                            os.ftruncate(target, 0)
+                            os.lseek(target, 0, os.SEEK_SET)
+                            length = self._copy(fd, target, start, 0, BULK_ROUNDS)
+                        if os.fstat(fd).st_size <= start + 2 * self._most:
+                            break
+                    self._write(pending={"start": self._base + start, "from": start})
                     if self.keep:
                         # Nothing stands between the last look at the size and the cut: what comes then is lost.
                         length = self._copy(fd, target, start, length, LAST_ROUNDS)
@@ -118,7 +126,7 @@ class Log:
         finally:
             os.close(fd)
         if length:
-            self._shift(first, length)
+            self._shift(self._base + start, length)
         else:
             remove(copy)
         self._base += end
