@@ -50,7 +50,6 @@ void gl_params_default(struct gl_params *p, uint32_t rule) {
         p->target = 0.02;
         p->confidence = 1.64;
         p->overrun = 0.05;
-        p->gap_margin = 0.0;
         p->cache = 0.05;
         p->begin = 0.6;
         p->least = 0.1;
@@ -68,11 +67,6 @@ double gl_interference(const struct gl_params *p, const struct gl_kernel *k, con
         score += positive(((double)sms(k, sm_count) + (double)sms(hp, sm_count)) / (double)sm_count - 1.0);
     if (k->klass == hp->klass && k->klass != GL_CLASS_UNKNOWN) score += positive(p->same_class_penalty);
     return clip(score);
-}
-
-uint64_t gl_block_ns(const struct gl_params *p, const struct gl_kernel *k, uint32_t sm_count) {
-    uint64_t waves = sm_count && k->sm > sm_count ? ((uint64_t)k->sm + sm_count - 1) / sm_count : 1;
-    return (duration(p, k) + waves - 1) / waves;
 }
 
 static void hold(struct gl_verdict *v, enum gl_reason reason) {
@@ -118,16 +112,11 @@ static uint64_t window(const struct gl_params *p, const struct gl_state *s) {
 }
 
 /* Idle GPU: the only question is how much the next request would find queued before it. */
-static void idle(const struct gl_params *p, const struct gl_state *s, const struct gl_kernel *k,
-                 struct gl_verdict *v) {
+static void idle(const struct gl_params *p, const struct gl_state *s, struct gl_verdict *v) {
     uint64_t left = s->outstanding_ns, most = window(p, s);
     if (most && s->outstanding && left > most) {
         hold(v, GL_HOLD_WINDOW);
         v->recheck_ns = left - most;
-        return;
-    }
-    if (p->gap_margin > 0.0 && s->gap_ns && add(left, duration(p, k)) > share(p->gap_margin, s->gap_ns)) {
-        hold(v, GL_HOLD_GAP);
         return;
     }
     admit(v, GL_ADMIT_IDLE);
@@ -377,7 +366,7 @@ void gl_admit(const struct gl_params *p, const struct gl_state *s, const struct 
         return;
     }
     if (p->rule == GL_RULE_ORION) orion(p, s, k, v);
-    else if (!s->hp_busy) idle(p, s, k, v);
+    else if (!s->hp_busy) idle(p, s, v);
     else beside(p, s, k, v);
     if (!v->admit) {
         uint64_t left = p->max_hold_ns - s->held_ns;
@@ -394,7 +383,7 @@ const char *gl_reason_name(uint32_t reason) {
         [GL_HOLD_WINDOW] = "window",        [GL_HOLD_BUDGET] = "budget",
         [GL_HOLD_GRAPH] = "graph",          [GL_HOLD_CLASS] = "class",
         [GL_ADMIT_PRICED] = "priced",       [GL_HOLD_PRICE] = "price",
-        [GL_HOLD_GAP] = "gap",              [GL_HOLD_BAD_INPUT] = "bad_input",
+        [GL_HOLD_BAD_INPUT] = "bad_input",
     };
     return reason < GL_REASONS && names[reason] ? names[reason] : "?";
 }

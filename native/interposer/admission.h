@@ -53,7 +53,6 @@ enum gl_reason {
     GL_HOLD_BUDGET = 12,       /* the delay budget of this busy period is spent */
     GL_HOLD_GRAPH = 13,        /* graph launches wait for the end of the request */
     GL_HOLD_CLASS = 14,        /* Orion: same class, or class unknown */
-    GL_HOLD_GAP = 15,          /* would outlast the predicted gap until the next request */
     GL_HOLD_BAD_INPUT = 16,    /* version or size of a struct does not match: the caller passes the launch through */
     GL_ADMIT_PRICED = 5,       /* delays the request, by less than its budget has left */
     GL_HOLD_PRICE = 17,        /* would delay the request by more than it is worth */
@@ -89,7 +88,6 @@ struct gl_params {
     double target;                /* delay of p99 to aim at, as a share of p99 alone; 0: the price does not adapt */
     double confidence;            /* the p99 of the budget is so many standard errors below the one seen */
     double overrun;               /* by how much of p99 alone a request may be pushed past it */
-    double gap_margin;            /* hold what takes longer than gap_margin x predicted gap; 0: no prediction */
     double cache;                 /* slowdown of the request's kernels per unit of memory bandwidth that others use */
     double begin;                 /* of the price, before the first request has ended */
     double least;                 /* of the price, however late the p99 is */
@@ -120,7 +118,6 @@ struct gl_state {
     double price_scale;         /* gl_tail.scale; 0: not begun, counts as gl_params.begin */
     double load;                /* gl_tail_load; 0: unknown, counts as 0.5 */
     uint64_t backlog_ns;        /* time alone of what those requests still need */
-    uint64_t gap_ns;            /* predicted time until the next high-priority request; 0: unknown */
     uint64_t reserved[4];
 };
 
@@ -138,9 +135,6 @@ GL_API void gl_params_default(struct gl_params *params, uint32_t rule);
 /* 0..1: how much `k` and `hp` get into each other's way on a device of `sm_count` SMs. */
 GL_API double gl_interference(const struct gl_params *params, const struct gl_kernel *k, const struct gl_kernel *hp,
                               uint32_t sm_count);
-
-/* Time that one wave of the kernel's blocks takes: its blocks cannot be taken off an SM sooner. */
-GL_API uint64_t gl_block_ns(const struct gl_params *params, const struct gl_kernel *k, uint32_t sm_count);
 
 /* Decide whether best-effort kernel `k` may be launched now. Always fills in `verdict`. */
 GL_API void gl_admit(const struct gl_params *params, const struct gl_state *state, const struct gl_kernel *k,

@@ -18,7 +18,6 @@ from gpuloom.sharing.rule import (
     Params,
     Situation,
     admit,
-    block_ns,
     interference,
 )
 
@@ -208,8 +207,6 @@ def retold(p: Params, s: Situation, k: Kernel) -> tuple[bool, str]:
     if not s.hp_busy:
         if queued and s.outstanding and s.outstanding_ns > queued:
             return False, "window"
-        if p.gap_margin and s.gap_ns and s.outstanding_ns + lasts(p, k) > part(p.gap_margin, s.gap_ns):
-            return False, "gap"
         return True, "idle"
     if s.kind == "graph":
         return False, "graph"
@@ -247,7 +244,7 @@ def drawn(rng: random.Random) -> tuple[Params, Situation, Kernel]:
     p = replace(Params.default(rule), interference_threshold=rng.choice([0.1, 0.5, 0.9, 1.0]))
     if rng.random() < 0.4:  # the rule as specified
         p = replace(p, idle_window_ns=0, idle_window=0.0, look_ahead=0, budget=0.0, price=0.0)
-    p = replace(p, gap_margin=rng.choice([0.0, 0.0, 0.5]), lone=rng.choice([0, 1, 2]))
+    p = replace(p, lone=rng.choice([0, 1, 2]))
     request = rng.choice([0, 10_000, rng.randrange(10**5, 10**8), 2**63])
     s = Situation(
         sm_count=rng.choice([1, 14, 80, 80, 80, 132]),
@@ -267,7 +264,6 @@ def drawn(rng: random.Random) -> tuple[Params, Situation, Kernel]:
         backlog_ns=rng.choice([0, rng.randrange(10**8), U64]),
         price_scale=rng.choice([0.0, 0.1, 2.0]),
         load=rng.choice([0.0, rng.random(), 1.0]),
-        gap_ns=rng.choice([0, rng.randrange(10**7)]),
     )
     return p, s, drawn_kernel(rng)
 
@@ -281,7 +277,7 @@ def test_c_agrees_with_the_retelling(seed: int) -> None:
         assert (verdict.admit, verdict.reason) == retold(p, s, k), (p, s, k)
         seen.add(verdict.reason)
     admits = {"free", "idle", "beside", "exempt", "max_hold", "priced"}
-    holds = {"interference", "sm", "duration", "window", "budget", "graph", "class", "gap", "price"}
+    holds = {"interference", "sm", "duration", "window", "budget", "graph", "class", "price"}
     assert seen == admits | holds
 
 
@@ -359,10 +355,3 @@ def test_delay_by_hand() -> None:
     busy = replace(s, hp=(replace(hp[0], dram=0.6), hp[1]))
     found = admit(p, busy, Kernel(20, "memory", 0.0, 0.6, 80_000)).charge_ns
     assert found == pytest.approx(80_000 * (0.2 + 0.05 * 0.6), abs=2)
-
-
-@given(kernels, st.integers(1, 200))
-def test_waves_of_blocks(k: Kernel, sms: int) -> None:
-    p = Params.default("gpuloom")
-    waves = max(1, -(-k.sm // sms))
-    assert block_ns(p, k, sms) == -(-min(lasts(p, k), U64) // waves) or lasts(p, k) > U64 - waves

@@ -50,10 +50,10 @@ def pairable(workload: Workload) -> list[int]:
 class BesideView(Snapshot):
     """What the base policy sees: `hidden` jobs neither run nor wait; GPUs are free where nobody is."""
 
-    __slots__ = ("_seen", "hidden", "real")
+    __slots__ = ("_seen", "hidden")
 
     def __init__(self, real: Snapshot) -> None:
-        self.real, self._state = real, real._state
+        self._state = real._state
         self.cluster, self.workload = real.cluster, real.workload
         self.restart_overhead_s, self.resize_overhead_s = real.restart_overhead_s, real.resize_overhead_s
         self._seen: dict[int, Placement] = {}
@@ -62,7 +62,6 @@ class BesideView(Snapshot):
 
     def sync(self, real: Snapshot, finished: list[int]) -> None:
         """Take over the time and the events; of the ends those that the base knows of."""
-        self.real = real
         self.now_s, self.may_preempt = real.now_s, real.may_preempt
         self.arrived, self.finished, self.evicted = real.arrived, finished, real.evicted
         self.nodes_down, self.nodes_up, self.resized = real.nodes_down, real.nodes_up, real.resized

@@ -59,7 +59,6 @@ class CParams(ctypes.Structure):
         ("target", ctypes.c_double),
         ("confidence", ctypes.c_double),
         ("overrun", ctypes.c_double),
-        ("gap_margin", ctypes.c_double),
         ("cache", ctypes.c_double),
         ("begin", ctypes.c_double),
         ("least", ctypes.c_double),
@@ -94,7 +93,6 @@ class CState(ctypes.Structure):
         ("price_scale", ctypes.c_double),
         ("load", ctypes.c_double),
         ("backlog_ns", ctypes.c_uint64),
-        ("gap_ns", ctypes.c_uint64),
         ("reserved", ctypes.c_uint64 * 4),
     )
 
@@ -178,7 +176,6 @@ class Params:
     target: float = 0.0
     confidence: float = 0.0
     overrun: float = 0.0
-    gap_margin: float = 0.0
     cache: float = 0.0
     begin: float = 1.0
     least: float = 0.0
@@ -233,7 +230,6 @@ class Situation:
     price_scale: float = 0.0
     load: float = 0.0
     backlog_ns: int = 0
-    gap_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +302,6 @@ def admit(params: Params, situation: Situation, kernel: Kernel) -> Verdict:
         price_scale=s.price_scale,
         load=s.load,
         backlog_ns=_fits("backlog_ns", s.backlog_ns, U64),
-        gap_ns=_fits("gap_ns", s.gap_ns, U64),
     )
     verdict = CVerdict()
     c_params, c_kernel = params.as_c(), kernel.as_c()
@@ -320,12 +315,6 @@ def interference(params: Params, kernel: Kernel, hp: Kernel, sm_count: int) -> f
     """The score 0..1 of a best-effort kernel beside a high-priority one."""
     p, k, h = params.as_c(), kernel.as_c(), hp.as_c()
     return float(_bound().gl_interference(ctypes.byref(p), ctypes.byref(k), ctypes.byref(h), sm_count))
-
-
-def block_ns(params: Params, kernel: Kernel, sm_count: int) -> int:
-    """Time that a wave of the kernel's blocks takes."""
-    p, k = params.as_c(), kernel.as_c()
-    return int(_bound().gl_block_ns(ctypes.byref(p), ctypes.byref(k), sm_count))
 
 
 def reason_name(code: int) -> str:
@@ -348,7 +337,6 @@ def _bound() -> ctypes.CDLL:
     lib.gl_params_default.argtypes, lib.gl_params_default.restype = [pointer, ctypes.c_uint32], None
     lib.gl_admit.argtypes, lib.gl_admit.restype = [pointer] * 4, None
     lib.gl_interference.argtypes, lib.gl_interference.restype = [pointer] * 3 + [ctypes.c_uint32], ctypes.c_double
-    lib.gl_block_ns.argtypes, lib.gl_block_ns.restype = [pointer] * 2 + [ctypes.c_uint32], ctypes.c_uint64
     lib.gl_reason_name.argtypes, lib.gl_reason_name.restype = [ctypes.c_uint32], ctypes.c_char_p
     lib.gl_struct_size.argtypes, lib.gl_struct_size.restype = [ctypes.c_uint32], ctypes.c_uint32
     lib.gl_tail_add.argtypes, lib.gl_tail_add.restype = [pointer, ctypes.c_uint64, ctypes.c_uint64], ctypes.c_uint64
