@@ -146,11 +146,9 @@ def test_a_worker_that_hangs_is_ended_with_its_children(script: ModuleType, word
     )
     worker = script.Worker([sys.executable, "-c", child], os.environ, "hangs")
     pid = worker.hear("pid", 10.0)["pid"]
-    begin = time.monotonic()
     with pytest.raises(script.StepError, match="no 'ready' within 0 s: still running"):
         worker.hear("ready", 0.2)
     worker.end()
-    assert time.monotonic() - begin < 10
     state = Path(f"/proc/{pid}/stat")
     for _ in range(100):
         if not state.exists() or state.read_text().split()[2] == "Z":

@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -107,9 +106,7 @@ def test_a_run_that_takes_too_long_is_ended_and_remembered(
 
     monkeypatch.setattr(league, "measured", slow)
     options = ("--only-policies", "fifo,srsf", "--json", "--time-limit")
-    begun = time.monotonic()
     assert run(league, folder, *options, "1") == 0
-    assert time.monotonic() - begun < 60
     told = capsys.readouterr()
     assert "itp/a on 1x4 under srsf: more than 1 s" in told.err
     status = {(r["trace"], r["policy"]): r["status"] for r in json.loads(told.out)["runs"]}

@@ -161,7 +161,7 @@ static void execute(struct CUfunc_st *f, unsigned gx, void **params) {
 
 static CUresult launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, CUstream stream, bool per_thread,
                        void **params) {
-    static int null = -1;
+    static _Atomic int null = -1;
     if (null < 0) null = getenv("FAKE_NULL") != NULL;
     if (null) return CUDA_SUCCESS;
     NEED_CONTEXT;
@@ -188,7 +188,7 @@ static CUresult launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, CUst
 /* As a driver that calls its own exported functions, which the loader binds to the shim. 1: done. */
 static int reenter(CUfunction f, unsigned gx, unsigned bx, CUstream stream, void **params, CUresult *result) {
     static _Thread_local int inside;
-    static int wanted = -1;
+    static _Atomic int wanted = -1;
     if (wanted < 0) wanted = getenv("FAKE_REENTER") != NULL;
     if (!wanted || inside) return 0;
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);

@@ -126,7 +126,7 @@ def _scaling(profiles: dict[str, Profile], application: Labels, replicas: F8, ba
     made: dict[tuple[str, int], tuple[int, Curve]] = {}
     for row, (code, gpus, samples) in enumerate(zip(application.codes.tolist(), sizes.tolist(), batch, strict=True)):
         name = application.names[code]
-        if name not in fits or not gpus <= min(MOST_GPUS, samples):
+        if name not in fits or not gpus <= samples or gpus > MOST_GPUS:  # samples may be NaN: a bad row
             continue
         key = name, int(samples)
         if key not in made:
