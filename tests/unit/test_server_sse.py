@@ -76,6 +76,7 @@ def test_an_event_is_told_at_once(place: Listening, service: FakeService, monkey
         for _ in range(3):
             submit(service)
             assert stream.next()
+    until(lambda: bool(submit(service)) and threads() == 0)  # the hub's thread waits for an event as long
 
 
 def test_a_stream_begins_after_a_number_and_resumes_after_an_id(place: Listening, service: FakeService) -> None:

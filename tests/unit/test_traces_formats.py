@@ -342,6 +342,9 @@ def test_pollux_without_profiles_or_with_an_unknown_application(read, tmp_path: 
     with pytest.raises(TraceError, match="application is 'other', must be one of toy") as caught:
         read(POLLUX.replace(",toy,8", ",other,8"), throughputs=_profiles(tmp_path / "p"))
     assert caught.value.line == 3
+    with pytest.raises(TraceError, match="batch_size") as caught:
+        read(POLLUX.replace(",8,128", ",8,"), throughputs=_profiles(tmp_path / "q"))
+    assert caught.value.line == 3
     with pytest.raises(TraceError, match=r"placements\.csv"):
         read(POLLUX, throughputs=tmp_path)
 
