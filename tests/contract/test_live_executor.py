@@ -287,6 +287,25 @@ class TestStarting:
             bench.executor.start(bench.request("1.1"))
 
 
+class TestLongTimes:
+    @pytest.mark.parametrize("long_s", [30 * 86_400.0, 1e12])
+    def test_limits_and_graces_beyond_what_epoll_counts(self, bench: Bench, long_s: float) -> None:
+        """Whatever waits for long in the runner, other runs go on and end."""
+        runner = bench.runner
+        bench.start("1.1", *PYTHON, IGNORES, limit_s=long_s, grace_s=long_s)
+        time.sleep(0.6)  # until nothing but the limit is left to wait for: logs are looked at for a while
+        bench.start("2.1", "sh", "-c", "exit 3")
+        ended = bench.ended("2.1").exit
+        assert ended is not None
+        assert ended.exit_code == 3
+        until(lambda: bench.log("1.1"))
+        bench.executor.stop("1.1", reason="cancelled", grace_s=long_s)
+        bench.start("3.1", "sh", "-c", "exit 4")
+        bench.ended("3.1")
+        assert bench.said("1.1", RunPhase.EXITED) is None
+        assert bench.runner == runner
+
+
 class TestStopping:
     def test_notice(self, bench: Bench) -> None:
         code = (

@@ -21,6 +21,7 @@ import pytest
 from gpuloom.core.errors import InputError
 from gpuloom.executors import launch, procs, wire
 from gpuloom.executors.local import LocalExecutor
+from gpuloom.executors.loop import Loop
 from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunRequest, RunStatus
 from gpuloom.executors.verify import GpuCheck
 
@@ -92,6 +93,21 @@ class TestWire:
         (tmp_path / "x.json").write_text("{ half")
         assert wire.read_json(path) is None
         assert wire.read_json(str(tmp_path / "none")) is None
+
+
+class TestLoop:
+    @pytest.mark.parametrize("wait_s", [2.0**31 / 1000 + 1, 30 * 86_400.0, 1e10, 1e300, float("inf")])
+    def test_however_far_away_a_time_is(self, wait_s: float) -> None:
+        """epoll counts milliseconds in 31 bits: 24.86 days."""
+        loop, done = Loop(), []
+        loop.after(wait_s, lambda: done.append("time"))
+        read, write = os.pipe()
+        loop.add(read, lambda fd: done.append(os.read(fd, 1).decode()))
+        os.write(write, b"x")
+        loop.turn()
+        assert done == ["x"]
+        for fd in (read, write):
+            os.close(fd)
 
 
 class TestProcesses:

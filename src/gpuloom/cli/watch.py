@@ -27,6 +27,8 @@ from gpuloom.cli.live_tables import (
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.units import format_duration
 
+MOST_EVERY_S = 86_400.0
+
 Tables = Sequence[tuple[Sequence[Column], Sequence[Any]]]
 
 
@@ -38,8 +40,8 @@ class Screen:
     """
 
     def __init__(self, *, every_s: float, as_json: bool, times: int | None = None) -> None:
-        if every_s < 0.1:
-            raise click.UsageError("--every must be 0.1 s or more")
+        if not 0.1 <= every_s <= MOST_EVERY_S:
+            raise click.UsageError(f"--every is {every_s:g} s, must be from 0.1 s to a day")
         self.every_s, self.as_json, self.times = every_s, as_json, times
 
     def run(

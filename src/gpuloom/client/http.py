@@ -13,6 +13,7 @@ from gpuloom.client.errors import ClientError, ConnectionLostError, NoSchedulerE
 from gpuloom.client.home import Address, alive, find, home_directory, no_scheduler, running
 from gpuloom.client.sse import Message, messages
 from gpuloom.core.errors import InputError
+from gpuloom.core.waiting import one_wait_s
 
 if TYPE_CHECKING:
     import httpx
@@ -41,7 +42,7 @@ class Connection:
                 f"timeout_s is {timeout_s}, must be above 0; patience_s is {patience_s}, must be 0 or more"
             )
         self._given = (home, url, token)
-        self._user, self._timeout_s, self.patience_s = user, timeout_s, patience_s
+        self._user, self._timeout_s, self.patience_s = user, one_wait_s(timeout_s), patience_s
         self._address: Address | None = None
         self._http: httpx.Client | None = None
         self._met = False

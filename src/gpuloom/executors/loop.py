@@ -8,6 +8,8 @@ import select
 import sys
 import time
 
+from gpuloom.core.waiting import one_wait_s
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +52,7 @@ class Loop:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
-        wait = None if not self._timers else max(self._timers[0][0] - time.monotonic(), 0.0)
+        wait = None if not self._timers else one_wait_s(self._timers[0][0] - time.monotonic())
         for fd, _ in self._epoll.poll(wait):
             action = self._on.get(fd)
             if action is not None:

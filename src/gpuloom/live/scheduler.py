@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import ENDED, EndReason, Gpu, Job, NodeRecord, Phase
+from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.port import LiveExecutor, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch import RETRY_S, Dispatch
@@ -254,9 +255,9 @@ class Scheduler:
         due = max(due, self._blocked_until_s)
         if self._unsaved:
             due = min(due, self._saved_s + SAVE_MEMORY_S)
-        wait = None if due == math.inf else max(due - now, 0.0)
+        wait = None if due == math.inf else one_wait_s(due - now)
         with suppress(queue.Empty):
-            self._do_one(self._inbox.get(timeout=None if wait is None else min(wait, 3600.0)))
+            self._do_one(self._inbox.get(timeout=wait))
             for _ in range(4096):
                 self._do_one(self._inbox.get_nowait())
         now = self.clock.now()

@@ -1,0 +1,40 @@
+"""Faults of the surroundings (disk, processes, file handles): what to do about them, by errno. One place for all."""
+
+from __future__ import annotations
+
+import errno
+
+_MOUNT = "its file system can't be reached: see `mount`, and mount it again"
+_ADVICE = {
+    errno.ENOSPC: "free space or files there (`df -h`, `df -i`)",
+    errno.EDQUOT: "the quota is used up: free space or files there (`quota -s`)",
+    errno.EMFILE: "too many files are open: raise the limit (`ulimit -n`)",
+    errno.ENFILE: "too many files are open on this machine: end programs, or raise `sysctl fs.file-max`",
+    errno.EAGAIN: "no process can be made: end some, or raise the limit (`ulimit -u`, `pids.max` of the control group)",
+    errno.ENOMEM: "the machine is out of memory: end programs (`free -m`)",
+    errno.EIO: "the disk fails: see `dmesg`",
+    errno.EROFS: "the file system is mounted read-only: see `dmesg`, then `mount -o remount,rw`",
+    errno.EACCES: "it must belong to you and be writable (`ls -ld`)",
+    errno.EPERM: "it must belong to you and not be immutable (`lsattr -d`)",
+    errno.ENOLCK: "the file system gives no locks: use a local disk",
+    errno.ESTALE: _MOUNT,
+    errno.ENODEV: _MOUNT,
+    errno.ENXIO: _MOUNT,
+    errno.ENOTCONN: _MOUNT,
+    errno.ETIMEDOUT: _MOUNT,
+    errno.EHOSTDOWN: _MOUNT,
+}
+
+
+def advice(number: int | None) -> str:
+    """What to do about it; '' where we know nothing that helps."""
+    return _ADVICE.get(number or 0, "")
+
+
+def fault_text(what: str, error: OSError | MemoryError) -> str:
+    """A sentence for people: what could not be done, why, and what to do. `what` such as "can't write /x/run.json"."""
+    if isinstance(error, MemoryError):
+        error = OSError(errno.ENOMEM, "Cannot allocate memory")
+    why = error.strerror or str(error)
+    help_ = advice(error.errno)
+    return f"{what}: {why}; {help_}" if help_ else f"{what}: {why}"
