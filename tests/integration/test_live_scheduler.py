@@ -258,6 +258,18 @@ def test_large_jobs_are_not_starved_and_small_ones_fill_the_gap(tmp_path: Path) 
         assert live.state(large, delays, fits) == ["queued", "queued", "running"]
 
 
+def test_while_a_cancelled_job_still_ends_nobody_passes_the_first(tmp_path: Path) -> None:
+    with living(tmp_path, FakeExecutor(obedient=False)) as live:  # fifo with EASY backfill
+        ends = live.submit(2, estimate=100)
+        large, delays = live.submit(4, estimate=100), live.submit(1, estimate=1000)
+        assert live.state(large, delays) == ["queued", "queued"]
+        live.service.cancel([ends])
+        live.settle()
+        assert live.state(ends, large, delays) == ["stopping", "queued", "queued"]
+        live.end(ends)
+        assert live.state(large, delays) == ["running", "queued"]
+
+
 def test_a_run_that_leaves_something_behind_keeps_its_slots_from_others(tmp_path: Path) -> None:
     with living(tmp_path) as live:
         job = live.submit(2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuloom.live.estimates import left_s
+from gpuloom.live.estimates import NOW_S, left_s, stands_s
 from gpuloom.live.work import WorkDone
 
 
@@ -50,7 +50,7 @@ def test_an_old_report_is_not_taken_for_a_new_one() -> None:
     work.begin(1, 100.0)
     work.report(1, 0.5, 110.0, 0.0)
     assert left_s(3600.0, work.of(1, 115.0), work.told_s[1]) == pytest.approx(5.0)
-    assert left_s(3600.0, work.of(1, 130.0), work.told_s[1]) == 1.5  # late, and about to end
+    assert left_s(3600.0, work.of(1, 130.0), work.told_s[1]) == pytest.approx(10.0)  # as late again
     work.end(1)
     assert work.told_s == {}
 
@@ -79,5 +79,19 @@ def test_a_small_part_of_long_work_is_enough() -> None:
 
 def test_without_reports_the_estimate_counts_until_it_is_outlived() -> None:
     assert left_s(100.0, 30.0) == 70.0
-    assert left_s(100.0, 120.0) == 60.0
-    assert left_s(0.5, 1.0) == 1.0
+    assert left_s(100.0, 100.0) == left_s(100.0, 109.9) == NOW_S
+
+
+def test_after_its_tolerance_an_overrun_is_expected_to_double() -> None:
+    """A tenth of the estimate is small; then a job is expected to end 20, 40, 80, … s after the estimate."""
+    assert [left_s(100.0, 100.0 + over) for over in (10.0, 15.0, 20.0, 25.0, 39.0)] == [10.0, 5.0, 20.0, 15.0, 1.0]
+    assert left_s(0.5, 5.0) == NOW_S  # of short jobs, ten seconds
+    assert left_s(0.5, 11.5) == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize("told_s", [None, 100.0])
+def test_an_expected_end_stands_until_it_has_been_overrun(told_s: float | None) -> None:
+    total_s = 100.0 if told_s is None else 7.0
+    assert stands_s(total_s, 30.0, told_s) == 10.0
+    assert stands_s(total_s, 104.0, told_s) == 6.0
+    assert stands_s(total_s, 115.0, told_s) == 0.0

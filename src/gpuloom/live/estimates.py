@@ -7,6 +7,7 @@ Here it is the median of the last five of the same user and name, as a job's nam
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -58,14 +59,38 @@ class Estimates:
         return runs
 
 
+TOLERANCE, TOLERANCE_S = 0.1, 10.0
+"""A job that has overrun its estimate by no more than this part of it, or this much, is expected to end now."""
+NOW_S = 0.001
+"""Work left of a job that is expected to end now: policies ask for more than none."""
+
+
 def left_s(total_s: float, done_s: float, told_s: float | None = None) -> float:
     """Work left of a job, seconds, always above 0.
 
     Args:
         total_s: its estimate. done_s: work done so far. told_s: its whole work, as its own reports imply it.
 
-    A job that reports its progress is believed. One that outlives its estimate is taken to need half as long again as
-    it has run so far, and again, until it ends; a twentieth, if it says that all is done.
+    A job that reports its progress is believed. One that overruns what was expected is due now: what is kept for those
+    that wait for its GPUs stays theirs. After an overrun that is no longer small it is expected to overrun by twice the
+    tolerance, then by four times as much, and so on: short jobs may then use what would lie idle. (Tsafrir et al. also
+    correct predictions that were too short little by little, as each correction lets others go first.)
     """
-    left = (total_s if told_s is None else told_s) - done_s
-    return left if left > 0.0 else max((0.5 if told_s is None else 0.05) * done_s, 1.0)
+    expected_s = total_s if told_s is None else told_s
+    if done_s < expected_s:
+        return expected_s - done_s
+    over_s, tolerated_s = done_s - expected_s, _tolerated(expected_s)
+    if over_s < tolerated_s:
+        return NOW_S
+    return max(2.0 ** (math.floor(math.log2(over_s / tolerated_s)) + 1) * tolerated_s - over_s, NOW_S)
+
+
+def stands_s(total_s: float, done_s: float, told_s: float | None = None) -> float:
+    """How long after the end that `left_s` expects another one has to be expected, seconds of work."""
+    expected_s = total_s if told_s is None else told_s
+    over_s, tolerated_s = done_s - expected_s, _tolerated(expected_s)
+    return 0.0 if over_s >= tolerated_s else tolerated_s - max(over_s, 0.0)
+
+
+def _tolerated(expected_s: float) -> float:
+    return max(TOLERANCE * expected_s, TOLERANCE_S)

@@ -35,18 +35,21 @@ def open_slots(book: Book) -> set[Slot]:
 class Occupancy:
     """Running jobs in the policy's sight (GPUs, since when, sharing layer), and GPUs out of its sight.
 
-    fixed: of those jobs, the ones that it may put others beside, and must leave as they are otherwise.
+    fixed: of those jobs, the ones that it may put others beside, and must leave as they are otherwise. leaving: those
+    that are about to end, and are shown so that what is kept for others does not shrink meanwhile.
     """
 
     jobs: Mapping[int, tuple[Allocation, float, int]]
     pinned: set[Slot]
     fixed: frozenset[int]
+    leaving: frozenset[int] = frozenset()
 
 
 def occupancy(planning: Planning, priority: float) -> Occupancy:
     """Who has which GPUs, for a pass of this priority."""
     book, pairs = planning.book, planning.policy.pairs
     fixed: set[int] = set()
+    leaving: set[int] = set()
     free_for_all = open_slots(planning.book)
     found: dict[int, tuple[Allocation, float]] = {}
     pinned: set[Slot] = set()
@@ -60,9 +63,13 @@ def occupancy(planning: Planning, priority: float) -> Occupancy:
         elif attempt is None or number in planning.yielding or job.phase is Phase.FROZEN or number in planning.freezing:
             continue
         elif attempt.stop_reason is not None:
-            if attempt.stop_reason not in MAKES_WAY:
+            if attempt.stop_reason in MAKES_WAY:
+                continue
+            if planning.preempts or (planning.policy.max_jobs_per_gpu > 1 and not pairs):  # who might start it again
                 pinned.update(slots_of(attempt.allocation))
-            continue
+                continue
+            leaving.add(number)
+            allocation, since_s = attempt.allocation, attempt.since_s
         else:
             allocation, since_s = attempt.allocation, attempt.since_s
         slots = slots_of(allocation)
@@ -100,7 +107,7 @@ def occupancy(planning: Planning, priority: float) -> Occupancy:
                 used[slot] = used.get(slot, 0) | 1 << free[0]
         if not out:
             jobs = {n: (*has, layer_of[n]) for n, has in found.items()}
-            return Occupancy(jobs, pinned, frozenset(fixed & jobs.keys()))
+            return Occupancy(jobs, pinned, frozenset(fixed & jobs.keys()), frozenset(leaving & jobs.keys()))
         for number in out:
             pinned.update(slots_of(found.pop(number)[0]))
 

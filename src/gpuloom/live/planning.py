@@ -26,9 +26,9 @@ from gpuloom.core.decision import Reason
 from gpuloom.core.job import ENDED, Allocation, Job, Phase
 from gpuloom.core.profile import Profiles
 from gpuloom.core.share_class import share_class_of
-from gpuloom.core.units import next_multiple
+from gpuloom.engine.alarms import next_alarm_s
 from gpuloom.live.eligible import Throttles, blocked
-from gpuloom.live.estimates import Estimates, left_s
+from gpuloom.live.estimates import NOW_S, Estimates, left_s, stands_s
 from gpuloom.live.fleet import fleet_of, slots_of
 from gpuloom.live.hold import Hold
 from gpuloom.live.occupancy import MAKES_WAY, occupancy, reservation
@@ -311,22 +311,15 @@ class Planning:
         return at_interval or not gated
 
     def _set_alarms(self, now_s: float, wake_s: float, *, at_interval: bool, waiting: bool) -> None:
-        """As the simulator's loop does (sim/simulator.py)."""
         interval = self.interval_s
         gated = interval > 0 and self.policy.preempts_at_intervals
-        running = bool(self.book.attempts)
-        due = wake_s
-        if gated and wake_s < math.inf:
-            due = max(next_multiple(wake_s, interval), next_multiple(now_s, interval))
-        if gated and not at_interval and waiting and running:
-            due = min(due, next_multiple(now_s, interval))
-        if interval > 0 and self.policy.periodic and waiting and running:
-            due = min(due, next_multiple(now_s, interval))
-        self._due_s = due
+        restless = interval > 0 and self.policy.periodic
+        running = bool(self.book.attempts or self.grants)
+        pending = waiting and running and (restless or (gated and not at_interval))
+        self._due_s = next_alarm_s(now_s, wake_s, interval_s=interval, aligned=gated, pending=pending)
         self._overrun_s = math.inf
         if self.world is not None and waiting:
-            ends = [self.world.state.predicted_end_s(row) for row in self.world.state.placements]
-            self._overrun_s = max(min(ends, default=math.inf), now_s + max(1.0, 20.0 * self.last_pass_s))
+            self._overrun_s = max(self.world.stands_until_s(), now_s + max(1.0, 20.0 * self.last_pass_s))
 
     def _take(self, world: World, outcome: Outcome) -> None:
         commands: list[Command] = world.collector.take()
@@ -416,9 +409,17 @@ class Planning:
             for job, (allocation, since_s, layer) in there.jobs.items():
                 record = book.jobs[job]
                 done = self.work.expected(job, now_s)
-                total = self.estimate(record)[0]
-                left = left_s(total, record.work_s + done, self.work.told_s.get(job))
-                placements[job] = Placed(allocation, since_s, left, done, self.work.starting_s(job, now_s), layer)
+                known = self.estimate(record)[0], record.work_s + done, self.work.told_s.get(job)
+                leaves = job in there.leaving
+                placements[job] = Placed(
+                    allocation,
+                    since_s,
+                    NOW_S if leaves else left_s(*known),
+                    done,
+                    self.work.starting_s(job, now_s),
+                    layer,
+                    math.inf if leaves else stands_s(*known),
+                )
         if fleet is None:
             if aside is None:
                 self.reasons |= dict.fromkeys(waiting, nothing_to_give(self))

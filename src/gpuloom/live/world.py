@@ -7,6 +7,7 @@ row, so that the policy's memory of those that are held or wait for others is ke
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from gpuloom.core.state import State
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
 from gpuloom.interleave.groups import GroupSharing
-from gpuloom.live.estimates import left_s
+from gpuloom.live.estimates import left_s, stands_s
 from gpuloom.live.fleet import Fleet, slots_of
 from gpuloom.live.roster import Roster
 from gpuloom.placement.shapes import impossible_jobs, shapes_of
@@ -34,7 +35,8 @@ from gpuloom.sim.speeds import with_speeds
 class Placed:
     """A job that has GPUs: since when; work left, and done in this run (seconds alone on them).
 
-    starting_s: it goes on starting up for so long. layer: its sharing layer.
+    starting_s: it goes on starting up for so long. layer: its sharing layer. stands_s: so long after the end that is
+    expected of it another one has to be.
     """
 
     allocation: Allocation
@@ -43,6 +45,7 @@ class Placed:
     done_s: float
     starting_s: float = 0.0
     layer: int = 0
+    stands_s: float = math.inf
 
 
 @dataclass(slots=True)
@@ -123,6 +126,7 @@ class World:
             workload = with_profiles(workload, profiles)
         self.workload = workload = with_speeds(workload, cluster)
         self.state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
+        self._stands_s = {self.row_of[number]: has.stands_s for number, has in placed.items()}
         impossible = {self.jobs[row] for row in impossible_jobs(shapes_of(workload, cluster), cluster).tolist()}
         self.unplaceable = {job for job in eligible if job in impossible}
         overheads = np.full(len(ordered), overhead_s)
@@ -148,6 +152,18 @@ class World:
     def memory(self) -> Memory:
         """The policy's memory as it is now."""
         return Memory(self.engine.memory, self.jobs, _machines(self.fleet))
+
+    def stands_until_s(self) -> float:
+        """When the end that is expected of a running job has to be set anew, as it has not come."""
+        state, total_s = self.state, self.workload.duration_s
+        known = self._stands_s
+        return min(
+            (
+                state.predicted_end_s(row) + (known[row] if row in known else stands_s(total_s.item(row), 0.0))
+                for row in state.placements
+            ),
+            default=math.inf,
+        )
 
     def is_waiting(self, job: int) -> bool:
         """Whether the policy has it among those that wait."""

@@ -22,8 +22,9 @@ import numpy as np
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.errors import ImpossibleJobError, InputError, PlanError
 from gpuloom.core.state import JobState, State
-from gpuloom.core.units import is_multiple, next_multiple
+from gpuloom.core.units import is_multiple
 from gpuloom.core.workload import Workload
+from gpuloom.engine.alarms import next_alarm_s
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
 from gpuloom.placement.shapes import impossible_jobs, shapes_of, why_impossible
@@ -297,13 +298,8 @@ class Run:
             if outages.endless and now == wake == math.inf and not (state.placements or state.down or pending):
                 self._stuck()
             now = min(now, outages.next_s())
-            alarm = wake
-            if (rounds or gated) and wake < math.inf:
-                # What the policy wants to look at is decided at an interval.
-                alarm = wake if is_multiple(wake, interval) else next_multiple(wake, interval)
-                alarm = max(alarm, next_multiple(self.now_s, interval))
-            if pending or (restless and state.waiting and state.placements):
-                alarm = min(alarm, next_multiple(self.now_s, interval))
+            due = pending or (restless and state.waiting > 0 and bool(state.placements))
+            alarm = next_alarm_s(self.now_s, wake, interval_s=interval, aligned=rounds or gated, pending=due)
             if alarm < now:
                 now = alarm
             if now > horizon_s or (now == math.inf and begin is not None):

@@ -1,0 +1,180 @@
+"""The live scheduler's planning on a virtual clock: real book, estimates and worlds; no store, processes or threads."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuloom.core.book import Book
+from gpuloom.core.events import Event
+from gpuloom.core.job import ENDED, Phase
+from gpuloom.live.estimates import Estimates
+from gpuloom.live.fleet import slots_of
+from gpuloom.live.planning import Planning
+from gpuloom.live.work import WorkDone
+
+MOST_TURNS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job: when it is submitted, what it needs, how long it is said to take, and how long it takes.
+
+    late_s: its processes are there so much later than its GPUs are its own. slow_s: it stops so late when told to.
+    """
+
+    at_s: float
+    gpus: int
+    said_s: float
+    takes_s: float
+    late_s: float = 0.0
+    slow_s: float = 0.0
+    more: Mapping[str, Any] | None = None
+    """Further fields of its spec."""
+
+
+class Planned:
+    """Runs tasks to their ends; jobs are numbered from 1 in the order of the tasks.
+
+    Attributes:
+        first_s, end_s: by job. starts: (time, job, slots) of every start. passes: how often a world was built.
+        noticed_s: that long after an end the scheduler knows of it.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        policy: str,
+        *,
+        slots: int,
+        interval_s: float = 0.0,
+        overhead_s: float = 0.0,
+        noticed_s: float = 0.0,
+    ) -> None:
+        self.tasks, self.noticed_s = tasks, noticed_s
+        self.book, self.work = Book(), WorkDone()
+        self._events = 0
+        gpus = [{"index": index, "uuid": f"cpu-{index}", "model": "cpu"} for index in range(slots)]
+        self._tell("node.changed", None, 0.0, node={"name": "host", "gpus": gpus, "kind": "cpu"})
+        self.planning = Planning(
+            self.book,
+            self.work,
+            Estimates(lambda user, name, limit: ()),
+            list,
+            policy=policy,
+            interval_s=interval_s,
+            overhead_s=overhead_s,
+        )
+        self.first_s: dict[int, float] = {}
+        self.end_s: dict[int, float] = {}
+        self.starts: list[tuple[float, int, frozenset[tuple[str, int]]]] = []
+        self.builds = 0
+        self._coming: list[tuple[float, int, str, int]] = []
+        self._count = 0
+        self._ends: dict[int, int] = {}
+        for number, task in enumerate(tasks, 1):
+            self._at(task.at_s, "submit", number)
+
+    def run(self) -> Planned:
+        """Until all jobs have ended."""
+        planning, now = self.planning, 0.0
+        for _ in range(MOST_TURNS):
+            if len(self.end_s) == len(self.tasks):
+                return self
+            due = planning.due_s()
+            now = max(now, min(due, self._coming[0][0] if self._coming else math.inf))
+            assert now < math.inf, f"nothing will happen any more, and jobs wait: {self.waiting()}"
+            self.work.at(now)
+            while self._coming and self._coming[0][0] <= now:
+                _, count, what, job = heapq.heappop(self._coming)
+                getattr(self, f"_{what}")(job, now, count)
+            if planning.due_s() <= now:
+                self._pass(now)
+            self._start(now)
+        raise AssertionError("time does not pass")
+
+    def waiting(self) -> list[int]:
+        return [number for number, job in self.book.jobs.items() if job.phase is Phase.QUEUED]
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def _submit(self, number: int, now: float, count: int) -> None:
+        task = self.tasks[number - 1]
+        spec = {"name": f"job{number}", "gpus": task.gpus, "priority": 0, "estimate": task.said_s, **(task.more or {})}
+        data = {"user": "ann", "spec": spec, "first": number, "count": 1, "held": False, "after": []}
+        self._tell("jobs.submitted", number, now, **data, estimates=[[task.said_s, "given"]])
+        self.planning.stale()
+
+    def _run(self, number: int, now: float, count: int) -> None:
+        self._tell("attempt.running", number, now)
+
+    def _end(self, number: int, now: float, count: int) -> None:
+        if self._ends.get(number) != count:
+            return  # it was stopped before
+        at = now - self.noticed_s
+        self._ended(number, at, "finished", "finished", self.work.of(number, at))
+        self.end_s[number] = at
+
+    def _stopped(self, number: int, now: float, count: int) -> None:
+        self._ended(
+            number, now, "preempted", "queued", max(self.work.of(number, now) - self.tasks[number - 1].slow_s, 0)
+        )
+
+    def _ended(self, number: int, at: float, reason: str, after: str, work_s: float) -> None:
+        attempt, before = self.book.attempts[number], self.book.jobs[number].work_s
+        kept = {"work_s": before + work_s, "next": after, "ended_s": at}
+        self._tell("attempt.ended", number, at, reason=reason, exit_code=0, **kept)
+        job = self.book.jobs[number]
+        self.work.end(number)
+        if job.phase in ENDED:
+            self.planning.grants.pop(number, None)
+            self.planning.job_left(job, attempt.allocation)
+        elif self.planning.world is None:
+            self.planning.stale()
+
+    # -- what the scheduler does ---------------------------------------------------------------------------------------
+
+    def _pass(self, now: float) -> None:
+        self.builds += self.planning.world is None
+        outcome = self.planning.run(now)
+        # Passes take no time on this clock.
+        self.planning.last_pass_s, self.planning.quiet_until_s = 0.0, -math.inf
+        for number in outcome.stop:
+            if self.book.attempts[number].stop_reason is None:
+                self._ends.pop(number, None)
+                self._tell("attempt.stopping", number, now, reason="preempted", deadline_s=now + 30.0)
+                slow_s = self.tasks[number - 1].slow_s
+                if slow_s:
+                    self._at(now + slow_s, "stopped", number)
+                else:
+                    self._stopped(number, now, 0)
+
+    def _start(self, now: float) -> None:
+        held = {slot for attempt in self.book.attempts.values() for slot in slots_of(attempt.allocation)}
+        for number, allocation in list(self.planning.grants.items()):
+            slots = slots_of(allocation)
+            job, task = self.book.jobs[number], self.tasks[number - 1]
+            if not held.isdisjoint(slots) or job.phase is not Phase.QUEUED:
+                continue
+            where = [[name, list(gpus)] for name, gpus in allocation]
+            self._tell("attempt.starting", number, now, attempt=job.attempts + 1, allocation=where)
+            self._at(now + task.late_s, "run", number)
+            del self.planning.grants[number]
+            held.update(slots)
+            self.work.begin(number, now)
+            left = task.late_s + task.takes_s - job.work_s
+            self._ends[number] = self._at(now + left + self.noticed_s, "end", number)
+            self.first_s.setdefault(number, now)
+            self.starts.append((now, number, frozenset(slots)))
+
+    def _at(self, at_s: float, what: str, job: int) -> int:
+        self._count += 1
+        heapq.heappush(self._coming, (at_s, self._count, what, job))
+        return self._count
+
+    def _tell(self, kind: str, job: int | None, at_s: float, **data: Any) -> None:
+        self._events += 1
+        self.book.commit(self.book.stage([Event(self._events, at_s, kind, job, data)]))

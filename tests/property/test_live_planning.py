@@ -1,0 +1,118 @@
+"""The live scheduler's planning on a virtual clock: it decides as the simulator does, and what is kept stays kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders import jobs
+from gpuloom.live.estimates import TOLERANCE, TOLERANCE_S
+from gpuloom.sim import simulate
+from planned import Planned, Task
+
+EXACT = (
+    "fifo",
+    "fifo:backfill=easy",
+    "fifo:backfill=greedy",
+    "sjf",
+    "srtf",
+    "srsf",
+    "tiresias:thresholds=500/2000",
+    "hlas",
+)
+
+
+def drawn(seed: int, count: int, slots: int) -> list[Task]:
+    """Tasks whose estimates are right."""
+    random = np.random.default_rng(seed)
+    gpus = random.choice([1, 2, 3, slots // 2, slots], count, p=[0.4, 0.2, 0.1, 0.2, 0.1])
+    work = np.exp(random.uniform(np.log(20.0), np.log(600.0), count))
+    at = np.cumsum(random.exponential(float((work * gpus).mean()) / slots, count))
+    return [Task(float(a), int(g), float(w), float(w)) for a, g, w in zip(at, gpus, work, strict=True)]
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 60.0])
+@pytest.mark.parametrize("policy", EXACT)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_live_decides_as_simulated_where_estimates_are_right(policy: str, seed: int, interval_s: float) -> None:
+    tasks = drawn(seed, 60, 8)
+    live = Planned(tasks, policy, slots=8, interval_s=interval_s).run()
+    workload = jobs([(task.at_s, task.takes_s, task.gpus) for task in tasks])
+    again = simulate(workload, "1x8", policy, interval_s=interval_s, restart_overhead_s=0.0)
+    assert [live.end_s[number] for number in range(1, len(tasks) + 1)] == pytest.approx(again.end_s.tolist(), abs=0.02)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_a_little_late_is_hardly_another_schedule(seed: int) -> None:
+    """Under the default policy every end is seen 30 ms late, and every job overruns by 30 ms more."""
+    tasks = drawn(seed, 60, 8)
+    late = [replace(task, takes_s=task.takes_s + 0.03) for task in tasks]
+    live = Planned(late, "fifo:backfill=easy", slots=8, noticed_s=0.03).run()
+    workload = jobs([(task.at_s, task.takes_s, task.gpus) for task in tasks])
+    again = simulate(workload, "1x8", "fifo:backfill=easy", restart_overhead_s=0.0)
+    jct_s = [live.end_s[number] - task.at_s for number, task in enumerate(tasks, 1)]
+    assert np.mean(jct_s) == pytest.approx(again.avg_jct_s, rel=0.01)
+
+
+@st.composite
+def overrunning(draw: st.DrawFn) -> list[Task]:
+    """Tasks that take up to a tenth longer than they are said to, or up to ten seconds."""
+    tasks, at_s = [], 0.0
+    for _ in range(draw(st.integers(3, 14))):
+        at_s += draw(st.sampled_from([0.0, 0.5, 7.0, 40.0]))
+        said_s = float(draw(st.sampled_from([2, 5, 20, 60, 61, 150, 400])))
+        most_s = 0.99 * max(TOLERANCE * said_s, TOLERANCE_S)
+        over_s = most_s * draw(st.sampled_from([0.0, 0.003, 0.1, 0.6, 1.0]))
+        late_s = min(draw(st.sampled_from([0.0, 0.4, 3.0])), over_s)
+        tasks.append(Task(at_s, draw(st.integers(1, 4)), said_s, said_s + over_s - late_s, late_s))
+    return tasks
+
+
+@settings(max_examples=150)
+@given(tasks=overrunning())
+def test_a_small_overrun_takes_nothing_from_the_job_that_is_first(tasks: list[Task]) -> None:
+    """EASY's promise, when jobs overrun: who is first starts once those have ended that were to have by then."""
+    live = Planned(tasks, "fifo:backfill=easy", slots=4).run()
+    first_s, end_s = live.first_s, live.end_s
+    order = sorted(first_s)
+    for place, head in enumerate(order):
+        from_s = max([tasks[head - 1].at_s, *(first_s[before] for before in order[:place])])
+        there = [number for number in order if first_s[number] <= from_s < end_s[number] and number != head]
+        free = 4 - sum(tasks[number - 1].gpus for number in there)
+        shadow_s = from_s
+        for expected_s, gpus in sorted(
+            (max(first_s[number] + tasks[number - 1].said_s, from_s), tasks[number - 1].gpus) for number in there
+        ):
+            if free >= tasks[head - 1].gpus:
+                break
+            free, shadow_s = free + gpus, expected_s
+        in_its_way = [
+            end_s[number]
+            for number in order
+            if first_s[number] < first_s[head] and first_s[number] + tasks[number - 1].said_s <= shadow_s + 0.01
+        ]
+        assert first_s[head] <= max([from_s, *in_its_way]) + 0.01
+
+
+def test_a_long_overrun_lets_short_jobs_use_what_lies_idle() -> None:
+    """One of ten seconds runs for ten hours: those behind the large one that waits for it are not kept for as long."""
+    tasks = [Task(0.0, 1, 10.0, 36_000.0), Task(1.0, 4, 100.0, 100.0), *[Task(2.0, 3, 60.0, 60.0)] * 3]
+    live = Planned(tasks, "fifo:backfill=easy", slots=4).run()
+    assert live.first_s[2] == live.end_s[1]
+    assert [live.first_s[number] for number in (3, 4, 5)] == pytest.approx([90.0, 170.0, 230.0], abs=0.1)
+    assert live.builds < 30
+
+
+@pytest.mark.parametrize("policy", ["srtf", "tiresias"])
+def test_jobs_that_wait_beside_others_that_are_about_to_start_are_looked_at_again(policy: str) -> None:
+    """The simulator counts a job as running once it has been given GPUs; so must the alarm of the next interval."""
+    live = Planned([Task(0.3, 4, 100.0, 100.0), Task(0.3, 4, 200.0, 200.0)], policy, slots=4, interval_s=60.0)
+    for number in (1, 2):
+        live._submit(number, 0.3, 0)
+    live.planning.run(0.3)
+    assert live.planning.grants.keys() == {1}
+    assert live.planning.next_s() == 60.0
