@@ -100,10 +100,10 @@ def test_an_output_is_not_overwritten_unless_forced(own: Path, tmp_path: Path) -
     output = tmp_path / "out.csv"
     output.write_text("mine")
     for args in (("convert", own), ("generate", "--jobs", 2, "--gpus", 2)):
-        with pytest.raises(InputError, match="exists: use --force"):
+        with pytest.raises(InputError, match="is there already; --overwrite replaces it"):
             run(*args, "-o", output)
         assert output.read_text() == "mine"
-    run("convert", own, "-o", output, "--force")
+    run("convert", own, "-o", output, "--overwrite")
     assert len(read_trace(output).workload) == 3
     with pytest.raises(InputError, match=r"must end with \.csv"):
         run("convert", own, "-o", tmp_path / "out.txt")

@@ -46,9 +46,9 @@ def test_a_policy_written_in_capitals_is_found_or_suggested() -> None:
 
 
 def test_an_unknown_parameter_lists_those_there_are() -> None:
-    with pytest.raises(PolicyError, match="policy 'srtf' has no parameter 'foo'; it has: placement"):
+    with pytest.raises(PolicyError, match=r"policy 'srtf' has no parameter 'foo' \(it has: placement"):
         create_policy("srtf:foo=1")
-    with pytest.raises(PolicyError, match="policy 'sjf' has no parameter 'foo'; it has: none"):
+    with pytest.raises(PolicyError, match=r"policy 'sjf' has no parameter 'foo' \(it has: none"):
         create_policy("sjf:foo=1")
 
 

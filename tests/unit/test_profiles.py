@@ -156,7 +156,7 @@ def test_what_is_written_is_read_back(path: Path) -> None:
 
 def test_adding_twice_needs_replacing_and_adds_all_or_none(path: Path) -> None:
     add_profiles(path, [profile()])
-    with pytest.raises(InputError, match="has a profile of net on 1 GPU already; --replace"):
+    with pytest.raises(InputError, match="has a profile of net on 1 GPU already; --overwrite"):
         add_profiles(path, [profile(gpus=2), profile(iteration_s=0.3)])
     assert read_library(path) == [profile()]
 

@@ -18,10 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fake_torch import MODEL, install
 from gpuloom.sharing.find import find_profile, read_profile
 
-MAIN = (
-    "import sys; from gpuloom.cli import main; main.COMMANDS.setdefault('share', ('gpuloom.cli.share', '')); "
-    "sys.exit(main.main())"
-)
+MAIN = "from gpuloom.cli import main; main.main()"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -127,8 +124,8 @@ def test_refused_before_the_program_starts(run: Run, tmp_path: Path) -> None:
     assert run(*words).returncode == 0
     again = run(*words)
     assert (again.returncode, again.stdout) == (2, "")
-    assert "--replace" in again.stderr
-    assert run("--replace", *words).returncode == 0
+    assert "--overwrite" in again.stderr
+    assert run("--overwrite", *words).returncode == 0
     assert run("--output", str(tmp_path / "no" / "f"), *words).returncode == 2
     for name in ("x/y", ""):
         bad = run("--name", name, *words)

@@ -222,7 +222,7 @@ def test_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mine = collect("mine", 80, [KernelRecord("f", 3, 1000)])
     path = save(mine, library_folder())
     assert find_profile("mine") == (mine, str(path))
-    with pytest.raises(InputError, match="--replace"):
+    with pytest.raises(InputError, match="--overwrite"):
         save(mine, library_folder())
     save(collect("resnet50", 80, [KernelRecord("g", 3, 1000)]), library_folder())
     assert find_profile("resnet50")[0].records[0].name == "g"  # the user's wins over the shipped one

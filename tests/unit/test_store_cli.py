@@ -40,7 +40,7 @@ def run(*words: object) -> Result:
 def test_check_of_a_sound_store(home: Home) -> None:
     result = run("check")
     assert result.return_value == 0
-    assert result.output == f"{home.db}: schema 1, 3 events, 1 jobs, 1 attempts\nsound\n"
+    assert result.output == f"{home.db}: schema 1, 3 events, 1 job, 1 attempt\nsound\n"
     found = json.loads(run("check", "--json").output)
     assert found == {
         "path": str(home.db),

@@ -18,6 +18,7 @@ from gpuloom.agent.xid import PASSING, PROGRAM, RESET, xid_text
 from gpuloom.core.job import Gpu, NodeRecord
 from gpuloom.core.units import format_duration
 from gpuloom.core.usage import RunUsage
+from gpuloom.core.words import plural
 
 RESET_WORDS = "needs a reset of the GPU or a reboot, then `gpuloom nodes NODE up`"
 """Ends the reason of a GPU that does not recover by itself; by it, a scheduler that starts anew knows."""
@@ -284,7 +285,7 @@ class Health:
         seconds, mean = window.mean(settings.idle_s)
         if not flagged and seconds >= settings.idle_s * (1.0 - 1.0 / _BUCKETS) and mean < limit:
             what = f"{mean:.1f} % GPU use" if on_gpus else f"{100 * mean:.1f} % of a CPU core used"
-            held = f"{len(known.gpus)} {'GPU' if on_gpus else 'CPU slot'}{'s' if len(known.gpus) != 1 else ''}"
+            held = f"{plural(len(known.gpus), 'GPU' if on_gpus else 'CPU slot')}"
             text = f"idle: {what} on average in the last {format_duration(settings.idle_s)}, while it holds {held}"
             yield from self._flag(run, "idle", text)
         elif flagged and window.mean(settings.busy_s)[1] >= limit:

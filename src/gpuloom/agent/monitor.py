@@ -31,6 +31,7 @@ from gpuloom.agent.processes import (
 from gpuloom.agent.sample import Finding, Foreign, GpuSample, NodeRates, RunOnNode, Sample
 from gpuloom.core.job import NodeRecord
 from gpuloom.core.usage import RunUsage
+from gpuloom.core.words import plural
 
 UNKNOWN_MIB = 500.0
 """GPU memory in use by nobody who can be seen, from which on a GPU counts as used by others."""
@@ -198,7 +199,7 @@ class Monitor:
         if reading.ecc is not None:
             new = reading.ecc - self._ecc.get(uuid, reading.ecc)
             if new > 0:
-                say("ecc", f"{new} new uncorrectable ECC error{'s' if new > 1 else ''}", event=True)
+                say("ecc", f"{plural(new, 'new uncorrectable ECC error')}", event=True)
             self._ecc[uuid] = reading.ecc
         hot, limit = reading.temperature_c, reading.shutdown_c
         if hot is not None and limit and hot >= limit - NEAR_SHUTDOWN_C:

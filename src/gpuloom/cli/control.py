@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuloom.cli.groups import Choice
 from gpuloom.cli.jobs import ENDED, OPEN
 from gpuloom.cli.live import JOBS_HELP, Memory, connect, live_options, numbers, plain, runs_of, say_json
 from gpuloom.cli.run_options import Duration
@@ -179,7 +180,7 @@ class OrNone(click.ParamType[Any]):
 @click.option("--gpu-memory", type=OrNone(Memory()), metavar="SIZE|none", help="Memory on each GPU; of jobs that wait.")
 @click.option("--cpus", type=OrNone(click.FLOAT), metavar="N|none", help="CPU cores; of jobs that wait.")
 @click.option("--memory", type=OrNone(Memory()), metavar="SIZE|none", help="Main memory; of jobs that wait.")
-@click.option("--on-preempt", type=click.Choice(["checkpoint", "freeze", "never"]), help="Of jobs that wait.")
+@click.option("--on-preempt", type=Choice(["checkpoint", "freeze", "never"]), help="Of jobs that wait.")
 @live_options
 def update(jobs: tuple[str, ...], as_json: bool, home: Path | None, **fields: Any) -> None:
     """Change what jobs ask for. Of a running job: name, priority, time limit, estimate, retries and grace.

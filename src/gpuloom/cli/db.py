@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuloom.cli.groups import Group
+from gpuloom.cli.outputs import overwrite_option
 from gpuloom.core.errors import InputError
+from gpuloom.core.words import are, plural
 
 if TYPE_CHECKING:
     from gpuloom.store.home import Home
@@ -23,12 +26,12 @@ home_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group)
 def db() -> None:
     """Check, back up and restore the scheduler's store, one SQLite file in its home directory (docs/store.md)."""
 
 
-@db.command()
+@db.command(short_help="Verify the store: the file, and records against the events.")
 @home_option
 @json_option
 def check(home: Path | None, as_json: bool) -> int:
@@ -52,15 +55,15 @@ def check(home: Path | None, as_json: bool) -> int:
         click.echo(f"{found.db}: {_counts(report)}")
         for finding in report.findings:
             click.echo(f"  {finding.what}: {finding.detail}")
-        click.echo("sound" if not report.findings else f"{len(report.findings)} things are wrong")
+        click.echo("sound" if not report.findings else are(len(report.findings), "thing") + " wrong")
         if report.findings:
             click.echo("`gpuloom db restore FILE` puts a backup in its place; this file is kept beside it")
     return 1 if report.findings else 0
 
 
-@db.command()
+@db.command(short_help="Write a consistent copy of the store to FILE.")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--overwrite", is_flag=True, help="Take the place of a file that is there already.")
+@overwrite_option("a file")
 @home_option
 @json_option
 def backup(file: Path, overwrite: bool, home: Path | None, as_json: bool) -> int:
@@ -124,9 +127,8 @@ def _existing(path: Path | None) -> Home:
 
 
 def _counts(report: CheckReport) -> str:
-    return (
-        f"schema {report.schema_version}, {report.events:,} events, {report.jobs:,} jobs, {report.attempts:,} attempts"
-    )
+    told = (plural(report.events, "event"), plural(report.jobs, "job"), plural(report.attempts, "attempt"))
+    return f"schema {report.schema_version}, {', '.join(told)}"
 
 
 def _plain(report: CheckReport) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuloom.cli.demo_home import last_report
+from gpuloom.core.words import plural
 
 STEP_S = 0.05
 
@@ -74,7 +75,7 @@ class Story:
             self.names[job] = data["spec"]["name"]
             self.state[job] = "queued"
             gpus = data["spec"]["gpus"]
-            return "submitted", f"{gpus} slot{'s' * (gpus > 1)}, {data['spec']['estimate']:g} s of work"
+            return "submitted", f"{plural(gpus, 'slot')}, {data['spec']['estimate']:g} s of work"
         if kind == "attempt.starting":
             slots = [gpu for _, gpus in data["allocation"] for gpu in gpus]
             self.spans += [[slot, at, None, job] for slot in slots]

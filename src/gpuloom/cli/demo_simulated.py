@@ -9,6 +9,7 @@ import click
 
 from gpuloom.cli.progress import task_progress
 from gpuloom.cli.simulate import DEFAULT_POLICIES
+from gpuloom.core.words import plural
 
 POLICIES = tuple(DEFAULT_POLICIES.split(","))
 REAL = Path("muri/trace3.csv.gz")
@@ -52,7 +53,7 @@ def compare_policies(jobs: int, load: float, seed: int, output: Path) -> None:
     else:
         click.echo(f"no real trace at hand ({REAL} in ../shared/data or $GPULOOM_DATA): the generated one alone")
     for workload in workloads:
-        click.echo(f"{workload.name}: {len(workload):,} jobs on {cluster.gpus} GPUs ({CLUSTER})")
+        click.echo(f"{workload.name}: {plural(len(workload), 'job')} on {plural(cluster.gpus, 'GPU')} ({CLUSTER})")
     tasks = [Task(workload, cluster, policy) for workload in workloads for policy in POLICIES]
     bars = [(f"{task.policy} · {task.workload.name}", len(task.workload)) for task in tasks]
     with task_progress(bars, quiet=False) as on_progress:

@@ -92,12 +92,12 @@ def result_lines(
         view = by_job[number]
         lines.append(
             f"{view['name']:<9} {view['gpus']:>5} {live_s:>7.2f} s {simulated_s:>8.2f} s "
-            f"{100 * (simulated_s / live_s - 1):>+6.1f} % {view['preemptions']:>10}"
+            f"{100 * (simulated_s / live_s - 1):>+z6.1f} % {view['preemptions']:>10}"
         )
     total = sum(view["preemptions"] for view in views)
     lines.append(
         f"{'average':<9} {'':>5} {what.live_s:>7.2f} s {what.simulated_s:>8.2f} s "
-        f"{100 * what.difference:>+6.1f} % {total:>10}"
+        f"{100 * what.difference:>+z6.1f} % {total:>10}"
     )
     verdict = "within" if what.within else "NOT within"
     lines += [
@@ -108,6 +108,6 @@ def result_lines(
     ]
     for name, other in sorted(others.items(), key=lambda item: item[1].avg_jct_s):
         share = 100 * (other.avg_jct_s / what.simulated_s - 1)
-        note = "as it ran" if name == policy else f"{share:+.0f} %"
+        note = "as it ran" if name == policy else f"{share:+z.0f} %"
         lines.append(f"  {name:<26} average JCT {other.avg_jct_s:6.2f} s  {note}")
     return lines

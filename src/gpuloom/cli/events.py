@@ -10,9 +10,12 @@ from typing import Any
 
 import click
 
-from gpuloom.cli.live import Moment, connect, live_options, one_number, plain, plural, say_json, say_json_line, short
+from gpuloom.cli.groups import Choice, Group
+from gpuloom.cli.live import Moment, connect, live_options, one_number, plain, say_json, say_json_line, short
 from gpuloom.cli.live_tables import MOVED, Column, show_table
+from gpuloom.cli.outputs import check_outputs, overwrite_option
 from gpuloom.core.errors import InputError
+from gpuloom.core.words import plural
 
 UNTOLD = ("estimates", "boot_id", "start_ticks", "failure")
 """Fields of events that say nothing to people; --json has them."""
@@ -119,17 +122,18 @@ def _told(data: Mapping[str, Any], at_s: float) -> str:
             parts.append(f"{value.get('name')} {value.get('state')} {value.get('reason') or ''}".rstrip())
         elif key == "allocation":
             parts.append(";".join(f"{node}:{','.join(map(str, gpus))}" for node, gpus in value))
-        elif isinstance(value, float):
-            parts.append(f"{key} {value:.6g}")
-        elif isinstance(value, str):
-            parts.append(f"{key} {value}")
+        elif key == "exit_code" and f"exit code {value}" in str(data.get("message")):
+            continue  # the message says it
         else:
-            parts.append(f"{key} {json.dumps(value)}")
+            shown = (
+                value if isinstance(value, str) else f"{value:.6g}" if isinstance(value, float) else json.dumps(value)
+            )
+            parts.append(f"{key.replace('_', ' ')} {shown}")
     text = ", ".join(part for part in parts if part)
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
-@click.group()
+@click.group(cls=Group)
 def history() -> None:
     """What ran here, as a trace for gpuloom simulate and compare."""
 
@@ -140,7 +144,7 @@ def history() -> None:
     "--since", type=Moment(), metavar="TIME", help="Jobs submitted from then on: 7d (ago), or 2026-11-21T14:30."
 )
 @click.option("--until", type=Moment(), metavar="TIME", help="Jobs submitted before then.")
-@click.option("--overwrite", is_flag=True, help="Take the place of a file that is there already.")
+@overwrite_option("a file")
 @live_options
 def export(
     file: str, since: float | None, until: float | None, overwrite: bool, as_json: bool, home: Path | None
@@ -153,13 +157,11 @@ def export(
       gpuloom compare week.csv --cluster 1x8 --policies tiresias,muri-l
       gpuloom history export - | head
     """
-    from gpuloom.cli.outputs import check_outputs
-
     if file == "-" and as_json:
         raise click.UsageError("--json says what was written where; with - the trace itself is on stdout")
     check_outputs([file], None)
     if file != "-" and not overwrite and Path(file).exists():
-        raise InputError(f"{file}: is there already; --overwrite takes its place")
+        raise InputError(f"{file}: is there already; --overwrite replaces it")
     with connect(home) as client:
         text = client.history(since_s=since, until_s=until)
     if file == "-":
@@ -176,7 +178,7 @@ def export(
 @click.command()
 @click.option(
     "--by",
-    type=click.Choice(["user", "name", "day", "node"]),
+    type=Choice(["user", "name", "day", "node"]),
     default="user",
     show_default=True,
     help="What to add up by.",

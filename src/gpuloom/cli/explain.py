@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuloom.cli.run_options import checked, run_options
+from gpuloom.core.cluster import ANY_MODEL
 from gpuloom.core.errors import InputError
 from gpuloom.core.units import format_duration
+from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.sim.explain import Alternative, Explanation, Step
@@ -69,7 +71,7 @@ def explain(job: str, policy: str, as_json: bool, quiet: bool, **options: Any) -
 
 
 def _print(found: Explanation) -> None:
-    needs = f"{found.gpus} GPU{'s' * (found.gpus > 1)}"
+    needs = f"{plural(found.gpus, 'GPU')}"
     click.echo(f"job {found.job_id} ({needs}) of {found.result.trace} under {found.policy} on {found.result.cluster}")
     zero = found.steps[0].time_s if found.steps else 0.0
     last: Step | None = None
@@ -83,9 +85,9 @@ def _print(found: Explanation) -> None:
         at = format_duration(step.time_s - zero)
         line = f"\n+{at}  {WHAT[step.what]}"
         if step.alternatives:
-            line += f" {step.gpus} {step.model}, node {', '.join(step.nodes)}"
+            line += f" {_gpus(step)}, node {', '.join(step.nodes)}"
             if last is not None and step.what in {"move", "resize"}:
-                line += f" (from {last.gpus} {last.model}, node {', '.join(last.nodes)})"
+                line += f" (from {_gpus(last)}, node {', '.join(last.nodes)})"
             elif step.waited_s > 0:
                 line += f", having waited {format_duration(step.waited_s)}"
             last = step
@@ -100,11 +102,16 @@ def _print(found: Explanation) -> None:
             click.echo(f"  {_generic(step)}")
 
 
+def _gpus(step: Step) -> str:
+    """'2 V100'; '2 GPUs' where the cluster names no model."""
+    return plural(step.gpus, "GPU") if step.model == ANY_MODEL else f"{step.gpus:,} {step.model}"
+
+
 def _line(a: Alternative, step: Step) -> str:
     chosen = next(other for other in step.alternatives if other.chosen)
     mark = ">" if a.chosen else " "
     speed = f"{a.it_per_s:.4g} it/s" if a.it_per_s is not None else f"speed {a.speed:.3g}"
-    text = f"{mark} {a.model}: {speed} ({a.source}), {a.free} GPUs free"
+    text = f"{mark} {a.model}: {speed} ({a.source}), {plural(a.free, 'GPU')} free"
     if a.cant:
         return f"{mark} {a.model}: can't run there ({a.cant})"
     if a.chosen:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from gpuloom.cli.groups import Choice
 from gpuloom.cli.live import Memory
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import InputError
@@ -69,7 +70,7 @@ OPTIONS = (
     ),
     click.option(
         "--export",
-        type=click.Choice(["all", "none"]),
+        type=Choice(["all", "none"]),
         default="all",
         show_default=True,
         help="What of this shell's environment goes along.",
@@ -82,22 +83,22 @@ OPTIONS = (
     click.option("--grace", type=Duration(), metavar="TIME", help="Time between notice and end [30s]."),
     click.option(
         "--on-preempt",
-        type=click.Choice(["checkpoint", "freeze", "never"]),
+        type=Choice(["checkpoint", "freeze", "never"]),
         help="What preemption does: notice and end, stop in place, or nothing [checkpoint].",
     ),
     click.option("--model", metavar="NAME", help="Name of the training model, for profiles (gpuloom profiles)."),
     click.option(
         "--class",
         "share_class",
-        type=click.Choice(CLASSES),
+        type=Choice(CLASSES),
         help="May share its GPU: high keeps its latency, best-effort takes what is left.",
     ),
     click.option(
         "--task-type",
-        type=click.Choice(TASK_TYPES),
+        type=Choice(TASK_TYPES),
         help="Without --class: inference, interactive: high; else best-effort.",
     ),
-    click.option("--importance", type=click.Choice(IMPORTANCES), help="Without --class: to the business; high: high."),
+    click.option("--importance", type=Choice(IMPORTANCES), help="Without --class: to the business; high: high."),
     click.option("--real-time", is_flag=True, help="Without --class: it must answer in real time: high."),
     click.option("--hold", is_flag=True, help="Keep it back until gpuloom release."),
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuloom.cli.groups import Choice
 from gpuloom.cli.live import (
     JOBS_HELP,
     ago,
@@ -18,7 +19,6 @@ from gpuloom.cli.live import (
     numbers,
     one_number,
     plain,
-    plural,
     say_json,
     say_json_line,
     short,
@@ -35,6 +35,7 @@ from gpuloom.cli.live_tables import (
 )
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.share_class import share_class_of
+from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
@@ -47,9 +48,7 @@ RECENT = 5
 
 @click.command()
 @click.option("--all", "-a", "every", is_flag=True, help="All jobs, ended ones too.")
-@click.option(
-    "--state", "states", multiple=True, type=click.Choice([*OPEN, *ENDED]), help="Jobs in this state (repeatable)."
-)
+@click.option("--state", "states", multiple=True, type=Choice([*OPEN, *ENDED]), help="Jobs in this state (repeatable).")
 @click.option("--user", "users", multiple=True, metavar="NAME", help="Jobs of this user (repeatable).")
 @click.option("--me", is_flag=True, help="Your own jobs.")
 @click.option("--name", "names", multiple=True, metavar="PATTERN", help="Jobs of this name, with * and ? (repeatable).")
@@ -194,7 +193,7 @@ def _show(found: Mapping[str, Any]) -> None:
     if job.get("exit_code") is not None:
         lines.append(("exit code", str(job["exit_code"])))
     if spec.get("env"):
-        lines.append(("environment", f"{len(spec['env'])} variables (--json shows them)"))
+        lines.append(("environment", f"{plural(len(spec['env']), 'variable')} (--json shows them)"))
     lines.append(("log", str(found.get("log") or "-")))
     for title, text in lines:
         click.echo(f"{title + ':':<15}{plain(text)}")

@@ -154,11 +154,6 @@ def plain(text: object) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(str(text).split("\n")))
 
 
-def plural(count: int, noun: str) -> str:
-    """'1 job', '2 jobs'."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def runs_of(jobs: Sequence[int]) -> str:
     """'12', '12-20', '12-14, 17'."""
     parts: list[list[int]] = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuloom.cli.live import JOBS_HELP, connect_or_name_files, live_options, one_number, say_json, say_json_line
+from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
@@ -97,7 +98,8 @@ def whole_lines(pieces: Iterable[LogPiece], at: int) -> Iterator[tuple[int, byte
 
 
 def _say_missing(job: int, missing: int) -> None:
-    click.echo(f"gpuloom: job {job}: {missing:,} bytes of its log before this are no longer kept", err=True)
+    text = f"{plural(missing, 'byte')} of its log before this {'is' if missing == 1 else 'are'} no longer kept"
+    click.echo(f"gpuloom: job {job}: {text}", err=True)
 
 
 def follow_log(

@@ -11,50 +11,64 @@ from pathlib import Path
 import click
 
 from gpuloom import __version__
-from gpuloom.cli.lazy import LazyGroup
+from gpuloom.cli.groups import Commands, LazyGroup
 from gpuloom.core.errors import GpuloomError
 
-COMMANDS = {
-    "up": ("gpuloom.cli.service", "Start the scheduler of this machine."),
-    "down": ("gpuloom.cli.service", "End the scheduler; jobs go on."),
-    "status": ("gpuloom.cli.service", "Show the scheduler: pid, URL, store, executor."),
-    "submit": ("gpuloom.cli.submit", "Submit a command or the jobs of a YAML file."),
-    "ls": ("gpuloom.cli.jobs", "List jobs."),
-    "show": ("gpuloom.cli.jobs", "Show all that is known of a job."),
-    "logs": ("gpuloom.cli.logs", "Print or follow what a job writes."),
-    "why": ("gpuloom.cli.jobs", "Tell why a job waits and when it will start."),
-    "wait": ("gpuloom.cli.jobs", "Wait for jobs to end."),
-    "top": ("gpuloom.cli.watch", "Watch GPUs and running jobs, or move a job to the top of the queue."),
-    "cancel": ("gpuloom.cli.control", "End jobs."),
-    "hold": ("gpuloom.cli.control", "Keep back jobs that wait."),
-    "release": ("gpuloom.cli.control", "Let held jobs queue."),
-    "requeue": ("gpuloom.cli.control", "Put jobs back into the queue."),
-    "update": ("gpuloom.cli.control", "Change what jobs ask for."),
-    "nodes": ("gpuloom.cli.nodes", "Show nodes and GPUs."),
-    "drain": ("gpuloom.cli.nodes", "Take a node out of service, its jobs move."),
-    "cordon": ("gpuloom.cli.nodes", "Start nothing new on a node."),
-    "uncordon": ("gpuloom.cli.nodes", "Take a node into service again."),
-    "policy": ("gpuloom.cli.policy", "Show or swap the policy of the running scheduler."),
-    "events": ("gpuloom.cli.events", "Show or follow all that happened."),
-    "usage": ("gpuloom.cli.events", "Show who used how much."),
-    "history": ("gpuloom.cli.events", "Export what ran here as a trace."),
-    "db": ("gpuloom.cli.db", "Check, back up and restore the store."),
-    "schema": ("gpuloom.cli.schema", "Print the JSON schema of job.yaml."),
-    "simulate": ("gpuloom.cli.simulate", "Replay a trace under one policy."),
-    "compare": ("gpuloom.cli.simulate", "Replay a trace under several policies and compare them."),
-    "trace": ("gpuloom.cli.trace", "Show, convert and generate traces."),
-    "weave": ("gpuloom.cli.weave", "Find which jobs to weave on shared GPUs, and what it gains."),
-    "profiles": ("gpuloom.cli.profiles", "Show and keep the stage times of models."),
-    "explain": ("gpuloom.cli.explain", "Explain where a job of a trace ran, and why."),
-    "gpus": ("gpuloom.cli.gpus", "Show what is known of GPU models."),
-    "pollux": ("gpuloom.cli.pollux", "Replay workloads of Pollux (OSDI '21) by the rules of its simulator."),
-    "policies": ("gpuloom.cli.policies", "List the scheduling policies and their parameters."),
-    "share": ("gpuloom.cli.share", "Share one GPU between a service and training, kernel by kernel."),
-    "demo": ("gpuloom.cli.demo", "Run eight small jobs on a scheduler of their own, beside what the simulator says."),
+SECTIONS: dict[str, Commands] = {
+    "Run jobs on this machine (live)": {
+        "up": ("gpuloom.cli.service", "Start the scheduler of this machine."),
+        "down": ("gpuloom.cli.service", "End the scheduler; jobs go on."),
+        "status": ("gpuloom.cli.service", "Show the scheduler: pid, URL, store, executor."),
+        "submit": ("gpuloom.cli.submit", "Submit a command, a script, or the jobs of a YAML file."),
+        "ls": ("gpuloom.cli.jobs", "List jobs."),
+        "show": ("gpuloom.cli.jobs", "Show all that is known of a job."),
+        "logs": ("gpuloom.cli.logs", "Print or follow what a job writes."),
+        "why": ("gpuloom.cli.jobs", "Tell why a job waits and when it will start."),
+        "wait": ("gpuloom.cli.jobs", "Wait for jobs to end."),
+        "top": ("gpuloom.cli.watch", "Watch GPUs and jobs, or move a job to the top of the queue."),
+        "cancel": ("gpuloom.cli.control", "End jobs."),
+        "hold": ("gpuloom.cli.control", "Keep back jobs that wait."),
+        "release": ("gpuloom.cli.control", "Let held jobs queue."),
+        "requeue": ("gpuloom.cli.control", "Put jobs back into the queue."),
+        "update": ("gpuloom.cli.control", "Change what jobs ask for."),
+        "policy": ("gpuloom.cli.policy", "Show or swap the policy of the running scheduler."),
+        "history": ("gpuloom.cli.events", "Export what ran here as a trace, for compare."),
+        "schema": ("gpuloom.cli.schema", "Print the JSON schema of job.yaml."),
+    },
+    "Administer this machine (live)": {
+        "nodes": ("gpuloom.cli.nodes", "Show nodes and GPUs."),
+        "drain": ("gpuloom.cli.nodes", "Take a node out of service; its jobs move."),
+        "cordon": ("gpuloom.cli.nodes", "Start nothing new on a node."),
+        "uncordon": ("gpuloom.cli.nodes", "Take a node into service again."),
+        "events": ("gpuloom.cli.events", "Show or follow all that happened."),
+        "usage": ("gpuloom.cli.events", "Show who used how much."),
+        "db": ("gpuloom.cli.db", "Check, back up and restore the store."),
+    },
+    "Simulate (no scheduler is needed)": {
+        "compare": ("gpuloom.cli.simulate", "Replay a trace under several policies and compare them."),
+        "simulate": ("gpuloom.cli.simulate", "Replay a trace under one policy."),
+        "explain": ("gpuloom.cli.explain", "Explain where a job of a trace ran, and why."),
+        "trace": ("gpuloom.cli.trace", "Show, convert and generate traces."),
+        "policies": ("gpuloom.cli.policies", "List the scheduling policies and their parameters."),
+        "weave": ("gpuloom.cli.weave", "Find which jobs to weave on shared GPUs, and the gain."),
+        "profiles": ("gpuloom.cli.profiles", "Show and keep the stage times of models."),
+        "gpus": ("gpuloom.cli.gpus", "Show what is known of GPU models."),
+        "pollux": ("gpuloom.cli.pollux", "Replay workloads of Pollux by the rules of its simulator."),
+        "demo": ("gpuloom.cli.demo", "Run eight small jobs live, beside what the simulator says."),
+    },
+    "Share one GPU (no scheduler is needed)": {
+        "share": ("gpuloom.cli.share", "Share a GPU between a service and training, by kernels."),
+    },
 }
 
 
-@click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Help on one: gpuloom COMMAND --help. Completion by the Tab key, in bash (in zsh: zsh_source): "
+    'eval "$(_GPULOOM_COMPLETE=bash_source gpuloom)"',
+)
 @click.version_option(__version__, prog_name="gpuloom")
 def cli() -> None:
     """gpuloom: schedule deep-learning jobs on shared GPU clusters, and simulate how they would be scheduled.

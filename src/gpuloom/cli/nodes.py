@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from gpuloom.cli.groups import Choice
 from gpuloom.cli.live import connect, live_options, plain, runs_of, say_json
 from gpuloom.cli.live_tables import GPU_COLUMNS, NODE_COLUMNS, columns_for, show_table
 from gpuloom.core.errors import InputError
@@ -17,7 +18,7 @@ STATES = {"up": "up", "cordon": "cordoned", "cordoned": "cordoned", "drain": "dr
 
 @click.command()
 @click.argument("node", required=False)
-@click.argument("state", required=False, type=click.Choice(list(STATES)), metavar="[up|cordon|drain]")
+@click.argument("state", required=False, type=Choice(list(STATES)), metavar="[up|cordon|drain]")
 @click.option("--reason", default="", metavar="TEXT", help="With a state: why, for others to read.")
 @live_options
 def nodes(node: str | None, state: str | None, reason: str, as_json: bool, home: Path | None) -> None:

@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
+
+import click
 
 from gpuloom.core.errors import InputError
+
+
+class Overwrite(click.Option):
+    """An option with names of before, which still work and are not shown."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        found = super().get_help_record(ctx)
+        return None if found is None else (self.opts[0], found[1])
+
+
+def overwrite_option(what: str) -> Callable[[Any], Any]:
+    """--overwrite, as `overwrite`: what of the same name is there already is replaced. what: such as 'a file'."""
+    return click.option(
+        "--overwrite",
+        "--force",
+        "--replace",
+        "overwrite",
+        cls=Overwrite,
+        is_flag=True,
+        help=f"Replace {what} that is there already.",
+    )
 
 
 def check_outputs(targets: list[str | None], plot_target: str | None) -> None:

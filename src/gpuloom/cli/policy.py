@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from gpuloom.cli.groups import Group
 from gpuloom.cli.live import ago, connect, live_options, plain, say_json, short
 from gpuloom.cli.run_options import Duration
 
 
-@click.group()
+@click.group(cls=Group, aliases={"list": "ls"})
 def policy() -> None:
     """Show or swap the policy of the running scheduler.
 
@@ -95,7 +96,7 @@ def preempts(found: Mapping[str, Any]) -> str:
 
 
 def _say(found: Mapping[str, Any]) -> None:
-    text = f"{preempts(found)}, since {ago(found.get('since_s'))}"
+    text = f"{preempts(found)}, set {ago(found.get('since_s'))}"
     if found.get("previous"):
         text += f"; before: {found['previous']}"
     click.echo(plain(text))

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuloom.cli.groups import Group
+from gpuloom.cli.outputs import overwrite_option
 from gpuloom.core.errors import InputError
 from gpuloom.core.profile import STAGES_3, STAGES_4, Profile
 from gpuloom.core.units import parse_duration_s, parse_memory_mib
+from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,10 +27,10 @@ library_option = click.option(
     help="Your profiles, a CSV file [$GPULOOM_HOME/profiles.csv, else ~/.local/share/gpuloom/profiles.csv].",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-replace_option = click.option("--replace", is_flag=True, help="Take the place of profiles that are there already.")
+replace_option = overwrite_option("profiles")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, aliases={"list": "ls"})
 def profiles() -> None:
     """Show and keep profiles: how long each stage of a model's iteration takes.
 
@@ -36,16 +39,16 @@ def profiles() -> None:
     """
 
 
-@profiles.command("list")
+@profiles.command("ls")
 @json_option
 @library_option
-def list_(as_json: bool, library: Path | None) -> None:
+def ls(as_json: bool, library: Path | None) -> None:
     """List all profiles.
 
     \b
     Examples:
-      gpuloom profiles list
-      gpuloom profiles list --json
+      gpuloom profiles ls
+      gpuloom profiles ls --json
     """
     from gpuloom.sim.profiles import load_profiles
 
@@ -95,7 +98,7 @@ def add(
     memory: str | None,
     start: str | None,
     source: str,
-    replace: bool,
+    overwrite: bool,
     library: Path | None,
 ) -> None:
     """Add a profile to your library.
@@ -103,7 +106,7 @@ def add(
     \b
     Examples:
       gpuloom profiles add llama --gpus 8 --iteration 0.2s --stages 0.1,0.05,0.02
-      gpuloom profiles add llama --gpus 8 --iteration 200ms --stages 30ms,60ms,80ms,20ms --memory 12GiB --replace
+      gpuloom profiles add llama --gpus 8 --iteration 200ms --stages 30ms,60ms,80ms,20ms --memory 12GiB --overwrite
     """
     from gpuloom.sim.profiles import add_profiles, library_path
 
@@ -125,16 +128,16 @@ def add(
         source=source,
     )
     path = library or library_path()
-    replaced = add_profiles(path, [profile], replacing=replace)
+    replaced = add_profiles(path, [profile], replacing=overwrite)
     _warn([profile])
     click.echo(f"{'replaced' if replaced else 'added'} the {profile} in {path}", err=True)
 
 
-@profiles.command("import")
+@profiles.command("import", short_help="Add all profiles of a CSV file to your library.")
 @click.argument("file", metavar="FILE.csv")
 @replace_option
 @library_option
-def import_(file: str, replace: bool, library: Path | None) -> None:
+def import_(file: str, overwrite: bool, library: Path | None) -> None:
     """Add all profiles of a CSV file to your library, or none if one is wrong.
 
     FILE.csv (- for standard input) has the columns of docs/profiles.md, or those of the Muri artifact's table in
@@ -142,17 +145,17 @@ def import_(file: str, replace: bool, library: Path | None) -> None:
 
     \b
     Example:
-      gpuloom profiles import measured.csv --replace
+      gpuloom profiles import measured.csv --overwrite
     """
     from gpuloom.sim.profile_tables import read_profiles
     from gpuloom.sim.profiles import add_profiles, library_path
 
     found = read_profiles(file)
     path = library or library_path()
-    replaced = add_profiles(path, found, replacing=replace)
+    replaced = add_profiles(path, found, replacing=overwrite)
     _warn(found)
     more = f", {replaced} of them in place of others" if replaced else ""
-    click.echo(f"imported {len(found)} profile{'' if len(found) == 1 else 's'} into {path}{more}", err=True)
+    click.echo(f"imported {plural(len(found), 'profile')} into {path}{more}", err=True)
 
 
 @profiles.command()
@@ -170,7 +173,7 @@ def remove(model: str, gpus: int | None, library: Path | None) -> None:
 
     path = library or library_path()
     removed = remove_profiles(path, model, gpus)
-    click.echo(f"removed {removed} profile{'' if removed == 1 else 's'} of {model} from {path}", err=True)
+    click.echo(f"removed {plural(removed, 'profile')} of {model} from {path}", err=True)
 
 
 def as_dict(profile: Profile, own: bool) -> dict[str, Any]:
@@ -201,7 +204,8 @@ def _print(known: Profiles, model: str | None, as_json: bool) -> None:
     own = sum(own for _, own in rows)
     click.echo("\nTimes of an iteration and its stages are in ms. Load is storage and CPU together, or storage + CPU.")
     if model is None:
-        click.echo(f"{len(rows)} profiles of {len({p.model for p, _ in rows})} models, {own} yours ({known.library})")
+        of = plural(len({p.model for p, _ in rows}), "model")
+        click.echo(f"{plural(len(rows), 'profile')} of {of}, {own} yours ({known.library})")
     else:
         for source in dict.fromkeys(profile.source for profile, _ in rows if profile.source):
             click.echo(f"source: {source}")

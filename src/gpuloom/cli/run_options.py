@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuloom.cli.groups import Choice
 from gpuloom.cli.reading import read, reading_options, say_notes
 from gpuloom.core.errors import InputError
 from gpuloom.core.units import parse_duration_s
+from gpuloom.core.words import are, plural
 
 if TYPE_CHECKING:
     from gpuloom.core.cluster import Cluster
@@ -97,14 +99,14 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options about clusters of several GPU models."""
     command = click.option(
         "--speeds",
-        type=click.Choice(["measured", "facts"]),
+        type=Choice(["measured", "facts"]),
         default="measured",
         show_default=True,
         help="Speeds by GPU model where the trace has none: all alike, or estimated from the models' facts.",
     )(command)
     return click.option(
         "--hlas",
-        type=click.Choice(["literal"]),
+        type=Choice(["literal"]),
         help="hlas: the patent's method without gpuloom's additions (hlas:literal=yes).",
     )(command)
 
@@ -128,7 +130,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--schedule",
-            type=click.Choice(["events", "rounds"]),
+            type=Choice(["events", "rounds"]),
             default="events",
             show_default=True,
             help="events: free GPUs are given away at once; rounds: at intervals only.",
@@ -148,9 +150,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="What a change of a running job's size costs; as much as a restart unless given.",
         ),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of what is random."),
-        click.option(
-            "--compat", type=click.Choice(["muri"]), help="Semantics of another simulator (docs/fidelity.md)."
-        ),
+        click.option("--compat", type=Choice(["muri"]), help="Semantics of another simulator (docs/fidelity.md)."),
         click.option("--mtbf", type=Duration(), metavar="TIME", help="Mean time between failures of a node (30d)."),
         click.option(
             "--repair", type=Duration(), default="1h", show_default=True, metavar="TIME", help="Mean time to repair."
@@ -218,7 +218,8 @@ class RunOptions:
 
         workload = _fitting(workload, self.cluster, without_impossible, self.skip_impossible, quiet)
         if workload.gpu_milli is not None and not quiet and (parts := int((workload.gpu_milli < 1000).sum())):
-            click.echo(f"note: {parts:,} jobs ask for a part of a GPU; each is given a whole one", err=True)
+            asks = are(parts, "job", ("asks", "ask"))
+            click.echo(f"note: {asks} for a part of a GPU; each is given a whole one", err=True)
         return workload
 
 
@@ -337,7 +338,7 @@ def _say_profiled(workload: Workload, policies: list[Any]) -> None:
         total = filled.stage_s.sum(axis=1)
         lacking -= int((total > 0).sum())
     if lacking and any("group_size" in policy.values for policy in policies):
-        what = "no job has" if lacking == len(filled) else f"{lacking:,} of {len(filled):,} jobs have no"
+        what = "no job has" if lacking == len(filled) else f"{lacking:,} of {plural(len(filled), 'job')} have no"
         click.echo(
             f"note: {what} known stage times: they share GPUs with nobody by weaving (see: gpuloom profiles --help)",
             err=True,
@@ -349,7 +350,7 @@ def _fitting(
 ) -> Workload:
     kept = without_impossible(workload, cluster, skip=skip)
     if len(kept) == 0:
-        raise InputError(f"{workload.name}: none of its {len(workload):,} jobs can be placed on {cluster}")
+        raise InputError(f"{workload.name}: none of its {plural(len(workload), 'job')} can be placed on {cluster}")
     if kept is not workload and not quiet:
         click.echo(f"note: {kept.notes[-1]}", err=True)
     return kept

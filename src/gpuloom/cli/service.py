@@ -13,9 +13,11 @@ from typing import Any
 
 import click
 
-from gpuloom.cli.live import connect, home_option, live_options, plain, plural, say_json, short
+from gpuloom.cli.groups import Choice
+from gpuloom.cli.live import connect, home_option, live_options, plain, say_json, short
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import GpuloomError
+from gpuloom.core.words import plural
 
 PORT = 7411
 POLICY = "fifo:backfill=easy"
@@ -52,7 +54,7 @@ class UpError(GpuloomError):
 @click.option("--interval", type=Duration(), metavar="TIME", help="Time between preemptions [that of before].")
 @click.option(
     "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
+    type=Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
     help="What is logged.",

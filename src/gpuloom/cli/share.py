@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from gpuloom.cli.lazy import LazyGroup
+from gpuloom.cli.groups import Commands, LazyGroup
 
-COMMANDS = {
+COMMANDS: Commands = {
     "run": ("gpuloom.cli.share_run", "Run a program as high-priority or best-effort on a shared GPU."),
     "top": ("gpuloom.cli.share_top", "Watch the programs that share GPUs."),
     "doctor": ("gpuloom.cli.share_doctor", "Tell what this machine offers for sharing a GPU."),
@@ -16,6 +16,6 @@ COMMANDS = {
 }
 
 
-@click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, sections={"Commands": COMMANDS}, context_settings={"help_option_names": ["-h", "--help"]})
 def share() -> None:
     """Share one GPU between a latency-critical program and a best-effort one (docs/sharing.md)."""

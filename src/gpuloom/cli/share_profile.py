@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpuloom.cli.groups import Choice
+from gpuloom.cli.outputs import overwrite_option
 from gpuloom.cli.run_options import Duration
 from gpuloom.cli.share_profiles import say_if_hidden
 from gpuloom.cli.share_run import attend, end_as
 from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.core.words import plural
 from gpuloom.sharing import profiler
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ LOOK_EVERY_S = 0.1
 @click.option("--seconds", type=Duration(), metavar="TIME", help="Record a stretch of time, not iterations.")
 @click.option(
     "--by",
-    type=click.Choice(["auto", "step", "forward"]),
+    type=Choice(["auto", "step", "forward"]),
     default="auto",
     show_default=True,
     help="What ends an iteration: a step of the first optimizer, or the next outermost forward pass.",
@@ -58,7 +61,7 @@ LOOK_EVERY_S = 0.1
     metavar="FILE",
     help="Write the profile there [your library].",
 )
-@click.option("--replace", "replacing", is_flag=True, help="Take the place of a profile of that name.")
+@overwrite_option("a profile of that name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as the last line after the program's output.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def profile(
@@ -69,7 +72,7 @@ def profile(
     by: str,
     class_threshold: float,
     output: Path | None,
-    replacing: bool,
+    overwrite: bool,
     as_json: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -89,8 +92,10 @@ def profile(
     title = _title(command) if name is None else name
     if output is None:
         check_name(title)
-    if output is None and not replacing and (library_folder() / f"{title}{SUFFIX}").exists():
-        raise InputError(f"there is a profile {title} already; --replace takes its place, --name or --output another")
+    if output is None and not overwrite and (library_folder() / f"{title}{SUFFIX}").exists():
+        raise InputError(
+            f"there is a profile {title} already; --overwrite replaces it, --name or --output choose another"
+        )
     if output is not None and not output.absolute().parent.is_dir():
         raise InputError(f"--output {output}: there is no folder {output.absolute().parent}")
     if seconds is not None and seconds <= 0:
@@ -98,7 +103,7 @@ def profile(
     request = profiler.Request(warm_up, iterations, seconds, "time" if seconds is not None else by)
     with tempfile.TemporaryDirectory(prefix="gpuloom-profile-") as scratch:
         folder = Path(scratch)
-        watch = _Watch(folder, title, class_threshold, output, replacing)
+        watch = _Watch(folder, title, class_threshold, output, overwrite)
         environment = profiler.prepare(folder, request, dict(os.environ))
         watch.start()
         try:
@@ -124,10 +129,10 @@ def profile(
 class _Watch(threading.Thread):
     """Turns the trace into a profile as soon as the program has left it."""
 
-    def __init__(self, folder: Path, title: str, threshold: float, output: Path | None, replacing: bool) -> None:
+    def __init__(self, folder: Path, title: str, threshold: float, output: Path | None, overwrite: bool) -> None:
         super().__init__(name="profile")
         self.folder, self.title, self.threshold = folder, title, threshold
-        self.output, self.replacing = output, replacing
+        self.output, self.overwrite = output, overwrite
         self.ended = threading.Event()
         self.profile: KernelProfile | None = None
         self.where = ""
@@ -147,7 +152,7 @@ class _Watch(threading.Thread):
         if self.output is None:
             say_if_hidden(found.name)
         click.echo(
-            f"gpuloom: profiled {found.name}: {len(found.order)} kernels, {found.duration_ns / 1e6:.3f} ms, "
+            f"gpuloom: profiled {found.name}: {plural(len(found.order), 'kernel')}, {found.duration_ns / 1e6:.3f} ms, "
             f"{found.device} ({found.sm_count} SMs), into {self.where}",
             err=True,
         )
@@ -159,7 +164,7 @@ class _Watch(threading.Thread):
             profiler.write(found, dumps(found), self.output)
             return self.output
         try:
-            return save(found, library_folder(), self.replacing)
+            return save(found, library_folder(), self.overwrite)
         except OSError as error:
             raise profiler.ProfileError(
                 f"{library_folder()}: the profile can't be kept ({error.strerror}); use --output FILE elsewhere"

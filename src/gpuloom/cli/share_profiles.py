@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuloom.cli.groups import Group
+from gpuloom.cli.outputs import overwrite_option
 from gpuloom.core.errors import InputError
+from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.sharing.profiles import KernelProfile, KernelRecord
@@ -21,12 +24,12 @@ folder_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, aliases={"list": "ls"})
 def profiles() -> None:
     """Show, compare and import kernel profiles: what one request or one training iteration launches."""
 
 
-@profiles.command()
+@profiles.command(short_help="List profiles.")
 @folder_option
 @json_option
 def ls(folder: Path | None, as_json: bool) -> None:
@@ -169,7 +172,7 @@ def diff(one: str, other: str, folder: Path | None, top: int, as_json: bool) -> 
             str(r["name"])[:70],
             *(str(n) for n in r["launches"]),
             *(f"{ns / 1e6:.3f}" for ns in r["duration_ns"]),
-            f"{(r['duration_ns'][1] - r['duration_ns'][0]) / 1e6:+.3f}",
+            f"{(r['duration_ns'][1] - r['duration_ns'][0]) / 1e6:+z.3f}",
         )
         for r in rows[:top]
     ]
@@ -177,15 +180,15 @@ def diff(one: str, other: str, folder: Path | None, top: int, as_json: bool) -> 
     _say_rest(len(rows), top, "kernels")
 
 
-@profiles.command("import")
+@profiles.command("import", short_help="Add a profile to your library, from PyTorch or ncu.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--name", metavar="NAME", help="Name in the library [the file's].")
 @click.option("--sm-count", type=click.IntRange(1), metavar="N", help="SMs of the GPU, where the file doesn't say.")
 @click.option("--cc", metavar="X.Y", help="Its compute capability, where the file doesn't say.")
 @click.option("--last-step", is_flag=True, help="PyTorch trace: only the last ProfilerStep.")
-@click.option("--replace", "replacing", is_flag=True, help="Take the place of a profile of that name.")
+@overwrite_option("a profile of that name")
 def import_(
-    file: Path, name: str | None, sm_count: int | None, cc: str | None, last_step: bool, replacing: bool
+    file: Path, name: str | None, sm_count: int | None, cc: str | None, last_step: bool, overwrite: bool
 ) -> None:
     """Add a profile to your library: a PyTorch profiler trace (.json), a CSV of ncu, or a file of gpuloom or Orion.
 
@@ -197,7 +200,7 @@ def import_(
     from gpuloom.sharing.profiles import library_folder, read_text, save
 
     profile = read_any(file, read_text(file), name or title_of(file), sm_count, cc or "", last_step=last_step)
-    path = save(profile, library_folder(), replacing)
+    path = save(profile, library_folder(), overwrite)
     click.echo(
         f"imported {profile.name}: {_kernels(profile)}, {profile.duration_ns / 1e6:.3f} ms, into {path}",
         err=True,
@@ -232,7 +235,7 @@ def _summary(profile: KernelProfile, where: str) -> dict[str, Any]:
 
 def _kernels(profile: KernelProfile) -> str:
     count = len(profile.order)
-    return f"{count} kernel{'s' * (count != 1)}"
+    return plural(count, "kernel")
 
 
 def _by_name(profile: KernelProfile) -> list[tuple[str, dict[str, Any]]]:

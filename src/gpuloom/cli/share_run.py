@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import click
 
+from gpuloom.cli.groups import Choice
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.share_class import CLASSES, IMPORTANCES, TASK_TYPES, job_class
@@ -37,12 +38,12 @@ class NotStartedError(GpuloomError):
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--class", "klass", type=click.Choice(CLASSES), help="The program's class.")
-@click.option("--task-type", type=click.Choice(TASK_TYPES), help="Without --class: inference, interactive: high.")
-@click.option("--importance", type=click.Choice(IMPORTANCES), help="Without --class: to the business.")
+@click.option("--class", "klass", type=Choice(CLASSES), help="The program's class.")
+@click.option("--task-type", type=Choice(TASK_TYPES), help="Without --class: inference, interactive: high.")
+@click.option("--importance", type=Choice(IMPORTANCES), help="Without --class: to the business.")
 @click.option("--real-time", is_flag=True, help="Without --class: it must answer in real time, so high.")
 @click.option("--gpu", metavar="GPU", help="Its index or UUID (CUDA_VISIBLE_DEVICES).")
-@click.option("--rule", type=click.Choice(shim.RULES), help="Admission rule of best effort.  [default: gpuloom]")
+@click.option("--rule", type=Choice(shim.RULES), help="Admission rule of best effort.  [default: gpuloom]")
 @click.option("--max-hold", "max_hold_s", type=Duration(), metavar="TIME", help="Longest hold.  [default: 0.1]")
 @click.option("--profile", metavar="NAME|FILE", help="Profile of its kernels: a stored one, or any file that is one.")
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the shim writes what it does.")

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpuloom.cli.groups import Choice
 from gpuloom.core.errors import InputError
+from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.sharing.simulate import Outcome
@@ -26,7 +28,7 @@ RULES = ("none", "priority", "orion", "gpuloom")
 @click.option(
     "--load", type=float, metavar="SHARE", help="Share of the time the service is busy, instead of a rate [0.5]."
 )
-@click.option("--rule", "rules", multiple=True, type=click.Choice(RULES), help="Rule, may be repeated [all].")
+@click.option("--rule", "rules", multiple=True, type=Choice(RULES), help="Rule, may be repeated [all].")
 @click.option("--requests", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, metavar="N")
 @click.option("--arrivals", metavar="FILE", help="Gaps between requests in seconds, a JSON list, instead of Poisson.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
@@ -124,7 +126,7 @@ def _window(arrival_ns: list[int], request_ns: float) -> tuple[float, float]:
 def _print(outcomes: list[Outcome]) -> None:
     first = outcomes[0]
     click.echo(
-        f"{first.requests} requests over {first.duration_s:.4g} s, load {first.load:.0%}; alone p50 "
+        f"{plural(first.requests, 'request')} over {first.duration_s:.4g} s, load {first.load:.0%}; alone p50 "
         f"{first.alone_p50_ms:.4g} ms, p99 {first.alone_p99_ms:.4g} ms; training alone "
         f"{first.best_effort_alone_it_per_s:.4g} it/s\n"
     )

@@ -13,6 +13,7 @@ from gpuloom.cli.outputs import check_outputs, check_overwrites
 from gpuloom.cli.progress import task_progress
 from gpuloom.cli.run_options import checked, run_options
 from gpuloom.core.errors import InputError
+from gpuloom.core.words import are
 
 DEFAULT_POLICIES = "fifo,sjf,srtf,srsf,tiresias,gittins,themis,antman,muri-xs,muri-xl,weave"
 
@@ -160,7 +161,8 @@ def _run(
             click.echo(f"gpuloom: policy {policy}: {error}", err=True)
     if outcome.interrupted:
         ended = sum(not result.interrupted for result in results)
-        click.echo(f"interrupted: {ended} of {len(policies)} simulations were complete", err=True)
+        of = are(len(policies), "simulation", ("was", "were"))
+        click.echo(f"interrupted: {ended} of {of} complete", err=True)
     failed = [error for error in outcome.errors if error is not None]
     if failed:
         sys.exit(max(error.exit_code for error in failed))

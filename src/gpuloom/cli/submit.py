@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuloom.cli.job_options import KEY_OF_COMMAND, SubmitCommand, environment, fields_of, job_options
-from gpuloom.cli.live import connect, live_options, numbers, plural, runs_of, say_json, say_json_line
+from gpuloom.cli.live import connect, live_options, numbers, runs_of, say_json, say_json_line
+from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 
 from gpuloom.cli.job_options import absolute, read_env_file
 from gpuloom.core.errors import InputError
+from gpuloom.core.words import did_you_mean
 from gpuloom.live.spec import JobSpec, problems
 
 Lines = dict[tuple[object, ...], int]
@@ -176,8 +176,8 @@ def _told(error: ValidationError, lines: Lines, source: str, line: int, flags: M
             where = where[:-1]
         if entry["type"] == "extra_forbidden":
             name = str(entry["loc"][-1])
-            if near := difflib.get_close_matches(name, [*JobSpec.model_fields, "env_file", "class"], n=1):
-                sentence = f"unknown field {name!r}; did you mean {near[0]!r}?"
+            if hint := did_you_mean(name, [*JobSpec.model_fields, "env_file", "class"]):
+                sentence = f"unknown field {name!r}{hint}"
             else:
                 sentence += ", env_file"
         elif entry["loc"] == ("command",) and isinstance(entry.get("input"), str):

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuloom.cli.groups import Group
+from gpuloom.cli.outputs import overwrite_option
 from gpuloom.cli.reading import read as read_trace_for
 from gpuloom.cli.reading import reading_options, say_notes
 from gpuloom.core.errors import InputError
 from gpuloom.core.units import format_duration, parse_duration_s
+from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.core.workload import Labels, Workload
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group)
 def trace() -> None:
     """Show, convert and generate traces.
 
@@ -67,7 +70,7 @@ def show(
 @trace.command()
 @reading_options
 @click.option("--output", "-o", required=True, metavar="FILE", help="File to write; - for standard output (CSV).")
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@overwrite_option("a file")
 def convert(
     traces: tuple[str, ...],
     format_: str | None,
@@ -75,7 +78,7 @@ def convert(
     throughputs: Path | None,
     gpu_model: str | None,
     output: str,
-    force: bool,
+    overwrite: bool,
 ) -> None:
     """Write a trace in gpuloom's own format: .csv, .csv.gz or .parquet.
 
@@ -85,7 +88,7 @@ def convert(
       gpuloom trace convert workloads.tar.gz::workloads/workload-6.csv -o w6.csv
       zcat jobs.csv.gz | gpuloom trace convert - -o - > own.csv
     """
-    _check_output(output, force)
+    _check_output(output, overwrite)
     read = read_trace_for(traces, format_, skip_bad_rows, throughputs, gpu_model)
     say_notes(read)
     _write(read.workload, output)
@@ -132,7 +135,7 @@ def convert(
 @click.option("--elastic", metavar="MIN-MAX", help="Sizes of every job: GPUs (1-8), or factors (0.5x-4x).")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same trace.")
 @click.option("--output", "-o", required=True, metavar="FILE", help="File to write; - for standard output (CSV).")
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@overwrite_option("a file")
 def generate(
     jobs: int,
     gpus: int,
@@ -156,7 +159,7 @@ def generate(
     elastic: str | None,
     seed: int,
     output: str,
-    force: bool,
+    overwrite: bool,
 ) -> None:
     """Generate a trace at a chosen load.
 
@@ -170,7 +173,7 @@ def generate(
     from gpuloom.sim.elastic_inputs import make_elastic, parse_range, trimmed
 
     sizes = None if elastic is None else parse_range(elastic)
-    _check_output(output, force)
+    _check_output(output, overwrite)
     samples = None
     if duration not in gen.DURATIONS and (Path(duration).exists() or "::" in duration):
         from gpuloom.sim.traces import read_trace
@@ -210,7 +213,7 @@ def generate(
     _write(workload, output)
 
 
-@trace.command("formats")
+@trace.command("formats", short_help="List the formats that can be read.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def formats_(as_json: bool) -> None:
     """List the formats that can be read (docs/traces.md tells how to add one).
@@ -351,10 +354,12 @@ def _print_summary(summary: dict[str, Any]) -> None:
         ),
     ]
     if (elastic := summary["elastic"]) is not None:
-        lines.append(("elastic", f"{elastic['jobs']:,} jobs, {elastic['min_gpus']} to {elastic['max_gpus']} GPUs"))
+        lines.append(
+            ("elastic", f"{plural(elastic['jobs'], 'job')}, {elastic['min_gpus']} to {elastic['max_gpus']} GPUs")
+        )
     if (memory := summary["gpu_memory_mib"]) is not None:
         text = f"{memory['min']:,.0f} to {memory['max']:,.0f} MiB, half of them up to {memory['median']:,.0f}"
-        lines.append(("memory per GPU", f"{text} (known of {memory['jobs']:,} jobs)"))
+        lines.append(("memory per GPU", f"{text} (known of {plural(memory['jobs'], 'job')})"))
     if summary["bad_rows_skipped"]:
         lines.append(("bad rows skipped", f"{summary['bad_rows_skipped']:,}"))
     for label, text in lines:
@@ -463,9 +468,9 @@ def _count(text: str) -> int:
         ) from error
 
 
-def _check_output(output: str, force: bool) -> None:
-    if output != "-" and Path(output).exists() and not force:
-        raise InputError(f"{output} exists: use --force to replace it")
+def _check_output(output: str, overwrite: bool) -> None:
+    if output != "-" and Path(output).exists() and not overwrite:
+        raise InputError(f"{output}: is there already; --overwrite replaces it")
     if output != "-" and not Path(output).name.lower().endswith((".csv", ".csv.gz", ".parquet")):
         raise InputError(f"{output}: the file's name must end with .csv, .csv.gz or .parquet")
 
@@ -477,4 +482,4 @@ def _write(workload: Workload, output: str) -> None:
         write_csv(workload, sys.stdout.buffer)
     else:
         write_trace(workload, output)
-        click.echo(f"wrote {len(workload):,} jobs to {output}", err=True)
+        click.echo(f"wrote {plural(len(workload), 'job')} to {output}", err=True)

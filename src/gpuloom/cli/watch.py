@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from gpuloom.cli.live import JOBS_HELP, connect, live_options, numbers, plain, plural, say_json_line
+from gpuloom.cli.live import JOBS_HELP, connect, live_options, numbers, plain, say_json_line
 from gpuloom.cli.live_tables import (
     GPU_COLUMNS,
     RATE_COLUMNS,
@@ -26,6 +26,7 @@ from gpuloom.cli.live_tables import (
 )
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.units import format_duration
+from gpuloom.core.words import plural
 
 MOST_EVERY_S = 86_400.0
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuloom.cli.groups import Choice
 from gpuloom.cli.profiles import library_option
 from gpuloom.core.errors import InputError
 from gpuloom.core.units import parse_memory_mib
+from gpuloom.core.words import are, plural
 
 if TYPE_CHECKING:
     from gpuloom.interleave.efficiency import Interleaving
@@ -34,28 +36,28 @@ OBJECTIVES = {"throughput": "normalised throughput", "efficiency": "γ, the mean
 )
 @click.option(
     "--method",
-    type=click.Choice(["auto", "exact", "multiround", "greedy"]),
+    type=Choice(["auto", "exact", "multiround", "greedy"]),
     default="auto",
     show_default=True,
     help="multiround: the Muri paper's rounds of matching; auto: exact for up to 40 different jobs, else multiround.",
 )
 @click.option(
     "--objective",
-    type=click.Choice([*OBJECTIVES]),
+    type=Choice([*OBJECTIVES]),
     default="throughput",
     show_default=True,
     help="What the groups are chosen by.",
 )
 @click.option(
     "--ordering",
-    type=click.Choice(["best", "worst", "none"]),
+    type=Choice(["best", "worst", "none"]),
     default="best",
     show_default=True,
     help="Order of the jobs inside a group.",
 )
 @click.option(
     "--model",
-    type=click.Choice(["auto", "measured", "barrier"]),
+    type=Choice(["auto", "measured", "barrier"]),
     default="auto",
     show_default=True,
     help="How woven jobs slow each other down; auto: measured for 3 stages, barrier for 4.",
@@ -183,7 +185,8 @@ def _check_memory(jobs: JobSet, gpu_memory_mib: int) -> list[str]:
     if not unknown:
         return []
     return [
-        f"the memory of {unknown:,} of {sum(jobs.count):,} jobs is unknown and counts as 0: give column gpu_memory_mib"
+        f"the memory of {unknown:,} of {plural(sum(jobs.count), 'job')} is unknown and counts as 0: "
+        "give column gpu_memory_mib"
     ]
 
 
@@ -300,19 +303,19 @@ def _write_json(found: Sequence[WovenGroup], summary: dict[str, Any], notes: Seq
 
 
 def _print(found: Sequence[WovenGroup], summary: dict[str, Any]) -> None:
+    from gpuloom.core.words import plural
     from gpuloom.sim.report.weaving import print_groups
-    from gpuloom.sim.traces.base import counted
 
     print_groups(found)
     click.echo()
     left_out = summary["jobs"] - summary["jobs_in_groups"]
     total = summary["normalised_throughput"]
     click.echo(
-        f"{counted(summary['jobs_in_groups'], 'job')} in {counted(summary['group_count'], 'group')} on "
-        f"{counted(summary['gpus_after'], 'GPU')} "
+        f"{plural(summary['jobs_in_groups'], 'job')} in {plural(summary['group_count'], 'group')} on "
+        f"{plural(summary['gpus_after'], 'GPU')} "
         f"instead of {summary['gpus_before']:,}"
         + (f"; a GPU does {total:.2f} times the work" if total is not None else "")
-        + (f"; {left_out:,} jobs are in no group" if left_out else "")
+        + (f"; {are(left_out, 'job')} in no group" if left_out else "")
     )
     by_quality: dict[str, list[int]] = {}
     for solver in summary["solvers"]:

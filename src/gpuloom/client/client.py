@@ -15,6 +15,7 @@ from gpuloom.client.errors import ConnectionLostError, RequestError, WaitTimeout
 from gpuloom.client.http import SILENCE_S, Connection
 from gpuloom.client.sse import Message
 from gpuloom.core.errors import InputError
+from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -243,7 +244,7 @@ class Client:
         while open_jobs:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
-                text = f"{len(open_jobs):,} of {len(set(jobs)):,} jobs had not ended after {timeout_s:g} s"
+                text = f"{len(open_jobs):,} of {plural(len(set(jobs)), 'job')} had not ended after {timeout_s:g} s"
                 raise WaitTimeoutError(text, list(open_jobs))
             silence_s = SILENCE_S if left is None else max(min(left, SILENCE_S), 0.01)
             for message in self.connection.stream(

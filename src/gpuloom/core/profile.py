@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.words import plural
 
 STAGES_3 = ("load", "compute", "network")
 STAGES_4 = ("storage", "cpu", "gpu", "network")
@@ -62,7 +63,7 @@ class Profile:
 
     def __str__(self) -> str:
         batch = "" if self.batch_size is None else f", batch size {self.batch_size}"
-        return f"profile of {self.model} on {self.gpus} GPU{'' if self.gpus == 1 else 's'}{batch}"
+        return f"profile of {self.model} on {plural(self.gpus, 'GPU')}{batch}"
 
     @property
     def key(self) -> tuple[str, int, int | None]:
@@ -159,4 +160,4 @@ class Profiles:
         close = [lower[name] for name in get_close_matches(model.lower(), lower, n=3, cutoff=0.6)]
         if close:
             return f"no profile of model {model!r}; did you mean {' or '.join(map(repr, close))}?"
-        return f"no profile of model {model!r}; known are {', '.join(self.models()) or 'none'} (gpuloom profiles list)"
+        return f"no profile of model {model!r}; known are {', '.join(self.models()) or 'none'} (gpuloom profiles ls)"

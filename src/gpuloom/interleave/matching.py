@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.core.words import plural
 from gpuloom.core.workload import F8
 
 TABLE_TYPES = 48
@@ -148,7 +149,7 @@ class Matcher:
         low, high, x = program.solution()
         bound = program.bound() * self._scale
         whole = np.floor(x + _WHOLE)
-        by = f"linear program, {cuts} odd set{'' if cuts == 1 else 's'}" if cuts else "linear program"
+        by = f"linear program, {plural(cuts, 'odd set')}" if cuts else "linear program"
         if np.abs(x - whole).max(initial=0.0) <= _WHOLE:
             return self._result(low, high, whole, bound, by)
         certain = len(low)

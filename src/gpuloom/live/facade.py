@@ -12,6 +12,7 @@ from gpuloom.core.decision import Reason
 from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, Attempt, EndReason, Job, Phase
+from gpuloom.core.words import plural
 from gpuloom.live.history import trace_csv
 from gpuloom.live.job_view import attempt_view, event_view, job_view, preemptions_of
 from gpuloom.live.launch import run_directory
@@ -269,7 +270,7 @@ class LiveService:
     def log_files(self, job: int, attempt: int | None = None) -> Sequence[Mapping[str, Any]]:
         record = self._get(job)
         if attempt is not None and not 1 <= attempt <= record.attempts:
-            raise NotFoundError(f"job {job} has {record.attempts} attempts, so none with number {attempt}")
+            raise NotFoundError(f"job {job} has {plural(record.attempts, 'attempt')}, so none with number {attempt}")
         numbers = range(1, record.attempts + 1) if attempt is None else [attempt]
         return [
             {

@@ -10,6 +10,7 @@ import numpy as np
 from gpuloom.core.cluster import ANY_MODEL, Cluster, Node
 from gpuloom.core.decision import Placement
 from gpuloom.core.job import Allocation, NodeRecord
+from gpuloom.core.words import plural
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.placement.shapes import impossible_jobs, shapes_of, why_impossible
 
@@ -128,7 +129,8 @@ def why_never(nodes: Iterable[NodeRecord], spec: Mapping[str, object], gpus: int
             most = max(len(node.gpus) for node in nodes)
             if types := wanted_types(spec):
                 return f"it asks for GPUs of model {types.replace('|', ' or ')}, and there are CPU slots only"
-            return f"it asks for {gpus} GPUs; this machine has {most} CPU slots in their place, and no more"
+            has = plural(most, "CPU slot")
+            return f"it asks for {plural(gpus, 'GPU')}; this machine has {has} in their place, and no more"
         text = why_impossible(one, fleet.cluster, 0).removeprefix("job  ")
         return f"it {text}"
     for key, name, unit in (("memory", "memory_mib", "MiB of main memory"), ("cpus", "cpus", "CPU cores")):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuloom.core.decision import Reason
 from gpuloom.core.job import ACTIVE, ENDED, Job, Phase
+from gpuloom.core.words import are, plural
 from gpuloom.live.eligible import blocked
 from gpuloom.live.fleet import fleet_of, slots_of
 from gpuloom.live.occupancy import open_slots
@@ -34,7 +35,7 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
             snapshot.now_s = now_s
             free = free_gpus(planning)
             if world is not planning.world and free < job.gpus:  # what it knows of free GPUs may be old
-                text = f"It needs {_gpus(job.gpus)} at once and {free} are free."
+                text = f"It needs {plural(job.gpus, 'GPU')} at once and {are(free)} free."
                 found[number] = Reason("not_enough_free_gpus", text, {"gpus": job.gpus, "free_gpus": free})
             else:
                 found[number] = _of_policy(planning, world, number)
@@ -74,7 +75,8 @@ def nothing_to_give(planning: Planning) -> Reason:
     """There is no GPU that a policy could give away."""
     if (fleet := fleet_of(planning.book.nodes.values())) is not None:
         have = fleet.cluster.gpus
-        text = f"All {have} GPUs in service are held by jobs that are not stopped for it."
+        all_of = f"All {have:,} GPUs in service are" if have > 1 else "The one GPU in service is"
+        text = f"{all_of} held by jobs that are not stopped for it."
         return Reason("not_enough_free_gpus", text, {"gpus_in_service": have, "free_gpus": 0})
     states = ", ".join(f"{node.name} is {node.state}" for node in planning.book.nodes.values())
     text = f"No GPU is in service and open to new jobs ({states or 'no machine is known'})."
@@ -93,14 +95,10 @@ def unplaceable(planning: Planning, job: Job, world: World) -> Reason:
         verb = "is not stopped for it, holds" if len(keep) == 1 else "are not stopped for it, hold"
         why.append(f"{who}, which {verb} others")
     if out:
-        why.append(f"{out} {'is' if out == 1 else 'are'} out of service")
-    text = f"It needs {_gpus(job.gpus)}{_types(job)}; {have} of {total} could be given to it"
+        why.append(f"{are(out)} out of service")
+    text = f"It needs {plural(job.gpus, 'GPU')}{_types(job)}; {have} of {total} could be given to it"
     text += f", as {' and '.join(why)}." if why else ", not together as it needs them."
     return Reason("gpus_out_of_service", text, {"gpus": job.gpus, "gpus_in_service": have})
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU" + "s" * (count != 1)
 
 
 def _types(job: Job) -> str:

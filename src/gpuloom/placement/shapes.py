@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.cluster import ANY_MODEL, Cluster
 from gpuloom.core.errors import ClusterError
+from gpuloom.core.words import plural
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.pool import pools_of
 
@@ -111,7 +112,7 @@ def why_impossible(workload: Workload, cluster: Cluster, job: int) -> str:
     """One sentence on why the job can never be placed."""
     gpus = int(workload.gpus[job])
     wanted = workload.gpu_type[job] if workload.gpu_type is not None else ""
-    text = f"job {workload.job_id(job)} asks for {gpus} GPUs"
+    text = f"job {workload.job_id(job)} asks for {plural(gpus, 'GPU')}"
     if wanted:
         text += f" of model {wanted}"
     if workload.speeds is not None:

@@ -17,6 +17,7 @@ from gpuloom.core.errors import InputError, PolicyError
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.units import parse_duration_s
+from gpuloom.core.words import are, did_you_mean, plural
 from gpuloom.core.workload import F8, Workload
 
 
@@ -93,7 +94,8 @@ class Policy(ABC):
         for name in values:
             if name not in known:
                 names = ", ".join(known) or "none"
-                raise PolicyError(f"policy {self.id!r} has no parameter {name!r}; it has: {names}")
+                hint = did_you_mean(name, known)
+                raise PolicyError(f"policy {self.id!r} has no parameter {name!r}{hint} (it has: {names})")
         self.values: dict[str, Any] = {p.name: p.default for p in self.parameters}
         for name, value in values.items():
             self.values[name] = self.parsed(known[name], value)
@@ -160,12 +162,12 @@ class Policy(ABC):
         if free < gpus:
             return Reason(
                 "not_enough_free_gpus",
-                f"It needs {gpus} GPU{'s' * (gpus != 1)} at once and {free} {'is' if free == 1 else 'are'} free.",
+                f"It needs {plural(gpus, 'GPU')} at once and {are(free)} free.",
                 numbers,
             )
         return Reason(
             "behind_others",
-            f"{free} GPUs are free, but not {gpus} together where {self.id} would place this job, "
+            f"{are(free, 'GPU')} free, but not {gpus} together where {self.id} would place this job, "
             "or they are kept for jobs before it.",
             numbers,
         )

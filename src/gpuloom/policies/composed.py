@@ -17,6 +17,7 @@ from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision, Placement, Reason
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.words import are, plural
 from gpuloom.core.workload import F8, I4, Workload
 from gpuloom.placement.base_view import Lending
 from gpuloom.placement.sizes import Sizes, base_workload
@@ -166,7 +167,9 @@ class Composed(Policy):
         gpus, free = lending.sizes.of[job][0], lending.view.free_gpus
         numbers = {"gpus": gpus, "free_gpus": free, "waiting": snapshot.waiting_count}
         if free < gpus:
-            text = f"It needs at least {gpus} GPUs at once and {free} are free or borrowed."
+            text = f"It needs at least {plural(gpus, 'GPU')} at once and {are(free)} free or borrowed."
             return Reason("not_enough_free_gpus", text, numbers)
-        text = f"{free} GPUs are free or borrowed, but {self.inner.id} keeps them for others or they are not together."
+        text = (
+            f"{are(free, 'GPU')} free or borrowed, but {self.inner.id} keeps them for others or they are not together."
+        )
         return Reason("behind_others", text, numbers)

@@ -5,13 +5,13 @@ A policy is written `id` or `id:name=value;name=value` (`tiresias:thresholds=325
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
 from gpuloom.core.errors import PolicyError
+from gpuloom.core.words import did_you_mean
 from gpuloom.policies.base import Policy
 
 ENTRY_POINTS = "gpuloom.policies"
@@ -59,9 +59,10 @@ def policy_class(policy_id: str) -> type[Policy]:
     else:
         points = [point for point in entry_points(group=ENTRY_POINTS) if point.name == policy_id]
         if not points:
-            close = difflib.get_close_matches(policy_id.lower(), policy_ids(), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise PolicyError(f"unknown policy {policy_id!r}{hint} (known: {', '.join(policy_ids())})")
+            known = policy_ids()
+            raise PolicyError(
+                f"unknown policy {policy_id!r}{did_you_mean(policy_id, known)} (known: {', '.join(known)})"
+            )
         try:
             found = points[0].load()
         except Exception as error:

@@ -36,6 +36,7 @@ from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Reason
 from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.words import are, plural
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.even import (
     FRAGMENTATION,
@@ -232,10 +233,12 @@ class Rl(Policy):
         free = snapshot.free_gpus
         numbers = {"gpus": least, "free_gpus": free, "waiting": snapshot.waiting_count}
         if free < least:
-            return Reason("not_enough_free_gpus", f"It needs at least {least} GPUs and {free} are free.", numbers)
+            return Reason(
+                "not_enough_free_gpus", f"It needs at least {plural(least, 'GPU')} and {are(free)} free.", numbers
+            )
         return Reason(
             "waits_for_placement",
-            f"{free} GPUs are free, but no even placement of the job fits them, or it waits for a better one.",
+            f"{are(free, 'GPU')} free, but no even placement of the job fits them, or it waits for a better one.",
             numbers,
         )
 

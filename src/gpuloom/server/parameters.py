@@ -11,7 +11,8 @@ from fastapi import Request
 from fastapi.params import Query
 from pydantic import BeforeValidator, Field
 
-from gpuloom.server.problems import ProblemError, close_to
+from gpuloom.core.words import did_you_mean
+from gpuloom.server.problems import ProblemError
 
 
 def _moment(value: object) -> object:
@@ -55,7 +56,7 @@ async def known_only(request: Request) -> None:
         where = f"query {name[:100]}"
         if name not in known:
             there = f"known: {', '.join(known)}" if known else "the route takes none"
-            found.append((where, f"is not known{close_to(name, known)}; {there}"))
+            found.append((where, f"is not known{did_you_mean(name, known)}; {there}"))
         elif not known[name] and len(query.getlist(name)) > 1:
             found.append((where, "is given more than once"))
     if found:

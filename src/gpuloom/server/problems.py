@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from gpuloom.core.errors import GpuloomError, ImpossibleJobError, InputError, InvalidTransition
+from gpuloom.core.words import did_you_mean
 from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.server.answers import JsonResponse
 from gpuloom.store.port import StoreError
@@ -98,17 +98,11 @@ def pointer(path: Iterable[object]) -> str:
     return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in shown)
 
 
-def close_to(word: str, known: Iterable[str]) -> str:
-    """'; did you mean …?', or ''."""
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
-
-
 def told(entry: Mapping[str, Any], known: Sequence[str] = ()) -> str:
     """What is wrong with a field, as a sentence from an entry of pydantic's. known: fields that there are."""
     if entry["type"] == "extra_forbidden":
         name = str(entry["loc"][-1])
-        return f"unknown field {name!r}{close_to(name, known)}; known: {', '.join(known)}"
+        return f"unknown field {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}"
     if entry["type"] == "missing":
         return "is missing"
     if entry["type"] in ("model_type", "model_attributes_type", "dict_type"):
@@ -179,5 +173,5 @@ def _routing(routes: Sequence[BaseRoute], request: Request, error: HTTPException
         )
     if error.status_code == 404:
         known = [str(getattr(route, "path", "")) for route in routes]
-        return ProblemError("no-such-route", f"there is no {path}{close_to(path, known)}; /openapi.json lists all")
+        return ProblemError("no-such-route", f"there is no {path}{did_you_mean(path, known)}; /openapi.json lists all")
     return ProblemError("bad-request" if error.status_code < 500 else "internal-error", str(error.detail))

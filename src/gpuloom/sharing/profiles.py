@@ -262,7 +262,7 @@ def save(profile: KernelProfile, folder: Path, replacing: bool = False) -> Path:
     check_name(profile.name)
     path = folder / f"{profile.name}{SUFFIX}"
     if path.exists() and not replacing:
-        raise InputError(f"there is a profile {profile.name} in {folder} already; --replace takes its place")
+        raise InputError(f"there is a profile {profile.name} in {folder} already; --overwrite replaces it")
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:

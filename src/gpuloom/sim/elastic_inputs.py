@@ -15,9 +15,9 @@ import numpy as np
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.scaling import NO_CURVE, Scaling
+from gpuloom.core.words import plural
 from gpuloom.core.workload import F8, Workload
 from gpuloom.sim.scaling_profiles import elasticflow_curves
-from gpuloom.sim.traces.base import counted
 
 PARALLEL = 0.86
 """Speed on g GPUs is 1 / ((1 - f) + f / g): f fitted by least squares in logarithms to each of ElasticFlow's 26 tables
@@ -165,5 +165,5 @@ def _note(sizes: Range, counts: Mapping[str, int], profiles: Path | None) -> str
         "default": f"by Amdahl's law with a parallel share of {PARALLEL:g} for",
         "rigid": "larger than what is known, and rigid:",
     }
-    told = [f"{sources[key]} {counted(count, 'job')}" for key, count in counts.items() if count]
+    told = [f"{sources[key]} {plural(count, 'job')}" for key, count in counts.items() if count]
     return f"{text}; {', '.join(told)}"

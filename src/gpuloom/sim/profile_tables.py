@@ -12,8 +12,9 @@ import numpy as np
 
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.core.profile import STAGES_3, STAGES_4, Profile, Profiles
+from gpuloom.core.words import plural
 from gpuloom.core.workload import F8
-from gpuloom.sim.traces.base import ReadOptions, Source, counted
+from gpuloom.sim.traces.base import ReadOptions, Source
 from gpuloom.sim.traces.files import load
 from gpuloom.sim.traces.table import Column, Table, raise_or_collect, read_table
 
@@ -190,7 +191,7 @@ def read_jobs(path: Path | str, profiles: Callable[[], Profiles]) -> JobSet:
         memory_mib.append(math.nan if memory is None else memory)
     notes = []
     if library is not None:
-        notes.append(f"stage times of {counted(looked_up, 'job')} are from the profile library, by model and GPUs")
+        notes.append(f"stage times of {plural(looked_up, 'job')} are from the profile library, by model and GPUs")
         if elsewhere:
             notes[-1] += f" ({elsewhere:,} measured on another number of GPUs)"
     names = table.texts["job"] if "job" in table else _distinct(table.texts["model"], gpus.tolist())

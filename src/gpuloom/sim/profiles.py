@@ -19,10 +19,11 @@ import numpy as np
 
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.profile import Profile, Profiles
+from gpuloom.core.words import plural
 from gpuloom.core.workload import F8, Workload
 from gpuloom.sim.profile_tables import parse_profiles, refuse_twice
 from gpuloom.sim.report.files import text_output
-from gpuloom.sim.traces.base import Source, counted
+from gpuloom.sim.traces.base import Source
 
 SHIPPED = "data/profiles.csv"
 HOME = "GPULOOM_HOME"
@@ -124,7 +125,7 @@ def add_profiles(path: Path, added: Sequence[Profile], *, replacing: bool = Fals
         there = [profile for profile in added if profile.key in table]
         if there and not replacing:
             more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
-            raise InputError(f"{path}: has a {there[0]} already{more}; --replace puts the new one in its place")
+            raise InputError(f"{path}: has a {there[0]} already{more}; --overwrite replaces it")
         replaced = len(there)
         return [*(table | {profile.key: profile for profile in added}).values()]
 
@@ -290,7 +291,7 @@ def with_profiles(workload: Workload, profiles: Profiles) -> Workload:
             sources.append(f"{filled[True]:,} from {profiles.library or 'your library'}")
         if filled[False]:
             sources.append(f"{filled[False]:,} from those shipped with gpuloom")
-        note = f"stage times of {total:,} of {counted(n, 'job')} are from profiles by model: {' and '.join(sources)}"
+        note = f"stage times of {total:,} of {plural(n, 'job')} are from profiles by model: {' and '.join(sources)}"
         notes += (note + (f"; {elsewhere:,} measured on another number of GPUs" if elsewhere else ""),)
     # A column that the trace lacks and no profile fills stays away.
     known_columns = {

@@ -23,6 +23,7 @@ from gpuloom.core.cluster import Cluster
 from gpuloom.core.errors import ImpossibleJobError, InputError, PlanError
 from gpuloom.core.state import JobState, State
 from gpuloom.core.units import is_multiple
+from gpuloom.core.words import plural
 from gpuloom.core.workload import Workload
 from gpuloom.engine.alarms import next_alarm_s
 from gpuloom.engine.engine import Engine
@@ -170,7 +171,7 @@ def without_impossible(workload: Workload, cluster: Cluster, *, skip: bool) -> W
         return workload
     text = why_impossible(workload, cluster, int(bad[0]))
     if not skip:
-        more = f"; {len(bad):,} of {len(workload):,} jobs can never be placed" if len(bad) > 1 else ""
+        more = f"; {len(bad):,} of {plural(len(workload), 'job')} can never be placed" if len(bad) > 1 else ""
         raise ImpossibleJobError(
             f"{workload.name}: {text}{more}. Choose a larger --cluster, or leave such jobs out with --skip-impossible"
         )
@@ -179,7 +180,8 @@ def without_impossible(workload: Workload, cluster: Cluster, *, skip: bool) -> W
     if workload.job_ids is None:  # a job's row is its name, and stays so
         workload = replace(workload, job_ids=tuple(map(str, range(len(workload)))))
     kept = workload.take(np.flatnonzero(keep))
-    note = f"{len(bad):,} jobs that can never be placed were left out (the first: {text})"
+    many = plural(len(bad), "job that can never be placed was", "jobs that can never be placed were")
+    note = f"{many} left out (the first: {text})"
     return replace(kept, notes=(*kept.notes, note))
 
 
@@ -370,7 +372,9 @@ class Run:
         stalled = sorted(self.state.placements)
         job = (waiting or stalled)[0]
         what = (
-            f"{len(waiting)} jobs waiting for ever" if waiting else f"{len(stalled)} jobs running at speed 0 for ever"
+            f"{plural(len(waiting), 'job')} waiting for ever"
+            if waiting
+            else f"{plural(len(stalled), 'job')} running at speed 0 for ever"
         )
         raise PlanError(
             f"policy {self.name!r} leaves {what}, though nothing more will happen; the first is job "

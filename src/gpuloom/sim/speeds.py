@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.cluster import ANY_MODEL, Cluster
 from gpuloom.core.errors import InputError
+from gpuloom.core.words import plural
 from gpuloom.core.workload import F8, Speeds, Workload
 from gpuloom.sim.gpus import find_gpu, measure_of
 
@@ -81,7 +82,9 @@ def fill(models: Sequence[str], factor: F8, marked: NDArray[np.bool_] | None = N
 def unmeasured(models: Sequence[str], estimated: NDArray[np.bool_]) -> str:
     """A sentence on estimated entries, for a trace's notes."""
     parts = [
-        f"{int(count)} jobs on {model}" for model, count in zip(models, estimated.sum(axis=0), strict=True) if count
+        f"{plural(int(count), 'job')} on {model}"
+        for model, count in zip(models, estimated.sum(axis=0), strict=True)
+        if count
     ]
     return f"speeds that were not measured are estimated from FP32 rate and memory bandwidth: {', '.join(parts)}"
 

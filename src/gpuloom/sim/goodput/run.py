@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.core.words import plural
 from gpuloom.core.workload import F8
 from gpuloom.sim.goodput.applications import Application
 from gpuloom.sim.goodput.base import Nodes, Rule
@@ -113,7 +114,7 @@ def _job(one: Submission, applications: Mapping[str, Application], nodes: Nodes 
             f"{', '.join(sorted(applications))}"
         )
     if nodes is not None and one.gpus > nodes.total:
-        raise InputError(f"job {one.name} needs {one.gpus} GPUs, the cluster has {nodes.total}")
+        raise InputError(f"job {one.name} needs {plural(one.gpus, 'GPU')}, the cluster has {nodes.total}")
     if not app.least_batch <= one.batch_size <= app.most_batch:
         raise InputError(
             f"job {one.name}: batch size {one.batch_size} is outside what was profiled of {app.name}, "

@@ -152,7 +152,10 @@ def _classes(results: Sequence[SimResult], names: Sequence[str]) -> str:
         counts = {each[index][0] for each in found}
         jobs = f"{min(counts):,}" if len(counts) == 1 else f"{min(counts):,} to {max(counts):,}"
         size = f"{lowest}" if lowest == highest else f"{lowest} to {highest}"
-        heads.append(f'{size} GPU{"s" * (highest != 1)}<br><span class="small">{jobs} job{"s" * (jobs != "1")}</span>')
+        heads.append(
+            f"{size} {'GPU' if highest == 1 else 'GPUs'}<br>"
+            f'<span class="small">{jobs} {"job" if jobs == "1" else "jobs"}</span>'
+        )
     table = _table(results, names, heads, _with_best(rows, results))
     return _card("classes", "Mean JCT by GPU count", "Who gains and who pays: jobs by the GPUs they ask for.", table)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpuloom.core.units import format_duration
+from gpuloom.core.words import plural
 from gpuloom.sim.gpus import prices_usd_per_s
 from gpuloom.sim.result import SimResult
 
@@ -190,7 +191,7 @@ def escape(text: str) -> str:
 
 
 def interruption(result: SimResult) -> str:
-    return f"(interrupted, {result.finished:,} of {result.jobs:,} jobs)" if result.interrupted else ""
+    return f"(interrupted, {result.finished:,} of {plural(result.jobs, 'job')})" if result.interrupted else ""
 
 
 def facts(results: Sequence[SimResult]) -> list[str]:
@@ -205,8 +206,8 @@ def facts(results: Sequence[SimResult]) -> list[str]:
     found = [
         f"trace {shared([result.trace for result in results])}",
         f"cluster {shared([result.cluster for result in results])}",
-        f"{shared([f'{result.jobs:,}' for result in results])} jobs",
-        f"{shared([f'{result.gpus:,}' for result in results])} GPUs",
+        shared([plural(result.jobs, "job") for result in results]),
+        shared([plural(result.gpus, "GPU") for result in results]),
     ]
     bounds = {result.policy: format_duration(result.lower_bound_avg_jct_s) for result in results}
     known = list(dict.fromkeys(bound for bound in bounds.values() if bound != "-"))

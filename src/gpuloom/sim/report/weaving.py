@@ -15,6 +15,7 @@ import numpy as np
 
 from gpuloom.core.errors import InputError, MissingDependencyError
 from gpuloom.core.profile import STAGES_3, STAGES_4
+from gpuloom.core.words import plural
 from gpuloom.interleave.efficiency import SLOTS, Interleaving
 from gpuloom.sim.report.axis import PALETTE, linear_ticks
 from gpuloom.sim.report.files import binary_output
@@ -384,7 +385,7 @@ def _draw(
             axes.set_xlabel(f"time ({unit})")
         after.tick_params(axis="y", labelleft=False)
         many = f"{group.count:,} groups of " if group.count > 1 else ""
-        held = f"{group.gpus} GPU{'' if group.gpus == 1 else 's'}"
+        held = plural(group.gpus, "GPU")
         said = (
             f"{many}{len(group.jobs)} jobs on {held}, one after another" if len(group.jobs) > 1 else f"alone on {held}"
         )
@@ -400,7 +401,7 @@ def _draw(
     if interleaving.model == "measured":
         says.append("load: storage and CPU, two jobs at a time")
     if left_out:
-        says.append(f"{left_out:,} more group{'' if left_out == 1 else 's'} not drawn")
+        says.append(f"{plural(left_out, 'more group')} not drawn")
     figure.suptitle(" · ".join(says), fontsize=11, color=_GREY)
 
 

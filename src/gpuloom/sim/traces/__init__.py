@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuloom.core.errors import InputError, TraceError
+from gpuloom.core.words import plural
 from gpuloom.core.workload import Workload
 from gpuloom.sim.traces import registry
-from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source, counted
+from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source
 from gpuloom.sim.traces.files import expand, load
 from gpuloom.sim.traces.merge import merge
 from gpuloom.sim.traces.registry import formats
@@ -80,7 +81,7 @@ def read_trace(
     workload = merge(_name(asked, sources), sources, parts)
     if notes or options.bad_rows:
         if options.bad_rows:
-            notes.append(f"{counted(len(options.bad_rows), 'bad row')} skipped")
+            notes.append(f"{plural(len(options.bad_rows), 'bad row')} skipped")
         workload = replace(workload, notes=(*notes, *workload.notes))
     files = tuple(source.path if source.path is not None else Path(source.name) for source in sources)
     return TraceRead(workload, reader.id, files, tuple(options.bad_rows))

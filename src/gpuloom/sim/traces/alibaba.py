@@ -12,8 +12,9 @@ import math
 import numpy as np
 
 from gpuloom.core.errors import TraceError
+from gpuloom.core.words import plural
 from gpuloom.core.workload import Labels
-from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source, counted
+from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source
 from gpuloom.sim.traces.table import Column, Table, read_table
 
 POD = ("name", "num_gpu", "gpu_milli")
@@ -95,7 +96,7 @@ def _duration_s(table: Table) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     number = int((never & ~table.left_out & ~np.isnan(duration_s)).sum())
     if number:
         table.notes.append(
-            f"{table.source.name}: {counted(number, 'job')} never scheduled: "
+            f"{table.source.name}: {plural(number, 'job')} never scheduled: "
             "counted with the time from creation to deletion"
         )
     return duration_s

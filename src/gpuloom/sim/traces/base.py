@@ -16,11 +16,6 @@ from gpuloom.core.workload import F8, I4
 Mask = NDArray[np.bool_]
 
 
-def counted(number: int, noun: str) -> str:
-    """'1 job', '2,000 jobs'."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 @dataclass(frozen=True, eq=False)
 class Source:
     """One trace file, unpacked: its bytes, the name to use in messages, and where to look for companions.

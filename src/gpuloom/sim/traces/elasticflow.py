@@ -16,9 +16,10 @@ import numpy as np
 
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.core.scaling import NO_CURVE, Scaling
+from gpuloom.core.words import plural
 from gpuloom.core.workload import F8, Labels
 from gpuloom.sim.scaling_profiles import elasticflow_curves
-from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source, counted
+from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source
 from gpuloom.sim.traces.table import Column, read_table
 
 
@@ -49,7 +50,7 @@ def read(source: Source, options: ReadOptions) -> Part:
     if folder is not None:
         scaling = _scaling(folder, source, table.words["model_name"], table.words["batch_size"], table["num_gpu"])
         known = int((scaling.curve != NO_CURVE).sum())
-        table.notes.append(f"{source.name}: speeds by number of GPUs from {folder} for {counted(known, 'job')}")
+        table.notes.append(f"{source.name}: speeds by number of GPUs from {folder} for {plural(known, 'job')}")
     return table.part(
         table[submit],
         table["duration"],

@@ -7,6 +7,7 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.words import did_you_mean
 from gpuloom.sim.traces import (
     acme,
     alibaba,
@@ -74,7 +75,10 @@ def find(format_id: str) -> Reader:
     """
     reader = BUILT_IN.get(format_id) or _plugins().get(format_id)
     if reader is None:
-        raise InputError(f"unknown trace format {format_id!r}: choose one of {', '.join(formats())}")
+        known = formats()
+        raise InputError(
+            f"unknown trace format {format_id!r}{did_you_mean(format_id, known)} (known: {', '.join(known)})"
+        )
     return reader
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from gpuloom.core.errors import TraceError
+from gpuloom.core.words import plural
 from gpuloom.core.workload import Speeds
 from gpuloom.sim.speeds import fill, unmeasured
-from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source, counted
+from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source
 from gpuloom.sim.traces.gavel import COLUMNS as GAVEL_COLUMNS
 from gpuloom.sim.traces.gavel import PHYSICAL
 from gpuloom.sim.traces.table import Column, Table, read_table
@@ -86,7 +87,7 @@ def _speeds(table: Table, known: Throughputs, rates: np.ndarray[tuple[int, ...],
     note = f"{table.source.name}: speeds relative to {known.reference} from {known.path}"
     unknown = int((~measured).sum())
     if unknown:
-        note += f"; {counted(unknown, 'job')} not measured there: on {known.reference} only"
+        note += f"; {plural(unknown, 'job')} not measured there: on {known.reference} only"
     table.notes.append(note)
     return Speeds(known.models, factor, estimated if estimated.any() else None)
 

@@ -12,7 +12,6 @@ import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from itertools import islice
 from typing import Literal, Protocol
 
@@ -21,8 +20,9 @@ from numpy.typing import NDArray
 
 from gpuloom.core.errors import TraceError
 from gpuloom.core.scaling import Scaling
+from gpuloom.core.words import did_you_mean, plural
 from gpuloom.core.workload import F8, I4, Labels, Speeds
-from gpuloom.sim.traces.base import Mask, Part, ReadOptions, Source, counted
+from gpuloom.sim.traces.base import Mask, Part, ReadOptions, Source
 from gpuloom.sim.traces.clock import timestamps
 
 CHUNK_ROWS = 1 << 15
@@ -114,7 +114,7 @@ class Table:
         count = int(rows.sum())
         if count:
             self._out = self.left_out | rows
-            self.notes.append(f"{self.source.name}: {counted(count, 'job')} left out, which {why}")
+            self.notes.append(f"{self.source.name}: {plural(count, 'job')} left out, which {why}")
 
     def reject(self, rows: Mask, column: str | None, reason: Callable[[int], str]) -> None:
         """Mark rows as bad; `reason(row)` is asked only for those."""
@@ -152,7 +152,7 @@ class Table:
             detail = "; ".join(note.split(": ", 1)[1] for note in self.notes)
             if self.bad:
                 detail = "; ".join(
-                    filter(None, [f"{counted(len(self.bad), 'bad row')}, the first: {_first(self.bad)}", detail])
+                    filter(None, [f"{plural(len(self.bad), 'bad row')}, the first: {_first(self.bad)}", detail])
                 )
             raise TraceError(f"holds no jobs{': ' + detail if detail else ''}", file=self.source.name)
         rows = np.flatnonzero(good)
@@ -261,8 +261,7 @@ def match_columns(
             wanted.append(column)
             places.append(place)
         elif refuse_unknown:
-            close = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; known columns: {', '.join(known)}"
+            hint = did_you_mean(name, known) or f"; known columns: {', '.join(known)}"
             raise TraceError(f"unknown column {_show(name)}{hint}", file=source.name)
     return wanted, places
 

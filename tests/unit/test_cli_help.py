@@ -1,0 +1,130 @@
+"""Help, names that were mistyped, and names of before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gpuloom.cli.groups import Group
+from gpuloom.cli.main import cli
+from gpuloom.cli.outputs import Overwrite
+from gpuloom.core.words import are, did_you_mean, plural
+
+
+def groups(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Group]]:
+    yield path, group
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from groups(command, (*path, name))
+
+
+def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for where, one in groups(group, path):
+        context = click.Context(one)
+        for name in one.list_commands(context):
+            command = one.get_command(context, name)
+            assert command is not None
+            yield (*where, name), command
+
+
+@pytest.mark.parametrize(("path", "group"), list(groups()), ids=lambda x: " ".join(x) if isinstance(x, tuple) else "")
+def test_each_command_is_one_whole_line_of_80_columns(path: tuple[str, ...], group: click.Group) -> None:
+    shown = CliRunner().invoke(cli, [*path, "--help"], terminal_width=80, env={"COLUMNS": "80"}).output
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert isinstance(group, Group)
+    listed = [line for _, rows in group.summaries(click.Context(group)) for line in rows]
+    assert {name for name, _ in listed} == set(group.list_commands(click.Context(group)))
+    for name, text in listed:
+        assert any(line.split() == [name, *text.split()] for line in lines), name
+
+
+def test_commands_stand_under_titles() -> None:
+    shown = CliRunner().invoke(cli, ["--help"]).output
+    live, simulate = shown.index("Run jobs on this machine"), shown.index("Simulate (")
+    assert live < shown.index("  submit ") < simulate < shown.index("  compare ")
+    assert "Administer" in shown
+    assert "Share one GPU" in shown
+    assert "_GPULOOM_COMPLETE=bash_source" in shown
+
+
+def test_completion_lists_commands_without_importing_them() -> None:
+    found = cli.shell_complete(click.Context(cli), "su")
+    assert [(item.value, item.help) for item in found] == [
+        ("submit", "Submit a command, a script, or the jobs of a YAML file.")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["submti"], "submit"),
+        (["Submit"], "submit"),
+        (["profiles", "lst"], "ls"),
+        (["db", "bakcup"], "backup"),
+        (["share", "docter"], "doctor"),
+        (["ls", "--state", "runing"], "running"),
+        (["simulate", "no.csv", "--cluster", "1x8", "--schedule", "event"], "events"),
+        (["policies", "tiresia"], "tiresias"),
+        (["simulate", "no.csv", "--cluster", "1x8", "--policy", "weav"], "weave"),
+        (["simulate", "no.csv", "--cluster", "1x8", "--policy", "tiresias:treshholds=3"], "thresholds"),
+        (["trace", "show", "pyproject.toml", "--format", "phily"], "philly"),
+        (["compare", "no.csv", "--cluster", "1x8", "--polices", "fifo"], "--policies"),
+    ],
+)
+def test_what_was_mistyped_is_answered_with_what_is_close(words: list[str], meant: str) -> None:
+    found = CliRunner().invoke(cli, words)
+    assert found.exit_code != 0
+    said = found.output + str(found.exception)
+    assert f"id you mean '{meant}'?" in said
+
+
+def test_what_is_like_nothing_lists_what_there_is() -> None:
+    found = CliRunner().invoke(cli, ["db", "xyzzy"])
+    assert found.exit_code == 2
+    assert "there are backup, check, restore" in found.output
+
+
+def test_one_verb_lists_and_the_old_one_works() -> None:
+    for path, group in groups():
+        names = group.list_commands(click.Context(group))
+        assert "list" not in names, path
+    for path in (("profiles",), ("policy",), ("share", "profiles")):
+        assert CliRunner().invoke(cli, [*path, "list", "--help"]).exit_code == 0
+    assert "profiles ls" in CliRunner().invoke(cli, ["profiles", "list", "--help"]).output
+
+
+def test_one_option_replaces_what_is_there_and_the_old_ones_work(tmp_path: Path) -> None:
+    found = []
+    for path, command in commands():
+        for parameter in command.params:
+            if {"--force", "--replace", "--overwrite"} & set(parameter.opts):
+                assert isinstance(parameter, Overwrite), path
+                found.append(path)
+                shown = CliRunner().invoke(cli, [*path, "--help"]).output
+                assert "--overwrite" in shown
+                assert "--force" not in shown
+                assert "--replace" not in shown
+    assert len(found) >= 7
+    file = tmp_path / "jobs.csv"
+    made = ["trace", "generate", "--jobs", "2", "--gpus", "4", "--output", str(file)]
+    assert CliRunner().invoke(cli, made).exit_code == 0
+    again = CliRunner().invoke(cli, made)
+    assert "--overwrite replaces it" in str(again.exception)
+    for old in ("--force", "--replace", "--overwrite"):
+        assert CliRunner().invoke(cli, [*made, old]).exit_code == 0
+
+
+def test_words() -> None:
+    assert (plural(1, "job"), plural(0, "job"), plural(2000, "job")) == ("1 job", "0 jobs", "2,000 jobs")
+    assert plural(2, "policy", "policies") == "2 policies"
+    assert (are(1), are(0), are(2, "GPU"), are(1, "GPU")) == ("1 is", "0 are", "2 GPUs are", "1 GPU is")
+    assert did_you_mean("fif", ["fifo", "sjf"]) == "; did you mean 'fifo'?"
+    assert did_you_mean("v100", ["V100", "A100"]) == "; did you mean 'V100'?"
+    assert did_you_mean("xyzzy", ["fifo"]) == ""
