@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from types import FrameType
 
 import click
 
@@ -77,10 +78,18 @@ def cli() -> None:
     """
 
 
+def _end(number: int, frame: FrameType | None) -> None:
+    """Asked to end, end as by Ctrl-C: workers are stopped, what is done is printed. Also where Ctrl-C is ignored, as it
+    is under nohup and in a script's background."""
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    if not callable(on_interrupt):
+        raise KeyboardInterrupt
+    on_interrupt(signal.SIGINT, frame)
+
+
 def main() -> None:
     """Entry point of the console script: the one place that maps errors to exit codes."""
-    # Asked to end, end as by Ctrl-C: workers are stopped, what is done is printed.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _end)
     try:
         code = cli.main(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -101,6 +101,7 @@ def _work(task: Task, settings: dict[str, Any], pipe: Connection, others: Sequen
     for end in others:
         end.close()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # how our parent ends us, also where it ignores Ctrl-C
     last = 0.0
 
     def on_progress(done: int, jobs: int) -> None:
