@@ -39,13 +39,15 @@ MEMORY_LOOK_S = 0.5
 
 
 class Keeper:
-    """See the module. home_id: names the home in the environment of jobs and in control groups."""
+    """See the module. home_id: names the home in the environment of jobs and in control groups. files: that jobs may
+    have open, their soft limit."""
 
-    def __init__(self, home: str, home_id: str, groups: cgroups.Cgroups, listener: socket.socket) -> None:
+    def __init__(self, home: str, home_id: str, groups: cgroups.Cgroups, listener: socket.socket, files: int) -> None:
         self.home, self.home_id, self.groups = home, home_id, groups
         self.boot = procs.boot_id()
-        self.nofile = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (self.nofile[1], self.nofile[1]))
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        self.nofile = (files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self.runs: dict[str, Run] = {}
         self.loop = Loop()
         self.hub = Hub(self.loop, listener, self._answer, self._rest)

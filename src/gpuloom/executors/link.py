@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpuloom.executors.open_files import of_jobs
 from gpuloom.executors.port import ExecutorError
 from gpuloom.executors.runner import EXIT_LOCKED
 from gpuloom.executors.wire import RUNNER_LOG, SOCKET, VERSION, Lines, encode, socket_address
@@ -227,6 +228,7 @@ class Link:
         except OSError as error:
             raise ExecutorError(f"can't write {log}: {error.strerror}") from None
         argv = [sys.executable, "-I", "-S", str(RUNNER), str(self._home), self._home_id, self._mode, str(os.getpid())]
+        argv.append(str(of_jobs()))
         try:
             code = subprocess.run(  # noqa: S603 - our own program, no shell
                 argv, stdin=subprocess.DEVNULL, stdout=fd, stderr=fd, cwd="/", start_new_session=True, timeout=CONNECT_S

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import select
-import sys
 import time
 
 from gpuloom.core.waiting import one_wait_s
+from gpuloom.executors.own_log import OwnLog, is_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,9 +58,17 @@ class Loop:
                 action(fd)
 
 
+_DIGITS = str.maketrans("", "", "0123456789")
+_log = OwnLog(2, None)
+
+
+def log_to(path: str) -> None:
+    """Our standard error is this file, if it is, and ours to rotate."""
+    if is_file(2, path):
+        _log.path = path
+
+
 def log(message: str) -> None:
     """A line in runner.log, which is our standard error. Where it can't be written (a full disk) it is left out: the
-    runner's jobs are worth more."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {message}\n")
-        sys.stderr.flush()
+    runner's jobs are worth more. Lines that differ by their numbers are of one kind."""
+    _log.write(message, head=f"{time.strftime('%Y-%m-%dT%H:%M:%S')} ", kind=message.translate(_DIGITS))

@@ -19,15 +19,15 @@ import socket
 
 from gpuloom.executors import cgroups
 from gpuloom.executors.keeper import Keeper
-from gpuloom.executors.loop import log
-from gpuloom.executors.wire import LOCK, SOCKET, remove, socket_address
+from gpuloom.executors.loop import log, log_to
+from gpuloom.executors.wire import LOCK, RUNNER_LOG, SOCKET, remove, socket_address
 
 PR_SET_CHILD_SUBREAPER = 36
 EXIT_LOCKED = 3
 """Another runner works for this home."""
 
 
-def main(home: str, home_id: str, mode: str, scheduler: str) -> int:
+def main(home: str, home_id: str, mode: str, scheduler: str, files: str) -> int:
     """Lock the home, listen, go to the background, and work. The process that was started returns once it listens."""
     home_fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     lock = os.open(f"{home}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -35,6 +35,7 @@ def main(home: str, home_id: str, mode: str, scheduler: str) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return EXIT_LOCKED
+    log_to(f"{home}/{RUNNER_LOG}")
     remove(f"{home}/{SOCKET}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
@@ -50,7 +51,7 @@ def main(home: str, home_id: str, mode: str, scheduler: str) -> int:
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         log(f"not the reaper of orphans: {os.strerror(ctypes.get_errno())}")
     groups = cgroups.find(home_id, mode=mode, ours=(os.getpid(), int(scheduler)))
-    keeper = Keeper(home, home_id, groups, listener)
+    keeper = Keeper(home, home_id, groups, listener, int(files))
     keeper.take_over()
     keeper.work()
     groups.close()

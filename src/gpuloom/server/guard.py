@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from email.utils import formatdate
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuloom.server.auth import allowed
@@ -13,6 +17,12 @@ from gpuloom.server.problems import ProblemError
 
 OPEN = frozenset({"/v1/health", "/v1/schema/job.json", "/openapi.json"})
 """Routes that need no token: they say nothing about jobs or users."""
+
+OF_STRANGERS = 64 * 1024
+"""Bytes of a body that comes without token."""
+DRAIN_S = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 class Guard:
@@ -33,14 +43,24 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        known = self.token is None or allowed(headers.get(b"authorization"), self.token)
+        connection = scope.get("state", {}).get("connection")
+        if known and connection is not None:
+            connection.token_shown()
+        dressed = _dressed(send, last=not known)
         try:
-            self._check(scope["path"], headers)
+            self._check(scope["path"], headers, known=known)
         except ProblemError as problem:
-            await problem.response()(scope, receive, _dressed(send))
+            if not known:
+                await _drained(receive, headers)
+            await problem.response()(scope, receive, dressed)
             return
-        await self.app(scope, self._limited(receive), _dressed(send))
+        try:
+            await self.app(scope, self._limited(receive, self.most if known else OF_STRANGERS), dressed)
+        except ClientDisconnect:
+            _log.debug("%s %s: the client went before its body was there", scope["method"], scope["path"])
 
-    def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
+    def _check(self, path: str, headers: dict[bytes, bytes], *, known: bool) -> None:
         host = headers.get(b"host", b"").decode("latin-1")
         if self.hosts and not self._ours(host):
             shown = ", ".join(sorted(self.hosts))
@@ -48,7 +68,7 @@ class Guard:
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").partition("://")[2].lower() != host.lower():
             raise ProblemError("foreign-origin", f"the request comes from the web page {origin.decode('latin-1')!r}")
-        if self.token is not None and path not in OPEN and not allowed(headers.get(b"authorization"), self.token):
+        if not known and path not in OPEN:
             given = b"authorization" in headers
             raise ProblemError(
                 "unauthorized",
@@ -70,7 +90,7 @@ class Guard:
         except ValueError:
             return False
 
-    def _limited(self, receive: Receive) -> Receive:
+    def _limited(self, receive: Receive, most: int) -> Receive:
         seen = 0
 
         async def counted() -> Message:
@@ -78,7 +98,7 @@ class Guard:
             message = await receive()
             if message["type"] == "http.request":
                 seen += len(message.get("body", b""))
-                if seen > self.most:
+                if seen > most:
                     raise self._too_large()
             return message
 
@@ -92,8 +112,23 @@ class Guard:
         )
 
 
-def _dressed(send: Send) -> Send:
-    """Headers that every answer has."""
+async def _drained(receive: Receive, headers: dict[bytes, bytes]) -> None:
+    """Take in what was sent, if it is little: a connection that is closed before takes our answer with it."""
+    length = headers.get(b"content-length", b"")
+    if b"expect" in headers or (length and not (length.isdigit() and int(length) <= OF_STRANGERS)):
+        return
+    seen = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            while seen <= OF_STRANGERS:
+                message = await receive()
+                seen += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
+
+
+def _dressed(send: Send, *, last: bool) -> Send:
+    """Headers that every answer has. last: no further request is taken on this connection."""
 
     async def dressed(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -103,6 +138,8 @@ def _dressed(send: Send) -> Send:
                 (b"cache-control", b"no-store"),
                 (b"x-content-type-options", b"nosniff"),
             ]
+            if last and (b"connection", b"close") not in headers:
+                headers.append((b"connection", b"close"))
         await send(message)
 
     return dressed

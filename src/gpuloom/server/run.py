@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
+import logging
+import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -22,12 +27,20 @@ from gpuloom.executors.logs import read_log
 from gpuloom.live.service import Service
 from gpuloom.server.app import make_app
 from gpuloom.server.auth import check_token
+from gpuloom.server.connections import HEADER_BYTES, MOST, Connections, Guarded
 from gpuloom.server.context import LogReader
 
 GRACE_S = 5
 """Time for requests under way when it ends."""
 STALLED_MS = 90_000
 """After which the system ends a connection that takes no data."""
+AT_ONCE = 128
+"""Connections taken in before those that there are get their turn."""
+WAITING = 4096
+"""Connections that the system keeps until they are taken in (no more than net.core.somaxconn)."""
+NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +93,12 @@ def serve(
                 "whoever listens on the network reads the token. Put a proxy with TLS before it, or use an SSH tunnel"
             )
         app = make_app(service, token=token, logs=logs, hosts=("localhost", host, address) if loopback else ())
-        server = _Server(app, lambda stop: on_ready(Listening(address, port, f"http://{shown}:{port}", stop)))
-        server.run(sockets=[listener])
+        # A quarter of the files that may be open: jobs' logs, the store and the runner need some too.
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        with closing(Connections(min(MOST, max(files // 4, 16)))) as connections:
+            ready = Listening(address, port, f"http://{shown}:{port}", lambda: server.stop())
+            server = _Server(app, connections, lambda: on_ready(ready))
+            server.run(sockets=[listener])
     finally:
         listener.close()
         if on_stop is not None:
@@ -103,7 +120,7 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, str]:
 
 def _bound(family: socket.AddressFamily, host: str, address: str, port: int) -> socket.socket:
     try:
-        listener = socket.create_server((address, port), family=family, backlog=1024)
+        listener = socket.create_server((address, port), family=family, backlog=WAITING)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise InputError(
@@ -125,12 +142,16 @@ def _bound(family: socket.AddressFamily, host: str, address: str, port: int) -> 
 class _Server(uvicorn.Server):
     """uvicorn without its ten wake-ups a second, which ends streams before it waits for them."""
 
-    def __init__(self, app: FastAPI, on_ready: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, app: FastAPI, connections: Connections, on_ready: Callable[[], None]) -> None:
+        # What strangers send is not worth a line each; what fails inside is.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http="h11",
+                http=cast("type[asyncio.Protocol]", functools.partial(Guarded, connections=connections)),
+                h11_max_incomplete_event_size=HEADER_BYTES,
+                backlog=AT_ONCE,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -142,7 +163,7 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=GRACE_S,
             )
         )
-        self._hub, self._on_ready = app.state.hub, on_ready
+        self._hub, self._connections, self._on_ready = app.state.hub, connections, on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
         self.ended_by: signal.Signals | None = None
@@ -155,8 +176,11 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        self._loop.set_exception_handler(self._trouble)
         await super().startup(sockets=sockets)
-        self._on_ready(self.stop)
+        for listener in sockets or ():
+            listener.listen(WAITING)  # the loop has set it to AT_ONCE
+        self._on_ready()
 
     async def main_loop(self) -> None:
         if not await self.on_tick(0) and self._ending is not None:
@@ -165,6 +189,17 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._hub.close()
         await super().shutdown(sockets=sockets)
+
+    def _trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What the event loop can't tell anybody else."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            self._connections.make_room()
+            _log.error("no connection can be taken: %s; trying again every second", error.strerror)
+        elif isinstance(error, OSError):  # of one connection, which is closed by it
+            _log.info("a connection broke: %s", error.strerror or error)
+        else:
+            _log.error("event loop: %s", context.get("message"), exc_info=error)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

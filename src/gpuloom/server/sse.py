@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from gpuloom.core.errors import GpuloomError
 from gpuloom.core.events import Event
 from gpuloom.live.service import Service
 from gpuloom.server.answers import encoded
+from gpuloom.server.problems import ProblemError
 
 HEARTBEAT_S = 15.0
 STALLED_S = 60.0
@@ -38,6 +40,10 @@ PIECE = 64 * 2**10
 """Bytes sent at once."""
 
 PAGE = 1_000
+
+MOST_STREAMS = 1_000
+MOST_OF_A_PEER = 500
+"""Streams at once, in all, and of one user of this machine or one address elsewhere."""
 
 _log = logging.getLogger(__name__)
 
@@ -96,13 +102,25 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, parts: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, hub: Hub, parts: AsyncGenerator[bytes, None]) -> None:
         super().__init__()
-        self.parts = parts
+        self.hub, self.parts = hub, parts
         del self.headers["content-length"]
         self.headers["x-accel-buffering"] = "no"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope.get("state", {}).get("connection")
+        peer = connection.peer if connection is not None else scope.get("client")
+        if (full := self.hub.enter(peer)) is not None:
+            await self.parts.aclose()
+            await full.response()(scope, receive, send)
+            return
+        try:
+            await self._stream(receive, send)
+        finally:
+            self.hub.exit(peer)
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
         leaving = asyncio.ensure_future(_gone(receive))
         try:
@@ -172,12 +190,34 @@ class Hub:
         self._watching: threading.Event | None = None
         self._looking: asyncio.Task[None] | None = None
         self._files: list[Follower] = []
+        self._streams: Counter[object] = Counter()
         self.closed = False
 
     @property
     def followers(self) -> int:
         """How many follow now."""
         return len(self._followers)
+
+    def enter(self, peer: object) -> ProblemError | None:
+        """Count a stream of this peer; instead, why there can't be one more."""
+        for found, most, whose in (
+            (self._streams[peer], MOST_OF_A_PEER, "by you"),
+            (self._streams.total(), MOST_STREAMS, "in all"),
+        ):
+            if found >= most:
+                return ProblemError(
+                    "too-many-streams",
+                    f"{found} streams are open {whose}, and {most} may be: end some of them, or read pages instead",
+                    headers={"Retry-After": "5"},
+                )
+        self._streams[peer] += 1
+        return None
+
+    def exit(self, peer: object) -> None:
+        """A stream of this peer has ended."""
+        self._streams[peer] -= 1
+        if not self._streams[peer]:
+            del self._streams[peer]
 
     async def join(self) -> tuple[Follower, int]:
         """A new follower, who is told of every event from here on, and the number of the newest. Raises StoreError."""

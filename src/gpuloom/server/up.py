@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,9 +15,12 @@ from pathlib import Path
 from gpuloom import __version__
 from gpuloom.core.errors import InputError
 from gpuloom.executors.logs import read_log
+from gpuloom.executors.open_files import ask_for_more
 from gpuloom.live.facade import LiveService
 from gpuloom.live.parts import LiveScheduler
 from gpuloom.server.auth import load_or_make_token
+from gpuloom.server.log import begin as begin_log
+from gpuloom.server.log import keep as keep_log
 from gpuloom.server.run import Listening, serve
 from gpuloom.store.home import Home, home_of
 
@@ -40,9 +42,11 @@ class UpOptions:
 
 def run(options: UpOptions) -> int:
     """Run a scheduler until it is told to end; the exit code."""
-    _logging(options.log_level)
+    begin_log(options.log_level)
+    ask_for_more()
     home = home_of(options.home).create()
     live = LiveScheduler(home, slots=options.slots, policy=options.policy, interval_s=options.interval_s)
+    keep_log(home.log)  # once nobody else can have it
     stops: list[Callable[[], None]] = []
 
     def end() -> None:
@@ -96,12 +100,3 @@ def _write_server(home: Home, url: str) -> None:
         temporary.replace(home.server_json)
     except OSError as error:
         raise InputError(f"{home.server_json} can't be written: {error.strerror}") from error
-
-
-def _logging(level: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger("gpuloom")
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    root.propagate = False

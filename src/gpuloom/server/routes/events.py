@@ -32,7 +32,7 @@ def router(context: Context) -> APIRouter:
         if "text/event-stream" in accept:
             resumed = resume_id(last_event_id)
             start = after if resumed is None else resumed
-            return EventStream(follow_events(service, context.hub, after=start, job=job, types=type))
+            return EventStream(context.hub, follow_events(service, context.hub, after=start, job=job, types=type))
         # Asked for before the page: events that come in between are not passed over.
         last = service.wait_for_events(0, 0.0)
         found = service.events(after=after or 0, job=job, types=type, limit=limit, newest=newest)

@@ -46,7 +46,7 @@ def router(context: Context) -> APIRouter:
             service.log_files(job, attempt)
             resume = re.fullmatch(r"(\d{1,9}):(\d{1,16})", last_event_id or "", re.ASCII)
             start = None if resume is None else (int(resume[1]), int(resume[2]))
-            return EventStream(_Following(context, job, attempt, start, offset, tail).parts())
+            return EventStream(context.hub, _Following(context, job, attempt, start, offset, tail).parts())
         state = service.job(job)["state"]
         files = service.log_files(job, attempt)
         if not files:

@@ -1,0 +1,128 @@
+"""Our own logs: rotated, repeats counted, nothing lost without a word."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuloom.executors import own_log
+from gpuloom.executors.own_log import ALIKE, EVERY_S, OwnLog
+from gpuloom.server.log import LogHandler
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def log(tmp_path: Path, clock: Clock) -> Iterator[OwnLog]:
+    path = tmp_path / "own.log"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    found = OwnLog(descriptor, str(path), clock)
+    yield found
+    os.close(found.descriptor)
+
+
+def lines(log: OwnLog) -> list[str]:
+    assert log.path is not None
+    return Path(log.path).read_text().splitlines()
+
+
+def test_a_line_that_repeats_is_written_once_and_counted(log: OwnLog, clock: Clock) -> None:
+    for _ in range(213):
+        log.write("no room", head="now ")
+    assert lines(log) == ["now no room"]
+    assert log.waits
+    clock.now_s += EVERY_S + 1
+    log.flush("then ")
+    assert lines(log) == ["now no room", "then no room (212 more in the last 60 s)"]
+    log.write("no room")  # it goes on: told by its count alone
+    assert len(lines(log)) == 2
+    clock.now_s += EVERY_S + 1
+    log.flush()
+    assert lines(log)[2:] == ["no room (1 more in the last 60 s)"]
+    clock.now_s += EVERY_S + 1
+    log.flush()
+    log.write("no room")  # after a quiet time it is news again
+    assert lines(log)[3:] == ["no room"]
+
+
+def test_lines_that_differ_by_their_values_are_bounded_together(log: OwnLog, clock: Clock) -> None:
+    for number in range(500):
+        log.write(f"peer {number} broke", kind="peer broke")
+    assert len(lines(log)) == ALIKE
+    clock.now_s += EVERY_S + 1
+    log.flush()
+    assert lines(log)[-1] == f"peer 499 broke ({500 - ALIKE} more like this in the last 60 s)"
+
+
+def test_lines_of_no_kind_are_all_written(log: OwnLog) -> None:
+    for number in range(own_log.MOST_SEEN + 100):
+        log.write(f"job {number} ended")
+    assert len(lines(log)) == own_log.MOST_SEEN + 100
+
+
+def test_a_long_log_is_rotated(log: OwnLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_log, "MOST_BYTES", 1000)
+    for number in range(900):
+        log.write(f"line {number}")
+    assert log.path is not None
+    files = [Path(log.path), *(Path(f"{log.path}.{number}") for number in range(1, own_log.KEPT + 1))]
+    assert all(0 < file.stat().st_size <= 1000 for file in files)
+    assert not Path(f"{log.path}.{own_log.KEPT + 1}").exists()
+    kept = [line for file in reversed(files) for line in file.read_text().splitlines()]
+    assert kept == [f"line {number}" for number in range(900 - len(kept), 900)]
+
+
+def test_what_is_not_ours_is_not_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_log, "MOST_BYTES", 10)
+    with open(tmp_path / "theirs", "wb") as file:
+        log = OwnLog(file.fileno(), None)
+        for number in range(10):
+            log.write(f"line {number}")
+    assert os.listdir(tmp_path) == ["theirs"]
+
+
+def test_lines_that_can_not_be_written_are_counted(log: OwnLog, clock: Clock) -> None:
+    ours, full = log.descriptor, os.open("/dev/full", os.O_WRONLY)
+    log.path, log.descriptor = None, full
+    for number in range(3):
+        log.write(f"line {number}")
+    os.close(full)
+    log.descriptor = ours
+    log.write("there is room")
+    content = Path(f"/proc/self/fd/{ours}").read_text()
+    assert content == "(3 lines could not be written)\nthere is room\n"
+
+
+def test_a_traceback_is_written_once(log: OwnLog) -> None:
+    handler, name = LogHandler(log), logging.getLogger("test.own_log")
+    name.addHandler(handler)
+    name.propagate = False
+    try:
+        for number in range(50):
+            try:
+                raise ValueError("the same")
+            except ValueError:
+                name.exception("it failed")
+            name.warning("peer %d is odd", number)
+    finally:
+        name.removeHandler(handler)
+        handler.close()
+    text = "\n".join(lines(log))
+    assert text.count("Traceback") == 1
+    assert text.count("ERROR test.own_log: it failed") == 2  # itself, and its count
+    assert "(49 more in the last 60 s)" in text
+    assert f"peer 49 is odd ({50 - ALIKE} more like this" in text
