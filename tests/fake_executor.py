@@ -10,12 +10,17 @@ from dataclasses import replace
 from gpuloom.executors.port import ExecutorError, OnStatus, RunExit, RunPhase, RunRequest, RunStatus
 
 
+def short(run: str) -> str:
+    """Job and attempt, without what makes the name of a run unlike all others."""
+    return run.partition("-")[0]
+
+
 class FakeExecutor:
     """Starts at once and stops at once (exit code `stop_code`), unless told otherwise.
 
     Attributes:
-        requests: every run that was started, by name. starts: how often each was asked for. broken: every call
-            raises.
+        requests: every run that was started, by job and attempt ('12.1', as are all others). starts: how often each
+            was asked for. broken: every call raises.
     """
 
     name = "fake"
@@ -43,16 +48,18 @@ class FakeExecutor:
     def start(self, request: RunRequest) -> None:
         self._check()
         with self._lock:
-            self.starts[request.run] = self.starts.get(request.run, 0) + 1
-            if request.run in self.states:
-                self._say(self.states[request.run])
+            run = short(request.run)
+            self.starts[run] = self.starts.get(run, 0) + 1
+            if run in self.states:
+                self._say(self.states[run])
                 return
-            self.requests[request.run] = request
+            self.requests[run] = request
             self.on_start(request)
             self._say(RunStatus(request.run, RunPhase.RUNNING, 1000 + len(self.states), 1, "boot"))
 
     def stop(self, run: str, *, reason: str, grace_s: float) -> None:
         self._check()
+        run = short(run)
         with self._lock:
             status = self.states.get(run)
             if status is None or status.phase is RunPhase.EXITED:
@@ -65,21 +72,23 @@ class FakeExecutor:
 
     def limit(self, run: str, limit_s: float | None) -> None:
         self._check()
-        self.limits_set[run] = limit_s
+        self.limits_set[short(run)] = limit_s
 
     def freeze(self, run: str) -> None:
         self._check()
-        if self.states[run].phase is RunPhase.RUNNING:
-            self._say(replace(self.states[run], phase=RunPhase.FROZEN))
+        status = self.states[short(run)]
+        if status.phase is RunPhase.RUNNING:
+            self._say(replace(status, phase=RunPhase.FROZEN))
 
     def thaw(self, run: str) -> None:
         self._check()
-        if self.states[run].phase is RunPhase.FROZEN:
-            self._say(replace(self.states[run], phase=RunPhase.RUNNING))
+        status = self.states[short(run)]
+        if status.phase is RunPhase.FROZEN:
+            self._say(replace(status, phase=RunPhase.RUNNING))
 
     def acknowledge(self, run: str) -> None:
         self._check()
-        self.acknowledged.add(run)
+        self.acknowledged.add(short(run))
 
     def healthy(self) -> str:
         return "broken" if self.broken else ""
@@ -112,7 +121,7 @@ class FakeExecutor:
             return {run for run, status in self.states.items() if status.phase is not RunPhase.EXITED}
 
     def _say(self, status: RunStatus) -> None:
-        self.states[status.run] = status
+        self.states[short(status.run)] = status
         if self._on_status is not None:
             self._on_status(status)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fake_executor import FakeExecutor
+from fake_executor import FakeExecutor, short
 from gpuloom.executors.port import RunRequest
 from gpuloom.store.home import home_of
 from gpuloom.store.port import StoreError
@@ -335,7 +335,7 @@ def test_no_gpu_is_ever_given_twice(tmp_path: Path) -> None:
 
     def check(request: RunRequest) -> None:
         for other in seen:
-            if other.run in executor.live():
+            if short(other.run) in executor.live():
                 assert not set(other.gpus) & set(request.gpus), (other.run, request.run)
         seen.append(request)
 

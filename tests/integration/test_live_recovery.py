@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fake_executor import FakeExecutor
+from fake_executor import FakeExecutor, short
 from gpuloom.core.job import Phase
 from gpuloom.executors.port import RunPhase, RunStatus
 from gpuloom.store.port import StoreError
@@ -166,7 +166,7 @@ def test_whatever_happens_jobs_end_once_and_the_log_tells_the_same_story(tmp_pat
             live.crash()
             live = Live(tmp_path, executor)
         live.settle()
-        active = [attempt.run for attempt in live.book.attempts.values()]
+        active = [short(attempt.run) for attempt in live.book.attempts.values()]
         assert set(active) == executor.live()
     held = [job for job in jobs if live.job(job).phase == "held"]
     if held:

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from gpuloom.cli.db import db
 from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.store.connect import schema_version
 from gpuloom.store.home import Home, take_lock
 from gpuloom.store.port import StoreBusy, StoreError
 from gpuloom.store.sqlite import SqliteStore
@@ -40,12 +41,12 @@ def run(*words: object) -> Result:
 def test_check_of_a_sound_store(home: Home) -> None:
     result = run("check")
     assert result.return_value == 0
-    assert result.output == f"{home.db}: schema 1, 3 events, 1 job, 1 attempt\nsound\n"
+    assert result.output == f"{home.db}: schema {schema_version()}, 3 events, 1 job, 1 attempt\nsound\n"
     found = json.loads(run("check", "--json").output)
     assert found == {
         "path": str(home.db),
         "sound": True,
-        "schema_version": 1,
+        "schema_version": schema_version(),
         "events": 3,
         "jobs": 1,
         "attempts": 1,

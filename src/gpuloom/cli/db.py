@@ -107,11 +107,16 @@ def restore(file: Path, home: Path | None, as_json: bool) -> int:
     done = put_back(home_of(home), file)
     replaced = None if done.replaced is None else str(done.replaced)
     if as_json:
-        _print({"path": str(done.path), "replaced": replaced, **_plain(done.report)})
+        _print({"path": str(done.path), "replaced": replaced, "strangers": list(done.strangers), **_plain(done.report)})
     else:
         click.echo(f"{done.path}: restored from {file}, {_counts(done.report)}")
         if replaced is not None:
             click.echo(f"what was there is kept as {replaced}")
+        if count := len(done.strangers):
+            click.echo(
+                f"{count} run{'s' * (count > 1)} that the backup does not know go{'es' * (count == 1)} on: "
+                f"{', '.join(done.strangers[:5])}{', …' * (count > 5)}; the next `gpuloom up` ends them"
+            )
     return 0
 
 

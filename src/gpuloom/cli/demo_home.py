@@ -194,10 +194,11 @@ class _uninterrupted:  # noqa: N801 - reads as a statement
 
 def last_report(home: Path, job: int, attempt: int) -> Mapping[str, Any]:
     """What an attempt reported last of its progress. {}: nothing yet."""
-    from gpuloom.live.launch import run_directory
+    from gpuloom.live.launch import job_directory
 
     try:
-        found = json.loads((run_directory(home / "runs", job, attempt) / "progress.json").read_bytes())
-    except (OSError, ValueError):
+        folder = next(job_directory(home / "runs", job).glob(f"{attempt}-*"))
+        found = json.loads((folder / "progress.json").read_bytes())
+    except (StopIteration, OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -64,10 +64,10 @@ def connect_or_name_files(home: Path | None, job: str, *, follows: bool = False)
         first = job.partition("_")[0]
         if (home is None and os.environ.get(URL)) or not first.isdecimal():
             raise
-        from gpuloom.live.launch import run_directory
+        from gpuloom.live.launch import job_directory
 
         # Of a task of an array only the number of the first is known here.
-        folder = run_directory(home_directory(home) / "runs", int(first), 1).parent
+        folder = job_directory(home_directory(home) / "runs", int(first))
         if not folder.is_dir():
             raise
         raise NoSchedulerError(f"{error}. What job {first} wrote lies in {folder}/ATTEMPT/output.log") from None

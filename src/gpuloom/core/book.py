@@ -245,7 +245,15 @@ def _starting(view: _View, event: Event) -> None:
     view.put(event, job, phase=Phase.STARTING, attempts=number, first_start_s=first, flags={})
     view.put_attempt(
         event,
-        Attempt(job.id, number, Phase.STARTING, allocation_of(event.data["allocation"]), event.at_s, event.at_s),
+        Attempt(
+            job.id,
+            number,
+            Phase.STARTING,
+            allocation_of(event.data["allocation"]),
+            event.at_s,
+            event.at_s,
+            identity=str(event.data.get("identity", "")),
+        ),
     )
 
 

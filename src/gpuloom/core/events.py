@@ -7,7 +7,7 @@ Types and their data (all JSON):
     job.cancelled       {message, reason}   a job that waited
     job.requeued        {}                  a job that had ended; it counts as submitted anew
     job.flagged         {flag, text}        an empty text takes the flag away
-    attempt.starting    {attempt, allocation: [[node, [gpu, …]], …]}
+    attempt.starting    {attempt, allocation: [[node, [gpu, …]], …], identity}
     attempt.running     {pid, start_ticks, boot_id}
     attempt.stopping    {reason, deadline_s}
     attempt.frozen      {}

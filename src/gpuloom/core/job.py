@@ -136,7 +136,8 @@ class Attempt:
 
     since_s: since when it has held its GPUs without a break (freezing is one). stop_reason, deadline_s: of a stop under
     way. saved: it said that it saved a checkpoint (exit code 85, or a later restart may go on from its work).
-    signal: the signal that ended it. work_s: the job's `work_s` after it.
+    signal: the signal that ended it. work_s: the job's `work_s` after it. identity: drawn at random when it was
+    written down ('' of those that an older gpuloom started).
     """
 
     job: int
@@ -160,12 +161,14 @@ class Attempt:
     work_s: float = 0.0
     message: str = ""
     peak_memory_mib: float | None = None
+    identity: str = ""
     cause: int = 0
 
     @property
     def run(self) -> str:
-        """The name of this run, such as '12.1': unique in a store, never used twice."""
-        return f"{self.job}.{self.number}"
+        """The name of this run, such as '12.1-9f3a02bc': never used twice, not even by a store that was put back to an
+        older state and gives the number 12.1 again."""
+        return f"{self.job}.{self.number}-{self.identity}" if self.identity else f"{self.job}.{self.number}"
 
 
 @dataclass(frozen=True, slots=True)

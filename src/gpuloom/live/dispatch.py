@@ -7,6 +7,7 @@ its GPUs are gone, whatever the plan says.
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,6 +31,9 @@ from gpuloom.live.work import WorkDone
 FREEZE_S = 5.0
 """Time for a job to freeze; one that has not is told to end."""
 
+IDENTITY_BYTES = 4
+"""Of what makes the name of a run unlike that of any other with its number."""
+
 RETRY_S = 1.0
 """After the store or the executor failed, when to try again."""
 
@@ -38,6 +42,8 @@ class Dispatch:
     """Used by the scheduler's thread alone.
 
     Attributes:
+        strangers: runs that go on and that this store does not know as going on, as after it was put back to an older
+            state. Nobody accounts for their GPUs: they were told to end, and nothing starts until they have.
         to_start: attempts that are written down and that the executor has not taken.
         retry_s: when to call `hand_over` again; infinity: nothing is left to say.
     """
@@ -61,6 +67,7 @@ class Dispatch:
         self.ledger, self.planning, self.work, self.executor, self.clock = ledger, planning, work, executor, clock
         self.book, self.node, self.runs = ledger.book, node, runs
         self.trouble, self.say = trouble, say
+        self.strangers: set[str] = set()
         self.to_start: dict[str, Attempt] = {}
         self._asked: set[str] = set()
         """Runs of `to_start` that the executor was asked for, and did not answer."""
@@ -160,7 +167,7 @@ class Dispatch:
     def start_granted(self, now: float) -> None:
         """Start jobs whose GPUs are free by now."""
         planning, grants = self.planning, self.planning.grants
-        if not grants:
+        if not grants or self.strangers:
             return
         free_for_all, most = open_slots(self.book), planning.policy.max_jobs_per_gpu
         holders = self._holders()
@@ -180,7 +187,11 @@ class Dispatch:
             if planning.policy.pairs and any(on_them) and not self._may_pair(number, on_them):
                 continue
             if job.phase is Phase.QUEUED:
-                data = {"attempt": job.attempts + 1, "allocation": as_json(allocation)}
+                data = {
+                    "attempt": job.attempts + 1,
+                    "allocation": as_json(allocation),
+                    "identity": secrets.token_hex(IDENTITY_BYTES),
+                }
                 drafts.append(("attempt.starting", number, data))
                 ready.append(number)
             elif job.phase is Phase.FROZEN and present is not None:

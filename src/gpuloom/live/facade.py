@@ -99,13 +99,12 @@ class LiveService:
     def show(self, job: int) -> Mapping[str, Any]:
         record = self._get(job)
         attempts = self._store.attempts([job])
-        last = attempts[-1].number if attempts else 1
         return {
             "job": self._views([record])[0],
             "spec": dict(record.spec),
             "attempts": [attempt_view(attempt) for attempt in attempts],
             "events": [event_view(event) for event in self._store.events(job=job, limit=200, newest=True)],
-            "log": str(run_directory(self._scheduler.runs, job, last) / "output.log"),
+            "log": self._log(attempts[-1]) if attempts else "",
         }
 
     def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Sequence[JobView]:
@@ -271,15 +270,18 @@ class LiveService:
         record = self._get(job)
         if attempt is not None and not 1 <= attempt <= record.attempts:
             raise NotFoundError(f"job {job} has {plural(record.attempts, 'attempt')}, so none with number {attempt}")
-        numbers = range(1, record.attempts + 1) if attempt is None else [attempt]
         return [
             {
-                "attempt": number,
-                "path": str(run_directory(self._scheduler.runs, job, number) / "output.log"),
-                "live": number == record.attempts and record.phase in ACTIVE,
+                "attempt": run.number,
+                "path": self._log(run),
+                "live": run.number == record.attempts and record.phase in ACTIVE,
             }
-            for number in numbers
+            for run in self._store.attempts([job])
+            if attempt in (None, run.number)
         ]
+
+    def _log(self, attempt: Attempt) -> str:
+        return str(run_directory(self._scheduler.runs, attempt.run) / "output.log")
 
     def status(self) -> Mapping[str, Any]:
         scheduler = self._scheduler
@@ -291,7 +293,9 @@ class LiveService:
             for slot in [(n, g) for g in gpus]
         }
         store = scheduler.problems.get("store", "")
-        executor = scheduler.problems.get("executor", "") or scheduler.executor.healthy()
+        executor = (
+            scheduler.problems.get("executor", "") or scheduler.executor.healthy() or scheduler.intake.strangers_text
+        )
         return {
             "version": __version__,
             "pid": os.getpid(),

@@ -24,6 +24,9 @@ from gpuloom.live.work import WorkDone
 
 log = logging.getLogger("gpuloom.scheduler")
 
+STRANGER_GRACE_S = 10.0
+"""Between notice and end of a run that the store does not know."""
+
 
 class Intake:
     """Used by the scheduler's thread alone.
@@ -81,11 +84,8 @@ class Intake:
                 if status.phase is RunPhase.EXITED and (status.exit is None or status.exit.released):
                     free.append(status.run)
                     done.append(status.run)
-                elif status.phase is RunPhase.EXITED:
-                    continue
-                elif self.dispatch.to_start.get(status.run) is None:
-                    log.error("run %s goes on though its job has ended: it is ended", status.run)
-                    self.dispatch.end_run(status.run, EndReason.CANCELLED, 0.0)
+                elif status.phase is not RunPhase.EXITED:
+                    self._end_stranger(status.run)
                 continue
             job = self.book.jobs[attempt.job]
             drafts.extend(self._running(attempt, status))
@@ -112,6 +112,7 @@ class Intake:
         self.ledger.write([*drafts, *self.gpu_states(gpus)])
         for run in free:
             self._unreleased.pop(run, None)
+        self._strangers_gone(statuses)
         for status in statuses:
             if self.statuses.get(status.run) is status:
                 del self.statuses[status.run]
@@ -152,6 +153,31 @@ class Intake:
         data = ended(job, attempt, how, work_s=worked(job.id, at), complete=complete, now_s=now)
         return {**data, "ended_s": at}
 
+    def _end_stranger(self, run: str) -> None:
+        if run not in self.dispatch.strangers:
+            self.dispatch.strangers.add(run)
+            log.error("run %s goes on, and this store does not know it as going on: it is told to end", run)
+            self.dispatch.end_run(run, EndReason.CANCELLED, STRANGER_GRACE_S)
+
+    def _strangers_gone(self, statuses: Iterable[RunStatus]) -> None:
+        gone = self.dispatch.strangers & {status.run for status in statuses if status.phase is RunPhase.EXITED}
+        if gone:
+            self.dispatch.strangers -= gone
+            self.planning.stale()
+            log.warning("%s ended, which this store did not know as going on", ", ".join(sorted(gone)))
+
+    @property
+    def strangers_text(self) -> str:
+        """What is said of them; '' if there are none."""
+        if not self.dispatch.strangers:
+            return ""
+        some = sorted(self.dispatch.strangers)
+        named = ", ".join(some[:5]) + (f" and {len(some) - 5} more" if len(some) > 5 else "")
+        return (
+            f"runs that this store does not know as going on (it was put back to an older state): {named}; they were "
+            f"told to end, which takes at most {STRANGER_GRACE_S:g} s, and nothing starts until they have"
+        )
+
     def _not_released(self, attempt: Attempt, how: RunExit) -> dict[int, tuple[str, str]]:
         """GPUs that something of the run still holds are given to nobody."""
         held = {gpu for name, gpus in attempt.allocation if name == self.node for gpu in gpus}
@@ -167,11 +193,11 @@ class Intake:
     def remember_unreleased(self, statuses: Iterable[RunStatus]) -> None:
         """Runs that had ended before this scheduler began, and have left something behind."""
         for status in statuses:
-            job, _, number = status.run.partition(".")
-            if status.exit is None or status.exit.released or not job.isdigit():
+            job = job_of(status.run)
+            if status.exit is None or status.exit.released or job is None:
                 continue
-            for attempt in self.ledger.store.attempts([int(job)]):
-                if str(attempt.number) == number and attempt.phase is None:
+            for attempt in self.ledger.store.attempts([job]):
+                if attempt.run == status.run and attempt.phase is None:
                     self._not_released(attempt, status.exit)
 
     def gpu_states(self, states: Mapping[int, tuple[str, str]]) -> list[Draft]:
@@ -238,6 +264,13 @@ class Intake:
         return drafts
 
     def attempt_of(self, run: str) -> Attempt | None:
-        job, _, number = run.partition(".")
-        attempt = self.book.attempts.get(int(job)) if job.isdigit() else None
-        return attempt if attempt is not None and attempt.number == int(number or 0) else None
+        """The open attempt that is this run."""
+        job = job_of(run)
+        attempt = None if job is None else self.book.attempts.get(job)
+        return attempt if attempt is not None and attempt.run == run else None
+
+
+def job_of(run: str) -> int | None:
+    """The job's number in the name of a run."""
+    job, _, _ = run.partition(".")
+    return int(job) if job.isdecimal() else None

@@ -9,16 +9,36 @@ from pathlib import Path
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Attempt, Job, NodeRecord
 from gpuloom.executors.environment import prepared
-from gpuloom.executors.port import RunRequest
+from gpuloom.executors.port import RunExit, RunRequest
+from gpuloom.executors.wire import EXIT_FILE, RUN_FILE, read_json
 from gpuloom.live.kernel_sharing import NO_SHARING, Ability, under_the_shim
 
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """Of the scheduler's own environment, what a job gets that brought none."""
 
 
-def run_directory(runs: Path, job: int, attempt: int) -> Path:
-    """Where the files of a run are. A thousand jobs a folder, so that none grows without bound."""
-    return runs / f"{job // 1000:04d}" / str(job) / str(attempt)
+def job_directory(runs: Path, job: int) -> Path:
+    """Where the files of a job's runs are. A thousand jobs a folder, so that none grows without bound."""
+    return runs / f"{job // 1000:04d}" / str(job)
+
+
+def run_directory(runs: Path, run: str) -> Path:
+    """Where the files of a run are. Its name is in it, so that no run finds the files of another."""
+    job, _, attempt = run.partition(".")
+    return job_directory(runs, int(job)) / attempt
+
+
+def same_process(attempt: Attempt, pid: int | None, start_ticks: int | None) -> bool:
+    """Whether a run of this attempt's name is this attempt, as far as its process tells."""
+    return attempt.pid is None or pid is None or (attempt.pid, attempt.start_ticks) == (pid, start_ticks)
+
+
+def exit_on_disk(directory: Path, attempt: Attempt) -> RunExit | None:
+    """How an attempt ended, by its files; None: they don't tell, or are of another run of this name."""
+    begun, ended = read_json(str(directory / RUN_FILE)), read_json(str(directory / EXIT_FILE))
+    if begun is None or ended is None or not same_process(attempt, begun["pid"], begun["start_ticks"]):
+        return None
+    return RunExit(**ended["exit"])
 
 
 def run_request(job: Job, attempt: Attempt, node: NodeRecord, runs: Path, sharing: Ability = NO_SHARING) -> RunRequest:
@@ -42,7 +62,7 @@ def run_request(job: Job, attempt: Attempt, node: NodeRecord, runs: Path, sharin
         env["GPULOOM_ARRAY_INDEX"] = str(job.array_index)
     cwd = str(spec.get("workdir") or env.get("HOME") or "/")
     uuids = tuple(by_index[gpu].uuid for gpu in gpus)
-    directory = str(run_directory(runs, job.id, attempt.number))
+    directory = str(run_directory(runs, attempt.run))
     argv, env = prepared(
         tuple(str(word) for word in spec["command"]),
         env,

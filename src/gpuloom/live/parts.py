@@ -138,8 +138,7 @@ class LiveScheduler:
         return replace(node, gpus=gpus, state=state, reason=reason, since_s=known.since_s)
 
     def _reported(self, run: str) -> Mapping[str, object]:
-        job, _, number = run.partition(".")
-        return reported(run_directory(self.home.runs, int(job), int(number)))
+        return reported(run_directory(self.home.runs, run))
 
     def _runs(self) -> dict[str, RunOnNode]:
         return {
@@ -147,7 +146,7 @@ class LiveScheduler:
                 attempt.pid,
                 attempt.start_ticks,
                 tuple(gpu for name, gpus in attempt.allocation if name == self.machine.node.name for gpu in gpus),
-                str(run_directory(self.home.runs, attempt.job, attempt.number)),
+                str(run_directory(self.home.runs, attempt.run)),
                 frozen=attempt.phase is Phase.FROZEN,
             )
             for attempt in list(self.scheduler.book.attempts.values())

@@ -25,12 +25,13 @@ from typing import TypeVar
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import ENDED, EndReason, Gpu, Job, NodeRecord, Phase
 from gpuloom.core.waiting import one_wait_s
-from gpuloom.executors.port import LiveExecutor, RunExit, RunPhase, RunStatus, RunUsage
+from gpuloom.executors.port import ExecutorError, LiveExecutor, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch import RETRY_S, Dispatch
 from gpuloom.live.estimates import Estimates, left_s
 from gpuloom.live.intake import Intake
 from gpuloom.live.kernel_sharing import NO_SHARING, Ability
+from gpuloom.live.launch import exit_on_disk, run_directory, same_process
 from gpuloom.live.ledger import Ledger
 from gpuloom.live.planning import Planning
 from gpuloom.live.records import memory_from_bytes, memory_to_bytes, node_data
@@ -336,6 +337,11 @@ class Scheduler:
         known = {status.run: status for status in self.executor.runs()}
         for attempt in list(self.book.attempts.values()):
             status = known.get(attempt.run)
+            if status is not None and not same_process(attempt, status.pid, status.start_ticks):
+                raise ExecutorError(  # an older gpuloom gave runs of two pasts one name
+                    f"run {attempt.run} goes on as process {status.pid}, and the store, which was put back to an older "
+                    f"state, knows it as process {attempt.pid}: end that process, then start the scheduler again"
+                )
             # What it did before it was last frozen; start-up included, which is not known any more.
             self.work.begin(attempt.job, now, attempt.since_s, done_s=attempt.held_s)
             if attempt.phase is Phase.FROZEN:
@@ -349,7 +355,9 @@ class Scheduler:
                 self.intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
             elif status is None:
                 message = "its run is not known any more; how it ended was not seen"
-                how = RunExit(None, None, EndReason.LOST.value, message, time.time())
+                lost = RunExit(None, None, EndReason.LOST.value, message, time.time())
+                # A store that was put back to an older state has forgotten an end that was acknowledged.
+                how = exit_on_disk(run_directory(self.runs, attempt.run), attempt) or lost
                 self.intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
             elif attempt.stop_reason is not None and status.phase is not RunPhase.EXITED:
                 grace = max((attempt.deadline_s or now) - now, 0.0)

@@ -138,7 +138,7 @@ show = _route(
             "spec": ref("JobSpec"),
             "attempts": {"type": "array", "items": {"type": "object"}},
             "events": {"type": "array", "items": ref("Event")},
-            "log": {"type": "string", "description": "Path of its log on the node."},
+            "log": {"type": "string", "description": "Path of its last run's log on the node; empty before the first."},
         },
     },
     problems=(404,),

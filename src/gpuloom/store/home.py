@@ -47,6 +47,11 @@ class Home:
     def runs(self) -> Path:
         return self.path / "runs"
 
+    @property
+    def live(self) -> Path:
+        """One file for each run that goes on, or whose end is not written down yet."""
+        return self.path / "live"
+
     def create(self) -> Home:
         """Make the directory, for its owner alone.
 

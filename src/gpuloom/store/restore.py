@@ -21,11 +21,13 @@ from gpuloom.store.sqlite import SqliteStore
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """replaced: where the file lies that was there before, if there was one. report: of the store as it is now."""
+    """replaced: where the file lies that was there before, if there was one. report: of the store as it is now.
+    strangers: runs that go on in this home and that the backup does not know as going on; the scheduler ends them."""
 
     path: Path
     replaced: Path | None
     report: CheckReport
+    strangers: tuple[str, ...]
 
 
 def restore(home: Home, backup: Path) -> Restored:
@@ -48,7 +50,7 @@ def restore(home: Home, backup: Path) -> Restored:
                     copy_database(source, backup, part, overwrite=False)
             except sqlite3.Error as error:
                 raise store_error(error, backup, "read the backup") from error
-            report = _checked(part, backup)
+            report, known = _checked(part, backup)
             try:
                 replaced = _swap(home.db, part)
             except OSError as error:
@@ -56,19 +58,31 @@ def restore(home: Home, backup: Path) -> Restored:
         finally:
             for ending in ("", *BESIDE):
                 Path(f"{part}{ending}").unlink(missing_ok=True)
-    return Restored(home.db, replaced, report)
+    return Restored(home.db, replaced, report, _strangers(home, known))
 
 
-def _checked(part: Path, backup: Path) -> CheckReport:
+def _strangers(home: Home, known: set[str]) -> tuple[str, ...]:
+    if not home.live.is_dir():
+        return ()
+    return tuple(
+        sorted(
+            entry.name for entry in home.live.iterdir() if not entry.name.endswith(".new") and entry.name not in known
+        )
+    )
+
+
+def _checked(part: Path, backup: Path) -> tuple[CheckReport, set[str]]:
+    """What `check` says of a backup, and the runs that it knows as going on."""
     with SqliteStore(part) as copy:
         report = copy.check()
+        known = set() if report.findings else {attempt.run for attempt in copy.load(recent=0).attempts}
     if report.findings:
         first = report.findings[0]
         more = f" (and {len(report.findings) - 1} more)" if len(report.findings) > 1 else ""
         raise StoreError(
             f"{backup}: this backup is not sound: {first.detail}{more}. Nothing was changed; take another backup"
         )
-    return report
+    return report, known
 
 
 def _swap(db: Path, part: Path) -> Path | None:

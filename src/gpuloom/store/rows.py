@@ -26,7 +26,7 @@ JOB_COLUMNS = (
 ATTEMPT_COLUMNS = (
     "job", "number", "phase", "allocation", "started_s", "since_s", "running_s", "pid", "start_ticks", "boot_id",
     "stop_reason", "deadline_s", "ended_s", "reason", "exit_code", "signal", "saved", "held_s", "work_s", "message",
-    "peak_memory_mib", "cause",
+    "peak_memory_mib", "identity", "cause",
 )  # fmt: skip
 _SPEC_ID = JOB_COLUMNS.index("spec_id")
 
@@ -194,6 +194,7 @@ def attempt_row(attempt: Attempt) -> Row:
         attempt.work_s,
         text(attempt.message),
         attempt.peak_memory_mib,
+        attempt.identity,
         attempt.cause,
     )
 
@@ -202,7 +203,8 @@ def attempt_of(row: Row) -> Attempt:
     """From a row of ATTEMPT_COLUMNS."""
     (
         job, number, phase, allocation, started_s, since_s, running_s, pid, start_ticks, boot_id, stop_reason,
-        deadline_s, ended_s, reason, exit_code, signal, saved, held_s, work_s, message, peak_memory_mib, cause,
+        deadline_s, ended_s, reason, exit_code, signal, saved, held_s, work_s, message, peak_memory_mib, identity,
+        cause,
     ) = row  # fmt: skip
     return Attempt(
         job=job,
@@ -226,6 +228,7 @@ def attempt_of(row: Row) -> Attempt:
         work_s=work_s,
         message=untext(message),
         peak_memory_mib=peak_memory_mib,
+        identity=identity,
         cause=cause,
     )
 
