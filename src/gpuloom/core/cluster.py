@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gpuloom.core.errors import ClusterError, InputError
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.units import parse_memory_mib
 
 ANY_MODEL = "GPU"
@@ -61,7 +62,7 @@ class Cluster:
     @cached_property
     def gpus(self) -> int:
         """GPUs of all nodes together."""
-        return sum(node.gpus for node in self.nodes)
+        return sum_ints(node.gpus for node in self.nodes)
 
     @cached_property
     def models(self) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpuloom.core.sums import sum_ints
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -24,7 +26,7 @@ class Placement:
     def gpus(self) -> int:
         """GPUs in all."""
         masks = self.masks
-        return masks[0].bit_count() if len(masks) == 1 else sum([mask.bit_count() for mask in masks])
+        return masks[0].bit_count() if len(masks) == 1 else sum_ints([mask.bit_count() for mask in masks])
 
 
 Place = tuple[tuple[int, ...], tuple[int, ...]]

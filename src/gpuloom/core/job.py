@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from gpuloom.core.sums import sum_ints
+
 
 class Phase(StrEnum):
     """Where a job is."""
@@ -84,7 +86,7 @@ Allocation = tuple[tuple[str, tuple[int, ...]], ...]
 
 def gpus_in(allocation: Allocation) -> int:
     """GPUs in all."""
-    return sum(len(gpus) for _, gpus in allocation)
+    return sum_ints(len(gpus) for _, gpus in allocation)
 
 
 @dataclass(frozen=True, slots=True)

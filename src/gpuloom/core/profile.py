@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.sums import sum_floats
 from gpuloom.core.words import plural
 
 STAGES_3 = ("load", "compute", "network")
@@ -58,7 +59,7 @@ class Profile:
         for name, value in (*zip(self.stage_names, self.stage_s, strict=True), ("start", self.start_s or 0.0)):
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(f"{self}: its {name} time is {value:g} s, must be finite and not negative")
-        if sum(self.stage_s) <= 0:
+        if sum_floats(self.stage_s) <= 0:
             raise InputError(f"{self}: all its stages take 0 s, at least one must take time")
 
     def __str__(self) -> str:
@@ -78,16 +79,16 @@ class Profile:
     def three_stages_s(self) -> tuple[float, float, float]:
         """Seconds of load (storage and CPU added up), compute and network."""
         *load, compute, network = self.stage_s
-        return sum(load), compute, network
+        return sum_floats(load), compute, network
 
     @property
     def doubt(self) -> str | None:
         """A sentence, if the stages are far from the iteration time."""
-        share = sum(self.stage_s) / self.iteration_s
+        share = sum_floats(self.stage_s) / self.iteration_s
         if FAR_BELOW <= share <= FAR_ABOVE:
             return None
         return (
-            f"{self}: the stages add up to {sum(self.stage_s):.4g} s, {share:.2f} times its iteration of "
+            f"{self}: the stages add up to {sum_floats(self.stage_s):.4g} s, {share:.2f} times its iteration of "
             f"{self.iteration_s:.4g} s; check the units, unless its stages "
             + ("overlap that much" if share > 1 else "leave that much idle")
         )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.columns import floats
 from gpuloom.core.state import JobState, State
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import Workload
 
 
@@ -160,7 +161,7 @@ class Snapshot:
     @property
     def free_gpus(self) -> int:
         """GPUs that no job uses, on nodes in service."""
-        return sum(mask.bit_count() for mask in self._state.idle)
+        return sum_ints(mask.bit_count() for mask in self._state.idle)
 
 
 def _read_only(column: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ from gpuloom.core.cluster import Cluster
 from gpuloom.core.columns import floats, ints
 from gpuloom.core.decision import Placement
 from gpuloom.core.errors import InvalidTransition, PlanError
+from gpuloom.core.sums import sum_floats
 from gpuloom.core.workload import Workload
 
 
@@ -212,7 +213,7 @@ class State:
             held = self._held_gpu_s[job]
         else:
             first = job * self._models
-            held = sum(self._held_gpu_s[first : first + self._models])
+            held = sum_floats(self._held_gpu_s[first : first + self._models])
         if self.status[job] == _RUNNING:
             held += (now_s - self.run_from_s[job]) * self.placements[job].gpus
         return held

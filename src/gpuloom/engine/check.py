@@ -10,6 +10,7 @@ from gpuloom.core.columns import floats, ints
 from gpuloom.core.decision import Decision, Place, Placement
 from gpuloom.core.errors import PlanError
 from gpuloom.core.state import State
+from gpuloom.core.sums import sum_floats
 from gpuloom.placement.shapes import Shapes, shapes_of
 
 
@@ -163,7 +164,7 @@ class PlanCheck:
             if limit is None:
                 continue
             others = [layer[node][gpu] for layer in owners if gpu in layer[node] and layer[node][gpu] not in stops]
-            total += sum([memory[other] for other in others])
+            total += sum_floats([memory[other] for other in others])
             # A job that is too large for the GPU by itself is not for a plan to judge.
             if total > limit and sharers[node, gpu] + len(others) > 1:
                 raise PlanError(

@@ -12,6 +12,7 @@ from gpuloom.core.commands import Command, Resize, Retime, Start, Stop
 from gpuloom.core.decision import NOTHING, Decision, Place, is_resize, place_of
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
+from gpuloom.core.sums import sum_floats
 from gpuloom.engine.check import PlanCheck
 from gpuloom.engine.ports import Executor
 from gpuloom.engine.progress import Progress
@@ -194,7 +195,8 @@ class Engine:
                 touched.update([job for _, job in everyone])
             if self._together and not self.charge_every_step:
                 works_from_s = {
-                    place: now_s + sum([overhead_of[other] for _, other in everyone]) for place, everyone in on.items()
+                    place: now_s + sum_floats([overhead_of[other] for _, other in everyone])
+                    for place, everyone in on.items()
                 }
                 for job, placement in decision.run.items():
                     place = place_of(placement)
@@ -257,7 +259,9 @@ class Engine:
             rate = self.progress.solo_rate(job, placement) * sharing.rate(job, placement.layer, neighbours)
             if self._together and self._step_overhead_s is not None:
                 overhead_of = self.progress.overhead_of
-                self._step_overhead_s[job] = overhead_of[job] + sum(overhead_of[other] for _, other in neighbours)
+                self._step_overhead_s[job] = overhead_of[job] + sum_floats(
+                    overhead_of[other] for _, other in neighbours
+                )
             if rate != self.state.rate[job]:
                 self.state.retime(job, now_s, rate)
                 commands.append(Retime(job))

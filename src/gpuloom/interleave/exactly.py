@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpuloom.core.sums import sum_ints
 from gpuloom.interleave.grouping import group_jobs
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
 from gpuloom.interleave.rounds import Bucket, Node
@@ -32,7 +33,7 @@ class ExactGroups:
             passes: groups that each bucket may form at least; GPUs beyond these go to the buckets in order.
             capacity: GPUs there are.
         """
-        spare = capacity - sum(bucket.gpus * count for bucket, count in zip(buckets, passes, strict=True))
+        spare = capacity - sum_ints(bucket.gpus * count for bucket, count in zip(buckets, passes, strict=True))
         formed: list[list[Node]] = []
         for bucket, count in zip(buckets, passes, strict=True):
             more = min(max(spare, 0) // bucket.gpus, len(bucket.jobs) - count)

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8
 from gpuloom.interleave.efficiency import MAX_GROUP, Interleaving
 from gpuloom.interleave.matching import Matcher
@@ -192,7 +193,7 @@ class _Plan:
         nodes: dict[Type, int] = {(profile,): count for profile, count in enumerate(self.counts.tolist())}
         solver = "nothing merged"
         for round_ in range(self.size):
-            over = sum(nodes.values()) - wanted
+            over = sum_ints(nodes.values()) - wanted
             if over <= 0:
                 break
             # A triple is a pair and a single: leave a single for every pair.
@@ -275,7 +276,7 @@ class _Columns:
     def __init__(self, plan: _Plan) -> None:
         self._plan = plan
         profiles, size = len(plan.counts), plan.size
-        self.complete = sum(comb(profiles + jobs - 1, jobs) for jobs in range(1, size + 1)) <= ENUMERATED
+        self.complete = sum_ints(comb(profiles + jobs - 1, jobs) for jobs in range(1, size + 1)) <= ENUMERATED
         self.of = np.zeros((0, size), dtype=np.intp)
         self.value = np.zeros(0)
         for jobs in range(1, (size if self.complete else min(2, size)) + 1):

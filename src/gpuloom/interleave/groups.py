@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gpuloom.core.columns import floats, ints
 from gpuloom.core.decision import Place, Placement
 from gpuloom.core.share_class import HIGH
+from gpuloom.core.sums import sum_floats
 from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.efficiency import MAX_GROUP, Interleaving
 
@@ -101,7 +102,7 @@ class GroupTimes:
         busy, resources = self._busy_s, 4 if self.interleaving.model == "measured" else self.stage_s.shape[1]
         seconds = self.planned_iteration_s(groups)
         return [
-            sum([busy[profile] for profile in group]) / (resources * s) if s > 0 else 0.0
+            sum_floats([busy[profile] for profile in group]) / (resources * s) if s > 0 else 0.0
             for group, s in zip(groups, seconds, strict=True)
         ]
 
@@ -109,7 +110,7 @@ class GroupTimes:
         """Normalised throughput of each group: what its jobs do together, in jobs at solo speed."""
         solo = self.solo_s
         return [
-            sum([solo[profile] for profile in group]) / s if s > 0 else 0.0
+            sum_floats([solo[profile] for profile in group]) / s if s > 0 else 0.0
             for group, s in zip(groups, self.planned_iteration_s(groups), strict=True)
         ]
 
@@ -119,7 +120,7 @@ class GroupTimes:
 
     def fits(self, profiles: Profiles, gpu_memory_mib: float) -> bool:
         """Whether a GPU's memory holds the group."""
-        return sum([self.memory_mib[profile] for profile in profiles]) <= gpu_memory_mib
+        return sum_floats([self.memory_mib[profile] for profile in profiles]) <= gpu_memory_mib
 
     def _fill(self, groups: Sequence[Profiles]) -> None:
         by_size: dict[int, list[Profiles]] = {}

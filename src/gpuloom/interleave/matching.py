@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.core.sums import sum_floats
 from gpuloom.core.words import plural
 from gpuloom.core.workload import F8
 
@@ -172,7 +173,7 @@ class Matcher:
         pairs: dict[tuple[int, int], int] = {}
         for a, b, x in zip(low[order].tolist(), high[order].tolist(), whole[order].tolist(), strict=True):
             pairs[a, b] = pairs.get((a, b), 0) + round(x)
-        weight = sum(float(self._weight[a, b]) * x for (a, b), x in pairs.items())
+        weight = sum_floats(float(self._weight[a, b]) * x for (a, b), x in pairs.items())
         if abs(bound - weight) <= 1e-9 * self._scale:
             bound = weight
         return Matching(tuple((a, b, x) for (a, b), x in pairs.items()), weight, max(bound, weight), by)

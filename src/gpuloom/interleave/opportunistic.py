@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from math import floor
 
+from gpuloom.core.sums import sum_floats
 from gpuloom.core.workload import Workload
 
 GUARANTEED_LAYER, OPPORTUNISTIC_LAYER = 0, 1
@@ -40,7 +41,7 @@ class OpportunisticSharing:
         if self._stages is not None:
             mine, its = self._stages[job], self._stages[other]
             own_s, its_s = self._iteration_s[job], self._iteration_s[other]
-            if own_s > 0 and its_s > 0 and sum(mine) > 0 and sum(its) > 0:
+            if own_s > 0 and its_s > 0 and sum_floats(mine) > 0 and sum_floats(its) > 0:
                 return iterations_spanned(mine, its) * its_s / own_s
         return 1.0 / self._share
 

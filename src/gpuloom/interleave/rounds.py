@@ -18,6 +18,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
 from gpuloom.interleave.matching import Matcher
@@ -92,7 +93,7 @@ class Rounds:
         if len(self._types) > _TYPES:
             self._forget()
         missing = [
-            sum([bucket.gpus * len(bucket.jobs) for bucket in buckets if bucket.pools <= pools]) - gpus
+            sum_ints([bucket.gpus * len(bucket.jobs) for bucket in buckets if bucket.pools <= pools]) - gpus
             for pools, gpus in limits
         ]
         concerned = [[n for n, (pools, _) in enumerate(limits) if bucket.pools <= pools] for bucket in buckets]
@@ -101,7 +102,7 @@ class Rounds:
         for round_ in range(self._size):
             if max(missing, default=0) <= 0:
                 break
-            before = sum(missing)
+            before = sum_ints(missing)
             for index, bucket in enumerate(buckets):
                 nodes, of_node, bounds = found[index], kinds[index], concerned[index]
                 of_pair = self._of_pair
@@ -130,7 +131,7 @@ class Rounds:
                             merged += (nodes[other], nodes[place])
                             of_merged += (of_node[other], of_node[place])
                 found[index], kinds[index] = merged, of_merged
-            if sum(missing) == before:
+            if sum_ints(missing) == before:
                 break
         self.exhausted = all(any(missing[n] > 0 for n in bounds) for bounds in concerned)
         return found

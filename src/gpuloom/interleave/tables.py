@@ -14,6 +14,7 @@ from itertools import combinations_with_replacement
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core.sums import sum_floats
 from gpuloom.core.workload import F8
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
 
@@ -145,7 +146,7 @@ class SetTable:
         for row, found in enumerate(self.sets):
             if len(found) > 1:
                 group = tuple(sorted(self.profiles[column] for column in found))
-                fits = sum([self._memory_mib[column] for column in found]) <= self._gpu_memory_mib
+                fits = sum_floats([self._memory_mib[column] for column in found]) <= self._gpu_memory_mib
                 if group[0] != UNKNOWN and fits and allowed(group):
                     groups.append(group)
                     rows.append(row)

@@ -14,6 +14,7 @@ from itertools import accumulate, combinations
 
 import numpy as np
 
+from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.interleave.tables import NEVER, SetTable
 
@@ -47,7 +48,7 @@ class Group:
 
     def changed(self) -> None:
         self.number = self.table.set_of(self.columns)
-        self.total = sum(self.values)
+        self.total = sum_floats(self.values)
         self._split = None
 
     @property
@@ -62,7 +63,7 @@ class Group:
             best: tuple[float, tuple[int, ...]] = (NEVER, ())
             now, inverse = self.value, table.inverse_list
             for away in _PARTS[len(columns)]:
-                moved = sum([values[place] for place in away])
+                moved = sum_floats([values[place] for place in away])
                 stay = [column for place, column in enumerate(columns) if place not in away]
                 go = [columns[place] for place in away]
                 gain = (self.total - moved) * inverse[table.set_of(stay)] + moved * inverse[table.set_of(go)] - now
@@ -229,7 +230,7 @@ def share_nodes(tables: Sequence[SetTable], stacks: Stacks, nodes: int, gpus_per
             for left in range(taken):
                 filler.fill(curve[left][1] + gpus)
             groups += filler.groups
-    return groups, nodes * gpus_per_node - sum(group.table.gpus for group in groups)
+    return groups, nodes * gpus_per_node - sum_ints(group.table.gpus for group in groups)
 
 
 def exchange(groups: Sequence[Group]) -> None:

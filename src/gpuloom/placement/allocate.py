@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8
 
 
@@ -82,13 +83,13 @@ def allocate(offers: list[Offer], gpus: int, *, most_cells: int = 2_000_000) -> 
     Raises:
         InputError: they don't.
     """
-    extra = gpus - sum(one.sizes[0] for one in offers)
+    extra = gpus - sum_ints(one.sizes[0] for one in offers)
     if extra < 0:
         raise InputError(f"{gpus} GPUs are too few for the smallest sizes, which need {gpus - extra}")
     chosen, whole = _walk(offers, extra)
     if whole or (all(map(is_concave, offers)) and len({_step(one) for one in offers if len(one.sizes) > 1}) <= 1):
         return chosen
-    cells = (extra + 1) * sum(len(one.sizes) for one in offers)
+    cells = (extra + 1) * sum_ints(len(one.sizes) for one in offers)
     return exact(offers, gpus) if cells <= most_cells else chosen
 
 
@@ -98,7 +99,7 @@ def _step(one: Offer) -> int:
 
 def greedy(offers: list[Offer], gpus: int) -> list[int]:
     """Best step of the hulls first; a step that does not fit is passed, as far as possible it is taken in part."""
-    return _walk(offers, gpus - sum(one.sizes[0] for one in offers))[0]
+    return _walk(offers, gpus - sum_ints(one.sizes[0] for one in offers))[0]
 
 
 def hull_bound(offers: list[Offer]) -> float:
@@ -108,7 +109,7 @@ def hull_bound(offers: list[Offer]) -> float:
 
 def _walk(offers: list[Offer], extra: int) -> tuple[list[int], bool]:
     """Sizes by steps of the hulls, and whether every step that was wanted fitted (which makes them optimal)."""
-    if sum([one.sizes[one.hull[-1]] - one.sizes[0] for one in offers]) <= extra:
+    if sum_ints([one.sizes[one.hull[-1]] - one.sizes[0] for one in offers]) <= extra:
         return [one.hull[-1] for one in offers], True
     place = [0] * len(offers)
     steps_of = [one.steps for one in offers]
@@ -142,7 +143,7 @@ def _walk(offers: list[Offer], extra: int) -> tuple[list[int], bool]:
 
 def exact(offers: list[Offer], gpus: int) -> list[int]:
     """The optimum, by dynamic programming over GPUs; of equally good ones the one with the smallest last sizes."""
-    extra = gpus - sum(one.sizes[0] for one in offers)
+    extra = gpus - sum_ints(one.sizes[0] for one in offers)
     value: F8 = np.zeros(extra + 1)
     taken: list[NDArray[np.int32]] = []
     for one in offers:

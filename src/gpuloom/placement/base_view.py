@@ -18,6 +18,7 @@ from typing import Any
 
 from gpuloom.core.decision import NOTHING, Decision, Place, Placement, Reason, place_of
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_ints
 from gpuloom.placement.pool import lowest_bits, pool_of_node
 from gpuloom.placement.sizes import BaseView, Sizes
 
@@ -365,7 +366,7 @@ def _fewest_nodes(room: list[tuple[int, int]], gpus: int) -> list[tuple[int, int
     """(node, number) for so many GPUs on few nodes, of (free GPUs, node): the fullest node that holds all that is left,
     else the emptiest. None if there are not enough."""
     room = sorted(room)
-    if sum([count for count, _ in room]) < gpus:
+    if sum_ints([count for count, _ in room]) < gpus:
         return None
     chosen = []
     while gpus:

@@ -19,6 +19,7 @@ from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Placement
 from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8, I4, Workload
 from gpuloom.placement.pool import Pool, pool_of_node
 from gpuloom.placement.shapes import Shapes, shapes_of, speeds_by_pool
@@ -58,7 +59,7 @@ def choices_of(workload: Workload, cluster: Cluster) -> Choices:
     for model in cluster.models:
         nodes = [node.gpus for node in cluster.nodes if node.gpu_model == model]
         for per_node in range(1, max(nodes) + 1):
-            able[per_node] = max(able.get(per_node, 0), sum(size >= per_node for size in nodes))
+            able[per_node] = max(able.get(per_node, 0), sum_ints(size >= per_node for size in nodes))
     pairs = [(n, g) for g, count in able.items() for n in range(1, min(count, most // g) + 1)]
     pairs.sort(key=lambda pair: (pair[0] * pair[1], pair[0]))
     table = np.array([(0, 0), (0, 0), *pairs], dtype=np.int32)
@@ -198,7 +199,7 @@ class EvenQueue:
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum_ints(map(len, self._waiting.values()))
 
     def observe(self, snapshot: Snapshot) -> None:
         """Take in what happened (nothing, if this cache was just built)."""
@@ -304,7 +305,7 @@ def _kinds(
         able = np.zeros(len(choices), dtype=bool)
         for pool in pool_of:
             room = np.array(
-                [sum(size >= g for size in pools[pool].sizes.values()) for g in range(pools[pool].size + 1)]
+                [sum_ints(size >= g for size in pools[pool].sizes.values()) for g in range(pools[pool].size + 1)]
             )
             inside = choices.per_node < len(room)
             able |= inside & (room[np.where(inside, choices.per_node, 0)] >= choices.nodes)

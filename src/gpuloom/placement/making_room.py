@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpuloom.core.decision import Placement
+from gpuloom.core.sums import sum_ints
 from gpuloom.placement.feedback import Entry
 from gpuloom.placement.pool import Pool
 
@@ -40,7 +41,7 @@ def make_room(
         freed: list[Entry] = []
         for model in models:
             there = [entry for entry in left[model] if entry[0] > service]
-            if there and trial.pools[model].free_gpus + sum([gpus[other] for _, other in there]) >= need:
+            if there and trial.pools[model].free_gpus + sum_ints([gpus[other] for _, other in there]) >= need:
                 freed = trial.free(model, there, need)
                 if freed:
                     left[model] = [entry for entry in left[model] if entry not in freed]

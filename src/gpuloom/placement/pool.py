@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Placement
+from gpuloom.core.sums import sum_ints
 
 
 class Pool:
@@ -32,7 +33,7 @@ class Pool:
         self._buckets = [0] * (self.size + 1)
         """_buckets[c]: the nodes with exactly c free GPUs, as a bit mask over their rank."""
         self._of_size = [
-            (size, sum(1 << rank for rank, node in enumerate(self.nodes) if self.sizes[node] == size))
+            (size, sum_ints(1 << rank for rank, node in enumerate(self.nodes) if self.sizes[node] == size))
             for size in sorted(set(self.sizes.values()), reverse=True)
         ]
         self.free_gpus = 0

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.cluster import ANY_MODEL, Cluster
 from gpuloom.core.errors import ClusterError
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.words import plural
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.pool import pools_of
@@ -129,7 +130,7 @@ def why_impossible(workload: Workload, cluster: Cluster, job: int) -> str:
         )
         text += f" and needs {needs:g} MiB on each, where GPUs have {have}"
     largest = max(node.gpus for node in cluster.nodes)
-    by_model = {model: sum(n.gpus for n in cluster.nodes if n.gpu_model == model) for model in cluster.models}
+    by_model = {model: sum_ints(n.gpus for n in cluster.nodes if n.gpu_model == model) for model in cluster.models}
     have = ", ".join(str(total) + ("" if model == ANY_MODEL else f" {model}") for model, total in by_model.items())
     text += f"; the cluster {cluster} has {have} GPUs (up to {largest} a node"
     return text + ", and a job stays on one GPU model)" if len(by_model) > 1 else text + ")"

@@ -14,6 +14,7 @@ from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Placement, place_of
 from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.shapes import impossible_jobs, shapes_of
 
@@ -218,7 +219,7 @@ class BaseView(Snapshot):
 
     @property
     def free_gpus(self) -> int:
-        return sum(mask.bit_count() for mask in self._free)
+        return sum_ints(mask.bit_count() for mask in self._free)
 
 
 def base_workload(workload: Workload, sizes: Sizes) -> Workload:

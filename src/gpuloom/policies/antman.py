@@ -27,6 +27,7 @@ from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.share_class import BEST_EFFORT
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.opportunistic import GUARANTEED_LAYER, OPPORTUNISTIC_LAYER, OpportunisticSharing
 from gpuloom.placement.learning import uniform
@@ -141,7 +142,7 @@ class _Books:
         self._pool_gpus = np.array([models.index(cluster.nodes[i].gpu_model) for i in self._node_of])
         self._open = [(1 << size) - 1 for size in self._sizes]
         """Per node: GPUs without a guaranteed job, reserved or running."""
-        self._open_gpus = sum(self._sizes)
+        self._open_gpus = sum_ints(self._sizes)
         self._load = np.zeros(len(self._node_of))
         self._where: dict[int, Placement] = {}
         self._waiting: dict[int, None] = {}
@@ -161,7 +162,7 @@ class _Books:
         if self._built:
             self._waiting, self._queues = {}, [[] for _ in self._shapes.shapes]
             self._open = [(1 << size) - 1 for size in self._sizes]
-            self._open_gpus, self._load = sum(self._sizes), np.zeros(len(self._node_of))
+            self._open_gpus, self._load = sum_ints(self._sizes), np.zeros(len(self._node_of))
             for node in snapshot.nodes_out:
                 self._give_up(node)
             self._fill(snapshot.placements, snapshot.nodes_out)
@@ -279,12 +280,12 @@ class _Books:
         held = self._reserved.get(job, {})
         pool = self._pool_of(held, shape.pools, shape.gpus)
         size = self._pool_size[pool]
-        missing = shape.gpus - sum(mask.bit_count() for mask in held.values())
+        missing = shape.gpus - sum_ints(mask.bit_count() for mask in held.values())
         if shape.gpus <= size:
             self._on_one_node(held, pool, missing)
         else:
             self._on_many_nodes(held, pool, shape.gpus)
-        if sum(mask.bit_count() for mask in held.values()) < shape.gpus:
+        if sum_ints(mask.bit_count() for mask in held.values()) < shape.gpus:
             if held:
                 self._reserved[job] = held
             return None
@@ -298,8 +299,8 @@ class _Books:
             return int(self._pool_gpus[self._first[next(iter(held))]])
         if len(pools) == 1:
             return pools[0]
-        able = [p for p in pools if sum(self._sizes[node] for node in self._pool_nodes[p]) >= gpus]
-        return max(able, key=lambda p: (sum(self._open[n].bit_count() for n in self._pool_nodes[p]), -p))
+        able = [p for p in pools if sum_ints(self._sizes[node] for node in self._pool_nodes[p]) >= gpus]
+        return max(able, key=lambda p: (sum_ints(self._open[n].bit_count() for n in self._pool_nodes[p]), -p))
 
     def _hold(self, held: dict[int, int], node: int, count: int) -> None:
         mask = _lowest(self._open[node], count)
@@ -337,7 +338,7 @@ class _Books:
             if wanted < len(of_size):
                 spare.update(of_size)
             full = (1 << size) - 1
-            wanted -= sum(held.get(node) == full for node in of_size)
+            wanted -= sum_ints(held.get(node) == full for node in of_size)
             for node in of_size:
                 if wanted > 0 and node not in held and self._open[node] == full:
                     self._hold(held, node, size)
@@ -348,7 +349,7 @@ class _Books:
         if partial >= 0:
             self._hold(held, partial, left - held[partial].bit_count())
             return
-        if sum(mask.bit_count() for mask in held.values()) == gpus:
+        if sum_ints(mask.bit_count() for mask in held.values()) == gpus:
             return
         free = [node for node in nodes if node in spare and node not in held and self._sizes[node] >= left]
         node = next((n for n in free if self._open[n].bit_count() >= left), -1)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.units import is_multiple, next_multiple
 from gpuloom.core.workload import Workload
 from gpuloom.placement.base_view import Lending
@@ -167,9 +168,9 @@ class Elastic(Composed):
     def _check(self, snapshot: Snapshot, memory: Memory, lending: Lending, rules: Thresholds) -> bool:
         """One control step; whether anything changed."""
         out = snapshot.nodes_out
-        in_service = sum([node.gpus for index, node in enumerate(snapshot.cluster.nodes) if index not in out])
-        free = sum([mask.bit_count() for mask in lending.free])
-        judgement = judge(rules, in_service, in_service - free, sum(lending.gpus.values()))
+        in_service = sum_ints([node.gpus for index, node in enumerate(snapshot.cluster.nodes) if index not in out])
+        free = sum_ints([mask.bit_count() for mask in lending.free])
+        judgement = judge(rules, in_service, in_service - free, sum_ints(lending.gpus.values()))
         if judgement.action == "hold":
             return False
         grows = judgement.action == "expand"

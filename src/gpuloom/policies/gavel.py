@@ -26,6 +26,7 @@ from gpuloom.core.carrying import MODELS, PER_JOB_A_MODEL, PER_JOB_AND_MODEL
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.units import next_multiple
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.linear import maximize
@@ -96,7 +97,7 @@ class _Rounds:
         self._weight = workload.weight if workload.weight is not None else np.ones(len(workload))
         self._pools: list[Pool] = pools_of(cluster, snapshot.free_masks())
         self._pool_of_node = {node: index for index, pool in enumerate(self._pools) for node in pool.nodes}
-        self._gpus_of_pool = np.array([sum(pool.sizes.values()) for pool in self._pools], dtype=np.float64)
+        self._gpus_of_pool = np.array([sum_ints(pool.sizes.values()) for pool in self._pools], dtype=np.float64)
         profile = np.column_stack([self._speed, workload.gpus, self._weight])
         _, self._alike = np.unique(profile, axis=0, return_inverse=True)
         self._where: dict[int, Placement] = dict(snapshot.placements)
@@ -185,7 +186,7 @@ class _Rounds:
         self, snapshot: Snapshot, jobs: NDArray[np.intp], pairs: NDArray[np.intp], priority: F8, models: int
     ) -> Decision:
         gpus_of = self._shapes
-        free = [sum(size for node, size in pool.sizes.items() if node not in self._down) for pool in self._pools]
+        free = [sum_ints(size for node, size in pool.sizes.items() if node not in self._down) for pool in self._pools]
         chosen: dict[int, int] = {}
         for job, placement in self._where.items():
             if snapshot.now_s - snapshot.works_from_s(job) < snapshot.restart_overhead_s[job]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.units import next_multiple
 from gpuloom.placement.allocate import Offer, allocate, greedy, offer
 from gpuloom.placement.base_view import Lending
@@ -186,7 +187,7 @@ class Desk:
     def share_out(self, snapshot: Snapshot, pool: int, *, shift: bool) -> bool:
         """Grow and shrink jobs of a GPU model; whether GPUs ought to be taken from jobs, which was not allowed now."""
         lending = self.lending
-        free = sum([lending.free[node].bit_count() for node in lending.nodes_of[pool]])
+        free = sum_ints([lending.free[node].bit_count() for node in lending.nodes_of[pool]])
         if free == 0 and not shift:
             return True
         several = len(lending.nodes_of) > 1
@@ -200,7 +201,7 @@ class Desk:
         known = self._offer_of[pool]
         offers = [known.get(job) or self._offer(job, pool) for job in jobs]
         have = [lending.gpus[job] for job in jobs]
-        total = sum(have) + free
+        total = sum_ints(have) + free
         last_jobs, last_total, best = self._best[pool]
         if self._known or last_total != total or last_jobs != jobs:
             best = self._allocate(offers, total)
@@ -237,7 +238,7 @@ class Desk:
                 lending.shrink(giver, rest)
             before = lending.gpus[job]
             if self._grow(snapshot, job, want, max(price, 0.0)):
-                free += sum([gpus for _, _, gpus in given]) - (want - before)
+                free += sum_ints([gpus for _, _, gpus in given]) - (want - before)
                 self.shrunk += [giver for giver, _, _ in given]
                 del givers[:taken]
             else:

@@ -27,6 +27,7 @@ from gpuloom.core.carrying import Rows
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import Workload
 from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.interleave.exactly import ExactGroups
@@ -278,7 +279,7 @@ class _Planner:
         by_pool = dict.fromkeys(self._pool_of_node.values(), 0)
         for node, count in enumerate(gpus):
             by_pool[self._pool_of_node[node]] += count
-        return [(pools, sum([by_pool[pool] for pool in pools])) for pools in self._pool_sets]
+        return [(pools, sum_ints([by_pool[pool] for pool in pools])) for pools in self._pool_sets]
 
     def _groups_that_fit(
         self,
@@ -299,14 +300,17 @@ class _Planner:
         for _ in range(1 if self._released or self._grouping != "multiround" else _TRIES):
             groups = self._groups(buckets, passes, total, limits, keys, group_of)
             chosen, fitted, left = self._fit(room, total, groups)
-            jobs = sum([len(node) for node in chosen])
+            jobs = sum_ints([len(node) for node in chosen])
             if jobs > most:
                 best, most = (chosen, fitted), jobs
             if not left or self._rounds.exhausted:
                 break
             shapes = self._queues.shapes.shapes
             limits = [
-                (pools, gpus - sum([shapes[shape].gpus for shape in left if pools.issuperset(shapes[shape].pools)]))
+                (
+                    pools,
+                    gpus - sum_ints(shapes[shape].gpus for shape in left if pools.issuperset(shapes[shape].pools)),
+                )
                 for pools, gpus in limits
             ]
         return best
@@ -428,7 +432,7 @@ class _Planner:
 
     def _greedy(self, buckets: Sequence[Bucket], passes: list[int], capacity: int) -> list[list[Node]]:
         """Each job that claimed others takes the next ones in, while all together need more GPUs than there are."""
-        required = sum(bucket.gpus * len(bucket.jobs) for bucket in buckets)
+        required = sum_ints(bucket.gpus * len(bucket.jobs) for bucket in buckets)
         formed: list[list[Node]] = []
         for bucket, groups in zip(buckets, passes, strict=True):
             gpus, jobs = bucket.gpus, bucket.jobs
@@ -456,7 +460,7 @@ class _Planner:
     ) -> tuple[list[Node], list[Placement], list[int]]:
         """Step 4: the groups that fit into a room of `total` GPUs, where, and the shapes of those that don't."""
         shapes = self._queues.shapes.shapes
-        asked = sum([shapes[shape].gpus for _, shape in groups])
+        asked = sum_ints([shapes[shape].gpus for _, shape in groups])
         if not self._policy.values["first_fit"] and asked <= total:
             # Large ones first leaves the fewest gaps: if all fit so, all run.
             trial = room()

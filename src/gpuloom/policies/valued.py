@@ -18,6 +18,7 @@ from gpuloom.core.carrying import Rows
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.interleave.groups import GroupTimes
@@ -228,7 +229,7 @@ class Planner:
             return Decision(wake_at_s=wake) if wake == snapshot.now_s else NOTHING
         groups: list[Group] = []
         places: list[Placement] = []
-        if self._speed_by_pool is None and sum(self._gpus[fitting]) <= free:
+        if self._speed_by_pool is None and sum_ints(self._gpus[fitting]) <= free:
             # Worth does not matter if there is room for all.
             self._alone(dict(enumerate(rooms)), np.array(fitting), np.ones(len(fitting)), set(), groups, places)
         if not groups:
@@ -267,7 +268,7 @@ class Planner:
         places: list[Placement] = []
         dealt_out = False
         best = self._best_pools(jobs, value, rooms)
-        if sum(self._tables[shape].gpus for shape in self._shape_of[jobs].tolist()) > sum(
+        if sum_ints(self._tables[shape].gpus for shape in self._shape_of[jobs].tolist()) > sum_ints(
             room.free_gpus for room in rooms
         ):
             placed: set[int] = set()
@@ -377,13 +378,13 @@ class Planner:
     ) -> None:
         """Add every job not yet placed on GPUs of its own in these rooms (by pool), if all of them fit."""
         wish: dict[int, int] = {} if best is None else dict(zip(jobs.tolist(), best.tolist(), strict=True))
-        shape_of, free = self._shape_of[jobs].tolist(), sum(room.free_gpus for room in rooms.values())
+        shape_of, free = self._shape_of[jobs].tolist(), sum_ints(room.free_gpus for room in rooms.values())
         rest = [
             (job, shape, worth)
             for job, shape, worth in zip(jobs.tolist(), shape_of, value.tolist(), strict=True)
             if job not in placed and not rooms.keys().isdisjoint(self._shapes[shape].pools)
         ]
-        if not rest or sum(self._shapes[shape].gpus for _, shape, _ in rest) > free:
+        if not rest or sum_ints(self._shapes[shape].gpus for _, shape, _ in rest) > free:
             return
         trial = {pool: room.copy() for pool, room in rooms.items()}
         found: list[Group] = []
@@ -485,7 +486,7 @@ class Planner:
         for group, place in zip(groups, places, strict=True):
             value = group.value
             if (frozenset(group.jobs), 0 if anywhere else pool_of[place.nodes[0]]) not in same:
-                value *= 1.0 - min(sum([start_s[job] for job in group.jobs]) / self._horizon_s, 1.0)
+                value *= 1.0 - min(sum_floats([start_s[job] for job in group.jobs]) / self._horizon_s, 1.0)
             score += value
         return score
 

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpuloom.core.sums import sum_floats
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -92,7 +94,7 @@ def _streaming(inputs: _Inputs, name: str) -> Work | None:
     if not places:
         return None
     largest = max(places, key=lambda place: math.prod(inputs.dims[place]))
-    traffic = sum(inputs.size(place) for place in places)
+    traffic = sum_floats(inputs.size(place) for place in places)
     if name.startswith("triton_"):
         return Work("mm:float", None, traffic)  # the results are among the arguments
     written = inputs.size(largest) if name in ELEMENTWISE else 0.0

@@ -20,6 +20,7 @@ from typing import Any
 
 import gpuloom
 from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.sharing.imports import parse_torch
 from gpuloom.sharing.operators import work_of
 from gpuloom.sharing.profiles import BOUND, KernelProfile, parse_json, read_text
@@ -283,7 +284,7 @@ def _utilisations(
         work = work_of(str(operator.get("name")), operator.get("args", {})) if operator is not None else None
         if work is None:
             continue
-        seconds = sum(_us(kernel) for kernel in kernels) / 1e6
+        seconds = sum_floats(_us(kernel) for kernel in kernels) / 1e6
         for which, amount, limit in (
             (0, work.flops, limits.get(work.ceiling)),
             (1, work.bytes, limits.get("bandwidth")),
@@ -341,12 +342,12 @@ def _profile(recording: Recording, told: dict[str, Any], name: str, threshold: f
                 compute_util=compute,
                 dram_util=dram,
                 klass=klass,
-                duration_ns=max(1, round(sum(lasts) / runs * 1000)),
+                duration_ns=max(1, round(sum_floats(lasts) / runs * 1000)),
                 samples=runs,
             )
         )
     profile = replace(profile, records=tuple(records))
-    known_ns = sum(k.duration_ns for k in profile.kernels if k.compute_util is not None or k.dram_util is not None)
+    known_ns = sum_ints(k.duration_ns for k in profile.kernels if k.compute_util is not None or k.dram_util is not None)
     what = {"step": "training iterations", "forward": "requests (forward passes)", "time": "stretch of time"}
     source = (
         f"PyTorch profiler (torch {told.get('version', '')}), {len(recording.iterations)} "

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.sums import sum_ints
 from gpuloom.sharing.rule import CLASSES, Kernel
 
 if TYPE_CHECKING:
@@ -104,17 +105,17 @@ class KernelProfile:
     @cached_property
     def duration_ns(self) -> int:
         """Sum of the kernels' durations."""
-        return sum(kernel.duration_ns for kernel in self.kernels)
+        return sum_ints(kernel.duration_ns for kernel in self.kernels)
 
     @cached_property
     def mean_sm(self) -> float:
         """SMs held, on average over the kernels' time."""
-        held = sum(min(self.sm_count, k.sm_slots) * k.duration_ns for k in self.kernels)
+        held = sum_ints(min(self.sm_count, k.sm_slots) * k.duration_ns for k in self.kernels)
         return held / self.duration_ns if self.duration_ns else 0.0
 
     def share_of_class(self, klass: str) -> float:
         """Share of the time in kernels of a class."""
-        return sum(k.duration_ns for k in self.kernels if k.klass == klass) / self.duration_ns
+        return sum_ints(k.duration_ns for k in self.kernels if k.klass == klass) / self.duration_ns
 
 
 def classify(compute: float | None, dram: float | None) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.sharing.find import find_profile, stored_profile
 from gpuloom.sharing.imports import read_any
 from gpuloom.sharing.profiles import KernelProfile, KernelRecord, classify, read_text
@@ -125,16 +126,17 @@ def _shared(record: KernelRecord) -> str:
 
 def _merged(group: list[tuple[int, KernelRecord]]) -> tuple[str, ...]:
     """SMs, utilisations, duration and class of records with one key: means weighted by launches."""
-    total = sum(weight for weight, _ in group)
+    total = sum_ints(weight for weight, _ in group)
 
     def share(values: list[tuple[int, float | None]]) -> float | None:
         known = [(weight, value) for weight, value in values if value is not None]
-        return sum(weight * value for weight, value in known) / sum(weight for weight, _ in known) if known else None
+        weights = sum_ints(weight for weight, _ in known)
+        return sum_floats(weight * value for weight, value in known) / weights if known else None
 
     compute = share([(weight, record.compute_util) for weight, record in group])
     dram = share([(weight, record.dram_util) for weight, record in group])
-    slots = math.ceil(sum(weight * record.sm_slots for weight, record in group) / total)
-    lasts = max(1, round(sum(weight * record.duration_ns for weight, record in group) / total))
+    slots = math.ceil(sum_ints(weight * record.sm_slots for weight, record in group) / total)
+    lasts = max(1, round(sum_ints(weight * record.duration_ns for weight, record in group) / total))
     (klass, *others) = {record.klass for _, record in group}
     return (
         str(slots),

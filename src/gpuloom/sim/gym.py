@@ -32,6 +32,7 @@ from gpuloom.core.decision import NOTHING, Decision
 from gpuloom.core.errors import InputError, MissingDependencyError
 from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.even import (
     FRAGMENTATION,
@@ -306,7 +307,7 @@ class _Asking(Policy):
         for pool in queue.pools:
             by_free = pool.ready()
             ready[: len(by_free)] += by_free
-        free = sum(pool.free_gpus for pool in queue.pools) / cluster.gpus
+        free = sum_ints(pool.free_gpus for pool in queue.pools) / cluster.gpus
         return np.array(
             [
                 ratio / MOST_LOG_RATIO if known else 0.0,

@@ -12,6 +12,7 @@ import numpy as np
 
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.core.profile import STAGES_3, STAGES_4, Profile, Profiles
+from gpuloom.core.sums import sum_floats
 from gpuloom.core.words import plural
 from gpuloom.core.workload import F8
 from gpuloom.sim.traces.base import ReadOptions, Source
@@ -184,10 +185,10 @@ def read_jobs(path: Path | str, profiles: Callable[[], Profiles]) -> JobSet:
             memory = memory if memory is not None or profile.gpu_memory_mib is None else float(profile.gpu_memory_mib)
             looked_up += int(count[row])
             elsewhere += int(count[row]) * (profile.gpus != gpus[row])
-        elif sum(stage_s) <= 0:
+        elif sum_floats(stage_s) <= 0:
             raise TraceError("all stages take 0 s, at least one must take time", file=source.name, line=line)
         stages.append(stage_s)
-        solo_s.append(sum(stage_s) if iteration_s is None else iteration_s)
+        solo_s.append(sum_floats(stage_s) if iteration_s is None else iteration_s)
         memory_mib.append(math.nan if memory is None else memory)
     notes = []
     if library is not None:
@@ -197,7 +198,7 @@ def read_jobs(path: Path | str, profiles: Callable[[], Profiles]) -> JobSet:
     names = table.texts["job"] if "job" in table else _distinct(table.texts["model"], gpus.tolist())
     if len({len(stage_s) for stage_s in stages}) > 1:
         notes.append("some jobs have 3 stages: storage and CPU of the others are added up as load")
-        stages = [stage_s if len(stage_s) == 3 else (sum(stage_s[:2]), *stage_s[2:]) for stage_s in stages]
+        stages = [stage_s if len(stage_s) == 3 else (sum_floats(stage_s[:2]), *stage_s[2:]) for stage_s in stages]
     return JobSet(
         tuple(names),
         tuple(count.tolist()),

@@ -19,6 +19,7 @@ import numpy as np
 
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.profile import Profile, Profiles
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.words import plural
 from gpuloom.core.workload import F8, Workload
 from gpuloom.sim.profile_tables import parse_profiles, refuse_twice
@@ -285,7 +286,7 @@ def with_profiles(workload: Workload, profiles: Profiles) -> Workload:
         _fill(columns["gpu_memory_mib"], rows, profile.gpu_memory_mib)
         _fill(columns["restart_overhead_s"], rows, profile.start_s if profile in own else None)
     notes = workload.notes
-    if total := sum(filled.values()):
+    if total := sum_ints(filled.values()):
         sources = []
         if filled[True]:
             sources.append(f"{filled[True]:,} from {profiles.library or 'your library'}")

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError, TraceError
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8
 from gpuloom.sim.goodput.delaunay import Interpolation
 from gpuloom.sim.traces.pollux import profile_files
@@ -90,7 +91,7 @@ class Application:
         return found
 
     def _interpolate(self, placement: Placement, local_batch: int) -> tuple[float, float]:
-        nodes, gpus = min(len(placement), MOST_NODES), sum(placement)
+        nodes, gpus = min(len(placement), MOST_NODES), sum_ints(placement)
         rows = self.placements.get(placement)
         # Also on more nodes than those placements have: the edges along the batch sizes are in the triangulation.
         line = self._lines.get((nodes, gpus)) if rows is None else rows
@@ -104,8 +105,8 @@ class Application:
             if found is not None:
                 return float(found[0]), float(found[1])
         raise InputError(
-            f"application {self.name}: nothing was measured around {sum(placement)} GPUs on {len(placement)} nodes "
-            f"({'+'.join(map(str, placement))}) with {local_batch} samples a GPU"
+            f"application {self.name}: nothing was measured around {sum_ints(placement)} GPUs on {len(placement)} "
+            f"nodes ({'+'.join(map(str, placement))}) with {local_batch} samples a GPU"
         )
 
     @cached_property
@@ -128,7 +129,7 @@ class Application:
         same: dict[tuple[float, ...], list[list[float]]] = {}
         for placement, rows in self.placements.items():
             for local, *seconds in rows.tolist():
-                same.setdefault((len(placement), sum(placement), local), []).append(seconds)
+                same.setdefault((len(placement), sum_ints(placement), local), []).append(seconds)
         points = np.array(sorted(same))
         values = np.array([np.mean(same[key], axis=0) for key in sorted(same)])
         return np.vstack([points, self.scalability[:, :3]]), np.vstack([values, self.scalability[:, 3:]])

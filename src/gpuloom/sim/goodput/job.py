@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gpuloom.core.sums import sum_ints
 from gpuloom.sim.goodput.applications import Application, Placement
 
 RESCALE_S = 30
@@ -52,7 +53,7 @@ def iteration_s(app: Application, placement: Placement, batch: Batch) -> float:
 
 def goodput(app: Application, placement: Placement, batch: Batch, epoch: int) -> float:
     """Progress per second in an epoch."""
-    return app.gain(batch.size(sum(placement)), epoch) / iteration_s(app, placement, batch)
+    return app.gain(batch.size(sum_ints(placement)), epoch) / iteration_s(app, placement, batch)
 
 
 Chooser = Callable[["Job"], Batch]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpuloom.core.sums import sum_ints
 from gpuloom.sim.goodput.base import Held, Nodes
 
 
@@ -24,7 +25,7 @@ def pack(wants: Mapping[str, int], held: Held, nodes: Nodes) -> dict[str, tuple[
             taken[node] |= name in whole
     # Nodes to share: those with most of what could stay, and rather free ones than those of a job that has them whole.
     ranked = sorted(range(nodes.count), key=lambda node: (-load[node], taken[node], node))
-    shared = ranked[: nodes.count - sum(whole.values())]
+    shared = ranked[: nodes.count - sum_ints(whole.values())]
     found = _share(parts, held, stay, shared, nodes.gpus, keep_all=True)
     if len(found) < len(parts):
         found = _share(parts, held, stay, shared, nodes.gpus, keep_all=False)

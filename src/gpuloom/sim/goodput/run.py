@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.words import plural
 from gpuloom.core.workload import F8
 from gpuloom.sim.goodput.applications import Application
@@ -100,7 +101,7 @@ def simulate(
         np.array([job.submit_s for job in jobs], dtype=np.float64),
         np.array([job.end_s for job in jobs], dtype=np.float64),
         np.array([job.gpu_s for job in jobs], dtype=np.float64),
-        sum(job.restarts for job in jobs),
+        sum_ints(job.restarts for job in jobs),
         decisions,
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuloom.core.errors import InputError, MissingDependencyError
+from gpuloom.core.sums import sum_ints
 from gpuloom.sim.report.axis import DASHES, PALETTE, Ticks, line_width, linear_ticks, log_time_ticks, time_ticks
 from gpuloom.sim.report.files import binary_output
 from gpuloom.sim.report.metrics import facts
@@ -94,7 +95,7 @@ def _draw(figure: Figure, results: Sequence[SimResult]) -> None:
         f"{name} (interrupted)" if result.interrupted else name for name, result in zip(names, results, strict=True)
     ]
     figure.suptitle(_literal(" · ".join(facts(results))), fontsize=11, color=_GREY)
-    rows = math.ceil(sum(len(name) + 8 for name in marked) / 150)
+    rows = math.ceil(sum_ints(len(name) + 8 for name in marked) / 150)
     columns = math.ceil(len(results) / rows)
     figure.legend(lines, marked, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.6)
 

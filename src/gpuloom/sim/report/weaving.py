@@ -15,6 +15,7 @@ import numpy as np
 
 from gpuloom.core.errors import InputError, MissingDependencyError
 from gpuloom.core.profile import STAGES_3, STAGES_4
+from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.core.words import plural
 from gpuloom.interleave.efficiency import SLOTS, Interleaving
 from gpuloom.sim.report.axis import PALETTE, linear_ticks
@@ -74,7 +75,7 @@ class WovenGroup:
     @property
     def throughput(self) -> float:
         """Normalised: what the group does at once, in jobs alone on these GPUs."""
-        return sum(job.solo_s for job in self.jobs) / self.iteration_s
+        return sum_floats(job.solo_s for job in self.jobs) / self.iteration_s
 
     @property
     def gpus_before(self) -> int:
@@ -158,7 +159,7 @@ def print_table(
     plain = StringIO()
     is_terminal = out.isatty()
     # Wider than the terminal rather than cut: values are never lost.
-    width = max(NOT_A_TERMINAL_WIDTH, 4 + sum(_width(title, rows, at) for at, title in enumerate(titles)))
+    width = max(NOT_A_TERMINAL_WIDTH, 4 + sum_ints(_width(title, rows, at) for at, title in enumerate(titles)))
     Console(file=plain, width=width, force_terminal=is_terminal, highlight=False).print(table)
     out.write("\n".join(line.rstrip() for line in plain.getvalue().splitlines()) + "\n")
 
@@ -222,7 +223,7 @@ def timeline(
         rounds: iterations to return; the first begins at 0.
     """
     if len(stage_s) == 1:
-        return _one_after_another(stage_s, [sum(stage_s[0])], rounds, slots, model)
+        return _one_after_another(stage_s, [sum_floats(stage_s[0])], rounds, slots, model)
     if model == "barrier":
         return _barrier(stage_s, slots, rounds)
     if len(slots) == 2 and {*slots} == {0, 2}:
@@ -296,7 +297,7 @@ def _one_after_another(
     now = 0.0
     for _ in range(rounds):
         for job, (times, alone) in enumerate(zip(stage_s, solo_s, strict=True)):
-            factor = min(1.0, alone / sum(times))
+            factor = min(1.0, alone / sum_floats(times))
             at = now
             for stage, length in enumerate(times):
                 if length > 0:
@@ -396,7 +397,7 @@ def _draw(
         done = "woven" if len(group.jobs) > 1 else "not woven"
         after.set_title(f"{done}: γ {group.efficiency:.2f}, T {time_text(group.iteration_s)}{overhead}")
         _legend(after, group)
-    left_out = sum(group.count for group in groups) - sum(group.count for group in shown)
+    left_out = sum_ints(group.count for group in groups) - sum_ints(group.count for group in shown)
     says = [f"two iterations of every job; model {interleaving.model}, ordering {interleaving.ordering}"]
     if interleaving.model == "measured":
         says.append("load: storage and CPU, two jobs at a time")

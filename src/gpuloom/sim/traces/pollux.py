@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.core.scaling import NO_CURVE, Scaling
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8, Labels
 from gpuloom.sim.scaling_profiles import MOST_GPUS, Curve, micro_step_s, pollux_curve, pollux_fit
 from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source
@@ -203,7 +204,7 @@ def _profile(name: str, files: dict[str, bytes]) -> Profile:
     for row in _rows(files[f"{name}/placements.csv"]):
         digits = [int(digit) for digit in row["placement"]]
         # Of the placements on as few nodes, the one with the most replicas on one node comes first.
-        rank = (sum(digits), len(digits), -max(digits), row["placement"])
+        rank = (sum_ints(digits), len(digits), -max(digits), row["placement"])
         rows.setdefault(rank, []).append(_step(row))
     for row in _rows(files.get(f"{name}/scalability.csv", b"")):
         rank = (int(row["num_replicas"]), int(row["num_nodes"]), 0, "")

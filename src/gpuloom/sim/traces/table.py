@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.errors import TraceError
 from gpuloom.core.scaling import Scaling
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.words import did_you_mean, plural
 from gpuloom.core.workload import F8, I4, Labels, Speeds
 from gpuloom.sim.traces.base import Mask, Part, ReadOptions, Source
@@ -280,7 +281,7 @@ def _chunks(rows: _Rows, parser: _Parser, skipped: int) -> Iterator[tuple[list[l
         if after - done == len(chunk):
             starts = np.arange(done + 1, after + 2, dtype=np.int32)
         else:  # a quoted field may run over several lines: the row begins on the first of them
-            taken = [1 + sum(map(_line_breaks, row)) for row in chunk]
+            taken = [1 + sum_ints(map(_line_breaks, row)) for row in chunk]
             starts = np.cumsum([done + 1, *taken], dtype=np.int32)
         if chunk:
             yield chunk, starts[:-1]
