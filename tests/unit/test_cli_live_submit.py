@@ -152,7 +152,7 @@ def test_a_bad_env_file_is_told_with_its_line(text: str, place: str) -> None:
     [
         ([], "gpuloom submit -- COMMAND"),
         (["--"], "no command after --"),
-        (["python", "t.py"], "write -- before the command: gpuloom submit [OPTIONS] -- python t.py"),
+        (["sh", "t.sh"], "write -- before the command: gpuloom submit -- sh t.sh"),
         (["a.yaml", "b.yaml"], "one file at a time"),
         (["-g", "0", "--", "x"], "0 is not in the range"),
         (["--time-limit", "soon", "--", "x"], "'soon' is not a duration"),

@@ -17,17 +17,33 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.share_class import CLASSES, IMPORTANCES, TASK_TYPES
 
 KEY_OF_COMMAND = "gpuloom.command"
+KEY_OF_ARGUMENTS = "gpuloom.arguments"
 
 
 class SubmitCommand(click.Command):
     """Keeps apart what stands before and after --."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[KEY_OF_ARGUMENTS] = list(args)
         if "--" in args:
             at = args.index("--")
             ctx.meta[KEY_OF_COMMAND] = args[at + 1 :]
-            args = args[:at]
-        return super().parse_args(ctx, args)
+            return super().parse_args(ctx, args[:at])
+        try:
+            return super().parse_args(ctx, list(args))
+        except click.NoSuchOption as error:
+            if line := self.instead(args):  # probably an option of the command
+                raise click.UsageError(
+                    f"{error.format_message()} What goes to the command stands after --: {line}", ctx
+                ) from None
+            raise
+
+    def instead(self, args: Sequence[str]) -> str | None:
+        """The line to type where -- is missing before the command."""
+        from gpuloom.cli.scripts import instead
+
+        options = [one for one in self.params if isinstance(one, click.Option) and one.is_flag]
+        return instead(args, {name for one in options for name in one.opts})
 
 
 OPTIONS = (

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuloom.cli.job_options import KEY_OF_COMMAND, SubmitCommand, environment, fields_of, job_options
+from gpuloom.cli.job_options import KEY_OF_ARGUMENTS, KEY_OF_COMMAND, SubmitCommand, environment, fields_of, job_options
 from gpuloom.cli.live import connect, live_options, numbers, runs_of, say_json, say_json_line
+from gpuloom.cli.scripts import JOB_FILES, check_slurm, command_of
+from gpuloom.core.errors import InputError
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
 
-FILES = (".yaml", ".yml", ".json")
-
 
 @click.command(cls=SubmitCommand)
-@click.argument("given", nargs=-1, metavar="[JOB.YAML] [-- COMMAND...]")
+@click.argument("given", nargs=-1, metavar="[JOB.YAML|SCRIPT] [-- COMMAND...]")
 @job_options
 @click.option(
     "--watch", "-w", is_flag=True, help="Follow state and log to the end; exit code 0 if it finished well, else 1."
@@ -45,12 +47,12 @@ def submit(
     export: str,
     **flags: Any,
 ) -> None:
-    """Submit a command, or the jobs of a YAML file (- for standard input).
+    """Submit a command, a script, or the jobs of a YAML file (- for standard input).
 
     The command goes after --, so that its own options are left alone; it is no shell line (write -- sh -c '…' for one).
     It runs where it was submitted, with the environment of this shell, which --export none leaves out; GPUs are all
-    given at once. A file holds one job, a list of them, or several documents; flags override what it says. Its fields:
-    gpuloom schema.
+    given at once. A script alone needs no --: one with #! runs by what that names, .py by python, .sh by sh. A YAML
+    file holds one job, a list of them, or several documents; flags override what it says. Its fields: gpuloom schema.
 
     \b
     Examples:
@@ -58,10 +60,15 @@ def submit(
       gpuloom submit -g 2 --gpu-type A100,V100 --time-limit 4h --retries 2 --venv .venv -- python train.py
       gpuloom submit --array 0-9%3 --name sweep -- python train.py
       gpuloom submit --after 12,13 --watch -- python evaluate.py
+      gpuloom submit -g 2 train.sh
       gpuloom submit job.yaml --priority 10
     """
-    command = ctx.meta.get(KEY_OF_COMMAND)
-    _check(given, command)
+    command, arguments = ctx.meta.get(KEY_OF_COMMAND), ctx.meta[KEY_OF_ARGUMENTS]
+    script = _script(given, command, arguments, {**flags, "export": None if export == "all" else export})
+    if script is not None:
+        flags["name"] = flags["name"] or Path(given[0]).stem
+        given, command = (), script
+    _check(given, command, arguments)
     own = {**fields_of(flags), **({"command": list(command)} if command else {})}
     extra = environment(env_file, env)
     with connect(home, follows=watch) as client:
@@ -72,7 +79,13 @@ def submit(
         if given:
             from gpuloom.cli.submit_files import read_jobs
 
-            specs = read_jobs(given[0], own, extra, shell)
+            try:
+                specs = read_jobs(given[0], own, extra, shell)
+            except InputError as error:
+                if given[0] == "-" or given[0].lower().endswith(JOB_FILES):
+                    raise
+                hint = f"if it is a program, not a job file: gpuloom submit -- PROGRAM {given[0]}"
+                raise InputError(f"{error}; {hint}") from None
             if command is not None and len(specs) > 1:
                 raise click.UsageError(
                     f"{given[0]} holds {len(specs)} jobs, and the command after -- would be that of all of them: "
@@ -96,7 +109,34 @@ def submit(
             ctx.exit(0 if _watch(client, jobs, as_json) else 1)
 
 
-def _check(given: Sequence[str], command: Sequence[str] | None) -> None:
+def _script(
+    given: Sequence[str], command: Sequence[str] | None, arguments: Sequence[str], flags: Mapping[str, Any]
+) -> list[str] | None:
+    """The command of the script that was given in the place of a job file, if one was; how it runs is said."""
+    if not given:
+        return None
+    has_own = any(flags[name] for name in ("venv", "conda", "container"))
+    found = command_of(given[0], own_python=has_own)
+    if found is None:
+        return None
+    if command is not None:
+        line = shlex.join(["--", *(command if given[0] in command else [*found, *command])])
+        raise click.UsageError(f"{given[0]} is a script and takes no command after --; write: gpuloom submit {line}")
+    if len(given) > 1:
+        raise click.UsageError(f"what goes to the script stands after --: {_instead(arguments)}")
+    note = check_slurm(given[0], arguments, fields_of(flags))
+    if note:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"note: {given[0]} is a program: it runs as {shlex.join(found)}", err=True)
+    return found
+
+
+def _instead(arguments: Sequence[str]) -> str | None:
+    command = click.get_current_context().command
+    return command.instead(arguments) if isinstance(command, SubmitCommand) else None
+
+
+def _check(given: Sequence[str], command: Sequence[str] | None, arguments: Sequence[str]) -> None:
     if command is not None and not command:
         raise click.UsageError("no command after --")
     if not given and command is None:
@@ -104,8 +144,11 @@ def _check(given: Sequence[str], command: Sequence[str] | None) -> None:
     if not given:
         return
     first = given[0]
-    if first != "-" and not first.lower().endswith(FILES) and not (len(given) == 1 and Path(first).is_file()):
-        raise click.UsageError(f"write -- before the command: gpuloom submit [OPTIONS] -- {' '.join(given)} …")
+    if first != "-" and not first.lower().endswith(JOB_FILES) and not (len(given) == 1 and Path(first).is_file()):
+        if not shutil.which(first) and not Path(first).is_file():
+            raise click.UsageError(f"there is no file {first} here, and no program of that name")
+        line = _instead(arguments) or f"gpuloom submit [OPTIONS] -- {shlex.join(given)}"
+        raise click.UsageError(f"write -- before the command: {line}")
     if len(given) > 1:
         raise click.UsageError(f"one file at a time: {first}, and {plural(len(given) - 1, 'word')} more ({given[1]} …)")
 

@@ -1,0 +1,172 @@
+"""Scripts in the place of job files: how they run, what of Slurm they ask for, and the line to type instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpuloom.cli.main import cli
+from gpuloom.cli.scripts import command_of, slurm_of
+from gpuloom.cli.submit_files import read_jobs
+from gpuloom.core.errors import InputError
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "live"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with scripts, and PATH with a python and a sh in it."""
+    monkeypatch.chdir(tmp_path)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("python", "sh"):
+        (programs / name).write_text("#!/bin/sh\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    (tmp_path / "train.py").write_text("import sys\n")
+    (tmp_path / "job.sh").write_text("echo hi\n")
+    (tmp_path / "run").write_text("#!/bin/sh\necho hi\n")
+    (tmp_path / "run").chmod(0o755)
+    return tmp_path
+
+
+def submit(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["submit", "--dry-run", "--export", "none", *words])
+
+
+def spec(*words: str) -> Any:
+    done = submit(*words)
+    assert done.exit_code == 0, (done.output, done.exception)
+    return json.loads(done.stdout)
+
+
+def said(*words: str) -> str:
+    done = submit(*words)
+    assert done.exit_code != 0
+    return f"{done.stderr}{done.exception if isinstance(done.exception, InputError) else ''}"
+
+
+def test_a_script_alone_runs(here: Path) -> None:
+    assert spec("train.py")["command"] == ["python", str(here / "train.py")]
+    assert spec("train.py", "-g", "2")["gpus"] == 2
+    assert spec("./job.sh")["command"] == ["sh", str(here / "job.sh")]
+    assert spec("run")["command"] == [str(here / "run")]
+    assert spec("run")["name"] == "run"
+    assert spec("--name", "x", "run")["name"] == "x"
+    assert "runs as python" in submit("train.py").stderr
+
+
+def test_a_script_with_an_interpreter_that_is_not_executable(here: Path) -> None:
+    (here / "study").write_text("#!/usr/bin/env -S python3 -u\n")
+    assert spec("study")["command"] == ["/usr/bin/env", "-S python3 -u", str(here / "study")]
+    assert spec("study")["name"] == "study"
+
+
+def test_which_python(here: Path) -> None:
+    (here / "bin" / "python").rename(here / "bin" / "python3")
+    assert command_of("train.py") == ["python3", str(here / "train.py")]
+    (here / "bin" / "python3").unlink()
+    with pytest.raises(InputError, match=r"gpuloom submit -- /path/to/python train\.py"):
+        command_of("train.py")
+    assert command_of("train.py", own_python=True) == ["python", str(here / "train.py")]
+
+
+def test_job_files_stay_job_files(here: Path) -> None:
+    (here / "job.yaml").write_text("command: [echo]\n")
+    (here / "job.yaml").chmod(0o755)
+    assert spec("job.yaml")["command"] == ["echo"]
+    (here / "plain").write_text("command: [echo]\n")
+    assert spec("plain")["command"] == ["echo"]
+    (here / "notes").write_text("hello world\n")
+    assert "if it is a program, not a job file: gpuloom submit -- PROGRAM notes" in said("notes")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("train.py", "--lr", "0.1"), "-- python {here}/train.py --lr 0.1"),
+        (("-g", "2", "python", "train.py", "--lr", "0.1"), "-g 2 -- python train.py --lr 0.1"),
+        (("--hold", "train.py", "0.1"), "--hold -- python {here}/train.py 0.1"),
+        (("python", "train.py"), "-- python train.py"),
+        (("train.py", "--", "--lr", "0.1"), "-- python {here}/train.py --lr 0.1"),
+        (("train.py", "--", "python", "train.py"), "-- python train.py"),
+    ],
+)
+def test_the_line_to_type(here: Path, words: tuple[str, ...], line: str) -> None:
+    told = said(*words)
+    assert line.format(here=here) in told
+    typed = told[told.index("gpuloom submit") :].split()[2:]
+    assert json.loads(CliRunner().invoke(cli, ["submit", "--dry-run", *typed]).stdout)["command"][0] == "python"
+
+
+def test_what_is_not_there() -> None:
+    assert "there is no file nothere.py here" in said("nothere.py")
+
+
+def test_lines_of_slurm_are_refused_with_the_line_to_type(here: Path) -> None:
+    (here / "job.sh").write_text(
+        "#!/bin/sh\n#SBATCH --gres=gpu:a100:2 -t 1-12\n#SBATCH --job-name=resnet --partition=big\n\n"
+        "#SBATCH -c4 --mem 16G -N 1 --array=0-9%3 -o out.txt\necho hi\n#SBATCH --time=1\n"
+    )
+    told = said("job.sh")
+    assert "nothing here is like --partition, --output" in told
+    typed = told[told.index("gpuloom submit") : told.index(" (nothing")].split()[2:]
+    done = submit(*typed)
+    assert "#SBATCH lines are not read" in done.stderr
+    found = json.loads(done.stdout)
+    assert found["command"] == ["/bin/sh", str(here / "job.sh")]
+    assert {name: found[name] for name in ("gpus", "gpu_types", "time_limit", "name", "cpus", "memory", "array")} == {
+        "gpus": 2,
+        "gpu_types": ["A100"],
+        "time_limit": 36 * 3600.0,
+        "name": "resnet",
+        "cpus": 4.0,
+        "memory": 16384,
+        "array": "0-9%3",
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--time=90", ["--time-limit", "90m"]),
+        ("--time=0:30", ["--time-limit", "30s"]),
+        ("-t 2:00:00", ["--time-limit", "2h"]),
+        ("-t1-0:30", ["--time-limit", "1470m"]),
+        ("--time=0", []),
+        ("--gpus=4", ["-g", "4"]),
+        ("-G v100:4", ["-g", "4", "--gpu-type", "V100"]),
+        ("--gres=gpu", ["-g", "1"]),
+        ("--gres=gpu:3(S:0-1)", ["-g", "3"]),
+        ("--gres=nvme:1,gpu:a100", ["-g", "1", "--gpu-type", "A100"]),
+        ("--gres=gpu:h100:8", ["-g", "8", "--gpu-type", "H100"]),
+        ("--mem=4096", ["--memory", "4096MiB"]),
+        ("-H", ["--hold"]),
+        ("--export=NONE", ["--export", "none"]),
+        ("--nodes=1 --ntasks=1", []),
+    ],
+)
+def test_words_of_slurm(here: Path, line: str, words: list[str]) -> None:
+    (here / "s").write_text(f"#!/bin/sh\n#SBATCH {line}\n")
+    found = slurm_of("s")
+    assert [word for flags in found.flags.values() for word in flags] == words
+    assert not found.unlike
+
+
+@pytest.mark.parametrize(
+    "line", ["--nodes=2", "--gres=nvme:1", "--gpus=0", "--time=soon", "--nonsense", "-Z", "'open", "word", "--"]
+)
+def test_what_slurm_has_and_we_have_not(here: Path, line: str) -> None:
+    (here / "s").write_text(f"#!/bin/sh\n#SBATCH {line}\n")
+    assert not slurm_of("s").flags
+
+
+def test_the_examples_run_from_anywhere_with_an_environment_of_their_own() -> None:
+    for name in ("job.yaml", "array.yaml"):
+        (job,) = read_jobs(str(EXAMPLES / name), {}, {}, {})
+        assert job["workdir"] == str(EXAMPLES)
+        assert job["venv"] == str(EXAMPLES.parents[1] / ".venv")
