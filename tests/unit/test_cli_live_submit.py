@@ -202,6 +202,11 @@ def test_a_file_of_jobs(tmp_path: Path) -> None:
     assert dry("-", "--", "other", stdin="command: [a]")["command"] == ["other"]
 
 
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -223,9 +228,24 @@ def test_a_file_of_jobs(tmp_path: Path) -> None:
         ("command: [a]\nenv_file: no.env\n", "no.env: No such file"),
         ("command: [a]\nenv_file: 3\n", "job.yaml:2: env_file is 3"),
         ("command: !!python/object:os.system [a]\n", "job.yaml:1:"),
-        ("&a [*a]\n", "job.yaml:1:"),
-        ("command: [a]\nname: 2026-13-45\n", "job.yaml:1: month must be in 1..12; quote what is text"),
-        ("[" * 1500, "job.yaml: nested too deeply"),
+        ("&a [*a]\n", "job.yaml:1:5: aliases (*name) are not taken"),
+        ("command: [a]\ngpus: 2026-13-45\n", "job.yaml:2: gpus is '2026-13-45'"),
+        ("[" * 1500, "job.yaml:1:34: nested too deeply"),
+        (BOMB, "job.yaml:2:8: aliases (*name) are not taken"),
+        ("command: [a]\nenv:\n  <<: {A: b}\n", "job.yaml:3:3: merge keys (<<) are not taken"),
+        ("command: [a]\nname: !!binary aGFsbG8=\n", "job.yaml:2:7: tags (!!binary) are not taken"),
+        ("command: [a]\ntime_limit: .inf\n", "job.yaml:2:13: '.inf' is not a finite number"),
+        ("command: [a]\ntime_limit: 0x" + "f" * 5000, "job.yaml:2:13: the number '0xfff"),
+        ("command: [a]\ntime_limit: " + ":59" * 3000, "job.yaml:2: time_limit is ':59:59"),
+        ("command: [a]\nestimate: 1.0e+17\n", "job.yaml:2: estimate is 1e+17"),
+        ("command: [a]\nestimate: 1.0e-308\n", "job.yaml:2: estimate is 1e-308"),
+        ("command: [a]\nretries: 1001\n", "job.yaml:2: retries is 1001"),
+        ("command: [a]\nmemory: 99999999TiB\n", "job.yaml:2: memory is '99999999TiB'"),
+        ("command: [a]\narray: 1-99999999999\n", "job.yaml:2: array is '1-99999999999'"),
+        ("command: [a]\nafter: [" + "7, " * 1001 + "]\n", "job.yaml:2: after is [7, 7"),
+        ("command: [a]\nname: '" + "x" * 4_200_000 + "'\n", "job.yaml: longer than 4 MiB"),
+        ("command: [a]\nenv: {A: " + "x" * 200_000 + "}\n", "200,002 bytes, 131,071 may be"),
+        ("command: [a]\n" + "".join(f"wrong{n}: 1\n" for n in range(3000)), "and 2,980 more"),
         ('command: [a]\nname: "\x01"\n', "job.yaml: no YAML"),
         ("command: &c [a]\nenv: &e {X: *e}\n", "job.yaml:"),
         ("? [a]\n: b\n", "job.yaml:1: a field's name must be plain text"),
@@ -233,7 +253,20 @@ def test_a_file_of_jobs(tmp_path: Path) -> None:
 )
 def test_a_bad_file_is_told_with_line_and_field(text: str, says: str) -> None:
     Path("job.yaml").write_text(text)
-    assert says in refused("job.yaml")
+    answer = refused("job.yaml")
+    assert says in answer
+    assert len(answer) < 12_000
+
+
+def test_dates_stay_text() -> None:
+    Path("job.yaml").write_text("command: [a]\nname: 2026-03-01\nenv: {DAY: 2026-03-01 10:00:00, NONE: <<}\n")
+    found = dry("job.yaml")
+    assert (found["name"], found["env"]["DAY"], found["env"]["NONE"]) == ("2026-03-01", "2026-03-01 10:00:00", "<<")
+
+
+def test_a_file_without_end_is_not_read_to_its_end() -> None:
+    Path("job.yaml").symlink_to("/dev/zero")
+    assert "longer than 4 MiB" in refused("job.yaml")
 
 
 def test_flags_are_told_apart_from_the_file() -> None:

@@ -165,7 +165,7 @@ def test_a_missing_yaml_file_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_not_yaml_is_named_in_one_line(content: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(content)
-    with pytest.raises(ClusterError, match=r"bad.yaml is not YAML") as caught:
+    with pytest.raises(ClusterError, match=r"bad.yaml: is not YAML: line \d") as caught:
         load_cluster(str(file))
     assert "\n" not in str(caught.value)
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from gpuloom.bounded.text import cut, shown
+from gpuloom.bounded.yaml_text import MOST_BYTES, Loader, RefusedError
 from gpuloom.cli.job_options import absolute, read_env_file
 from gpuloom.core.errors import InputError
 from gpuloom.core.words import did_you_mean
-from gpuloom.live.spec import JobSpec, problems
+from gpuloom.live.spec import JobSpec, first, problems
 
 Lines = dict[tuple[object, ...], int]
 
@@ -42,8 +45,6 @@ def read_jobs(
             written = _env_as_written(node, loader)
         except yaml.MarkedYAMLError as error:
             raise _no_yaml(error, source) from None
-        except ValueError as error:  # 2026-13-45 looks like a date and is none
-            raise InputError(f"{source}:{node.start_mark.line + 1}: {error}; quote what is text") from None
         line = node.start_mark.line + 1
         if not isinstance(data, dict):
             raise InputError(
@@ -57,7 +58,10 @@ def read_jobs(
 
 def _text(file: str) -> str:
     try:
-        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as stream:
+            raw = stream.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise InputError(f"{file}: longer than {MOST_BYTES // 2**20} MiB: write several files")
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: is not UTF-8 text (byte {error.start})") from None
@@ -65,11 +69,11 @@ def _text(file: str) -> str:
         raise InputError(f"{file}: {error.strerror}") from None
 
 
-def _nodes(text: str, source: str) -> list[tuple[yaml.Node, yaml.SafeLoader]]:
+def _nodes(text: str, source: str) -> list[tuple[yaml.Node, Loader]]:
     """A node for each job, lists taken apart."""
-    found: list[tuple[yaml.Node, yaml.SafeLoader]] = []
+    found: list[tuple[yaml.Node, Loader]] = []
     try:
-        loader = yaml.SafeLoader(text)
+        loader = Loader(text)
         while loader.check_node():
             node: Any = loader.get_node()
             parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
@@ -77,16 +81,15 @@ def _nodes(text: str, source: str) -> list[tuple[yaml.Node, yaml.SafeLoader]]:
     except yaml.MarkedYAMLError as error:
         raise _no_yaml(error, source) from None
     except yaml.YAMLError as error:
-        raise InputError(f"{source}: no YAML: {error}") from None
-    except RecursionError:
-        raise InputError(f"{source}: nested too deeply to be jobs") from None
+        raise InputError(f"{source}: no YAML: {cut(' '.join(str(error).split()), 200)}") from None
     return found
 
 
 def _no_yaml(error: yaml.MarkedYAMLError, source: str) -> InputError:
     mark = error.problem_mark or error.context_mark
     where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-    return InputError(f"{where}: no YAML: {error.problem or error.context}")
+    kind = "" if isinstance(error, RefusedError) else "no YAML: "
+    return InputError(f"{where}: {kind}{cut(str(error.problem or error.context), 200)}")
 
 
 def _is_null(node: yaml.Node) -> bool:
@@ -103,16 +106,16 @@ def _mark(node: yaml.Node, path: tuple[object, ...], lines: Lines, source: str) 
             there = (*path, key.value)
             if there in lines:
                 here = f"{source}:{key.start_mark.line + 1}"
-                raise InputError(f"{here}: {key.value} stands on line {lines[there]} already: write it once")
+                raise InputError(f"{here}: {cut(key.value, 60)} stands on line {lines[there]} already: write it once")
             lines[there] = key.start_mark.line + 1
-            if len(path) < 4:  # no field is deeper, and an alias may point to itself
+            if len(path) < 4:  # no field is deeper
                 _mark(value, there, lines, source)
     elif isinstance(node, yaml.SequenceNode) and len(path) < 4:
         for index, value in enumerate(node.value):
             _mark(value, (*path, index), lines, source)
 
 
-def _env_as_written(node: yaml.Node, loader: yaml.SafeLoader) -> dict[str, Any] | None:
+def _env_as_written(node: yaml.Node, loader: Loader) -> dict[str, Any] | None:
     """The variables under `env` as they are written: OMP_NUM_THREADS: 4 is the text 4, and yes is yes."""
     if not isinstance(node, yaml.MappingNode):
         return None
@@ -148,7 +151,7 @@ def _job(
     files = [files] if isinstance(files, str) else files
     if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
         raise InputError(
-            f"{source}:{lines.get(('env_file',), line)}: env_file is {files!r}: must be a file, or a list of them"
+            f"{source}:{lines.get(('env_file',), line)}: env_file is {shown(files)}: must be a file, or a list of them"
         )
     if written is not None:
         data["env"] = dict(written)
@@ -161,7 +164,7 @@ def _job(
     try:
         JobSpec.model_validate(spec)
     except ValidationError as error:
-        raise InputError("; ".join(_told(error, lines, source, line, flags))) from None
+        raise InputError("; ".join(first(_told(error, lines, source, line, flags)))) from None
     of_files: dict[str, str] = {}
     for name in files:
         of_files.update(read_env_file(base / Path(name).expanduser()))

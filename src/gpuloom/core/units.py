@@ -8,6 +8,8 @@ import re
 from gpuloom.core.errors import InputError
 
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+LONGEST_S, SHORTEST_S = 1e12, 1e-6
+"""Durations that anybody may mean: thirty thousand years, a microsecond."""
 _MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
 
 
@@ -15,15 +17,19 @@ def parse_duration_s(text: str | float) -> float:
     """Seconds of '90', '90s', '6m', '1.5h', '2d'.
 
     Raises:
-        InputError: not a duration, negative, or not finite.
+        InputError: not a duration, negative, not finite, or beyond LONGEST_S or below SHORTEST_S (0 is taken).
     """
-    match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([a-z]*)\s*", str(text))
+    match = re.fullmatch(r"\s*([0-9.eE+-]{1,40})\s*([a-z]{0,3})\s*", str(text)[:100], re.ASCII)
     try:
         value = float(match.group(1)) * _SECONDS[match.group(2)] if match else math.nan
     except (ValueError, KeyError):
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise InputError(f"{text!r} is not a duration: write seconds, or a number with ms, s, m, h, d or w (6m)")
+        raise InputError(
+            f"{str(text)[:60]!r} is not a duration: write seconds, or a number with ms, s, m, h, d or w (6m)"
+        )
+    if value > LONGEST_S or 0 < value < SHORTEST_S:
+        raise InputError(f"{text!r} is not a duration that can be meant: 0, or a microsecond to 1e12 seconds")
     return value
 
 
@@ -33,13 +39,15 @@ def parse_memory_mib(text: str | float) -> int:
     Raises:
         InputError: not a size, or not above 0.
     """
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)(?:i?b)?\s*", str(text).lower())
+    match = re.fullmatch(r"\s*([0-9.]{1,40})\s*([kmgt]?)(?:i?b)?\s*", str(text)[:100].lower())
     try:
         value = float(match.group(1)) * _MIB[match.group(2)] if match else math.nan
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and round(value) > 0):
-        raise InputError(f"{text!r} is not a memory size of 1 MiB or more: write a number with MiB, GiB or TiB (16GiB)")
+        raise InputError(
+            f"{str(text)[:60]!r} is not a memory size of 1 MiB or more: write a number with MiB, GiB or TiB (16GiB)"
+        )
     return round(value)
 
 

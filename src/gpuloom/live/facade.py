@@ -21,7 +21,7 @@ from gpuloom.live.machine import Machine
 from gpuloom.live.reasons import why
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.service import ConflictError, NotFoundError
-from gpuloom.live.spec import JobSpec, indices_of, job_spec
+from gpuloom.live.spec import JobSpec, indices_of, job_spec, within_bounds
 from gpuloom.live.submission import Checks, dependencies, digest, submitted
 from gpuloom.live.views import JobView, WhyView
 from gpuloom.live.why import why_view
@@ -165,7 +165,7 @@ class LiveService:
                         f"job {job.id} is {job.phase}: {', '.join(late)} can only be changed while it waits "
                         f"(now: {', '.join(sorted(WHILE_ACTIVE))})"
                     )
-                spec = job_spec({**job.spec, **changes}, source=f"job {job.id}")
+                spec = job_spec({**within_bounds(job.spec), **changes}, source=f"job {job.id}")
                 if job.phase not in ACTIVE:
                     checks.spec(spec, f"job {job.id}")
                 if any(other == job.id for other, _ in dependencies(spec)):

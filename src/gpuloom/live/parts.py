@@ -24,6 +24,8 @@ from gpuloom.live.ledger import Draft
 from gpuloom.live.machine import Machine, reported
 from gpuloom.live.records import node_data
 from gpuloom.live.scheduler import Scheduler
+from gpuloom.live.spec import LONGEST_S, SHORTEST_INTERVAL_S
+from gpuloom.live.spec import interval as checked_interval
 from gpuloom.policies.registry import parse_policy
 from gpuloom.store.home import Home, take_lock
 from gpuloom.store.port import Store
@@ -69,7 +71,10 @@ class LiveScheduler:
             node = self._node(before, slots)
             settings = loaded.settings
             chosen = policy or str(settings.get("policy") or DEFAULT_POLICY)
-            interval = interval_s if interval_s is not None else float(settings.get("interval_s", DEFAULT_INTERVAL_S))
+            # One of an older store may be below what is taken now.
+            stored = max(float(settings.get("interval_s", DEFAULT_INTERVAL_S)), 0.0)
+            stored = min(max(stored, SHORTEST_INTERVAL_S), LONGEST_S) if stored else 0.0
+            interval = stored if interval_s is None else checked_interval(interval_s)
             attempts = {attempt.job: attempt.run for attempt in loaded.attempts}
             flags = {attempts[job.id]: job.flags for job in loaded.jobs if job.id in attempts and job.flags}
             self.executor = (

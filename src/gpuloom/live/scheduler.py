@@ -35,6 +35,7 @@ from gpuloom.live.launch import exit_on_disk, run_directory, same_process
 from gpuloom.live.ledger import Ledger
 from gpuloom.live.planning import Planning
 from gpuloom.live.records import memory_from_bytes, memory_to_bytes, node_data
+from gpuloom.live.spec import interval as checked_interval
 from gpuloom.live.work import WorkDone
 from gpuloom.store.port import JobQuery, Loaded, Store, StoreError
 
@@ -374,7 +375,7 @@ class Scheduler:
         Raises:
             PolicyError: no such policy or parameter; StoreError: it can't be written down. The one before goes on.
         """
-        interval = self.planning.interval_s if interval_s is None else interval_s
+        interval = self.planning.interval_s if interval_s is None else checked_interval(interval_s)
         before = (self.planning.written, self.planning.interval_s, self.planning.memory())
         self.planning.use(written, interval)
         try:

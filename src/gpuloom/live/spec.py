@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -17,10 +20,13 @@ from pydantic import (
     model_validator,
 )
 
+from gpuloom.bounded.text import cut, shown
 from gpuloom.core.errors import InputError
 from gpuloom.core.units import parse_duration_s, parse_memory_mib
 
 MAX_ARRAY = 100_000
+MAX_INDEX = 10**9 - 1
+_ARRAY = r"^[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?(,[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?)*(%[0-9]{1,9})?$"
 
 
 def _seconds(value: object) -> object:
@@ -51,27 +57,84 @@ def _dependencies(value: object) -> object:
     return [value] if isinstance(value, int | str) and not isinstance(value, bool) else value
 
 
-_DURATION_SCHEMA = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "examples": ["90s", "4h"]}]}
-_MEMORY_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "examples": ["12GiB", "512MiB"]}]}
+LONGEST_S = 1e9
+"""Of any time in a spec: thirty years."""
+SHORTEST_S = 0.001
+MOST_MIB = 2**30
+"""Of memory: a pebibyte."""
+MOST_CPUS = 100_000
+LEAST_CPUS = 0.01
+MOST_BYTES = 2**20
+"""Of a command and an environment together; the system takes little more."""
+LONGEST_WORD = 2**17 - 1
+"""Bytes of a word of the command, or of a variable with its value: the system's own limit."""
+MOST_AFTER = 1_000
+"""Jobs that one waits for."""
+JOB_NUMBER_MAX = 2**53
 
-Seconds = Annotated[
-    float,
-    BeforeValidator(_seconds),
-    Field(gt=0, allow_inf_nan=False, json_schema_extra=lambda s: _shown(s, _DURATION_SCHEMA)),
-]
-Grace = Annotated[
-    float,
-    BeforeValidator(_seconds),
-    Field(ge=0, allow_inf_nan=False, json_schema_extra=lambda s: _shown(s, _DURATION_SCHEMA)),
-]
-Mib = Annotated[int, BeforeValidator(_mib), Field(ge=1, json_schema_extra=lambda s: _shown(s, _MEMORY_SCHEMA))]
+_TIME = r"^\s*[0-9][0-9.eE+-]*\s*(ms|s|m|min|h|d|w)?\s*$"
+_MEMORY = r"^\s*[0-9.]+\s*([kKmMgGtT]?([iI]?[bB])?)\s*$"
+
+
+def _duration_schema(least: float, most: float) -> dict[str, Any]:
+    return {
+        "anyOf": [
+            {"type": "number", "minimum": least, "maximum": most},
+            {"type": "string", "pattern": _TIME, "maxLength": 30, "examples": ["90s", "4h"]},
+        ]
+    }
+
+
+_MEMORY_SCHEMA = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1, "maximum": MOST_MIB},
+        {"type": "string", "pattern": _MEMORY, "maxLength": 30, "examples": ["12GiB", "512MiB"]},
+    ]
+}
+
+
+def _shown(shown: dict[str, Any]) -> Any:
+    def put(schema: dict[str, Any]) -> None:
+        for key in ("type", "exclusiveMinimum", "minimum", "maximum", "anyOf"):
+            schema.pop(key, None)
+        schema.update(shown)
+
+    return put
+
+
+def _duration(least: float, most: float) -> Any:
+    schema = _shown(_duration_schema(least, most))
+    return Field(ge=least, le=most, allow_inf_nan=False, json_schema_extra=schema)
+
+
+SHORTEST_INTERVAL_S = 0.1
+
+
+def _interval(value: float) -> float:
+    if 0 < value < SHORTEST_INTERVAL_S:
+        raise ValueError(f"must be 0 (at every event) or at least {SHORTEST_INTERVAL_S} seconds")
+    return value
+
+
+def interval(value: float) -> float:
+    """A checked time between scheduling passes.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not (value == 0 or SHORTEST_INTERVAL_S <= value <= LONGEST_S):
+        raise InputError(
+            f"interval is {value:g} s: must be 0 (at every event), or {SHORTEST_INTERVAL_S} to {LONGEST_S:g}"
+        )
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), _duration(SHORTEST_S, LONGEST_S)]
+Grace = Annotated[float, BeforeValidator(_seconds), _duration(0.0, 86_400.0)]
+Mib = Annotated[int, BeforeValidator(_mib), Field(ge=1, le=MOST_MIB, json_schema_extra=_shown(_MEMORY_SCHEMA))]
+Interval = Annotated[float, BeforeValidator(_seconds), AfterValidator(_interval), _duration(0.0, LONGEST_S)]
+JobNumber = Annotated[StrictInt, Field(ge=1, le=JOB_NUMBER_MAX)]
 Words = Annotated[list[str], BeforeValidator(_words)]
-
-
-def _shown(schema: dict[str, Any], shown: dict[str, Any]) -> None:
-    for key in ("type", "exclusiveMinimum", "minimum", "anyOf"):
-        schema.pop(key, None)
-    schema.update(shown)
 
 
 class JobSpec(BaseModel):
@@ -86,18 +149,21 @@ class JobSpec(BaseModel):
     )
     gpu_types: Words = Field(default_factory=list, description="GPU models that will do, best first; none: any.")
     gpu_memory: Mib | None = Field(None, description="Memory that the job needs on each GPU.")
-    cpus: float | None = Field(None, gt=0, le=100_000, description="CPU cores that it may use (enforced by cgroup).")
+    cpus: float | None = Field(
+        None, ge=LEAST_CPUS, le=MOST_CPUS, description="CPU cores that it may use (enforced by cgroup)."
+    )
     memory: Mib | None = Field(None, description="Main memory that it may use (enforced).")
     priority: int = Field(0, strict=True, ge=-1_000_000, le=1_000_000, description="Higher goes first.")
-    after: Annotated[list[StrictInt], BeforeValidator(_dependencies)] = Field(
-        default_factory=list, description="Jobs that must finish well first."
+    after: Annotated[list[JobNumber], BeforeValidator(_dependencies)] = Field(
+        default_factory=list, max_length=MOST_AFTER, description="Jobs that must finish well first."
     )
-    after_any: Annotated[list[StrictInt], BeforeValidator(_dependencies)] = Field(
-        default_factory=list, description="Jobs that must end first, however."
+    after_any: Annotated[list[JobNumber], BeforeValidator(_dependencies)] = Field(
+        default_factory=list, max_length=MOST_AFTER, description="Jobs that must end first, however."
     )
     array: str | None = Field(
         None,
-        pattern=r"^\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?$",
+        pattern=_ARRAY,
+        max_length=100_000,
         description="Indices: '0-9', '0-99:10', '1,5,7', with '%3' for at most three at once.",
     )
     time_limit: Seconds | None = Field(None, description="Running time after which the job is ended.")
@@ -108,7 +174,7 @@ class JobSpec(BaseModel):
         description="checkpoint: notice, then end, and start again later; freeze: stop in place and go on later; "
         "never: run to the end once started.",
     )
-    grace: Grace = Field(30.0, le=86_400, description="Time between notice and end.")
+    grace: Grace = Field(30.0, description="Time between notice and end.")
     workdir: str = Field("", description="Working directory, absolute; by default where the job was submitted.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
     venv: str | None = Field(None, description="A virtual environment to run in.")
@@ -139,8 +205,7 @@ class JobSpec(BaseModel):
         if not value[0]:
             raise ValueError("the program's name is empty")
         for word in value:
-            if "\0" in word:
-                raise ValueError("holds a NUL character")
+            _check_text(word)
         return value
 
     @field_validator("env")
@@ -148,14 +213,15 @@ class JobSpec(BaseModel):
     def _env(cls, value: dict[str, str]) -> dict[str, str]:
         for key, text in value.items():
             if not key or "=" in key or "\0" in key or "\0" in text:
-                raise ValueError(f"{key!r} can't be an environment variable")
+                raise ValueError(f"{shown(key)} can't be an environment variable")
+            _check_text(f"{key}={text}")
         return value
 
     @field_validator("workdir")
     @classmethod
     def _workdir(cls, value: str) -> str:
         if value and not PurePath(value).is_absolute():
-            raise ValueError(f"{value!r} must be an absolute path")
+            raise ValueError("must be an absolute path")
         return value
 
     @field_validator("array")
@@ -170,11 +236,51 @@ class JobSpec(BaseModel):
         given = [name for name in ("venv", "conda", "container") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} can't go together: choose one")
+        size = sum(map(len, self.command)) + sum(len(key) + len(text) for key, text in self.env.items())
+        if size > MOST_BYTES:
+            raise ValueError(
+                f"command and env hold {size:,} characters, {MOST_BYTES:,} may be: put the rest into a file"
+            )
         return self
 
     def named(self) -> JobSpec:
         """The same with a name."""
         return self if self.name else self.model_copy(update={"name": default_name(self.command)})
+
+
+def _check_text(word: str) -> None:
+    if "\0" in word:
+        raise ValueError("holds a NUL character")
+    try:
+        size = len(os.fsencode(word))
+    except UnicodeEncodeError:
+        raise ValueError(f"{shown(word)} holds half a character, which no program can be given") from None
+    if size > LONGEST_WORD:
+        raise ValueError(f"{shown(word, 40)} has {size:,} bytes, {LONGEST_WORD:,} may be: put it into a file")
+
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "gpus": (1, 1_000_000),
+    "gpu_memory": (1, MOST_MIB),
+    "memory": (1, MOST_MIB),
+    "cpus": (LEAST_CPUS, MOST_CPUS),
+    "priority": (-1_000_000, 1_000_000),
+    "retries": (0, 1000),
+    "time_limit": (SHORTEST_S, LONGEST_S),
+    "estimate": (SHORTEST_S, LONGEST_S),
+    "grace": (0.0, 86_400.0),
+}
+
+
+def within_bounds(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A spec of a store with numbers that are taken: they may be from before they had bounds."""
+    found = dict(spec)
+    for name, (least, most) in _BOUNDS.items():
+        value = found.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            near = min(max(value, least), most)
+            found[name] = value if near == value else type(value)(near)
+    return found
 
 
 def default_name(command: list[str]) -> str:
@@ -196,11 +302,11 @@ def indices_of(array: str) -> tuple[list[int], int | None]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
         if match is None:
-            raise ValueError(f"{part!r} is not an index or a range: write 0-9, 0-99:10 or 1,5,7")
+            raise ValueError(f"{shown(part)} is not an index or a range: write 0-9, 0-99:10 or 1,5,7")
         low = int(match[1])
         high, step = int(match[2] or low), int(match[3] or 1)
         if high < low or step < 1:
-            raise ValueError(f"{part!r} is an empty range")
+            raise ValueError(f"{shown(part)} is an empty range")
         if (high - low) // step + 1 + len(found) > MAX_ARRAY:
             raise ValueError(f"more than {MAX_ARRAY:,} jobs in one array")
         for index in range(low, high + 1, step):
@@ -221,7 +327,17 @@ def job_spec(data: object, *, source: str = "job") -> JobSpec:
     try:
         return JobSpec.model_validate(data).named()
     except ValidationError as error:
-        raise InputError("; ".join(f"{source}: {text}" for text in problems(error))) from None
+        raise InputError("; ".join(first(f"{source}: {text}" for text in problems(error)))) from None
+
+
+MOST_PROBLEMS = 20
+
+
+def first(problems: Iterable[str]) -> list[str]:
+    """The first of many problems, and how many more there are."""
+    found = list(problems)
+    more = len(found) - MOST_PROBLEMS
+    return [*found[:MOST_PROBLEMS], f"and {more:,} more"] if more > 0 else found
 
 
 def problems(error: ValidationError) -> list[str]:
@@ -230,6 +346,7 @@ def problems(error: ValidationError) -> list[str]:
     found = []
     for entry in error.errors(include_url=False):
         where = ".".join(str(part) for part in entry["loc"] if not str(part).startswith("function-"))
+        where = cut(where, 100)
         if entry["type"] == "extra_forbidden":
             found.append(f"unknown field {where!r}; known: {known}")
             continue
@@ -237,9 +354,9 @@ def problems(error: ValidationError) -> list[str]:
         if entry["type"] == "missing":
             found.append(f"{where} is missing")
         elif (where and where in JobSpec.model_fields) or "." in where:
-            found.append(f"{where} is {entry['input']!r}: {message}")
+            found.append(f"{where} is {shown(entry['input'])}: {cut(message)}")
         else:
-            found.append(message)
+            found.append(cut(message))
     return found
 
 

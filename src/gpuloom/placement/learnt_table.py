@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuloom.bounded.json_text import load_json
 from gpuloom.core.workload import F8
 
 FORMAT = "gpuloom-learnt-placement-1"
@@ -92,7 +93,7 @@ def read_table(text: str) -> LearntTable:
     Raises:
         ValueError: it is not of the format (says what is wrong).
     """
-    content: Any = json.loads(text)
+    content: Any = load_json(text)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f'must be a JSON object with "format": "{FORMAT}"')
     try:

@@ -62,7 +62,7 @@ def load(data: bytes, policy: Policy) -> Any:
         raw = unpacker.decompress(packed, _MOST_BYTES)
         if unpacker.unconsumed_tail or unpacker.unused_data or not unpacker.eof:
             raise ValueError("the arrays are cut off, or something follows them")
-    except (ValueError, zlib.error) as error:
+    except (ValueError, RecursionError, zlib.error) as error:
         raise PolicyError(f"{where}: is damaged: {error}") from error
     if not isinstance(content, dict) or content.keys() != {"policy", "base", "memory"}:
         raise PolicyError(f"{where}: must be a JSON object of policy, base and memory")

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
+from gpuloom.bounded.text import cut, shown
 from gpuloom.core.errors import GpuloomError, ImpossibleJobError, InputError, InvalidTransition
 from gpuloom.core.words import did_you_mean
 from gpuloom.live.service import ConflictError, NotFoundError
@@ -104,7 +105,7 @@ def pointer(path: Iterable[object]) -> str:
 def told(entry: Mapping[str, Any], known: Sequence[str] = ()) -> str:
     """What is wrong with a field, as a sentence from an entry of pydantic's. known: fields that there are."""
     if entry["type"] == "extra_forbidden":
-        name = str(entry["loc"][-1])
+        name = cut(str(entry["loc"][-1]), 60)
         return f"unknown field {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}"
     if entry["type"] == "missing":
         return "is missing"
@@ -113,8 +114,7 @@ def told(entry: Mapping[str, Any], known: Sequence[str] = ()) -> str:
     message = str(entry["msg"]).removeprefix("Value error, ")
     if isinstance(entry.get("input"), dict):
         return message  # about several fields together
-    given = repr(entry.get("input"))
-    return f"is {given if len(given) <= 100 else given[:97] + '...'}: {message}"
+    return f"is {shown(entry.get('input'))}: {cut(message)}"
 
 
 def _kind(value: object) -> str:

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuloom.bounded.json_text import load_json
 from gpuloom.core.errors import InputError
 from gpuloom.core.sums import sum_ints
 from gpuloom.sharing.rule import CLASSES, Kernel
@@ -204,8 +205,8 @@ def loads(text: str, file: str = "") -> KernelProfile:
 def parse_json(text: str, where: str) -> Any:
     """JSON of a stranger: whatever is wrong with it, too deep or too long numbers too, is an InputError."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return load_json(text)
+    except ValueError as error:
         raise InputError(f"{where}: not JSON ({error})") from error
 
 

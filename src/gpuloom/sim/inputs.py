@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import zlib
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from gpuloom.core.errors import ClusterError, PolicyError
 from gpuloom.policies.base import Parameter, Policy
 from gpuloom.policies.registry import create_policy
 from gpuloom.sim.gpus import hand_in_facts
+
+MOST_BYTES = 512 * 2**20
+"""Of a file that a parameter of a policy names, unpacked."""
 
 
 def load_cluster(text: str) -> Cluster:
@@ -33,14 +36,14 @@ def load_cluster(text: str) -> Cluster:
             is_file = False
         if not is_file:
             return parse_cluster(text)
-    import yaml
+    from gpuloom.bounded.yaml_text import load_yaml
 
     try:
-        data = _load_yaml(path.read_text(encoding="utf-8"))
+        data = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ClusterError(f"cluster file {text}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ClusterError(f"cluster file {text} is not YAML: {' '.join(str(error).split())}") from error
+    except UnicodeDecodeError as error:
+        raise ClusterError(f"cluster file {text} is not YAML: it is not UTF-8 text (byte {error.start})") from error
     except ValueError as error:
         raise ClusterError(f"cluster file {text}: {error}") from error
     return cluster_from_mapping(data, source=text)
@@ -69,7 +72,7 @@ def _of_file(policy_id: str, parameter: Parameter, path: Path) -> Any:
     where = f"policy {policy_id!r}: {parameter.name}={path}"
     try:
         raw = path.read_bytes()
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
+        text = (_unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
     except FileNotFoundError as error:
         raise PolicyError(f"{where}: no such file") from error
     except OSError as error:
@@ -86,41 +89,24 @@ def _of_file(policy_id: str, parameter: Parameter, path: Path) -> Any:
         raise PolicyError(f"{where}: {error}; expected: {parameter.help}") from error
 
 
+def _unpacked(raw: bytes) -> bytes:
+    with gzip.open(io.BytesIO(raw)) as packed:
+        found: bytes = packed.read(MOST_BYTES + 1)
+    if len(found) > MOST_BYTES:
+        raise EOFError(f"holds more than {MOST_BYTES // 2**20} MiB")
+    return found
+
+
 def _yaml(where: str, text: str) -> Any:
-    import yaml
+    from gpuloom.bounded.yaml_text import load_yaml
 
     try:
-        found = _load_yaml(text)
-    except yaml.YAMLError as error:
-        raise PolicyError(f"{where}: is not YAML: {' '.join(str(error).split())}") from error
+        found = load_yaml(text)
     except ValueError as error:
         raise PolicyError(f"{where}: {error}") from error
     if found is None:
         raise PolicyError(f"{where}: is empty; write keys and values, alone or all below 'elastic:'")
     return found
-
-
-def _load_yaml(text: str) -> Any:
-    """As `yaml.safe_load`, but a key that is given twice in a mapping is a ValueError."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    def mapping(loader: Loader, node: yaml.MappingNode) -> Any:
-        seen: dict[Any, Any] = {}
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = loader.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen:
-                raise ValueError(f"line {key_node.start_mark.line + 1}: key {key!r} is given twice")
-            if isinstance(key, Hashable):
-                seen[key] = None
-        return loader.construct_yaml_map(node)
-
-    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
-    return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
 
 
 def _numbers(where: str, text: str) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -6,7 +6,6 @@ The JSON is {GPU model: {"('job type', GPUs)": {"null": steps/s alone, …}}}; m
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpuloom.bounded.json_text import load_json
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.core.workload import F8, Labels
 from gpuloom.sim.traces.base import ReadOptions, Source
@@ -68,7 +68,7 @@ def find_throughputs(source: Source, options: ReadOptions, names: Sequence[str])
 
 def _load(path: Path, reference: str) -> Throughputs:
     try:
-        raw = json.loads(read_unpacked(path))
+        raw = load_json(read_unpacked(path))
         alone = {
             model.upper(): {_key(name): float(rates["null"]) for name, rates in jobs.items()}
             for model, jobs in raw.items()

@@ -1,0 +1,1 @@
+"""Reading what users write, YAML and JSON, so that no input costs more than it is worth."""
