@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import gpuloom
-from fake_views import attempt_data, event_data, job_view, matches, node_data, node_views, submits, why_view
+from fake_views import job_view, matches, node_data, node_views, submits, why_view
 from gpuloom.core.book import Book
 from gpuloom.core.errors import ImpossibleJobError, InputError, PolicyError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Gpu, Job, NodeRecord, Phase, gpus_in
+from gpuloom.live.job_view import attempt_view, event_view
 from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.spec import JobSpec, indices_of, job_spec
 from gpuloom.live.views import JobView, WhyView
@@ -92,6 +93,10 @@ class FakeService:
             exit_code=exit_code,
             message="" if good else f"exit code {exit_code}",
         )
+
+    def fail_to_start(self, job: int, message: str) -> None:
+        """The job's process could not be started."""
+        self._end(job, EndReason.NOT_STARTED, Phase.FAILED, exit_code=None, message=message)
 
     def preempt(self, job: int) -> None:
         """The job is stopped for others and waits again."""
@@ -275,8 +280,8 @@ class FakeService:
             return {
                 "job": self._view(record),
                 "spec": dict(record.spec),
-                "attempts": [attempt_data(attempt) for attempt in self._attempts(job)],
-                "events": [event_data(event) for event in self.events(job=job)],
+                "attempts": [attempt_view(attempt) for attempt in self._attempts(job)],
+                "events": [event_view(event) for event in self.events(job=job)],
                 "log": str(self.log_path(job)),
             }
 

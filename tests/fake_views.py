@@ -7,55 +7,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from gpuloom.core.decision import Reason
 from gpuloom.core.events import Event
 from gpuloom.core.job import WAITING, Attempt, EndReason, Job, NodeRecord, Phase
 from gpuloom.core.units import format_duration
+from gpuloom.core.usage import RunUsage
+from gpuloom.live import job_view as views
 from gpuloom.live.views import JobView, WhyView
 from gpuloom.store.port import JobQuery
 
 
 def job_view(job: Job, runs: Sequence[Attempt], progress: Mapping[str, Any], now: float) -> JobView:
-    """A job with all its attempts."""
+    """What the live scheduler shows of a job with these attempts."""
     attempt = next((run for run in runs if run.phase is not None), None)
     running = attempt is not None and attempt.phase is not Phase.FROZEN
-    held = job.held_s + (now - attempt.since_s if attempt is not None and running else 0.0)
-    end = now if job.ended_s is None else job.ended_s
-    where = "" if attempt is None else ";".join(f"{n}:{','.join(map(str, gpus))}" for n, gpus in attempt.allocation)
-    waits = job.phase in WAITING
-    return {
-        "id": job.id,
-        "name": job.name,
-        "user": job.user,
-        "state": job.phase.value,
-        "reason": None if job.reason is None else job.reason.value,
-        "message": job.message,
-        "exit_code": job.exit_code,
-        "gpus": job.gpus,
-        "gpu_types": list(job.spec["gpu_types"]),
-        "priority": job.priority,
-        "command": list(job.spec["command"]),
-        "submitted_s": job.submitted_s,
-        "started_s": job.first_start_s,
-        "ended_s": job.ended_s,
-        "waited_s": max(end - job.submitted_s - held, 0.0),
-        "run_s": held,
-        "jct_s": None if job.ended_s is None else job.ended_s - job.submitted_s,
-        "attempts": job.attempts,
-        "preemptions": sum(a.reason is EndReason.PREEMPTED for a in runs),
-        "retries_left": int(job.spec["retries"]) - job.failures,
-        "array_id": job.array_id,
-        "array_index": job.array_index,
-        "after": [list(other) for other in job.after],
-        "time_limit_s": job.spec["time_limit"],
-        "estimate_s": job.estimate_s,
-        "estimate_from": job.estimate_from,
-        "predicted_end_s": None if attempt is None else attempt.started_s + job.estimate_s,
-        "where": where,
-        "waiting": {"code": job.phase.value, "text": f"It is {job.phase}.", "numbers": {}} if waits else None,
-        "progress": dict(progress),
-        "usage": {"cpu_cores": 1.0, "memory_mib": 512.0} if running else {},
-        "flags": dict(job.flags),
-    }
+    rates = {"cpu_cores": 1.0, "memory_mib": 512.0} if running else {}
+    return views.job_view(
+        job,
+        attempt=attempt,
+        preemptions=sum(run.reason is EndReason.PREEMPTED for run in runs),
+        reason=Reason(job.phase.value, f"It is {job.phase}.") if job.phase in WAITING else None,
+        usage=RunUsage(attempt.run, progress=progress, **rates) if attempt is not None else None,
+        left_s=None if attempt is None else attempt.started_s + job.estimate_s - now,
+        now_s=now,
+    )
 
 
 def why_view(job: Job, jobs: Iterable[Job], now: float, *, forecast: bool) -> WhyView:
@@ -169,11 +144,3 @@ def node_data(node: NodeRecord) -> dict[str, Any]:
     data = asdict(node)
     data.pop("cause")
     return data
-
-
-def attempt_data(attempt: Attempt) -> dict[str, Any]:
-    return {**asdict(attempt), "run": attempt.run, "state": "ended" if attempt.phase is None else attempt.phase.value}
-
-
-def event_data(event: Event) -> dict[str, Any]:
-    return {"id": event.id, "at_s": event.at_s, "type": event.type, "job": event.job, "data": dict(event.data)}

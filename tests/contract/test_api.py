@@ -451,6 +451,7 @@ def test_a_bug_shows_nothing_of_the_inside(api: Local, service: FakeService, mon
 
 def test_numbers_without_a_json_form_become_null(api: Local, service: FakeService) -> None:
     submit(api, {**SPEC, "name": "a"})
+    service.run(1)
     service.report(1, loss=float("nan"), name="half \ud800")
     progress = good(api("GET", "/v1/jobs"))["jobs"][0]["progress"]
     assert progress == {"loss": None, "name": "half \ud800"}

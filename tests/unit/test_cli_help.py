@@ -13,6 +13,7 @@ from gpuloom.cli.groups import Group
 from gpuloom.cli.main import cli
 from gpuloom.cli.outputs import Overwrite
 from gpuloom.core.words import are, did_you_mean, plural
+from gpuloom.policies.registry import policy_ids
 
 
 def groups(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Group]]:
@@ -128,3 +129,32 @@ def test_words() -> None:
     assert did_you_mean("fif", ["fifo", "sjf"]) == "; did you mean 'fifo'?"
     assert did_you_mean("v100", ["V100", "A100"]) == "; did you mean 'V100'?"
     assert did_you_mean("xyzzy", ["fifo"]) == ""
+
+
+def test_the_list_of_policies_is_one_line_each_on_80_columns() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    from gpuloom.cli.live_tables import rich_table
+    from gpuloom.cli.policies import COLUMNS, describe
+    from gpuloom.policies.registry import BUILT_IN, policy_class
+
+    rows = [describe(policy_class(name), name) for name in BUILT_IN]
+    for width in (80, 130, 200):
+        out = StringIO()
+        Console(file=out, width=width, highlight=False).print(rich_table(COLUMNS, rows, width))
+        lines = out.getvalue().splitlines()
+        assert len(lines) == len(rows) + 1
+        assert max(map(len, lines)) <= width
+        assert "…" not in out.getvalue(), width
+    shown = CliRunner().invoke(cli, ["policies", "tiresias"]).output
+    assert "thresholds = 3250/7200" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert len(CliRunner().invoke(cli, ["policies"]).output.splitlines()) == len(policy_ids()) + 3
+
+
+def test_every_policy_is_told_within_80_columns() -> None:
+    for name in policy_ids():
+        shown = CliRunner().invoke(cli, ["policies", name]).output.splitlines()
+        assert max(map(len, shown)) <= 92, name  # what it needs to know is one line

@@ -107,7 +107,7 @@ def test_ls(api: Api) -> None:
     assert lines[5].endswith("exit code 3")
     assert [job["id"] for job in told("ls")] == [1, 2, 3, 4, 5]
     assert [job["id"] for job in told("ls", "--me")] == [1, 5]
-    assert [job["id"] for job in told("ls", "--user", "ada", "-n", "2")] == [3, 4]
+    assert [job["id"] for job in told("ls", "--user", "ada", "-n", "2")] == [2, 3]
     assert [job["id"] for job in told("ls", "--state", "failed", "--state", "running")] == [1, 5]
     assert [job["id"] for job in told("ls", "--name", "sweep*", "--all")] == [2, 3, 4]
     assert "no jobs" in run("ls", "--user", "nobody").stdout
@@ -120,7 +120,31 @@ def test_ls_shows_the_last_few_that_ended_and_all_if_asked(api: Api) -> None:
         api.service.cancel([job])
     assert [job["id"] for job in told("ls")] == [1, 2, 3, 4, 13, 12, 11, 10, 9]
     assert len(told("ls", "--all")) == 13
-    assert [job["id"] for job in told("ls", "--all", "-n", "1")] == [13]
+    assert [job["id"] for job in told("ls", "--all", "-n", "5")] == [1, 2, 3, 4, 13]
+
+
+def test_a_limit_keeps_what_runs_and_what_is_next_and_says_what_is_left_out(api: Api) -> None:
+    api.service.submit([JobSpec(command=["true"], array="0-9")], user="ada")
+    ((urgent,),) = api.service.submit([JobSpec(command=["true"], priority=5)], user="ada")
+    assert [job["id"] for job in told("ls", "-n", "3")] == [1, urgent, 2]
+    assert run("ls", "-n", "3").stdout.splitlines()[-1] == "not shown, by -n 3: 12 queued"
+    api.service.run(2)
+    assert [job["id"] for job in told("ls", "-n", "1")] == [1]
+    assert run("ls", "-n", "1").stdout.splitlines()[-1] == "not shown, by -n 1: 1 running, 13 queued"
+    assert run("ls", "-n", "1", "--state", "failed").stdout.splitlines()[-1].startswith(" 5 ")
+    assert "not shown" not in run("ls", "-n", "99").stdout
+    assert run("ls", "-n", "2", "--name", "sweep*").stdout.splitlines()[-1] == "not shown, by -n 2: 1 queued"
+
+
+def test_a_long_reason_is_one_bounded_line_in_a_list_and_whole_in_show(api: Api) -> None:
+    path = ":".join(f"/opt/some/where/{n}/bin" for n in range(99))
+    api.service.run(2)
+    api.service.fail_to_start(2, f"can't run 'x': not found in PATH\n({path})")
+    (line,) = [line for line in run("ls").stdout.splitlines() if line.lstrip().startswith("2 ")]
+    assert "can't run 'x': not found in PATH (/opt" in line
+    assert line.endswith("…")
+    assert len(line) < 220
+    assert path in run("show", "2").stdout
 
 
 def test_a_long_list_is_not_cut_where_no_terminal_is(api: Api) -> None:
@@ -240,6 +264,25 @@ def test_why(api: Api) -> None:
     assert told("why", "2_2")["position"] == 3
 
 
+def test_show_tells_of_each_attempt_where_it_ran_and_the_exit_code_of_what_has_ended(api: Api) -> None:
+    api.service.preempt(1)
+    api.service.run(1)
+    shown = run("show", "1").stdout
+    first, second = [line for line in shown.splitlines() if line.split()[:1] in (["1"], ["2"])]
+    assert first.split()[1] == second.split()[1] == "node0:0,1"
+    assert "exit code:" not in shown  # it runs: an exit code is that of the attempt before
+    api.service.finish(1, 7)
+    assert "exit code:     7" in run("show", "1").stdout
+
+
+def test_following_a_log_ends_with_how_the_job_ended(api: Api) -> None:
+    api.service.finish(1, 3)
+    done = run("logs", "-f", "1")
+    assert done.stderr.splitlines()[-1].startswith("gpuloom: job 1 train: failed (exit code 3), ran ")
+    assert run("logs", "1").stderr == ""
+    assert run("logs", "-f", "--json", "1").stderr == ""
+
+
 def test_logs(api: Api) -> None:
     assert run("logs", "1").stdout == "epoch 1\nepoch 2\n"
     assert run("logs", "1", "-n", "1").stdout == "epoch 2\n"
@@ -316,7 +359,7 @@ def test_cancel(api: Api) -> None:
 def test_many_jobs_are_told_in_a_few_lines(api: Api) -> None:
     ((*_, last),) = api.service.submit([JobSpec(command=["true"], name="filler", array="0-299")], user=current_user())
     more = [api.service.submit([JobSpec(command=["true"])], user=current_user())[0][0] for _ in range(2)]
-    assert [job["name"] for job in told("ls", "--name", "filler", "-n", "2")] == ["filler[298]", "filler[299]"]
+    assert [job["name"] for job in told("ls", "--name", "filler", "-n", "2")] == ["filler[0]", "filler[1]"]
     lines = run("hold", f"6-{more[-1]}").stdout.splitlines()
     assert lines == [f"300 jobs of array 6 filler (6-{last}): held", *(f"job {n} true: held" for n in more)]
     assert run("cancel", "--name", "filler").stdout == f"300 jobs of array 6 filler (6-{last}): cancelled\n"

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from gpuloom.cli import service
 from gpuloom.cli.main import cli
 from gpuloom.client.home import alive
-from gpuloom.core.errors import GpuloomError
+from gpuloom.core.errors import GpuloomError, PolicyError
 
 POPEN = subprocess.Popen
 PROGRAM = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
@@ -127,12 +127,22 @@ def test_in_the_foreground_it_says_when_it_is_ready_and_ends_by_ctrl_c(home: Pat
 def test_a_scheduler_that_can_not_start_shows_why(home: Path) -> None:
     home.mkdir(mode=0o700)
     (home / "scheduler.log").write_text("of the start before\n")
-    error = gpuloom(home, "up", "--detach", "--slots", "1", "--policy", "nope").exception
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        error = gpuloom(home, "up", "--detach", "--slots", "1", "--port", port).exception
     assert isinstance(error, service.UpError)
     assert error.exit_code == 2  # that of the scheduler: what it was given is wrong
     assert "the scheduler ended with exit code 2" in str(error)
-    assert "'nope'" in str(error)
-    assert "before" not in str(error)  # only what this start wrote
+    assert str(port) in str(error)
+    assert "of the start before" not in str(error)  # only what this start wrote
+
+
+def test_a_policy_that_there_is_not_is_told_before_anything_starts(home: Path) -> None:
+    for words in (["--detach"], []):
+        error = gpuloom(home, "up", *words, "--slots", "1", "--policy", "tiresais").exception
+        assert isinstance(error, PolicyError)
+        assert "did you mean 'tiresias'?" in str(error)
+    assert not home.exists()
 
 
 def test_one_that_is_never_ready_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

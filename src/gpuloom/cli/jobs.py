@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,13 @@ RECENT = 5
 @click.option("--user", "users", multiple=True, metavar="NAME", help="Jobs of this user (repeatable).")
 @click.option("--me", is_flag=True, help="Your own jobs.")
 @click.option("--name", "names", multiple=True, metavar="PATTERN", help="Jobs of this name, with * and ? (repeatable).")
-@click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="At most N jobs.")
+@click.option(
+    "--limit",
+    "-n",
+    type=click.IntRange(1),
+    metavar="N",
+    help="At most N, the first of the list.",
+)
 @click.option("--watch", "-w", is_flag=True, help="Keep the table on the screen until Ctrl-C.")
 @click.option(
     "--every", "every_s", type=Duration(), default="2", show_default=True, metavar="TIME", help="Of --watch: how often."
@@ -87,11 +94,11 @@ def ls(
         users = (*users, current_user())
     with connect(home, follows=watch) as client:
 
-        def found() -> list[Any]:
+        def found() -> tuple[list[Any], Counter[str]]:
             return listed(client, every=every, states=states, users=users, names=names, limit=limit)
 
         if not watch:
-            jobs = found()
+            jobs, hidden = found()
             if as_json:
                 say_json(jobs)
                 return
@@ -99,6 +106,8 @@ def ls(
                 click.echo(plain(text))
             if jobs:
                 show_table(JOB_COLUMNS, jobs)
+                if left := ", ".join(f"{count:,} {state}" for state, count in hidden.items()):
+                    click.echo(f"not shown, by -n {limit}: {left}")
             else:
                 click.echo("no jobs" if every or states or users or names else "no jobs yet (gpuloom submit --help)")
             return
@@ -109,7 +118,7 @@ def ls(
         def heads(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
             return [*troubles(client.status()), _counts(jobs)]
 
-        screen.run(found, lambda jobs: [(JOB_COLUMNS, jobs)], heads)
+        screen.run(lambda: found()[0], lambda jobs: [(JOB_COLUMNS, jobs)], heads)
 
 
 def _counts(jobs: Sequence[Mapping[str, Any]]) -> str:
@@ -125,18 +134,24 @@ def listed(
     users: Sequence[str],
     names: Sequence[str],
     limit: int | None,
-) -> list[Any]:
-    """The jobs that `ls` shows, in its order."""
+) -> tuple[list[Any], Counter[str]]:
+    """The jobs that `ls` shows, in its order, with a limit the first of them; and the states of the others.
+
+    Of those that have ended no more are asked for than are shown, so they are not counted.
+    """
     asked: dict[str, Any] = {"users": users, "names": names}
-    if states or every:
-        jobs = list(client.jobs(states=states, limit=limit, **asked))
-    else:
-        jobs = list(client.jobs(states=OPEN, limit=limit, **asked))
-        left = RECENT if limit is None else min(RECENT, limit - len(jobs))
-        if left > 0:
-            jobs += client.jobs(states=ENDED, limit=left, **asked)
+    wanted = states or ((*OPEN, *ENDED) if every else OPEN)
+    jobs = list(client.jobs(states=found, **asked)) if (found := [s for s in wanted if s not in ENDED]) else []
+    left = None if limit is None else limit - len(jobs)
+    ended = [s for s in wanted if s in ENDED]
+    if not states and not every:
+        ended, left = list(ENDED), RECENT if left is None else min(RECENT, left)
+    if ended and (left is None or left > 0):
+        jobs += client.jobs(states=ended, limit=left, **asked)
     # A job may have ended between the two questions.
-    return sorted({job["id"]: job for job in jobs}.values(), key=_order)
+    ordered = sorted({job["id"]: job for job in jobs}.values(), key=_order)
+    shown = ordered if limit is None else ordered[:limit]
+    return shown, Counter(job["state"] for job in ordered[len(shown) :])
 
 
 def _order(job: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -190,7 +205,7 @@ def _show(found: Mapping[str, Any]) -> None:
         lines.append(
             ("after", ", ".join(f"{n} ({'ended well' if how == 'ok' else 'ended'})" for n, how in job["after"]))
         )
-    if job.get("exit_code") is not None:
+    if job["state"] in ENDED and job.get("exit_code") is not None:  # before, it is that of the last attempt
         lines.append(("exit code", str(job["exit_code"])))
     if spec.get("env"):
         lines.append(("environment", f"{plural(len(spec['env']), 'variable')} (--json shows them)"))
@@ -218,10 +233,6 @@ def _asks(spec: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _where(attempt: Mapping[str, Any]) -> str:
-    return ";".join(f"{node}:{','.join(map(str, gpus))}" for node, gpus in attempt.get("allocation") or [])
-
-
 def _how(attempt: Mapping[str, Any]) -> str:
     if attempt.get("ended_s") is None:
         return f"{attempt.get('state') or attempt.get('phase') or ''}"
@@ -238,7 +249,7 @@ def _how(attempt: Mapping[str, Any]) -> str:
 
 ATTEMPT_COLUMNS = (
     Column("attempt", lambda a: str(a["number"]), right=True),
-    Column("where", _where, gives=True),
+    Column("where", lambda a: str(a.get("where") or ""), gives=True),
     Column("started", lambda a: ago(a.get("started_s"))),
     Column("held GPUs", lambda a: short(a.get("held_s")) if a.get("ended_s") is not None else "", right=True),
     Column("peak MiB", lambda a: f"{a['peak_memory_mib']:,.0f}" if a.get("peak_memory_mib") else "-", right=True),
@@ -314,7 +325,7 @@ def wait(
 
 
 def ended_line(job: Mapping[str, Any]) -> str:
-    """A sentence on a job that has ended."""
+    """A sentence on a job that has ended, or on the state that it is in."""
     words = ended_words(job)
     how = f"{job['state']} ({words})" if words else str(job["state"])
     return plain(

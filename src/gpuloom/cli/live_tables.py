@@ -124,6 +124,16 @@ def _fitted(columns: Sequence[Column], natural: Sequence[int], width: int) -> li
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
 
+MOST_WORDS = 120
+"""Letters of a reason in a list; `show` and --json have all."""
+
+
+def shortened(text: str) -> str:
+    """A text as one line of bounded length."""
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_WORDS else f"{line[: MOST_WORDS - 1].rstrip()}…"
+
+
 def progress_of(job: Mapping[str, Any]) -> str:
     """What it reported last, in a word."""
     progress = job.get("progress") or {}
@@ -181,7 +191,7 @@ JOB_COLUMNS = (
     Column("waited", lambda j: short(j.get("waited_s")), right=True, least=56),
     Column("ran", lambda j: short(j["run_s"]) if j.get("run_s") else "", right=True),
     Column("done", progress_of, right=True, least=80),
-    Column("reason", few_words, gives=True),
+    Column("reason", lambda j: shortened(few_words(j)), gives=True),
 )
 
 # -- rates ------------------------------------------------------------------------------------------------------------

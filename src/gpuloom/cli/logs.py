@@ -31,9 +31,10 @@ LONGEST_CUT = 1 << 16
 def logs(job: str, follow: bool, tail: int | None, attempt: int | None, as_json: bool, home: Path | None) -> None:
     """Print what a job has written, standard output and error together.
 
-    Without -f it never waits. With -f, Ctrl-C ends the watching only: the job goes on. Of a long log the oldest parts
-    are not kept: standard error says how much is missing. With --json one object, or with -f one a line: {attempt,
-    text}, at the end {end: {state, exit_code}}.
+    Without -f it never waits. With -f it says at the end on standard error how the job ended, exit code 0 however it
+    did (gpuloom wait tells by its exit code); Ctrl-C ends the watching only: the job goes on. Of a long log the oldest
+    parts are not kept: standard error says how much is missing. With --json one object, or with -f one a line:
+    {attempt, text}, at the end {end: {state, exit_code}}.
 
     \b
     Examples:
@@ -46,6 +47,8 @@ def logs(job: str, follow: bool, tail: int | None, attempt: int | None, as_json:
         if follow:
             try:
                 follow_log(client, number, tail=tail, attempt=attempt, as_json=as_json)
+                if not as_json:
+                    _say_end(client, number)
             except KeyboardInterrupt:
                 click.echo(f"\njob {number} goes on", err=True)
             return
@@ -58,6 +61,14 @@ def logs(job: str, follow: bool, tail: int | None, attempt: int | None, as_json:
         skipped = read.offset - len(read.content) if tail is None else 0
         found = {"job": number, "attempt": read.attempt, "text": text, "offset": read.offset, "skipped": skipped}
         say_json({**found, "ended": read.ended})
+
+
+def _say_end(client: Client, job: int) -> None:
+    """How the job ended; of an attempt that was followed while the job goes on, in which state it is now."""
+    from gpuloom.cli.jobs import ended_line
+
+    sys.stdout.flush()
+    click.echo(f"gpuloom: {ended_line(client.job(job))}", err=True)
 
 
 def print_log(client: Client, job: int, *, tail: int | None = None, attempt: int | None = None) -> None:

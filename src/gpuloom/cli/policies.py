@@ -3,49 +3,64 @@
 from __future__ import annotations
 
 import json
+import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 import click
+
+from gpuloom.cli.live_tables import Column, show_table
+
+COLUMNS = (
+    Column("policy", lambda row: str(row["id"])),
+    Column("what", lambda row: str(row["summary"]), gives=True),
+    Column("needs to know", lambda row: str(row["knows"]), gives=True, least=128),
+    Column("preemptive", lambda row: str(row["preemptive"]), least=142),
+    Column("GPU models", lambda row: "yes" if row["heterogeneity"] else "no", least=156),
+    Column("shares GPUs", lambda row: "yes" if row["sharing"] else "no", least=170),
+)
+"""Where no terminal is, all are printed."""
 
 
 @click.command()
 @click.argument("policy", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def policies(policy: str | None, as_json: bool) -> None:
-    """List the scheduling policies, or show the parameters of one."""
+    """List the scheduling policies, or show what one needs to know, and its parameters.
+
+    \b
+    Examples:
+      gpuloom policies
+      gpuloom policies tiresias
+    """
     from gpuloom.policies.registry import policy_class, policy_ids
 
     rows = [describe(policy_class(name), name) for name in ([policy] if policy else policy_ids())]
     if as_json:
         click.echo(json.dumps(rows[0] if policy else rows, indent=2))
-        return
-    if policy:
-        row = rows[0]
-        click.echo(f"{row['id']}: {row['summary']} ({row['paper']})")
-        click.echo(f"knows: {row['knows']}; preemptive: {row['preemptive']}")
-        for parameter in row["parameters"]:
-            click.echo(f"  {parameter['name']} = {parameter['default']}: {parameter['help']}")
-        if not row["parameters"]:
-            click.echo("  no parameters")
-        return
-    from rich.console import Console
-    from rich.table import Table
+    elif policy:
+        _show(rows[0])
+    else:
+        show_table(COLUMNS, rows)
+        click.echo("\nMore on one: gpuloom policies ID. Which to take: docs/policies.md")
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("policy", "what", "needs to know", "preemptive", "GPU models", "shares GPUs"):
-        table.add_column(title, no_wrap=title == "policy")
-    for row in rows:
-        table.add_row(
-            row["id"],
-            row["summary"],
-            row["knows"],
-            row["preemptive"],
-            "yes" if row["heterogeneity"] else "no",
-            "yes" if row["sharing"] else "no",
-        )
-    Console(highlight=False).print(table)
-    click.echo("\nParameters of one: gpuloom policies ID; to set them: ID:name=value;name=value")
-    click.echo("With beside=yes, those that don't share GPUs put best-effort jobs beside high-priority ones.")
+
+def _show(row: Mapping[str, Any]) -> None:
+    lines = [
+        ("policy", f"{row['id']}: {row['summary']}"),
+        ("by", row["paper"]),
+        ("needs to know", row["knows"]),
+        ("preemptive", row["preemptive"]),
+        ("GPU models", "tells them apart" if row["heterogeneity"] else "are all alike to it"),
+        ("shares GPUs", "yes" if row["sharing"] else "no"),
+        ("parameters", "none" if not row["parameters"] else f"{row['id']}:name=value;name=value"),
+    ]
+    for title, text in lines:
+        click.echo(f"{title + ':':<15}{text}")
+    for parameter in row["parameters"]:
+        click.echo(f"  {parameter['name']} = {parameter['default']}")
+        for line in textwrap.wrap(str(parameter["help"]), 72):
+            click.echo(f"      {line}")
 
 
 def pair_parameters(cls: Any) -> tuple[Any, ...]:

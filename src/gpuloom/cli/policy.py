@@ -44,6 +44,8 @@ def set_policy(written: str, interval: float | None, as_json: bool, home: Path |
 
     POLICY is written as for gpuloom simulate: an id, or ID:name=value;name=value.
     """
+    if not written.strip():
+        raise click.UsageError("which policy? gpuloom policies lists them")
     with connect(home) as client:
         found = client.set_policy(written, interval_s=interval)
     say_json(found) if as_json else _say(found)

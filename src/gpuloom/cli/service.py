@@ -82,9 +82,10 @@ def up(
 ) -> None:
     """Start scheduler, API and local executor, and go on where the last one stopped.
 
-    GPUs are found by themselves; without any, --slots says how many CPU slots stand in for them. In the foreground
-    Ctrl-C ends the scheduler; jobs go on, and are found again at the next start. Where one runs already it says so:
-    exit code 1, or 0 with --detach, unless other options than its own are given.
+    All jobs run as the user who starts it, whoever submits them. GPUs are found by themselves; without any, --slots
+    says how many CPU slots stand in for them. In the foreground Ctrl-C ends the scheduler; jobs go on, and are found
+    again at the next start. Where one runs already it says so: exit code 1, or 0 with --detach, unless other options
+    than its own are given.
 
     \b
     Examples:
@@ -95,6 +96,10 @@ def up(
 
     if not sys.platform.startswith("linux"):
         raise UpError("gpuloom up runs on Linux only: it needs its process groups, cgroups and /proc")
+    if written is not None:
+        from gpuloom.policies.registry import create_policy
+
+        create_policy(written)  # what is wrong with it is told before anything starts
     folder = home_directory(home)
     found = running(folder)
     if found is not None and alive(found.pid) and _answers(folder, found.pid):

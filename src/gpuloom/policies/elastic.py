@@ -84,7 +84,7 @@ class Elastic(Composed):
 
     id = "elastic"
     traits = Traits(
-        summary="elastic jobs borrow a share of the free GPUs, between thresholds",
+        summary="elastic jobs borrow part of the free GPUs, between thresholds",
         knows="sizes of jobs, and what the base knows",
         preemptive="as the base",
         heterogeneity=False,

@@ -59,7 +59,7 @@ class Hlas(Policy):
 
     id = "hlas"
     traits = Traits(
-        summary="least attained service weighted by GPU model, with swaps between models",
+        summary="least attained service by GPU model, with swaps between models",
         knows="throughput per GPU model",
         preemptive="yes",
         heterogeneity=True,
