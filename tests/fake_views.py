@@ -9,10 +9,12 @@ from typing import Any
 
 from gpuloom.core.decision import Reason
 from gpuloom.core.events import Event
-from gpuloom.core.job import WAITING, Attempt, EndReason, Job, NodeRecord, Phase
+from gpuloom.core.job import ENDED, WAITING, Attempt, EndReason, Job, NodeRecord, Phase
 from gpuloom.core.units import format_duration
 from gpuloom.core.usage import RunUsage
 from gpuloom.live import job_view as views
+from gpuloom.live.estimates import Estimate, Source
+from gpuloom.live.left import left_of
 from gpuloom.live.views import JobView, WhyView
 from gpuloom.store.port import JobQuery
 
@@ -28,7 +30,9 @@ def job_view(job: Job, runs: Sequence[Attempt], progress: Mapping[str, Any], now
         preemptions=sum(run.reason is EndReason.PREEMPTED for run in runs),
         reason=Reason(job.phase.value, f"It is {job.phase}.") if job.phase in WAITING else None,
         usage=RunUsage(attempt.run, progress=progress, **rates) if attempt is not None else None,
-        left_s=None if attempt is None else attempt.started_s + job.estimate_s - now,
+        left=None
+        if job.phase in ENDED
+        else left_of(Estimate(job.estimate_s, Source.GIVEN), 0.0 if attempt is None else now - attempt.started_s),
         now_s=now,
     )
 
@@ -41,15 +45,13 @@ def why_view(job: Job, jobs: Iterable[Job], now: float, *, forecast: bool) -> Wh
     )
     if job not in waiting:
         return {
-            "job": job.id,
+            **_nothing_expected(job),
             "state": job.phase.value,
             "code": job.phase.value,
             "text": f"It is {job.phase}.",
             "numbers": {},
             "position": None,
             "waiting": len(waiting),
-            "start_s": None,
-            "end_s": None,
             "assumptions": [],
             "sentences": [f"Job {job.id} is {job.phase}."],
         }
@@ -58,18 +60,44 @@ def why_view(job: Job, jobs: Iterable[Job], now: float, *, forecast: bool) -> Wh
     sentences = [f"Job {job.id} waits for {job.gpus} GPUs; it is number {position} of {len(waiting)}."]
     if start is not None:
         sentences.append(f"It will start in about {format_duration(600.0 * position)}.")
+    end = None if start is None else start + job.estimate_s
     return {
-        "job": job.id,
+        **_nothing_expected(job),
         "state": "queued",
         "code": "gpus",
         "text": f"It needs {job.gpus} GPUs.",
         "numbers": {"gpus": float(job.gpus)},
         "position": position,
         "waiting": len(waiting),
-        "start_s": start,
-        "end_s": None if start is None else start + job.estimate_s,
+        "start_s_low": start,
+        "start_s_median": start,
+        "start_s_high": start,
+        "end_s_low": end,
+        "end_s_median": end,
+        "end_s_high": end,
+        "rests_on": {} if start is None else {"given": position - 1},
         "assumptions": ["every job runs for as long as its estimate says"] if forecast else [],
         "sentences": sentences,
+    }
+
+
+def _nothing_expected(job: Job) -> WhyView:
+    return {
+        "job": job.id,
+        "start_s": job.first_start_s,
+        "start_s_low": None,
+        "start_s_median": None,
+        "start_s_high": None,
+        "end_s": job.ended_s,
+        "end_s_low": None,
+        "end_s_median": None,
+        "end_s_high": None,
+        "source": "given",
+        "n": 0,
+        "overrun_s": 0.0,
+        "rests_on": {},
+        "unknown": [],
+        "lacks": [],
     }
 
 

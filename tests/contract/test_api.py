@@ -262,7 +262,7 @@ def test_what_is_no_job_number(api: Local, number: str) -> None:
 def test_why(api: Local) -> None:
     submit(api, SPEC, SPEC)
     assert good(api("GET", "/v1/jobs/2/why"))["position"] == 2
-    assert good(api("GET", "/v1/jobs/2/why?forecast=false"))["start_s"] is None
+    assert good(api("GET", "/v1/jobs/2/why?forecast=false"))["start_s_median"] is None
 
 
 def test_fields_are_changed_in_their_plain_form(api: Local, service: FakeService) -> None:

@@ -262,9 +262,14 @@ class TestEndedRuns:
         job = writer.submit(name="a")
         writer.start(job)
         writer.end(job, reason="failed", after="failed", work_s=99.0)
-        assert list(store.ended_runs("ada", "a", 10)) == [(1, 1.0), (1, 4.0), (1, 5.0)]
-        assert list(store.ended_runs("ada", "a", 2)) == [(1, 4.0), (1, 5.0)]
-        assert list(store.ended_runs("ada", "", 3)) == [(2, 2.0), (1, 4.0), (1, 5.0)]
+
+        def runs(name: str, limit: int) -> list[tuple[int, float, int | None]]:
+            return [(run.gpus, run.work_s, run.array_id) for run in store.ended_runs("ada", name, limit)]
+
+        assert runs("a", 10) == [(1, 1.0, None), (1, 4.0, 4), (1, 5.0, None)]
+        assert runs("a", 2) == [(1, 4.0, 4), (1, 5.0, None)]
+        assert runs("", 3) == [(2, 2.0, None), (1, 4.0, 4), (1, 5.0, None)]
+        assert [run.spec["name"] for run in store.ended_runs("ada", "", 2)] == ["a", "a"]
         assert list(store.ended_runs("ada", "", 0)) == []
         assert list(store.ended_runs("cy", "", 3)) == []
 

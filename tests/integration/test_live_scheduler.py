@@ -311,7 +311,7 @@ def test_usage_history_and_log_files(tmp_path: Path) -> None:
         files = live.service.log_files(job)
         assert files[0]["attempt"] == 1
         assert not files[0]["live"]
-        with pytest.raises(NotFoundError, match="has 1 attempts"):
+        with pytest.raises(NotFoundError, match="has 1 attempt,"):
             live.service.log_files(job, 2)
 
 
@@ -324,18 +324,19 @@ def test_why_tells_position_start_and_end_by_running_the_simulator_forward(tmp_p
         now = live.parts.clock.now()
         found = live.service.why(second)
         assert found["position"] == 1
-        assert found["start_s"] == pytest.approx(now + 100, abs=3)
-        assert found["end_s"] == pytest.approx(now + 150, abs=5)
-        assert any("running times are as estimated" in text for text in found["assumptions"])
+        assert found["start_s_median"] == pytest.approx(now + 100, abs=3)
+        assert found["end_s_median"] == pytest.approx(now + 150, abs=5)
+        assert (found["source"], found["rests_on"]) == ("given", {"given": 1})
+        assert any("1 by their users' estimates" in text for text in found["assumptions"])
         last = live.service.why(third)
         assert last["position"] == 2
-        assert last["start_s"] == pytest.approx(now + 150, abs=5)
-        assert live.service.why(after)["start_s"] == pytest.approx(now + 150, abs=5)
-        assert live.service.why(held)["start_s"] is None
+        assert last["start_s_median"] == pytest.approx(now + 150, abs=5)
+        assert live.service.why(after)["start_s_median"] == pytest.approx(now + 150, abs=5)
+        assert live.service.why(held)["start_s_median"] is None
         assert "held" in " ".join(live.service.why(held)["sentences"])
         runs = live.service.why(first)
-        assert runs["end_s"] == pytest.approx(now + 100, abs=3)
-        assert live.service.why(second, forecast=False)["start_s"] is None
+        assert runs["end_s_median"] == pytest.approx(now + 100, abs=3)
+        assert live.service.why(second, forecast=False)["start_s_median"] is None
         live.end(first)
         assert "finished" in live.service.why(first)["text"]
 
@@ -348,8 +349,8 @@ def test_why_has_an_answer_under_every_policy_and_changes_nothing(tmp_path: Path
         waiting = [job for job, state in zip(jobs, states, strict=True) if state == "queued"]
         for job in waiting:
             found = live.service.why(job)
-            assert found["start_s"] is not None, found
-            assert found["start_s"] >= live.job(job).submitted_s
+            assert found["start_s_median"] is not None, found
+            assert found["start_s_median"] >= live.job(job).submitted_s
         positions = [live.service.why(job)["position"] for job in waiting]
         assert sorted(positions) == sorted(set(positions))
         assert live.state(*jobs) == states

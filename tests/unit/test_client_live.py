@@ -173,7 +173,7 @@ def test_what_is_done_to_jobs(client: Client, api: Api, monkeypatch: pytest.Monk
     assert [job["id"] for job in client.update([1, 2, 3], {"retries": 1})] == [1, 2, 3]
     assert [call[1]["jobs"] for call in api.service.calls[-2:]] == [[1, 2], [3]]
     assert client.why(1)["position"] == 2
-    assert client.why(1, forecast=False)["start_s"] is None
+    assert client.why(1, forecast=False)["start_s_median"] is None
 
 
 def test_numbers_as_people_write_them(client: Client) -> None:

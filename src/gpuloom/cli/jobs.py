@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from gpuloom.cli.live_tables import (
     Column,
     ended_words,
     few_words,
+    predicted_end,
     progress_of,
     show_table,
     troubles,
@@ -197,8 +199,8 @@ def _show(found: Mapping[str, Any]) -> None:
     ]
     if job.get("jct_s") is not None:
         lines.append(("ended", f"{ago(job.get('ended_s'))}, {short(job['jct_s'])} after submission"))
-    elif job.get("predicted_end_s") is not None:
-        lines.append(("predicted end", f"{ago(job['predicted_end_s'])} (run time by: {job.get('estimate_from')})"))
+    elif expected := predicted_end(job, time.time()):
+        lines.append(("predicted end", expected))
     if progress := progress_of(job):
         lines.append(("done", progress))
     if job.get("after"):

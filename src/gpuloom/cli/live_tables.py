@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuloom.cli.live import plain, short
+from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -212,6 +214,44 @@ def _of(used: Any, total: Any) -> str:
     return f"{gib(used)}/{gib(total)}"
 
 
+def left_words(job: Mapping[str, Any]) -> str:
+    """How long it will run yet; of one that has outlived what was known of it, by how much."""
+    if overrun_s := job.get("overrun_s"):
+        return f"late {short(overrun_s)}"
+    end = job.get("predicted_end_s")
+    if end is not None:
+        return short(max(end - time.time(), 0.0))
+    most = job.get("predicted_end_s_high")
+    return "-" if most is None else f"< {short(max(most - time.time(), 0.0))}"
+
+
+HOW_KNOWN = {
+    "given": "its estimate",
+    "progress": "its own progress",
+    "array": "{} of its array",
+    "earlier_runs": "{} of the same",
+    "time_limit": "its time limit alone",
+}
+"""What a predicted end rests on, by source."""
+
+
+def predicted_end(job: Mapping[str, Any], now_s: float) -> str:
+    """When a job that runs is expected to end, on what that rests; '' if it does not run."""
+    if job["state"] not in ("starting", "running"):
+        return ""
+    how = HOW_KNOWN.get(str(job.get("estimate_from")), "").format(plural(int(job.get("estimate_runs") or 0), "run"))
+    low, end, high = (job.get(f"predicted_end_s{part}") for part in ("_low", "", "_high"))
+    most = "" if high is None or end is not None else f"; at the latest in {short(high - now_s)}, its time limit"
+    if overrun_s := job.get("overrun_s"):
+        past = "what earlier runs took" if job.get("estimate_from") in ("earlier_runs", "array") else how
+        return f"past {past} by {short(overrun_s)}{most}"
+    if end is None:
+        return f"unknown: no run of it has finished yet, and it names no --estimate{most}"
+    if low is not None and high is not None and high - low > max(1.0, 0.05 * (high - now_s)):
+        return f"in {short(low - now_s)} to {short(high - now_s)} (by {how})"
+    return f"in {short(end - now_s)} (by {how})"
+
+
 RATE_COLUMNS = (
     Column("id", lambda j: str(j["id"]), right=True),
     Column("name", lambda j: str(j["name"]), gives=True),
@@ -219,7 +259,7 @@ RATE_COLUMNS = (
     Column("state", lambda j: str(j["state"])),
     Column("where", lambda j: str(j.get("where") or ""), gives=True),
     Column("ran", lambda j: short(j.get("run_s")), right=True),
-    Column("left", lambda j: short(left_s(j)), right=True, least=70),
+    Column("left", left_words, right=True, least=70),
     Column("done", progress_of, right=True),
     Column("GPU %", lambda j: _number((j.get("usage") or {}).get("gpu_utilization")), right=True),
     Column("GPU GiB", lambda j: gib((j.get("usage") or {}).get("gpu_memory_mib")), right=True),
@@ -228,14 +268,6 @@ RATE_COLUMNS = (
     Column("read MiB/s", lambda j: _number((j.get("usage") or {}).get("read_mib_per_s"), 1), right=True, least=110),
     Column("write MiB/s", lambda j: _number((j.get("usage") or {}).get("write_mib_per_s"), 1), right=True, least=110),
 )
-
-
-def left_s(job: Mapping[str, Any]) -> float | None:
-    """Seconds to its predicted end."""
-    import time
-
-    end = job.get("predicted_end_s")
-    return None if end is None else max(end - time.time(), 0.0)
 
 
 def _gpu_reason(row: tuple[Mapping[str, Any], Mapping[str, Any]]) -> str:

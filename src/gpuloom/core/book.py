@@ -76,6 +76,13 @@ class Book:
         if changes.next_job is not None:
             self.next_job = changes.next_job
 
+    def copy(self) -> Book:
+        """The same records in a book of its own."""
+        twin = Book()
+        twin.jobs, twin.attempts, twin.nodes = dict(self.jobs), dict(self.attempts), dict(self.nodes)
+        twin.settings, twin.next_job = dict(self.settings), self.next_job
+        return twin
+
     def forget(self, job: int) -> None:
         """Drop the record of an ended job from memory."""
         if self.jobs[job].phase in ENDED:

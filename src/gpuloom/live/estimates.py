@@ -1,4 +1,8 @@
-"""How long a job will run: what its user says, what its like took, or a guess that is said to be one.
+"""How long a job will run: what its user says, what its like took, or nothing at all.
+
+Two things are kept apart. What is *said* of a job's running time (`Estimate.source`) is known: it is its user's, or
+rests on earlier runs of this very job. What scheduling *reckons with* (`Estimate.total_s`) is always a number: where
+nothing is known, a guess that nobody is shown.
 
 Users' earlier runs predict better than their own limits (Tsafrir, Etsion, Feitelson, "Backfilling Using System-
 Generated Predictions Rather Than User Runtime Estimates", IEEE TPDS 18(6), 2007: the mean of a user's last two jobs).
@@ -8,17 +12,108 @@ Here it is the median of the last five of the same user and name, as a job's nam
 from __future__ import annotations
 
 import math
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from functools import lru_cache
 from statistics import median
+from typing import Any, NamedTuple
+
+from gpuloom.store.port import EndedRun
 
 DEFAULT_S = 3600.0
 KEEP = 5
+"""Runs of which scheduling takes the median."""
+SAMPLE = 20
+"""Runs on which a forecast rests, at most."""
+REMEMBER = 60
+"""Runs of a name that are looked through for those."""
+ENOUGH = 3
+"""So many ended members of an array say more of the others than runs before the array."""
 MOST_NAMES = 10_000
 """Names that are remembered; the store has all."""
+LEAST_S, MOST_S = 0.001, 1e9
+"""Running times that are reckoned with. What lies beyond (thirty years) may stand in an old store."""
 
-Earlier = Callable[[str, str, int], Sequence[tuple[int, float]]]
-"""(user, name, limit) → (GPUs, seconds of work) of the last jobs that finished well; name '' for any."""
+
+class Source(StrEnum):
+    """What is known of a job's running time, and whence."""
+
+    GIVEN = "given"
+    """Its user's estimate."""
+    PROGRESS = "progress"
+    """What it reports of its own progress."""
+    ARRAY = "array"
+    """Members of its array that have ended."""
+    EARLIER_RUNS = "earlier_runs"
+    """Earlier runs of this very job: same user, name, GPUs, folder and command, but for numbers among its options."""
+    TIME_LIMIT = "time_limit"
+    """Only an upper bound: its time limit."""
+    UNKNOWN = "unknown"
+    """Nothing."""
+
+
+class Like(NamedTuple):
+    """What makes two jobs alike. exact, similar: the command and its folder, to the letter and but for numbers."""
+
+    user: str
+    name: str
+    gpus: int
+    exact: str
+    similar: str
+    array_id: int | None
+
+
+class Estimate(NamedTuple):
+    """What scheduling reckons with, seconds of work; what that rests on; the runs on which it rests, shortest first.
+
+    limit_s: its time limit.
+    """
+
+    total_s: float
+    source: Source
+    runs: tuple[float, ...] = ()
+    limit_s: float | None = None
+
+
+def like_of(spec: Mapping[str, Any], user: str, gpus: int, array_id: int | None) -> Like:
+    """The same for jobs that may be taken for runs of one job."""
+    exact, similar = _signatures(tuple(spec.get("command") or ()), str(spec.get("workdir") or ""))
+    return Like(user, str(spec.get("name") or ""), gpus, exact, similar, array_id)
+
+
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_AMOUNT = re.compile(r"epoch|step|iter|time|hour|minute|second|sample|size|length|layer|dim|num|max|count|limit|batch")
+"""Options whose numbers say how much there is to do."""
+
+
+@lru_cache(maxsize=4096)
+def _signatures(command: tuple[str, ...], folder: str) -> tuple[str, str]:
+    """A command to the letter; and with a blank for each number that an option has (`--lr 0.1`, `--lr=0.1`, `lr=0.1`),
+    unless the option's name says that it is an amount of work."""
+    words, option = [], ""
+    for word in command:
+        name, equals, value = word.partition("=")
+        if equals and _NUMBER.fullmatch(value) and not _AMOUNT.search(name.lower()):
+            words.append(f"{name}=")
+        elif option and _NUMBER.fullmatch(word) and not _AMOUNT.search(option.lower()):
+            words.append("")
+        else:
+            words.append(word)
+        option = word if word.startswith("--") and not equals else ""
+    return "\0".join((folder, *command)), "\0".join((folder, *words))
+
+
+Earlier = Callable[[str, str, int], Sequence[EndedRun]]
+"""(user, name, limit) → the last jobs that finished well; name '' for any."""
+
+
+class _Past(NamedTuple):
+    """An ended job."""
+
+    work_s: float
+    like: Like
 
 
 class Estimates:
@@ -26,37 +121,78 @@ class Estimates:
 
     def __init__(self, earlier: Earlier) -> None:
         self._earlier = earlier
-        self._runs: OrderedDict[tuple[str, str], tuple[float, ...]] = OrderedDict()
+        self._runs: OrderedDict[tuple[str, str], tuple[_Past, ...]] = OrderedDict()
 
-    def finished(self, user: str, name: str, work_s: float) -> None:
+    def copy(self) -> Estimates:
+        """What is known now, for another thread."""
+        twin = Estimates(self._earlier)
+        twin._runs = self._runs.copy()
+        return twin
+
+    def finished(self, like: Like, work_s: float) -> None:
         """A job finished well."""
-        for key in ((user, name), (user, "")):
+        for key in ((like.user, like.name), (like.user, "")):
             if (runs := self._runs.get(key)) is not None:
-                self._runs[key] = (*runs, work_s)[-KEEP:]
+                self._runs[key] = (*runs, _Past(_bounded(work_s), like))[-REMEMBER:]
 
-    def of(self, user: str, name: str, *, given_s: float | None, time_limit_s: float | None) -> tuple[float, str]:
-        """(seconds of work, where that is from)."""
+    def of(self, like: Like, *, given_s: float | None, time_limit_s: float | None) -> Estimate:
+        """What is known now of the running time of such a job."""
+        given_s, limit_s = _number(given_s), _number(time_limit_s)
         if given_s is not None:
-            return given_s, "given"
-        most = time_limit_s if time_limit_s is not None else float("inf")
-        if runs := self._of((user, name)):
-            return min(median(runs), most), f"median of the last {len(runs)} runs of this name"
-        if time_limit_s is not None:
-            return time_limit_s, "time limit"
-        if runs := self._of((user, "")):
-            return median(runs), f"median of the user's last {len(runs)} jobs"
-        return DEFAULT_S, "default, as nothing is known of it"
+            return Estimate(given_s, Source.GIVEN, (), limit_s)
+        most = math.inf if limit_s is None else limit_s
+        named = self._of((like.user, like.name))
+        source, known = _alike(like, named)
+        if known:
+            runs = [run.work_s for run in known[-SAMPLE:]]
+            return Estimate(min(median(runs[-KEEP:]), most), source, tuple(sorted(runs)), limit_s)
+        source = Source.UNKNOWN if limit_s is None else Source.TIME_LIMIT
+        if named:
+            return Estimate(min(_usual(named), most), source, (), limit_s)
+        if limit_s is not None:
+            return Estimate(limit_s, source, (), limit_s)
+        others = self._of((like.user, ""))
+        return Estimate(_usual(others) if others else DEFAULT_S, source)
 
-    def _of(self, key: tuple[str, str]) -> tuple[float, ...]:
+    def _of(self, key: tuple[str, str]) -> tuple[_Past, ...]:
         runs = self._runs.get(key)
         if runs is None:
-            runs = tuple([max(work_s, 0.001) for _, work_s in self._earlier(*key, KEEP)])
+            found = self._earlier(*key, REMEMBER)
+            runs = tuple(
+                [_Past(_bounded(run.work_s), like_of(run.spec, key[0], run.gpus, run.array_id)) for run in found]
+            )
             if len(self._runs) >= MOST_NAMES:
                 self._runs.popitem(last=False)
             self._runs[key] = runs
         else:
             self._runs.move_to_end(key)
         return runs
+
+
+def _alike(like: Like, named: Sequence[_Past]) -> tuple[Source, list[_Past]]:
+    """Of runs of this name those that tell something of such a job, the closest kind that there is."""
+    same = [run for run in named if run.like.gpus == like.gpus and run.like.similar == like.similar]
+    exact = [run for run in same if run.like.exact == like.exact]
+    if like.array_id is not None:
+        array = [run for run in exact if run.like.array_id == like.array_id]
+        if array and (len(array) >= ENOUGH or len(array) == len(exact)):
+            return Source.ARRAY, array
+    return Source.EARLIER_RUNS, exact or same
+
+
+def _usual(runs: Sequence[_Past]) -> float:
+    return median([run.work_s for run in runs[-KEEP:]])
+
+
+def _bounded(seconds: float) -> float:
+    return min(max(seconds, LEAST_S), MOST_S) if seconds == seconds else LEAST_S
+
+
+def _number(seconds: float | None) -> float | None:
+    """A running time of a spec. One that is no number at all says nothing."""
+    if seconds is None or seconds != seconds or seconds <= 0.0:
+        return None
+    return min(seconds, MOST_S)
 
 
 TOLERANCE, TOLERANCE_S = 0.1, 10.0

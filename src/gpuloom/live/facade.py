@@ -13,8 +13,10 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, Attempt, EndReason, Job, Phase
 from gpuloom.core.words import plural
+from gpuloom.live.estimates import like_of
 from gpuloom.live.history import trace_csv
 from gpuloom.live.job_view import attempt_view, event_view, job_view, preemptions_of
+from gpuloom.live.lacks import lacks
 from gpuloom.live.launch import run_directory
 from gpuloom.live.ledger import Draft
 from gpuloom.live.machine import Machine
@@ -24,7 +26,7 @@ from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.spec import JobSpec, indices_of, job_spec, within_bounds
 from gpuloom.live.submission import Checks, dependencies, digest, submitted
 from gpuloom.live.views import JobView, WhyView
-from gpuloom.live.why import why_view
+from gpuloom.live.why import Whys
 from gpuloom.policies.registry import parse_policy
 from gpuloom.sim.inputs import load_policy
 from gpuloom.store.port import JobQuery, Submission
@@ -43,6 +45,7 @@ class LiveService:
         self._scheduler, self._machine, self._store = scheduler, machine, scheduler.store
         self._store_path, self._on_stop = store_path, on_stop
         self._started_s = scheduler.clock.now()
+        self._whys = Whys(scheduler)
 
     # -- jobs -------------------------------------------------------------------------------------------------
 
@@ -170,14 +173,14 @@ class LiveService:
                     checks.spec(spec, f"job {job.id}")
                 if any(other == job.id for other, _ in dependencies(spec)):
                     raise InputError(f"job {job.id} can't wait for itself")
-                estimate_s, source = self._scheduler.estimates.of(
-                    job.user, spec.name, given_s=spec.estimate, time_limit_s=spec.time_limit
-                )
+                written = spec.model_dump(mode="json")
+                like = like_of(written, job.user, spec.gpus, job.array_id)
+                estimate = self._scheduler.estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
                 data = {
-                    "spec": spec.model_dump(mode="json"),
+                    "spec": written,
                     "after": [list(entry) for entry in dependencies(spec)],
-                    "estimate_s": estimate_s,
-                    "estimate_from": source,
+                    "estimate_s": estimate.total_s,
+                    "estimate_from": estimate.source.value,
                 }
                 drafts.append(("job.updated", job.id, data))
             self._write(drafts)
@@ -202,7 +205,7 @@ class LiveService:
         return self.update(jobs, {"priority": self._scheduler.do(top)})
 
     def why(self, job: int, *, forecast: bool = True) -> WhyView:
-        return why_view(self._scheduler, self._get(job), forecast=forecast)
+        return self._whys.view(self._get(job), forecast=forecast)
 
     # -- machines and policy ----------------------------------------------------------------------------------
 
@@ -317,6 +320,7 @@ class LiveService:
             },
             "policy": scheduler.planning.written,
             "policy_problem": scheduler.problems.get("policy", ""),
+            "policy_lacks": [asdict(lack) for lack in lacks(scheduler.planning)],
             "interval_s": scheduler.planning.interval_s,
             "sharing": {
                 "on": scheduler.planning.policy.pairs,
@@ -416,7 +420,8 @@ class LiveService:
                     preemptions=preemptions_of(ended, job.id),
                     reason=reasons.get(job.id),
                     usage=self._machine.usage(present.run) if present is not None else None,
-                    left_s=scheduler.left_s(job) if present is not None else None,
+                    left=None if job.phase in ENDED else scheduler.left(job),
+                    starting_s=scheduler.work.starting_s(job.id, now),
                     now_s=now,
                 )
             )

@@ -15,7 +15,7 @@ from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch import Dispatch, as_json
 from gpuloom.live.eligible import broken
 from gpuloom.live.ends import ended
-from gpuloom.live.estimates import Estimates
+from gpuloom.live.estimates import Estimates, like_of
 from gpuloom.live.ledger import Draft, Ledger
 from gpuloom.live.occupancy import MAKES_WAY
 from gpuloom.live.planning import Planning
@@ -229,8 +229,8 @@ class Intake:
             self.planning.grants.pop(job.id, None)
             self.planning.job_left(job, attempt.allocation)
             if job.phase is Phase.FINISHED:
-                name = str(job.spec.get("name", job.name))
-                self.estimates.finished(job.user, name, max(job.work_s, attempted_s, 0.001))
+                like = like_of(job.spec, job.user, job.gpus, job.array_id)
+                self.estimates.finished(like, max(job.work_s, attempted_s))
             if job.array_id is not None or self.ledger.waits_for(job.id):
                 self.planning.stale()
             return

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from gpuloom.core.decision import Reason
 from gpuloom.core.events import Event
-from gpuloom.core.job import ACTIVE, ENDED, Allocation, Attempt, EndReason, Job, Phase, gpus_in
+from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Phase, gpus_in
 from gpuloom.executors.port import RunUsage
+from gpuloom.live.estimates import Source
+from gpuloom.live.left import HIGH, LOW, MIDDLE, Left
 from gpuloom.live.views import JobView
+
+_SOURCES = frozenset(source.value for source in Source)
+"""Records of older versions have other words."""
+_KNOWN = _SOURCES - {Source.UNKNOWN.value, Source.TIME_LIMIT.value}
+
+
+def ends_in(left: Left) -> tuple[float | None, float | None, float | None]:
+    """Seconds to its end, if it runs: low, median, high, as far as they may be told."""
+    most_s = left.most_s if left.most_s < math.inf else None
+    if not left.known or left.overrun_s > 0.0:
+        return None, None, most_s
+    return left.at(LOW), left.at(MIDDLE), left.at(HIGH)
 
 
 def where(allocation: Allocation) -> str:
@@ -25,18 +40,26 @@ def job_view(
     preemptions: int,
     reason: Reason | None,
     usage: RunUsage | None,
-    left_s: float | None,
+    left: Left | None,
+    starting_s: float = 0.0,
     now_s: float,
 ) -> JobView:
     """A job for people and programs.
 
     Args:
-        attempt: the open one. preemptions: attempts that ended by making way. left_s: predicted work left, if it runs.
+        attempt: the open one. preemptions: attempts that ended by making way. left: what is
+            known of the work left, unless it has ended. starting_s: it goes on starting up for so long.
     """
     holds = attempt is not None and attempt.phase is not Phase.FROZEN
     run_s = job.held_s + (max(now_s - attempt.since_s, 0.0) if attempt is not None and holds else 0.0)
     until = job.ended_s if job.ended_s is not None else now_s
     spec = job.spec
+    end = None
+    if left is not None and attempt is not None and job.phase in (Phase.STARTING, Phase.RUNNING):
+        end = ends_in(left)
+    known = left.known if left is not None else job.estimate_from in _KNOWN
+    total_s = job.estimate_s if left is None else left.known_s
+    source = left.source.value if left is not None else job.estimate_from
     return JobView(
         id=job.id,
         name=job.name,
@@ -62,9 +85,13 @@ def job_view(
         array_index=job.array_index,
         after=[[other, how] for other, how in job.after],
         time_limit_s=spec.get("time_limit"),
-        estimate_s=job.estimate_s,
-        estimate_from=job.estimate_from,
-        predicted_end_s=None if left_s is None or job.phase not in ACTIVE else now_s + left_s,
+        estimate_s=total_s if known else None,
+        estimate_from=source if source in _SOURCES else Source.UNKNOWN.value,
+        estimate_runs=0 if left is None else len(left.runs),
+        predicted_end_s=None if end is None or end[1] is None else now_s + starting_s + end[1],
+        predicted_end_s_low=None if end is None or end[0] is None else now_s + starting_s + end[0],
+        predicted_end_s_high=None if end is None or end[2] is None else now_s + starting_s + end[2],
+        overrun_s=0.0 if left is None or attempt is None else left.overrun_s,
         where="" if attempt is None else where(attempt.allocation),
         waiting=None if reason is None or job.phase in ENDED else reason_view(reason),
         progress={} if usage is None else dict(usage.progress),

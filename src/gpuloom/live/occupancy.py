@@ -141,7 +141,7 @@ def reservation(planning: Planning, job: Job, before: Hold | None, now_s: float)
         left = (
             0.0
             if stopping
-            else left_s(planning.estimate(other)[0], other.work_s + done, planning.work.told_s.get(number))
+            else left_s(planning.estimate(other).total_s, other.work_s + done, planning.work.told_s.get(number))
         )
         ends.append((now_s + left, len(mine - held)))
         held |= mine

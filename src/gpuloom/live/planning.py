@@ -16,6 +16,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,7 +29,7 @@ from gpuloom.core.profile import Profiles
 from gpuloom.core.share_class import share_class_of
 from gpuloom.engine.alarms import next_alarm_s
 from gpuloom.live.eligible import Throttles, blocked
-from gpuloom.live.estimates import NOW_S, Estimates, left_s, stands_s
+from gpuloom.live.estimates import NOW_S, Estimate, Estimates, left_s, like_of, stands_s
 from gpuloom.live.fleet import fleet_of, slots_of
 from gpuloom.live.hold import Hold
 from gpuloom.live.occupancy import MAKES_WAY, occupancy, reservation
@@ -112,7 +113,7 @@ class Planning:
         self._overrun_s = math.inf
         self._pause_s = math.inf
         self._roster = Roster(estimates)
-        self._profiles: Profiles = load_profiles()
+        self.profiles: Profiles = load_profiles()
         self.policy: Policy
         self.written, self.interval_s = "", interval_s
         self.use(policy, interval_s)
@@ -152,6 +153,23 @@ class Planning:
         if self.world is None:
             return self.kept
         return replace(self.world.memory(), met=tuple(sorted(self._met)))
+
+    def copy(self) -> Planning:
+        """All that a forecast goes by, as it is now, for another thread: nothing of it changes any more.
+
+        Of the policy only `twin`s may be asked.
+        """
+        twin = copy(self)
+        twin.book = self.book.copy()
+        twin.work = deepcopy(self.work)
+        twin.estimates = self.estimates.copy()
+        twin._roster = self._roster.copy(twin.estimates)
+        twin.grants, twin.freezing, twin.thawing = dict(self.grants), dict(self.freezing), dict(self.thawing)
+        twin.refreeze, twin.yielding, twin._met = set(self.refreeze), set(self.yielding), set(self._met)
+        twin.reasons, twin.rates, twin._left = {}, {}, {}
+        twin.world, twin.kept = None, deepcopy(self.memory())
+        twin.seen, twin._finished = deque(), []
+        return twin
 
     # -- what happened --------------------------------------------------------------------------------------
 
@@ -284,7 +302,7 @@ class Planning:
 
     def left_s(self, job: Job) -> float:
         """Expected work left of a job that waits, seconds."""
-        return left_s(self.estimate(job)[0], job.work_s)
+        return left_s(self.estimate(job).total_s, job.work_s)
 
     def level(self, job: int) -> int:
         """The priority of a job as passes see it. What a policy with classes of its own reads from it stays in one."""
@@ -409,7 +427,7 @@ class Planning:
             for job, (allocation, since_s, layer) in there.jobs.items():
                 record = book.jobs[job]
                 done = self.work.expected(job, now_s)
-                known = self.estimate(record)[0], record.work_s + done, self.work.told_s.get(job)
+                known = self.estimate(record).total_s, record.work_s + done, self.work.told_s.get(job)
                 leaves = job in there.leaving
                 placements[job] = Placed(
                     allocation,
@@ -437,7 +455,7 @@ class Planning:
             fixed=there.fixed,
             # What they did and held is in their records already: here they end at once.
             left={
-                n: Placed(where, now_s, max(self.estimate(j)[0] - j.work_s, 0.0), 0.0)
+                n: Placed(where, now_s, max(self.estimate(j).total_s - j.work_s, 0.0), 0.0)
                 for n, (j, where) in ended.items()
             },
             roster=self._roster,
@@ -445,7 +463,7 @@ class Planning:
             fleet=fleet,
             policy=self.policy if aside is None else aside,
             memory=self.memory(),
-            profiles=self._profiles,
+            profiles=self.profiles,
             overhead_s=self.overhead_s if self.work.usual_s is None else self.work.usual_s,
             now_s=now_s,
         )
@@ -457,8 +475,7 @@ class Planning:
             self.reasons[job] = unplaceable(self, book.jobs[job], world)
         return world
 
-    def estimate(self, job: Job) -> tuple[float, str]:
-        """Estimate of a job's whole work, seconds, and where it is from, as things are known now."""
-        limit, given = job.spec.get("time_limit"), job.spec.get("estimate")
-        name = str(job.spec.get("name", job.name))
-        return self.estimates.of(job.user, name, given_s=given, time_limit_s=limit)
+    def estimate(self, job: Job) -> Estimate:
+        """What is known now of a job's whole work."""
+        like = like_of(job.spec, job.user, job.gpus, job.array_id)
+        return self.estimates.of(like, given_s=job.spec.get("estimate"), time_limit_s=job.spec.get("time_limit"))

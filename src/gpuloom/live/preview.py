@@ -1,101 +1,158 @@
-"""What a forecast of a job's start needs, copied from the live scheduler."""
+"""What a forecast of a job's start needs: a world in which the job waits, and what keeps it from being in the queue."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from gpuloom.core.job import Job, Phase
-from gpuloom.core.state import State
-from gpuloom.engine.progress import Progress
-from gpuloom.live.planning import Planning
-from gpuloom.policies.base import Policy
+from gpuloom.core.state import JobState, State
+from gpuloom.core.workload import F8
+from gpuloom.live.estimates import LEAST_S, Source
+from gpuloom.live.left import Left, left_of
+from gpuloom.live.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpuloom.live.planning import Planning
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What has to happen before a job may be started at all.
+
+    waits_for: rows that must end. comes_s: when it may start. turns: of its array, how many go before it, and rows of
+    those that run: one starts for each that ends. never: why it can't be said.
+    """
+
+    waits_for: tuple[int, ...] = ()
+    comes_s: float | None = None
+    turns: tuple[int, tuple[int, ...]] | None = None
+    never: str = ""
+
+    @property
+    def open(self) -> bool:
+        return not (self.waits_for or self.turns or self.never) and self.comes_s is None
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """All that a forecast needs, copied: the scheduler goes on meanwhile.
+    """A world of its own, in which jobs of the priority and higher ones wait.
 
-    waiting, lower: jobs that wait, of its priority or higher and of lower ones (which are left out). guessed: jobs in
-        the forecast of whose running time nothing is known. own: the job's own estimate, and its source.
-    ahead: of its array, jobs that are not in the forecast and go before it. waits_for: rows that must end before it may
-        start. comes_s: when it may start, if not yet. never: why there can be no forecast.
+    waiting, lower: jobs that wait, of its priority or higher and of lower ones (which are left out).
     """
 
-    state: State
-    policy: Policy
-    memory: Any
-    progress: Progress
-    fixed: frozenset[int]
-    row_of: Mapping[int, int]
+    planning: Planning
+    world: World
     now_s: float
-    interval_s: float
-    wake_at_s: float
-    written: str
-    gated: bool
     waiting: int
     lower: int
-    guessed: int
-    own: tuple[float, str]
-    ahead: int = 0
-    waits_for: list[int] = field(default_factory=list)
-    comes_s: float | None = None
-    never: str = ""
+    kept_back: Mapping[int, str]
+    """Codes of the reasons why jobs that wait are not in the queue."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether jobs are stopped for others at multiples of the interval only."""
+        return self.planning.interval_s > 0 and self.planning.policy.preempts_at_intervals
+
+    @property
+    def overhead_s(self) -> float:
+        """What a start costs."""
+        usual_s = self.planning.work.usual_s
+        return self.planning.overhead_s if usual_s is None else usual_s
+
+    def left(self, row: int) -> Left:
+        """What is left of the job in a row."""
+        planning, number = self.planning, self.world.jobs[row]
+        job = planning.book.jobs[number]
+        attempt = planning.book.attempts.get(number)
+        done = job.work_s if attempt is None else job.work_s + planning.work.expected(number, self.now_s)
+        if attempt is not None and attempt.stop_reason is not None and self.world.is_running(number):
+            return Left(Source.PROGRESS, done + LEAST_S, done)  # it was told to end
+        return left_of(planning.estimate(job), done, planning.work.told_s.get(number))
 
 
-def preview(planning: Planning, job: Job, now_s: float) -> Preview | None:
-    """What a forecast of this job's start needs; None if nothing can be given away at all."""
+def preview(planning: Planning, priority: int, now_s: float) -> Preview | None:
+    """What forecasts of jobs of a priority need; None if nothing can be given away at all.
+
+    Args:
+        planning: a copy, which nobody changes.
+    """
     eligible, reasons, _ = planning.eligible(now_s)
-    seen = {number for number in eligible if planning.book.jobs[number].priority >= job.priority}
+    seen = {number for number in eligible if planning.book.jobs[number].priority >= priority}
     # Higher priorities are forecast as if they had come long before: what goes by submission takes them first.
     levels = sorted({planning.level(number) for number in seen})
     rank = {number: levels.index(planning.level(number)) for number in seen} if len(levels) > 1 else {}
     world = planning.build(seen, math.inf, now_s, planning.policy.twin(), rank)
     if world is None:
         return None
-    waits_for: list[int] = []
-    comes_s, never = None, ""
-    reason = reasons.get(job.id)
-    ahead = 0
+    kept_back = {number: reason.code for number, reason in reasons.items()}
+    return Preview(planning, world, now_s, len(seen), len(eligible) - len(seen), kept_back)
+
+
+def gate_of(preview: Preview, job: Job) -> Gate:
+    """What has to happen before this job may be started."""
+    planning, world = preview.planning, preview.world
+    code = preview.kept_back.get(job.id)
     if job.id in world.unplaceable:
-        never = "When it will start can't be said, as the GPUs that it needs are not in service."
-    elif job.phase is Phase.HELD:
-        never = "When it will start can't be said, as it is held."
-    elif reason is not None and reason.code == "dependency":
-        waits_for = [world.row_of[other] for other, _ in job.after if other in world.row_of]
-    elif reason is not None and reason.code == "pause_before_retry":
-        comes_s = job.not_before_s
-    elif reason is not None and reason.code == "array_throttle":
-        running = [n for n, j in planning.book.jobs.items() if j.array_id == job.array_id and world.is_running(n)]
-        ends = sorted(world.state.predicted_end_s(world.row_of[number]) for number in running)
-        before = [n for n, r in reasons.items() if r.code == "array_throttle" and n < job.id]
-        before = [n for n in before if planning.book.jobs[n].array_id == job.array_id]
-        if ends:
-            rounds, place = divmod(len(before), len(ends))
-            ahead = len(before)
-            comes_s = ends[place] + rounds * planning.estimate(job)[0]
-    sources = [planning.estimate(planning.book.jobs[n])[1] for n in seen | set(planning.book.attempts) if n != job.id]
-    return Preview(
-        state=world.state,
-        policy=planning.policy,
-        memory=deepcopy(world.engine.memory),
-        progress=world.engine.progress,
-        fixed=world.engine.snapshot.fixed,
-        row_of=world.row_of,
-        now_s=now_s,
-        interval_s=planning.interval_s,
-        wake_at_s=planning.next_s(),
-        written=planning.written,
-        gated=planning.interval_s > 0 and planning.policy.preempts_at_intervals,
-        waiting=len(seen),
-        lower=len(eligible) - len(seen),
-        guessed=sum(source.startswith("default") for source in sources),
-        own=planning.estimate(job),
-        ahead=ahead,
-        waits_for=waits_for,
-        comes_s=comes_s,
-        never=never,
+        return Gate(never="the GPUs that it needs are not in service")
+    if job.phase is Phase.HELD:
+        return Gate(never="it is held")
+    if code == "dependency_failed":
+        return Gate(never="a job that it waits for ended badly")
+    if code == "dependency":
+        return Gate(waits_for=tuple([world.row_of[other] for other, _ in job.after if other in world.row_of]))
+    if code == "pause_before_retry":
+        return Gate(comes_s=job.not_before_s)
+    if code == "array_throttle":
+        jobs = planning.book.jobs
+        runs = [n for n in planning.book.attempts if jobs[n].array_id == job.array_id and world.is_running(n)]
+        before = sum(
+            kept == code and n < job.id and jobs[n].array_id == job.array_id for n, kept in preview.kept_back.items()
+        )
+        if not runs:
+            return Gate(never="no job of its array runs, for whose end it could wait")
+        return Gate(turns=(before, tuple([world.row_of[n] for n in runs])))
+    if job.id not in world.row_of:
+        return Gate(never="it is not in the queue")
+    return Gate()
+
+
+def part_of(world: World, rows: Sequence[int], left_s: F8, *, pace: float, now_s: float) -> State:
+    """A state of some of the jobs of a world only, with so much left of each. The world stays as it is.
+
+    Args:
+        rows: in rising order; all jobs that run are among them. pace: for one job of the part this many wait in the
+            world: time goes as many times faster for what has begun.
+    """
+    whole, index = world.state, np.asarray(rows, dtype=np.intp)
+    runs = whole.status_column[index] == JobState.RUNNING
+    taken = whole.workload.take(index)
+    done_s = np.maximum(taken.duration_s - whole.remaining_s_column[index], 0.0)
+    state = State(replace(taken, duration_s=done_s + left_s), whole.cluster, layers=whole.layers)
+    every = np.arange(len(index))
+    state.restore(
+        every,
+        held_s=whole.held_s_column[index],
+        held_gpu_s=whole.held_gpu_s_column[index],
+        starts=whole.starts_column[index],
+        first_start_s=whole.first_start_s_column[index],
+        remaining_s=left_s,
     )
+    waits = whole.status_column[index] == JobState.WAITING
+    state.submit_all(every[waits | runs])
+    there = index[runs].tolist()
+    begin_s = whole.work_from_s_column[index[runs]]
+    state.adopt(
+        every[runs],
+        [whole.placements[row] for row in there],
+        run_from_s=whole.run_from_s_column[index[runs]],
+        work_from_s=now_s + np.maximum(begin_s - now_s, 0.0) / pace,
+        rate=whole.rate_column[index[runs]],
+    )
+    state.step = whole.step
+    return state

@@ -11,7 +11,7 @@ import numpy as np
 from gpuloom.core.job import Job
 from gpuloom.core.share_class import share_class_of
 from gpuloom.core.workload import F8, Labels, Workload
-from gpuloom.live.estimates import Estimates
+from gpuloom.live.estimates import Estimates, Like, like_of
 from gpuloom.live.fleet import wanted_types
 
 
@@ -27,7 +27,7 @@ class _Row(NamedTuple):
     gpu_memory_mib: float
     behind: bool
     share_class: str
-    estimate: tuple[str, str, float | None, float | None]
+    estimate: tuple[Like, float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,12 @@ class Roster:
         self._estimates = estimates
         self._rows: dict[int, tuple[int, float, _Row]] = {}
 
+    def copy(self, estimates: Estimates) -> Roster:
+        """The same rows, for another thread."""
+        twin = Roster(estimates)
+        twin._rows = self._rows  # never changed in place
+        return twin
+
     def columns(self, jobs: Sequence[Job]) -> Columns:
         """The columns of these jobs. Rows of others are forgotten."""
         known, kept = self._rows, {}
@@ -74,10 +80,10 @@ class Roster:
             kept[job.id] = entry
             rows.append(entry[2])
         self._rows = kept
-        totals: dict[tuple[str, str, float | None, float | None], float] = {}
+        totals: dict[tuple[Like, float | None, float | None], float] = {}
         for key in {row.estimate for row in rows}:
-            user, name, given_s, limit_s = key
-            totals[key] = self._estimates.of(user, name, given_s=given_s, time_limit_s=limit_s)[0]
+            like, given_s, limit_s = key
+            totals[key] = self._estimates.of(like, given_s=given_s, time_limit_s=limit_s).total_s
         return Columns(rows, np.array([totals[row.estimate] for row in rows], dtype=np.float64))
 
 
@@ -94,5 +100,5 @@ def _row(job: Job) -> _Row:
         np.nan if memory is None else float(memory),
         job.priority < 0,
         share_class_of(spec),
-        (job.user, str(spec.get("name", job.name)), spec.get("estimate"), spec.get("time_limit")),
+        (like_of(spec, job.user, job.gpus, job.array_id), spec.get("estimate"), spec.get("time_limit")),
     )

@@ -28,11 +28,12 @@ from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.port import ExecutorError, LiveExecutor, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch import RETRY_S, Dispatch
-from gpuloom.live.estimates import Estimates, left_s
+from gpuloom.live.estimates import Estimates
 from gpuloom.live.intake import Intake
 from gpuloom.live.kernel_sharing import NO_SHARING, Ability
 from gpuloom.live.launch import exit_on_disk, run_directory, same_process
 from gpuloom.live.ledger import Ledger
+from gpuloom.live.left import Left, left_of
 from gpuloom.live.planning import Planning
 from gpuloom.live.records import memory_from_bytes, memory_to_bytes, node_data
 from gpuloom.live.spec import interval as checked_interval
@@ -416,12 +417,10 @@ class Scheduler:
             limit = self.book.jobs[job].spec.get("time_limit")
             self.dispatch.tell(partial(self.executor.limit, attempt.run, limit))
 
-    def left_s(self, job: Job) -> float:
-        """Predicted work left of a job that runs, seconds."""
-        now = self.clock.now()
-        done = self.work.expected(job.id, now)
-        left = left_s(self.planning.estimate(job)[0], job.work_s + done, self.work.told_s.get(job.id))
-        return left + self.work.starting_s(job.id, now)
+    def left(self, job: Job) -> Left:
+        """What is known of the work left of a job that has not ended."""
+        done = self.work.expected(job.id, self.clock.now()) if job.id in self.book.attempts else 0.0
+        return left_of(self.planning.estimate(job), job.work_s + done, self.work.told_s.get(job.id))
 
     def _ended_gpu_s(self) -> list[float]:
         ended = self.store.jobs(JobQuery(phases=(Phase.FINISHED.value,), limit=1000))

@@ -12,7 +12,7 @@ from gpuloom.core.errors import ImpossibleJobError, InputError
 from gpuloom.core.job import ENDED, Job, NodeRecord
 from gpuloom.executors.environment import prepared
 from gpuloom.live.eligible import broken
-from gpuloom.live.estimates import Estimates
+from gpuloom.live.estimates import Estimates, like_of
 from gpuloom.live.fleet import why_never
 from gpuloom.live.spec import JobSpec, indices_of
 
@@ -92,15 +92,17 @@ def dependencies(spec: JobSpec) -> list[tuple[int, str]]:
 def submitted(spec: JobSpec, user: str, first: int, estimates: Estimates) -> tuple[Mapping[str, Any], int]:
     """Data of the event `jobs.submitted`, and how many jobs it brings."""
     indices = None if spec.array is None else indices_of(spec.array)[0]
-    estimate = estimates.of(user, spec.name, given_s=spec.estimate, time_limit_s=spec.time_limit)
+    data = spec.model_dump(mode="json")
+    like = like_of(data, user, spec.gpus, None if indices is None else first)
+    estimate = estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
     count = 1 if indices is None else len(indices)
     return {
         "user": user,
-        "spec": spec.model_dump(mode="json"),
+        "spec": data,
         "first": first,
         "count": count,
         "indices": indices,
         "held": spec.hold,
         "after": [list(entry) for entry in dependencies(spec)],
-        "estimates": [list(estimate)],
+        "estimates": [[estimate.total_s, estimate.source.value]],
     }, count

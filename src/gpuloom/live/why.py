@@ -1,64 +1,141 @@
-"""Why a job waits, and when it will start: the policy's reason, and the simulator run forward from now."""
+"""Why a job waits, and when it will start: the policy's reason, and a forecast (live/forecast.py), in words."""
 
 from __future__ import annotations
 
 import logging
-import math
-import time
-from dataclasses import dataclass
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from gpuloom.core.decision import Reason
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import ENDED, Job, Phase
 from gpuloom.core.units import format_duration
-from gpuloom.live.preview import Preview, preview
+from gpuloom.core.words import plural
+from gpuloom.live import said
+from gpuloom.live.forecast import ForecastFailed, Outlook, Queue, outlook
+from gpuloom.live.job_view import ends_in
+from gpuloom.live.lacks import lacks
+from gpuloom.live.left import Left
+from gpuloom.live.planning import Planning
+from gpuloom.live.preview import gate_of, preview
 from gpuloom.live.reasons import why
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.views import WhyView
-from gpuloom.sim.forward import Forecast, forward
 
 log = logging.getLogger("gpuloom.scheduler")
 
-MOST_EVENTS = 200_000
-"""Events of a forecast after which it is given up."""
+FRESH_S = 2.0
+"""So long a forecast serves others who ask, if nothing happens."""
+KEPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """For forecasts of a moment. queue: None if no GPU can be given away at all. told: by job."""
+
+    at_s: float
+    queue: Queue | None
+    told: dict[int, Outlook] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What the scheduler's thread hands out, all of one moment."""
+    """What the scheduler's thread hands out, all of one moment. prepared: for a forecast, as another has left it;
+    planning: a copy, to prepare one."""
 
     job: Job
     reason: Reason | None
-    preview: Preview | None
+    prepared: _Prepared | None
+    planning: Planning | None
+    event: int
     now_s: float
-    left_s: float | None
-    source: str
+    left: Left
+    starting_s: float
     since_s: float | None
+    lacks: list[str]
 
 
-def why_view(scheduler: Scheduler, job: Job, *, forecast: bool) -> WhyView:
-    """The answer to `gpuloom why`. The forecast is made in the caller's thread, on copies."""
+class Whys:
+    """Answers to `gpuloom why`, from any thread. Forecasts are made in the caller's; those of one moment share their
+    preparations."""
 
-    def facts() -> _Facts:
-        now = scheduler.clock.now()
-        current = scheduler.book.jobs.get(job.id, job)
-        attempt = scheduler.book.attempts.get(job.id)
-        reason = why(scheduler.planning, [job.id], now).get(job.id)
-        active = current.phase not in ENDED
-        found = preview(scheduler.planning, current, now) if active and forecast else None
-        left = scheduler.left_s(current) if attempt is not None else None
-        source = scheduler.planning.estimate(current)[1]
-        return _Facts(current, reason, found, now, left, source, None if attempt is None else attempt.since_s)
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[int, int, str], _Prepared] = OrderedDict()
 
-    known = scheduler.do(facts)
-    if known.reason is None:
-        return _of_one_that_does_not_wait(known)
-    return _of_one_that_waits(known, scheduler.planning.overhead_s)
+    def view(self, job: Job, *, forecast: bool) -> WhyView:
+        """The answer for one job."""
+        scheduler = self._scheduler
+
+        def facts() -> _Facts:
+            now = scheduler.clock.now()
+            current = scheduler.book.jobs.get(job.id, job)
+            attempt = scheduler.book.attempts.get(job.id)
+            reason = why(scheduler.planning, [job.id], now).get(job.id)
+            wanted = forecast and reason is not None
+            prepared = self._prepared(current, scheduler.ledger.newest, now) if wanted else None
+            return _Facts(
+                current,
+                reason,
+                prepared,
+                scheduler.planning.copy() if wanted and prepared is None else None,
+                scheduler.ledger.newest,
+                now,
+                scheduler.left(current),
+                scheduler.work.starting_s(job.id, now),
+                None if attempt is None else attempt.since_s,
+                [lack.text for lack in lacks(scheduler.planning)] if current.phase not in ENDED else [],
+            )
+
+        known = scheduler.do(facts)
+        if known.reason is None:
+            return _of_one_that_does_not_wait(known)
+        if not forecast:
+            return _of_one_that_waits(known, known.reason, None, None)
+        try:
+            queue, found = self._outlook(known)
+        except GpuloomError as error:
+            text = str(error) if isinstance(error, ForecastFailed) else f"the forecast failed: {error}"
+            return _of_one_that_waits(known, known.reason, None, Outlook(known.left, cause=text))
+        except Exception as error:  # of the policy, which may be anybody's: it must not cost the rest of the answer
+            log.exception("a forecast failed")
+            text = f"the forecast failed: {type(error).__name__}: {error}"
+            return _of_one_that_waits(known, known.reason, None, Outlook(known.left, cause=text))
+        return _of_one_that_waits(known, known.reason, queue, found)
+
+    def _key(self, job: Job, event: int) -> tuple[int, int, str]:
+        return event, job.priority, self._scheduler.planning.written
+
+    def _prepared(self, job: Job, event: int, now_s: float) -> _Prepared | None:
+        with self._lock:
+            found = self._kept.get(self._key(job, event))
+        return found if found is not None and now_s - found.at_s <= FRESH_S else None
+
+    def _outlook(self, known: _Facts) -> tuple[Queue | None, Outlook | None]:
+        """What is expected of the job; (None, None): no GPU can be given away at all."""
+        prepared = known.prepared
+        if prepared is None:
+            assert known.planning is not None  # noqa: S101 - one of the two is there
+            found = preview(known.planning, known.job.priority, known.now_s)
+            prepared = _Prepared(known.now_s, None if found is None else Queue(found))
+            with self._lock:
+                self._kept[self._key(known.job, known.event)] = prepared
+                while len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+        queue, told = prepared.queue, prepared.told
+        if queue is None:
+            return None, None
+        if known.job.id not in told:
+            told[known.job.id] = outlook(queue, gate_of(queue.preview, known.job), known.job.id)
+        return queue, told[known.job.id]
 
 
 def _of_one_that_does_not_wait(known: _Facts) -> WhyView:
     job, now = known.job, known.now_s
-    view = _view(job, "does_not_wait", "")
+    view = _view(known, "does_not_wait", "")
+    view["start_s"] = job.first_start_s
     if job.phase in ENDED:
         ago = format_duration(max(now - (job.ended_s or now), 0.0))
         text = f"Job {job.id} does not wait: it has {_ended(job)}, {ago} ago."
@@ -70,12 +147,11 @@ def _of_one_that_does_not_wait(known: _Facts) -> WhyView:
     else:
         since = format_duration(max(now - (known.since_s or now), 0.0))
         text = f"Job {job.id} does not wait: it is {job.phase} and has held its GPUs for {since}."
-        if known.left_s is not None:
-            view["start_s"], view["end_s"] = job.first_start_s, now + known.left_s
-            text += (
-                f" It is expected to end in about {format_duration(known.left_s)}"
-                f" ({_clock(now + known.left_s, now)}), by {_source(known.source)}."
-            )
+        low, median, high = (None if at is None else at + known.starting_s for at in ends_in(known.left))
+        view["end_s_low"], view["end_s_median"], view["end_s_high"] = (
+            None if at is None else now + at for at in (low, median, high)
+        )
+        text += f" {said.end_of_one_that_runs(known.left, job, (low, median, high), now)}"
     view["text"] = text
     view["sentences"] = [text]
     return view
@@ -86,141 +162,58 @@ def _ended(job: Job) -> str:
     return {"finished": "finished", "failed": "failed", "cancelled": "been cancelled"}[job.phase.value] + how
 
 
-def _of_one_that_waits(known: _Facts, overhead_s: float) -> WhyView:
-    job, reason, preview, now = known.job, known.reason, known.preview, known.now_s
-    assert reason is not None  # noqa: S101 - asked for those that have one
-    view = _view(job, reason.code, reason.text)
+def _of_one_that_waits(known: _Facts, reason: Reason, queue: Queue | None, found: Outlook | None) -> WhyView:
+    job, now = known.job, known.now_s
+    view = _view(known, reason.code, reason.text)
     view["numbers"] = {key: float(value) for key, value in reason.numbers.items()}
     state = "is frozen and waits" if job.phase is Phase.FROZEN else "waits"
-    sentences = [f"Job {job.id} ({job.name}, {_gpus(job.gpus)}) {state}. {reason.text}"]
-    if preview is None:
-        view["sentences"] = sentences
-        return view
-    view["waiting"] = preview.waiting
-    start, end, position, note = _forecast(preview, job)
-    view["start_s"], view["end_s"], view["position"] = start, end, position
-    if position is not None:
-        ahead = "next to start" if position == 1 else f"number {position} in the order in which jobs will start"
-        sentences.append(f"It is {ahead}; {_wait(preview.waiting)} of its priority or a higher one.")
-    if start is not None:
-        text = f"It is expected to start in about {format_duration(start - now)} ({_clock(start, now)})"
-        if end is not None:
-            text += f" and to end {format_duration(end - start)} later ({_clock(end, now)})"
-        sentences.append(text + ".")
-    else:
-        sentences.append(note)
-    if start is not None:
-        view["assumptions"] = _assumptions(preview, overhead_s)
+    sentences = [f"Job {job.id} ({job.name}, {plural(job.gpus, 'GPU')}) {state}. {reason.text}"]
     view["sentences"] = sentences
+    if found is None:
+        return view
+    if queue is not None:
+        view["waiting"] = queue.preview.waiting
+    view["start_s_low"], view["start_s_median"], view["start_s_high"] = found.start
+    view["end_s_low"], view["end_s_median"], view["end_s_high"] = found.end
+    view["position"] = found.position
+    view["rests_on"] = {source.value: count for source, count in found.rests_on.items()}
+    view["unknown"] = list(found.unknown)
+    if found.position is not None and queue is not None:
+        sentences.append(said.position(found, queue.preview.waiting))
+    names = {number: queue.preview.planning.book.jobs[number].name for number in found.unknown} if queue else {}
+    sentences.append(said.start(found, names, now))
+    if not found.cause:
+        sentences.append(said.own(found, job, now))
+    if queue is not None and not found.cause:
+        view["assumptions"] = said.assumptions(found, queue.preview)
+    sentences += known.lacks
     return view
 
 
-def _forecast(preview: Preview, job: Job) -> tuple[float | None, float | None, int | None, str]:
-    """(start, end, position, why there is none). The job comes when it may, if it may not yet."""
-    row = preview.row_of.get(job.id)
-    if row is None or preview.never:
-        return None, None, None, preview.never or "When it will start can't be said, as it is not in the queue."
-    future: dict[int, float] = {}
-    if preview.waits_for:
-        ends = _run(preview, None, {}, until="end", jobs=preview.waits_for)
-        if isinstance(ends, str):
-            return None, None, None, ends
-        at = max(float(ends.end_s[other]) for other in preview.waits_for)
-        if not math.isfinite(at):
-            return (
-                None,
-                None,
-                None,
-                "When it will start can't be said: those it waits for don't end in the forecast.",
-            )
-        future = {row: max(at, preview.now_s)}
-    elif preview.comes_s is not None:
-        future = {row: max(preview.comes_s, preview.now_s)}
-    found = _run(preview, row, future, until="start", jobs=[row])
-    if isinstance(found, str):
-        return None, None, None, found
-    start = float(found.start_s[row])
-    if not math.isfinite(start):
-        return (
-            None,
-            None,
-            None,
-            (
-                "When it will start can't be said: it does not within the next "
-                f"{format_duration(found.until_s - preview.now_s)} of the forecast, or as long as what runs now runs."
-            ),
-        )
-    position = found.order.index(row) + 1 + preview.ahead if row in found.order else None
-    finished = _run(preview, row, future, until="end", jobs=[row])
-    end = math.inf if isinstance(finished, str) else float(finished.end_s[row])
-    return start, end if math.isfinite(end) else None, position, ""
-
-
-def _run(preview: Preview, row: int | None, future: dict[int, float], *, until: str, jobs: list[int]) -> Forecast | str:
-    try:
-        return forward(
-            preview.state,
-            preview.policy,
-            preview.memory,
-            progress=preview.progress,
-            now_s=preview.now_s,
-            interval_s=preview.interval_s,
-            wake_at_s=preview.wake_at_s,
-            future=future,
-            fixed=preview.fixed,
-            jobs=jobs,
-            until="end" if until == "end" else "start",
-            most_events=MOST_EVENTS,
-        )
-    except Exception as error:  # of the policy, which may be anybody's: it must not cost the rest of the answer
-        if not isinstance(error, GpuloomError):
-            log.exception("a forecast failed")
-        return f"When it will start can't be said: the forecast failed ({error})."
-
-
-def _assumptions(preview: Preview, overhead_s: float) -> list[str]:
-    found = [
-        f"running times are as estimated; its own is {format_duration(preview.own[0])} ({_source(preview.own[1])})",
-        "until then nobody submits, cancels or changes a job, and no machine fails",
-        f"policy {preview.written} goes on"
-        + (f", stopping jobs at multiples of {format_duration(preview.interval_s)}" if preview.gated else ""),
-        f"each start costs {format_duration(overhead_s)}",
-    ]
-    if preview.lower:
-        found.append(f"jobs of lower priority that wait ({preview.lower:,}) are left out")
-    if preview.guessed:
-        found.append(f"of {preview.guessed} other jobs that run or wait nothing is known: their estimate is a guess")
-    return found
-
-
-def _view(job: Job, code: str, text: str) -> WhyView:
+def _view(known: _Facts, code: str, text: str) -> WhyView:
+    left = known.left
     return WhyView(
-        job=job.id,
-        state=job.phase.value,
+        job=known.job.id,
+        state=known.job.phase.value,
         code=code,
         text=text,
         numbers={},
         position=None,
         waiting=0,
         start_s=None,
+        start_s_low=None,
+        start_s_median=None,
+        start_s_high=None,
         end_s=None,
+        end_s_low=None,
+        end_s_median=None,
+        end_s_high=None,
+        source=left.source.value,
+        n=len(left.runs),
+        overrun_s=left.overrun_s if known.since_s is not None else 0.0,
+        rests_on={},
+        unknown=[],
+        lacks=known.lacks,
         assumptions=[],
         sentences=[],
     )
-
-
-def _source(source: str) -> str:
-    return {"given": "its user's estimate", "time limit": "its time limit"}.get(source, source)
-
-
-def _clock(at_s: float, now_s: float) -> str:
-    day = "%Y-%m-%d %H:%M" if at_s - now_s > 12 * 3600 else "%H:%M:%S"
-    return time.strftime(day, time.localtime(at_s))
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU" + ("s" if count != 1 else "")
-
-
-def _wait(count: int) -> str:
-    return f"{count:,} job waits" if count == 1 else f"{count:,} jobs wait"

@@ -111,6 +111,10 @@ class SimExecutor:
         self._epoch = ints(np.zeros(len(state.workload), dtype=np.int32))
         self.restarts = 0
 
+    def end_s(self, job: int) -> float:
+        """When a job that runs will end if nothing changes."""
+        return self.state.predicted_end_s(job)
+
     def apply(self, commands: Sequence[Command], now_s: float) -> None:
         state, epoch, ends = self.state, self._epoch, self._ends
         for command in commands:
@@ -130,7 +134,7 @@ class SimExecutor:
             elif isinstance(command, Resize) and self._log is not None:
                 self._log.end(job, now_s)
                 self._log.begin(job, command.placement, now_s)
-            heappush(ends, (state.predicted_end_s(job), job, epoch[job]))
+            heappush(ends, (self.end_s(job), job, epoch[job]))
         if len(ends) > 64 + 4 * len(state.placements):
             self._ends = [entry for entry in ends if epoch[entry[1]] == entry[2]]
             heapify(self._ends)
@@ -138,7 +142,7 @@ class SimExecutor:
     def adopt(self, now_s: float) -> None:
         """Take over the jobs of a state that is not empty. An end that was predicted for earlier comes now."""
         state = self.state
-        self._ends = [(max(state.predicted_end_s(job), now_s), job, self._epoch[job]) for job in state.placements]
+        self._ends = [(max(self.end_s(job), now_s), job, self._epoch[job]) for job in state.placements]
         heapify(self._ends)
         self.age.advance(now_s)
         for job in np.flatnonzero(state.status_column == JobState.WAITING).tolist():

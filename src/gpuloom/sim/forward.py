@@ -8,13 +8,14 @@ objects is touched: state and memory are copied, the policy is another object, a
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from gpuloom.core.columns import floats
 from gpuloom.core.commands import Command, Start
 from gpuloom.core.errors import InputError
 from gpuloom.core.state import JobState, State
@@ -48,10 +49,14 @@ class Forecast:
 
 
 class _Watch(SimExecutor):
-    """Writes down first starts, and strikes jobs off those that are waited for."""
+    """Writes down first starts, and strikes jobs off those that are waited for.
 
-    def __init__(self, state: State, wanted: set[int], event: Literal["start", "end"]) -> None:
+    extra_s: by job, work that it has beyond what the state says of it, or below 0 less.
+    """
+
+    def __init__(self, state: State, wanted: set[int], event: Literal["start", "end"], extra_s: F8 | None) -> None:
         super().__init__(state, None)
+        self._extra_s = None if extra_s is None else floats(np.ascontiguousarray(extra_s, dtype=np.float64))
         self.started: dict[int, float] = {}
         self._wanted, self._event = wanted, event
 
@@ -62,6 +67,13 @@ class _Watch(SimExecutor):
                 self.started[command.job] = now_s
                 if self._event == "start":
                     self._wanted.discard(command.job)
+
+    def end_s(self, job: int) -> float:
+        end_s = super().end_s(job)
+        if self._extra_s is None or not math.isfinite(end_s):
+            return end_s
+        rate = self.state.rate[job]
+        return max(end_s + (self._extra_s[job] / rate if rate > 0.0 else 0.0), self.state.work_from_s[job])
 
     def pop_ended(self, now_s: float) -> list[int]:
         ended = super().pop_ended(now_s)
@@ -79,11 +91,13 @@ def forward(
     interval_s: float = DEFAULT_INTERVAL_S,
     wake_at_s: float | None = None,
     future: Mapping[int, float] | None = None,
+    extra_s: F8 | None = None,
     fixed: frozenset[int] = frozenset(),
     jobs: Collection[int] | None = None,
     until: Literal["start", "end"] = "start",
     horizon_s: float = math.inf,
     most_events: int = MOST_EVENTS,
+    gives_up: Callable[[], bool] = lambda: False,
 ) -> Forecast:
     """Run the simulator forward from a live state.
 
@@ -95,9 +109,11 @@ def forward(
             since the last event.
         future: jobs of the state that are not submitted yet, and when they will be. Others that are not submitted don't
             come.
+        extra_s: by job, work that it has beyond what the state, and so the policy, takes it to have; below 0: less.
         fixed: running jobs that the policy must leave as they are.
         jobs: whose start (or end, by `until`) is asked for: the forecast ends once they are known. None: all ends.
-        horizon_s: seconds from now that are looked at. most_events: steps after which it is given up.
+        horizon_s: seconds from now that are looked at. most_events: steps after which it is given up. gives_up: asked
+            before every step whether it is.
 
     Raises:
         InputError: a future job that is submitted already, or would be in the past.
@@ -118,7 +134,7 @@ def forward(
     wanted -= set(np.flatnonzero(state.status_column == JobState.FINISHED).tolist())
     own, fresh = state.copy(), policy.twin()
     own.unfinished = len(present) + len(coming)
-    executor = _Watch(own, wanted, event)
+    executor = _Watch(own, wanted, event, extra_s)
     run = Run(
         own.workload,
         own.cluster,
@@ -143,7 +159,7 @@ def forward(
             future=coming,
             fixed=fixed,
             horizon_s=now_s + horizon_s,
-            until=lambda events: not wanted or events >= most_events,
+            until=lambda events: not wanted or events >= most_events or gives_up(),
         ),
     )
     run.loop()
@@ -155,7 +171,7 @@ def forward(
             start_s[job] = at_s
     end_s = own.end_s_column.copy()
     end_s[np.isnan(end_s)] = np.inf
-    gave_up = run.events >= most_events or now_s + horizon_s < run.next_s < math.inf
+    gave_up = run.events >= most_events or gives_up() or now_s + horizon_s < run.next_s < math.inf
     return Forecast(
         start_s,
         end_s,

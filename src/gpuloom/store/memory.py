@@ -13,7 +13,7 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Attempt, Job, Phase
 from gpuloom.store import rows
 from gpuloom.store.connect import schema_version
-from gpuloom.store.port import CheckReport, JobQuery, Loaded, StoreError, Submission, Usage
+from gpuloom.store.port import CheckReport, EndedRun, JobQuery, Loaded, StoreError, Submission, Usage
 from gpuloom.store.queries import is_pattern
 from gpuloom.store.retell import Findings, Records, compare, retell
 from gpuloom.store.sqlite import SqliteStore
@@ -141,7 +141,7 @@ class MemoryStore:
             self._open()
             return self._submissions.get(key)
 
-    def ended_runs(self, user: str, name: str, limit: int) -> Sequence[tuple[int, float]]:
+    def ended_runs(self, user: str, name: str, limit: int) -> Sequence[EndedRun]:
         with self._lock:
             found = [
                 job
@@ -149,7 +149,8 @@ class MemoryStore:
                 if job.phase is Phase.FINISHED and job.user == user and name in ("", rows.spec_name(job))
             ]
         found.sort(key=_end)
-        return [(job.gpus, job.work_s) for job in found[max(len(found) - max(limit, 0), 0) :]]
+        last = found[max(len(found) - max(limit, 0), 0) :]
+        return [EndedRun(job.gpus, job.work_s, job.array_id, job.spec) for job in last]
 
     def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
         checked_by(by)

@@ -80,6 +80,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedRun:
+    """A job that finished well: what it asked for, and the seconds of work that it took."""
+
+    gpus: int
+    work_s: float
+    array_id: int | None
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Something that `check` found wrong."""
 
@@ -146,9 +156,8 @@ class Store(Protocol):
 
     def submission(self, key: str) -> Submission | None: ...
 
-    def ended_runs(self, user: str, name: str, limit: int) -> Sequence[tuple[int, float]]:
-        """(GPUs, work in seconds) of the last jobs of this user and name that finished well, the oldest first; ''
-        for any name."""
+    def ended_runs(self, user: str, name: str, limit: int) -> Sequence[EndedRun]:
+        """The last jobs of this user and name that finished well, the oldest first; '' for any name."""
         ...
 
     def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:

@@ -54,8 +54,9 @@ SELECT key, digest, jobs, at_s FROM submissions;
 SELECT phase, count(*) FROM jobs GROUP BY phase;
 
 -- name: ended_runs_of_name
-SELECT gpus, work_s FROM jobs WHERE phase = 'finished' AND user = ? AND spec_name = ?
-ORDER BY ended_s DESC, id DESC LIMIT ?;
+SELECT gpus, work_s, array_id, spec FROM jobs JOIN specs ON specs.id = spec_id
+WHERE phase = 'finished' AND user = ? AND spec_name = ? ORDER BY ended_s DESC, jobs.id DESC LIMIT ?;
 
 -- name: ended_runs_of_user
-SELECT gpus, work_s FROM jobs WHERE phase = 'finished' AND user = ? ORDER BY ended_s DESC, id DESC LIMIT ?;
+SELECT gpus, work_s, array_id, spec FROM jobs JOIN specs ON specs.id = spec_id
+WHERE phase = 'finished' AND user = ? ORDER BY ended_s DESC, jobs.id DESC LIMIT ?;

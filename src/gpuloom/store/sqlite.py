@@ -18,7 +18,7 @@ from gpuloom.store import queries, rows
 from gpuloom.store.backup import copy_database
 from gpuloom.store.connect import open_reader, open_writer, version_of
 from gpuloom.store.faults import RESTORE, store_error
-from gpuloom.store.port import CheckReport, JobQuery, Loaded, StoreError, Submission, Usage
+from gpuloom.store.port import CheckReport, EndedRun, JobQuery, Loaded, StoreError, Submission, Usage
 from gpuloom.store.retell import Findings, Records, compare, retell
 from gpuloom.store.usage import STRETCH_EVENTS, Run, Stretch, checked_by, held, tally
 
@@ -277,14 +277,15 @@ class SqliteStore:
             row = reader.execute(queries.statements()["submission"], (rows.text(key),)).fetchone()
         return None if row is None else rows.submission_of(row)
 
-    def ended_runs(self, user: str, name: str, limit: int) -> Sequence[tuple[int, float]]:
-        """(GPUs, work in seconds) of the last jobs that finished well, the oldest of them first. name: as in the spec,
-        so that tasks of an array count."""
+    def ended_runs(self, user: str, name: str, limit: int) -> Sequence[EndedRun]:
+        """The last jobs that finished well, the oldest of them first. name: as in the spec, so that tasks of an array
+        count."""
         given = [rows.text(user)] + ([rows.text(name)] if name else [])
         sql = queries.statements()["ended_runs_of_name" if name else "ended_runs_of_user"]
         with self._reading() as reader:
             found = reader.execute(sql, (*given, queries.bounded(max(limit, 0)))).fetchall()
-        return [(int(gpus), float(work_s)) for gpus, work_s in reversed(found)]
+        specs = {spec: rows.loads(spec) for *_, spec in found}
+        return [EndedRun(int(gpus), float(work_s), array, specs[spec]) for gpus, work_s, array, spec in reversed(found)]
 
     def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
         checked_by(by)

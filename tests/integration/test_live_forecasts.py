@@ -1,0 +1,160 @@
+"""Forecasts of a live scheduler: what they rest on, ranges, and what they don't know."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuloom.live.estimates import like_of
+from live_builders import Live, living, spec
+
+
+def have_run(live: Live, work_s: list[float], gpus: int = 1, **fields: Any) -> None:
+    """Jobs that were the same as these have ended."""
+    written = spec(gpus, **fields).named().model_dump(mode="json")
+    like = like_of(written, "ann", gpus, None)
+
+    def tell() -> None:
+        estimates = live.scheduler.estimates
+        estimates.of(like, given_s=None, time_limit_s=None)
+        for one in work_s:
+            estimates.finished(like, one)
+        live.scheduler.planning.stale()
+
+    live.scheduler.do(tell)
+
+
+def told(live: Live, job: int) -> str:
+    return " ".join(live.service.why(job)["sentences"])
+
+
+def test_a_range_that_rests_on_earlier_runs(tmp_path: Path) -> None:
+    with living(tmp_path, slots=1) as live:
+        have_run(live, [float(100 + n) for n in range(19)], name="first")
+        have_run(live, [50.0] * 4, name="second")
+        first, second = live.submit(name="first"), live.submit(name="second")
+        now = live.parts.clock.now()
+        found = live.service.why(second)
+        low, median, high = (found[key] - now for key in ("start_s_low", "start_s_median", "start_s_high"))
+        assert (low, median, high) == pytest.approx((101.0, 109.0, 117.0), abs=3.0)
+        assert found["end_s_low"] < found["start_s_median"] + 50 < found["end_s_high"]
+        assert (found["source"], found["n"], found["rests_on"]) == ("earlier_runs", 4, {"earlier_runs": 1})
+        assert "4 earlier runs of second" in told(live, second)
+        assert live.service.why(second)["start_s_low"] == found["start_s_low"], "the same for all who ask at once"
+        runs = live.service.why(first)
+        assert runs["end_s_low"] < runs["end_s_median"] < runs["end_s_high"]
+        view = live.view(first)
+        assert (view["estimate_from"], view["estimate_runs"], view["estimate_s"]) == ("earlier_runs", 19, 116.0)
+
+
+def test_what_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> None:
+    with living(tmp_path, slots=1) as live:
+        have_run(live, [2.3] * 5, name="other", command=["sleep", "2"])
+        first = live.submit(name="other", command=["sleep", "100"])
+        second = live.submit(estimate=5)
+        found = live.service.why(second)
+        assert found["start_s_median"] is None
+        assert found["start_s_high"] is None
+        assert found["unknown"] == [first]
+        assert found["end_s_median"] is None
+        assert "When it will start is unknown" in told(live, second)
+        assert f"job {first} (other)" in told(live, second)
+        view = live.view(first)
+        assert (view["estimate_from"], view["estimate_s"], view["predicted_end_s"]) == ("unknown", None, None)
+        assert "names no --estimate" in told(live, first)
+
+
+def test_an_unknown_job_that_does_not_matter_hides_nothing(tmp_path: Path) -> None:
+    with living(tmp_path, slots=2) as live:
+        live.submit(1, estimate=100)
+        live.submit(1)
+        short = live.submit(1, estimate=10)
+        live.submit(1)  # waits behind it, and is unknown too
+        now = live.parts.clock.now()
+        found = live.service.why(short)
+        assert found["start_s_low"] == pytest.approx(now, abs=3.0), "should the unknown one end at once"
+        assert found["start_s_high"] == pytest.approx(now + 100, abs=3.0), "whatever the unknown one does"
+        assert found["start_s_median"] is None
+
+
+def test_time_limits_are_bounds(tmp_path: Path) -> None:
+    with living(tmp_path, slots=1) as live:
+        first, second = live.submit(time_limit=60), live.submit(time_limit=30)
+        now = live.parts.clock.now()
+        found = live.service.why(second)
+        assert found["start_s_median"] is None
+        assert found["start_s_high"] == pytest.approx(now + 60, abs=3.0)
+        assert found["source"] == "time_limit"
+        assert "at most (its time limit)" in told(live, second)
+        view = live.view(first)
+        assert view["predicted_end_s"] is None
+        assert view["predicted_end_s_high"] == pytest.approx(now + 60, abs=3.0)
+
+
+def test_a_predicted_end_is_never_in_the_past(tmp_path: Path) -> None:
+    with living(tmp_path, slots=1) as live:
+        job, next_one = live.submit(estimate=10), live.submit(estimate=10)
+
+        def late() -> None:
+            live.scheduler.work._runs[job].from_s -= 25.0
+
+        live.scheduler.do(late)
+        view = live.view(job)
+        assert view["predicted_end_s"] is None
+        assert view["overrun_s"] == pytest.approx(15.0, abs=2.0)
+        assert "past what its user's estimate said by" in told(live, job)
+        found = live.service.why(next_one)
+        assert found["start_s_high"] > found["start_s_low"] > live.parts.clock.now() - 1.0
+        assert any("running longer" in text for text in found["assumptions"])
+
+
+def test_a_store_full_of_nonsense_breaks_no_forecast(tmp_path: Path) -> None:
+    with living(tmp_path, slots=1) as live:
+        live.submit(estimate=10)
+        second, third = live.submit(estimate=10), live.submit(estimate=10)
+        jobs = live.book.jobs
+        from dataclasses import replace
+
+        for estimate in (1e17, float("inf"), float("nan"), -5.0):
+            poisoned = replace(
+                jobs[second], spec={**jobs[second].spec, "estimate": estimate}, spec_id=-int(time.time())
+            )
+            live.scheduler.do(
+                lambda poisoned=poisoned: (jobs.update({second: poisoned}), live.scheduler.planning.stale())
+            )
+            live.service._whys._kept.clear()
+            for job in (second, third):
+                assert live.service.why(job)["sentences"]
+                assert live.view(job)["id"] == job
+
+
+def test_a_long_queue_is_told_from_the_first_to_the_last(tmp_path: Path) -> None:
+    with living(tmp_path, slots=4, policy="fifo") as live:
+        jobs = live.submit_all([spec(1 + n % 3, estimate=50.0 + n % 7) for n in range(1800)])
+        now = live.parts.clock.now()
+        found = [live.service.why(jobs[place]) for place in (10, 900, 1799)]
+        starts = [one["start_s_median"] - now for one in found]
+        work_s = sum((1 + n % 3) * (51.0 + n % 7) for n in range(1800)) / 4
+        assert work_s < starts[2] < 1.4 * work_s, "in order, so some slots are free at times"
+        assert starts[1] == pytest.approx(starts[2] / 2, rel=0.15)
+        assert found[2]["start_s_low"] <= found[2]["start_s_median"] <= found[2]["start_s_high"]
+        waiting = live.state(*jobs).count("queued")
+        assert [one["position"] for one in found] == pytest.approx(
+            [waiting - 1800 + place + 1 for place in (10, 900, 1799)], rel=0.02
+        )
+        assert any("one job in" in text for text in found[2]["assumptions"])
+
+
+def test_a_policy_without_its_inputs_says_so(tmp_path: Path) -> None:
+    with living(tmp_path, slots=2, policy="muri-l") as live:
+        live.submit(2, estimate=10, model="resnet18")
+        job = live.submit(2, estimate=10)
+        assert "knows none of 1 of 2 jobs" in live.service.why(job)["lacks"][0]
+        assert [lack["input"] for lack in live.service.status()["policy_lacks"]] == ["stages"]
+    with living(tmp_path / "other", slots=2) as live:
+        job = live.submit(2, estimate=10)
+        assert live.service.status()["policy_lacks"] == []
+        assert live.service.why(job)["lacks"] == []
