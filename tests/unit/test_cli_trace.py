@@ -121,6 +121,15 @@ def test_generate(tmp_path: Path) -> None:
     assert (len(w), set(w.gpus.tolist()), w.model.names, w.user) == (50, {1, 2}, ("a",), None)
 
 
+def test_generated_speeds_are_read_back(tmp_path: Path) -> None:
+    file = tmp_path / "mixed.csv"
+    run("generate", "--jobs", 50, "--gpus", 8, "--gpu-models", "V100, K80", "-o", file)
+    speeds = read_trace(str(file)).workload.speeds
+    assert speeds.models == ("V100", "K80")
+    assert (speeds.factor[:, 0] == 1).all()
+    assert (speeds.factor[:, 1] < 1).all()
+
+
 def test_generate_with_the_durations_of_a_trace(own: Path) -> None:
     result = run("generate", "--jobs", 30, "--gpus", 8, "--duration", own, "-o", "-")
     durations = {line.split(",")[1] for line in result.stdout.splitlines()[1:]}

@@ -109,6 +109,28 @@ def test_models_users_and_priorities() -> None:
     assert (bare.model, bare.user, bare.priority) == (None, None, None)
 
 
+def test_speeds_are_those_of_the_facts_but_for_what_a_training_model_differs_by() -> None:
+    from gpuloom.sim.speeds import rating_of
+
+    plain, mixed = generate(config(seed=3)), generate(config(seed=3, gpu_models=("V100", "K80", "A100")))
+    for name in ("submit_s", "duration_s", "gpus"):
+        np.testing.assert_array_equal(getattr(plain, name), getattr(mixed, name))
+    np.testing.assert_array_equal(plain.model.codes, mixed.model.codes)
+    assert plain.speeds is None
+    speeds = mixed.speeds
+    assert (speeds.models, set(speeds.factor[:, 0])) == (("V100", "K80", "A100"), {1.0})
+    assert (
+        generate(config(seed=3, gpu_models=("V100", "K80", "A100"))).speeds.factor.tobytes() == speeds.factor.tobytes()
+    )
+    # Jobs of one training model are alike; two training models are not.
+    assert len(np.unique(speeds.factor, axis=0)) == len(MODELS)
+    # Where every job draws for itself the median is what the facts say, and half are within a factor of 1.36 of it.
+    alone = generate(config(jobs=20_000, models={}, gpu_models=("V100", "K80"))).speeds.factor[:, 1]
+    told = rating_of("K80") / rating_of("V100")
+    assert np.median(alone) == pytest.approx(told, rel=0.02)
+    assert np.mean(np.abs(np.log(alone / told)) < np.log(1.36)) == pytest.approx(0.5, abs=0.02)
+
+
 def test_arrivals_differ_as_named() -> None:
     def gaps(arrival: str, **changes: object) -> np.ndarray:
         return np.diff(generate(config(jobs=20_000, arrival=arrival, **changes)).submit_s)
@@ -168,6 +190,15 @@ def test_parameters_that_are_refused(changes: dict, reason: str) -> None:
     with pytest.raises(InputError) as caught:
         config(**changes)
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("models", "reason"),
+    [(("V100", "W200"), "nothing is known of GPU model 'W200'"), (("V100", "v100"), "names one twice")],
+)
+def test_gpu_models_that_are_refused(models: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        config(gpu_models=models)
 
 
 def test_burstiness_without_end() -> None:

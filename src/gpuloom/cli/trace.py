@@ -133,6 +133,11 @@ def convert(
 @click.option("--high", type=float, default=0.0, show_default=True, help="Share of jobs of class high.")
 @click.option("--best-effort", type=float, default=0.0, show_default=True, help="Share of jobs of class best-effort.")
 @click.option("--elastic", metavar="MIN-MAX", help="Sizes of every job: GPUs (1-8), or factors (0.5x-4x).")
+@click.option(
+    "--gpu-models",
+    metavar="MODELS",
+    help="Give jobs speeds on these GPU models, such as V100,K80; durations are those on the first.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same trace.")
 @click.option("--output", "-o", required=True, metavar="FILE", help="File to write; - for standard output (CSV).")
 @overwrite_option("a file")
@@ -157,6 +162,7 @@ def generate(
     high: float,
     best_effort: float,
     elastic: str | None,
+    gpu_models: str | None,
     seed: int,
     output: str,
     overwrite: bool,
@@ -168,6 +174,7 @@ def generate(
       gpuloom trace generate --jobs 1000 --gpus 64 --load 0.9 --output jobs.csv
       gpuloom trace generate --jobs 500 --gpus 64 --arrival batch --duration philly -o batch.csv
       gpuloom trace generate --jobs 10 --gpus 8 --gpu-mix 1=0.5,2=0.5 -o -
+      gpuloom trace generate --jobs 1000 --gpus 96 --gpu-models V100,K80 -o mixed.csv
     """
     from gpuloom.sim import generate as gen
     from gpuloom.sim.elastic_inputs import make_elastic, parse_range, trimmed
@@ -203,6 +210,7 @@ def generate(
         opportunistic=opportunistic,
         high=high,
         best_effort=best_effort,
+        gpu_models=tuple(name.strip() for name in gpu_models.split(",")) if gpu_models is not None else (),
         seed=seed,
     )
     workload = gen.generate(config)

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from gpuloom.core.errors import InputError
 from gpuloom.core.share_class import CLASSES
 from gpuloom.core.units import format_duration
-from gpuloom.core.workload import F8, I4, Labels, Workload
+from gpuloom.core.workload import F8, I4, Labels, Speeds, Workload
+from gpuloom.sim.speeds import rating_of
 
 Arrival = Literal["poisson", "uniform", "bursty", "diurnal", "batch"]
 DurationShape = Literal["lognormal", "exponential", "pareto", "fixed", "philly", "empirical"]
@@ -54,6 +55,9 @@ _PHILLY = (
     (0.999, 1_200_000.0),
     (1.0, 4_600_000.0),
 )
+# A job's speed on another GPU model is off what the facts say by a factor of 1.36 in the median (Gavel's measurements,
+# docs/heterogeneity.md). Half of a normal distribution lies within 0.6745 deviations.
+_SPEED_SPREAD = math.log(1.36) / 0.6745
 _MAX_JOBS = 100_000_000
 _DAY_S = 86_400.0
 _FEWEST_S = 0.001
@@ -83,6 +87,9 @@ class GeneratorConfig:
     users: number of users; user i submits in proportion to `1 / i ** user_skew` (Zipf). 0: no users.
     opportunistic: share of jobs of priority 1 (opportunistic); the others have 0 (guaranteed).
     high, best_effort: shares of jobs of these share classes; the others have none, and share no GPU.
+    gpu_models: GPU models on which jobs have a speed of their own; durations, and the load, are those on the first.
+        Empty: jobs are as fast everywhere. A training model's speed is what the facts of the GPU models say, times
+        a factor drawn for the two, as far off as such estimates are.
     seed: same seed and parameters, same jobs.
     """
 
@@ -106,6 +113,7 @@ class GeneratorConfig:
     opportunistic: float = 0.0
     high: float = 0.0
     best_effort: float = 0.0
+    gpu_models: tuple[str, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -131,6 +139,10 @@ class GeneratorConfig:
         if not self.duration_max_s > 0:
             raise InputError(f"duration_max_s is {self.duration_max_s}, must be above 0")
         _shares("models", self.models)
+        for model in self.gpu_models:
+            rating_of(model)
+        if len({model.lower() for model in self.gpu_models}) < len(self.gpu_models):
+            raise InputError(f"gpu_models names one twice: {', '.join(self.gpu_models)}")
         self.mix()
         self._check_duration()
 
@@ -174,7 +186,7 @@ class GeneratorConfig:
 
 def generate(config: GeneratorConfig) -> Workload:
     """The workload of this configuration. Times are rounded to 1 ms, durations are at least 1 ms."""
-    streams = [np.random.Generator(np.random.PCG64(s)) for s in np.random.SeedSequence(config.seed).spawn(7)]
+    streams = [np.random.Generator(np.random.PCG64(s)) for s in np.random.SeedSequence(config.seed).spawn(8)]
     mix = config.mix()
     gpus = np.asarray(list(mix), dtype=np.int32)[_draw(streams[0], mix.values(), config.jobs)]
     duration_s = _durations(config, streams[1])
@@ -182,16 +194,22 @@ def generate(config: GeneratorConfig) -> Workload:
     horizon_s = work / (config.load * config.gpus)
     submit_s = np.round(_arrivals(config, streams[2], horizon_s), 3)
     models = {name: share for name, share in config.models.items() if share > 0}
+    model = _labels(streams[3], models, config.jobs) if models else None
+    notes = [_note(config, mix, horizon_s)]
+    if config.gpu_models:
+        others = f"; drawn around the facts of {', '.join(config.gpu_models[1:])}" * (len(config.gpu_models) > 1)
+        notes.append(f"durations are those on {config.gpu_models[0]}{others}")
     return Workload(
         name=f"generated-{config.seed}",
         submit_s=submit_s,
         duration_s=duration_s,
         gpus=gpus,
-        model=_labels(streams[3], models, config.jobs) if models else None,
+        model=model,
         user=_users(config, streams[4]) if config.users else None,
         priority=_priority(config, streams[5]) if config.opportunistic > 0 else None,
         share_class=_share_classes(config, streams[6]) if config.high + config.best_effort > 0 else None,
-        notes=(_note(config, mix, horizon_s),),
+        speeds=_speeds(config, model, streams[7]) if config.gpu_models else None,
+        notes=tuple(notes),
     )
 
 
@@ -292,6 +310,16 @@ def _share_classes(config: GeneratorConfig, rng: np.random.Generator) -> Labels:
     drawn = rng.random(config.jobs)
     codes = np.where(drawn < config.high, 1, np.where(drawn < config.high + config.best_effort, 2, 0))
     return Labels(codes.astype(np.int32), ("", *CLASSES))
+
+
+def _speeds(config: GeneratorConfig, model: Labels | None, rng: np.random.Generator) -> Speeds:
+    """Speeds by GPU model relative to the first: one for each training model, or each job where jobs have none."""
+    ratings = np.array([rating_of(name) for name in config.gpu_models])
+    rows = config.jobs if model is None else len(model.names)
+    off = np.exp(_SPEED_SPREAD * rng.standard_normal((rows, len(ratings))))
+    off[:, 0] = 1.0
+    factor = np.round(ratings / ratings[0] * off, 3).clip(min=0.001)
+    return Speeds(config.gpu_models, factor if model is None else factor[model.codes])
 
 
 def _note(config: GeneratorConfig, mix: Mapping[int, float], horizon_s: float) -> str:

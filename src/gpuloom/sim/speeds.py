@@ -103,13 +103,8 @@ def from_facts(workload: Workload, cluster: Cluster, reference: str | None = Non
     named = [model for model in cluster.models if model != ANY_MODEL]
     if len(named) < len(cluster.models):
         raise InputError("speeds from facts need the GPU model of every node (8x8:V100), see: gpuloom gpus")
-    for model in (*named, *([reference] if reference else [])):
-        if find_gpu(model) is None:
-            raise InputError(
-                f"nothing is known of GPU model {model!r}, so no speeds can be estimated; see: gpuloom gpus"
-            )
-    ratings = [_rating(model) for model in named]
-    base = _rating(reference) if reference else min(ratings)
+    ratings = [rating_of(model) for model in named]
+    base = rating_of(reference) if reference else min(ratings)
     slowest = reference or named[ratings.index(base)]
     factor = np.tile(np.array(ratings) / base, (len(workload), 1))
     estimated = np.ones(factor.shape, dtype=bool)
@@ -123,7 +118,13 @@ def from_facts(workload: Workload, cluster: Cluster, reference: str | None = Non
     return replace(workload, speeds=Speeds(tuple(named), factor, estimated), notes=(*workload.notes, note))
 
 
-def _rating(model: str) -> float:
+def rating_of(model: str) -> float:
+    """What speeds on a GPU model are taken to be in proportion to.
+
+    Raises:
+        InputError: nothing is known of the model.
+    """
     gpu = find_gpu(model)
-    assert gpu is not None  # noqa: S101 - checked by the caller
+    if gpu is None:
+        raise InputError(f"nothing is known of GPU model {model!r}, so no speeds can be estimated; see: gpuloom gpus")
     return measure_of(gpu, MEASURE)
