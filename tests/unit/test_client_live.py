@@ -51,6 +51,17 @@ def client(api: Api) -> Iterator[Client]:
         yield found
 
 
+def test_a_job_runs_where_it_was_submitted(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    specs = [JOB, JobSpec.model_validate(JOB), {**JOB, "workdir": str(elsewhere)}, {**JOB, "workdir": ""}]
+    numbers = [number for (number,) in client.submit(specs)]
+    assert [client.show(n)["spec"].get("workdir", "") for n in numbers] == [
+        str(tmp_path), str(tmp_path), str(elsewhere), "",
+    ]  # fmt: skip
+
+
 def soon(what: Any, seconds: float = 10.0) -> None:
     until = time.monotonic() + seconds
     while not what():

@@ -109,12 +109,16 @@ class Client:
     ) -> list[list[int]]:
         """Submit one job or several, all or none. The numbers of the jobs of each (several for an array).
 
+        A job that does not say where runs in the present directory, as one of `gpuloom submit`; its environment is what
+        its `env` says. With `workdir` empty it runs in the home of whoever started the scheduler.
+
         A key of its own goes along if none is given, so that a broken connection never submits twice.
         """
         many = [specs] if isinstance(specs, Mapping) or not isinstance(specs, Sequence) else list(specs)
         if not many:
             raise InputError("no job to submit")
-        jobs = [dict(s) if isinstance(s, Mapping) else s.model_dump(mode="json", exclude_defaults=True) for s in many]
+        told = [dict(s) if isinstance(s, Mapping) else s.model_dump(mode="json", exclude_defaults=True) for s in many]
+        jobs = [{"workdir": os.getcwd(), **job} for job in told]
         if idempotency_key is not None and not (
             idempotency_key.isascii() and idempotency_key.isprintable() and idempotency_key.strip()
         ):

@@ -175,7 +175,11 @@ class JobSpec(BaseModel):
         "never: run to the end once started.",
     )
     grace: Grace = Field(30.0, description="Time between notice and end.")
-    workdir: str = Field("", description="Working directory, absolute; by default where the job was submitted.")
+    workdir: str = Field(
+        "",
+        description="Working directory, absolute. `gpuloom submit` and the Python client send their own; "
+        "by the API alone, the home directory of whoever started the scheduler.",
+    )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
     venv: str | None = Field(None, description="A virtual environment to run in.")
     conda: str | None = Field(None, description="A conda environment, by name or path.")
