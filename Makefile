@@ -46,25 +46,25 @@ speed: $(STAMP) ## Measure the live scheduler: submissions, latency, idle cost, 
 bench: $(STAMP) ## Measure the simulator's speed and print ratios
 	@$(BIN)/python bench/simulator_speed.py
 
-fidelity: $(STAMP) ## Rewrite docs/fidelity.md from ../shared/data/muri
+fidelity: $(STAMP) ## Rewrite docs/fidelity.md (public traces: docs/data.md)
 	@$(BIN)/python bench/fidelity.py
 
-figures: $(STAMP) ## Rewrite docs/weaving.md from ../shared/data/muri: the Muri paper's figures and ours
+figures: $(STAMP) ## Rewrite docs/weaving.md: the Muri paper's figures and ours (public traces: docs/data.md)
 	@$(BIN)/python bench/figures.py
 
-learning: $(STAMP) ## Rewrite docs/learning.md and its plot from ../shared/data/pollux: how fast `rl` learns
+learning: $(STAMP) ## Rewrite docs/learning.md and its plot: how fast `rl` learns (public traces: docs/data.md)
 	@$(BIN)/python bench/learning.py
 
-league: $(STAMP) ## Rewrite the league table of docs/policies.md: every policy on every trace of ../shared/data
+league: $(STAMP) ## Rewrite the league table of docs/policies.md: every policy on every trace (public traces: docs/data.md)
 	@$(BIN)/python bench/league.py
 
-heterogeneous: $(STAMP) ## Rewrite the figures of docs/heterogeneity.md from ../shared/data
+heterogeneous: $(STAMP) ## Rewrite the figures of docs/heterogeneity.md (public traces: docs/data.md)
 	@$(BIN)/python bench/heterogeneous.py
 
-elastic: $(STAMP) ## Rewrite the figures of docs/elastic.md from ../shared/data
+elastic: $(STAMP) ## Rewrite the figures of docs/elastic.md (public traces: docs/data.md)
 	@$(BIN)/python bench/elastic.py
 
-pollux: $(STAMP) ## Rewrite docs/pollux.md from ../shared/data/pollux: the figures of Pollux and ours
+pollux: $(STAMP) ## Rewrite docs/pollux.md: the figures of Pollux and ours (public traces: docs/data.md)
 	@$(BIN)/python bench/pollux.py
 
 clean: ## Remove what was made

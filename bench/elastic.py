@@ -9,7 +9,6 @@ The text of the document stands between the marks and is kept; what lies between
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from gpuloom.sim.generate import GeneratorConfig, generate
 from gpuloom.sim.runner import Task, run_all
 from gpuloom.sim.traces import read_trace
 from pages import with_part
+from public_data import DATA, need
 
 REPO = Path(__file__).resolve().parents[1]
 START, END = "<!-- figures -->", "<!-- end -->"
@@ -125,11 +125,11 @@ def figures(data: Path, processes: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    default = Path(os.environ.get("GPULOOM_DATA", REPO.parent / "shared" / "data"))
-    parser.add_argument("--data", type=Path, default=default)
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--output", type=Path, default=REPO / "docs" / "elastic.md")
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
+    need(options.data, "elasticflow", "pollux")
     text = options.output.read_text(encoding="utf-8")
     with_part(text, START, END, "")  # a page without the marks is refused before the work
     written = figures(options.data, options.processes)

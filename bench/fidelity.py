@@ -17,6 +17,7 @@ import numpy as np
 from gpuloom.core.workload import Workload
 from gpuloom.sim import SimResult, simulate
 from gpuloom.sim.traces import read_trace
+from public_data import DATA, need
 
 REPO = Path(__file__).resolve().parents[1]
 CLUSTER = "8x8"
@@ -219,7 +220,8 @@ INTRODUCTION = """# Fidelity
 
 How far gpuloom's figures can be trusted: side by side with the simulator that the authors of Muri (SIGCOMM'22)
 released, with the figures they published, and with their run on 64 real V100s. Cluster: 8 nodes of 8 GPUs. This page
-is written by one command, `make fidelity`, from the traces, runs and logs in `../shared/data/muri`. Times in seconds.
+is written by one command, `make fidelity`, from the
+traces, runs and logs in `muri/` of the [public traces](data.md). Times in seconds.
 
 ## With the artifact's rules (`--compat muri`)
 
@@ -272,11 +274,10 @@ as the testbed did. No run of AntMan on the testbed was published.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=REPO.parent / "shared" / "data")
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--output", type=Path, default=REPO / "docs" / "fidelity.md")
     arguments = parser.parse_args()
-    if not (arguments.data / "muri").is_dir():
-        raise SystemExit(f"{arguments.data / 'muri'} is missing: this page is made from the traces there")
+    need(arguments.data, "muri")
     page = Report(arguments.data).page()
     arguments.output.write_text(page, encoding="utf-8")
     print(f"wrote {arguments.output}")

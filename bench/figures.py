@@ -36,6 +36,7 @@ from gpuloom.sim.generate import GeneratorConfig, generate
 from gpuloom.sim.profiles import Profiles, shipped, with_profiles
 from gpuloom.sim.traces import read_trace
 from grid import Figures, code_of, measured
+from public_data import DATA, need
 
 REPO = Path(__file__).resolve().parents[1]
 BENCH = REPO / "bench"
@@ -210,8 +211,9 @@ def command(trace: str, policies: Iterable[str], *options: str) -> list[str]:
     """A fenced command line that shows figures of a table."""
     named = ",".join(policies)
     named = f"'{named}'" if ";" in named else named
-    words = ["gpuloom compare", f"../shared/data/muri/{TRACES[trace]}.csv.gz", "--cluster", CLUSTER]
-    return ["```sh", " ".join([*words, "--policies", named, *options]), "```", ""]
+    words = ["gpuloom compare", f"$GPULOOM_DATA/muri/{TRACES[trace]}.csv.gz", "--cluster", CLUSTER]
+    note = "*Needs the public traces, see [data.md](data.md), and takes a minute.*"
+    return [note, "", "```sh", " ".join([*words, "--policies", named, *options]), "```", ""]
 
 
 @dataclass
@@ -737,8 +739,8 @@ INTRODUCTION = """# Weaving
 Jobs that are slow on different resources can share the same GPUs. This page says how gpuloom weaves them and what it
 brings on Muri's traces, beside the figures that the authors of Muri (Zhao et al., "Multi-Resource Interleaving for
 Deep Learning Training", SIGCOMM'22) published. It is written by one command, `make figures`, from the traces in
-`../shared/data/muri`; results are kept in `out/figures.json` and used again until the code that made them changes.
-Cluster: 8 nodes of 8 GPUs. Times in seconds.
+`muri/` of the [public traces](data.md); results are kept in `out/figures.json` and used again until the code that
+made them changes. Cluster: 8 nodes of 8 GPUs. Times in seconds.
 """
 
 SHORT = """## In short
@@ -915,6 +917,8 @@ Two traces of 5,755 jobs stand for the artifact's largest, which is not at hand:
 submissions drawn from trace1 with replacement (its queue grows to thousands), and a generated one at three times the
 cluster's capacity with stage times by model (see [speed.md](speed.md)). The artifact would take hours.
 
+*Needs the public traces, see [data.md](data.md), and takes ten minutes.*
+
 ```sh
 python bench/figures.py --only speed
 ```
@@ -933,15 +937,14 @@ def selected(text: str | None) -> tuple[str, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=REPO.parent / "shared" / "data")
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--jobs", "-j", type=int, default=max(1, os.cpu_count() or 1), help="processes [all cores]")
     parser.add_argument("--out", type=Path, help="page to write [docs/weaving.md; with --only and --quick: printed]")
     parser.add_argument("--store", type=Path, default=REPO / "out" / "figures.json", help="where results are kept")
     parser.add_argument("--quick", action="store_true", help="trace3 and the 400-job trace only, one seed")
     parser.add_argument("--only", metavar="LIST", help=f"of {', '.join(SECTIONS)}")
     chosen = parser.parse_args(arguments)
-    if not (chosen.data / "muri").is_dir():
-        raise SystemExit(f"{chosen.data / 'muri'} is missing: this page is made from the traces there")
+    need(chosen.data, "muri")
     only = selected(chosen.only)
     whole = only == SECTIONS and not chosen.quick
     out: Path | None = chosen.out or (REPO / "docs" / "weaving.md" if whole else None)

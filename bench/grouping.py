@@ -23,9 +23,10 @@ import numpy as np
 from gpuloom.interleave.efficiency import Interleaving
 from gpuloom.interleave.grouping import Grouping, group_jobs
 from gpuloom.interleave.matching import Matcher, max_weight_matching
+from public_data import DATA, need
 
 REPO = Path(__file__).resolve().parents[1]
-PROFILES = REPO.parent / "shared" / "data" / "muri" / "model_stage_profiles.csv"
+PROFILES = DATA / "muri" / "model_stage_profiles.csv"
 PLANS = ((1_000, 8), (1_000, 50), (1_000, 1_000), (10_000, 50))
 AGAINST_NETWORKX = (50, 100, 200)
 MATCHINGS = (8, 20, 36, 100, 300, 1_000)
@@ -188,6 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
+    need(DATA, "muri/model_stage_profiles.csv")
     found = {"plans": plans(), "networkx": networkx_ratio(), "matchings": matchings(), "gaps": gaps()}
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -31,6 +31,7 @@ from gpuloom.sim.inputs import load_policy
 from gpuloom.sim.report.metrics import cost_per_job_usd
 from gpuloom.sim.traces import read_trace
 from pages import with_part
+from public_data import DATA, need
 
 REPO = Path(__file__).resolve().parents[1]
 GAVEL = ("V100", "P100", "K80")
@@ -339,10 +340,11 @@ PARTS: dict[str, Callable[[Path], str]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", type=Path, default=REPO.parent / "shared" / "data")
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--output", type=Path, default=REPO / "docs" / "heterogeneity.md")
     parser.add_argument("--only", choices=list(PARTS), help="make this part alone")
     options = parser.parse_args()
+    need(options.data, "gavel", "shockwave", "elasticflow", "muri")
     page = options.output.read_text(encoding="utf-8")
     for name, make in PARTS.items():
         if options.only not in (None, name):

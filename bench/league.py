@@ -38,6 +38,7 @@ from gpuloom.policies.registry import BUILT_IN, policy_class
 from gpuloom.sim.traces import read_trace
 from grid import Figures, code_of, measured
 from pages import with_part
+from public_data import DATA, need
 
 REPO = Path(__file__).resolve().parents[1]
 PAGE = REPO / "docs" / "policies.md"
@@ -524,7 +525,7 @@ def chosen_policies(text: str | None) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=REPO.parent / "shared" / "data", help="the folder of traces")
+    parser.add_argument("--data", type=Path, default=DATA, help="the folder of traces")
     parser.add_argument("--only-traces", metavar="LIST", help="families, family/name, wildcards: muri,itp/cluster0*")
     parser.add_argument("--only-policies", metavar="LIST", help="ids of policies")
     parser.add_argument("--jobs", "-j", type=int, default=max(1, os.cpu_count() or 1), help="processes [all cores]")
@@ -544,10 +545,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing: list[Contest] = []
     for contest in chosen_contests(asked.only_traces):
         (chosen if where(contest, asked.data) else missing).append(contest)
+    if not chosen:
+        need(asked.data, *sorted({Path(contest.path).parts[0] for contest in missing}))
+        raise SystemExit(f"no trace of the league is in {asked.data}")
     for contest in missing:
         print(f"left out: {contest} ({asked.data / contest.path} is missing)", file=sys.stderr)
-    if not chosen:
-        raise SystemExit(f"no trace is here: the league is made from {asked.data}")
 
     league = League(asked.data, asked.store, asked.time_limit)
     for contest in chosen:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,10 +25,10 @@ from gpuloom.sim import simulate
 from gpuloom.sim.scaling_profiles import pollux_fit
 from gpuloom.sim.traces import read_trace
 from gpuloom.sim.traces.pollux import load_profiles
+from public_data import DATA, need
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = Path(os.environ.get("GPULOOM_DATA", ROOT.parent / "shared" / "data")) / "pollux"
-PROFILES = DATA / "profiles_traces.tar.gz"
+PROFILES = DATA / "pollux" / "profiles_traces.tar.gz"
 CLUSTER = "16x4"
 FIXED = ("1x1", "1x2", "1x3", "1x4", "2x2", "2x4", "4x4", "8x4")
 ZERO = "rl:initial=zero"
@@ -62,7 +61,7 @@ class Watched(Rl):
 
 def all_jobs() -> Workload:
     """The jobs of Pollux' eight workloads; jobs of an application and a batch size share one curve."""
-    files = [f"{DATA / 'workloads.tar.gz'}::workloads/workload-{number}.csv" for number in range(1, 9)]
+    files = [f"{DATA / 'pollux' / 'workloads.tar.gz'}::workloads/workload-{number}.csv" for number in range(1, 9)]
     whole = read_trace(files, throughputs=PROFILES).workload
     scaling = whole.scaling
     assert scaling is not None
@@ -251,6 +250,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--print", action="store_true", dest="only_print")
     small = parser.parse_args().only_print
+    need(DATA, "pollux/profiles_traces.tar.gz", "pollux/workloads.tar.gz")
     count, seeds = (200, 4) if small else (1000, 10)
     jobs = all_jobs()
     calm, by_reward, by_jct = scenario(jobs, GAP_S, count, seeds)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 import time
 from pathlib import Path
 
@@ -16,9 +15,9 @@ import numpy as np
 
 from gpuloom.sim.goodput import NODES, create_rule, load_applications, read_submissions, simulate
 from gpuloom.sim.traces.files import load
+from public_data import DATA, need
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = Path(os.environ.get("GPULOOM_DATA", ROOT.parent / "shared" / "data")) / "pollux"
 PUBLISHED = Path(__file__).with_name("pollux_published.csv")
 """Averages in `simulator/results-jobload/*/summary.json` of github.com/petuum/adaptdl, branch osdi21-artifact."""
 LOADS = {"0.5": "workloads-0.5", "1.0": "workloads", "1.5": "workloads-1.5", "2.0": "workloads-2.0"}
@@ -38,12 +37,12 @@ def published() -> Averages:
 
 def measure(loads: list[str]) -> tuple[Averages, dict[str, float]]:
     """Averages, and the mean processor seconds of a run of 160 jobs by rule."""
-    applications = load_applications(DATA / "profiles_traces.tar.gz")
+    applications = load_applications(DATA / "pollux" / "profiles_traces.tar.gz")
     averages: Averages = {}
     spent: dict[str, list[float]] = {rule: [] for rule in RULES}
     for of_load in loads:
         for workload in WORKLOADS:
-            source = load(f"{DATA / 'workloads.tar.gz'}::{LOADS[of_load]}/{workload}.csv")
+            source = load(f"{DATA / 'pollux' / 'workloads.tar.gz'}::{LOADS[of_load]}/{workload}.csv")
             jobs = read_submissions(source.data, source.name)
             for rule in RULES:
                 begun = time.process_time()
@@ -63,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--print", action="store_true", dest="only_print", help="write nothing")
     only_print = parser.parse_args().only_print
+    need(DATA, "pollux/profiles_traces.tar.gz", "pollux/workloads.tar.gz")
     ours, seconds = measure(["1.0"] if only_print else list(LOADS))
     if not only_print:
         (ROOT / "docs" / "pollux.md").write_text(page(ours, published(), seconds), encoding="utf-8")
@@ -125,11 +125,13 @@ TEXT = """# Pollux' simulation
 `gpuloom pollux` replays workloads by the rules of the simulator published with Pollux (OSDI '21,
 github.com/petuum/adaptdl, branch osdi21-artifact). Jobs there adapt their batch size: what counts is *goodput*,
 throughput times statistical efficiency, and work is epochs of training instead of seconds. This page is written by
-one command, `make pollux`, from `../shared/data/pollux`. Times in seconds.
+one command, `make pollux`, from `pollux/` of the [public traces](data.md). Times in seconds.
+
+*Needs the public traces, see [data.md](data.md).*
 
 ```sh
-gpuloom pollux workload-6.csv --throughputs profiles_traces.tar.gz
-gpuloom pollux workloads/ --policies goodput,goodput:ends=known --jobs-csv jobs.csv
+cd $GPULOOM_DATA/pollux
+gpuloom pollux workloads.tar.gz::workloads/workload-6.csv --throughputs profiles_traces.tar.gz
 ```
 
 | option | |

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -27,9 +26,10 @@ from gpuloom.sharing.profiles import KernelProfile
 from gpuloom.sharing.rule import RULES, Params
 from gpuloom.sharing.simulate import Machine, Outcome, Pair, poisson_arrivals, request_alone_ns
 from pages import with_part
+from public_data import DATA, need
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = Path(os.environ.get("GPULOOM_DATA", ROOT.parent / "shared" / "data")) / "orion"
+ORION = DATA / "orion"
 PAGE = ROOT / "docs" / "sharing.md"
 BEGIN, END = "<!-- pairs: begin -->", "<!-- pairs: end -->"
 PAIRS = (
@@ -92,7 +92,7 @@ class Case:
 
 @cache
 def profile(name: str) -> KernelProfile:
-    return find_profile(name, DATA)[0]
+    return find_profile(name, ORION)[0]
 
 
 def pair_of(case: Case) -> Pair:
@@ -227,8 +227,7 @@ def main() -> None:
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, metavar="SHARE")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if not DATA.is_dir():
-        raise SystemExit(f"{DATA}: Orion's profiles are not here")
+    need(DATA, "orion")
     if options.ablation:
         options.loads = options.loads[:1]
         many(options, ABLATION)

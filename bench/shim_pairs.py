@@ -15,7 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from pages import with_part
-from sharing_pairs import DATA, PAIRS
+from public_data import DATA, need
+from sharing_pairs import ORION, PAIRS
 from shim_kit import built
 from shim_pairs_kit import ShimPair
 
@@ -31,8 +32,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    if not DATA.is_dir():
-        raise SystemExit(f"{DATA}: Orion's profiles are not here")
+    need(DATA, "orion")
     lines = [
         f"Load 50%, {options.requests:,} requests a pair. p99 over alone / training over alone:\n",
         f"| service | training | {' | '.join(RULES)} | simulator, gpuloom |",
@@ -45,7 +45,7 @@ def main() -> None:
             pair = ShimPair(
                 built("plain"),
                 folder,
-                DATA,
+                ORION,
                 service,
                 training,
                 requests=options.requests,

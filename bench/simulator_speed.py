@@ -25,6 +25,7 @@ from typing import Any
 from gpuloom.sim import simulate
 from gpuloom.sim.generate import GeneratorConfig, generate
 from gpuloom.sim.traces import read_trace
+from public_data import DATA
 
 REPO = Path(__file__).resolve().parents[1]
 ARTIFACT = {"SRTF": "srtf", "SRSF": "srsf", "Tiresias": "tiresias", "AntMan": "antman", "Themis": "themis"}
@@ -130,7 +131,7 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=REPO.parent / "shared" / "data")
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--full", action="store_true", help="also 1,000,000 jobs on 10,000 GPUs")
     parser.add_argument("--quick", action="store_true", help="only the artifact's traces, contention and start-up")
     parser.add_argument("--json", type=Path, help="write the figures as JSON")

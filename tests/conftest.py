@@ -28,7 +28,7 @@ DATA = Path(os.environ.get("GPULOOM_DATA", Path(__file__).parents[2] / "shared" 
 def data() -> Path:
     """The folder with real traces; skips where it is missing."""
     if not DATA.is_dir():
-        pytest.skip("the real traces are not here (../shared/data, or $GPULOOM_DATA)")
+        pytest.skip(f"no public traces in {DATA}: docs/data.md says where to get them (GPULOOM_DATA names the folder)")
     return DATA
 
 

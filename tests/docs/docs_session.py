@@ -105,7 +105,7 @@ class Session:
         path = f"{self.folder}/.venv/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = {name: os.environ[name] for name in kept if name in os.environ} | {
             "PATH": path, "HOME": str(base / "home"), "USER": "ada", "TMPDIR": str(base), "GPULOOM_DATA": str(data),
-            "COLUMNS": "200", "MPLBACKEND": "agg", "MPLCONFIGDIR": str(base / "home"), "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "100", "MPLBACKEND": "agg", "MPLCONFIGDIR": str(base / "home"), "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
         self.shell = self._start("bash", "--norc", "--noprofile")
         self.python: subprocess.Popen[str] | None = None
@@ -140,15 +140,20 @@ class Session:
         os.killpg(process.pid, signal.SIGKILL)
         return f"{told}[still at it after {PATIENCE_S:.0f} s]"
 
-    def sh(self, text: str) -> str:
-        """Run a few lines in the page's shell; what they print. The first that fails ends the page."""
+    def sh(self, text: str, errors: str = "&1") -> str:
+        """Run a few lines in the page's shell; what they print. The first that fails ends the page.
+
+        Args:
+            errors: where standard error goes, as the shell writes it.
+        """
         self.steps += 1
         step = self.base / "steps" / str(self.steps)
         step.write_text(re.sub(r"^(.*\S) +# .*\buntil (?:q or )?Ctrl-C\b.*$", _interrupted, text, flags=re.MULTILINE))
-        wrong = self._tell(self.shell, f". {step} </dev/null >{step}.out 2>&1; echo done")
+        wrong = self._tell(self.shell, f". {step} </dev/null >{step}.out 2>{errors}; echo done")
         printed = Path(f"{step}.out").read_text(errors="replace")
         if wrong:
-            raise FailedError(f"{text}\n{printed[-3000:]}\n{wrong}")
+            told = Path(errors).read_text() if errors != "&1" else ""
+            raise FailedError(f"{text}\n{printed[-3000:]}{told[-3000:]}\n{wrong}")
         return printed
 
     def run_python(self, text: str) -> str:
@@ -164,6 +169,15 @@ class Session:
             raise FailedError(f"{text}\n{printed[-3000:]}\n{wrong}")
         return printed
 
+    def _console(self, command: str, shown: str) -> str:
+        """What a command prints: results, or the error that the page shows in their place."""
+        notes = self.base / "steps" / "notes"
+        if shown.startswith("gpuloom: "):
+            # It is to fail: exit code 1 or 2.
+            self.sh(f"code=0\n{command} || code=$?\n[ $code = 1 ] || [ $code = 2 ]\n", str(notes))
+            return notes.read_text()
+        return self.sh(f"{command}\n", str(notes))
+
     def do(self, block: Block) -> None:
         """Do with a block what a reader does: run it, write the file that it is, or look whether it is right.
 
@@ -171,8 +185,7 @@ class Session:
             FailedError: it does not run, or shows what is not printed.
         """
         if block.file:
-            (self.folder / block.file).parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / block.file).write_text(block.text)
+            (Path(self.sh("pwd").strip()) / block.file).write_text(block.text)
         elif block.language == "sh":
             self.printed = self.sh(block.text)
         elif block.language == "python":
@@ -180,7 +193,8 @@ class Session:
         elif block.language == "console":
             self.printed = ""
             for command, shown in console_steps(block.text):
-                self.printed += (printed := self.sh(f"{command}\n"))
+                printed = self._console(command, shown)
+                self.printed += printed
                 if shown and comparable(printed) != comparable(shown):
                     raise FailedError(f"{command}\nprints\n{printed}\nthe page shows\n{shown}")
         elif block.language == "text":
