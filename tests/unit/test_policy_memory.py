@@ -348,7 +348,7 @@ def test_time_before_the_first_call_does_not_count(text: str) -> None:
         state.submit(job, 1.7e9 + 30)
     adopt_first(state, 1.7e9)
     engine = engine_of(policy, workload, cluster, state)
-    engine.arrived([1, 2])
+    engine.new_to_policy(jobs=[1, 2])
     engine.decide(1.7e9 + 30)
     engine.decide(1.7e9 + 40)
     memory = engine.memory

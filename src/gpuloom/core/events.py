@@ -16,6 +16,8 @@ Types and their data (all JSON):
                         failure, ended_s}   ended_s: when the process ended; the event may be written later
     node.changed        {node: {…}}         a NodeRecord without its `cause`
     policy.set          {policy, interval_s}
+    policy.failed       {policy, call, error, where, since_s, last_s, times, serves}    serves: who decides in its place
+    policy.recovered    {the same}          it has worked for a while
     scheduler.started, scheduler.stopped, clock.jumped      {…}     no record changes
 """
 

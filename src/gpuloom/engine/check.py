@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from gpuloom.core.columns import floats, ints
-from gpuloom.core.decision import Decision, Place, Placement
+from gpuloom.core.decision import NOTHING, Decision, Place, Placement
 from gpuloom.core.errors import PlanError
 from gpuloom.core.state import State
 from gpuloom.core.sums import sum_floats
 from gpuloom.placement.shapes import Shapes, shapes_of
+
+
+def checked_answer(answer: Any) -> tuple[Decision, Any]:
+    """What `decide` has returned, if it has the form that it must have. Raises PlanError."""
+    if type(answer) is not tuple or len(answer) != 2 or not isinstance(answer[0], Decision):
+        what = [type(part).__name__ for part in answer] if type(answer) is tuple else type(answer).__name__
+        raise PlanError(f"decide must return (Decision, memory), and has returned {what}")
+    if answer[0] is not NOTHING:
+        wake_s = answer[0].wake_at_s
+        if not isinstance(wake_s, int | float | np.number) or math.isnan(wake_s):
+            raise PlanError(f"wake_at_s must be a time in seconds, and is {wake_s!r}")
+    return answer
 
 
 class PlanCheck:
@@ -51,7 +65,12 @@ class PlanCheck:
         """
         state = self._state
         jobs = len(state.status)
+        for job, placement in decision.run.items():
+            if not isinstance(placement, Placement):
+                raise PlanError(f"the plan gives job {job!r} a {type(placement).__name__}, and not a Placement")
         for job in (*decision.wait, *decision.run):
+            if not isinstance(job, int | np.integer) or isinstance(job, bool):
+                raise PlanError(f"the plan names {job!r}, which is not the number of a job")
             if not 0 <= job < jobs:
                 raise PlanError(f"the plan names job {job}; there are jobs 0 to {jobs - 1}")
         freed: dict[tuple[int, int], int] = {}

@@ -13,7 +13,7 @@ from gpuloom.core.decision import NOTHING, Decision, Place, is_resize, place_of
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
 from gpuloom.core.sums import sum_floats
-from gpuloom.engine.check import PlanCheck
+from gpuloom.engine.check import PlanCheck, checked_answer
 from gpuloom.engine.ports import Executor
 from gpuloom.engine.progress import Progress
 from gpuloom.policies.base import Policy
@@ -115,9 +115,11 @@ class Engine:
         if commands:
             self.executor.apply(commands, now_s)
 
-    def arrived(self, jobs: Sequence[int]) -> None:
-        """These jobs, which wait in the state that this engine began with, are told to the policy as arrivals."""
+    def new_to_policy(self, *, jobs: Sequence[int] = (), nodes: Sequence[int] = ()) -> None:
+        """Of the state that this engine began with, these waiting jobs are told to the policy as arrivals, these nodes
+        as back in service."""
         self._arrived.extend(jobs)
+        self._changed.update(dict.fromkeys(nodes))
 
     def settle(self, now_s: float) -> None:
         """Set the rates of all running jobs by who shares their GPUs: of a state that began with running jobs."""
@@ -134,7 +136,7 @@ class Engine:
         snapshot.resized = self._resized
         snapshot.nodes_down = [node for node in self._changed if node in self.state.down]
         snapshot.nodes_up = [node for node in self._changed if node not in self.state.down]
-        decision, self.memory = self.policy.decide(snapshot, self.memory)
+        decision, self.memory = checked_answer(self.policy.decide(snapshot, self.memory))
         if self._arrived:
             self._arrived = []
         if self._finished:

@@ -24,6 +24,7 @@ from gpuloom.live.reasons import why
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.spec import JobSpec, indices_of, job_spec, within_bounds
+from gpuloom.live.standby import FALLBACK
 from gpuloom.live.submission import Checks, dependencies, digest, submitted
 from gpuloom.live.views import JobView, WhyView
 from gpuloom.live.why import Whys
@@ -186,7 +187,7 @@ class LiveService:
             self._write(drafts)
             for job in records:
                 if job.phase is Phase.QUEUED:
-                    self._scheduler.planning.grants.pop(job.id, None)
+                    self._scheduler.planning.asks_anew(job.id)
                 if "time_limit" in changes:
                     self._scheduler.set_limit(job.id)
 
@@ -235,6 +236,8 @@ class LiveService:
             "interval_s": planning.interval_s,
             "since_s": events[-1].at_s if events else self._started_s,
             "previous": events[0].data["policy"] if len(events) > 1 else None,
+            "serves": FALLBACK if planning.standby.serving else planning.written,
+            "failure": self._policy_failure(),
         }
 
     def set_policy(self, written: str, *, interval_s: float | None = None) -> Mapping[str, Any]:
@@ -319,7 +322,8 @@ class LiveService:
                 "limits": dict(self._machine.limits()),
             },
             "policy": scheduler.planning.written,
-            "policy_problem": scheduler.problems.get("policy", ""),
+            "policy_problem": scheduler.policy_problem(),
+            "policy_failure": self._policy_failure(),
             "policy_lacks": [asdict(lack) for lack in lacks(scheduler.planning)],
             "interval_s": scheduler.planning.interval_s,
             "sharing": {
@@ -356,6 +360,11 @@ class LiveService:
         return None if before is None else before.jobs
 
     # -- inside -----------------------------------------------------------------------------------------------
+
+    def _policy_failure(self) -> Mapping[str, Any] | None:
+        standby = self._scheduler.planning.standby
+        failure = standby.failure or standby.unwritten
+        return None if failure is None else failure.view()
 
     def _find(self, job: int) -> Job | None:
         return self._scheduler.book.jobs.get(job) or self._store.job(job)
@@ -407,9 +416,11 @@ class LiveService:
         for attempt in self._store.attempts(again) if again else ():
             ended.setdefault(attempt.job, []).append(attempt)
         waiting = [job.id for job in records if job.phase in (Phase.QUEUED, Phase.HELD, Phase.FROZEN)]
-        reasons: Mapping[int, Reason] = (
-            scheduler.do(lambda: why(scheduler.planning, waiting, scheduler.clock.now())) if waiting else {}
-        )
+        reasons: Mapping[int, Reason] = {}
+        if waiting and (stuck := scheduler.stuck()):  # the list of jobs is there all the same
+            reasons = dict.fromkeys(waiting, Reason("policy_failed", f"{stuck[0].upper()}{stuck[1:]}."))
+        elif waiting:
+            reasons = scheduler.do(lambda: why(scheduler.planning, waiting, scheduler.clock.now()))
         views = []
         for job in records:
             present = scheduler.book.attempts.get(job.id) if job.phase in ACTIVE else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpuloom.core.book import Book
 from gpuloom.core.job import Allocation, EndReason, Job, Phase
-from gpuloom.core.share_class import is_pair, share_class_of
+from gpuloom.core.share_class import BEST_EFFORT, is_pair, share_class_of
 from gpuloom.live.estimates import left_s
 from gpuloom.live.fleet import Slot, slots_of, wanted_types
 from gpuloom.live.hold import Hold, hold_for
@@ -96,7 +96,8 @@ def occupancy(planning: Planning, priority: float) -> Occupancy:
             taken = 0
             for slot in slots:
                 taken |= used.get(slot, 0)
-            first = int(layers > 1 and planning.policy.own_priorities and book.jobs[number].priority < 0)
+            behind = book.jobs[number].priority < 0 or share_class_of(book.jobs[number].spec) == BEST_EFFORT
+            first = int(layers > 1 and planning.policy.own_priorities and behind)
             free = [layer for layer in (*range(first, layers), *range(first)) if not taken >> layer & 1]
             if not free or not pinned.isdisjoint(slots) or (pairs and taken and not _is_pair(on, job_class, slots)):
                 out.add(number)

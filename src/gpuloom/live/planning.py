@@ -12,10 +12,12 @@ that may share their GPU are seen by a policy that forms pairs: it may put anoth
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 
@@ -24,22 +26,32 @@ import numpy as np
 from gpuloom.core.book import Book
 from gpuloom.core.commands import Command, Resize, Start, Stop
 from gpuloom.core.decision import Reason
+from gpuloom.core.errors import InputError, PolicyError
 from gpuloom.core.job import ENDED, Allocation, Job, Phase
 from gpuloom.core.profile import Profiles
 from gpuloom.core.share_class import share_class_of
 from gpuloom.engine.alarms import next_alarm_s
+from gpuloom.live.asking import Asking, Call, PolicyFailure
 from gpuloom.live.eligible import Throttles, blocked
 from gpuloom.live.estimates import NOW_S, Estimate, Estimates, left_s, like_of, stands_s
 from gpuloom.live.fleet import fleet_of, slots_of
 from gpuloom.live.hold import Hold
 from gpuloom.live.occupancy import MAKES_WAY, occupancy, reservation
 from gpuloom.live.reasons import nothing_to_give, unplaceable
+from gpuloom.live.records import memory_from_bytes
 from gpuloom.live.roster import Roster
+from gpuloom.live.standby import FALLBACK, Standby
 from gpuloom.live.work import WorkDone
 from gpuloom.live.world import Memory, Placed, World
 from gpuloom.policies.base import Policy
 from gpuloom.sim.inputs import load_policy
 from gpuloom.sim.profiles import load_profiles
+from gpuloom.store.port import StoreError
+
+log = logging.getLogger("gpuloom.scheduler")
+
+LEAST_WAKE_S = 0.05
+"""A policy is not asked again sooner, if nothing happens."""
 
 LEARN_EVERY = 20
 """After so many ends the policy is told anew what jobs that ended took."""
@@ -82,9 +94,14 @@ class Planning:
         interval_s: float,
         overhead_s: float,
         beside: bool = True,
+        stored: bool = False,
+        saved: bytes | None = None,
+        now_s: float = 0.0,
     ) -> None:
-        """beside: best-effort jobs may share GPUs with high-priority ones, if the policy's text does not say otherwise.
-        ended_gpu_s: GPU-seconds of the last jobs that ended, for policies that go by their distribution."""
+        """stored: nobody has just asked for this policy, it was set before: if it can't be had any more the fallback
+        decides. saved: its memory as it was written down last. beside: best-effort jobs may share GPUs with
+        high-priority ones, if the policy's text does not say otherwise. ended_gpu_s: GPU-seconds of the last jobs that
+        ended, for policies that go by their distribution."""
         self.book, self.work, self.estimates, self._ended_gpu_s = book, work, estimates, ended_gpu_s
         self.overhead_s, self.beside = overhead_s, beside
         self.grants: dict[int, Allocation] = {}
@@ -114,34 +131,103 @@ class Planning:
         self._pause_s = math.inf
         self._roster = Roster(estimates)
         self.profiles: Profiles = load_profiles()
+        self.standby, self.saved = Standby(), saved
+        self.caught: PolicyFailure | None = None
+        """The last failure, with its traceback, for whoever logs it."""
+        self._asked = False
+        """The pass under way has asked the policy."""
+        self._pass_since_s: float | None = None
         self.policy: Policy
-        self.written, self.interval_s = "", interval_s
-        self.use(policy, interval_s)
+        self.written, self.interval_s = policy, interval_s
+        try:
+            made = self.made(policy)
+        except PolicyError as error:
+            if not stored:
+                raise
+            self.fall_back(error, now_s)
+        else:
+            self._install(made, self._recalled(made))
 
     # -- the policy -----------------------------------------------------------------------------------------
 
-    def use(self, written: str, interval_s: float, memory: Memory | None = None) -> None:
-        """Go on with this policy.
+    def made(self, written: str) -> Policy:
+        """A policy to go on with.
 
         Raises:
-            PolicyError: no such policy, or a bad parameter; the one before goes on.
+            PolicyError: no such policy, a bad parameter, or it fails to begin.
         """
-        policy = load_policy(written, beside=self.beside)
+        try:
+            policy = load_policy(written, beside=self.beside)
+        except InputError:
+            raise
+        except BaseException as error:
+            raise PolicyFailure(Call.BEGIN, error, None) from error
         self._learn(policy)
-        self.world = None
-        self.policy, self.written, self.interval_s = policy, written, interval_s
-        self.kept = memory if memory is not None else Memory()
-        self._met = set(self.kept.met)
+        return policy
+
+    def use(self, policy: Policy, written: str, interval_s: float) -> None:
+        """Go on with this policy, which `made` has made of what was written."""
+        self.standby.reset()
+        self.standby.unwritten = None
+        self.written, self.interval_s, self.saved = written, interval_s, None
+        self._install(policy, Memory())
+
+    def _install(self, policy: Policy, memory: Memory) -> None:
+        self.world, self.policy, self.kept = None, policy, memory
+        self._met = set(memory.met)
+        self._finished.clear()
         self.stale()
+
+    def _recalled(self, policy: Policy) -> Memory:
+        """The memory that was written down last; a new one if there is none, or it can't be read."""
+        if self.saved is None:
+            return Memory()
+        try:
+            with Asking(Call.READ_MEMORY, policy):
+                return memory_from_bytes(self.saved, policy)
+        except PolicyFailure as error:
+            log.warning("the memory of policy %s can't be read, it begins anew: %s", self.written, error)
+            return Memory()
 
     def _learn(self, policy: Policy) -> None:
         """Tell a policy what jobs that have ended took."""
         ended = np.asarray(self._ended_gpu_s(), dtype=np.float64)
         asked: Policy | None = policy
         while asked is not None:
-            asked.learn_from(ended)
+            with Asking(Call.LEARN_FROM, asked):
+                asked.learn_from(ended)
             asked = asked.inner
         self._ends = 0
+
+    def fall_back(self, error: Exception, now_s: float) -> None:
+        """The policy has failed: the fallback decides in its place."""
+        how = error if isinstance(error, PolicyFailure) else PolicyFailure(Call.BEGIN, error, None)
+        self.caught = how
+        self.standby.fails(self.written, how, now_s, self._jobs())
+        self._left.clear()
+        self.rates.clear()
+        self._install(load_policy(FALLBACK), Memory())
+
+    def _ask_again(self, now_s: float) -> None:
+        """Have the policy that failed decide again. The second time it begins anew, without what it remembered."""
+        failure = self.standby.failure
+        try:
+            policy = self.made(self.written)
+        except PolicyError as error:
+            self.fall_back(error, now_s)
+            return
+        again = failure is not None and failure.times == 1 and failure.call is not Call.CARRIED
+        self.standby.tries()
+        self._install(policy, self._recalled(policy) if again else Memory())
+
+    def _jobs(self) -> frozenset[tuple[int, int]]:
+        """What there is to decide about: jobs, and what they ask for."""
+        return frozenset((n, job.spec_id) for n, job in self.book.jobs.items() if job.phase not in ENDED)
+
+    def deciding_s(self) -> float:
+        """For how long the pass under way has lasted; 0: there is none. From any thread."""
+        since_s = self._pass_since_s
+        return 0.0 if since_s is None else time.perf_counter() - since_s
 
     @property
     def preempts(self) -> bool:
@@ -167,7 +253,9 @@ class Planning:
         twin.grants, twin.freezing, twin.thawing = dict(self.grants), dict(self.freezing), dict(self.thawing)
         twin.refreeze, twin.yielding, twin._met = set(self.refreeze), set(self.yielding), set(self._met)
         twin.reasons, twin.rates, twin._left = {}, {}, {}
-        twin.world, twin.kept = None, deepcopy(self.memory())
+        twin.world, twin.kept = None, Memory()
+        with suppress(PolicyFailure), Asking(Call.WRITE_MEMORY, self.policy):
+            twin.kept = deepcopy(self.memory())
         twin.seen, twin._finished = deque(), []
         return twin
 
@@ -183,11 +271,17 @@ class Planning:
     def rest(self, until_s: float, failure: str) -> None:
         """Ask the policy again at `until_s` only: it has failed, in this way."""
         self.failed, self.failure = True, failure
+        self.standby.nobody_serves()
         self._left.clear()
         self.rates.clear()
         self.stale()
         self._again = False
         self._due_s, self._overrun_s, self._pause_s = until_s, math.inf, math.inf
+
+    def asks_anew(self, job: int) -> None:
+        """A waiting job asks for something else than before: to the policy it is a new one."""
+        self.grants.pop(job, None)
+        self._met.discard(job)
 
     def job_left(self, job: Job, allocation: Allocation) -> None:
         """A running job has ended for good: its GPUs are free."""
@@ -207,7 +301,7 @@ class Planning:
         """When a pass is due; -infinity: now."""
         if self._again:
             return -math.inf if self.world is not None else self.quiet_until_s
-        return min(self._due_s, self._overrun_s, self._pause_s)
+        return min(self._due_s, self._overrun_s, self._pause_s, self.standby.again_s)
 
     # -- a pass ---------------------------------------------------------------------------------------------
 
@@ -216,9 +310,11 @@ class Planning:
         begun, anew = time.perf_counter(), self.world is None
         collects = gc.isenabled()
         gc.disable()  # a pass makes thousands of objects and hardly any cycles: looking for them takes a third of it
+        self._pass_since_s = begun
         try:
-            outcome = self._run(now_s)
+            outcome = self._served(now_s)
         finally:
+            self._pass_since_s = None
             if collects:
                 gc.enable()
         self.last_pass_s = time.perf_counter() - begun
@@ -226,9 +322,42 @@ class Planning:
             self.quiet_until_s = now_s + (1 + QUIET) * self.last_pass_s
         return outcome
 
+    def _served(self, now_s: float) -> Outcome:
+        """A pass by the policy or, if it fails, by the fallback.
+
+        Raises:
+            StoreError: what is asked of the store can't be read. Exception: the fallback has failed as well.
+        """
+        if self.standby.serving and self.standby.asks_again(now_s, self._jobs()):
+            self._ask_again(now_s)
+        grants = dict(self.grants)
+        try:
+            outcome = self._run(now_s)
+        except StoreError:
+            raise
+        except Exception as error:
+            self.grants.clear()
+            self.grants.update(grants)
+            if self.standby.serving:
+                raise
+            how = error if isinstance(error, PolicyFailure) else PolicyFailure(Call.DECIDE, error, self.policy)
+            self.fall_back(how, now_s)
+            return self._run(now_s)
+        if self._asked:
+            self.standby.decided(now_s)
+        return outcome
+
+    def _ask(self, world: World, now_s: float, *, may_preempt: bool) -> float:
+        """Have the policy decide; when it wants to be asked again."""
+        self._asked = True
+        with Asking(Call.DECIDE, self.policy):
+            wake_s = world.engine.decide(now_s, may_preempt=may_preempt)
+        # One that wants to be asked again at once would keep the scheduler from all else.
+        return max(wake_s, now_s + LEAST_WAKE_S)
+
     def _run(self, now_s: float) -> Outcome:
         may_preempt = now_s >= self._due_s
-        self.failed = False
+        self.failed = self._asked = False
         if now_s >= min(self._overrun_s, self._pause_s):
             self.stale()
         self._again = False
@@ -238,13 +367,16 @@ class Planning:
                 self._learn(self.policy)
             self._drop_grants(now_s)
             eligible, self.reasons, self._pause_s = self.eligible(now_s)
+            # Who was held, or waited for something else, comes to the policy anew.
+            self._met &= eligible | self.book.attempts.keys() | self.grants.keys()
             wake, waiting = self._levels(eligible, outcome, now_s, at_interval=may_preempt)
         else:
             world = self.world
             rows = [world.row_of[job] for job in self._finished]
             if rows:
-                world.engine.take_in(now_s, finished=rows)
-            wake = world.engine.decide(now_s, may_preempt=self._may_preempt(may_preempt))
+                with Asking(Call.SHARING, self.policy):
+                    world.engine.take_in(now_s, finished=rows)
+            wake = self._ask(world, now_s, may_preempt=self._may_preempt(may_preempt))
             self._take(world, outcome)
             waiting = world.state.waiting > 0
         self._finished.clear()
@@ -280,7 +412,7 @@ class Planning:
             passes += 1
             self.world = world
             before = len(outcome.stop)
-            wake = min(wake, world.engine.decide(now_s, may_preempt=may_preempt))
+            wake = min(wake, self._ask(world, now_s, may_preempt=may_preempt))
             self._take(world, outcome)
             self.kept = self.memory()
             if len(self.seen) == self.seen.maxlen:

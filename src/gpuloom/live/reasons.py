@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpuloom.core.decision import Reason
 from gpuloom.core.job import ACTIVE, ENDED, Job, Phase
 from gpuloom.core.words import are, plural
+from gpuloom.live.asking import Asking, Call, PolicyFailure
 from gpuloom.live.eligible import blocked
 from gpuloom.live.fleet import fleet_of, slots_of
 from gpuloom.live.occupancy import open_slots
@@ -40,19 +41,26 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
             else:
                 found[number] = _of_policy(planning, world, number)
         elif planning.failed:
-            found[number] = Reason(
-                "policy_failed", f"Policy {planning.written} fails, and places nobody: {planning.failure}"
-            )
+            found[number] = Reason("policy_failed", f"No decision can be made: {planning.failure}")
         else:
             found[number] = Reason("queued", "The scheduler has not looked at it yet.")
     return found
 
 
 def _of_policy(planning: Planning, world: World, job: int) -> Reason:
+    """What the policy says, and whether it is the one that was set."""
+    policy = world.policy
     try:
-        return planning.policy.reason(world.engine.snapshot, world.row_of[job])
-    except Exception as error:  # a bug of the policy, which is no reason not to list jobs
-        return Reason("policy_failed", f"Policy {planning.written} can't say why: {type(error).__name__}: {error}")
+        with Asking(Call.REASON, policy):
+            why = policy.reason(world.engine.snapshot, world.row_of[job])
+            found = Reason(str(why.code), str(why.text), {str(key): float(n) for key, n in why.numbers.items()})
+    except PolicyFailure as error:  # which is no reason not to list jobs
+        return Reason("policy_failed", f"Policy {planning.written} can't say why: {error}.")
+    failure = planning.standby.failure
+    if failure is None or not planning.standby.serving:
+        return found
+    text = f"{found.text} Policy {failure.policy} fails ({failure.error}); {failure.serves} decides in its place."
+    return Reason(found.code, text, found.numbers)
 
 
 def vacated(planning: Planning, job: int) -> Reason:

@@ -15,8 +15,14 @@ from gpuloom.policies.memory import dump, load
 
 def memory_to_bytes(memory: Memory, policy: Policy) -> bytes:
     """A policy's memory and the jobs and nodes that its rows are: a line of JSON, then the memory's own bytes."""
-    head = json.dumps({"jobs": memory.jobs, "nodes": memory.nodes, "met": memory.met, "empty": memory.value is None})
-    return head.encode() + b"\n" + (b"" if memory.value is None else dump(memory.value, policy))
+    content = {
+        "jobs": memory.jobs,
+        "nodes": memory.nodes,
+        "met": memory.met,
+        "held": list(memory.held.items()),
+        "empty": memory.value is None,
+    }
+    return json.dumps(content).encode() + b"\n" + (b"" if memory.value is None else dump(memory.value, policy))
 
 
 def memory_from_bytes(data: bytes, policy: Policy) -> Memory:
@@ -30,9 +36,12 @@ def memory_from_bytes(data: bytes, policy: Policy) -> Memory:
         read = json.loads(head)
         jobs, nodes, empty = tuple(map(int, read["jobs"])), tuple(map(str, read["nodes"])), bool(read["empty"])
         met = tuple(map(int, read["met"]))
+        held = {int(job): tuple(map(int, on)) for job, on in read.get("held", ())}
+        if not all(0 <= node < len(nodes) for on in held.values() for node in on):
+            raise ValueError("a job ran on a node that is not there")
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"the head of a policy's memory can't be read: {error}") from error
-    return Memory(None if empty else load(body, policy), jobs, nodes, met)
+    return Memory(None if empty else load(body, policy), jobs, nodes, met, held)
 
 
 def node_data(node: NodeRecord) -> dict[str, Any]:

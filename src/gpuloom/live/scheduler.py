@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import queue
 import threading
 import time
@@ -22,10 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import ENDED, EndReason, Gpu, Job, NodeRecord, Phase
 from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.port import ExecutorError, LiveExecutor, RunExit, RunPhase, RunStatus, RunUsage
+from gpuloom.live.asking import Asking, Call, PolicyFailure
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch import RETRY_S, Dispatch
 from gpuloom.live.estimates import Estimates
@@ -35,9 +36,11 @@ from gpuloom.live.launch import exit_on_disk, run_directory, same_process
 from gpuloom.live.ledger import Ledger
 from gpuloom.live.left import Left, left_of
 from gpuloom.live.planning import Planning
-from gpuloom.live.records import memory_from_bytes, memory_to_bytes, node_data
+from gpuloom.live.records import memory_to_bytes, node_data
 from gpuloom.live.spec import interval as checked_interval
+from gpuloom.live.standby import FALLBACK
 from gpuloom.live.work import WorkDone
+from gpuloom.policies.blame import said
 from gpuloom.store.port import JobQuery, Loaded, Store, StoreError
 
 log = logging.getLogger("gpuloom.scheduler")
@@ -45,6 +48,8 @@ log = logging.getLogger("gpuloom.scheduler")
 T = TypeVar("T")
 
 SAVE_MEMORY_S = 15.0
+SLOW_PASS_S = 10.0
+"""A pass that lasts longer than this is said to, as it keeps everything else waiting."""
 KEEP_ENDED = 2000
 """Ended jobs kept in memory; the store has all."""
 
@@ -92,13 +97,10 @@ class Scheduler:
             interval_s=interval_s,
             overhead_s=overhead_s,
             beside=sharing.able,
+            stored=loaded.settings.get("policy") == policy,
+            saved=loaded.memory[1] if loaded.memory is not None and loaded.memory[0] == policy else None,
+            now_s=clock.now(),
         )
-        if loaded.memory is not None and loaded.memory[0] == policy:
-            try:
-                memory = memory_from_bytes(loaded.memory[1], self.planning.policy)
-                self.planning.use(policy, interval_s, memory)
-            except GpuloomError as error:
-                log.warning("the policy's memory can't be read, it begins anew: %s", error)
         self.problems: dict[str, str] = {}
         """What is wrong now with 'store', 'executor' or 'policy'; '' or not there: nothing."""
         self._seen_gpus: dict[int, tuple[str, str]] = {}
@@ -129,6 +131,8 @@ class Scheduler:
         self._blocked_until_s = -math.inf
         self._saved_s = 0.0
         self._unsaved = False
+        self._told: dict[str, float] = {}
+        """Failures of the policy that are written down: since when."""
         self._stop = False
         self._leaving = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -143,12 +147,18 @@ class Scheduler:
         self._thread.start()
 
     def do(self, function: Callable[[], T]) -> T:
-        """Run a function in the scheduler's thread; its result or error."""
+        """Run a function in the scheduler's thread; its result or error.
+
+        Raises:
+            StoreError: the scheduler ends, or its policy does not come back from a decision; nothing was changed.
+        """
         if threading.current_thread() is self._thread:
             return function()
         future: Future[T] = Future()
 
         def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # whoever asked has given up
             try:
                 future.set_result(function())
             except BaseException as error:
@@ -161,6 +171,8 @@ class Scheduler:
             except TimeoutError:
                 if not self._thread.is_alive() and not future.done():
                     raise StoreError("the scheduler is ending; nothing was changed") from None
+                if self.planning.deciding_s() >= SLOW_PASS_S and future.cancel():
+                    raise StoreError(f"nothing was changed: {self.policy_problem()}") from None
 
     def on_status(self, status: RunStatus) -> None:
         """The executor reports (in a thread of its own)."""
@@ -230,6 +242,21 @@ class Scheduler:
         """All that is wrong now, in one line; '' if nothing is."""
         return "; ".join(text for text in self.problems.values() if text)
 
+    def policy_problem(self) -> str:
+        """What is wrong with the policy, '' if nothing is. From any thread."""
+        return "; ".join(text for text in (self.stuck(), self.problems.get("policy", "")) if text)
+
+    def stuck(self) -> str:
+        """That the policy does not come back from a decision; '' if it does. From any thread."""
+        lasts_s = self.planning.deciding_s()
+        if lasts_s < SLOW_PASS_S:
+            return ""
+        return (
+            f"policy {self.planning.written} has been deciding for {lasts_s:.0f} s, and nothing else is done until it "
+            f"answers; to go on without it, end process {os.getpid()} (SIGKILL: jobs go on) and start the scheduler "
+            f"with another one (gpuloom up --policy {FALLBACK})"
+        )
+
     def on_end(self, call: Callable[[], None]) -> None:
         """Called when the scheduler's thread has ended, for whatever reason."""
         self._ended = call
@@ -258,6 +285,7 @@ class Scheduler:
         due = max(due, self._blocked_until_s)
         if self._unsaved:
             due = min(due, self._saved_s + SAVE_MEMORY_S)
+        due = min(due, self.planning.standby.settles_s)
         wait = None if due == math.inf else one_wait_s(due - now)
         with suppress(queue.Empty):
             self._do_one(self._inbox.get(timeout=wait))
@@ -282,8 +310,7 @@ class Scheduler:
                 self._trouble("store", "")
             if self.dispatch.retry_s == math.inf:
                 self._trouble("executor", "")
-            if not self.planning.failed:
-                self._trouble("policy", "")
+            self._policy_news(now)
         except StoreError as error:
             self._trouble("store", str(error))
             self._blocked_until_s = now + RETRY_S
@@ -317,17 +344,45 @@ class Scheduler:
             outcome = self.planning.run(now)
         except StoreError:
             raise
-        except Exception as error:  # a bug of the policy: the jobs that run go on, and it is asked again
-            failure = f"{type(error).__name__}: {error}"
+        except Exception as error:  # a bug of ours: the jobs that run go on, and a pass is tried again
+            failure = said(error)
             if failure != self.planning.failure:  # told once; the status goes on saying it
-                log.exception("policy %s failed", self.planning.written)
+                log.exception("neither policy %s nor the fallback could decide", self.planning.written)
             self.planning.grants.clear()
             self.planning.rest(now + 10 * RETRY_S, failure)
-            self._trouble("policy", f"{self.planning.written} failed: {error}")
             return
         self._unsaved = True
         if outcome.stop:
             self.dispatch.make_way(outcome.stop, EndReason.PREEMPTED, now)
+
+    def _policy_news(self, now: float) -> None:
+        """Say what has become of the policy: that it fails, that its memory can't be written down, that it works again.
+
+        Raises:
+            StoreError: it can't be written down, and will be with the next turn.
+        """
+        planning, standby = self.planning, self.planning.standby
+        if planning.caught is not None:
+            failing = standby.failure
+            first = failing is not None and failing.times == 1
+            log.error(
+                "policy %s failed: %s", planning.written, planning.caught, exc_info=planning.caught if first else None
+            )
+            planning.caught = None
+        for kind, failure in (("failure", standby.failure), ("unwritten", standby.unwritten)):
+            if failure is None:
+                self._told.pop(kind, None)
+            elif self._told.get(kind) != failure.since_s:
+                self.ledger.write([("policy.failed", None, failure.view())])
+                self._told[kind] = failure.since_s
+        if (over := standby.recovered(now)) is not None:
+            self._told.pop("failure", None)
+            self.ledger.write([("policy.recovered", None, {**over.view(), "serves": planning.written})])
+        texts = [f"no decision can be made: {planning.failure}"] if planning.failed else []
+        for failure in (standby.failure, standby.unwritten):
+            if failure is not None:
+                texts.append(failure.text(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(failure.since_s))))
+        self._trouble("policy", "; ".join(texts))
 
     # -- beginning and care -------------------------------------------------------------------------------------
 
@@ -377,13 +432,10 @@ class Scheduler:
             PolicyError: no such policy or parameter; StoreError: it can't be written down. The one before goes on.
         """
         interval = self.planning.interval_s if interval_s is None else checked_interval(interval_s)
-        before = (self.planning.written, self.planning.interval_s, self.planning.memory())
-        self.planning.use(written, interval)
-        try:
-            self.ledger.write([("policy.set", None, {"policy": written, "interval_s": interval})])
-        except StoreError:
-            self.planning.use(*before)
-            raise
+        policy = self.planning.made(written)
+        self.ledger.write([("policy.set", None, {"policy": written, "interval_s": interval})])
+        self.planning.use(policy, written, interval)
+        self._told.clear()
         self._unsaved = True
 
     def set_node(self, name: str, state: str, reason: str) -> None:
@@ -431,9 +483,19 @@ class Scheduler:
         if not self._unsaved or not (force or now >= self._saved_s + SAVE_MEMORY_S):
             return
         self._saved_s, self._unsaved = now, False
+        planning = self.planning
+        if planning.standby.serving:
+            return  # the fallback's is of no use, and the policy's is as it was
         try:
-            memory = memory_to_bytes(self.planning.memory(), self.planning.policy)
-            self.store.save_memory(self.planning.written, memory)
+            with Asking(Call.WRITE_MEMORY, planning.policy):
+                memory = memory_to_bytes(planning.memory(), planning.policy)
+        except PolicyFailure as how:
+            planning.standby.cannot_write(planning.written, how, now)
+            self._inbox.put(lambda: None)  # a turn, in which it is said
+            return
+        planning.saved, planning.standby.unwritten = memory, None
+        try:
+            self.store.save_memory(planning.written, memory)
         except StoreError as error:
             self._trouble("store", str(error))
             self._unsaved = True

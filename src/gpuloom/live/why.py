@@ -99,7 +99,7 @@ class Whys:
         except GpuloomError as error:
             text = str(error) if isinstance(error, ForecastFailed) else f"the forecast failed: {error}"
             return _of_one_that_waits(known, known.reason, None, Outlook(known.left, cause=text))
-        except Exception as error:  # of the policy, which may be anybody's: it must not cost the rest of the answer
+        except BaseException as error:  # of the policy, which may be anybody's: it must not cost the rest of the answer
             log.exception("a forecast failed")
             text = f"the forecast failed: {type(error).__name__}: {error}"
             return _of_one_that_waits(known, known.reason, None, Outlook(known.left, cause=text))

@@ -21,6 +21,7 @@ from gpuloom.core.state import State
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
 from gpuloom.interleave.groups import GroupSharing
+from gpuloom.live.asking import Asking, Call
 from gpuloom.live.estimates import left_s, stands_s
 from gpuloom.live.fleet import Fleet, slots_of
 from gpuloom.live.roster import Roster
@@ -50,12 +51,16 @@ class Placed:
 
 @dataclass(slots=True)
 class Memory:
-    """A policy's memory, the jobs and machines that its rows and nodes were, and the jobs that it has been told of."""
+    """A policy's memory, the jobs and machines that its rows and nodes were, and the jobs that it has been told of.
+
+    held: on which of these nodes jobs ran.
+    """
 
     value: Any = None
     jobs: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     met: tuple[int, ...] = ()
+    held: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -130,7 +135,9 @@ class World:
         impossible = {self.jobs[row] for row in impossible_jobs(shapes_of(workload, cluster), cluster).tolist()}
         self.unplaceable = {job for job in eligible if job in impossible}
         overheads = np.full(len(ordered), overhead_s)
-        progress = Progress(workload, cluster, overheads, policy.sharing(workload))
+        with Asking(Call.SHARING, policy):
+            sharing = policy.sharing(workload)
+        progress = Progress(workload, cluster, overheads, sharing)
         held = {slot for has in placed.values() for slot in slots_of(has.allocation)}
         ended: dict[int, Placed] = {}
         for number, was in left.items():
@@ -144,14 +151,18 @@ class World:
         self.engine = Engine(self.state, policy, progress, self.collector, memory=value)
         self.engine.snapshot.fixed = frozenset(self.row_of[job] for job in fixed)
         if not settled:
-            self.engine.settle(now_s)
+            with Asking(Call.SHARING, policy):
+                self.engine.settle(now_s)
+        self.engine.new_to_policy(nodes=self._freed(memory, placed.keys() | ended.keys()))
         news = [self.row_of[job] for job in eligible - met - self.unplaceable - placed.keys()]
-        self.engine.take_in(now_s, finished=sorted(self.row_of[job] for job in ended), arrived=sorted(news))
+        with Asking(Call.SHARING, policy):
+            self.engine.take_in(now_s, finished=sorted(self.row_of[job] for job in ended), arrived=sorted(news))
         self.collector.take()
 
     def memory(self) -> Memory:
         """The policy's memory as it is now."""
-        return Memory(self.engine.memory, self.jobs, _machines(self.fleet))
+        held = {self.jobs[row]: placement.nodes for row, placement in self.state.placements.items()}
+        return Memory(self.engine.memory, self.jobs, _machines(self.fleet), held=held)
 
     def stands_until_s(self) -> float:
         """When the end that is expected of a running job has to be set anew, as it has not come."""
@@ -217,14 +228,25 @@ class World:
         )
         return progress.sharing is None or shares is not None
 
+    def _freed(self, memory: Memory, known: Collection[int]) -> list[int]:
+        """Nodes with GPUs that came free, or into service, in another way than by ends that the policy is told of: it
+        would not look at them again otherwise."""
+        if memory.value is None:
+            return []
+        left = {memory.nodes[node] for job, nodes in memory.held.items() if job not in known for node in nodes}
+        machines = enumerate(_machines(self.fleet))
+        return [index for index, name in machines if name in left or name not in memory.nodes]
+
     def _carried(self, memory: Memory, cluster: Any) -> Any:
         if memory.value is None:
-            return None
+            with Asking(Call.NEW_MEMORY, self.policy):
+                return self.policy.new_memory(self.workload, cluster)
         rows_before = {job: row for row, job in enumerate(memory.jobs)}
         rows = np.array([rows_before.get(job, -1) for job in self.jobs], dtype=np.intp)
         now_at = {name: index for index, name in enumerate(_machines(self.fleet))}
         nodes = np.array([now_at.get(name, -1) for name in memory.nodes], dtype=np.intp)
-        return self.policy.carried(memory.value, rows, nodes, self.workload, cluster)
+        with Asking(Call.CARRIED, self.policy):
+            return self.policy.carried(memory.value, rows, nodes, self.workload, cluster)
 
 
 def _machines(fleet: Fleet) -> tuple[str, ...]:

@@ -152,7 +152,8 @@ class _Books:
         going_on = {job: place for job, place in memory.where.items() if job not in gone}
         waiting = snapshot.waiting()
         self._built = True
-        if going_on == snapshot.placements:
+        self._keep_what_holds(snapshot)
+        if going_on == snapshot.placements and gone <= memory.where.keys():
             # As it was before the events of this snapshot, which `observe` takes in.
             came = {*snapshot.evicted, *snapshot.arrived}
             self._fill(memory.where, memory.out)
@@ -168,6 +169,30 @@ class _Books:
             self._fill(snapshot.placements, snapshot.nodes_out)
             self._enqueue(waiting)
         memory.load, memory.where, memory.out = self._load, self._where, sorted(self._out)
+
+    def _keep_what_holds(self, snapshot: Snapshot) -> None:
+        """Give up what is held by jobs that don't wait any more (held back, cancelled), or that asks for other GPUs
+        than before, and what others run on: live, a memory may be of another time."""
+        closed: dict[int, int] = {}
+        for placement in snapshot.placements.values():
+            if placement.layer == GUARANTEED_LAYER:
+                for node, mask in zip(placement.nodes, placement.masks, strict=True):
+                    closed[node] = closed.get(node, 0) | mask
+        for job, held in list(self._reserved.items()):
+            waits = snapshot.is_waiting(job) and not self._opportunistic[job]
+            if not waits or not self._may_wait_on(job, held) or any(closed.get(n, 0) & m for n, m in held.items()):
+                del self._reserved[job]
+
+    def _may_wait_on(self, job: int, held: Mapping[int, int]) -> bool:
+        """Whether these GPUs can be a part of what the job asks for."""
+        shape = self._shapes.shapes[self._shapes.of_job[job]]
+        pools = {int(self._pool_gpus[self._first[node]]) for node in held}
+        if len(pools) != 1 or not pools.issubset(shape.pools):
+            return False
+        if shape.gpus > self._pool_size[min(pools)]:
+            parts = sum_ints(mask.bit_count() < self._sizes[node] for node, mask in held.items())
+            return parts <= 1 and sum_ints(mask.bit_count() for mask in held.values()) < shape.gpus
+        return len(held) == 1 and all(m.bit_count() < shape.gpus <= self._sizes[n] for n, m in held.items())
 
     def _fill(self, placements: Mapping[int, Placement], out: Collection[int]) -> None:
         """Book who runs where, and what jobs hold that wait."""
@@ -285,7 +310,13 @@ class _Books:
             self._on_one_node(held, pool, missing)
         else:
             self._on_many_nodes(held, pool, shape.gpus)
-        if sum_ints(mask.bit_count() for mask in held.values()) < shape.gpus:
+        have = sum_ints(mask.bit_count() for mask in held.values())
+        if have > shape.gpus:  # it asked for more when it took the first of them
+            for node, mask in held.items():
+                self._reopen(node, mask, RESERVED)
+            self._reserved.pop(job, None)
+            return self._acquire(job)
+        if have < shape.gpus:
             if held:
                 self._reserved[job] = held
             return None

@@ -121,7 +121,11 @@ class _Writer:
             pairs = [[self.plain(k, f"a key of {where}"), self.plain(v, f"{where}[{k!r}]")] for k, v in value.items()]
             return {"dict": pairs}
         if is_dataclass(value) and not isinstance(value, type) and type(value) in self._names:
-            content = {one.name: self.plain(getattr(value, one.name), f"{where}.{one.name}") for one in fields(value)}
+            content = {}
+            for one in fields(value):
+                # To its author, the memory of the policy within is the memory.
+                inside = where if isinstance(value, Memory) and one.name == "base" else f"{where}.{one.name}"
+                content[one.name] = self.plain(getattr(value, one.name), inside)
             return {"of": self._names[type(value)], "fields": content}
         raise PolicyError(
             f"policy {self._policy.id!r}: {where} is a {type(value).__name__}, which can't be written down; a memory "

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.words import did_you_mean
-from gpuloom.policies.base import Policy
+from gpuloom.policies.base import Policy, Traits
 
 ENTRY_POINTS = "gpuloom.policies"
 
@@ -65,10 +65,21 @@ def policy_class(policy_id: str) -> type[Policy]:
             )
         try:
             found = points[0].load()
-        except Exception as error:
-            raise PolicyError(f"policy {policy_id!r} of {points[0].value!r} can't be loaded: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise PolicyError(
+                f"policy {policy_id!r} of {points[0].value!r} can't be loaded: {type(error).__name__}: {error}"
+            ) from error
+    return checked_class(found, f"policy {policy_id!r}")
+
+
+def checked_class(found: Any, what: str) -> type[Policy]:
+    """A class that is to be a policy, if it is one. Raises PolicyError."""
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise PolicyError(f"policy {policy_id!r}: {found!r} is not a gpuloom Policy")
+        raise PolicyError(f"{what}: {found!r} is not a gpuloom Policy")
+    if not isinstance(getattr(found, "traits", None), Traits) or not isinstance(getattr(found, "id", None), str):
+        raise PolicyError(f"{what}: {found.__name__} must have an id (str) and traits (gpuloom.policies.base.Traits)")
+    if left := sorted(found.__abstractmethods__):
+        raise PolicyError(f"{what}: {found.__name__} lacks the method {', '.join(left)}")
     return found
 
 
@@ -96,7 +107,12 @@ def create_policy(text: str, **defaults: Any) -> Policy:
     chosen: dict[str, Any] = {name: value for name, value in defaults.items() if name in names}
     written = {name: values.pop(name) for name in (BESIDE, BESIDE_SPEED) if name in values and name not in names}
     chosen.update(values)
-    made = cls(**chosen)
+    try:
+        made = cls(**chosen)
+    except PolicyError:
+        raise
+    except (Exception, SystemExit) as error:  # of its own code
+        raise PolicyError(f"policy {policy_id!r} can't be made: {type(error).__name__}: {error}") from error
     asked = {name: defaults[name] for name in (BESIDE, BESIDE_SPEED) if name in defaults and name not in names}
     return _with_pairs(made, asked, written) if asked or written else made
 
