@@ -346,7 +346,9 @@ def _plug_in(folder: Path) -> Path:
     return folder
 
 
-def test_a_policy_that_raises_leaves_running_jobs_alone_and_fifo_serves_until_it_is_replaced(live: Real, tmp_path: Path) -> None:
+def test_a_policy_that_raises_leaves_running_jobs_alone_and_fifo_serves_until_it_is_replaced(
+    live: Real, tmp_path: Path
+) -> None:
     folder = _plug_in(tmp_path / "plug")
     live.env["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     live.up("--policy", "fragile")
