@@ -99,7 +99,7 @@ class Writer:
 
     def submit(self, **given: Any) -> int:
         first = self.book.next_job
-        self.write(("jobs.submitted", None, submitted(first, **given)))
+        self.write(("jobs.submitted", first, submitted(first, **given)))
         return first
 
     def start(self, job: int, at: float | None = None, allocation: object = (("host", (0,)),)) -> None:

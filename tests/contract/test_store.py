@@ -233,7 +233,7 @@ class TestEvents:
         assert ids(limit=2, newest=True) == [4, 5]
         assert ids(after=4, limit=2, newest=True) == [5]
         assert ids(limit=0, newest=True) == []
-        assert ids(job=two) == [3, 4]
+        assert ids(job=two) == [2, 3, 4]
         assert ids(types=("jobs.submitted", "job.held")) == [1, 2, 5]
         assert ids(types=("jobs.submitted", "job.held"), limit=2, newest=True) == [2, 5]
         assert ids(job=one, types=("attempt.running",)) == []

@@ -145,12 +145,26 @@ def test_a_policy_that_there_is_not_is_told_before_anything_starts(home: Path) -
     assert not home.exists()
 
 
-def test_one_that_is_never_ready_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_slow_to_be_ready_says_what_it_waits_for_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def popen(command: object, **kw: Any) -> subprocess.Popen[bytes]:
+        script = "echo 'warning: not ready after 4 s: it is opening the store'; exec sleep 600"
+        begun.append(POPEN(["sh", "-c", script], **kw))
+        return begun[-1]
+
     monkeypatch.setattr(service, "_answers", lambda home, pid: False)
     (tmp_path / "scheduler.log").write_text("of before\n")
-    monkeypatch.setattr(service.subprocess, "Popen", lambda command, **kw: POPEN(["sleep", "600"], **kw))
-    with pytest.raises(service.UpError, match=r"not ready after 0\.2 s, and was ended; .*scheduler\.log says nothing"):
-        service.start_detached(tmp_path, [], timeout_s=0.2)
+    monkeypatch.setattr(service.subprocess, "Popen", popen)
+    with pytest.raises(service.UpError, match=r"(?s)not ready after 1 s, and goes on: .*ends it; .*opening the store"):
+        service.start_detached(tmp_path, [], timeout_s=1.0)
+    (process,) = begun
+    assert Path(f"/proc/{process.pid}").exists()
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)
+    assert capsys.readouterr().err == "gpuloom: warning: not ready after 4 s: it is opening the store\n"
 
 
 def test_the_default_port_or_a_free_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,7 +286,7 @@ def start_detached(home: Path, arguments: Sequence[str], *, timeout_s: float = R
     """Start `gpuloom up` in a session of its own and wait until it is ready. What `_ready` says of it.
 
     Raises:
-        UpError: it ended, or was not ready in time; with the end of its log.
+        UpError: it ended, or is not ready in time, and goes on; with the end of its log.
     """
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -307,27 +307,46 @@ def start_detached(home: Path, arguments: Sequence[str], *, timeout_s: float = R
             start_new_session=True,
         )
     until = time.monotonic() + timeout_s
+    told: set[str] = set()
     while time.monotonic() < until:
-        if process.poll() is not None:
+        ended, ready = process.poll() is not None, _answers(home, process.pid)
+        if not ended:
+            # Such as what it waits for (live/steps.py), or that traffic is not encrypted (server/run.py).
+            warnings = [line for line in _written(log, start).splitlines() if line.startswith("warning: ")]
+            for line in warnings:
+                if line not in told:
+                    told.add(line)
+                    click.echo(f"gpuloom: {line}", err=True)
+        if ended:
             text = f"the scheduler ended with exit code {process.returncode}{_end_of(log, start)}"
             raise UpError(text, code=process.returncode)
-        if _answers(home, process.pid):
-            # It outlives this process on purpose, so nobody waits for it here.
+        # It outlives this process on purpose, so nobody waits for it here.
+        if ready:
             process.returncode = 0
-            for line in _written(log, start).splitlines():
-                if line.startswith("warning: "):  # such as that traffic is not encrypted (server/run.py)
-                    click.echo(f"gpuloom: {line}", err=True)
             return _ready(home, process.pid)
         time.sleep(0.05)
-    process.terminate()
-    process.wait()
-    raise UpError(f"the scheduler was not ready after {timeout_s:g} s, and was ended{_end_of(log, start)}")
+    # What takes so long may be the update of a large store: to end it would only mean to begin anew.
+    pid, process.returncode = process.pid, 0
+    raise UpError(
+        f"the scheduler (pid {pid}) is not ready after {timeout_s:g} s, and goes on: `gpuloom status` says when it is, "
+        f"`kill {pid}` ends it{_end_of(log, start)}"
+    )
 
 
 def _end_of(log: Path, start: int, lines: int = 15) -> str:
     """The last lines of what was written to a log from `start` on."""
     shown = "\n".join(_written(log, start).splitlines()[-lines:])
-    return f"; {log} says:\n{shown}" if shown else f"; {log} says nothing"
+    return f"; {log} says:\n{shown}" if shown else f"; {log} says nothing{_no_room(log.parent)}"
+
+
+def _no_room(folder: Path) -> str:
+    """That nothing can be written there, which may be why a log says nothing."""
+    found = os.statvfs(folder)
+    counts = (("space", found.f_blocks, found.f_bavail), ("inodes", found.f_files, found.f_favail))
+    lacking = [what for what, there, left in counts if there and not left]
+    if not lacking:
+        return ""
+    return f", as no {' and no '.join(lacking)} is left on the disk of {folder}: make room there"
 
 
 def _written(log: Path, start: int) -> str:

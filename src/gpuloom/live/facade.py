@@ -13,6 +13,7 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, Attempt, EndReason, Job, Phase
 from gpuloom.core.words import plural
+from gpuloom.live.care import Checked, StoreCheck
 from gpuloom.live.estimates import like_of
 from gpuloom.live.history import trace_csv
 from gpuloom.live.job_view import attempt_view, event_view, job_view, preemptions_of
@@ -42,7 +43,17 @@ NEVER = frozenset({"array", "hold"})
 class LiveService:
     """Implements `Service` on a scheduler."""
 
-    def __init__(self, scheduler: Scheduler, machine: Machine, *, store_path: str, on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        machine: Machine,
+        *,
+        store_path: str,
+        on_stop: Callable[[], None],
+        check: StoreCheck | None = None,
+    ) -> None:
+        """check: of the store, if it was not checked as a whole before the scheduler began."""
+        self._check = check
         self._scheduler, self._machine, self._store = scheduler, machine, scheduler.store
         self._store_path, self._on_stop = store_path, on_stop
         self._started_s = scheduler.clock.now()
@@ -298,7 +309,7 @@ class LiveService:
             for n, gpus in a.allocation
             for slot in [(n, g) for g in gpus]
         }
-        store = scheduler.problems.get("store", "")
+        store = scheduler.problems.get("store", "") or scheduler.problems.get("check", "")
         executor = (
             scheduler.problems.get("executor", "") or scheduler.executor.healthy() or scheduler.intake.strangers_text
         )
@@ -314,6 +325,7 @@ class LiveService:
                 "schema_version": self._store.schema_version,
                 "ok": not store,
                 "problem": store,
+                "checked": (Checked.WHOLE if self._check is None else self._check.checked).value,
             },
             "executor": {
                 "name": scheduler.executor.name,

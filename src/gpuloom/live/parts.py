@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -17,6 +17,7 @@ from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import Gpu, NodeRecord, Phase
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.port import LiveExecutor
+from gpuloom.live.care import StoreCheck
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.kernel_sharing import ability
 from gpuloom.live.launch import run_directory
@@ -26,9 +27,11 @@ from gpuloom.live.records import node_data
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.spec import LONGEST_S, SHORTEST_INTERVAL_S
 from gpuloom.live.spec import interval as checked_interval
+from gpuloom.live.steps import Step
 from gpuloom.policies.registry import parse_policy
+from gpuloom.store.faults import READABLE, damaged_text
 from gpuloom.store.home import Home, take_lock
-from gpuloom.store.port import Store
+from gpuloom.store.port import Store, StoreDamagedError
 from gpuloom.store.sqlite import SqliteStore
 
 log = logging.getLogger("gpuloom")
@@ -51,20 +54,32 @@ class LiveScheduler:
         nvml: Nvml | None = None,
         store: Store | None = None,
         executor: LiveExecutor | None = None,
+        at: Callable[[Step], None] = lambda step: None,
     ) -> None:
-        """nvml, store, executor: others than the usual ones, for tests.
+        """nvml, store, executor: others than the usual ones, for tests. at: told of each step of the start.
 
         Raises:
-            StoreError, StoreBusy: the store can't be used. InputError: no GPUs and no slots; an unknown policy.
+            StoreError, StoreBusy: the store can't be used. StoreDamagedError: it must not be gone on with.
+            InputError: no GPUs and no slots; an unknown policy.
         """
         self.machine: Machine
+        self._at = at
+        at(Step.HOME)
         self.home = home.create()
         if policy is not None:
             parse_policy(policy)
+        at(Step.LOCK)
         self.lock = take_lock(self.home)
         try:
+            at(Step.STORE)
             self.store: Store = store if store is not None else SqliteStore(self.home.db)
+            at(Step.CHECK)
+            examined = self.store.examine()
+            if examined.report.findings:
+                raise StoreDamagedError(f"{damaged_text(self.home.db, examined.report)}; {READABLE}")
+            at(Step.LOAD)
             loaded = self.store.load()
+            at(Step.MACHINE)
             self.clock = ServiceClock(loaded.last_event_s)
             self.nvml = nvml if nvml is not None else Nvml()
             before = {node.name: node for node in loaded.nodes}
@@ -97,6 +112,7 @@ class LiveScheduler:
                 on_up=lambda: self._again_well(),
                 sharing=ability(node, os.environ),
             )
+            self.check = None if examined.complete else StoreCheck(self.home.db, self.scheduler.checked)
         except BaseException:
             self.lock.release()
             raise
@@ -113,12 +129,23 @@ class LiveScheduler:
 
     def start(self) -> None:
         """Write down that it begins, take up what runs, schedule."""
+        self._at(Step.WRITE)
         self.scheduler.ledger.write(self._first)
+        self._at(Step.RUNNER)
         self.scheduler.start()
         self.machine.start(self._runs, self._sampled)
+        if self.check is not None:
+            self.check.start()
+
+    def close_unstarted(self) -> None:
+        """Let go of store and home, where nothing was begun."""
+        self.store.close()
+        self.lock.release()
 
     def close(self) -> None:
         """End in order; jobs go on."""
+        if self.check is not None:
+            self.check.close()
         self.machine.stop()
         self.scheduler.stop(stop_jobs=False)
         if self.scheduler.join(60.0):  # else it may be writing yet

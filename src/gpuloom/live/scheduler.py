@@ -182,6 +182,10 @@ class Scheduler:
 
         self._inbox.put(take)
 
+    def checked(self, problem: str) -> None:
+        """The store has been checked (in a thread of its own): what is wrong with it."""
+        self._inbox.put(partial(self._trouble, "check", problem))
+
     def stop(self, *, stop_jobs: bool) -> None:
         """End; with `stop_jobs`, when all running jobs have been stopped. They go on when the scheduler is back."""
 

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from gpuloom.executors.logs import read_log
 from gpuloom.executors.open_files import ask_for_more
 from gpuloom.live.facade import LiveService
 from gpuloom.live.parts import LiveScheduler
+from gpuloom.live.steps import Start, Step
 from gpuloom.server.auth import load_or_make_token
 from gpuloom.server.log import begin as begin_log
 from gpuloom.server.log import keep as keep_log
@@ -44,8 +46,13 @@ def run(options: UpOptions) -> int:
     """Run a scheduler until it is told to end; the exit code."""
     begin_log(options.log_level)
     ask_for_more()
-    home = home_of(options.home).create()
-    live = LiveScheduler(home, slots=options.slots, policy=options.policy, interval_s=options.interval_s)
+    with Start(_to_stderr) as start:
+        return _run(options, start)
+
+
+def _run(options: UpOptions, start: Start) -> int:
+    home = home_of(options.home)
+    live = LiveScheduler(home, slots=options.slots, policy=options.policy, interval_s=options.interval_s, at=start.at)
     keep_log(home.log)  # once nobody else can have it
     stops: list[Callable[[], None]] = []
 
@@ -53,7 +60,7 @@ def run(options: UpOptions) -> int:
         for stop in stops:
             stop()
 
-    service = LiveService(live.scheduler, live.machine, store_path=str(home.db), on_stop=end)
+    service = LiveService(live.scheduler, live.machine, store_path=str(home.db), on_stop=end, check=live.check)
     live.scheduler.on_end(end)
     token = load_or_make_token(home.token)
     started = False
@@ -68,8 +75,10 @@ def run(options: UpOptions) -> int:
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
         _write_server(home, listening.url)
+        start.done()
         log.info("ready at %s, home %s", listening.url, home.path)
 
+    start.at(Step.ADDRESS)
     try:
         with _described(home):
             serve(service, host=options.host, port=options.port, token=token, logs=read_log, on_ready=ready)
@@ -77,8 +86,12 @@ def run(options: UpOptions) -> int:
         if started:
             live.close()
         else:
-            live.lock.release()
+            live.close_unstarted()
     return 1 if live.scheduler.failed is not None else 0
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

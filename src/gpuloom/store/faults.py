@@ -7,9 +7,19 @@ import os
 import sqlite3
 from pathlib import Path
 
-from gpuloom.store.port import StoreBusy, StoreError
+from gpuloom.store.port import CheckReport, StoreBusy, StoreError
 
 RESTORE = "`gpuloom db check` says what is wrong, `gpuloom db restore FILE` puts a backup in its place"
+
+READABLE = "until then `gpuloom ls`, `show`, `events`, `history export` and `db backup` read what can be read of it"
+
+
+def damaged_text(path: Path, report: CheckReport) -> str:
+    """What is said of a store with findings."""
+    first, more = report.findings[0], len(report.findings) - 1
+    others = f" (and {more} more)" if more else ""
+    return f"{path}: the store is damaged: {first.detail}{others}; {RESTORE}"
+
 
 _BY_TEXT = {
     "database or disk is full": "SQLITE_FULL",

@@ -13,7 +13,7 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Attempt, Job, Phase
 from gpuloom.store import rows
 from gpuloom.store.connect import schema_version
-from gpuloom.store.port import CheckReport, EndedRun, JobQuery, Loaded, StoreError, Submission, Usage
+from gpuloom.store.port import CheckReport, EndedRun, Examined, JobQuery, Loaded, StoreError, Submission, Usage
 from gpuloom.store.queries import is_pattern
 from gpuloom.store.retell import Findings, Records, compare, retell
 from gpuloom.store.sqlite import SqliteStore
@@ -184,6 +184,9 @@ class MemoryStore:
             return CheckReport(
                 len(self._events), len(kept.jobs), len(kept.attempts), self.schema_version, findings.all()
             )
+
+    def examine(self) -> Examined:
+        return Examined(self.check(), complete=True)
 
     def backup(self, path: Path, *, overwrite: bool = False) -> None:
         """Into a SQLite store, which a scheduler can be started with."""

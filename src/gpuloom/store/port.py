@@ -97,6 +97,10 @@ class Finding:
     detail: str
 
 
+class StoreDamagedError(StoreError):
+    """The store holds what no scheduler may go on with; it can still be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckReport:
     """Result of `check`: how much was looked at, and what is wrong (nothing: the store is sound)."""
@@ -106,6 +110,14 @@ class CheckReport:
     attempts: int
     schema_version: int
     findings: tuple[Finding, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """report: what was found. complete: nothing is left for `check`."""
+
+    report: CheckReport
+    complete: bool
 
 
 class Store(Protocol):
@@ -173,6 +185,10 @@ class Store(Protocol):
 
     def check(self) -> CheckReport:
         """Verify the files, tell the log again and compare with the records."""
+        ...
+
+    def examine(self) -> Examined:
+        """As much of a check as a start can wait for: what can cost a job is in it."""
         ...
 
     def backup(self, path: Path) -> None:

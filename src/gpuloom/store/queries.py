@@ -136,6 +136,12 @@ def events(after: int, job: int | None, types: Sequence[str], limit: int, newest
     return f"{sql} {'DESC' if newest else 'ASC'} LIMIT ?", [*given, bounded(max(limit, 0))]
 
 
+def events_about(jobs: Sequence[int]) -> Statement:
+    """All events about these jobs, in order."""
+    sql = "SELECT id, at_s, type, job, data FROM events WHERE job IN (SELECT value FROM json_each(?)) ORDER BY id"
+    return sql, [_among(jobs)]
+
+
 def runs_in(since_s: float, until_s: float) -> Statement:
     """Attempts that may have held GPUs in a span: user, spec's name, the job's phase and end, then the attempt."""
     chosen = (

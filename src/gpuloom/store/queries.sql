@@ -60,3 +60,40 @@ WHERE phase = 'finished' AND user = ? AND spec_name = ? ORDER BY ended_s DESC, j
 -- name: ended_runs_of_user
 SELECT gpus, work_s, array_id, spec FROM jobs JOIN specs ON specs.id = spec_id
 WHERE phase = 'finished' AND user = ? ORDER BY ended_s DESC, jobs.id DESC LIMIT ?;
+
+-- name: events_there
+SELECT count(*), coalesce(max(id), 0) FROM events;
+
+-- name: highest_job
+SELECT coalesce(max(id), 0), count(*) FROM jobs;
+
+-- name: submitted_jobs
+SELECT coalesce(sum(json_extract(data, '$.count')), 0) FROM events WHERE type = 'jobs.submitted';
+
+-- Jobs that are not as the last event about them left them, and those that are not there.
+-- name: jobs_left_behind
+SELECT last.job, last.id FROM (SELECT job, max(id) AS id FROM events WHERE job IS NOT NULL GROUP BY job) AS last
+LEFT JOIN jobs ON jobs.id = last.job WHERE jobs.id IS NULL OR jobs.cause != last.id LIMIT 21;
+
+-- Jobs in a phase to which the event that last changed them does not lead (core/book.py).
+-- name: jobs_not_as_caused
+SELECT jobs.id, jobs.phase, events.type FROM jobs JOIN events ON events.id = jobs.cause
+WHERE jobs.phase != CASE events.type
+    WHEN 'jobs.submitted' THEN iif(json_extract(events.data, '$.held'), 'held', 'queued')
+    WHEN 'job.held' THEN 'held'
+    WHEN 'job.released' THEN 'queued'
+    WHEN 'job.requeued' THEN 'queued'
+    WHEN 'job.cancelled' THEN 'cancelled'
+    WHEN 'attempt.starting' THEN 'starting'
+    WHEN 'attempt.running' THEN 'running'
+    WHEN 'attempt.stopping' THEN 'stopping'
+    WHEN 'attempt.frozen' THEN 'frozen'
+    WHEN 'attempt.thawed' THEN 'running'
+    WHEN 'attempt.ended' THEN json_extract(events.data, '$.next')
+    ELSE jobs.phase END LIMIT 21;
+
+-- Jobs that a scheduler goes on with, and those whose phase the last event about them does not tell.
+-- name: jobs_to_tell
+SELECT jobs.id, jobs.array_id FROM jobs JOIN events ON events.id = jobs.cause
+WHERE jobs.phase NOT IN ('finished', 'failed', 'cancelled') OR events.type IN ('job.updated', 'job.flagged')
+ORDER BY jobs.id LIMIT ?;

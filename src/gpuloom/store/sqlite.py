@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -13,21 +13,20 @@ from typing import Any
 
 from gpuloom.core.book import Changes
 from gpuloom.core.events import Event
-from gpuloom.core.job import ACTIVE, WAITING, Attempt, Job, NodeRecord, Phase
-from gpuloom.store import queries, rows
+from gpuloom.core.job import ACTIVE, WAITING, Attempt, Job, Phase
+from gpuloom.store import queries, read, rows
 from gpuloom.store.backup import copy_database
 from gpuloom.store.connect import open_reader, open_writer, version_of
+from gpuloom.store.examine import check, examine
 from gpuloom.store.faults import RESTORE, store_error
-from gpuloom.store.port import CheckReport, EndedRun, JobQuery, Loaded, StoreError, Submission, Usage
-from gpuloom.store.retell import Findings, Records, compare, retell
-from gpuloom.store.usage import STRETCH_EVENTS, Run, Stretch, checked_by, held, tally
+from gpuloom.store.port import CheckReport, EndedRun, Examined, JobQuery, Loaded, StoreError, Submission, Usage
+from gpuloom.store.read import NONSENSE
+from gpuloom.store.usage import checked_by, tally
 
 POINTS = ("begin", "events", "specs", "jobs", "attempts", "nodes", "settings", "submissions", "commit", "committed")
 """Where `append` calls `_at`: before the transaction begins, after each table, before and after the commit."""
 READERS_KEPT = 4
 PAGE = 1000
-NONSENSE = (ValueError, TypeError, LookupError)
-"""What making records raises of rows that no gpuloom wrote."""
 
 
 class SqliteStore:
@@ -113,7 +112,7 @@ class SqliteStore:
     def _follow(self, writer: sqlite3.Connection, events: Sequence[Event]) -> None:
         """The log has no gaps, and no other process writes to it."""
         if self._last is None:
-            self._last = _last_event(writer)[0]
+            self._last = read.last_event(writer)[0]
         for expected, event in enumerate(events, self._last + 1):
             if event.id != expected:
                 raise StoreError(
@@ -179,7 +178,7 @@ class SqliteStore:
         """Whether the transaction is in the file after all: a commit may report a fault and have been made."""
         try:
             with closing(open_reader(self.path)) as reader:
-                return _last_event(reader)[0] == event
+                return read.last_event(reader)[0] == event
         except (sqlite3.Error, OSError, StoreError):
             return False  # not known; if it is there, `_follow` will say so
 
@@ -226,16 +225,16 @@ class SqliteStore:
 
     def load(self, *, recent: int = 10_000) -> Loaded:
         with self._reading(together=True) as reader:
-            jobs = _jobs(reader, queries.jobs_to_load(sorted(WAITING | ACTIVE), recent))
+            jobs = read.jobs(reader, queries.jobs_to_load(sorted(WAITING | ACTIVE), recent))
             attempts = [rows.attempt_of(row) for row in reader.execute(queries.open_attempts())]
-            last, last_s = _last_event(reader)
+            last, last_s = read.last_event(reader)
             memory = reader.execute(queries.statements()["memory"]).fetchone()
             return Loaded(
                 jobs=jobs,
                 attempts=attempts,
-                nodes=_nodes(reader),
-                settings=_settings(reader),
-                next_job=_next_job(reader),
+                nodes=read.nodes(reader),
+                settings=read.settings(reader),
+                next_job=read.next_job(reader),
                 last_event=last,
                 last_event_s=last_s,
                 memory=None if memory is None else (rows.untext(memory[0]), memory[1]),
@@ -247,7 +246,7 @@ class SqliteStore:
 
     def jobs(self, query: JobQuery) -> Sequence[Job]:
         with self._reading() as reader:
-            return _jobs(reader, queries.jobs(query))
+            return read.jobs(reader, queries.jobs(query))
 
     def counts(self) -> Mapping[str, int]:
         """Jobs by phase; 0 where there are none."""
@@ -257,7 +256,7 @@ class SqliteStore:
 
     def attempts(self, jobs: Sequence[int]) -> Sequence[Attempt]:
         with self._reading() as reader:
-            return _attempts(reader, jobs)
+            return read.attempts(reader, jobs)
 
     def events(
         self,
@@ -269,7 +268,7 @@ class SqliteStore:
         newest: bool = False,
     ) -> Sequence[Event]:
         with self._reading() as reader:
-            found = _events(reader, after, job, types, limit, newest)
+            found = read.events(reader, after, job, types, limit, newest)
         return found[::-1] if newest else found
 
     def submission(self, key: str) -> Submission | None:
@@ -290,7 +289,7 @@ class SqliteStore:
     def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
         checked_by(by)
         with self._reading(together=True) as reader:
-            runs = list(_runs(reader, since_s, until_s))
+            runs = list(read.runs(reader, since_s, until_s))
         return tally(runs, since_s=since_s, until_s=until_s, by=by)
 
     def history(self, *, since_s: float, until_s: float) -> Iterator[tuple[Job, tuple[Attempt, ...]]]:
@@ -298,9 +297,9 @@ class SqliteStore:
         last = (since_s, 0)  # numbers begin at 1
         while since_s < until_s:
             with self._reading(together=True) as reader:
-                jobs = _jobs(reader, queries.history_page(last, until_s, PAGE))
+                jobs = read.jobs(reader, queries.history_page(last, until_s, PAGE))
                 runs: dict[int, list[Attempt]] = {job.id: [] for job in jobs}
-                for attempt in _attempts(reader, list(runs)):
+                for attempt in read.attempts(reader, list(runs)):
                     runs[attempt.job].append(attempt)
             yield from ((job, tuple(runs[job.id])) for job in jobs)
             if len(jobs) < PAGE:
@@ -311,20 +310,13 @@ class SqliteStore:
 
     def check(self) -> CheckReport:
         """Verify the file, tell the log again and compare with the records."""
-        findings, told, kept = Findings(), None, Records()
         with self._reading("check", together=True) as reader:
-            try:
-                _verify(reader, findings)
-                told = retell(_log(reader), findings)
-                kept = _records(reader, findings)
-                if told is not None:
-                    compare(told, kept, findings)
-            except (sqlite3.DatabaseError, *NONSENSE) as error:
-                if isinstance(error, sqlite3.OperationalError):
-                    raise
-                findings.add("file", f"can't be read on: {type(error).__name__}: {error}")
-        events = kept.events if told is None else told.events
-        return CheckReport(events, len(kept.jobs), len(kept.attempts), self.schema_version, findings.all())
+            return check(reader, self.schema_version)
+
+    def examine(self) -> Examined:
+        """As much of a check as a start can wait for (examine.py)."""
+        with self._reading("check", together=True) as reader:
+            return examine(reader, self.schema_version)
 
     def backup(self, path: Path, *, overwrite: bool = False) -> None:
         """A consistent copy while in use, in one file, for its owner alone.
@@ -355,92 +347,3 @@ def _batches(
         ("settings", said["put_meta"], [] if next_job is None else [("next_job", rows.dumps(next_job))]),
         ("submissions", said["add_submission"], [rows.submission_row(submission) for submission in submissions]),
     )
-
-
-def _jobs(reader: sqlite3.Connection, statement: queries.Statement) -> list[Job]:
-    found = reader.execute(*statement).fetchall()
-    wanted = sorted({rows.spec_id_of(row) for row in found})
-    asked = reader.execute(queries.statements()["specs"], (rows.dumps(wanted),)) if wanted else ()
-    specs = {number: rows.loads(spec) for number, spec in asked}
-    return [rows.job_of(row, specs) for row in found]
-
-
-def _attempts(reader: sqlite3.Connection, jobs: Sequence[int]) -> list[Attempt]:
-    return [rows.attempt_of(row) for row in reader.execute(*queries.attempts(jobs))]
-
-
-def _events(
-    reader: sqlite3.Connection, after: int, job: int | None, types: Sequence[str], limit: int, newest: bool = False
-) -> list[Event]:
-    return [rows.event_of(row) for row in reader.execute(*queries.events(after, job, types, limit, newest))]
-
-
-def _last_event(reader: sqlite3.Connection) -> tuple[int, float]:
-    """Its number and time; (0, 0.0) before the first."""
-    number, at_s = reader.execute(queries.statements()["last_event"]).fetchone() or (0, 0.0)
-    return int(number), float(at_s)
-
-
-def _nodes(reader: sqlite3.Connection) -> list[NodeRecord]:
-    return [rows.node_from(row) for row in reader.execute(queries.statements()["nodes"])]
-
-
-def _settings(reader: sqlite3.Connection) -> dict[str, Any]:
-    return {key: rows.loads(value) for key, value in reader.execute(queries.statements()["settings"])}
-
-
-def _next_job(reader: sqlite3.Connection) -> int:
-    return int(rows.loads(dict(reader.execute(queries.statements()["meta"]).fetchall())["next_job"]))
-
-
-def _runs(reader: sqlite3.Connection, since_s: float, until_s: float) -> Iterator[Run]:
-    told: dict[int, Mapping[int, Sequence[Stretch]]] = {}
-    for user, name, phase, ended_s, *row in reader.execute(*queries.runs_in(since_s, until_s)).fetchall():
-        attempt = rows.attempt_of(row)
-        stretches = held(attempt, told, lambda job: _events(reader, 0, job, STRETCH_EVENTS, queries.LARGEST))
-        failed_s = ended_s if phase == Phase.FAILED else None
-        yield Run(rows.untext(user), rows.untext(name), failed_s, attempt, stretches)
-
-
-# -- checking ----------------------------------------------------------------------------------------------------
-
-
-def _verify(reader: sqlite3.Connection, findings: Findings) -> None:
-    for (said,) in reader.execute("PRAGMA integrity_check(20)"):
-        if said != "ok":
-            findings.add("file", said)
-    for table, row, parent, _ in reader.execute("PRAGMA foreign_key_check"):
-        findings.add("reference", f"row {row} of {table} refers to a row of {parent} that is not there")
-
-
-def _log(reader: sqlite3.Connection) -> Iterator[Event]:
-    last = 0
-    while page := _events(reader, last, None, (), 10_000):
-        yield from page
-        last = page[-1].id
-
-
-def _records(reader: sqlite3.Connection, findings: Findings) -> Records:
-    def each(statement: tuple[str, Sequence[Any]], make: Callable[[Any], Any]) -> Iterator[Any]:
-        for row in reader.execute(*statement):
-            try:
-                yield make(row)
-            except NONSENSE as error:
-                findings.add("row", f"{row!r:.120} can't be read: {type(error).__name__}: {error}")
-
-    said = queries.statements()
-    specs = dict(each((said["all_specs"], ()), lambda row: (row[0], rows.loads(row[1]))))
-    job_rows = queries.jobs(JobQuery(oldest_first=True, limit=queries.LARGEST))
-    kept = Records(
-        specs=specs,
-        jobs={job.id: job for job in each(job_rows, lambda row: rows.job_of(row, specs))},
-        attempts={(run.job, run.number): run for run in each(queries.attempts(None), rows.attempt_of)},
-        nodes={node.name: node for node in each((said["nodes"], ()), rows.node_from)},
-        settings=_settings(reader),
-        next_job=_next_job(reader),
-        events=reader.execute("SELECT count(*) FROM events").fetchone()[0],
-    )
-    for submission in each((said["submissions"], ()), rows.submission_of):
-        if any(job not in kept.jobs for job in submission.jobs):
-            findings.add("submission", f"submission {submission.key!r} names jobs that are not there")
-    return kept

@@ -1,0 +1,83 @@
+"""Checks the rest of a large store while the scheduler is at work: what its start could not wait for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+
+from gpuloom.store.faults import damaged_text
+from gpuloom.store.port import CheckReport, Finding
+
+log = logging.getLogger("gpuloom")
+
+LEAST_URGENT = 19
+
+
+class Checked(StrEnum):
+    """How much of the store was checked since the scheduler began."""
+
+    WHOLE = "whole"
+    PART = "part"
+    """What can cost a job was looked at; the rest is being checked, or its check failed."""
+    DAMAGED = "damaged"
+
+
+class StoreCheck:
+    """`gpuloom db check` as a process of the least urgency. told: called with what is wrong, or ''."""
+
+    def __init__(self, db: Path, told: Callable[[str], None]) -> None:
+        self.checked = Checked.PART
+        self._db, self._told = db, told
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="store-check", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it, if it is still under way."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None and self._process.poll() is None:
+                self._process.kill()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        program = "from gpuloom.cli.main import main; main()"
+        argv = [sys.executable, "-c", program, "db", "check", "--json", "--home", str(self._db.parent)]
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                self._process = subprocess.Popen(  # noqa: S603 - our own program
+                    argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                )
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, LEAST_URGENT)
+            said, complained = self._process.communicate()
+            if self._closed:
+                return
+            found = json.loads(said) if self._process.returncode in (0, 1) else None
+        except (OSError, ValueError) as error:
+            self._told(f"the rest of the store could not be checked ({error}); `gpuloom db check` does it")
+            return
+        if found is None:
+            last = complained.decode(errors="replace").strip().rpartition("\n")[2]
+            self._told(f"the rest of the store could not be checked ({last}); `gpuloom db check` does it")
+        elif found["sound"]:
+            self.checked = Checked.WHOLE
+            log.info("the whole store was checked: it is sound")
+        else:
+            self.checked = Checked.DAMAGED
+            findings = tuple(Finding(one["what"], one["detail"]) for one in found["findings"])
+            report = CheckReport(found["events"], found["jobs"], found["attempts"], found["schema_version"], findings)
+            self._told(damaged_text(self._db, report))

@@ -1,0 +1,83 @@
+"""The steps of a scheduler's start, and a watch over them: who waits is told for what, and what helps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from types import TracebackType
+
+WITHIN_S = 3.5
+"""A start that takes longer says what it is at: with the interpreter's own start, within 5 s of the command."""
+AGAIN_S = 15.0
+"""And says it again so often, as long as it is at the same."""
+
+
+class Step(Enum):
+    """What a start is at: (what it does, what to do if it takes long)."""
+
+    HOME = "making the home directory", "is its disk there? `ls` the directory above it"
+    LOCK = "taking the home's lock", "is the home on a local disk? Locks of network file systems can hang"
+    STORE = (
+        "opening the store",
+        "one of an older gpuloom is brought up to date now, which takes minutes if it is large; else look whether its "
+        "disk is slow (`dmesg`) or another program keeps it locked (`fuser store.db`)",
+    )
+    CHECK = "checking the store", "a slow disk, or a busy machine: it goes on by itself"
+    LOAD = "reading the store", "a slow disk, or a busy machine: it goes on by itself"
+    MACHINE = "looking at the machine and its GPUs", "does `nvidia-smi` answer? A driver that hangs needs a restart"
+    WRITE = "writing that the scheduler begins", "is the home's disk full, read-only or slow? (`df`, `dmesg`)"
+    RUNNER = (
+        "connecting to the runner, the process that keeps the jobs",
+        "runner.log in the home says more. A runner that was stopped goes on by `kill -CONT PID`; its jobs run on",
+    )
+    ADDRESS = "listening for requests", "does the name of --host resolve? 127.0.0.1 needs no name server"
+
+    @property
+    def doing(self) -> str:
+        return self.value[0]
+
+    @property
+    def help(self) -> str:
+        return self.value[1]
+
+
+class Start:
+    """Watches a start, from its making to the end of the `with` block, or until `done`."""
+
+    def __init__(self, say: Callable[[str], None], *, within_s: float = WITHIN_S, again_s: float = AGAIN_S) -> None:
+        self._say, self._within_s, self._again_s = say, within_s, again_s
+        self._begun_s = time.monotonic()
+        self._step = Step.HOME
+        self._done = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._watch, name="start-watch", daemon=True)
+
+    def at(self, step: Step) -> None:
+        """The start is at this step now."""
+        with self._changed:
+            self._step = step
+            self._changed.notify_all()
+
+    def done(self) -> None:
+        """It is over."""
+        with self._changed:
+            self._done = True
+            self._changed.notify_all()
+
+    def __enter__(self) -> Start:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.done()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._done, self._within_s)
+            while not self._done:
+                step, passed_s = self._step, time.monotonic() - self._begun_s
+                self._say(f"warning: not ready after {passed_s:.0f} s: it is {step.doing}; {step.help}")
+                self._changed.wait_for(lambda step=step: self._done or self._step is not step, self._again_s)  # type: ignore[misc]

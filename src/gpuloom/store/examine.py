@@ -1,0 +1,166 @@
+"""Whether a store is sound: all of it (`check`), or what a start can wait for (`examine`).
+
+A small store is examined as it is checked: the file, and every record against the whole log. Of a large one the file is
+looked at for a bounded time, and the records that can cost somebody a job are told again: those of jobs that have not
+ended, by the table or by the log. What was not looked at is left to `check`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from gpuloom.core.events import Event
+from gpuloom.store import queries, read, rows
+from gpuloom.store.port import CheckReport, Examined, JobQuery
+from gpuloom.store.read import NONSENSE
+from gpuloom.store.retell import Findings, Records, compare, retell
+
+ALL_EVENTS = 20_000
+"""Up to so many events the whole log is told again: about a second."""
+TOLD_JOBS = 10_000
+"""Of a larger log, so many jobs at most are told again: those that were submitted first."""
+FILE_S = 2.0
+"""So long the file's pages and indexes may be looked at: about a gigabyte."""
+_STEPS = 20_000
+"""Of SQLite's virtual machine, between two looks at the clock."""
+
+
+def check(reader: sqlite3.Connection, version: int) -> CheckReport:
+    """Verify the file, tell the log again and compare with the records."""
+    findings, told, kept = Findings(), None, Records()
+
+    def whole() -> None:
+        nonlocal told, kept
+        _verify(reader, findings)
+        told = retell(_log(reader), findings)
+        kept = _records(reader, findings)
+        if told is not None:
+            compare(told, kept, findings)
+
+    _to_the_end(whole, findings)
+    events = kept.events if told is None else told.events
+    return CheckReport(events, len(kept.jobs), len(kept.attempts), version, findings.all())
+
+
+def examine(reader: sqlite3.Connection, version: int) -> Examined:
+    """See the module."""
+    (events,) = reader.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
+    if events <= ALL_EVENTS:
+        return Examined(check(reader, version), complete=True)
+    findings = Findings()
+
+    def parts() -> None:
+        end = time.monotonic() + FILE_S
+        reader.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
+        try:
+            _verify(reader, findings)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+                raise
+        finally:
+            reader.set_progress_handler(None, 0)
+        _look_at_jobs(reader, findings)
+
+    _to_the_end(parts, findings)
+    jobs, attempts = (reader.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("jobs", "attempts"))  # noqa: S608
+    return Examined(CheckReport(events, jobs, attempts, version, findings.all()), complete=False)
+
+
+def _to_the_end(work: Callable[[], None], findings: Findings) -> None:
+    """What can't be read on is a finding; that the disk or another process is in the way is none."""
+    try:
+        work()
+    except (sqlite3.DatabaseError, *NONSENSE) as error:
+        # Operational: the disk, or another process. But JSON that is none comes as the same, with no code of its own.
+        if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            raise
+        findings.add("file", f"can't be read on: {type(error).__name__}: {error}")
+
+
+def _verify(reader: sqlite3.Connection, findings: Findings) -> None:
+    for (said,) in reader.execute("PRAGMA integrity_check(20)"):
+        if said != "ok":
+            findings.add("file", said)
+    for table, row, parent, _ in reader.execute("PRAGMA foreign_key_check"):
+        findings.add("reference", f"row {row} of {table} refers to a row of {parent} that is not there")
+
+
+# -- the whole log ---------------------------------------------------------------------------------------------
+
+
+def _log(reader: sqlite3.Connection) -> Iterator[Event]:
+    last = 0
+    while page := read.events(reader, last, None, (), 10_000):
+        yield from page
+        last = page[-1].id
+
+
+def _records(reader: sqlite3.Connection, findings: Findings) -> Records:
+    said = queries.statements()
+    specs = dict(_each(reader, (said["all_specs"], ()), lambda row: (row[0], rows.loads(row[1])), findings))
+    all_jobs = queries.jobs(JobQuery(oldest_first=True, limit=queries.LARGEST))
+    all_runs = queries.attempts(None)
+    kept = Records(
+        specs=specs,
+        jobs={job.id: job for job in _each(reader, all_jobs, lambda row: rows.job_of(row, specs), findings)},
+        attempts={(run.job, run.number): run for run in _each(reader, all_runs, rows.attempt_of, findings)},
+        nodes={node.name: node for node in _each(reader, (said["nodes"], ()), rows.node_from, findings)},
+        settings=read.settings(reader),
+        next_job=read.next_job(reader),
+        events=reader.execute("SELECT count(*) FROM events").fetchone()[0],
+    )
+    for submission in _each(reader, (said["submissions"], ()), rows.submission_of, findings):
+        if any(job not in kept.jobs for job in submission.jobs):
+            findings.add("submission", f"submission {submission.key!r} names jobs that are not there")
+    return kept
+
+
+def _each(
+    reader: sqlite3.Connection, statement: tuple[str, Sequence[Any]], make: Callable[[Any], Any], findings: Findings
+) -> Iterator[Any]:
+    for row in reader.execute(*statement):
+        try:
+            yield make(row)
+        except NONSENSE as error:
+            findings.add("row", f"{row!r:.120} can't be read: {type(error).__name__}: {error}")
+
+
+# -- what can cost a job -----------------------------------------------------------------------------------------
+
+
+def _look_at_jobs(reader: sqlite3.Connection, findings: Findings) -> None:
+    said = queries.statements()
+    count, last = reader.execute(said["events_there"]).fetchone()
+    if count != last:
+        findings.add("log", f"{last - count:,} of {last:,} events are missing")
+    for job, event in reader.execute(said["jobs_left_behind"]):
+        findings.add("job", f"job {job} is not as event {event}, the last about it, left it")
+    for job, phase, kind in reader.execute(said["jobs_not_as_caused"]):
+        findings.add("job", f"job {job} is {phase} in the table, which {kind}, the last event about it, does not say")
+    highest, there = reader.execute(said["highest_job"]).fetchone()
+    (submitted,) = reader.execute(said["submitted_jobs"]).fetchone()
+    if there != submitted:
+        findings.add("job", f"{submitted:,} jobs were submitted, and there are {there:,}")
+    if (next_job := read.next_job(reader)) <= highest:
+        findings.add("setting", f"the next job's number is {next_job}, and there is a job {highest}")
+    chosen = reader.execute(said["jobs_to_tell"], (TOLD_JOBS,)).fetchall()
+    jobs = [number for number, _ in chosen]
+    about = sorted({*jobs, *(array for _, array in chosen if array is not None)})
+    told = retell(map(rows.event_of, reader.execute(*queries.events_about(about))), findings, whole=False)
+    if told is None:
+        return
+    wanted = set(jobs)
+    job_rows = queries.jobs(JobQuery(ids=tuple(jobs), limit=queries.LARGEST))
+    kept_jobs = {job.id: job for job in read.jobs(reader, job_rows)}
+    kept_runs = {(run.job, run.number): run for run in read.attempts(reader, jobs)}
+    compare(
+        Records(
+            jobs={number: job for number, job in told.jobs.items() if number in wanted},
+            attempts={key: run for key, run in told.attempts.items() if key[0] in wanted},
+        ),
+        Records(jobs=kept_jobs, attempts=kept_runs),
+        findings,
+    )
