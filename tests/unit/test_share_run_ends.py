@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+
+from gpuloom.cli import share_run
 
 STAND_IN = """
 import sys
@@ -31,4 +35,17 @@ def test_signals_are_passed_on() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 85
+        assert process.wait(60) == 85
+
+
+def test_a_signal_that_comes_while_the_program_starts_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = subprocess.Popen
+
+    def interrupted(*args: Any, **more: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return start(*args, **more)
+
+    monkeypatch.setattr(share_run.subprocess, "Popen", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    assert share_run.attend(["sleep", "60"], dict(os.environ)) == -signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before

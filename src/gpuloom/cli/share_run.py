@@ -171,16 +171,24 @@ def attend(command: Sequence[str], environment: Mapping[str, str]) -> int:
     Raises:
         NotStartedError: there is no such program, or it can't be run.
     """
-    try:
-        child = subprocess.Popen(list(command), env=dict(environment))  # noqa: S603 - what the user asked for
-    except OSError as error:
-        raise NotStartedError(command[0], error) from error
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
 
     def forward(number: int, _: FrameType | None) -> None:
-        child.send_signal(number)
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
 
+    # Before there is a program: a signal in between must not end us and leave the program behind.
     before = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
+        try:
+            child = subprocess.Popen(list(command), env=dict(environment))  # noqa: S603 - what the user asked for
+        except OSError as error:
+            raise NotStartedError(command[0], error) from error
+        for number in early:
+            child.send_signal(number)
         code = child.wait()
     finally:
         for number, handler in before.items():
