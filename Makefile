@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test check static format bench live speed fidelity figures learning league heterogeneous elastic pollux clean
+.PHONY: help setup demo test check static api-check format bench live speed fidelity figures learning league heterogeneous elastic pollux clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(STAMP) ## Make .venv with everything
 
@@ -31,6 +31,9 @@ static: $(STAMP) ## Format, lint, strict types, import rules
 	@$(BIN)/lint-imports
 
 check: static test ## All that CI runs
+
+api-check: $(STAMP) ## Send the API 200 requests of each kind that fit its schema or don't (schemathesis)
+	@GPULOOM_API_EXAMPLES=200 $(BIN)/python -m pytest tests/property/test_api_schema.py --timeout 3600
 
 format: $(STAMP) ## Put the code in shape
 	@$(BIN)/ruff format .

@@ -27,7 +27,7 @@ from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.spec import JobSpec, indices_of, job_spec, within_bounds
 from gpuloom.live.standby import FALLBACK
 from gpuloom.live.submission import Checks, dependencies, digest, submitted
-from gpuloom.live.views import JobView, WhyView
+from gpuloom.live.views import FailureView, JobView, NodeView, PolicyView, ShowView, StatusView, WhyView
 from gpuloom.live.why import Whys
 from gpuloom.policies.registry import parse_policy
 from gpuloom.sim.inputs import load_policy
@@ -111,7 +111,7 @@ class LiveService:
     def jobs(self, query: JobQuery) -> Sequence[JobView]:
         return self._views(self._store.jobs(query))
 
-    def show(self, job: int) -> Mapping[str, Any]:
+    def show(self, job: int) -> ShowView:
         record = self._get(job)
         attempts = self._store.attempts([job])
         return {
@@ -221,7 +221,7 @@ class LiveService:
 
     # -- machines and policy ----------------------------------------------------------------------------------
 
-    def nodes(self) -> Sequence[Mapping[str, Any]]:
+    def nodes(self) -> Sequence[NodeView]:
         book = self._scheduler.book
         jobs: dict[tuple[str, int], list[int]] = {}
         for attempt in list(book.attempts.values()):
@@ -230,7 +230,7 @@ class LiveService:
                     jobs.setdefault((name, gpu), []).append(attempt.job)
         return [self._machine.node_view(node, jobs) for node in list(book.nodes.values())]
 
-    def set_node(self, node: str, state: str, *, reason: str = "") -> Mapping[str, Any]:
+    def set_node(self, node: str, state: str, *, reason: str = "") -> NodeView:
         if state not in ("up", "cordoned", "draining"):
             raise InputError(f"a node's state is 'up', 'cordoned' or 'draining', not {state!r}")
         if node not in self._scheduler.book.nodes:
@@ -239,7 +239,7 @@ class LiveService:
         self._scheduler.do(lambda: self._scheduler.set_node(node, state, reason))
         return next(view for view in self.nodes() if view["name"] == node)
 
-    def policy(self) -> Mapping[str, Any]:
+    def policy(self) -> PolicyView:
         events = self._store.events(types=["policy.set"], limit=2, newest=True)
         planning = self._scheduler.planning
         return {
@@ -251,7 +251,7 @@ class LiveService:
             "failure": self._policy_failure(),
         }
 
-    def set_policy(self, written: str, *, interval_s: float | None = None) -> Mapping[str, Any]:
+    def set_policy(self, written: str, *, interval_s: float | None = None) -> PolicyView:
         parse_policy(written)
         load_policy(written)
         self._scheduler.do(lambda: self._scheduler.set_policy(written, interval_s))
@@ -300,7 +300,7 @@ class LiveService:
     def _log(self, attempt: Attempt) -> str:
         return str(run_directory(self._scheduler.runs, attempt.run) / "output.log")
 
-    def status(self) -> Mapping[str, Any]:
+    def status(self) -> StatusView:
         scheduler = self._scheduler
         nodes = list(scheduler.book.nodes.values())
         busy = {
@@ -336,7 +336,9 @@ class LiveService:
             "policy": scheduler.planning.written,
             "policy_problem": scheduler.policy_problem(),
             "policy_failure": self._policy_failure(),
-            "policy_lacks": [asdict(lack) for lack in lacks(scheduler.planning)],
+            "policy_lacks": [
+                {"input": lack.input.value, "jobs": lack.jobs, "text": lack.text} for lack in lacks(scheduler.planning)
+            ],
             "interval_s": scheduler.planning.interval_s,
             "sharing": {
                 "on": scheduler.planning.policy.pairs,
@@ -373,7 +375,7 @@ class LiveService:
 
     # -- inside -----------------------------------------------------------------------------------------------
 
-    def _policy_failure(self) -> Mapping[str, Any] | None:
+    def _policy_failure(self) -> FailureView | None:
         standby = self._scheduler.planning.standby
         failure = standby.failure or standby.unwritten
         return None if failure is None else failure.view()

@@ -13,7 +13,7 @@ from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Phase, 
 from gpuloom.executors.port import RunUsage
 from gpuloom.live.estimates import Source
 from gpuloom.live.left import HIGH, LOW, MIDDLE, Left
-from gpuloom.live.views import JobView
+from gpuloom.live.views import AttemptView, JobView
 
 _SOURCES = frozenset(source.value for source in Source)
 """Records of older versions have other words."""
@@ -110,7 +110,7 @@ def usage_view(usage: RunUsage) -> dict[str, float | None]:
     return {key: value for key, value in asdict(usage).items() if key not in ("run", "progress")}
 
 
-def attempt_view(attempt: Attempt) -> dict[str, Any]:
+def attempt_view(attempt: Attempt) -> AttemptView:
     """An attempt."""
     return {
         "number": attempt.number,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -15,9 +13,10 @@ from gpuloom.agent.health import Changes, Health, Settings
 from gpuloom.agent.monitor import Monitor, progress_of
 from gpuloom.agent.nvml import Nvml
 from gpuloom.agent.processes import read_small
-from gpuloom.agent.sample import RunOnNode, Sample
+from gpuloom.agent.sample import Foreign, RunOnNode, Sample
 from gpuloom.core.job import Gpu, NodeRecord
 from gpuloom.executors.port import RunUsage
+from gpuloom.live.views import ForeignView, GpuView, NodeView
 
 log = logging.getLogger("gpuloom.monitor")
 
@@ -99,23 +98,29 @@ class Machine:
         """Rates of a run in the newest sample."""
         return None if self._sample is None else self._sample.runs.get(run)
 
-    def node_view(self, node: NodeRecord, jobs: Mapping[tuple[str, int], Sequence[int]]) -> dict[str, Any]:
+    def node_view(self, node: NodeRecord, jobs: Mapping[tuple[str, int], Sequence[int]]) -> NodeView:
         """A machine with its GPUs, who runs there, and the newest rates."""
         sample = self._sample if node.name == self.node.name else None
         rates = None if sample is None else sample.node
         of_gpu = {} if sample is None else {gpu.index: gpu for gpu in sample.gpus}
-        gpus = []
+        gpus: list[GpuView] = []
         for gpu in node.gpus:
             seen = of_gpu.get(gpu.index)
             gpus.append(
                 {
-                    **asdict(gpu),
+                    "index": gpu.index,
+                    "uuid": gpu.uuid,
+                    "model": gpu.model,
+                    "memory_mib": gpu.memory_mib,
+                    "state": gpu.state,
+                    "reason": gpu.reason,
+                    "since_s": gpu.since_s,
                     "utilization": None if seen is None else seen.utilization,
                     "memory_used_mib": None if seen is None else seen.memory_used_mib,
                     "temperature_c": None if seen is None else seen.temperature_c,
                     "power_w": None if seen is None else seen.power_w,
                     "jobs": sorted(jobs.get((node.name, gpu.index), ())),
-                    "foreign": [] if seen is None else [asdict(one) for one in seen.foreign],
+                    "foreign": [] if seen is None else [_foreign(one) for one in seen.foreign],
                     "notes": list(self._notes.get(gpu.index, ())),
                 }
             )
@@ -138,6 +143,10 @@ class Machine:
             "topology": [list(link) for link in node.topology],
             "jobs": sorted({job for (name, _), held in jobs.items() if name == node.name for job in held}),
         }
+
+
+def _foreign(found: Foreign) -> ForeignView:
+    return {"pid": found.pid, "user": found.user, "name": found.name, "memory_mib": found.memory_mib}
 
 
 def reported(directory: Path) -> Mapping[str, object]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.events import Event
 from gpuloom.live.spec import JobSpec
-from gpuloom.live.views import JobView, WhyView
+from gpuloom.live.views import JobView, NodeView, PolicyView, ShowView, StatusView, WhyView
 from gpuloom.store.port import JobQuery
 
 
@@ -40,8 +40,8 @@ class Service(Protocol):
 
     def jobs(self, query: JobQuery) -> Sequence[JobView]: ...
 
-    def show(self, job: int) -> Mapping[str, Any]:
-        """{job: JobView, spec: {…}, attempts: [{…}], events: [{…}], log: path}."""
+    def show(self, job: int) -> ShowView:
+        """Everything about a job."""
         ...
 
     def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Sequence[JobView]: ...
@@ -64,21 +64,19 @@ class Service(Protocol):
 
     def why(self, job: int, *, forecast: bool = True) -> WhyView: ...
 
-    def nodes(self) -> Sequence[Mapping[str, Any]]:
-        """[{name, state, reason, kind, cpus, memory_mib, cpu_percent, memory_used_mib, disk_free_mib, load,
-        gpus: [{index, uuid, model, memory_mib, state, reason, utilization, memory_used_mib, temperature_c, power_w,
-        jobs: [id, …], foreign: [{pid, user, name, memory_mib}]}], topology}]."""
+    def nodes(self) -> Sequence[NodeView]:
+        """Machines, their GPUs, and who uses them."""
         ...
 
-    def set_node(self, node: str, state: str, *, reason: str = "") -> Mapping[str, Any]:
+    def set_node(self, node: str, state: str, *, reason: str = "") -> NodeView:
         """state: 'up', 'cordoned' or 'draining'."""
         ...
 
-    def policy(self) -> Mapping[str, Any]:
-        """{policy, interval_s, since_s, previous}."""
+    def policy(self) -> PolicyView:
+        """The policy in use."""
         ...
 
-    def set_policy(self, written: str, *, interval_s: float | None = None) -> Mapping[str, Any]: ...
+    def set_policy(self, written: str, *, interval_s: float | None = None) -> PolicyView: ...
 
     def events(
         self,
@@ -104,9 +102,8 @@ class Service(Protocol):
         """[{attempt, path, live}], first first; rotated parts `path.1`, `path.2`, … hold what came before."""
         ...
 
-    def status(self) -> Mapping[str, Any]:
-        """{version, pid, started_s, store: {path, schema_version, ok, problem}, executor: {name, ok, problem}, policy,
-        policy_problem, interval_s, sharing: {on, gated, text}, jobs: {state: count}, gpus: {…}, now_s}."""
+    def status(self) -> StatusView:
+        """The scheduler about itself."""
         ...
 
     def stop(self, *, stop_jobs: bool) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gpuloom.live.asking import Call, PolicyFailure
+from gpuloom.live.views import FailureView
 
 FALLBACK = "fifo"
 """Decides while the policy that was set fails: the plainest one, which stops nobody."""
@@ -52,7 +52,7 @@ class Failure:
             after = "the fallback fails as well: nothing is started"
         return f"policy {self.policy} fails since {clock}{often}: {how}, in {self.call.value}; {after}"
 
-    def view(self) -> dict[str, Any]:
+    def view(self) -> FailureView:
         """For the API."""
         return {
             "policy": self.policy,

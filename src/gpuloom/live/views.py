@@ -99,3 +99,205 @@ class WhyView(TypedDict, total=False):
     assumptions: list[str]
     sentences: list[str]
     """The whole answer, for people."""
+
+
+class AttemptView(TypedDict):
+    """One run of a job. Times are epoch seconds."""
+
+    number: int
+    state: str
+    """starting, running, stopping, frozen or ended."""
+    where: str
+    """Node and GPUs ('host:0,1')."""
+    gpus: int
+    started_s: float
+    running_s: float | None
+    ended_s: float | None
+    held_s: float
+    """Seconds in which it held GPUs, so far."""
+    reason: str | None
+    """Why it ended."""
+    exit_code: int | None
+    signal: int | None
+    saved: bool
+    """Whether what it had done is kept."""
+    message: str
+    pid: int | None
+    stop_reason: str | None
+    """Why it was told to end, if it was."""
+    deadline_s: float | None
+    """When it is ended, if it has not by then."""
+    peak_memory_mib: float | None
+
+
+class ForeignView(TypedDict):
+    """A process on a GPU that is not of our jobs."""
+
+    pid: int
+    user: str
+    name: str
+    memory_mib: float | None
+
+
+class GpuView(TypedDict):
+    """A GPU, or a CPU slot in place of one, with its newest rates (null: not known)."""
+
+    index: int
+    uuid: str
+    model: str
+    memory_mib: int | None
+    state: str
+    """ok, foreign (processes that are not ours use it) or unhealthy."""
+    reason: str
+    since_s: float | None
+    utilization: float | None
+    memory_used_mib: float | None
+    temperature_c: float | None
+    power_w: float | None
+    jobs: list[int]
+    foreign: list[ForeignView]
+    notes: list[str]
+    """What was noticed of it."""
+
+
+class NodeView(TypedDict):
+    """A machine with its newest rates (null: not known)."""
+
+    name: str
+    state: str
+    """up, cordoned, draining or down."""
+    reason: str
+    since_s: float | None
+    kind: str
+    """gpu, or cpu where CPU slots stand in for GPUs."""
+    cpus: int | None
+    memory_mib: int | None
+    cpu_percent: float | None
+    memory_used_mib: float | None
+    disk_free_mib: float | None
+    load: float | None
+    received_mib_per_s: float | None
+    sent_mib_per_s: float | None
+    sampled_s: float | None
+    """When the rates were taken."""
+    gpus: list[GpuView]
+    topology: list[list[Any]]
+    """[GPU, GPU, link]: how pairs of GPUs are connected ('NVLINK', 'PIX', 'PHB', 'NODE', 'SYS')."""
+    jobs: list[int]
+
+
+class FailureView(TypedDict):
+    """That a policy fails, and how it did last."""
+
+    policy: str
+    call: str
+    """What it was asked for (live/asking.py, Call)."""
+    error: str
+    where: str
+    """The line of its code."""
+    since_s: float
+    last_s: float
+    times: int
+    serves: str
+    """The policy that decides now; '': none."""
+
+
+class PolicyView(TypedDict):
+    """The policy in use."""
+
+    policy: str
+    interval_s: float
+    since_s: float | None
+    previous: str | None
+    """The one before, if there was another."""
+    serves: str
+    """The policy that decides now: another one while this one fails."""
+    failure: FailureView | None
+
+
+class StoreView(TypedDict):
+    """The store and how it does."""
+
+    kind: str
+    path: str
+    schema_version: int
+    ok: bool
+    problem: str
+    """What is wrong with it; '' for nothing."""
+    checked: str
+    """How much of it was checked since the scheduler began: whole, part or damaged (live/care.py, Checked)."""
+
+
+class ExecutorView(TypedDict):
+    """What runs jobs, and how it does."""
+
+    name: str
+    ok: bool
+    problem: str
+    """What is wrong with it; '' for nothing."""
+    limits: dict[str, str]
+    """Which limits of jobs are enforced, and how."""
+
+
+class SharingView(TypedDict):
+    """Whether jobs share GPUs kernel by kernel."""
+
+    on: bool
+    gated: bool
+    text: str
+
+
+class DevicesView(TypedDict):
+    """GPUs, or the CPU slots in place of them."""
+
+    total: int
+    busy: int
+    in_service: int
+    kind: str
+    """gpu or cpu."""
+
+
+class LackView(TypedDict):
+    """What the policy would go by and is not told of."""
+
+    input: str
+    """stages, sizes or speeds (live/lacks.py, Input)."""
+    jobs: int
+    """Of how many jobs."""
+    text: str
+
+
+class StatusView(TypedDict):
+    """The scheduler about itself."""
+
+    version: str
+    pid: int
+    started_s: float
+    now_s: float
+    home: str
+    store: StoreView
+    executor: ExecutorView
+    policy: str
+    policy_problem: str
+    """What is wrong with the policy; '' for nothing."""
+    policy_failure: FailureView | None
+    policy_lacks: list[LackView]
+    interval_s: float
+    sharing: SharingView
+    jobs: dict[str, int]
+    """Jobs by state."""
+    gpus: DevicesView
+    nodes: int
+    last_pass_s: float
+    """How long the last scheduling pass took."""
+
+
+class ShowView(TypedDict):
+    """Everything about a job."""
+
+    job: JobView
+    spec: dict[str, Any]
+    attempts: list[AttemptView]
+    events: list[dict[str, Any]]
+    log: str
+    """Path of its log on the node."""

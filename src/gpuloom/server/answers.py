@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse
 
 
 def encoded(content: Any) -> bytes:
@@ -32,10 +32,8 @@ def _finite(value: Any) -> Any:
     return value
 
 
-class JsonResponse(Response):
+class JsonResponse(JSONResponse):
     """An answer in JSON."""
-
-    media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
         return encoded(content)

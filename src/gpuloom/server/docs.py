@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.responses import Response
+
 from gpuloom.server.answers import JsonResponse
 from gpuloom.server.problems import TITLES
 
@@ -30,10 +32,10 @@ _VIEW_EXAMPLE: dict[str, Any] = {
     "where": "node0:0,1",
     "attempts": 1,
 }
-_SUBMITTED = {"type": "object", "required": ["submitted"], "properties": {"submitted": {
+_SUBMITTED = {"type": "object", "required": ["submitted"], "additionalProperties": False, "properties": {"submitted": {
     "type": "array", "items": {"type": "array", "items": {"type": "integer"}},
     "description": "Numbers of the jobs of each spec: several for an array."}}}  # fmt: skip
-_MANY = {"type": "object", "required": ["jobs"], "properties": {"jobs": {"type": "array", "items": {"$ref": "#/components/schemas/JobView"}}}}  # fmt: skip  # noqa: E501
+_MANY = {"type": "object", "required": ["jobs"], "additionalProperties": False, "properties": {"jobs": {"type": "array", "items": {"$ref": "#/components/schemas/JobView"}}}}  # fmt: skip  # noqa: E501
 
 
 def ref(name: str) -> dict[str, Any]:
@@ -43,7 +45,12 @@ def ref(name: str) -> dict[str, Any]:
 
 def _list_of(field: str, name: str, **more: Any) -> dict[str, Any]:
     fields = {field: {"type": "array", "items": ref(name)}, **more}
-    return {"type": "object", "required": list(fields), "properties": fields}
+    return _closed(fields)
+
+
+def _closed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """An object with these fields and no others."""
+    return {"type": "object", "required": list(fields), "properties": dict(fields), "additionalProperties": False}
 
 
 def _route(
@@ -74,11 +81,14 @@ def _route(
         good["headers"] = headers
     also = {
         400,
+        408,
         421,
         422,
+        431,
         500,
         503,
         *problems,
+        *((429,) if "text/event-stream" in (media or ()) else ()),
         *(() if open_ else (401, 403)),
         *((413, 415) if body is not None else ()),
     }
@@ -103,7 +113,8 @@ def _route(
         "description": description or summary,
         "status_code": status,
         "response_model": None,
-        "response_class": JsonResponse,
+        # Other kinds of answers say what they are in `media`; the framework adds nothing to those.
+        "response_class": JsonResponse if media is None else Response,
         "responses": responses,
         "openapi_extra": extra,
     }
@@ -130,24 +141,22 @@ jobs = _route(
 show = _route(
     "show_job",
     "Everything about a job.",
-    {
-        "type": "object",
-        "required": ["job", "spec", "attempts", "events", "log"],
-        "properties": {
+    _closed(
+        {
             "job": ref("JobView"),
             "spec": ref("JobSpec"),
-            "attempts": {"type": "array", "items": {"type": "object"}},
+            "attempts": {"type": "array", "items": ref("Attempt")},
             "events": {"type": "array", "items": ref("Event")},
-            "log": {"type": "string", "description": "Path of its last run's log on the node; empty before the first."},
-        },
-    },
+            "log": {"type": "string", "description": "Path of its log on the node."},
+        }
+    ),
     problems=(404,),
 )
 update = _route(
     "update_job",
     "Change fields of a job.",
     ref("JobView"),
-    body={**ref("JobSpec"), "description": "Any fields of a JobSpec: those not given stay as they are."},
+    body=ref("JobChanges"),
     body_example={"priority": 5, "time_limit": "8h"},
     problems=(404, 409),
     description="Of a job that runs: name, priority, time_limit, retries, estimate and grace.",
@@ -275,7 +284,7 @@ history = _route(
 health = _route(
     "get_health",
     "Whether it answers.",
-    {"type": "object", "required": ["ok", "version"], "properties": {"ok": {"type": "boolean"}, "version": _TEXT}},
+    _closed({"ok": {"type": "boolean"}, "version": _TEXT}),
     example={"ok": True, "version": "1.0.0"},
     open_=True,
 )
@@ -290,7 +299,7 @@ schema = _route(
 shutdown = _route(
     "shut_down",
     "End the scheduler.",
-    {"type": "object", "properties": {"ending": {"type": "boolean"}, "stop_jobs": {"type": "boolean"}}},
+    _closed({"ending": {"type": "boolean"}, "stop_jobs": {"type": "boolean"}}),
     status=202,
     body=ref("Shutdown"),
     body_example={"stop_jobs": False},

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from functools import cache
-from typing import Any, get_type_hints
+from functools import cache, reduce
+from operator import or_
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -14,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.json_schema import models_json_schema
 
 from gpuloom.live.spec import JobSpec
-from gpuloom.live.views import JobView, WhyView
+from gpuloom.live.views import AttemptView, JobView, NodeView, PolicyView, StatusView, WhyView
 from gpuloom.server import bodies
 
-_TAGS = {
+TAGS = {
     "jobs": "Submit, list and change jobs.",
     "logs": "What jobs write.",
     "events": "What happens.",
@@ -26,14 +28,18 @@ _TAGS = {
 }
 
 
-class Fault(BaseModel):
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Fault(_Answer):
     """One thing that is wrong."""
 
     where: str = Field(description="JSON pointer into the body, 'line 3, column 5' of it, or 'query limit'.")
     message: str
 
 
-class Problem(BaseModel):
+class Problem(_Answer):
     """Why it was not done (RFC 9457)."""
 
     type: str = Field(examples=["urn:gpuloom:problem:not-found"])
@@ -43,7 +49,7 @@ class Problem(BaseModel):
     errors: list[Fault] | None = None
 
 
-class Event(BaseModel):
+class Event(_Answer):
     """Something that happened."""
 
     id: int
@@ -53,32 +59,7 @@ class Event(BaseModel):
     data: dict[str, Any]
 
 
-class _Open(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-
-class Node(_Open):
-    """A machine."""
-
-    name: str
-    state: str = Field(description="up, cordoned, draining or down.")
-    reason: str
-    kind: str = Field(description="gpu, or cpu where CPU slots stand in for GPUs.")
-    cpus: int | None
-    memory_mib: int | None
-    gpus: list[dict[str, Any]]
-
-
-class Policy(_Open):
-    """The policy in use."""
-
-    policy: str
-    interval_s: float
-    since_s: float | None
-    previous: str | None
-
-
-class UsageRow(_Open):
+class UsageRow(_Answer):
     """What one user, name, day or node used."""
 
     key: str
@@ -87,21 +68,6 @@ class UsageRow(_Open):
     held_s: float
     gpu_s: float
     failed: int
-
-
-class Status(_Open):
-    """The scheduler about itself."""
-
-    version: str
-    pid: int
-    started_s: float
-    store: dict[str, Any]
-    executor: dict[str, Any]
-    policy: str
-    interval_s: float
-    jobs: dict[str, int] = Field(description="Jobs by state.")
-    gpus: dict[str, Any]
-    now_s: float
 
 
 def _told_fields(view: type) -> dict[str, str]:
@@ -116,13 +82,43 @@ def _told_fields(view: type) -> dict[str, str]:
     return found
 
 
-def _model_of(view: type) -> type[BaseModel]:
-    """A model with the fields of a TypedDict."""
+@cache
+def model_of(view: type) -> type[BaseModel]:
+    """A model with the fields of a TypedDict, and no others."""
     told = _told_fields(view)
     fields: dict[str, Any] = {
-        name: (kind, Field(description=told.get(name))) for name, kind in get_type_hints(view).items()
+        name: (_kind_of(kind), Field(description=told.get(name))) for name, kind in get_type_hints(view).items()
     }
-    return create_model(view.__name__, __doc__=inspect.cleandoc(view.__doc__ or ""), **fields)
+    name = view.__name__.removesuffix("View") if view not in (JobView, WhyView) else view.__name__
+    closed = ConfigDict(extra="forbid")
+    return create_model(name, __config__=closed, __doc__=inspect.cleandoc(view.__doc__ or ""), **fields)
+
+
+def _kind_of(kind: Any) -> Any:
+    """A type with models in place of the TypedDicts within it."""
+    if is_typeddict(kind):
+        return model_of(kind)
+    if get_origin(kind) is list:
+        return list[_kind_of(get_args(kind)[0])]  # type: ignore[misc]
+    if get_origin(kind) is UnionType:
+        return reduce(or_, map(_kind_of, get_args(kind)))
+    return kind
+
+
+def _changes(spec: dict[str, Any]) -> dict[str, Any]:
+    """The schema of changes to a spec: any of its fields."""
+    fields = {
+        name: {key: value for key, value in field.items() if key != "default"}
+        for name, field in spec["properties"].items()
+    }
+    return {
+        "title": "JobChanges",
+        "type": "object",
+        "description": "Fields of a JobSpec: those not given stay as they are.",
+        "properties": fields,
+        "additionalProperties": False,
+        "minProperties": 1,
+    }
 
 
 @cache
@@ -140,20 +136,18 @@ def schemas() -> dict[str, Any]:
         bodies.PolicyChange,
         bodies.Shutdown,
     ]
-    given: list[type[BaseModel]] = [
-        _model_of(JobView),
-        _model_of(WhyView),
-        Problem,
-        Event,
-        Node,
-        Policy,
-        UsageRow,
-        Status,
-    ]
+    views = (JobView, WhyView, AttemptView, NodeView, PolicyView, StatusView)
+    given: list[type[BaseModel]] = [*map(model_of, views), Problem, Event, UsageRow]
     _, found = models_json_schema(
         [(model, "validation") for model in [*taken, *given]], ref_template="#/components/schemas/{model}"
     )
     definitions: dict[str, Any] = found["$defs"]
+    definitions["JobChanges"] = _changes(definitions["JobSpec"])
+    changes = definitions["ActUpdate"]["properties"]["changes"]
+    definitions["ActUpdate"]["properties"]["changes"] = {
+        "$ref": "#/components/schemas/JobChanges",
+        "description": changes["description"],
+    }
     return definitions
 
 
@@ -164,7 +158,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         version=app.version,
         description=app.description,
         routes=app.routes,
-        tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
+        tags=[{"name": name, "description": text} for name, text in TAGS.items()],
     )
     components = document.setdefault("components", {})
     components["schemas"] = {**schemas(), **components.get("schemas", {})}

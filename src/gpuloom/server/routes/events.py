@@ -26,7 +26,9 @@ def router(context: Context) -> APIRouter:
         type: Annotated[list[str], Query(description="Only of these types.")] = [],  # noqa: A002, B006
         limit: Annotated[int, Query(ge=1, le=1000, description="Events on a page.")] = 1000,
         newest: Annotated[bool, Query(description="The last `limit` of them instead of the first.")] = False,
-        accept: Annotated[str, Header(description="text/event-stream: events as they come.")] = "",
+        accept: Annotated[
+            str, Header(include_in_schema=False, description="text/event-stream: events as they come.")
+        ] = "",
         last_event_id: Annotated[str | None, Header(description="Goes on after this event of a stream.")] = None,
     ) -> Response:
         if "text/event-stream" in accept:

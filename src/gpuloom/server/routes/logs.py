@@ -36,7 +36,7 @@ def router(context: Context) -> APIRouter:
         attempt: Annotated[int | None, Query(ge=1, le=2**31, description="Which run; by default the last.")] = None,
         offset: Annotated[int | None, Query(ge=0, le=2**53, description="Bytes to pass over.")] = None,
         tail: Annotated[int | None, Query(ge=0, le=100_000, description="Only the last lines.")] = None,
-        accept: Annotated[str, Header(description="text/event-stream follows the log.")] = "",
+        accept: Annotated[str, Header(include_in_schema=False, description="text/event-stream follows the log.")] = "",
         last_event_id: Annotated[str | None, Header(description="Goes on after this event of a stream.")] = None,
     ) -> Response:
         if offset is not None and tail is not None:
