@@ -27,6 +27,7 @@ from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Gpu, Jo
 from gpuloom.live.job_view import attempt_view, event_view
 from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.spec import JobSpec, indices_of, job_spec
+from gpuloom.live.standing import Action, impossible, so_already
 from gpuloom.live.views import JobView, WhyView
 from gpuloom.policies.registry import create_policy
 from gpuloom.store.port import JobQuery, StoreError
@@ -181,13 +182,13 @@ class FakeService:
                 self._stop(job.id, EndReason.CANCELLED, grace_s)
                 self._end(job.id, EndReason.CANCELLED, Phase.CANCELLED, exit_code=None, message="cancelled by its user")
 
-        return self._each("cancel", jobs, WAITING | ACTIVE, one, grace_s=grace_s)
+        return self._each("cancel", jobs, one, grace_s=grace_s)
 
     def hold(self, jobs: Sequence[int]) -> Sequence[JobView]:
-        return self._each("hold", jobs, {Phase.QUEUED}, lambda job: self._emit("job.held", job.id, {}))
+        return self._each("hold", jobs, lambda job: self._emit("job.held", job.id, {}))
 
     def release(self, jobs: Sequence[int]) -> Sequence[JobView]:
-        return self._each("release", jobs, {Phase.HELD}, lambda job: self._emit("job.released", job.id, {}))
+        return self._each("release", jobs, lambda job: self._emit("job.released", job.id, {}))
 
     def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
         def one(job: Job) -> None:
@@ -197,7 +198,7 @@ class FakeService:
                 self._stop(job.id, EndReason.REQUEUED, None)
                 self._end(job.id, EndReason.REQUEUED, Phase.QUEUED, exit_code=None)
 
-        return self._each("requeue", jobs, ENDED | ACTIVE, one)
+        return self._each("requeue", jobs, one)
 
     def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> Sequence[JobView]:
         def one(job: Job) -> None:
@@ -216,12 +217,14 @@ class FakeService:
             }
             self._emit("job.updated", job.id, data)
 
-        return self._each("update", jobs, WAITING | ACTIVE, one, changes=dict(changes))
+        return self._each("update", jobs, one, changes=dict(changes))
 
     def move_to_top(self, jobs: Sequence[int]) -> Sequence[JobView]:
         def one(job: Job) -> None:
-            top = max((other.priority for other in self.book.jobs.values() if other.phase in WAITING), default=0)
-            spec = {**job.spec, "priority": top + 1}
+            others = [other.priority for other in self.book.jobs.values() if other.phase in WAITING and other != job]
+            spec = {**job.spec, "priority": max([job.priority, *(other + 1 for other in others)])}
+            if spec == job.spec:
+                return
             data = {
                 "spec": spec,
                 "estimate_s": job.estimate_s,
@@ -230,7 +233,7 @@ class FakeService:
             }
             self._emit("job.updated", job.id, data)
 
-        return self._each("move_to_top", jobs, WAITING, one)
+        return self._each("move_to_top", jobs, one)
 
     def set_node(self, node: str, state: str, *, reason: str = "") -> Mapping[str, Any]:
         with self._changed:
@@ -415,7 +418,6 @@ class FakeService:
         self,
         name: str,
         jobs: Sequence[int],
-        phases: set[Phase] | frozenset[Phase],
         one: Callable[[Job], None],
         **more: Any,
     ) -> Sequence[JobView]:
@@ -423,13 +425,18 @@ class FakeService:
         with self._changed:
             self.calls.append((name, {"jobs": list(jobs), **more}))
             records = [self._job(job) for job in dict.fromkeys(jobs)]
+            action = Action("top" if name == "move_to_top" else name)
+            attempts = self.book.attempts
             for record in records:
-                if record.phase not in phases:
-                    right = " or ".join(sorted(phases))
-                    raise ConflictError(f"job {record.id} is {record.phase}: to {name} it, it must be {right}")
-            for record in records:
+                if refusal := impossible(action, record, attempts.get(record.id)):
+                    raise ConflictError(refusal)
+            todo = [record for record in records if not so_already(action, record, attempts.get(record.id))]
+            for record in todo:
                 one(record)
-            return [self._view(self._job(record.id)) for record in records]
+            views = [self._view(self._job(record.id)) for record in records]
+            for view, before in zip(views, records, strict=True):
+                view["changed"] = self._job(before.id) is not before
+            return views
 
     def _stop(self, job: int, reason: EndReason, grace_s: float | None) -> None:
         grace_s = float(self._job(job).spec["grace"]) if grace_s is None else grace_s

@@ -305,6 +305,8 @@ def test_actions_follow_the_states_of_a_job(api: Local, service: FakeService) ->
         assert good(api("POST", f"/v1/jobs/1/{action}"))["state"] == state
         if action != "requeue":
             assert good(api("POST", f"/v1/actions/{action}", json={"jobs": [2]}))["jobs"][0]["state"] == state
+    assert good(api("POST", "/v1/jobs/1/release"))["changed"] is False
+    api("POST", "/v1/jobs/1/cancel")
     problem(api("POST", "/v1/jobs/1/release"), 409, "conflict")
     assert service.book.jobs[1].priority == 1
 

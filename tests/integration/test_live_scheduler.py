@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from fake_executor import FakeExecutor
 from gpuloom.core.errors import ImpossibleJobError, InputError
 from gpuloom.live.service import ConflictError, NotFoundError
+from gpuloom.live.views import JobView
 from gpuloom.policies.registry import policy_ids
 from gpuloom.store.port import JobQuery
 from live_builders import living, spec
@@ -103,6 +105,59 @@ def test_retries_follow_failures_after_a_pause_but_not_preemptions(tmp_path: Pat
         assert live.state(job) == ["failed"]
         found = live.view(job)
         assert (found["attempts"], found["preemptions"], found["retries_left"]) == (3, 1, 0)
+
+
+def test_top_never_lowers_and_says_what_runs(tmp_path: Path) -> None:
+    with living(tmp_path) as live:
+        running = live.submit(4)
+        first, other = live.submit(4, priority=10), live.submit(4)
+
+        def top(job: int) -> tuple[bool, int]:
+            view = live.service.move_to_top([job])[0]
+            return view["changed"], view["priority"]
+
+        assert top(first) == (False, 10), "it is first already"
+        assert top(running) == (False, 0), "it runs already"
+        assert top(other) == (True, 11)
+        assert top(other) == (False, 11)
+        assert [view["priority"] for view in live.service.move_to_top([first, other])] == [10, 11], "none else waits"
+        live.service.cancel([other])
+        with pytest.raises(ConflictError, match="is cancelled and can't be moved to the top; submit it again"):
+            live.service.move_to_top([other])
+
+
+def test_what_is_so_already_is_no_error_and_what_can_not_be_is(tmp_path: Path) -> None:
+    with living(tmp_path) as live:
+        running, waiting = live.submit(4), live.submit(4)
+        service = live.service
+
+        def changed(views: Sequence[JobView]) -> list[bool]:
+            return [view["changed"] for view in views]
+
+        for act, jobs in (
+            (service.release, [running, waiting]),
+            (service.requeue, [waiting]),
+            (lambda jobs: service.update(jobs, {"priority": 0}), [running, waiting]),
+        ):
+            assert changed(act(jobs)) == [False] * len(jobs)
+        assert changed(service.hold([waiting])) == [True]
+        assert changed(service.hold([waiting])) == [False]
+        with pytest.raises(ConflictError, match="is held and can't be requeued; it is in the queue"):
+            service.requeue([waiting])
+        assert changed(service.cancel([waiting])) == [True]
+        events = live.scheduler.ledger.newest
+        assert changed(service.cancel([waiting])) == [False]
+        assert changed(service.cancel([running, waiting])) == [True, False]
+        live.settle()
+        live.end(running)
+        with pytest.raises(ConflictError, match="is cancelled and can't be held"):
+            service.hold([waiting])
+        done = live.submit(1)
+        live.end(done)
+        with pytest.raises(ConflictError, match="is finished and can't be cancelled"):
+            service.cancel([done])
+        told = [event.type for event in service.events(after=events, job=waiting)]
+        assert told == [], "nothing happened to it"
 
 
 def test_hold_release_requeue_update_and_top(tmp_path: Path) -> None:

@@ -381,6 +381,21 @@ def test_hold_release_requeue_top(api: Api) -> None:
     assert "without a job" in run("top", "--once", "3", code=2).stderr
 
 
+def test_what_is_so_already_is_said_and_no_error(api: Api) -> None:
+    run("hold", "2")
+    assert run("hold", "2").stdout == "job 2 sweep[0]: held already\n"
+    run("release", "2")
+    assert run("release", "2").stdout == "job 2 sweep[0]: not held; it is queued\n"
+    assert run("requeue", "2").stdout == "job 2 sweep[0]: back in the queue already\n"
+    run("top", "2")
+    assert "job 2 sweep[0]: first in the queue already" in run("top", "2").stdout
+    assert "runs already; top moves jobs that wait" in run("top", "1").stdout
+    run("cancel", "2")
+    assert run("cancel", "2").stdout == "job 2 sweep[0]: cancelled already\n"
+    with pytest.raises(ConflictError, match="is cancelled and can't be held"):
+        run("hold", "2")
+
+
 def test_update(api: Api) -> None:
     assert (
         run("update", "1", "--time-limit", "8h", "--priority", "3").stdout

@@ -390,7 +390,9 @@ def test_errors_are_of_the_kind_and_in_the_words_of_the_scheduler(client: Client
     with pytest.raises(RequestError, match="did you mean 'gpus'"):
         client.submit({**JOB, "gpu": 1})
     client.submit(JOB)
-    with pytest.raises(ConflictError, match="job 1 is queued") as conflict:
+    assert [job["changed"] for job in client.release([1])] == [False]
+    client.cancel([1])
+    with pytest.raises(ConflictError, match="job 1 is cancelled and can't be released") as conflict:
         client.release([1])
     assert conflict.value.exit_code == 1
     with pytest.raises(RequestError, match="frist"):

@@ -62,6 +62,21 @@ def test_a_report_counts_what_earlier_runs_have_done() -> None:
     assert work.told_s[1] == pytest.approx(40.0)
 
 
+def test_a_job_that_was_requeued_is_not_taken_to_have_done_a_third_in_a_moment() -> None:
+    """It goes on from its checkpoint at 31 %: only what it gains since then tells how fast it is."""
+    work = WorkDone()
+    work.begin(1, 100.0)
+    work.report(1, 0.31, 100.5, 0.0, again=True)
+    assert work.told_s == {}
+    work.report(1, 0.41, 106.5, 0.0, again=True)
+    assert left_s(3600.0, work.of(1, 106.5), work.told_s[1]) == pytest.approx(35.4)
+    work.end(1)
+    work.begin(1, 200.0)
+    work.report(1, 0.0, 200.5, 0.0, again=True)  # or it begins anew
+    work.report(1, 0.1, 206.5, 0.0, again=True)
+    assert left_s(3600.0, work.of(1, 206.5), work.told_s[1]) == pytest.approx(54.0)
+
+
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.5, 0.04])
 def test_a_report_that_tells_nothing_or_too_little_is_passed_over(fraction: float) -> None:
     work = WorkDone()

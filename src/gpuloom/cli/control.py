@@ -79,6 +79,17 @@ def report(jobs: Sequence[Mapping[str, Any]], as_json: bool, done: Callable[[Map
         click.echo("no jobs to do this to")
 
 
+def _so(job: Mapping[str, Any], text: str) -> str:
+    """What was done, or was so already."""
+    return text if job["changed"] else f"{text} already"
+
+
+def _ended(job: Mapping[str, Any]) -> str:
+    if job["state"] in ENDED:
+        return _so(job, str(job["state"]))
+    return _so(job, "told to end")
+
+
 @click.command(epilog=JOBS_HELP)
 @choosing
 @click.option(
@@ -107,7 +118,7 @@ def cancel(
     with connect(home) as client:
         found = chosen(client, jobs, every, names, OPEN)
         changed = client.cancel(found, grace_s=grace_s)
-    report(changed, as_json, lambda job: "cancelled" if job["state"] == "cancelled" else "told to end")
+    report(changed, as_json, _ended)
 
 
 @click.command(epilog=JOBS_HELP)
@@ -121,7 +132,7 @@ def hold(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bo
     """
     with connect(home) as client:
         changed = client.hold(chosen(client, jobs, every, names, ("queued",)))
-    report(changed, as_json, lambda job: str(job["state"]))
+    report(changed, as_json, lambda job: _so(job, "held"))
 
 
 @click.command(epilog=JOBS_HELP)
@@ -135,7 +146,7 @@ def release(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json:
     """
     with connect(home) as client:
         changed = client.release(chosen(client, jobs, every, names, ("held",)))
-    report(changed, as_json, lambda job: str(job["state"]))
+    report(changed, as_json, lambda job: str(job["state"]) if job["changed"] else f"not held; it is {job['state']}")
 
 
 @click.command(epilog=JOBS_HELP)
@@ -151,7 +162,9 @@ def requeue(jobs: tuple[str, ...], as_json: bool, home: Path | None) -> None:
     with connect(home) as client:
         changed = client.requeue(chosen(client, jobs, False, (), ("running", "starting", "frozen", *ENDED)))
     report(
-        changed, as_json, lambda job: "back in the queue" if job["state"] == "queued" else "told to end, queues then"
+        changed,
+        as_json,
+        lambda job: _so(job, "back in the queue" if job["state"] == "queued" else "told to end, queues then"),
     )
 
 
@@ -201,4 +214,5 @@ def update(jobs: tuple[str, ...], as_json: bool, home: Path | None, **fields: An
             changes[name] = None
     with connect(home) as client:
         changed = client.update(chosen(client, jobs, False, (), OPEN), changes)
-    report(changed, as_json, lambda job: f"{', '.join(name.replace('_', ' ') for name in sorted(changes))} changed")
+    names = ", ".join(name.replace("_", " ") for name in sorted(changes))
+    report(changed, as_json, lambda job: f"{names} {'changed' if job['changed'] else 'so already'}")

@@ -158,8 +158,8 @@ def _keys() -> Iterator[Callable[[float], bool]]:
 def top(jobs: tuple[str, ...], once: bool, times: int | None, every_s: float, as_json: bool, home: Path | None) -> None:
     """Watch GPUs and running jobs with their rates, like top(1); or, with JOB, move it to the top of the queue.
 
-    q or Ctrl-C ends it. A job that is moved gets a priority above all that wait. --json prints one object a look, and
-    ends after one unless --times says otherwise.
+    q or Ctrl-C ends it. A job that is moved gets a priority above all others that wait; none is ever lowered. --json
+    prints one object a look, and ends after one unless --times says otherwise.
 
     \b
     Examples:
@@ -170,15 +170,11 @@ def top(jobs: tuple[str, ...], once: bool, times: int | None, every_s: float, as
     if jobs:
         if once or times is not None:
             raise click.UsageError("--once and --times are for gpuloom top without a job")
+        from gpuloom.cli.control import report
+
         with connect(home) as client:
             changed = client.top(numbers(client, jobs))
-        if as_json:
-            from gpuloom.cli.live import say_json
-
-            say_json(changed)
-            return
-        for job in changed:
-            click.echo(plain(f"job {job['id']} {job['name']}: first in the queue (priority {job['priority']})"))
+        report(changed, as_json, _moved)
         return
     if once or (times is None and (as_json or not sys.stdout.isatty())):
         times = 1
@@ -189,6 +185,12 @@ def top(jobs: tuple[str, ...], once: bool, times: int | None, every_s: float, as
             return {"status": client.status(), "nodes": client.nodes(), "jobs": running}
 
         Screen(every_s=every_s, as_json=as_json, times=times).run(look, _tables, _heads)
+
+
+def _moved(job: Mapping[str, Any]) -> str:
+    if job["state"] in ("running", "starting"):
+        return "runs already; top moves jobs that wait"
+    return f"first in the queue{'' if job['changed'] else ' already'} (priority {job['priority']})"
 
 
 def _tables(found: Mapping[str, Any]) -> Tables:

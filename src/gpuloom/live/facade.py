@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.spec import JobSpec, indices_of, job_spec, within_bounds
 from gpuloom.live.standby import FALLBACK
+from gpuloom.live.standing import Action, impossible, so_already
 from gpuloom.live.submission import Checks, dependencies, digest, submitted
 from gpuloom.live.views import FailureView, JobView, NodeView, PolicyView, ShowView, StatusView, WhyView
 from gpuloom.live.why import Whys
@@ -132,19 +133,19 @@ class LiveService:
             if active:
                 self._scheduler.dispatch.end_attempts(active, EndReason.CANCELLED, grace_s)
 
-        return self._change(jobs, work, but=ENDED, verb="cancelled")
+        return self._change(Action.CANCEL, jobs, work)
 
     def hold(self, jobs: Sequence[int]) -> Sequence[JobView]:
         def work(records: list[Job]) -> None:
-            self._write([("job.held", job.id, {}) for job in records if job.phase is Phase.QUEUED])
+            self._write([("job.held", job.id, {}) for job in records])
 
-        return self._change(jobs, work, but=ENDED | ACTIVE, verb="held", hint="requeue it first")
+        return self._change(Action.HOLD, jobs, work)
 
     def release(self, jobs: Sequence[int]) -> Sequence[JobView]:
         def work(records: list[Job]) -> None:
-            self._write([("job.released", job.id, {}) for job in records if job.phase is Phase.HELD])
+            self._write([("job.released", job.id, {}) for job in records])
 
-        return self._change(jobs, work, but=ENDED | ACTIVE, verb="released")
+        return self._change(Action.RELEASE, jobs, work)
 
     def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
         def work(records: list[Job]) -> None:
@@ -160,7 +161,7 @@ class LiveService:
             if active:
                 self._scheduler.dispatch.end_attempts(active, EndReason.REQUEUED, None)
 
-        return self._change(jobs, work, but=frozenset(), verb="requeued")
+        return self._change(Action.REQUEUE, jobs, work)
 
     def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> Sequence[JobView]:
         if not changes:
@@ -170,51 +171,60 @@ class LiveService:
                 f"{name} can't be changed after submission" + ("; use hold and release" * (name == "hold"))
             )
 
-        def work(records: list[Job]) -> None:
-            drafts: list[Draft] = []
-            checks = Checks(list(self._scheduler.book.nodes.values()), self._find)
-            for job in records:
-                late = sorted(changes.keys() - WHILE_ACTIVE)
-                if job.phase in ACTIVE and late:
-                    raise ConflictError(
-                        f"job {job.id} is {job.phase}: {', '.join(late)} can only be changed while it waits "
-                        f"(now: {', '.join(sorted(WHILE_ACTIVE))})"
-                    )
-                spec = job_spec({**within_bounds(job.spec), **changes}, source=f"job {job.id}")
-                if job.phase not in ACTIVE:
-                    checks.spec(spec, f"job {job.id}")
-                if any(other == job.id for other, _ in dependencies(spec)):
-                    raise InputError(f"job {job.id} can't wait for itself")
-                written = spec.model_dump(mode="json")
-                like = like_of(written, job.user, spec.gpus, job.array_id)
-                estimate = self._scheduler.estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
-                data = {
-                    "spec": written,
-                    "after": [list(entry) for entry in dependencies(spec)],
-                    "estimate_s": estimate.total_s,
-                    "estimate_from": estimate.source.value,
-                }
-                drafts.append(("job.updated", job.id, data))
-            self._write(drafts)
-            for job in records:
-                if job.phase is Phase.QUEUED:
-                    self._scheduler.planning.asks_anew(job.id)
-                if "time_limit" in changes:
-                    self._scheduler.set_limit(job.id)
-
-        return self._change(jobs, work, but=ENDED, verb="changed", hint="submit it again")
+        return self._change(Action.UPDATE, jobs, lambda records: self._update([(job, changes) for job in records]))
 
     def move_to_top(self, jobs: Sequence[int]) -> Sequence[JobView]:
-        def top() -> int:
+        def work(records: list[Job]) -> Collection[int]:
             asked = set(jobs)
-            waiting = [
+            others = [
                 job.priority
                 for job in self._scheduler.book.jobs.values()
                 if job.phase in (Phase.QUEUED, Phase.HELD, Phase.FROZEN) and job.id not in asked
             ]
-            return max(waiting, default=-1) + 1
+            top = max(others) + 1 if others else None
+            raised = [(job, job.priority if top is None else max(top, job.priority)) for job in records]
+            return self._update([(job, {"priority": priority}) for job, priority in raised])
 
-        return self.update(jobs, {"priority": self._scheduler.do(top)})
+        return self._change(Action.TOP, jobs, work)
+
+    def _update(self, wanted: Sequence[tuple[Job, Mapping[str, Any]]]) -> Collection[int]:
+        """Change fields of specs; those jobs that are other than before. In the scheduler's thread."""
+        drafts: list[Draft] = []
+        checks = Checks(list(self._scheduler.book.nodes.values()), self._find)
+        for job, changes in wanted:
+            late = sorted(changes.keys() - WHILE_ACTIVE)
+            if job.phase in ACTIVE and late:
+                raise ConflictError(
+                    f"job {job.id} is {job.phase}: {', '.join(late)} can only be changed while it waits "
+                    f"(now: {', '.join(sorted(WHILE_ACTIVE))})"
+                )
+            spec = job_spec({**within_bounds(job.spec), **changes}, source=f"job {job.id}")
+            if job.phase not in ACTIVE:
+                checks.spec(spec, f"job {job.id}")
+            if any(other == job.id for other, _ in dependencies(spec)):
+                raise InputError(f"job {job.id} can't wait for itself")
+            written = spec.model_dump(mode="json")
+            if all(written[name] == job.spec.get(name) for name in changes):
+                continue
+            like = like_of(written, job.user, spec.gpus, job.array_id)
+            estimate = self._scheduler.estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
+            data = {
+                "spec": written,
+                "after": [list(entry) for entry in dependencies(spec)],
+                "estimate_s": estimate.total_s,
+                "estimate_from": estimate.source.value,
+            }
+            drafts.append(("job.updated", job.id, data))
+        self._write(drafts)
+        changed = {int(number) for _, number, _ in drafts if number is not None}
+        for job, changes in wanted:
+            if job.id not in changed:
+                continue
+            if job.phase is Phase.QUEUED:
+                self._scheduler.planning.asks_anew(job.id)
+            if "time_limit" in changes:
+                self._scheduler.set_limit(job.id)
+        return changed
 
     def why(self, job: int, *, forecast: bool = True) -> WhyView:
         return self._whys.view(self._get(job), forecast=forecast)
@@ -394,33 +404,34 @@ class LiveService:
         self._scheduler.ledger.write(list(drafts))
 
     def _change(
-        self,
-        jobs: Sequence[int],
-        work: Callable[[list[Job]], None],
-        *,
-        but: Iterable[Phase],
-        verb: str,
-        hint: str = "",
+        self, action: Action, jobs: Sequence[int], work: Callable[[list[Job]], Collection[int] | None]
     ) -> Sequence[JobView]:
-        """Change jobs, all or none of them; not those in one of the phases `but`.
+        """Do something to jobs, to all or none of them; nothing to those of which it is so already.
 
-        Those that have ended already stand in nobody's way where some are left to be cancelled.
+        Those that have ended stand in nobody's way where some are left to be cancelled. work: does it, and says which
+        jobs are other than before; None: all.
         """
 
-        def change() -> None:
+        def change() -> Collection[int]:
             records = [self._get(job) for job in dict.fromkeys(jobs)]
-            if verb == "cancelled" and any(job.phase not in but for job in records):
-                records = [job for job in records if job.phase not in but]
+            if action is Action.CANCEL and any(job.phase not in ENDED for job in records):
+                records = [job for job in records if job.phase not in ENDED]
+            attempts = self._scheduler.book.attempts
             for job in records:
-                if job.phase in but:
-                    raise ConflictError(
-                        f"job {job.id} is {job.phase} and can't be {verb}" + (f"; {hint}" if hint else "")
-                    )
-            work(records)
+                if refusal := impossible(action, job, attempts.get(job.id)):
+                    raise ConflictError(refusal)
+            todo = [job for job in records if not so_already(action, job, attempts.get(job.id))]
+            if not todo:
+                return ()
+            changed = work(todo)
             self._scheduler.planning.stale()
+            return {job.id for job in todo} if changed is None else changed
 
-        self._scheduler.do(change)
-        return self._views([self._get(job) for job in jobs])
+        changed = self._scheduler.do(change)
+        views = self._views([self._get(job) for job in jobs])
+        for view in views:
+            view["changed"] = view["id"] in changed
+        return views
 
     def _views(self, records: Sequence[Job]) -> list[JobView]:
         scheduler = self._scheduler

@@ -208,7 +208,8 @@ class Scheduler:
                     if isinstance(first, float):
                         self.work.started_up(attempt.job, self.clock.from_wall(first))
                     told_s = self.clock.from_wall(at) if isinstance(at, float) else self.clock.now()
-                    self.work.report(attempt.job, fraction, told_s, self.book.jobs[attempt.job].work_s)
+                    before_s = self.book.jobs[attempt.job].work_s
+                    self.work.report(attempt.job, fraction, told_s, before_s, again=attempt.number > 1)
             if jump := self.clock.jumped_s():
                 log.warning("the machine's clock was set by %+.1f s; times go on as they were", jump)
                 self.ledger.write([("clock.jumped", None, {"seconds": jump})])

@@ -59,6 +59,8 @@ class JobView(TypedDict, total=False):
     """What the job reported last ({step, steps, fraction, …})."""
     usage: dict[str, float | None]
     flags: dict[str, str]
+    changed: bool
+    """In the answer to an action: whether it changed the job; false: it was so already."""
 
 
 class WhyView(TypedDict, total=False):

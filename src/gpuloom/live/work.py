@@ -21,6 +21,8 @@ class _Run:
     done_s: float = 0.0
     rate: float = 1.0
     start_up_s: float | None = None
+    first: tuple[float, float] | None = None
+    """Of one that may go on from a checkpoint: work done, and the part that it reported, at its first report."""
 
 
 class WorkDone:
@@ -82,11 +84,24 @@ class WorkDone:
                 self._start_ups.append(run.start_up_s)
                 self.usual_s = median(self._start_ups)
 
-    def report(self, job: int, fraction: float, at_s: float, before_s: float) -> None:
-        """It reported at this time that this part of all its work is done; `before_s`: done by earlier attempts."""
+    def report(self, job: int, fraction: float, at_s: float, before_s: float, *, again: bool = False) -> None:
+        """It reported at this time that this part of all its work is done.
+
+        Args:
+            before_s: work done by earlier attempts. again: there were some, and nothing of their work is known (the job
+                was requeued, say): it may begin anew, or go on from a checkpoint. Only how fast it goes on from its
+                first report then says how long it will take.
+        """
         done = before_s + self.of(job, at_s)
-        if 0.0 < fraction <= 1.0 and done > 0.0 and (fraction >= TRUSTED or done >= TRUSTED_S):
-            self.told_s[job] = done / fraction
+        run = self._runs.get(job)
+        since, from_part = 0.0, 0.0
+        if again and before_s == 0.0 and run is not None:
+            if run.first is None:
+                run.first = done, fraction
+            since, from_part = run.first
+        gained, part = done - since, fraction - from_part
+        if 0.0 < fraction <= 1.0 and part > 0.0 and gained > 0.0 and (part >= TRUSTED or gained >= TRUSTED_S):
+            self.told_s[job] = done + (1.0 - fraction) * gained / part
 
     def since(self, job: int) -> float:
         """Since when it holds GPUs; now if it does not yet."""

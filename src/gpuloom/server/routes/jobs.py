@@ -22,7 +22,7 @@ _SIMPLE = {
     "hold": "Keep a job that waits back until it is released.",
     "release": "Let a job that is held wait for GPUs.",
     "requeue": "Put a job that has ended, or runs, back into the queue.",
-    "top": "Make it first in the queue: a priority above all that wait.",
+    "top": "Make it first in the queue: a priority above all others that wait, unless it is higher already.",
 }
 
 
