@@ -205,8 +205,6 @@ class Rl(Policy):
             number = np.array([found.choices.index(name) for name in memory.choices], dtype=np.int32)
             chosen = found.choice >= 0
             found.choice[chosen] = number[found.choice[chosen]]
-        # Nothing can be learnt from a placement that there no longer is.
-        found.open = [job for job in found.open if found.choice[job] < len(offered)]
         return found
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
@@ -268,6 +266,8 @@ class _Placer:
         self._costs: dict[int, list[float]] = {}
         self._orders: dict[int, list[int]] = {}
         """By id of a kind, for the modes greedy and fixed: its choices, the best first."""
+        # Nothing can be learnt from a placement that the job could not have any more.
+        memory.open = [job for job in memory.open if self._offers(job)]
         self._learns = policy.values["mode"] == "learn"
         self._choose = {"random": self._random, "greedy": self._in_order, "fixed": self._in_order}.get(
             policy.values["mode"], self._by_table
@@ -294,6 +294,12 @@ class _Placer:
         for job, placement in run.items():
             memory.speed[job] = queue.speed(job, placement)
         return Decision(run, wake_at_s=self._wake_s) if run or self._wake_s < math.inf else NOTHING
+
+    def _offers(self, job: int) -> bool:
+        """Whether what the job chose is still to be had for it."""
+        choice, choices = self._memory.choice.item(job), self._queue.kind(job).choices
+        index = int(np.searchsorted(choices, choice))
+        return choice == WAIT or (index < len(choices) and choices.item(index) == choice)
 
     def _groups(self, jobs: Sequence[int]) -> NDArray[np.intp]:
         """Rows of jobs that may refuse what others of their kind take."""
