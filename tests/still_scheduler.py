@@ -101,9 +101,9 @@ class Still:
         self.turn()
         return found
 
-    def submit(self, *specs: dict[str, Any]) -> list[int]:
+    def submit(self, *specs: dict[str, Any], user: str = "ann") -> list[int]:
         made = [job_spec({"command": ["train"], "workdir": "/", **spec}) for spec in specs]
-        return [job for group in self.tell(lambda: self.service.submit(made, user="ann")) for job in group]
+        return [job for group in self.tell(lambda: self.service.submit(made, user=user)) for job in group]
 
     def end(self, run: str, code: int | None = 0) -> None:
         self.executor.end(run, code, signal=9 if code is None else None)

@@ -12,12 +12,13 @@ run. Who submits much thus queues behind himself, and who comes rarely finds the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core.carrying import PER_JOB
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision
 from gpuloom.core.snapshot import Snapshot
@@ -28,11 +29,15 @@ from gpuloom.policies.base import Parameter, Policy, Traits, one_of
 
 @dataclass(slots=True)
 class Memory:
-    """What may not be forgotten: virtual time, finish tag per user, start tag per job (NaN: not submitted)."""
+    """What may not be forgotten: virtual time, finish tag by user's name, start tag per job (NaN: not submitted).
+
+    Users go by name, as their numbers differ from one workload to the next; jobs are numbered anew by the scheduler,
+    which `PER_JOB` asks for.
+    """
 
     virtual: float
-    finish: NDArray[np.float64]
-    start: NDArray[np.float64]
+    finish: dict[str, float]
+    start: NDArray[np.float64] = field(metadata=PER_JOB)
 
 
 class StartTags:
@@ -47,10 +52,10 @@ class StartTags:
     def waiting_key(self, snapshot: Snapshot, job: int) -> float:
         memory, workload = self.memory, snapshot.workload
         if math.isnan(memory.start[job]):  # not so if it comes back from a failed node
-            user = int(workload.user.codes[job]) if workload.user is not None else 0
+            user = workload.user.names[workload.user.codes[job]] if workload.user is not None else ""
             cost = float(workload.duration_s[job] * workload.gpus[job]) if self._charge == "gpu_time" else 1.0
             weight = float(workload.weight[job]) if workload.weight is not None else 1.0
-            memory.start[job] = max(memory.virtual, memory.finish[user])
+            memory.start[job] = max(memory.virtual, memory.finish.get(user, 0.0))
             memory.finish[user] = memory.start[job] + cost / weight
         return float(memory.start[job])
 
@@ -74,9 +79,10 @@ class UserFair(Policy):
         Parameter("charge", "gpu_time", one_of("gpu_time", "job"), "what a job costs its user: gpu_time or job (1)"),
     )
 
+    remembers = (Memory,)
+
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
-        users = len(workload.user.names) if workload.user is not None else 1
-        return Memory(0.0, np.zeros(users), np.full(len(workload), math.nan))
+        return Memory(0.0, {}, np.full(len(workload), math.nan))
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         # 1. Caches, from any snapshot.
