@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test check static api-check format bench live speed fidelity figures learning league heterogeneous elastic pollux clean
+.PHONY: help setup demo test check static api-check format bench live speed fidelity figures learning league heterogeneous elastic pollux reference clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -69,6 +69,9 @@ elastic: $(STAMP) ## Rewrite the figures of docs/elastic.md (public traces: docs
 
 pollux: $(STAMP) ## Rewrite docs/pollux.md: the figures of Pollux and ours (public traces: docs/data.md)
 	@$(BIN)/python bench/pollux.py
+
+reference: $(STAMP) ## Rewrite docs/reference-cli.md and docs/reference-jobs.md, what the program has, and docs/job.schema.json
+	@$(BIN)/python scripts/reference.py
 
 clean: ## Remove what was made
 	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,16 +16,7 @@ from docs_pages import NEEDS, PAGES, ROOT, RUN, SHOWN, Block, blocks, comparable
 from docs_session import FailedError, Session
 
 DATA = Path(os.environ.get("GPULOOM_DATA", ROOT.parent / "shared" / "data"))
-KNOWN_FAILURES = {
-    "docs/api.md",
-    "docs/cli.md",
-    "docs/jobs.md",
-    "docs/live.md",
-    "docs/monitor.md",
-    "docs/sharing-shim.md",
-    "docs/sharing.md",
-    "docs/store.md",
-}
+KNOWN_FAILURES = {}
 """Pages that do not run yet. To be emptied."""
 
 

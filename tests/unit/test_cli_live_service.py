@@ -167,18 +167,6 @@ def test_one_that_is_slow_to_be_ready_says_what_it_waits_for_and_goes_on(
     assert capsys.readouterr().err == "gpuloom: warning: not ready after 4 s: it is opening the store\n"
 
 
-def test_the_default_port_or_a_free_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(service, "PORT", port)
-        assert service.free_port("127.0.0.1") != port
-    assert service.free_port("127.0.0.1") == port
-    with pytest.raises(service.UpError, match="--host 192"):
-        service.free_port("192.0.2.1")
-
-
 def test_a_home_that_can_not_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(service.UpError, match="file"):

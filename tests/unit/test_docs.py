@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import tomllib
 from pathlib import Path
@@ -141,6 +142,33 @@ def test_command_lines_are_right(document: str, words: list[str]) -> None:
     cluster = values.get("cluster")
     if isinstance(cluster, str):
         load_cluster(str(ROOT / cluster)) if cluster.endswith(".yaml") else parse_cluster(cluster)
+
+
+def test_the_reference_pages_are_those_of_this_program() -> None:
+    """`make reference` writes them."""
+    made = runpy.run_path(str(ROOT / "scripts" / "reference.py"))["PAGES"]
+    assert set(made) == {"reference-cli.md", "reference-jobs.md", "job.schema.json"}
+    for name, page in made.items():
+        assert (ROOT / "docs" / name).read_text() == page(), f"docs/{name} is of another version: make reference"
+
+
+def test_every_option_of_every_command_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference-cli.md").read_text()
+    todo: list[tuple[str, click.Command]] = [("gpuloom", cli)]
+    while todo:
+        path, command = todo.pop()
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                found = command.get_command(context, name)
+                assert found is not None
+                todo.append((f"{path} {name}", found))
+            continue
+        text = page.split(f"# {path}\n", 1)[1].split("\n#", 1)[0]
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden and parameter.name != "help":
+                # Of several names for one thing, older ones need not stand there.
+                assert any(f"`{name}" in text or f", {name}" in text for name in parameter.opts), (path, parameter.opts)
 
 
 def test_there_are_command_lines() -> None:

@@ -44,6 +44,13 @@ def test_a_port_in_use_is_told(service: FakeService) -> None:
         assert f"port {place.port} of 127.0.0.1 is in use" in refused(service, port=place.port)
 
 
+def test_another_port_will_do_where_one_is_taken_at_that_moment(service: FakeService) -> None:
+    with served(service) as place, served(service, port=place.port, or_any=True) as other:
+        assert other.port not in (0, place.port)
+    with served(service, port=place.port, or_any=True) as again:
+        assert again.port == place.port
+
+
 def test_a_port_can_be_used_again_at_once(service: FakeService) -> None:
     with served(service) as place, http(place) as client:
         client.get("/v1/health")

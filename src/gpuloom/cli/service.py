@@ -19,7 +19,6 @@ from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.words import plural
 
-PORT = 7411
 POLICY = "fifo:backfill=easy"
 READY_S = 60.0
 """How long --detach waits for the scheduler to be ready."""
@@ -40,8 +39,7 @@ class UpError(GpuloomError):
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    default=0,
-    help=f"Port of the API [{PORT}, or a free one if that is taken].",
+    help="Port of the API; 0 for any that is free [7411, or a free one if that is taken].",
 )
 @click.option(
     "--host",
@@ -71,7 +69,7 @@ class UpError(GpuloomError):
 def up(
     ctx: click.Context,
     slots: int | None,
-    port: int,
+    port: int | None,
     host: str,
     written: str | None,
     interval: float | None,
@@ -122,7 +120,7 @@ def up(
         home=folder,
         slots=slots,
         host=host,
-        port=port or free_port(host),
+        port=port,
         policy=written,
         interval_s=interval,
         log_level=log_level,
@@ -195,24 +193,6 @@ def _same_policy(one: str, other: str) -> bool:
         return parse_policy(one) == parse_policy(other)
     except PolicyError:
         return False
-
-
-def free_port(host: str) -> int:
-    """The default port, or one that the system picks if another program has it."""
-    import socket
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in (PORT, 0):
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind((host, port))
-            except OSError as error:
-                if port == 0:
-                    raise UpError(f"--host {host}: can't listen there ({error.strerror or error})") from None
-                continue
-            return int(sock.getsockname()[1])
-    raise AssertionError("unreachable")
 
 
 # -- ready ------------------------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 0,
+    or_any: bool = False,
     token: str | None,
     logs: LogReader = read_log,
     on_ready: Callable[[Listening], None],
@@ -71,7 +72,7 @@ def serve(
     """Serve until SIGTERM, SIGINT (in the main thread) or `Listening.stop`; returns the signal, if it was one.
 
     Args:
-        port: 0 for any that is free.
+        port: 0 for any that is free. or_any: whether another one will do where this one is in use.
         on_ready: called once requests are answered. on_stop: once none is taken any more.
 
     Raises:
@@ -83,7 +84,7 @@ def serve(
         check_token(token, "token")
     elif not loopback:
         raise InputError(f"{host} can be reached by other machines: that needs a token")
-    listener = _bound(family, host, address, port)
+    listener = _bound(family, host, address, port, or_any)
     try:
         port = listener.getsockname()[1]
         shown = f"[{address}]" if family == socket.AF_INET6 else address
@@ -118,11 +119,13 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, str]:
     return family, str(where[0])
 
 
-def _bound(family: socket.AddressFamily, host: str, address: str, port: int) -> socket.socket:
+def _bound(family: socket.AddressFamily, host: str, address: str, port: int, or_any: bool) -> socket.socket:
     try:
         listener = socket.create_server((address, port), family=family, backlog=WAITING)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
+            if or_any:
+                return _bound(family, host, address, 0, False)
             raise InputError(
                 f"port {port} of {host} is in use by another program: choose another, or 0 for any that is free"
             ) from None

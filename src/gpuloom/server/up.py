@@ -28,6 +28,9 @@ from gpuloom.store.home import Home, home_of
 
 log = logging.getLogger("gpuloom")
 
+PORT = 7411
+"""Where it listens unless told otherwise, or another program is there already."""
+
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
@@ -36,7 +39,7 @@ class UpOptions:
     home: Path
     slots: int | None = None
     host: str = "127.0.0.1"
-    port: int = 0
+    port: int | None = None
     policy: str | None = None
     interval_s: float | None = None
     log_level: str = "info"
@@ -81,7 +84,11 @@ def _run(options: UpOptions, start: Start) -> int:
     start.at(Step.ADDRESS)
     try:
         with _described(home):
-            serve(service, host=options.host, port=options.port, token=token, logs=read_log, on_ready=ready)
+            port = PORT if options.port is None else options.port
+            serve(
+                service, host=options.host, port=port, or_any=options.port is None,
+                token=token, logs=read_log, on_ready=ready,
+            )  # fmt: skip
     finally:
         if started:
             live.close()
