@@ -59,8 +59,8 @@ def cli_page() -> str:
     lines = [
         "# Every command and option",
         "",
-        "What `gpuloom COMMAND --help` says, on one page; [cli.md](cli.md) and [simulation.md](simulation.md) explain how",
-        "to use it. Made by `make reference`. In brackets: what is taken where an option is not given, and limits.",
+        "What `gpuloom COMMAND --help` says, on one page; [cli.md](cli.md) and [simulation.md](simulation.md) explain",
+        "how to use it. Made by `make reference`. In brackets: what is taken where an option is not given, and limits.",
         "",
     ]
     for command, inside in commands(cli, context):
@@ -95,8 +95,8 @@ def jobs_page() -> str:
     lines = [
         "# Every field of a job",
         "",
-        "What a job may say: in `job.yaml` ([cli.md](cli.md#submit-a-file)), by the API ([api.md](api.md#submit)) and from",
-        "Python; `class` and `env_file` in files alone. Made by `make reference` from the schema",
+        "What a job may say: in `job.yaml` ([cli.md](cli.md#submit-a-file)), by the API ([api.md](api.md#submit)) and",
+        "from Python; `class` and `env_file` in files alone. Made by `make reference` from the schema",
         "([job.schema.json](job.schema.json), `gpuloom schema`).",
         "",
         "| field | written | default | |",
