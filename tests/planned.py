@@ -16,7 +16,7 @@ from gpuloom.live.fleet import slots_of
 from gpuloom.live.planning import Planning
 from gpuloom.live.work import WorkDone
 
-MOST_TURNS = 200_000
+MOST_TURNS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Planned:
             policy=policy,
             interval_s=interval_s,
             overhead_s=overhead_s,
+            beside=False,
         )
         self.first_s: dict[int, float] = {}
         self.end_s: dict[int, float] = {}

@@ -116,3 +116,44 @@ def test_jobs_that_wait_beside_others_that_are_about_to_start_are_looked_at_agai
     live.planning.run(0.3)
     assert live.planning.grants.keys() == {1}
     assert live.planning.next_s() == 60.0
+
+
+SEEING = (
+    "fifo",
+    "fifo:backfill=easy;depth=2",
+    "fifo:backfill=greedy",
+    "sjf",
+    "srtf",
+    "srsf",
+)
+KINDS = [(1, 20.0), (1, 70.0), (2, 40.0), (4, 30.0)]
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> list[Task]:
+    """Equal jobs by the dozen, some of which take longer than they are said to."""
+    tasks, at_s = [], 0.0
+    for _ in range(draw(st.integers(1, 5))):
+        at_s += draw(st.sampled_from([0.0, 3.0, 90.0]))
+        gpus, said_s = draw(st.sampled_from(KINDS))
+        late_s = draw(st.sampled_from([0.0, 1.0, 15.0]))
+        named = {"name": f"{gpus} for {said_s}"}
+        tasks += [Task(at_s, gpus, said_s, said_s + late_s, more=named)] * draw(st.integers(1, 25))
+    return tasks
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 30.0])
+@pytest.mark.parametrize("policy", SEEING)
+@settings(max_examples=12)
+@given(tasks=crowds())
+def test_with_the_first_of_equal_jobs_in_sight_it_decides_as_with_all(
+    policy: str, interval_s: float, tasks: list[Task]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpuloom.live.planning.SPARE", 2)
+        some = Planned(tasks, policy, slots=4, interval_s=interval_s).run()
+        patch.setattr("gpuloom.live.planning.SPARE", 10**9)
+        every = Planned(tasks, policy, slots=4, interval_s=interval_s).run()
+    assert some.planning.policy.sees(4) is not None
+    assert some.starts == every.starts
+    assert some.end_s == every.end_s

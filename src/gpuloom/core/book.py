@@ -51,6 +51,12 @@ class Book:
         self.nodes: dict[str, NodeRecord] = {}
         self.settings: dict[str, Any] = {}
         self.next_job = 1
+        self._watch: list[Callable[[Iterable[Job]], None]] = []
+
+    def watch(self, call: Callable[[Iterable[Job]], None]) -> None:
+        """Have `call` told of jobs that are new or have changed: first of all there are, then at each commit."""
+        call(self.jobs.values())
+        self._watch.append(call)
 
     def stage(self, events: Iterable[Event]) -> Changes:
         """What these events change. The book itself stays as it is.
@@ -75,6 +81,8 @@ class Book:
         self.settings.update(changes.settings)
         if changes.next_job is not None:
             self.next_job = changes.next_job
+        for call in self._watch:
+            call(changes.jobs.values())
 
     def copy(self) -> Book:
         """The same records in a book of its own."""

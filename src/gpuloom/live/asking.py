@@ -19,6 +19,7 @@ class Call(StrEnum):
     NEW_MEMORY = "new_memory"
     CARRIED = "carried"
     SHARING = "sharing"
+    SEES = "sees"
     DECIDE = "decide"
     """The check of its plan included."""
     REASON = "reason"

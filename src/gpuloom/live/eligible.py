@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from gpuloom.core.decision import Reason
-from gpuloom.core.job import ACTIVE, ENDED, Job, Phase
-from gpuloom.live.spec import indices_of
+from gpuloom.core.job import ENDED, Job, Phase
 
 Jobs = Mapping[int, Job]
+
+
+def throttle_of(job: Job) -> int:
+    """How many jobs of its array may run at once; 0: any number, or it is of no array."""
+    if job.array_id is None:
+        return 0
+    _, _, most = str(job.spec.get("array") or "").partition("%")
+    return int(most) if most else 0
 
 
 class Throttles:
     """Of arrays with `%k`: how many of their jobs may still be started."""
 
-    def __init__(self, jobs: Iterable[Job]) -> None:
-        self._left: dict[int, int] = {}
-        self._most: dict[int, int] = {}
-        active: dict[int, int] = {}
-        for job in jobs:
-            array = job.array_id
-            if array is None:
-                continue
-            if array not in self._most:
-                text = job.spec.get("array")
-                throttle = indices_of(text)[1] if text else None
-                self._most[array] = 0 if throttle is None else throttle
-            if job.phase in ACTIVE:
-                active[array] = active.get(array, 0) + 1
-        for array, most in self._most.items():
-            if most:
-                self._left[array] = most - active.get(array, 0)
+    def __init__(self, active: Iterable[Job]) -> None:
+        self._taken = Counter([job.array_id for job in active if job.array_id is not None])
 
     def take(self, job: Job) -> Reason | None:
         """Count a job as one that may start; the reason if it is one too many."""
-        array = job.array_id
-        if array is None or array not in self._left:
+        array, most = job.array_id, throttle_of(job)
+        if array is None or not most:
             return None
-        if self._left[array] > 0:
-            self._left[array] -= 1
+        if self._taken[array] < most:
+            self._taken[array] += 1
             return None
-        most = self._most[array]
         text = f"Its array {array} may run {most} at once, and so many run or are before it."
         return Reason("array_throttle", text, {"throttle": most})
 

@@ -13,7 +13,7 @@ from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Phase
 from gpuloom.executors.port import RunExit, RunPhase, RunStatus
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch import Dispatch, as_json
-from gpuloom.live.eligible import broken
+from gpuloom.live.eligible import broken, throttle_of
 from gpuloom.live.ends import ended
 from gpuloom.live.estimates import Estimates, like_of
 from gpuloom.live.ledger import Draft, Ledger
@@ -231,7 +231,7 @@ class Intake:
             if job.phase is Phase.FINISHED:
                 like = like_of(job.spec, job.user, job.gpus, job.array_id)
                 self.estimates.finished(like, max(job.work_s, attempted_s))
-            if job.array_id is not None or self.ledger.waits_for(job.id):
+            if throttle_of(job) or self.ledger.waits_for(job.id):
                 self.planning.stale()
             return
         made_way = job.reason in MAKES_WAY and how.released

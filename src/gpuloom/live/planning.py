@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
@@ -32,14 +32,15 @@ from gpuloom.core.profile import Profiles
 from gpuloom.core.share_class import share_class_of
 from gpuloom.engine.alarms import next_alarm_s
 from gpuloom.live.asking import Asking, Call, PolicyFailure
-from gpuloom.live.eligible import Throttles, blocked
+from gpuloom.live.eligible import Throttles, blocked, throttle_of
 from gpuloom.live.estimates import NOW_S, Estimate, Estimates, left_s, like_of, stands_s
 from gpuloom.live.fleet import fleet_of, slots_of
 from gpuloom.live.hold import Hold
+from gpuloom.live.lines import Lines
 from gpuloom.live.occupancy import MAKES_WAY, occupancy, reservation
 from gpuloom.live.reasons import nothing_to_give, unplaceable
 from gpuloom.live.records import memory_from_bytes
-from gpuloom.live.roster import Roster
+from gpuloom.live.roster import Roster, kind_of
 from gpuloom.live.standby import FALLBACK, Standby
 from gpuloom.live.work import WorkDone
 from gpuloom.live.world import Memory, Placed, World
@@ -60,6 +61,9 @@ QUIET = 9.0
 """After a pass with a new world so many times its duration go by before the next such one: a stream of single
 submissions is worked off in batches, and the API stays quick."""
 
+
+SPARE = 256
+"""Of equal jobs that wait so many more are shown than the policy has to see: a world lasts until they have started."""
 
 _BEHIND = Reason("behind_others", "Jobs of a higher priority go first, and what they leave does not do for it.")
 
@@ -130,6 +134,12 @@ class Planning:
         self._overrun_s = math.inf
         self._pause_s = math.inf
         self._roster = Roster(estimates)
+        self.lines = Lines(kind_of, lambda job: job.array_id if throttle_of(job) else None)
+        book.watch(self.lines.take)
+        self._sees_all = True
+        """Whether the policy is shown all jobs, or the first of those that are alike only."""
+        self._lasts = math.inf
+        """So many jobs may start until the next ones of their lines have to be shown."""
         self.profiles: Profiles = load_profiles()
         self.standby, self.saved = Standby(), saved
         self.caught: PolicyFailure | None = None
@@ -366,7 +376,7 @@ class Planning:
             if self._ends >= LEARN_EVERY:
                 self._learn(self.policy)
             self._drop_grants(now_s)
-            eligible, self.reasons, self._pause_s = self.eligible(now_s)
+            eligible, self.reasons, self._pause_s = self._first(now_s)
             # Who was held, or waited for something else, comes to the policy anew.
             self._met &= eligible | self.book.attempts.keys() | self.grants.keys()
             wake, waiting = self._levels(eligible, outcome, now_s, at_interval=may_preempt)
@@ -380,6 +390,8 @@ class Planning:
             self._take(world, outcome)
             waiting = world.state.waiting > 0
         self._finished.clear()
+        if self._lasts <= 0:
+            self.stale()
         self._set_alarms(now_s, wake, at_interval=may_preempt, waiting=waiting)
         return outcome
 
@@ -479,6 +491,7 @@ class Planning:
                 if self.grants.pop(job, None) is None:
                     outcome.stop.append(job)
             elif isinstance(command, Start):
+                self._lasts -= 1
                 self.grants[job] = world.fleet.allocation(command.placement)
             elif isinstance(command, Resize):
                 outcome.stop.append(job)
@@ -501,28 +514,36 @@ class Planning:
     def eligible(self, now_s: float) -> tuple[set[int], dict[int, Reason], float]:
         """Jobs for the policy; why others that wait are not; when the first pause before a retry ends."""
         jobs = self.book.jobs
+        throttles = Throttles(jobs[number] for number in self.book.attempts)
+        return self._looked_at(jobs, [], set(), throttles, now_s)
+
+    def _looked_at(
+        self, numbers: Iterable[int], special: list[int], found: set[int], throttles: Throttles, now_s: float
+    ) -> tuple[set[int], dict[int, Reason], float]:
+        """What `eligible` says of these jobs. special, found: others, to be looked at more closely, or not."""
+        jobs, grants = self.book.jobs, self.grants
         reasons: dict[int, Reason] = {}
         pause = math.inf
-        throttles = Throttles(job for job in jobs.values() if job.array_id is not None and job.phase not in ENDED)
-        found: set[int] = set()
-        for number in self.grants:
+        for number in grants:
             throttles.take(jobs[number])
-        special: list[int] = []
-        for number, job in jobs.items():
+        for number in numbers:
+            job = jobs[number]
             if job.phase in ENDED:
                 continue
             if job.phase is Phase.QUEUED:
-                if number in self.grants:
+                if number in grants:
                     continue
-                if job.array_id is None and not job.after and job.not_before_s <= now_s:
+                if not job.after and job.not_before_s <= now_s and not throttle_of(job):
                     found.add(number)
                     continue
                 special.append(number)
-            elif number not in self.grants and self._makes_way(job):
+            elif number not in grants and self._makes_way(job):
                 found.add(number)
             elif job.phase is Phase.HELD:
                 reasons[number] = blocked(job, jobs, now_s) or Reason("held", "It is held.")
         for number in sorted(special):
+            if number in grants:
+                continue
             reason = blocked(jobs[number], jobs, now_s) or throttles.take(jobs[number])
             if reason is None:
                 found.add(number)
@@ -531,6 +552,28 @@ class Planning:
             if reason.code == "pause_before_retry":
                 pause = min(pause, jobs[number].not_before_s)
         return found, reasons, pause
+
+    def _first(self, now_s: float) -> tuple[set[int], dict[int, Reason], float]:
+        """As `eligible`, but of jobs that are alike only as many as the policy has to see, and some more."""
+        jobs, policy = self.book.jobs, self.policy
+        with Asking(Call.SEES, policy):
+            sees = policy.sees(sum(len(node.gpus) for node in self.book.nodes.values()))
+        self._lasts = math.inf
+        self._sees_all = sees is None or (policy.pairs and any(line.shares for line in self.lines))
+        if sees is None or self._sees_all:
+            return self.eligible(now_s)
+        throttles = Throttles(jobs[number] for number in self.book.attempts)
+        found: set[int] = set()
+        special: list[int] = []
+        for line in self.lines:
+            if line.throttle is not None:
+                special += line.first(throttle_of(jobs[line.one()]) + len(self.grants))
+                continue
+            if len(line) > sees + SPARE:
+                self._lasts = SPARE
+            found.update(line.first(sees + SPARE + len(self.grants)))
+        found -= self.grants.keys()
+        return self._looked_at(self.lines.others, special, found, throttles, now_s)
 
     def _makes_way(self, job: Job) -> bool:
         """Whether an active job waits, as the policy sees it."""
@@ -574,10 +617,12 @@ class Planning:
             if aside is None:
                 self.reasons |= dict.fromkeys(waiting, nothing_to_give(self))
             return None
-        active = [job for job in book.jobs.values() if job.phase not in ENDED]
+        seen = waiting | placements.keys()
+        # A policy that need not see all is shown those that it has to, and those of whom it may remember something.
+        numbers = book.jobs.keys() if aside is not None or self._sees_all else (seen | self._met) & book.jobs.keys()
+        active = [record for n in numbers if (record := book.jobs[n]).phase not in ENDED]
         if not active:
             return None
-        seen = waiting | placements.keys()
         ended = self._left if aside is None else {}
         world = World(
             jobs=[*active, *(job for job, _ in ended.values())],

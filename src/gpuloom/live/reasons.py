@@ -9,13 +9,16 @@ from gpuloom.core.decision import Reason
 from gpuloom.core.job import ACTIVE, ENDED, Job, Phase
 from gpuloom.core.words import are, plural
 from gpuloom.live.asking import Asking, Call, PolicyFailure
-from gpuloom.live.eligible import blocked
+from gpuloom.live.eligible import Throttles, blocked
 from gpuloom.live.fleet import fleet_of, slots_of
 from gpuloom.live.occupancy import open_slots
 
 if TYPE_CHECKING:
     from gpuloom.live.planning import Planning
     from gpuloom.live.world import World
+
+
+_BEHIND_EQUALS = Reason("behind_equals", "Jobs that are like it in all respects came before it, and wait as well.")
 
 
 def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, Reason]:
@@ -40,11 +43,27 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
                 found[number] = Reason("not_enough_free_gpus", text, {"gpus": job.gpus, "free_gpus": free})
             else:
                 found[number] = _of_policy(planning, world, number)
+        elif (known := _of_line(planning, job)) is not None:
+            found[number] = known
         elif planning.failed:
             found[number] = Reason("policy_failed", f"No decision can be made: {planning.failure}")
         else:
             found[number] = Reason("queued", "The scheduler has not looked at it yet.")
     return found
+
+
+def _of_line(planning: Planning, job: Job) -> Reason | None:
+    """Why a job waits of which the policy need not be shown more than those before it that are like it."""
+    line = planning.lines.line_of(job.id)
+    if line is None:
+        return None
+    first = line.first(1)[0]
+    if first in planning.reasons:
+        return planning.reasons[first]
+    if line.throttle is not None:
+        jobs = planning.book.jobs
+        return Throttles(jobs[n] for n in {**planning.book.attempts, **planning.grants}).take(job)
+    return _BEHIND_EQUALS if any(world.is_waiting(first) for world in planning.seen) else None
 
 
 def _of_policy(planning: Planning, world: World, job: int) -> Reason:

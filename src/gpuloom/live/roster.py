@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,6 +85,12 @@ class Roster:
             like, given_s, limit_s = key
             totals[key] = self._estimates.of(like, given_s=given_s, time_limit_s=limit_s).total_s
         return Columns(rows, np.array([totals[row.estimate] for row in rows], dtype=np.float64))
+
+
+def kind_of(job: Job) -> Hashable:
+    """What a world shows of a job but its number and when it was submitted, and its priority."""
+    _, gpus, _, *others = _row(job)
+    return gpus, *others, job.priority
 
 
 def _row(job: Job) -> _Row:

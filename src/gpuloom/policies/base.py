@@ -143,6 +143,17 @@ class Policy(ABC):
         """Total GPU-time of jobs that have ended, for a policy that goes by its distribution: where durations are not
         known. Call it before `new_memory` and `carried`."""
 
+    def sees(self, gpus: int) -> int | None:
+        """Of jobs that wait, have never run and are alike but for when they came, how many it has to be shown.
+
+        With that many of the first of them its decision is the one that it would make with all of them in sight; None:
+        only with all. So a scheduler need not build a world of a hundred thousand equal jobs.
+
+        Args:
+            gpus: of the whole cluster.
+        """
+        return None
+
     def sharing(self, workload: Workload) -> Sharing | None:
         """How jobs slow each other down, for a policy that shares GPUs."""
         return None

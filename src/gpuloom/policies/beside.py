@@ -63,6 +63,9 @@ class Beside(Policy):
     def learn_from(self, ended_gpu_s: F8) -> None:
         """Nothing: whoever tells this one tells the policy within."""
 
+    def sees(self, gpus: int) -> int | None:
+        return self.inner.sees(gpus)  # where no job may share a GPU, it is that policy and nothing else
+
     def sharing(self, workload: Workload) -> Sharing:
         return KernelSharing(workload, self._speed)
 

@@ -67,6 +67,9 @@ class Fifo(Policy):
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory | None:
         return Memory() if self.values["backfill"] == "easy" else None
 
+    def sees(self, gpus: int) -> int | None:
+        return gpus + 1 + (self.values["depth"] if self.values["backfill"] == "easy" else 0)
+
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
         backfill = self.values["backfill"]
         if self.cache is None:

@@ -41,6 +41,9 @@ class Sjf(Policy):
 
     cache: OrderedPlanner | None
 
+    def sees(self, gpus: int) -> int | None:
+        return gpus + 1
+
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
         if self.cache is None:
             self.cache = OrderedPlanner(snapshot, DurationOrder(), preemptive=False)

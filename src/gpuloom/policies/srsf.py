@@ -31,6 +31,9 @@ class Srsf(Policy):
     preempts_at_intervals = True
     cache: OrderedPlanner | RepackPlanner | None
 
+    def sees(self, gpus: int) -> int | None:
+        return None if self.values["placement"] == "repack" else gpus + 1
+
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
         if self.cache is None:
             self.cache = planner_by_remaining(snapshot, self.values["placement"], by_gpus=True)
