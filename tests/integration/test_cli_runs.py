@@ -254,7 +254,7 @@ def test_impossible_jobs_can_be_left_out_and_are_counted(trace: Path) -> None:
     done = gpuloom("simulate", trace, "--cluster", "1x4", "--skip-impossible", "--json", "-")
     assert done.returncode == 0
     assert json.loads(done.stdout)["jobs"] == 4
-    assert "1 jobs that can never be placed were left out" in done.stderr
+    assert "1 job that can never be placed was left out" in done.stderr
     assert "job c asks for 8" in done.stderr
 
 
@@ -262,7 +262,7 @@ def test_when_no_job_is_left_that_is_said(trace: Path, tmp_path: Path) -> None:
     large = write(tmp_path / "large.csv", [(0, 1, 99, "a")])
     done = gpuloom("simulate", large, "--cluster", "1x4", "--skip-impossible")
     assert done.returncode == 2
-    assert "none of its 1 jobs can be placed on 1x4" in done.stderr
+    assert "its one job can't be placed on 1x4" in done.stderr
 
 
 def test_a_bad_row_is_named_and_can_be_passed_over(tmp_path: Path) -> None:

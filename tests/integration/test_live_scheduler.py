@@ -362,7 +362,7 @@ def test_usage_history_and_log_files(tmp_path: Path) -> None:
         rows = live.service.usage(since_s=None, until_s=None, by="user")
         assert [row["key"] for row in rows] == ["ann"]
         assert rows[0]["gpu_s"] == pytest.approx(2 * rows[0]["held_s"])
-        assert live.service.history(since_s=None, until_s=None).splitlines()[1].startswith(f"{job},")
+        assert live.service.history(since_s=None, until_s=None).splitlines()[2].startswith(f"{job},")
         files = live.service.log_files(job)
         assert files[0]["attempt"] == 1
         assert not files[0]["live"]

@@ -156,7 +156,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     write_trace(small(), file)
     before = file.read_bytes()
 
-    def broken(columns: object, stream: object) -> None:
+    def broken(*_: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr("gpuloom.sim.traces.write._write_csv", broken)

@@ -90,6 +90,7 @@ def replay(history: Path, policies: Sequence[str], *, slots: int, interval_s: fl
     return {
         row["policy"]: Replay(row["avg_jct_s"], row["lower_bound_avg_jct_s"], jobs[row["policy"]])
         for row in json.loads(table.read_text())
+        if row["policy"] in policies  # not what happened, which is compared with
     }
 
 

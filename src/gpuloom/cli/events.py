@@ -154,7 +154,7 @@ def export(
     \b
     Examples:
       gpuloom history export week.csv --since 7d
-      gpuloom compare week.csv --cluster 1x8 --policies tiresias,muri-l
+      gpuloom compare week.csv --policies tiresias,muri-l
       gpuloom history export - | head
     """
     if file == "-" and as_json:

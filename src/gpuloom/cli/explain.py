@@ -48,7 +48,7 @@ def explain(job: str, policy: str, as_json: bool, quiet: bool, **options: Any) -
 
     \b
     Examples:
-      gpuloom explain jobs.csv --cluster 4x8:V100,16x4:K80 --policy hlas --job 17
+      gpuloom explain jobs.csv --cluster 4x8:V100,16x4:K80 --speeds facts --policy hlas --job 17
       gpuloom explain jobs.csv --cluster 8x8 --policy tiresias --job j5 --json
     """
     from gpuloom.sim import explain as story

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gpuloom.core.errors import InputError
+from gpuloom.core.errors import InputError, MissingDependencyError
 
 
 class Overwrite(click.Option):
@@ -53,6 +54,8 @@ def check_outputs(targets: list[str | None], plot_target: str | None) -> None:
 
         if Path(plot_target).suffix.lower() not in SUFFIXES:
             raise InputError(f"{plot_target}: a plot is written to a file that ends in {', '.join(SUFFIXES)}")
+        if find_spec("matplotlib") is None:
+            raise MissingDependencyError("a plot", "matplotlib", "plot")
 
 
 def check_overwrites(targets: Iterable[str | None], inputs: Iterable[Path]) -> None:

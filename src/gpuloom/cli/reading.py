@@ -22,7 +22,7 @@ def reading_options(command: Any) -> Any:
             "--throughputs",
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="Measured throughputs, for gavel, shockwave and pollux; also looked for beside the trace.",
+            help="Measured throughputs, for traces of Gavel, Shockwave and Pollux; also looked for beside the trace.",
         ),
         click.option("--skip-bad-rows", is_flag=True, help="Pass over rows that can't be read, and count them."),
         click.option("--format", "format_", metavar="ID", help="Format of the trace (see: gpuloom trace formats)."),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpuloom.core.cluster import Cluster
     from gpuloom.core.workload import Workload
     from gpuloom.policies.base import Policy
+    from gpuloom.sim.traces import TraceRead
 
 
 class Duration(click.ParamType[Any]):
@@ -116,9 +117,9 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         click.option(
             "--cluster",
-            required=True,
             metavar="SPEC",
-            help="NODESxGPUS[:MODEL], several with commas (8x8, 4x8:V100,16x4:K80), or a YAML file.",
+            help="NODESxGPUS[:MODEL], several with commas (8x8, 4x8:V100,16x4:K80), or a YAML file [where the "
+            "trace was taken, if it says so, as those of gpuloom history do].",
         ),
         click.option(
             "--interval",
@@ -190,6 +191,8 @@ class RunOptions:
     speeds: str
     skip_impossible: bool
     reading: dict[str, Any]
+    found: TraceRead | None = None
+    """The trace, where it was read for what it says of the cluster."""
 
     def read(self, *, quiet: bool) -> tuple[Workload, list[Path]]:
         """The trace as it is to be simulated, jobs that can never be placed included, and the files that it is of.
@@ -198,7 +201,7 @@ class RunOptions:
         """
         from gpuloom.sim.elastic_inputs import make_elastic
 
-        found = read(**self.reading)
+        found = self.found or read(**self.reading)
         if not quiet:
             say_notes(found)
         workload = found.workload
@@ -226,7 +229,7 @@ class RunOptions:
 def checked(
     policies: list[str],
     *,
-    cluster: str,
+    cluster: str | None,
     interval: float,
     schedule: str,
     restart_overhead: float | None,
@@ -255,7 +258,7 @@ def checked(
     from gpuloom.sim.inputs import load_cluster, load_policy
     from gpuloom.sim.simulator import Settings
 
-    chosen = with_known_memory(load_cluster(cluster))
+    chosen = None if cluster is None else with_known_memory(load_cluster(cluster))
     option_of = {**{name: name for name in WEAVING_OPTIONS}, **{p: o for o, p in ELASTIC_OPTIONS.items()}}
     given = {name: others.pop(option) for name, option in option_of.items()}
     parameters = {name: value for name, value in given.items() if value is not None}
@@ -289,7 +292,11 @@ def checked(
             takers = [known for known in BUILT_IN if any(p.name == name for p in policy_class(known).parameters)]
             option = option_of[name].replace("_", "-")
             raise InputError(f"--{option} is for {', '.join(takers)}; none of {', '.join(policies)} takes it")
-    inputs = [*map(Path, others["traces"]), Path(cluster)]
+    found = None
+    if chosen is None:
+        found = read(**others)
+        chosen = with_known_memory(load_cluster(_where_taken(found)))
+    inputs = [*map(Path, others["traces"]), *([] if cluster is None else [Path(cluster)])]
     inputs += [Path(path) for path in (others["throughputs"], given["config"]) if path is not None]
     if scaling_profiles is not None:
         inputs += sorted(scaling_profiles.glob("*.csv"))
@@ -297,16 +304,32 @@ def checked(
         values = parse_policy(policy)[1]
         files = [p.name for p in policy_class(policy.partition(":")[0]).parameters if p.names_file]
         inputs += [Path(str(values[name])) for name in files if values.get(name) is not None]
-    return RunOptions(chosen, loaded, settings, inputs, sizes, scaling_profiles, speeds, skip_impossible, others)
+    return RunOptions(chosen, loaded, settings, inputs, sizes, scaling_profiles, speeds, skip_impossible, others, found)
+
+
+def _where_taken(found: TraceRead) -> str:
+    """The cluster on which a trace was taken.
+
+    Raises:
+        InputError: the trace does not say.
+    """
+    if not found.workload.cluster:
+        raise InputError(
+            f"on which cluster? {found.workload.name} does not say where it was taken: give --cluster, "
+            "NODESxGPUS[:MODEL] (8x8, 4x8:V100,16x4:K80) or a YAML file"
+        )
+    return found.workload.cluster
 
 
 def with_cluster_speeds(
     workload: Workload, cluster: Cluster, speeds: str, reference: str | None, *, quiet: bool
 ) -> Workload:
     """The workload with speeds on all GPU models of the cluster, as far as `--speeds` says so."""
-    from gpuloom.sim.speeds import from_facts, with_speeds
+    from gpuloom.sim.speeds import all_alike, from_facts, with_speeds
 
     filled = from_facts(workload, cluster, reference) if speeds == "facts" else with_speeds(workload, cluster)
+    if not quiet and (alike := all_alike(filled, cluster)) is not None:
+        click.echo(f"note: {alike}", err=True)
     if not quiet:
         for note in filled.notes[len(workload.notes) :]:
             click.echo(f"note: {note}", err=True)
@@ -350,7 +373,8 @@ def _fitting(
 ) -> Workload:
     kept = without_impossible(workload, cluster, skip=skip)
     if len(kept) == 0:
-        raise InputError(f"{workload.name}: none of its {plural(len(workload), 'job')} can be placed on {cluster}")
+        which = "its one job can't" if len(workload) == 1 else f"none of its {len(workload):,} jobs can"
+        raise InputError(f"{workload.name}: {which} be placed on {cluster}")
     if kept is not workload and not quiet:
         click.echo(f"note: {kept.notes[-1]}", err=True)
     return kept

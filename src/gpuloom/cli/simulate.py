@@ -94,12 +94,14 @@ def simulate(policy: str, **options: Any) -> None:
 def compare(policies: str, processes: int, **options: Any) -> None:
     """Replay a trace on a cluster under several policies and compare them.
 
-    Interrupted (Ctrl-C), it prints what is done so far.
+    Of a trace that says what happened where it was taken (gpuloom history export), the first row, "as it ran", shows
+    that. Interrupted (Ctrl-C), it prints what is done so far.
 
     \b
     Examples:
       gpuloom compare jobs.csv --cluster 8x8 --policies fifo,srtf,srsf,tiresias,themis,antman
-      gpuloom compare jobs.csv --cluster 4x8:V100,16x4:K80 --policies srtf,gavel --jobs 2 --html report.html
+      gpuloom compare jobs.csv --cluster 4x8:V100,16x4:K80 --speeds facts --policies srtf,gavel --html report.html
+      gpuloom compare week.csv --policies fifo,tiresias,weave
     """
     names = [name.strip() for name in policies.split(",") if name.strip()]
     if not names:
@@ -123,6 +125,7 @@ def _run(
 ) -> None:
     from gpuloom.policies.base import Policy
     from gpuloom.policies.registry import parse_policy
+    from gpuloom.sim.as_it_ran import as_it_ran, taken_at
     from gpuloom.sim.report.files import text_output
     from gpuloom.sim.runner import Task, run_all
 
@@ -148,6 +151,8 @@ def _run(
     with task_progress([(policy, len(workload)) for policy in policies], quiet=quiet) as report:
         outcome = run_all(tasks, settings, processes=processes, on_progress=report)
     results = outcome.done
+    if results and not single and (past := as_it_ran(workload, taken_at(workload, chosen))) is not None:
+        results = [past, *results]
     if results:
         shown = "-" not in (json_target, csv_target, jobs_target, memory_target)
         _write(results, single, json_target, csv_target, jobs_target, html_target, plot_target, shown, quiet)

@@ -57,6 +57,24 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """What happened to each job where the trace was taken. For comparison alone: no simulation looks at it.
+
+    start_s, end_s: its first start and its end, on the trace's clock. held_s: for how long it held its GPUs.
+    starts: how often it was (re)started.
+    """
+
+    start_s: F8
+    end_s: F8
+    held_s: F8
+    starts: I4
+
+    def take(self, rows: NDArray[np.intp]) -> Ran:
+        """The same for these jobs."""
+        return Ran(self.start_s[rows], self.end_s[rows], self.held_s[rows], self.starts[rows])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Workload:
     """The jobs of a trace, in order of submission (equal times keep the order of the trace).
 
@@ -81,8 +99,10 @@ class Workload:
         speeds: relative speed by GPU model.
         scaling: numbers of GPUs on which each job can run, and how fast; `gpus` is then the number at which
             `duration_s` was measured, and what a policy that does not resize jobs gives them.
+        ran: what happened to the jobs where the trace was taken.
         line: line of the trace that each job came from (for messages).
-    `notes` are sentences on what the reader left out or assumed.
+    `cluster` is the one on which the trace was taken, in short form, '' where it does not say; `notes` are sentences on
+    what the reader left out or assumed.
     """
 
     name: str
@@ -105,7 +125,9 @@ class Workload:
     stage_s: F8 | None = None
     speeds: Speeds | None = None
     scaling: Scaling | None = None
+    ran: Ran | None = None
     line: I4 | None = None
+    cluster: str = ""
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
@@ -200,7 +222,7 @@ OPTIONAL_COLUMNS = (
 
 
 def _take_column(value: object, rows: NDArray[np.intp]) -> object:
-    if isinstance(value, Labels | Speeds | Scaling):
+    if isinstance(value, Labels | Speeds | Scaling | Ran):
         return value.take(rows)
     if isinstance(value, np.ndarray):
         return value[rows]
@@ -210,6 +232,6 @@ def _take_column(value: object, rows: NDArray[np.intp]) -> object:
 
 
 def _take(workload: Workload, rows: NDArray[np.intp], name: str) -> Workload:
-    keys = ("submit_s", "duration_s", "gpus", "speeds", "scaling", *OPTIONAL_COLUMNS)
+    keys = ("submit_s", "duration_s", "gpus", "speeds", "scaling", "ran", *OPTIONAL_COLUMNS)
     columns = {key: _take_column(getattr(workload, key), rows) for key in keys}
     return replace(workload, name=name, **columns)  # type: ignore[arg-type]

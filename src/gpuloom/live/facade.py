@@ -15,6 +15,7 @@ from gpuloom.core.job import ACTIVE, ENDED, Attempt, EndReason, Job, Phase
 from gpuloom.core.words import plural
 from gpuloom.live.care import Checked, StoreCheck
 from gpuloom.live.estimates import like_of
+from gpuloom.live.fleet import fleet_of
 from gpuloom.live.history import trace_csv
 from gpuloom.live.job_view import attempt_view, event_view, job_view, preemptions_of
 from gpuloom.live.lacks import lacks
@@ -289,9 +290,9 @@ class LiveService:
 
     def history(self, *, since_s: float | None, until_s: float | None) -> str:
         until = self._scheduler.clock.now() if until_s is None else until_s
-        return trace_csv(
-            self._store.history(since_s=since_s or 0.0, until_s=until), self._scheduler.planning.interval_s
-        )
+        past = self._store.history(since_s=since_s or 0.0, until_s=until)
+        fleet = fleet_of(list(self._scheduler.book.nodes.values()), everything=True)
+        return trace_csv(past, self._scheduler.planning.interval_s, "" if fleet is None else str(fleet.cluster))
 
     def log_files(self, job: int, attempt: int | None = None) -> Sequence[Mapping[str, Any]]:
         record = self._get(job)

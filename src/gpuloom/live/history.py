@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Attempt, EndReason, Job, Phase
 from gpuloom.core.share_class import share_class_of
-from gpuloom.core.workload import Labels, Workload
+from gpuloom.core.workload import Labels, Ran, Workload
 from gpuloom.live.fleet import slots_of, wanted_types
 from gpuloom.sim.traces.write import write_csv
 
@@ -24,14 +25,17 @@ MADE_WAY = frozenset({EndReason.PREEMPTED, EndReason.NODE})
 History = Iterable[tuple[Job, tuple[Attempt, ...]]]
 
 
-def trace_csv(history: History, interval_s: float) -> str:
+def trace_csv(history: History, interval_s: float, cluster: str = "") -> str:
     """Jobs that ran and ended, as gpuloom's own CSV (docs/traces.md).
+
+    Args:
+        cluster: on which they ran, in short form.
 
     Raises:
         InputError: no job in that span has run and ended.
     """
     stream = io.BytesIO()
-    write_csv(trace_of(history, interval_s), stream)
+    write_csv(replace(trace_of(history, interval_s), cluster=cluster), stream)
     return stream.getvalue().decode()
 
 
@@ -42,6 +46,7 @@ def trace_of(history: History, interval_s: float) -> Workload:
     restart_overhead_s: what each start cost it besides (starting up, saving, work that a preemption made it do twice).
     Duration and as many overheads as it had starts are together the time for which it held GPUs. Of jobs that shared
     GPUs the duration is what the policy's model of sharing says, and the overhead is the median of the others.
+    ran: what happened, for comparison.
     submit_s: when it was submitted, or the last job that it waited for ended. Time 0 is a multiple of the scheduling
     interval, so that a replay decides at the same moments.
     """
@@ -80,6 +85,12 @@ def trace_of(history: History, interval_s: float) -> Workload:
         gpu_memory_mib=np.array([np.nan if mib is None else float(mib) for mib in memory]) if any(memory) else None,
         share_class=Labels.of(classes) if any(classes) else None,
         priority=np.array([job.priority < 0 for job, _ in rows], dtype=np.int32),
+        ran=Ran(
+            np.array([attempts[0].started_s for _, attempts in rows]) - origin,
+            np.array([ends[job.id] for job, _ in rows]) - origin,
+            np.array([sum(attempt.held_s for attempt in attempts) for _, attempts in rows]),
+            np.array([len(attempts) for _, attempts in rows], dtype=np.int32),
+        ),
     )
 
 

@@ -86,6 +86,8 @@ class SimResult:
     timeline: Timeline
     segments: Segments | None
     node_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What to know before one trusts the figures."""
     saved: str | None = None
     """What the policy would keep of its memory for other workloads (`Policy.saved`)."""
 
@@ -118,6 +120,7 @@ class SimResult:
             "events",
             "finished",
             "interrupted",
+            "notes",
             "settings",
         )
         return {key: _plain(getattr(self, key)) for key in keys}
@@ -154,4 +157,4 @@ def _plain(value: Any) -> Any:
         return float(value) if np.isfinite(value) else None
     if isinstance(value, np.integer):
         return int(value)
-    return value
+    return list(value) if isinstance(value, tuple) else value

@@ -40,7 +40,7 @@ from gpuloom.sim.inputs import load_cluster, load_policy
 from gpuloom.sim.overheads import restart_overheads_s
 from gpuloom.sim.profiles import load_profiles, with_profiles
 from gpuloom.sim.result import SimResult, Timeline
-from gpuloom.sim.speeds import with_speeds
+from gpuloom.sim.speeds import all_alike, with_speeds
 
 DEFAULT_INTERVAL_S = 360.0
 _MOST_AT_A_MOMENT = 1000
@@ -155,9 +155,11 @@ def simulate(
         workload = with_profiles(workload, profiles)
     hand_in_facts(policy)
     cluster = with_known_memory(cluster)
+    alike = all_alike(workload, cluster)
     workload = with_speeds(workload, cluster)
     workload = without_impossible(workload, cluster, skip=chosen.skip_impossible)
-    return Run(workload, cluster, policy, name, chosen, mode, on_progress).run()
+    result = Run(workload, cluster, policy, name, chosen, mode, on_progress).run()
+    return result if alike is None else replace(result, notes=(*result.notes, alike))
 
 
 def without_impossible(workload: Workload, cluster: Cluster, *, skip: bool) -> Workload:

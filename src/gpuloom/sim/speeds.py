@@ -52,6 +52,33 @@ def with_speeds(workload: Workload, cluster: Cluster) -> Workload:
     return replace(workload, speeds=new, notes=(*workload.notes, note))
 
 
+def all_alike(workload: Workload, cluster: Cluster) -> str | None:
+    """A warning where GPU models count as equally fast for no better reason than that nothing is said of their speeds.
+
+    None where the trace has speeds, or no job has a choice between models.
+    """
+    named = [model for model in cluster.models if model != ANY_MODEL]
+    if workload.speeds is not None or len(named) < 2:
+        return None
+    if workload.gpu_type is not None:
+        lower = {model.lower() for model in named}
+        used = {workload.gpu_type.names[code] for code in np.unique(workload.gpu_type.codes).tolist()}
+        if all(name and len(lower & {word.strip().lower() for word in name.split("|")}) <= 1 for name in used):
+            return None
+    alike = f"the trace has no speeds: {', '.join(named[:-1])} and {named[-1]} count as equally fast"
+    facts = {model: find_gpu(model) for model in named}
+    if any(gpu is None for gpu in facts.values()):
+        return f"{alike}; give the trace columns speed:MODEL (docs/traces.md)"
+    ratings = sorted((rating_of(model), model) for model in named)
+    (least, slow), (most, fast) = ratings[0], ratings[-1]
+    if most / least < 1.01:
+        return None
+    return (
+        f"{alike}, though by their facts {fast} is {most / least:.1f} times as fast as {slow}: with --speeds facts "
+        "they are not, or give the trace columns speed:MODEL"
+    )
+
+
 def fill(models: Sequence[str], factor: F8, marked: NDArray[np.bool_] | None = None) -> tuple[F8, NDArray[np.bool_]]:
     """Estimate the entries of `factor` (jobs, models) that are NaN; (factor, which of them are estimated).
 

@@ -81,6 +81,8 @@ def _traces(results: Sequence[SimResult]) -> str:
 
 
 def _warnings(results: Sequence[SimResult], names: Sequence[str]) -> Iterable[str]:
+    for note in dict.fromkeys(note for result in results for note in result.notes):
+        yield f'<p class="warn">{escape(note[:1].upper() + note[1:])}.</p>'
     for result, name in zip(results, names, strict=True):
         if result.interrupted:
             yield (

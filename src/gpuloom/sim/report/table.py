@@ -113,6 +113,7 @@ def _caption(results: Sequence[SimResult], names: Sequence[str], shown: Sequence
     for name, result in zip(names, results, strict=True):
         if result.interrupted:
             lines.append(f"* {name.removesuffix('*')} {interruption(result)}: averages are over those that ended")
+    lines += [_printable(f"note: {note}") for note in dict.fromkeys(note for r in results for note in r.notes)]
     left_out = [metric.title for metric in METRICS if metric not in shown]
     if left_out:
         lines.append(f"no room for: {', '.join(left_out)}")

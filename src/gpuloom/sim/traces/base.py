@@ -96,7 +96,8 @@ class Part:
     """The jobs of one file, in the order of the file. Columns are those of `Workload`.
 
     `calendar` says that `submit_s` are seconds since 1970-01-01 of the trace's calendar; the caller then
-    counts from the first submission. `utc` says that the file gave its offset from UTC.
+    counts from the first submission. `utc` says that the file gave its offset from UTC. `cluster` is the one on which
+    the trace was taken, in short form, '' where the file does not say.
     """
 
     submit_s: F8
@@ -106,6 +107,7 @@ class Part:
     calendar: bool = False
     utc: bool = False
     notes: list[str] = field(default_factory=list)
+    cluster: str = ""
 
     def __len__(self) -> int:
         return len(self.submit_s)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.scaling import NO_CURVE, Scaling
-from gpuloom.core.workload import F8, Labels, Speeds, Workload
+from gpuloom.core.workload import F8, Labels, Ran, Speeds, Workload
 from gpuloom.sim.traces.base import Part, Source
 from gpuloom.sim.traces.clock import describe
 
@@ -43,6 +43,7 @@ def merge(name: str, sources: Sequence[Source], parts: Sequence[Part]) -> Worklo
     if len({part.calendar for part in parts}) > 1:
         raise InputError("some files give calendar times, others seconds: they can't be put on one clock")
     submit_s = np.concatenate([part.submit_s for part in parts])
+    origin = 0.0
     if parts[0].calendar:
         if len({part.utc for part in parts}) > 1:
             raise InputError("some files give the offset of their times from UTC, others don't: can't be merged")
@@ -59,6 +60,8 @@ def merge(name: str, sources: Sequence[Source], parts: Sequence[Part]) -> Worklo
         columns["speeds"] = _speeds(parts)
     if any("scaling" in part.columns for part in parts):
         columns["scaling"] = _scaling(parts)
+    if all("ran" in part.columns for part in parts):
+        columns["ran"] = _ran(parts, origin)
     workload = Workload.sorted_by_submit(
         name,
         submit_s,
@@ -66,7 +69,18 @@ def merge(name: str, sources: Sequence[Source], parts: Sequence[Part]) -> Worklo
         np.concatenate([part.gpus for part in parts]),
         **columns,
     )
-    return replace(workload, notes=tuple(notes))
+    clusters = {part.cluster for part in parts}
+    return replace(workload, notes=tuple(notes), cluster=clusters.pop() if len(clusters) == 1 else "")
+
+
+def _ran(parts: Sequence[Part], origin: float) -> Ran:
+    each = [ran for part in parts if isinstance(ran := part.columns["ran"], Ran)]
+    return Ran(
+        np.concatenate([ran.start_s for ran in each]) - origin,
+        np.concatenate([ran.end_s for ran in each]) - origin,
+        np.concatenate([ran.held_s for ran in each]),
+        np.concatenate([ran.starts for ran in each]),
+    )
 
 
 def _gathered(sources: Sequence[Source], parts: Sequence[Part]) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from gpuloom.core.errors import MissingDependencyError, TraceError
 from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.share_class import CLASSES
-from gpuloom.core.workload import F8, Labels, Speeds
+from gpuloom.core.workload import F8, Labels, Ran, Speeds
 from gpuloom.sim.speeds import fill, unmeasured
 from gpuloom.sim.traces.base import Head, Part, Reader, ReadOptions, Source
 from gpuloom.sim.traces.table import Column, Table, check_numbers, match_columns, read_table
@@ -26,6 +26,11 @@ WORDS = ("model", "user", "group", "gpu_type", "share_class")
 FLOATS = ("weight", "restart_overhead_s", "estimate_s", "gpu_memory_mib", "iteration_s")
 INTS = ("gpu_milli", "priority")
 SIZES = ("min_gpus", "max_gpus", "replica_gpus")
+RAN = ("start_s", "end_s", "held_s", "starts")
+CLUSTER = "# cluster: "
+"""A comment before the header that says on which cluster the trace was taken."""
+KEY = "gpuloom.cluster"
+"""The same in the metadata of a Parquet file."""
 CURVE, REFERENCE = "scaling", "scaling_reference"
 COLUMNS = (
     Column("submit_s", minimum=0),
@@ -42,6 +47,10 @@ COLUMNS = (
     Column("iteration_s", minimum=0, empty=math.nan, optional=True),
     *(Column(name, minimum=0, empty=math.nan, optional=True) for name in STAGES),
     *(Column(name, "whole", minimum=1, empty=math.nan, optional=True) for name in SIZES),
+    Column("start_s", minimum=0, optional=True),
+    Column("end_s", minimum=0, optional=True),
+    Column("held_s", minimum=0, optional=True),
+    Column("starts", "whole", minimum=1, optional=True),
     Column(CURVE, "word", empty="", optional=True),
     Column(REFERENCE, above=0, empty=math.nan, optional=True),
 )
@@ -94,7 +103,18 @@ def read(source: Source, options: ReadOptions) -> Part:
         columns["speeds"] = Speeds(models, factor, estimated if estimated.any() else None)
     if CURVE in table or any(name in table for name in SIZES):
         columns["scaling"] = _scaling(table)
-    return table.part(
+    there = [name for name in RAN if name in table]
+    if there and len(there) < len(RAN):
+        missing = ", ".join(name for name in RAN if name not in table)
+        raise TraceError(f"the header has {', '.join(there)} but lacks {missing}", file=source.name)
+    if there:
+        table.reject(
+            (table["start_s"] < table["submit_s"]) | (table["end_s"] < table["start_s"]),
+            "start_s",
+            lambda row: "submit_s, start_s and end_s must follow each other",
+        )
+        columns["ran"] = Ran(table["start_s"], table["end_s"], table["held_s"], table.ints("starts"))
+    part = table.part(
         table["submit_s"],
         table["duration_s"],
         table["gpus"],
@@ -102,6 +122,18 @@ def read(source: Source, options: ReadOptions) -> Part:
         stage_s=np.stack([table[name] for name in STAGES], axis=1) if stages else None,
         **columns,
     )
+    part.cluster = table.cluster or _cluster(source)
+    return part
+
+
+def _cluster(source: Source) -> str:
+    """What the comments before the header say of the cluster."""
+    for line in source.data[: Head.SIZE].splitlines():
+        if line.strip() and not line.startswith(b"#"):
+            break
+        if line.startswith(CLUSTER.encode()):
+            return line.removeprefix(CLUSTER.encode()).decode("utf-8", "replace").strip()
+    return ""
 
 
 def curve_text(curve: F8) -> str:
@@ -223,6 +255,7 @@ def _parquet(source: Source, options: ReadOptions) -> Table:
         raise TraceError("holds no jobs, only column names", file=source.name)
     line = np.arange(1, data.num_rows + 1, dtype=np.int32)
     table = Table(source, options, line, {}, {}, {}, {})
+    table.cluster = (data.schema.metadata or {}).get(KEY.encode(), b"").decode("utf-8", "replace")
     for column in columns:
         values = data.column(column.name)
         if column.kind in ("word", "text"):

@@ -22,7 +22,7 @@ from gpuloom.core.errors import TraceError
 from gpuloom.core.scaling import Scaling
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.words import did_you_mean, plural
-from gpuloom.core.workload import F8, I4, Labels, Speeds
+from gpuloom.core.workload import F8, I4, Labels, Ran, Speeds
 from gpuloom.sim.traces.base import Mask, Part, ReadOptions, Source
 from gpuloom.sim.traces.clock import timestamps
 
@@ -94,6 +94,7 @@ class Table:
     """Bad rows by line; the first finding on a line stays."""
     utc: bool = False
     notes: list[str] = field(default_factory=list)
+    cluster: str = ""
     _out: Mask | None = None
 
     def __len__(self) -> int:
@@ -464,7 +465,7 @@ def _first(bad: dict[int, TraceError]) -> TraceError:
 
 
 def _take(value: object, rows: NDArray[np.intp]) -> object:
-    if isinstance(value, Labels | Speeds | Scaling):
+    if isinstance(value, Labels | Speeds | Scaling | Ran):
         return value.take(rows)
     if isinstance(value, np.ndarray):
         return value[rows]

@@ -43,12 +43,12 @@ def write_trace(workload: Workload, path: Path | str) -> None:
     try:
         with temporary.open("xb") as file:
             if name.endswith(".parquet"):
-                _write_parquet(columns, file)
+                _write_parquet(columns, file, workload.cluster)
             elif name.endswith(".gz"):
                 with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-                    _write_csv(columns, packed)
+                    _write_csv(columns, packed, workload.cluster)
             else:
-                _write_csv(columns, file)
+                _write_csv(columns, file, workload.cluster)
         temporary.replace(path)
     finally:
         with suppress(FileNotFoundError):
@@ -61,7 +61,7 @@ def write_csv(workload: Workload, stream: IO[bytes]) -> None:
     Raises:
         InputError: a workload that the format can't hold.
     """
-    _write_csv(_columns(workload), stream)
+    _write_csv(_columns(workload), stream, workload.cluster)
 
 
 Columns = dict[str, NDArray[np.generic] | Labels | tuple[str, ...]]
@@ -84,6 +84,8 @@ def _columns(workload: Workload) -> Columns:
         }
     if workload.scaling is not None:
         columns |= _scaling_columns(workload, workload.scaling)
+    if workload.ran is not None:
+        columns |= {name: getattr(workload.ran, name) for name in own.RAN}
     _check(workload, columns)
     return columns
 
@@ -142,8 +144,10 @@ def _is_text(word: str) -> bool:
     return True
 
 
-def _write_csv(columns: Columns, stream: IO[bytes] | gzip.GzipFile) -> None:
+def _write_csv(columns: Columns, stream: IO[bytes] | gzip.GzipFile, cluster: str) -> None:
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
+    if cluster:
+        text.write(f"{own.CLUSTER}{cluster}\n")
     # csv of Python 3.11 leaves a carriage return unquoted, which a reader takes for the end of the row.
     words = (v.names if isinstance(v, Labels) else v for v in columns.values() if not isinstance(v, np.ndarray))
     quoting: Literal[0, 2] = csv.QUOTE_MINIMAL
@@ -170,7 +174,7 @@ def _cells(values: NDArray[np.generic] | Labels | tuple[str, ...], rows: slice) 
     return list(cells)
 
 
-def _write_parquet(columns: Columns, file: IO[bytes]) -> None:
+def _write_parquet(columns: Columns, file: IO[bytes], cluster: str) -> None:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -185,4 +189,4 @@ def _write_parquet(columns: Columns, file: IO[bytes]) -> None:
             arrays[name] = pa.array(values, pa.string())
         else:
             arrays[name] = pa.array(values)
-    pq.write_table(pa.table(arrays), file)
+    pq.write_table(pa.table(arrays, metadata={own.KEY: cluster} if cluster else None), file)
