@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpuloom.executors import rotation
-from gpuloom.executors.logs import read_log
+from gpuloom.executors.logs import NoLogError, read_log
 from gpuloom.executors.rotation import Log, Watch
 
 LINES = [f"line {number}\n".encode() for number in range(40)]
@@ -178,3 +180,86 @@ def test_a_watch_reports_once(tmp_path: Path) -> None:
     write(tmp_path, b"x")
     assert watch.written() == []
     os.close(watch.fd)
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    here = os.getcwd()
+    os.chdir(path.parent)  # a socket's name is short
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def _zero(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _secret(path: Path) -> None:
+    (path.parent / "secret").write_text("nobody's business")
+    path.symlink_to("secret")
+
+
+@pytest.mark.parametrize("put", [_folder, _pipe, _socket, _zero, _secret])
+@pytest.mark.parametrize("tail", [None, 5])
+def test_what_a_job_puts_in_place_of_its_log_is_not_read(
+    tmp_path: Path, put: Callable[[Path], None], tail: int | None
+) -> None:
+    put(tmp_path / "output.log")
+    with pytest.raises(NoLogError, match=r"output.log (is a (folder|pipe|socket|link), not the log any more|can't be)"):
+        read_log(tmp_path, None, tail)
+
+
+@pytest.mark.parametrize("put", [_folder, _pipe, _socket, _zero])
+def test_nor_in_place_of_an_older_part_or_of_their_list(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    (tmp_path / "output.log").write_bytes(b"new\n")
+    put(tmp_path / "log.json")
+    assert read_log(tmp_path) == (b"new\n", 4)
+    put(tmp_path / "output.log.1")
+    if (tmp_path / "log.json").is_dir():
+        (tmp_path / "log.json").rmdir()
+    else:
+        (tmp_path / "log.json").unlink()
+    (tmp_path / "log.json").write_text('{"base": 4, "parts": [[0, 4]]}')
+    with pytest.raises(NoLogError):
+        read_log(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "[]",
+        "{}",
+        '{"base": -1, "parts": []}',
+        '{"base": 1e9, "parts": []}',
+        '{"base": 5, "parts": 3}',
+        '{"base": 5, "parts": [[1]]}',
+        '{"base": true, "parts": []}',
+        '{"base": 99999999999999999999999, "parts": []}',
+        "[" * 100_000,
+        "\xff",
+    ],
+)
+def test_a_list_of_parts_that_is_none_is_not_believed(tmp_path: Path, index: str) -> None:
+    (tmp_path / "output.log").write_bytes(b"one\ntwo\n")
+    (tmp_path / "log.json").write_text(index, encoding="latin-1")
+    assert read_log(tmp_path) == (b"one\ntwo\n", 8)
+    assert read_log(tmp_path, None, 1) == (b"two\n", 8)
+
+
+def test_parts_that_are_said_to_be_huge_cost_nothing(tmp_path: Path) -> None:
+    (tmp_path / "output.log").write_bytes(b"two\n")
+    (tmp_path / "output.log.1").write_bytes(b"one\n")
+    (tmp_path / "log.json").write_text(f'{{"base": {2**61}, "parts": [[0, {2**61}]]}}')
+    data, at = read_log(tmp_path, None, None, 1 << 20)
+    assert (data, at) == (b"one\n", 4)
+    assert len(read_log(tmp_path, None, 100, 1 << 24)[0]) < 100

@@ -103,7 +103,7 @@ def test_headers() -> None:
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer wrong", f"Basic {TOKEN}"])
-@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/status", "/v1/jobs/1", "/v1/none", "/"])
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/status", "/v1/jobs/1", "/v1/none", "/favicon.ico"])
 def test_without_the_token_nothing_is_told(api: Local, path: str, authorization: str) -> None:
     answer = api("GET", path, headers={"Authorization": authorization})
     assert answer.status_code == 401

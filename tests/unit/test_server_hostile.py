@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,3 +90,24 @@ DATES = "2026-03-01 9999-12-31T23:59:59-14:00 0001-01-01 0001-01-01T00:00:00+14:
 )
 def test_parameters(path: str, name: str, value: str) -> None:
     judge(API("GET", f"{path}?{name}={quote(value)}"))
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_log_that_is_none_any_more(tmp_path: Path, put: Any) -> None:
+    service = FakeService(tmp_path)
+    service.submit([job_spec({"command": ["./a"]})], user="ada")
+    service.run(1)
+    service.write(1, "one\n")
+    path = Path(service.log_files(1)[0]["path"])
+    path.unlink()
+    put(path)
+    api = Local(make_app(service, token=TOKEN, logs=read_log))
+    for query in ("", "?tail=3", "?offset=1"):
+        answer = api("GET", f"/v1/jobs/1/log{query}")
+        judge(answer)
+        assert answer.status_code == 404
+        assert "not the log any more" in answer.json()["detail"] or "can't be read" in answer.json()["detail"]
+    service.finish(1)
+    stream = api("GET", "/v1/jobs/1/log", headers={"Accept": "text/event-stream"}).text
+    assert "event: end" in stream
+    assert stream.count("output.log") == 1

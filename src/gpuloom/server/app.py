@@ -13,7 +13,7 @@ from gpuloom.server import openapi, problems
 from gpuloom.server.context import Context, LogReader, os_user
 from gpuloom.server.guard import Guard
 from gpuloom.server.parameters import known_only
-from gpuloom.server.routes import cluster, events, jobs, scheduler
+from gpuloom.server.routes import cluster, events, front, jobs, scheduler
 from gpuloom.server.routes import logs as log_routes
 from gpuloom.server.sse import Hub
 
@@ -47,7 +47,10 @@ def make_app(
     hub = Hub(service)
     context = Context(service, logs, hub, default_user or os_user())
     app.state.hub = hub
-    routers = [resource.router(context) for resource in (jobs, log_routes, events, cluster, scheduler)]
+    routers = [
+        front.router(),
+        *(resource.router(context) for resource in (jobs, log_routes, events, cluster, scheduler)),
+    ]
     for router in routers:
         app.include_router(router)
     problems.install(app, [route for router in routers for route in router.routes])

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gpuloom.server.auth import allowed
 from gpuloom.server.problems import ProblemError
 
-OPEN = frozenset({"/v1/health", "/v1/schema/job.json", "/openapi.json"})
+OPEN = frozenset({"/", "/v1/health", "/v1/schema/job.json", "/openapi.json"})
 """Routes that need no token: they say nothing about jobs or users."""
 
 OF_STRANGERS = 64 * 1024

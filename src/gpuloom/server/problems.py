@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Match
 from gpuloom.bounded.text import cut, shown
 from gpuloom.core.errors import GpuloomError, ImpossibleJobError, InputError, InvalidTransition
 from gpuloom.core.words import did_you_mean
+from gpuloom.executors.logs import NoLogError
 from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.server.answers import JsonResponse
 from gpuloom.store.port import StoreError
@@ -52,6 +53,7 @@ TITLES: Mapping[str, tuple[int, str]] = {
 
 _OF_ERROR: Sequence[tuple[type[GpuloomError], str]] = (
     (NotFoundError, "not-found"),
+    (NoLogError, "not-found"),
     (ImpossibleJobError, "impossible-job"),
     (ConflictError, "conflict"),
     (InvalidTransition, "conflict"),

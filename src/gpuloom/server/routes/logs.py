@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from gpuloom.core.job import ENDED
+from gpuloom.executors.logs import NoLogError
 from gpuloom.server import docs
 from gpuloom.server.context import Context
 from gpuloom.server.parameters import JobNumber
@@ -86,7 +87,10 @@ def _rest(context: Context, directory: FilePath, data: bytes, at: int, end: int)
         yield data[: max(end - start, 0)]
         if at >= end:
             return
-        data, at = context.logs(directory, at, None, CHUNK)
+        try:
+            data, at = context.logs(directory, at, None, CHUNK)
+        except NoLogError:  # since the answer began
+            return
 
 
 def whole_characters(data: bytes) -> int:
@@ -115,6 +119,7 @@ class _Following:
         self.resumes = start is not None and only in (None, start[0])
         self.attempt, self.at = start if start is not None and self.resumes else (0, offset or 0)
         self.tail = None if self.resumes else tail
+        self.trouble = ""
         self.state: Mapping[str, Any] = {}
         self.runs: Sequence[Mapping[str, Any]] = ()
 
@@ -158,7 +163,16 @@ class _Following:
 
     def _read(self, path: str, complete: bool) -> bytes | None:
         """The next event with text; None: no more for now. complete: nothing will be written any more."""
-        directory = FilePath(path).parent
+        try:
+            return self._next(FilePath(path).parent, complete)
+        except NoLogError as error:
+            if not complete or str(error) == self.trouble:
+                return None
+            # Told once: the stream goes on to the end of the job.
+            self.trouble = str(error)
+            return message({"text": f"({error})\n"}, event="log", id_=self._id())
+
+    def _next(self, directory: FilePath, complete: bool) -> bytes | None:
         if self.tail is not None:
             data, after = self.context.logs(directory, None, self.tail, TAIL_BYTES)
             self.tail, self.at = None, after - len(data)  # what comes before was not asked for
