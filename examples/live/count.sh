@@ -8,7 +8,7 @@ trap 'stop=1' TERM    # the notice; [ -e "$GPULOOM_NOTICE_FILE" ] tells the same
 
 report() {            # what `gpuloom ls` and `top` show; nothing outside gpuloom
     [ -n "${GPULOOM_PROGRESS_FILE:-}" ] || return 0
-    printf '{"step": %d, "steps": %d}\n' "$1" "$steps" > "$GPULOOM_PROGRESS_FILE.new"
+    printf '{"step": %d, "steps": %d, "saved_step": %d}\n' "$1" "$steps" "$1" > "$GPULOOM_PROGRESS_FILE.new"
     mv "$GPULOOM_PROGRESS_FILE.new" "$GPULOOM_PROGRESS_FILE"
 }
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuloom.core.job import Attempt, EndReason, Job, Phase
+from gpuloom.core.job import Attempt, EndReason, Job, Phase, SavedBy
 from gpuloom.executors.port import RunExit
 from gpuloom.live.ends import RESTARTED, ended
+from gpuloom.live.saved import Saved
 
 JOB = Job(
     id=1,
@@ -37,12 +38,13 @@ def told(
     signal: int | None = None,
     message: str = "",
     complete: bool = False,
+    saves: Saved = Saved(),  # noqa: B008 - it is frozen
     **job: object,
 ) -> tuple[str, str, float, bool]:
     """(reason, what is next, work kept, counts as a failure) of an attempt that worked for 100 s."""
     how = RunExit(code, signal, reason, message, 100.0)
     attempt = replace(ATTEMPT, stop_reason=stop)
-    data = ended(replace(JOB, **job), attempt, how, work_s=100.0, complete=complete, now_s=100.0)  # type: ignore[arg-type]
+    data = ended(replace(JOB, **job), attempt, how, work_s=100.0, complete=complete, now_s=100.0, saves=saves)  # type: ignore[arg-type]
     return data["reason"], data["next"], data["work_s"], data["failure"]
 
 
@@ -56,8 +58,11 @@ def test_by_itself() -> None:
 
 @pytest.mark.parametrize("stop", [EndReason.PREEMPTED, EndReason.NODE])
 def test_making_way_is_no_failure(stop: EndReason) -> None:
-    for code in (85, 0, 3):  # it left in time: what it saved is kept
-        assert told(code, reason=stop, stop=stop) == (stop, "queued", 150.0, False)
+    for by in (SavedBy.EXIT_CODE, SavedBy.SAVED_STEP, SavedBy.CHECKPOINT):  # it left in time: what it saved is kept
+        assert told(0, reason=stop, stop=stop, saves=Saved(by)) == (stop, "queued", 150.0, False)
+    for code in (0, 3, 143):  # nothing says that it did
+        assert told(code, reason=stop, stop=stop) == (stop, "queued", 50.0, False)
+        assert told(code, reason=stop, stop=stop, saves=Saved(part=0.5)) == (stop, "queued", 75.0, False)
     assert told(None, signal=9, reason=stop, stop=stop) == (stop, "queued", 50.0, False)
     assert told(None, reason="lost", stop=stop) == (stop, "queued", 50.0, False)
     assert told(0, reason=stop, stop=stop, complete=True) == ("finished", "finished", 150.0, False)
@@ -73,6 +78,28 @@ def test_what_its_user_wants_counts() -> None:
         assert told(code, reason=reason, stop=EndReason.CANCELLED)[:2] == ("cancelled", "cancelled")
     assert told(0, stop=EndReason.CANCELLED)[:2] == ("finished", "finished")  # it was done before
     assert told(None, reason="requeued", stop=EndReason.REQUEUED) == ("requeued", "queued", 0.0, False)
+
+
+def test_what_was_saved_before_is_kept_however_it_ends() -> None:
+    half, first = Saved(part=0.5), Saved(part=0.1)
+    assert told(None, signal=9, reason="preempted", stop=EndReason.PREEMPTED, saves=half)[2] == 75.0
+    assert told(None, reason="lost", saves=half)[2] == 75.0
+    assert told(1, saves=half)[2] == 75.0
+    assert told(1, saves=first)[2] == 50.0  # never less than it began with
+    assert told(None, reason="requeued", stop=EndReason.REQUEUED, saves=half)[2] == 0.0
+
+
+def test_an_end_without_proof_is_said() -> None:
+    def message(code: int, saves: Saved) -> str:
+        how = RunExit(code, None, "preempted", "", 100.0)
+        attempt = replace(ATTEMPT, stop_reason=EndReason.PREEMPTED)
+        data = ended(JOB, attempt, how, work_s=100.0, complete=False, now_s=100.0, saves=saves)
+        assert (data["saved"], data["saved_by"]) == (bool(saves.by), saves.by.value)
+        return str(data["message"])
+
+    assert "exit code 0 after the notice, without proof that it saved: its work in this attempt" in message(0, Saved())
+    assert "since the last save that it reported counts as lost" in message(0, Saved(part=0.9))
+    assert "proof" not in message(0, Saved(SavedBy.CHECKPOINT))
 
 
 def test_limits() -> None:

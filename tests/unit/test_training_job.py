@@ -371,7 +371,7 @@ def test_the_shell_example_can_be_interrupted_and_goes_on(tmp_path: Path) -> Non
     assert first.wait(timeout=30) == 85
     step = int((tmp_path / "state").read_text())
     assert 0 < step < 20
-    assert json.loads((tmp_path / "progress.json").read_text()) == {"step": step, "steps": 20}
+    assert json.loads((tmp_path / "progress.json").read_text()) == {"step": step, "steps": 20, "saved_step": step}
     again = subprocess.run([*command, "0"], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert again.stdout == "counted to 20\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["progress.json", "state"]
@@ -393,3 +393,20 @@ def test_the_programs_and_files_in_the_document_are_right(tmp_path: Path) -> Non
     fields = yaml.safe_load(service)
     found = job_spec({"share_class": fields.pop("class"), **fields})
     assert (found.share_class, found.gpu_memory, found.on_preempt) == ("high", 20_480, "never")
+
+
+def test_saves_are_reported_at_once_and_repeated(report: Path) -> None:
+    job.progress(5, 100, loss=0.5)
+    job.saved(5)
+    data = json.loads(report.read_text())
+    assert (data["step"], data["saved_step"], data["loss"]) == (5, 5, 0.5)
+    assert data["saved_s"] <= data["at_s"]
+    job.progress(100, 100)
+    assert json.loads(report.read_text())["saved_step"] == 5
+
+
+def test_steps_report_their_saves(report: Path) -> None:
+    for _ in job.steps(4, save=lambda step: None, every_s=0.0):
+        pass
+    data = json.loads(report.read_text())
+    assert (data["step"], data["saved_step"]) == (4, 4)

@@ -98,6 +98,11 @@ OPTIONS = (
     click.option("--workdir", metavar="DIR", help="Where it runs [here]."),
     click.option("--grace", type=Duration(), metavar="TIME", help="Time between notice and end [30s]."),
     click.option(
+        "--checkpoint",
+        metavar="PATH",
+        help="File, folder or pattern that it saves to: newer than the notice, it proves that it saved.",
+    ),
+    click.option(
         "--on-preempt",
         type=Choice(["checkpoint", "freeze", "never"]),
         help="What preemption does: notice and end, stop in place, or nothing [checkpoint].",

@@ -23,6 +23,7 @@ from gpuloom.core.job import (
     Job,
     NodeRecord,
     Phase,
+    SavedBy,
     gpus_in,
 )
 
@@ -341,6 +342,7 @@ def _ended(view: _View, event: Event) -> None:
         exit_code=code,
         signal=data.get("signal"),
         saved=bool(data.get("saved", False)),
+        saved_by=SavedBy(data.get("saved_by", "")),
         held_s=attempt.held_s + held,
         work_s=float(data["work_s"]),
         message=str(data.get("message", "")),

@@ -12,8 +12,9 @@ Types and their data (all JSON):
     attempt.stopping    {reason, deadline_s}
     attempt.frozen      {}
     attempt.thawed      {allocation}
-    attempt.ended       {reason, exit_code, signal, message, saved, work_s, peak_memory_mib, next, not_before_s,
-                        failure, ended_s}   ended_s: when the process ended; the event may be written later
+    attempt.ended       {reason, exit_code, signal, message, saved, saved_by, work_s, peak_memory_mib, next,
+                        not_before_s, failure, ended_s}
+                        ended_s: when the process ended; the event may be written later
     node.changed        {node: {…}}         a NodeRecord without its `cause`
     policy.set          {policy, interval_s}
     policy.failed       {policy, call, error, where, since_s, last_s, times, serves}    serves: who decides in its place

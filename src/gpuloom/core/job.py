@@ -63,6 +63,19 @@ class EndReason(StrEnum):
     """Its node or GPU was taken out of service."""
 
 
+class SavedBy(StrEnum):
+    """How it is known that an attempt which was told to make way saved its work."""
+
+    NOTHING = ""
+    """It is not: its work since the last save that is known counts as lost."""
+    EXIT_CODE = "exit_code"
+    """Code 85: the job says so."""
+    SAVED_STEP = "saved_step"
+    """It reported a save of its last step, or one after the notice."""
+    CHECKPOINT = "checkpoint"
+    """A file that it declared as its checkpoint is newer than the notice."""
+
+
 TRANSITIONS: Mapping[str, tuple[frozenset[Phase], frozenset[Phase]]] = {
     "job.held": (frozenset({Phase.QUEUED}), frozenset({Phase.HELD})),
     "job.released": (frozenset({Phase.HELD}), frozenset({Phase.QUEUED})),
@@ -137,7 +150,7 @@ class Attempt:
     """One run of a job. phase is ACTIVE or None once ended.
 
     since_s: since when it has held its GPUs without a break (freezing is one). stop_reason, deadline_s: of a stop under
-    way. saved: it said that it saved a checkpoint (exit code 85, or a later restart may go on from its work).
+    way. saved, saved_by: it made way and saved its work, and how that is known.
     signal: the signal that ended it. work_s: the job's `work_s` after it. identity: drawn at random when it was
     written down ('' of those that an older gpuloom started).
     """
@@ -159,6 +172,7 @@ class Attempt:
     exit_code: int | None = None
     signal: int | None = None
     saved: bool = False
+    saved_by: SavedBy = SavedBy.NOTHING
     held_s: float = 0.0
     work_s: float = 0.0
     message: str = ""

@@ -22,7 +22,7 @@ from gpuloom.live.clock import ServiceClock
 from gpuloom.live.eligible import blocked
 from gpuloom.live.fleet import slots_of
 from gpuloom.live.kernel_sharing import NO_SHARING, Ability
-from gpuloom.live.launch import run_request
+from gpuloom.live.launch import run_directory, run_request
 from gpuloom.live.ledger import Draft, Ledger
 from gpuloom.live.occupancy import open_slots
 from gpuloom.live.planning import Planning
@@ -74,6 +74,10 @@ class Dispatch:
         self._to_tell: list[Callable[[], None]] = []
         """What the executor could not be told yet."""
         self.retry_s = math.inf
+
+    def directory_of(self, run: str) -> Path:
+        """Where the files of a run are."""
+        return run_directory(self.runs, run)
 
     def make_way(self, jobs: list[int], reason: EndReason, now: float) -> None:
         """Have these jobs leave their GPUs: they freeze, or are told to save and end."""

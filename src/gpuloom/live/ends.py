@@ -5,30 +5,36 @@ from __future__ import annotations
 import signal as signals
 from typing import Any
 
-from gpuloom.core.job import Attempt, EndReason, Job, Phase
+from gpuloom.core.job import Attempt, EndReason, Job, Phase, SavedBy
 from gpuloom.executors.port import RunExit
+from gpuloom.live.saved import SAVED, Saved
 
-SAVED = 85
-"""Exit code of a job that was preempted and has saved its work."""
 MOST_PAUSE_S = 60.0
+NO_SAVES = Saved()
 
 
-def ended(job: Job, attempt: Attempt, how: RunExit, *, work_s: float, complete: bool, now_s: float) -> dict[str, Any]:
+def ended(
+    job: Job, attempt: Attempt, how: RunExit, *, work_s: float, complete: bool, now_s: float, saves: Saved = NO_SAVES
+) -> dict[str, Any]:
     """Data of the event `attempt.ended`.
 
     Args:
         work_s: work of this attempt, seconds. complete: the job reported that all of its steps are done.
+        saves: what is known of what it saved.
 
-    A job that was told to stop and ended in time keeps its work: it goes on from what it saved. One that had to be
-    killed at the deadline, and one that was lost, begins again where the attempt began. A preempted job is never
-    counted as failed. Exit code 0 after a notice to make way means "saved", as for jobs that leave by `sys.exit()`,
-    unless the job has reported its last step.
+    A job that made way and is known to have saved keeps its work: it goes on from there. Any other one keeps what it
+    had reported as saved before, and else begins again where the attempt began. A preempted job is never counted as
+    failed. Exit code 0 after a notice to make way is the end only of a job that has reported its last step: it may as
+    well be that of a framework that takes SIGTERM for a wish to leave.
     """
     stopped = attempt.stop_reason if how.reason else None
     reason = _reason(how, stopped)
     by_itself = how.exit_code is not None
-    saved = stopped is not None and by_itself
-    kept = job.work_s + (work_s if saved or reason is EndReason.FINISHED else 0.0)
+    made_way = stopped in (EndReason.PREEMPTED, EndReason.NODE) and by_itself
+    by = saves.by if made_way else SavedBy.NOTHING
+    kept = job.work_s + (work_s if by else 0.0)
+    if not by and saves.part is not None:
+        kept = max(job.work_s, (job.work_s + work_s) * saves.part)
     after, failure = Phase.FAILED, False
     if reason is EndReason.FINISHED or (stopped is not None and complete and how.exit_code == 0):
         reason, after, kept = EndReason.FINISHED, Phase.FINISHED, job.work_s + work_s
@@ -52,8 +58,11 @@ def ended(job: Job, attempt: Attempt, how: RunExit, *, work_s: float, complete: 
         "reason": reason.value,
         "exit_code": how.exit_code,
         "signal": how.signal,
-        "message": how.message or _message(how, reason, container=bool(job.spec.get("container"))),
-        "saved": saved and after is Phase.QUEUED,
+        "message": how.message
+        or (_unproven(how, kept > job.work_s) if made_way and not by and after is Phase.QUEUED else "")
+        or _message(how, reason, container=bool(job.spec.get("container"))),
+        "saved": bool(by) and after is Phase.QUEUED,
+        "saved_by": by.value if after is Phase.QUEUED else "",
         "work_s": kept,
         "peak_memory_mib": how.peak_memory_mib,
         "next": after.value,
@@ -64,6 +73,14 @@ def ended(job: Job, attempt: Attempt, how: RunExit, *, work_s: float, complete: 
 
 RESTARTED = "the machine was restarted"
 """Begins the message of a run that was lost with its machine: it can't be running any more, so it may start again."""
+
+
+def _unproven(how: RunExit, some: bool) -> str:
+    since = "since the last save that it reported" if some else "in this attempt"
+    return (
+        f"exit code {how.exit_code} after the notice, without proof that it saved: its work {since} counts as lost; "
+        "let it exit with 85 once it has saved, report saved_step, or name its checkpoint (docs/jobs.md)"
+    )
 
 
 def _reason(how: RunExit, stopped: EndReason | None) -> EndReason:

@@ -37,7 +37,7 @@ from gpuloom.store.port import JobQuery, Submission
 
 T = TypeVar("T")
 
-WHILE_ACTIVE = frozenset({"name", "priority", "retries", "estimate", "grace", "on_preempt", "time_limit"})
+WHILE_ACTIVE = frozenset({"name", "priority", "retries", "estimate", "grace", "on_preempt", "time_limit", "checkpoint"})
 """Fields of a spec that may change while the job runs."""
 NEVER = frozenset({"array", "hold"})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from gpuloom.live.ledger import Draft, Ledger
 from gpuloom.live.occupancy import MAKES_WAY
 from gpuloom.live.planning import Planning
 from gpuloom.live.records import node_data
+from gpuloom.live.saved import noticed_s, saved
 from gpuloom.live.work import WorkDone
 
 log = logging.getLogger("gpuloom.scheduler")
@@ -52,6 +54,8 @@ class Intake:
         self.dispatch, self.clock, self.node, self.reported = dispatch, clock, node, reported
         self.book = ledger.book
         self.statuses: dict[str, RunStatus] = {}
+        self.checkpoints: dict[str, float] = {}
+        """When the checkpoints of runs that made way were last written."""
         self._unreleased: dict[str, set[int]] = {}
         """Runs that have ended and left something behind, and their GPUs."""
 
@@ -150,7 +154,11 @@ class Intake:
         at = min(max(self.clock.from_wall(how.at_s), attempt.since_s), now)
         # One that was stopped and never said when its work began may have been starting up all the time.
         worked = self.work.of if attempt.stop_reason is None else self.work.expected
-        data = ended(job, attempt, how, work_s=worked(job.id, at), complete=complete, now_s=now)
+        notice_s = noticed_s(self.dispatch.directory_of(attempt.run))
+        if notice_s is None and attempt.deadline_s is not None:  # it could not be written; the signal was sent
+            notice_s = time.time() - (now - attempt.deadline_s) - float(job.spec.get("grace", 30.0))
+        saves = saved(how, told, notice_s=notice_s, checkpoint_s=self.checkpoints.pop(attempt.run, None))
+        data = ended(job, attempt, how, work_s=worked(job.id, at), complete=complete, now_s=now, saves=saves)
         return {**data, "ended_s": at}
 
     def _end_stranger(self, run: str) -> None:

@@ -125,6 +125,7 @@ def attempt_view(attempt: Attempt) -> AttemptView:
         "exit_code": attempt.exit_code,
         "signal": attempt.signal,
         "saved": attempt.saved,
+        "saved_by": attempt.saved_by.value or None,
         "message": attempt.message,
         "pid": attempt.pid,
         "stop_reason": None if attempt.stop_reason is None else attempt.stop_reason.value,

@@ -27,6 +27,7 @@ from gpuloom.core.job import ENDED, EndReason, Gpu, Job, NodeRecord, Phase
 from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.port import ExecutorError, LiveExecutor, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.asking import Asking, Call, PolicyFailure
+from gpuloom.live.checkpoints import Checkpoints
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch import RETRY_S, Dispatch
 from gpuloom.live.estimates import Estimates
@@ -127,6 +128,7 @@ class Scheduler:
             node=node.name,
             reported=reported,
         )
+        self._checkpoints = Checkpoints(lambda run: self._checkpoint_of(run))
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._blocked_until_s = -math.inf
         self._saved_s = 0.0
@@ -176,11 +178,23 @@ class Scheduler:
 
     def on_status(self, status: RunStatus) -> None:
         """The executor reports (in a thread of its own)."""
+        self._checkpoints.first_look(status, self._take_status)
 
+    def _take_status(self, status: RunStatus, checkpoint_s: float | None) -> None:
         def take() -> None:
+            if checkpoint_s is not None:
+                self.intake.checkpoints[status.run] = checkpoint_s
             self.intake.statuses[status.run] = status
 
         self._inbox.put(take)
+
+    def _checkpoint_of(self, run: str) -> tuple[str, str] | None:
+        """(checkpoint, working directory) of a run under way, as its job names them."""
+        attempt = self.intake.attempt_of(run)
+        job = None if attempt is None else self.book.jobs.get(attempt.job)
+        if job is None or not job.spec.get("checkpoint"):
+            return None
+        return str(job.spec["checkpoint"]), str(job.spec.get("workdir") or "")
 
     def checked(self, problem: str) -> None:
         """The store has been checked (in a thread of its own): what is wrong with it."""
@@ -425,7 +439,8 @@ class Scheduler:
                 grace = max((attempt.deadline_s or now) - now, 0.0)
                 self.dispatch.end_run(attempt.run, attempt.stop_reason, grace)
         self.intake.remember_unreleased(known.values())
-        self.intake.statuses |= known
+        for status in known.values():
+            self.on_status(status)
         self._inbox.put(lambda: None)
 
     # -- changes from outside, in the scheduler's thread ---------------------------------------------------------

@@ -175,6 +175,12 @@ class JobSpec(BaseModel):
         "never: run to the end once started.",
     )
     grace: Grace = Field(30.0, description="Time between notice and end.")
+    checkpoint: str | None = Field(
+        None,
+        max_length=4096,
+        description="Where it saves to: a file, a folder or a pattern (* and **), relative to workdir. One that is "
+        "newer than the notice proves that it saved before it made way.",
+    )
     workdir: str = Field(
         "",
         description="Working directory, absolute. `gpuloom submit` and the Python client send their own; "

@@ -122,7 +122,9 @@ class AttemptView(TypedDict):
     exit_code: int | None
     signal: int | None
     saved: bool
-    """Whether what it had done is kept."""
+    """Whether it saved when it was told to make way."""
+    saved_by: str | None
+    """How that is known: exit_code, saved_step (it reported the save) or checkpoint (a file newer than the notice)."""
     message: str
     pid: int | None
     stop_reason: str | None

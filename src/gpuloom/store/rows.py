@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuloom.core.book import allocation_of, node_of
 from gpuloom.core.events import Event
-from gpuloom.core.job import Attempt, EndReason, Job, NodeRecord, Phase
+from gpuloom.core.job import Attempt, EndReason, Job, NodeRecord, Phase, SavedBy
 from gpuloom.store.port import Submission
 
 Row = Sequence[Any]
@@ -26,7 +26,7 @@ JOB_COLUMNS = (
 ATTEMPT_COLUMNS = (
     "job", "number", "phase", "allocation", "started_s", "since_s", "running_s", "pid", "start_ticks", "boot_id",
     "stop_reason", "deadline_s", "ended_s", "reason", "exit_code", "signal", "saved", "held_s", "work_s", "message",
-    "peak_memory_mib", "identity", "cause",
+    "peak_memory_mib", "identity", "saved_by", "cause",
 )  # fmt: skip
 _SPEC_ID = JOB_COLUMNS.index("spec_id")
 
@@ -195,6 +195,7 @@ def attempt_row(attempt: Attempt) -> Row:
         text(attempt.message),
         attempt.peak_memory_mib,
         attempt.identity,
+        attempt.saved_by.value,
         attempt.cause,
     )
 
@@ -204,7 +205,7 @@ def attempt_of(row: Row) -> Attempt:
     (
         job, number, phase, allocation, started_s, since_s, running_s, pid, start_ticks, boot_id, stop_reason,
         deadline_s, ended_s, reason, exit_code, signal, saved, held_s, work_s, message, peak_memory_mib, identity,
-        cause,
+        saved_by, cause,
     ) = row  # fmt: skip
     return Attempt(
         job=job,
@@ -229,6 +230,7 @@ def attempt_of(row: Row) -> Attempt:
         message=untext(message),
         peak_memory_mib=peak_memory_mib,
         identity=identity,
+        saved_by=SavedBy(saved_by),
         cause=cause,
     )
 

@@ -153,7 +153,10 @@ class _Progress:
 
     def __init__(self) -> None:
         self.waiting: dict[str, object] | None = None
+        self.last: dict[str, object] = {}
         self.step: float | None = None
+        self.saves: dict[str, object] = {}
+        """The newest save, which every report repeats."""
         self.began_s: float | None = None
         self.written_s = float("-inf")
         self.warned = False
@@ -168,17 +171,31 @@ class _Progress:
     def report(self, step: float, steps: float | None, metrics: dict[str, object]) -> None:
         self.step = step
         self.begin()
-        path = os.environ.get("GPULOOM_PROGRESS_FILE")
-        # Of many ranks of one job the first reports.
-        if not path or os.environ.get("RANK", "0") != "0":
+        path = self.path()
+        if path is None:
             return
         with self.lock:
-            self.waiting = {"step": step, "steps": steps, **metrics}
+            self.waiting = self.last = {"step": step, "steps": steps, **metrics}
             if not self.registered:
                 self.registered = True
                 atexit.register(self.flush)
             if time.monotonic() - self.written_s >= REPORT_EVERY_S or (steps is not None and step >= steps):
                 self._write(path)
+
+    def saved(self, step: float) -> None:
+        self.begin()
+        path = self.path()
+        if path is None:
+            return
+        with self.lock:
+            self.saves = {"saved_step": step, "saved_s": time.time()}
+            self.waiting = self.last
+            self._write(path)
+
+    def path(self) -> str | None:
+        """Where to report to. Of many ranks of one job the first reports."""
+        path = os.environ.get("GPULOOM_PROGRESS_FILE")
+        return path if path and os.environ.get("RANK", "0") == "0" else None
 
     def flush(self) -> None:
         with self.lock:
@@ -190,6 +207,7 @@ class _Progress:
         import json
 
         data = {key: _plain(value) for key, value in (self.waiting or {}).items() if value is not None}
+        data.update(self.saves)
         data["first_s"], data["at_s"] = self.began_s, time.time()
         self.waiting, self.written_s = None, time.monotonic()
         # No fsync: a report that a crash of the machine takes is no loss.
@@ -225,6 +243,12 @@ def progress(step: float, steps: float | None = None, **metrics: object) -> None
     May be called at every step: written at most once a second. Nothing happens outside gpuloom, or in later ranks.
     """
     _progress.report(step, steps, metrics)
+
+
+def saved(step: float) -> None:
+    """Report that the work up to `step` is saved, right after it is: what gpuloom counts as kept should the job be
+    ended. `steps` does it by itself. Written at once."""
+    _progress.saved(step)
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------
@@ -287,19 +311,22 @@ def steps(total: int, *, start: int = 0, save: Callable[[int], object], every_s:
     should_stop()
     if start < total:
         progress(start, total)  # the work begins: what came before was starting up
-    saved_s, saved = time.monotonic(), start
+    saved_s, at = time.monotonic(), start
     for step in range(start, total):
         if should_stop():
             # Also before the first step: what was loaded is still the newest checkpoint, if there was one.
-            if saved != step or step == start:
+            if at != step or step == start:
                 save(step)
+                saved(step)
             exit_preempted()
         yield step
         if _progress.step != step + 1:
             progress(step + 1, total)
         if every_s is not None and time.monotonic() - saved_s >= every_s and step + 1 < total:
             save(step + 1)
-            saved_s, saved = time.monotonic(), step + 1
+            saved(step + 1)
+            saved_s, at = time.monotonic(), step + 1
     if start < total:
         save(total)
+        saved(total)
     _progress.flush()

@@ -1,0 +1,94 @@
+"""Whether a job that was told to make way has saved its work, and how that is known.
+
+Exit code 85 is the job's own word. Any other exit says nothing: frameworks that know no notice exit 0 and save nothing.
+Then what the job reported of its saves counts, or files that it declared as its checkpoint.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuloom.core.job import SavedBy
+from gpuloom.executors.port import RunExit
+from gpuloom.executors.wire import NOTICE_FILE
+
+SAVED = 85
+"""Exit code of a job that was preempted and has saved its work."""
+IN_ORDER = frozenset({0, 143})
+"""Exit codes with which a file that was written meanwhile counts as whole: 143 is a shell that ended by SIGTERM."""
+MOST_FILES = 10_000
+"""Of a checkpoint's folder or pattern, so many are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """by: how it is known that it saved when it was told to end. part: so much of all work that the job had reported as
+    done was saved at some time, from 0 to 1; None: it said nothing."""
+
+    by: SavedBy = SavedBy.NOTHING
+    part: float | None = None
+
+
+def saved(
+    how: RunExit, told: Mapping[str, object], *, notice_s: float | None, checkpoint_s: float | None = None
+) -> Saved:
+    """What is known of a job's saves.
+
+    Args:
+        told: what it reported last (docs/jobs.md). notice_s: when it got notice, by the machine's clock.
+        checkpoint_s: when the newest of the files was written that it declared as its checkpoint.
+    """
+    step, at_step, saved_s = (_number(told.get(name)) for name in ("step", "saved_step", "saved_s"))
+    part = None if at_step is None or step is None else 1.0 if at_step >= step else max(at_step / step, 0.0)
+    if how.exit_code == SAVED:
+        return Saved(SavedBy.EXIT_CODE, part)
+    if at_step is not None and (part == 1.0 or (notice_s is not None and saved_s is not None and saved_s >= notice_s)):
+        return Saved(SavedBy.SAVED_STEP, part)
+    after = notice_s is not None and checkpoint_s is not None and checkpoint_s >= notice_s
+    if after and how.exit_code in IN_ORDER:
+        return Saved(SavedBy.CHECKPOINT, part)
+    return Saved(SavedBy.NOTHING, part)
+
+
+def noticed_s(directory: Path) -> float | None:
+    """When a run got notice, by the machine's clock; None: it got none."""
+    try:
+        return (directory / NOTICE_FILE).stat().st_mtime
+    except OSError:
+        return None
+
+
+def checkpoint_written_s(written: str, workdir: str) -> float | None:
+    """When the newest file was written that a checkpoint stands for: a file, a folder with all below it, or a pattern.
+
+    May take long where it lies on another machine.
+    """
+    newest: float | None = None
+    for count, path in enumerate(_files(os.path.join(workdir or "/", os.path.expanduser(written)))):
+        if count >= MOST_FILES:
+            break
+        try:
+            found = os.stat(path)
+        except OSError:
+            continue  # gone since it was listed
+        if found.st_size and (newest is None or found.st_mtime > newest):
+            newest = found.st_mtime
+    return newest
+
+
+def _files(pattern: str) -> Iterator[str]:
+    places = [pattern] if os.path.exists(pattern) else glob.iglob(pattern, recursive=True)
+    for place in places:
+        if not os.path.isdir(place):
+            yield place
+            continue
+        for folder, _, names in os.walk(place):
+            yield from (os.path.join(folder, name) for name in names)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
