@@ -14,10 +14,10 @@ from failing_policy import Failing, Memory, everyone_everywhere, raises, recursi
 from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.job import Phase
+from gpuloom.live.rehearsal import Rehearsal
 from gpuloom.live.standby import FIRST_PAUSE_S, MOST_PAUSE_S
 from gpuloom.policies.registry import BUILT_IN
 from gpuloom.store.port import StoreError
-from still_scheduler import Still
 
 
 class MuteError(Exception):
@@ -59,22 +59,20 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture
-def live(faults: dict[str, Any]) -> Iterator[Still]:
-    found = Still("failing", models=["V100"] * 2)
-    yield found
-    found.close()
+def live(faults: dict[str, Any]) -> Rehearsal:
+    return Rehearsal("failing", models=["V100"] * 2)
 
 
-def running(live: Still) -> list[int]:
+def running(live: Rehearsal) -> list[int]:
     return [number for number, job in live.jobs.items() if job.phase is Phase.RUNNING]
 
 
-def told(live: Still, *types: str) -> list[str]:
+def told(live: Rehearsal, *types: str) -> list[str]:
     return [event.type for event in live.store.events(types=types, limit=1000)]
 
 
 @pytest.mark.parametrize("what", DECISIONS)
-def test_what_it_decides_costs_one_decision(live: Still, faults: dict[str, Any], what: str) -> None:
+def test_what_it_decides_costs_one_decision(live: Rehearsal, faults: dict[str, Any], what: str) -> None:
     (first,) = live.submit({"gpus": 1})
     assert running(live) == [first]
     faults["decide"] = DECISIONS[what]
@@ -101,7 +99,7 @@ def test_what_it_decides_costs_one_decision(live: Still, faults: dict[str, Any],
 
 
 @pytest.mark.parametrize("call", ["new_memory", "carried", "sharing", "learn_from", "begin"])
-def test_every_other_call_as_well(live: Still, faults: dict[str, Any], call: str) -> None:
+def test_every_other_call_as_well(live: Rehearsal, faults: dict[str, Any], call: str) -> None:
     live.submit({"gpus": 1})
     live.tell(lambda: live.service.set_policy("failing:beside=no"))  # with it, sharing is not the policy's own
     faults[call] = raises(SystemExit("out"))
@@ -120,7 +118,7 @@ def test_every_other_call_as_well(live: Still, faults: dict[str, Any], call: str
     assert not live.going(), jobs
 
 
-def test_where_it_failed_is_said(live: Still, faults: dict[str, Any]) -> None:
+def test_where_it_failed_is_said(live: Rehearsal, faults: dict[str, Any]) -> None:
     faults["decide"] = raises(KeyError("which"))
     live.submit({"gpus": 1})
     failure = live.service.status()["policy_failure"]
@@ -130,7 +128,7 @@ def test_where_it_failed_is_said(live: Still, faults: dict[str, Any]) -> None:
     assert int(line) > 0
 
 
-def test_it_is_asked_again_after_a_pause_that_grows(live: Still, faults: dict[str, Any]) -> None:
+def test_it_is_asked_again_after_a_pause_that_grows(live: Rehearsal, faults: dict[str, Any]) -> None:
     times: list[float] = []
 
     def fails(*arguments: Any) -> Any:
@@ -148,7 +146,7 @@ def test_it_is_asked_again_after_a_pause_that_grows(live: Still, faults: dict[st
     assert live.service.status()["policy_failure"]["times"] == len(times)
 
 
-def test_it_is_asked_again_when_jobs_have_come(live: Still, faults: dict[str, Any]) -> None:
+def test_it_is_asked_again_when_jobs_have_come(live: Rehearsal, faults: dict[str, Any]) -> None:
     faults["decide"] = raises(ValueError("again"))
     live.submit({"gpus": 2}, {"gpus": 2})
     live.later(1000.0)
@@ -159,7 +157,7 @@ def test_it_is_asked_again_when_jobs_have_come(live: Still, faults: dict[str, An
     assert "on trial" in live.service.status()["policy_problem"]
 
 
-def test_now_and_then_is_one_failure(live: Still, faults: dict[str, Any]) -> None:
+def test_now_and_then_is_one_failure(live: Rehearsal, faults: dict[str, Any]) -> None:
     live.submit({"gpus": 2}, {"gpus": 2})
     for _ in range(5):
         faults["decide"] = raises(ValueError("now"))
@@ -170,7 +168,7 @@ def test_now_and_then_is_one_failure(live: Still, faults: dict[str, Any]) -> Non
     assert told(live, "policy.failed", "policy.recovered") == ["policy.failed"]
 
 
-def test_what_it_remembers_is_kept_over_one_failure(live: Still, faults: dict[str, Any]) -> None:
+def test_what_it_remembers_is_kept_over_one_failure(live: Rehearsal, faults: dict[str, Any]) -> None:
     for _ in range(3):
         live.submit({"gpus": 2})
     live.later(60.0)  # written down
@@ -182,7 +180,7 @@ def test_what_it_remembers_is_kept_over_one_failure(live: Still, faults: dict[st
     assert Failing.seen[-1] > known
 
 
-def test_a_memory_that_makes_it_fail_is_given_up(live: Still, faults: dict[str, Any]) -> None:
+def test_a_memory_that_makes_it_fail_is_given_up(live: Rehearsal, faults: dict[str, Any]) -> None:
     def poisoned(snapshot: Any, memory: Memory) -> Any:
         if memory.calls > 1:
             raise ValueError("poisoned")
@@ -197,7 +195,7 @@ def test_a_memory_that_makes_it_fail_is_given_up(live: Still, faults: dict[str, 
     assert Failing.seen[-1] == 1  # begun anew
 
 
-def test_a_memory_that_cannot_be_written_down(live: Still, faults: dict[str, Any]) -> None:
+def test_a_memory_that_cannot_be_written_down(live: Rehearsal, faults: dict[str, Any]) -> None:
     def odd(snapshot: Any, memory: Memory) -> Any:
         memory.odd = {1, 2}
 
@@ -228,7 +226,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("saved", DAMAGED, ids=range(len(DAMAGED)))
-def test_it_comes_up_with_a_memory_that_cannot_be_read(live: Still, saved: bytes) -> None:
+def test_it_comes_up_with_a_memory_that_cannot_be_read(live: Rehearsal, saved: bytes) -> None:
     live.submit({"gpus": 1})
     live.store.save_memory("failing", saved)
     live.restart(orderly=False)
@@ -238,7 +236,7 @@ def test_it_comes_up_with_a_memory_that_cannot_be_read(live: Still, saved: bytes
 
 
 @pytest.mark.usefixtures("faults")
-def test_it_comes_up_when_the_policy_is_gone(live: Still, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_comes_up_when_the_policy_is_gone(live: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     live.submit({"gpus": 1})
     monkeypatch.delitem(BUILT_IN, "failing")  # its package was uninstalled
     live.restart(orderly=True)
@@ -253,7 +251,7 @@ def test_it_comes_up_when_the_policy_is_gone(live: Still, monkeypatch: pytest.Mo
     assert live.service.policy()["serves"] == "failing"
 
 
-def test_one_that_is_asked_for_now_must_be_there(live: Still, faults: dict[str, Any]) -> None:
+def test_one_that_is_asked_for_now_must_be_there(live: Rehearsal, faults: dict[str, Any]) -> None:
     with pytest.raises(PolicyError, match="unknown policy 'nobody'"):
         live.service.set_policy("nobody")
     faults["begin"] = raises(SystemExit(1))
@@ -263,7 +261,7 @@ def test_one_that_is_asked_for_now_must_be_there(live: Still, faults: dict[str, 
     assert not live.scheduler.problem
 
 
-def test_another_policy_ends_the_failure(live: Still, faults: dict[str, Any]) -> None:
+def test_another_policy_ends_the_failure(live: Rehearsal, faults: dict[str, Any]) -> None:
     faults["decide"] = raises(ValueError("bad"))
     live.submit({"gpus": 2}, {"gpus": 2})
     live.tell(lambda: live.service.set_policy("srtf"))
@@ -271,7 +269,7 @@ def test_another_policy_ends_the_failure(live: Still, faults: dict[str, Any]) ->
     assert live.service.policy()["serves"] == "srtf"
 
 
-def test_a_reason_that_cannot_be_given_costs_no_list(live: Still, faults: dict[str, Any]) -> None:
+def test_a_reason_that_cannot_be_given_costs_no_list(live: Rehearsal, faults: dict[str, Any]) -> None:
     faults["reason"] = raises(SystemExit(1))
     *_, last = live.submit({"gpus": 2}, {"gpus": 2})
     waiting = live.service.job(last)["waiting"]
@@ -280,7 +278,7 @@ def test_a_reason_that_cannot_be_given_costs_no_list(live: Still, faults: dict[s
     assert live.service.why(last)["text"]
 
 
-def test_one_that_wants_to_be_asked_at_once_leaves_time_for_others(live: Still, faults: dict[str, Any]) -> None:
+def test_one_that_wants_to_be_asked_at_once_leaves_time_for_others(live: Rehearsal, faults: dict[str, Any]) -> None:
     faults["decide"] = lambda snapshot, memory: (Decision(wake_at_s=snapshot.now_s - 1), memory)
     live.submit({"gpus": 1})
     assert live.scheduler.planning.due_s() > live.now_s

@@ -18,7 +18,7 @@ from gpuloom.policies.beside import Beside
 from gpuloom.sim import Failure, simulate
 from gpuloom.sim.generate import GeneratorConfig, generate
 from gpuloom.sim.inputs import load_policy
-from rebuilt import OUTAGES, Rebuilt
+from gpuloom.sim.rebuilt import OUTAGES, Rebuilt
 
 BASES = (
     "fifo",

@@ -1,6 +1,6 @@
 """Every policy, driven by the real live scheduler through any order of events: it never fails, and serves everyone.
 
-A machine of two GPU models, a clock that stands still between events, runs on paper (tests/still_scheduler.py). More
+A machine of two GPU models, a clock that stands still between events, runs on paper (live/rehearsal.py). More
 histories: GPULOOM_POLICIES_LIVE_EXAMPLES=200 pytest tests/property/test_policies_live.py --hypothesis-seed=7
 """
 
@@ -27,8 +27,8 @@ from fake_executor import short
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import Phase
 from gpuloom.core.share_class import is_pair, share_class_of
+from gpuloom.live.rehearsal import FLEET, Rehearsal
 from gpuloom.policies.registry import BUILT_IN
-from still_scheduler import FLEET, Still
 
 FORMS = ("muri-l:matcher=released", "elastic:base=srtf", "themis:lease=10s", "fifo:beside=no", "weave:group_size=1")
 EVERY = tuple(dict.fromkeys([*BUILT_IN, *POLICIES, *FORMS]))
@@ -64,14 +64,11 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.live = Still(self.text)
+        self.live = Rehearsal(self.text)
         self.shared_before = False
 
     def teardown(self) -> None:
-        try:
-            self.all_end()
-        finally:
-            self.live.close()
+        self.all_end()
 
     # -- what happens ---------------------------------------------------------------------------------------------
 

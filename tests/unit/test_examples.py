@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 
 from builders import jobs, workloads
 from gpuloom.core.workload import Labels, Workload
+from gpuloom.live.rehearsal import Rehearsal
 from gpuloom.policies.registry import ENTRY_POINTS, policy_class, policy_ids
 from gpuloom.sim import Failure, simulate
-from still_scheduler import Still
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PLUGIN = EXAMPLES / "policy_plugin"
@@ -61,24 +61,21 @@ def test_who_comes_rarely_does_not_queue_behind_who_submits_much(module: ModuleT
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("orderly", [True, False])
 def test_it_serves_users_in_turn_on_a_live_scheduler_through_swaps_and_restarts(orderly: bool) -> None:
-    live = Still("fifo", models=["V100"])
-    try:
-        live.submit({"gpus": 1}, user="ann")
-        live.tell(lambda: live.service.set_policy("user-fair:charge=job"))
-        anns = live.submit({"gpus": 1}, {"gpus": 1}, {"gpus": 1}, user="ann")
-        (bens,) = live.submit({"gpus": 1}, user="ben")
-        live.later(60.0)
-        order = []
-        while live.going():
-            assert not live.scheduler.problem
-            (run,) = live.executor.live()
-            order.append(int(run.partition(".")[0]))
-            live.restart(orderly=orderly)
-            live.end(run)
-        assert order == [1, anns[0], bens, anns[1], anns[2]] or order[1:3] == [bens, anns[0]]
-        assert order[3:] == anns[1:]
-    finally:
-        live.close()
+    live = Rehearsal("fifo", models=["V100"])
+    live.submit({"gpus": 1}, user="ann")
+    live.tell(lambda: live.service.set_policy("user-fair:charge=job"))
+    anns = live.submit({"gpus": 1}, {"gpus": 1}, {"gpus": 1}, user="ann")
+    (bens,) = live.submit({"gpus": 1}, user="ben")
+    live.later(60.0)
+    order = []
+    while live.going():
+        assert not live.scheduler.problem
+        (run,) = live.executor.live()
+        order.append(int(run.partition(".")[0]))
+        live.restart(orderly=orderly)
+        live.end(run)
+    assert order == [1, anns[0], bens, anns[1], anns[2]] or order[1:3] == [bens, anns[0]]
+    assert order[3:] == anns[1:]
 
 
 def test_a_job_is_charged_by_its_size_unless_told_otherwise(module: ModuleType) -> None:

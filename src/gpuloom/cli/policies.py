@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import logging
+import sys
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
 from gpuloom.cli.live_tables import Column, show_table
+from gpuloom.core.errors import PolicyError
 
 COLUMNS = (
     Column("policy", lambda row: str(row["id"])),
@@ -24,16 +29,32 @@ COLUMNS = (
 
 @click.command()
 @click.argument("policy", required=False)
+@click.argument("checked", required=False, metavar="[NAME]")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of check: what is tried.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def policies(policy: str | None, as_json: bool) -> None:
+def policies(policy: str | None, checked: str | None, seed: int, as_json: bool) -> None:
     """List the scheduling policies, or show what one needs to know, and its parameters.
+
+    `policies check NAME` tries one, of a package of yours or a shipped one, as the simulator and the live scheduler
+    use it: through restarts, jobs numbered anew, GPUs that come and go, swaps. NAME: an id with its parameters, or a
+    class (my_package.policies:Mine, mine.py:Mine). Exit code 1: something does not hold.
 
     \b
     Examples:
       gpuloom policies
       gpuloom policies tiresias
+      gpuloom policies check 'user-fair:charge=job'
+      gpuloom policies check ./mine.py:Mine
     """
     from gpuloom.policies.registry import policy_class, policy_ids
+
+    if policy == "check":
+        if checked is None:
+            raise click.UsageError("check needs the name of a policy: gpuloom policies check tiresias")
+        _check(checked, seed, as_json)
+        return
+    if checked is not None:
+        raise click.UsageError(f"{checked!r} is one argument too many (gpuloom policies check NAME tries a policy)")
 
     rows = [describe(policy_class(name), name) for name in ([policy] if policy else policy_ids())]
     if as_json:
@@ -43,6 +64,54 @@ def policies(policy: str | None, as_json: bool) -> None:
     else:
         show_table(COLUMNS, rows)
         click.echo("\nMore on one: gpuloom policies ID. Which to take: docs/policies.md")
+
+
+def _check(name: str, seed: int, as_json: bool) -> None:
+    from gpuloom.live.check_policy import check_policy
+
+    logging.getLogger("gpuloom").setLevel(logging.CRITICAL + 1)  # what the scheduler on paper says is in the findings
+    findings = []
+    for found in check_policy(_known(name), seed=seed):
+        findings.append(found)
+        if not as_json:
+            why = f": {found.why}" if found.why else ""
+            at = f" ({found.where})" if found.where and found.where not in found.why else ""
+            click.echo(f"{found.outcome:<8}{found.check}{why}{at}")
+    failed = sum(found.outcome == "failed" for found in findings)
+    if as_json:
+        click.echo(json.dumps({"policy": name, "ok": not failed, "checks": [f.view() for f in findings]}, indent=2))
+    else:
+        skipped = sum(found.outcome == "skipped" for found in findings)
+        held = len(findings) - failed - skipped
+        click.echo(
+            f"\n{name}: {held} of {len(findings) - skipped} checks hold" + f", {skipped} skipped" * (skipped > 0)
+        )
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _known(name: str) -> str:
+    """What `load_policy` takes for this policy; a class that no package adds is made known first."""
+    from gpuloom.policies.registry import give, policy_ids
+
+    source, _, cls = name.rpartition(":")
+    if not source or not cls.isidentifier() or name.partition(":")[0] in policy_ids():
+        return name
+    try:
+        if source.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(source).stem, source)
+            assert spec is not None  # noqa: S101 - of a .py file there always is one
+            assert spec.loader is not None  # noqa: S101
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module  # dataclasses look their module up
+            spec.loader.exec_module(module)
+        else:
+            sys.path.insert(0, str(Path.cwd()))
+            module = importlib.import_module(source)
+        found = getattr(module, cls)
+    except (Exception, SystemExit) as error:
+        raise PolicyError(f"policy {name!r} can't be loaded: {type(error).__name__}: {error}") from error
+    return give(found, f"policy {name!r}")
 
 
 def _show(row: Mapping[str, Any]) -> None:

@@ -101,6 +101,7 @@ class Planning:
         stored: bool = False,
         saved: bytes | None = None,
         now_s: float = 0.0,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         """stored: nobody has just asked for this policy, it was set before: if it can't be had any more the fallback
         decides. saved: its memory as it was written down last. beside: best-effort jobs may share GPUs with
@@ -142,6 +143,7 @@ class Planning:
         """So many jobs may start until the next ones of their lines have to be shown."""
         self.profiles: Profiles = load_profiles()
         self.standby, self.saved = Standby(), saved
+        self._timer = timer
         self.caught: PolicyFailure | None = None
         """The last failure, with its traceback, for whoever logs it."""
         self._asked = False
@@ -237,7 +239,7 @@ class Planning:
     def deciding_s(self) -> float:
         """For how long the pass under way has lasted; 0: there is none. From any thread."""
         since_s = self._pass_since_s
-        return 0.0 if since_s is None else time.perf_counter() - since_s
+        return 0.0 if since_s is None else self._timer() - since_s
 
     @property
     def preempts(self) -> bool:
@@ -317,7 +319,7 @@ class Planning:
 
     def run(self, now_s: float) -> Outcome:
         """One scheduling pass."""
-        begun, anew = time.perf_counter(), self.world is None
+        begun, anew = self._timer(), self.world is None
         collects = gc.isenabled()
         gc.disable()  # a pass makes thousands of objects and hardly any cycles: looking for them takes a third of it
         self._pass_since_s = begun
@@ -327,7 +329,7 @@ class Planning:
             self._pass_since_s = None
             if collects:
                 gc.enable()
-        self.last_pass_s = time.perf_counter() - begun
+        self.last_pass_s = self._timer() - begun
         if anew:
             self.quiet_until_s = now_s + (1 + QUIET) * self.last_pass_s
         return outcome

@@ -61,6 +61,7 @@ class Scheduler:
     Args:
         runs: where the files of runs are.
         sharing: whether jobs may share GPUs here, and how.
+        timer: measures how long a pass takes.
         policy, interval_s: to begin with. overhead_s: what a start costs, as far as the policy is told.
         reported: what a run reported last of its progress. on_up: called when a person opens the machine again; GPUs
             whose state changes by that.
@@ -81,6 +82,7 @@ class Scheduler:
         reported: Callable[[str], Mapping[str, object]] = lambda run: {},
         on_up: Callable[[], Sequence[Gpu]] = lambda: (),
         sharing: Ability = NO_SHARING,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.sharing = sharing
         self._on_up = on_up
@@ -101,6 +103,7 @@ class Scheduler:
             stored=loaded.settings.get("policy") == policy,
             saved=loaded.memory[1] if loaded.memory is not None and loaded.memory[0] == policy else None,
             now_s=clock.now(),
+            timer=timer,
         )
         self.problems: dict[str, str] = {}
         """What is wrong now with 'store', 'executor' or 'policy'; '' or not there: nothing."""

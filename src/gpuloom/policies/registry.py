@@ -41,6 +41,23 @@ BUILT_IN = {
 }
 
 
+GIVEN: dict[str, type[Policy]] = {}
+"""Policies that this process was given as classes, by id; see `give`."""
+
+
+def give(found: Any, what: str) -> str:
+    """Make a class known in this process, as if a package had added it. Its id.
+
+    Raises:
+        PolicyError: it is no policy, or has the id of another one. what: names it there.
+    """
+    cls = checked_class(found, what)
+    if cls.id in policy_ids():
+        raise PolicyError(f"{what}: {cls.__name__} has the id {cls.id!r}, which is taken: choose another one")
+    GIVEN[cls.id] = cls
+    return cls.id
+
+
 def policy_ids() -> list[str]:
     """Ids of all policies, built-in ones first."""
     added = sorted(point.name for point in entry_points(group=ENTRY_POINTS))
@@ -53,6 +70,8 @@ def policy_class(policy_id: str) -> type[Policy]:
     Raises:
         PolicyError: unknown id, or an entry point that is no policy.
     """
+    if policy_id in GIVEN:
+        return GIVEN[policy_id]
     if policy_id in BUILT_IN:
         module, name = BUILT_IN[policy_id].split(":")
         found: Any = getattr(importlib.import_module(module), name)

@@ -33,7 +33,7 @@ class Rebuilt(Policy):
         self._text, self._compact = text, compact
         inner = self._anew()
         self.values = inner.values
-        self.traits = inner.traits
+        self.traits = inner.traits  # type: ignore[misc]  # it stands for that policy
         for name in (
             "max_jobs_per_gpu",
             "periodic",

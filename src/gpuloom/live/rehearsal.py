@@ -1,6 +1,7 @@
 """A live scheduler that is driven by hand: the real one, with a clock that stands, a store in memory and runs on paper.
 
-It runs in the caller's thread, a turn at a time, so that thousands of histories are tried in seconds.
+It runs in the caller's thread, a turn at a time, so that thousands of histories are tried in seconds: by
+`gpuloom policies check`, and by tests.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
-from fake_executor import FakeExecutor
 from gpuloom.core.job import ENDED, Gpu, Job, NodeRecord, Phase
+from gpuloom.executors.paper import PaperExecutor
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.facade import LiveService
 from gpuloom.live.kernel_sharing import Ability
@@ -26,17 +26,14 @@ FLEET = (*["V100"] * 4, *["K80"] * 2)
 """A machine whose GPUs are of two models: two nodes, as a policy sees it."""
 
 
-class Still:
+class Rehearsal:
     """See the module. What the scheduler is told from outside goes through the service, as the API's calls do."""
 
     def __init__(self, policy: str, *, models: Sequence[str] = FLEET, interval_s: float = 60.0) -> None:
         self.now_s = 1_000_000.0
-        self.executor, self.store = FakeExecutor(), MemoryStore()
+        self.executor, self.store = PaperExecutor(), MemoryStore()
         gpus = tuple(Gpu(index, f"gpu-{index}", model, 16_000) for index, model in enumerate(models))
         self.node = NodeRecord("here", gpus)
-        # A pass takes no time: what waits for a multiple of that waits for nothing.
-        self._quick = patch("gpuloom.live.planning.time", SimpleNamespace(perf_counter=lambda: 0.0))
-        self._quick.start()
         self.scheduler: Scheduler
         self.service: LiveService
         self.up(policy, interval_s)
@@ -56,6 +53,7 @@ class Still:
             policy=policy,
             interval_s=interval_s,
             sharing=Ability(True, False, "on paper"),
+            timer=lambda: 0.0,  # a pass takes no time: what waits for a multiple of that waits for nothing
         )
         self.scheduler._thread = threading.current_thread()
         machine = SimpleNamespace(
@@ -76,9 +74,6 @@ class Still:
             self.scheduler._save_memory(force=True)
         self.executor.close()
         self.up(planning.written, planning.interval_s)
-
-    def close(self) -> None:
-        self._quick.stop()
 
     @property
     def jobs(self) -> dict[int, Job]:
