@@ -78,6 +78,19 @@ def test_members_of_the_array_that_have_ended_say_most() -> None:
     assert known(mine, (before, 9.0), *[(mine, 4.0)] * 3)[1:3] == (Source.ARRAY, (4.0,) * 3)
 
 
+def test_a_users_estimate_is_taken_as_that_users_estimates_turned_out() -> None:
+    estimates = Estimates(lambda user, name, limit: ())
+    estimates.of(SLEEP, given_s=None, time_limit_s=None)
+    other = like("t.py")
+    for work_s in (50.0, 80.0, 100.0):
+        before = estimates.of(other, given_s=200.0, time_limit_s=None)
+        estimates.finished(other, work_s, given_s=100.0)
+    assert before.runs == (), "two are no record"
+    found = estimates.of(SLEEP, given_s=10.0, time_limit_s=None)
+    assert found == (10.0, Source.GIVEN, (5.0, 8.0, 10.0), None)
+    assert known(SLEEP, given=10.0).runs == ()
+
+
 def test_a_users_estimate_and_a_limit() -> None:
     assert known(SLEEP, (SLEEP, 90.0), given=120.0, limit=300.0) == (120.0, Source.GIVEN, (), 300.0)
     assert known(SLEEP, limit=300.0) == (300.0, Source.TIME_LIMIT, (), 300.0)

@@ -46,7 +46,7 @@ def check(home: Path | None, as_json: bool) -> int:
     """
     from gpuloom.store.sqlite import SqliteStore
 
-    found = _existing(home)
+    found = existing(home)
     with SqliteStore(found.db, read_only=True) as store:
         report = store.check()
     if as_json:
@@ -76,7 +76,7 @@ def backup(file: Path, overwrite: bool, home: Path | None, as_json: bool) -> int
     """
     from gpuloom.store.sqlite import SqliteStore
 
-    found = _existing(home)
+    found = existing(home)
     with SqliteStore(found.db, read_only=True) as store:
         store.backup(file, overwrite=overwrite)
     size = file.stat().st_size
@@ -120,7 +120,7 @@ def restore(file: Path, home: Path | None, as_json: bool) -> int:
     return 0
 
 
-def _existing(path: Path | None) -> Home:
+def existing(path: Path | None) -> Home:
     from gpuloom.store.home import home_of
 
     home = home_of(path)

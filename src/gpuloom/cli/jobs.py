@@ -1,4 +1,4 @@
-"""`gpuloom ls`, `show`, `why` and `wait`: what has become of jobs."""
+"""`gpuloom ls`, `show` and `wait`: what has become of jobs."""
 
 from __future__ import annotations
 
@@ -257,35 +257,6 @@ ATTEMPT_COLUMNS = (
     Column("peak MiB", lambda a: f"{a['peak_memory_mib']:,.0f}" if a.get("peak_memory_mib") else "-", right=True),
     Column("how it ended", _how, gives=True),
 )
-
-
-@click.command(epilog=JOBS_HELP)
-@click.argument("job", metavar="JOB")
-@click.option("--no-forecast", is_flag=True, help="Only why it waits, without looking ahead.")
-@live_options
-def why(job: str, no_forecast: bool, as_json: bool, home: Path | None) -> None:
-    """Tell why a job waits, its position, and when it will start.
-
-    The forecast runs the simulator forward from what runs and waits now; what it assumes is said.
-
-    \b
-    Examples:
-      gpuloom why 12
-      gpuloom why 12 --json
-    """
-    with connect(home) as client:
-        found = client.why(one_number(client, job), forecast=not no_forecast)
-    if as_json:
-        say_json(found)
-        return
-    sentences = list(found.get("sentences") or [found.get("text", "")])
-    for sentence in sentences:
-        click.echo(plain(sentence))
-    told = " ".join(sentences)
-    if assumed := [text for text in found.get("assumptions") or [] if text not in told]:
-        click.echo("\nThe forecast assumes:")
-        for text in assumed:
-            click.echo(f"  - {plain(text)}")
 
 
 @click.command(epilog=JOBS_HELP)

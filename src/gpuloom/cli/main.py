@@ -24,7 +24,7 @@ SECTIONS: dict[str, Commands] = {
         "ls": ("gpuloom.cli.jobs", "List jobs."),
         "show": ("gpuloom.cli.jobs", "Show all that is known of a job."),
         "logs": ("gpuloom.cli.logs", "Print or follow what a job writes."),
-        "why": ("gpuloom.cli.jobs", "Tell why a job waits and when it will start."),
+        "why": ("gpuloom.cli.why", "Tell why a job waits and when it will start."),
         "wait": ("gpuloom.cli.jobs", "Wait for jobs to end."),
         "top": ("gpuloom.cli.watch", "Watch GPUs and jobs, or move a job to the top of the queue."),
         "cancel": ("gpuloom.cli.control", "End jobs."),

@@ -464,7 +464,8 @@ def _policy(found: Mapping[str, Any]) -> str:
     from gpuloom.cli.policy import preempts
 
     problem = found.get("policy_problem")
-    return preempts(found) + (f"; {problem}" if problem else "")
+    lacks = [str(lack["text"]) for lack in found.get("policy_lacks") or []]
+    return "; ".join([preempts(found), *([str(problem)] if problem else []), *lacks])
 
 
 def _health(part: Mapping[str, Any]) -> str:

@@ -30,7 +30,8 @@ SAMPLE = 20
 REMEMBER = 60
 """Runs of a name that are looked through for those."""
 ENOUGH = 3
-"""So many ended members of an array say more of the others than runs before the array."""
+"""So many ended members of an array say more of the others than runs before the array; so many estimates of a user are
+a record."""
 MOST_NAMES = 10_000
 """Names that are remembered; the store has all."""
 LEAST_S, MOST_S = 0.001, 1e9
@@ -41,7 +42,7 @@ class Source(StrEnum):
     """What is known of a job's running time, and whence."""
 
     GIVEN = "given"
-    """Its user's estimate."""
+    """Its user's estimate; if there are runs, by how that user's earlier estimates turned out."""
     PROGRESS = "progress"
     """What it reports of its own progress."""
     ARRAY = "array"
@@ -66,7 +67,7 @@ class Like(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What scheduling reckons with, seconds of work; what that rests on; the runs on which it rests, shortest first.
+    """What scheduling reckons with, seconds of work; what is known; the running times by which it is, shortest first.
 
     limit_s: its time limit.
     """
@@ -110,10 +111,11 @@ Earlier = Callable[[str, str, int], Sequence[EndedRun]]
 
 
 class _Past(NamedTuple):
-    """An ended job."""
+    """An ended job. given_s: its user's estimate."""
 
     work_s: float
     like: Like
+    given_s: float | None
 
 
 class Estimates:
@@ -129,19 +131,20 @@ class Estimates:
         twin._runs = self._runs.copy()
         return twin
 
-    def finished(self, like: Like, work_s: float) -> None:
-        """A job finished well."""
+    def finished(self, like: Like, work_s: float, *, given_s: float | None = None) -> None:
+        """A job finished well. given_s: what its user had estimated."""
         for key in ((like.user, like.name), (like.user, "")):
             if (runs := self._runs.get(key)) is not None:
-                self._runs[key] = (*runs, _Past(_bounded(work_s), like))[-REMEMBER:]
+                self._runs[key] = (*runs, _Past(_bounded(work_s), like, _number(given_s)))[-REMEMBER:]
 
     def of(self, like: Like, *, given_s: float | None, time_limit_s: float | None) -> Estimate:
         """What is known now of the running time of such a job."""
         given_s, limit_s = _number(given_s), _number(time_limit_s)
-        if given_s is not None:
-            return Estimate(given_s, Source.GIVEN, (), limit_s)
         most = math.inf if limit_s is None else limit_s
         named = self._of((like.user, like.name))
+        if given_s is not None:
+            turned_out = _turned_out(named) or _turned_out(self._of((like.user, "")))
+            return Estimate(given_s, Source.GIVEN, tuple([_bounded(given_s * part) for part in turned_out]), limit_s)
         source, known = _alike(like, named)
         if known:
             runs = [run.work_s for run in known[-SAMPLE:]]
@@ -159,7 +162,14 @@ class Estimates:
         if runs is None:
             found = self._earlier(*key, REMEMBER)
             runs = tuple(
-                [_Past(_bounded(run.work_s), like_of(run.spec, key[0], run.gpus, run.array_id)) for run in found]
+                [
+                    _Past(
+                        _bounded(run.work_s),
+                        like_of(run.spec, key[0], run.gpus, run.array_id),
+                        _number(run.spec.get("estimate")),
+                    )
+                    for run in found
+                ]
             )
             if len(self._runs) >= MOST_NAMES:
                 self._runs.popitem(last=False)
@@ -178,6 +188,12 @@ def _alike(like: Like, named: Sequence[_Past]) -> tuple[Source, list[_Past]]:
         if array and (len(array) >= ENOUGH or len(array) == len(exact)):
             return Source.ARRAY, array
     return Source.EARLIER_RUNS, exact or same
+
+
+def _turned_out(runs: Sequence[_Past]) -> list[float]:
+    """Running times as parts of what their user had estimated, smallest first; none if that is too few to go by."""
+    parts = [run.work_s / run.given_s for run in runs if run.given_s is not None]
+    return sorted(parts[-SAMPLE:]) if len(parts) >= ENOUGH else []
 
 
 def _usual(runs: Sequence[_Past]) -> float:

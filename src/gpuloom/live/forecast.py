@@ -44,7 +44,7 @@ FIRST_EVENTS, NEXT = 1000, 60
 those that started."""
 IN_ORDER = 0.75
 """A queue is worked off in order if so many of the jobs that start first are among the first."""
-PART = 200
+PART = 150
 """So many stand for a longer queue."""
 MOST_EVENTS = 20_000
 """Of one run."""
@@ -54,9 +54,9 @@ SAME, SAME_S = 0.01, 1.0
 """Starts that differ by less than this part of the wait, or this much, are one."""
 NEVER_S = MOST_S / 10
 """What takes longer is said not to happen."""
-ENOUGH = 5
-"""With fewer runs nothing is said of the range."""
-FIRST_CPU_S, RANGE_CPU_S, MOST_CPU_S = 0.05, 0.12, 5.0
+ENOUGH = 3
+"""With fewer runs (the middle, a good and a bad one) nothing is said of the range."""
+FIRST_CPU_S, RANGE_CPU_S, MOST_CPU_S = 0.05, 0.15, 5.0
 """CPU time after which the first events are enough, no further case is begun, and one under way is given up."""
 
 
@@ -148,7 +148,7 @@ class Queue:
             progress=world.engine.progress,
             now_s=preview.now_s,
             interval_s=planning.interval_s,
-            wake_at_s=planning.next_s(),
+            wake_at_s=preview.wake_at_s,
             fixed=world.engine.snapshot.fixed,
             most_events=FIRST_EVENTS,
             gives_up=lambda: time.thread_time() > begun + FIRST_CPU_S,
@@ -192,7 +192,6 @@ class _Forecast:
     """
 
     def __init__(self, queue: Queue, gate: Gate, row: int) -> None:
-        self.begun_s = time.thread_time()
         self.queue, self.gate, self.row = queue, gate, row
         self.preview, self.world = queue.preview, queue.preview.world
         self.policy = self.preview.planning.policy
@@ -217,6 +216,7 @@ class _Forecast:
             behind = queue.waiting[queue.waiting > row][: NEXT + len(self.one_by_one)].tolist()
             self.one_by_one.update([other for other in behind if other not in self.one_by_one][:NEXT])
         self.pace = max(len(self.others) / PART, 1.0)
+        self.begun_s = time.thread_time()
         self.sample = self._sampled(middle=True)
         self.follows = self.preview.planning.preempts or self.policy.max_jobs_per_gpu > 1
         """Whether its end can only be told by going on with the simulation after its start."""
@@ -402,7 +402,7 @@ class _Forecast:
             progress=Progress(state.workload, state.cluster, sample.overhead_s),
             now_s=self.now_s,
             interval_s=planning.interval_s,
-            wake_at_s=planning.next_s(),
+            wake_at_s=self.preview.wake_at_s,
             future=future,
             extra_s=extra_s,
             fixed=sample.fixed,

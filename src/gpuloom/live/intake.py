@@ -238,7 +238,7 @@ class Intake:
             self.planning.job_left(job, attempt.allocation)
             if job.phase is Phase.FINISHED:
                 like = like_of(job.spec, job.user, job.gpus, job.array_id)
-                self.estimates.finished(like, max(job.work_s, attempted_s))
+                self.estimates.finished(like, max(job.work_s, attempted_s), given_s=job.spec.get("estimate"))
             if throttle_of(job) or self.ledger.waits_for(job.id):
                 self.planning.stale()
             return

@@ -53,6 +53,8 @@ class Preview:
     lower: int
     kept_back: Mapping[int, str]
     """Codes of the reasons why jobs that wait are not in the queue."""
+    wake_at_s: float | None
+    """When the policy is asked next if nothing happens; None: now."""
 
     @property
     def gated(self) -> bool:
@@ -76,11 +78,11 @@ class Preview:
         return left_of(planning.estimate(job), done, planning.work.told_s.get(number))
 
 
-def preview(planning: Planning, priority: int, now_s: float) -> Preview | None:
+def preview(planning: Planning, priority: int, now_s: float, *, asked_now: bool = False) -> Preview | None:
     """What forecasts of jobs of a priority need; None if nothing can be given away at all.
 
     Args:
-        planning: a copy, which nobody changes.
+        planning: a copy, which nobody changes. asked_now: the policy has not been asked since the last event.
     """
     eligible, reasons, _ = planning.eligible(now_s)
     seen = {number for number in eligible if planning.book.jobs[number].priority >= priority}
@@ -91,7 +93,8 @@ def preview(planning: Planning, priority: int, now_s: float) -> Preview | None:
     if world is None:
         return None
     kept_back = {number: reason.code for number, reason in reasons.items()}
-    return Preview(planning, world, now_s, len(seen), len(eligible) - len(seen), kept_back)
+    wake_at_s = None if asked_now else planning.next_s()
+    return Preview(planning, world, now_s, len(seen), len(eligible) - len(seen), kept_back, wake_at_s)
 
 
 def gate_of(preview: Preview, job: Job) -> Gate:

@@ -36,6 +36,8 @@ def source(left: Left, job: Job) -> str:
     """What is known of a job's own running time, and whence."""
     count = len(left.runs)
     name = str(job.spec.get("name") or job.name)
+    if left.source is Source.GIVEN and count:
+        return f"its user's estimate, by how {plural(count, 'earlier one')} turned out"
     if left.source is Source.ARRAY:
         return f"{plural(count, 'member')} of its array that finished" if count else "its array"
     if left.source is Source.EARLIER_RUNS:
@@ -152,7 +154,9 @@ def assumptions(found: Outlook, preview: Preview) -> list[str]:
         known = [f"{count:,} by {OF_OTHERS[source]}" for source, count in sorted(found.rests_on.items())]
         parts.insert(0, f"running times of those that run or go before it: {', '.join(known)}")
     if found.own.known and found.start.low is not None:
-        parts.insert(0, "a range holds eight of ten cases" if found.start.low != found.start.high else "")
+        parts.insert(
+            0, "a range holds eight of ten cases, if all of this is so" if found.start.low != found.start.high else ""
+        )
     if found.late:
         late = ", ".join(map(str, found.late[:FEW])) + ("…" if len(found.late) > FEW else "")
         parts.append(
