@@ -86,7 +86,7 @@ def test_the_page_has_every_part() -> None:
     }
     assert parts <= set(ids)
     assert page.count("input", type="checkbox") == page.count("input", type="radio") == 3
-    assert page.count("svg", class_="chart") == 4 + 3
+    assert page.count("svg", class_="chart") == 4 + 2 * 3
     assert page.count("table", class_="sortable") == 3
     text = page.text()
     for metric in METRICS:
@@ -150,6 +150,7 @@ def test_the_embedded_data_agrees_with_the_result() -> None:
 def test_a_run_without_segments_says_so() -> None:
     text = Page(render([make_result(segments=None), make_result(policy="sjf")])).text()
     assert text.count("The Gantt chart was not recorded in this run.") == 1
+    assert text.count("Who ran where was not recorded in this run.") == 1
     assert "The Gantt chart was not recorded" in Page(render([make_result(segments=None)])).text()
 
 

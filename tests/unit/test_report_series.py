@@ -172,7 +172,10 @@ def test_ticks_read_as_people_write() -> None:
 
 def test_a_gang_is_one_bar_with_its_nodes() -> None:
     segments = make_segments([(0, 0.0, 5.0, 0, 15), (0, 0.0, 5.0, 1, 3), (1, 2.0, math.nan, 0, 1), (7, 0.0, 9.0, 0, 1)])
-    assert bars(segments, 5, still_running_until=8.0) == [Bar(0, 0.0, 5.0, {0: 4, 1: 2}), Bar(1, 2.0, 8.0, {0: 1})]
+    assert bars(segments, range(5), still_running_until=8.0) == [
+        Bar(0, 0.0, 5.0, {0: 4, 1: 2}),
+        Bar(1, 2.0, 8.0, {0: 1}),
+    ]
 
 
 def test_thinning_joins_close_runs_and_keeps_the_ends() -> None:

@@ -1,4 +1,4 @@
-"""The first jobs as bars over time: when each one waited and when and where it ran."""
+"""Some jobs as bars over time: when each one waited and when and where it ran."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuloom.core.units import format_duration
+from gpuloom.core.words import plural
 from gpuloom.sim.report.axis import time_ticks
 from gpuloom.sim.report.metrics import escape
 from gpuloom.sim.report.series import span
 from gpuloom.sim.report.svg import Frame, chart, fill, shorten, x_axis
 from gpuloom.sim.result import Segments, SimResult
 
-FIRST_JOBS = 60
+JOBS = 60
 MOST_BARS = 600
 _ROW = 16
 _BAR = 10
@@ -33,9 +34,9 @@ class Bar:
     runs: int = 1
 
 
-def bars(segments: Segments, jobs: int, still_running_until: float) -> list[Bar]:
-    """The runs of the first `jobs` jobs, one bar each (segments of several nodes joined), by job and start."""
-    rows = np.flatnonzero(segments.job < jobs)
+def bars(segments: Segments, jobs: range, still_running_until: float) -> list[Bar]:
+    """The runs of these jobs, one bar each (segments of several nodes joined), by job and start."""
+    rows = np.flatnonzero((segments.job >= jobs.start) & (segments.job < jobs.stop))
     found: dict[tuple[int, float], Bar] = {}
     for row in rows.tolist():
         job, start, end = int(segments.job[row]), float(segments.start_s[row]), float(segments.end_s[row])
@@ -63,34 +64,45 @@ def thin_out(all_bars: Sequence[Bar], most: int, length_s: float) -> list[Bar]:
     return shown
 
 
-def right_edge(results: Sequence[SimResult], jobs: int) -> float:
-    """How much time to show, in seconds since the first submission: a few stragglers may run past it."""
+def right_edge(results: Sequence[SimResult], jobs: range) -> float:
+    """How much time to show, in seconds since the first of the jobs was submitted: a few stragglers may run past it."""
     ends: list[float] = []
     for result in results:
-        start, end = span(result)
-        times = np.where(np.isfinite(result.end_s[:jobs]), result.end_s[:jobs], end) - start
-        ends += times.tolist()
+        _, end = span(result)
+        times = result.end_s[jobs.start : jobs.stop]
+        ends += (np.where(np.isfinite(times), times, end) - _first(result, jobs)).tolist()
     if not ends:
         return 1.0
     most = float(np.sort(ends)[int(0.95 * (len(ends) - 1))])
     return max(max(ends) if max(ends) <= 2.5 * most else 1.25 * most, 1.0)
 
 
-def gantt(result: SimResult, name: str, number: int, edge_s: float) -> str:
+def _first(result: SimResult, jobs: range) -> float:
+    return float(result.submit_s[jobs.start]) if jobs.start < len(result.submit_s) else 0.0
+
+
+def gantt(result: SimResult, name: str, number: int, jobs: range, edge_s: float) -> str:
     """The chart of one policy, or a sentence that says why there is none."""
     if result.segments is None:
         return '<p class="none">The Gantt chart was not recorded in this run.</p>'
-    count = min(FIRST_JOBS, len(result.job_ids))
-    longest = max([len(shorten(identity, 20)) for identity in result.job_ids[:count]], default=0)
-    frame = Frame(width=1180, height=_ROW * count + 70, left=58 + round(6.4 * longest), right=16, top=10, bottom=52)
-    origin, end_of_run = span(result)
+    jobs = range(jobs.start, min(jobs.stop, len(result.job_ids)))
+    longest = max([len(shorten(result.job_ids[job], 20)) for job in jobs], default=0)
+    frame = Frame(width=1180, height=_ROW * len(jobs) + 70, left=58 + round(6.4 * longest), right=16, top=10, bottom=52)
+    zero, end_of_run = span(result)
+    origin = _first(result, jobs)
     x = frame.x(0, edge_s)
     ticks = time_ticks(edge_s, 12)
-    body = x_axis(frame, x, ticks, f"time since the first submission ({ticks.unit})")
+    into = f", {format_duration(origin - zero)} into the run" if origin > zero else ""
+    body = x_axis(
+        frame,
+        x,
+        ticks,
+        f"time since the first of these was submitted{into} ({ticks.unit})",
+    )
     past = 0
     waits = []
-    for job in range(count):
-        middle = _middle(frame, job)
+    for job in jobs:
+        middle = _middle(frame, job - jobs.start)
         identity, gpus = result.job_ids[job], int(result.job_gpus[job])
         body.append(
             f'<text class="row" x="{frame.left - 48}" y="{middle}" dy=".35em" text-anchor="end">'
@@ -104,13 +116,20 @@ def gantt(result: SimResult, name: str, number: int, edge_s: float) -> str:
         if begin < edge_s:
             waits.append(f"M{x(begin):.1f} {middle}H{x(min(until, edge_s)):.1f}M{x(begin):.1f} {middle - 3}v6")
     body.append(f'<path class="wait" d="{"".join(waits)}"/>')
-    runs = [bar for bar in bars(result.segments, count, end_of_run) if bar.start_s - origin < edge_s]
+    runs = [bar for bar in bars(result.segments, jobs, end_of_run) if bar.start_s - origin < edge_s]
     marks = [
-        _mark(bar, result, frame, x(bar.start_s - origin), x(min(bar.end_s - origin, edge_s)), origin)
+        _mark(
+            bar,
+            result,
+            _middle(frame, bar.job - jobs.start),
+            x(bar.start_s - origin),
+            x(min(bar.end_s - origin, edge_s)),
+            zero,
+        )
         for bar in thin_out(runs, MOST_BARS, edge_s)
     ]
     body.append(f"<g {fill(number)}>{''.join(marks)}</g>")
-    title = f"When the first {count} jobs ran under {name}"
+    title = f"When {plural(len(jobs), 'job')} ran under {name}"
     description = "One row per job in order of submission: a thin line while it is in the system, a bar while it runs."
     note = ""
     if past:
@@ -122,9 +141,9 @@ def _middle(frame: Frame, row: int) -> int:
     return frame.top + _ROW * row + _ROW // 2 + 2
 
 
-def _mark(bar: Bar, result: SimResult, frame: Frame, left: float, right: float, origin: float) -> str:
+def _mark(bar: Bar, result: SimResult, middle: int, left: float, right: float, origin: float) -> str:
     nodes = [
-        f"{result.node_names[node] if node < len(result.node_names) else node} ({gpus} GPU{'s' * (gpus != 1)})"
+        f"{result.node_names[node] if node < len(result.node_names) else node} ({plural(gpus, 'GPU')})"
         for node, gpus in sorted(bar.nodes.items())
     ]
     where = ", ".join(nodes[:6]) + (f" and {len(nodes) - 6} more" if len(nodes) > 6 else "")
@@ -133,6 +152,6 @@ def _mark(bar: Bar, result: SimResult, frame: Frame, left: float, right: float, 
     text = f"{result.job_ids[bar.job]}\n{when} ({format_duration(bar.end_s - bar.start_s)}{runs})\n{where}"
     width = max(right - left, 0.8)
     return (
-        f'<rect x="{left:.1f}" y="{_middle(frame, bar.job) - _BAR // 2}" width="{width:.1f}" height="{_BAR}" '
+        f'<rect x="{left:.1f}" y="{middle - _BAR // 2}" width="{width:.1f}" height="{_BAR}" '
         f'rx="1"><title>{escape(text)}</title></rect>'
     )

@@ -15,11 +15,13 @@ from gpuloom.sim.report.axis import PALETTE
 from gpuloom.sim.report.charts import Chart, busy_chart, jct_chart, queue_chart, relative_chart
 from gpuloom.sim.report.export import plain
 from gpuloom.sim.report.files import text_output
-from gpuloom.sim.report.gantt import FIRST_JOBS, gantt, right_edge
+from gpuloom.sim.report.gantt import JOBS, gantt, right_edge
+from gpuloom.sim.report.gpu_chart import gpu_chart
 from gpuloom.sim.report.metrics import METRICS, Metric, best, escape, facts, interruption
 from gpuloom.sim.report.page import SCRIPT, style
 from gpuloom.sim.report.series import QUANTILES, class_means, gpu_classes, labels, quantiles
 from gpuloom.sim.report.svg import stroke
+from gpuloom.sim.report.windows import busiest, shown_nodes, telling_jobs
 from gpuloom.sim.result import SimResult
 
 Cell = tuple[float, str]
@@ -163,24 +165,36 @@ def _classes(results: Sequence[SimResult], names: Sequence[str]) -> str:
 
 
 def _gantts(results: Sequence[SimResult], names: Sequence[str]) -> str:
-    count = min(FIRST_JOBS, max(len(result.job_ids) for result in results))
-    edge = right_edge([result for result in results if result.segments is not None], count)
+    """Who ran where and when, for one policy at a time: GPUs over time, then some jobs over time."""
+    count = min(JOBS, max(len(result.job_ids) for result in results))
+    first = telling_jobs(results, count)
+    jobs = range(first, first + count)
+    edge = right_edge([result for result in results if result.segments is not None], jobs)
+    nodes = shown_nodes(results)
+    window = busiest(results, nodes)
     picks, charts = [], []
+    start = next((number for number, result in enumerate(results) if result.segments is not None), 0)
     for number, (result, name) in enumerate(zip(results, names, strict=True)):
-        checked = " checked" if number == 0 else ""
+        checked = " checked" if number == start else ""
         picks.append(
             f'<label><input type="radio" name="gantt" id="g{number}"{checked}><span>{escape(name)}</span></label>'
         )
         charts.append(
-            f'<div class="gantt scroll" id="for-g{number}"><h3>{escape(name)}</h3>'
-            f"{gantt(result, name, number, edge)}</div>"
+            f'<div class="gantt scroll" id="for-g{number}"><h3>{escape(name)}: GPUs</h3>'
+            f"{gpu_chart(result, name, number, nodes, window)}<h3>{escape(name)}: jobs</h3>"
+            f"{gantt(result, name, number, jobs, edge)}</div>"
         )
     choice = f'<fieldset class="pick"><legend>Show</legend>{"".join(picks)}</fieldset>' if len(results) > 1 else ""
+    why = "completion times differ most between the policies" if len(results) > 1 else "waited most"
+    whose = "whose " if len(results) > 1 else "that "
+    which = "" if count == max(len(r.job_ids) for r in results) else f"{count} in a row {whose}{why}, "
     hint = (
-        "In order of submission, with the GPUs each asks for. A tick marks the submission, the thin line the time "
-        "until the end, the bars when the job ran: a line without a bar is waiting. All policies have the same axis."
+        "GPUs: a row for each, nodes one below the other, when most jobs wait; a bar is a job, by colour. "
+        f"Jobs: {which}in order of submission, with the GPUs each asks for. A tick marks the submission, the thin line "
+        "the time until the end, the bars when the job ran: a line without a bar is waiting. All policies have the "
+        "same axes."
     )
-    return _card("gantts", f"The first {count} jobs", hint, choice + "".join(charts))
+    return _card("gantts", "Who ran where, and when", hint, choice + "".join(charts))
 
 
 def _toggles(results: Sequence[SimResult], names: Sequence[str]) -> str:

@@ -77,6 +77,8 @@ td.best span{background:var(--best);color:var(--best-ink);border-radius:5px;padd
 .wait{stroke:var(--wait);fill:none}
 .cross{stroke:var(--soft);visibility:hidden}
 .gantt{margin-top:12px}
+.node{fill:var(--ground)}
+.run{stroke:var(--card);stroke-width:.6}
 .gantt h3{font-size:14px;margin:0 0 4px}
 dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:6px 18px;margin:8px 0 0;font-size:14px}
 dt{font-weight:600}
