@@ -136,6 +136,9 @@ def test_no_option_is_named_that_does_not_exist(path: Path) -> None:
 def test_command_lines_are_right(document: str, words: list[str]) -> None:
     values = parsed(words)
     written = [str(values["policy"])] if values.get("policy") else str(values.get("policies") or "").split(",")
+    if values.get("checked"):  # of `policies check`: perhaps a class of a file
+        path, _, _ = str(values["checked"]).partition(".py:")
+        written = [] if (ROOT / f"{path}.py").is_file() else [str(values["checked"])]
     for policy in filter(None, written):
         if parse_policy(policy)[0] not in ADDED:
             create_policy(policy)
