@@ -30,6 +30,8 @@ def test_they_take_turns(policy: str, turn_s: float) -> None:
     assert abs(first - second) <= turn_s
 
 
-@pytest.mark.parametrize("policy", ["fifo", "fifo:backfill=easy", "srtf", "muri-l", "muri-xl", "weave", "hlas", "antman"])
+@pytest.mark.parametrize(
+    "policy", ["fifo", "fifo:backfill=easy", "srtf", "muri-l", "muri-xl", "weave", "hlas", "antman"]
+)
 def test_one_waits_for_the_other(policy: str) -> None:
     assert max(held_s(policy)) >= 0.95 * HOUR_S
