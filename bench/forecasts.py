@@ -195,7 +195,8 @@ def cost(queued: int, policies: Iterable[str]) -> float:
                     live.scheduler.estimates.finished(like, float(rng.lognormal(6.0, 0.4)))
             for first in range(0, queued, 1000):
                 live.submit_all([spec(1 + n % 20 % 3, name=f"work{n % 20}") for n in range(first, first + 1000)])
-            for where, job in (("front", 40), ("middle", queued // 2), ("end", queued)):
+            waiting = [number for number, job in live.book.jobs.items() if job.phase.value == "queued"]
+            for where, job in (("front", waiting[20]), ("middle", waiting[queued // 2]), ("end", waiting[-1])):
                 took = []
                 for _ in range(3):
                     live.service._whys._kept.clear()

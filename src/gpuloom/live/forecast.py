@@ -56,7 +56,7 @@ NEVER_S = MOST_S / 10
 """What takes longer is said not to happen."""
 ENOUGH = 3
 """With fewer runs (the middle, a good and a bad one) nothing is said of the range."""
-FIRST_CPU_S, RANGE_CPU_S, MOST_CPU_S = 0.05, 0.15, 5.0
+FIRST_CPU_S, RANGE_CPU_S, MOST_CPU_S = 0.05, 0.12, 5.0
 """CPU time after which the first events are enough, no further case is begun, and one under way is given up."""
 
 
