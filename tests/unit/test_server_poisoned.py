@@ -61,3 +61,24 @@ def test_an_interval_of_an_old_store_is_brought_within_bounds(tmp_path: Path, in
         live.submit_all([spec(4), spec(4)])
         live.settle()
         assert live.service.status()["interval_s"] in (0.0, 0.1, 1e9)
+
+
+def test_what_runs_has_used_nothing_of_the_future(tmp_path: Path) -> None:
+    with living(tmp_path) as live:
+        live.submit(2)
+        api = Local(make_app(live.service, token=TOKEN, logs=read_log))
+        for by in ("day", "user", "node", "name"):
+            answer = api("GET", f"/v1/usage?by={by}&until=9e10")
+            assert answer.status_code == 200, answer.text
+            assert sum(row["gpu_s"] for row in answer.json()["usage"]) < 86_400
+        assert api("GET", "/v1/usage?by=day&until=5.9e16").status_code == 400
+
+
+@pytest.mark.parametrize("field", ["time_limit", "estimate", "grace", "memory", "gpu_memory", "hold", "cpus", "gpus"])
+def test_a_value_of_another_kind_is_not_taken_for_a_number(tmp_path: Path, field: str) -> None:
+    with living(tmp_path) as live:
+        api = Local(make_app(live.service, token=TOKEN, logs=read_log))
+        wrong = 1 if field == "hold" else True
+        answer = api("POST", "/v1/jobs", json={"command": ["a"], field: wrong})
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["where"] == f"/{field}"

@@ -285,7 +285,9 @@ class LiveService:
         return self._scheduler.ledger.wait(after, timeout_s)
 
     def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[Mapping[str, Any]]:
-        until = self._scheduler.clock.now() if until_s is None else until_s
+        # What runs has used its GPUs up to now, whatever span is asked for.
+        now_s = self._scheduler.clock.now()
+        until = now_s if until_s is None else min(until_s, now_s)
         return [asdict(row) for row in self._store.usage(since_s=since_s or 0.0, until_s=until, by=by)]
 
     def history(self, *, since_s: float | None, until_s: float | None) -> str:

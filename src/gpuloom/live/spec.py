@@ -30,6 +30,8 @@ _ARRAY = r"^[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?(,[0-9]{1,9}(-[0-9]{1,9}(:[0-9
 
 
 def _seconds(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a time, such as 90 (seconds) or '4h'")
     if isinstance(value, str):
         try:
             return parse_duration_s(value)
@@ -39,6 +41,8 @@ def _seconds(value: object) -> object:
 
 
 def _mib(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a size, such as 512 (MiB) or '12GiB'")
     if isinstance(value, str):
         try:
             return parse_memory_mib(value)
@@ -150,7 +154,7 @@ class JobSpec(BaseModel):
     gpu_types: Words = Field(default_factory=list, description="GPU models that will do, best first; none: any.")
     gpu_memory: Mib | None = Field(None, description="Memory that the job needs on each GPU.")
     cpus: float | None = Field(
-        None, ge=LEAST_CPUS, le=MOST_CPUS, description="CPU cores that it may use (enforced by cgroup)."
+        None, strict=True, ge=LEAST_CPUS, le=MOST_CPUS, description="CPU cores that it may use (enforced by cgroup)."
     )
     memory: Mib | None = Field(None, description="Main memory that it may use (enforced).")
     priority: int = Field(0, strict=True, ge=-1_000_000, le=1_000_000, description="Higher goes first.")
@@ -207,7 +211,7 @@ class JobSpec(BaseModel):
         strict=True,
         description="It must answer in real time: high, whatever task type and importance; a given class wins.",
     )
-    hold: bool = Field(False, description="Keep it back until released.")
+    hold: bool = Field(False, strict=True, description="Keep it back until released.")
 
     @field_validator("command")
     @classmethod

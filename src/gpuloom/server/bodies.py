@@ -18,7 +18,7 @@ Body = TypeVar("Body", bound=BaseModel)
 MOST_JOBS = 10_000
 """Jobs in one request."""
 
-JobNumber = Annotated[int, Field(ge=1, le=2**53)]
+JobNumber = Annotated[int, Field(strict=True, ge=1, le=2**53)]
 
 
 class _Body(BaseModel):
@@ -78,7 +78,9 @@ class PolicyChange(_Body):
 class Shutdown(_Body):
     """How to end the scheduler."""
 
-    stop_jobs: bool = Field(False, description="Put running jobs back into the queue first; otherwise they run on.")
+    stop_jobs: bool = Field(
+        False, strict=True, description="Put running jobs back into the queue first; otherwise they run on."
+    )
 
 
 def _command_in_place(value: object) -> object:

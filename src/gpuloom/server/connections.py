@@ -16,7 +16,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gpuloom.server.peers import Peer, Users, me
-from gpuloom.server.problems import ProblemError
+from gpuloom.server.problems import HEADER_BYTES, ProblemError
 
 MOST = 2048
 """Connections in all."""
@@ -34,8 +34,6 @@ BODY_RATE = 16 * 1024
 """Time for a body: BODY_S, and a second more for so many bytes that have come."""
 STRANGER_S = 20.0
 """Life of a connection on which nobody showed the token."""
-HEADER_BYTES = 16 * 1024
-"""Of a request's line and headers."""
 
 _log = logging.getLogger(__name__)
 

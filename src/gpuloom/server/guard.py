@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuloom.server.auth import allowed
-from gpuloom.server.problems import ProblemError
+from gpuloom.server.problems import HEADER_BYTES, ProblemError
 
 OPEN = frozenset({"/", "/v1/health", "/v1/schema/job.json", "/openapi.json"})
 """Routes that need no token: they say nothing about jobs or users."""
@@ -61,6 +61,8 @@ class Guard:
             _log.debug("%s %s: the client went before its body was there", scope["method"], scope["path"])
 
     def _check(self, path: str, headers: dict[bytes, bytes], *, known: bool) -> None:
+        if sum(len(name) + len(value) for name, value in headers.items()) > HEADER_BYTES:
+            raise ProblemError("headers-too-large", f"a request's headers may hold {HEADER_BYTES:,} bytes")
         host = headers.get(b"host", b"").decode("latin-1")
         if self.hosts and not self._ours(host):
             shown = ", ".join(sorted(self.hosts))

@@ -31,9 +31,25 @@ def _moment(value: object) -> object:
     return seconds
 
 
+LATEST_S = 1e11
+"""In the year 5138."""
+
+
+def _or_text(schema: dict[str, Any]) -> None:
+    number = {key: schema.pop(key) for key in ("type", "minimum", "maximum") if key in schema}
+    schema["anyOf"] = [number, {"type": "string", "examples": ["2026-03-01", "2026-03-01T12:00:00Z"]}]
+
+
 JobNumber = Annotated[int, Field(ge=1, le=2**53, description="Number of a job.")]
 Moment = Annotated[
-    float, BeforeValidator(_moment), Field(description="Seconds since 1970, or a date in ISO 8601 (UTC).")
+    float,
+    BeforeValidator(_moment),
+    Field(
+        ge=0,
+        le=LATEST_S,
+        description="Seconds since 1970, or a date in ISO 8601 (UTC).",
+        json_schema_extra=lambda schema: _or_text(schema),
+    ),
 ]
 
 _known: dict[Any, dict[str, bool]] = {}

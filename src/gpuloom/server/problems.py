@@ -26,6 +26,9 @@ from gpuloom.store.port import StoreError
 MOST_ERRORS = 20
 """Of a body with more mistakes the first ones are told, and how many there are."""
 
+HEADER_BYTES = 16 * 1024
+"""Of a request's headers, and of its first line."""
+
 _log = logging.getLogger(__name__)
 
 TITLES: Mapping[str, tuple[int, str]] = {

@@ -27,8 +27,9 @@ from gpuloom.executors.logs import read_log
 from gpuloom.live.service import Service
 from gpuloom.server.app import make_app
 from gpuloom.server.auth import check_token
-from gpuloom.server.connections import HEADER_BYTES, MOST, Connections, Guarded
+from gpuloom.server.connections import MOST, Connections, Guarded
 from gpuloom.server.context import LogReader
+from gpuloom.server.problems import HEADER_BYTES
 
 GRACE_S = 5
 """Time for requests under way when it ends."""
