@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from gpuloom.core.job import Phase
 from gpuloom.live.rehearsal import Rehearsal
 from gpuloom.live.standby import FIRST_PAUSE_S, MOST_PAUSE_S
 from gpuloom.policies.registry import BUILT_IN
-from gpuloom.store.port import StoreError
+from gpuloom.store.port import JobQuery, StoreError
+from live_builders import living, spec
 
 
 class MuteError(Exception):
@@ -282,3 +285,35 @@ def test_one_that_wants_to_be_asked_at_once_leaves_time_for_others(live: Rehears
     faults["decide"] = lambda snapshot, memory: (Decision(wake_at_s=snapshot.now_s - 1), memory)
     live.submit({"gpus": 1})
     assert live.scheduler.planning.due_s() > live.now_s
+
+
+@pytest.mark.usefixtures("faults")
+def test_one_that_does_not_come_back_is_said_to(
+    faults: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of the scheduler is the policy's until it answers; all else is told so, and nothing waits for ever."""
+    monkeypatch.setattr("gpuloom.live.scheduler.SLOW_PASS_S", 0.1)
+    deciding, answers = Event(), Event()
+
+    def waits(*arguments: Any) -> None:
+        deciding.set()
+        answers.wait()
+
+    with living(tmp_path / "home", policy="failing") as live:
+        try:
+            first = live.submit(gpus=4)
+            faults["decide"] = waits
+            second = live.submit_unsettled(spec(gpus=1))
+            assert deciding.wait(30.0)
+            live.until(lambda: "has been deciding for" in live.service.status()["policy_problem"])
+            views = {view["id"]: view for view in live.service.jobs(JobQuery())}
+            assert views[first]["state"] == "running"
+            assert "has been deciding for" in views[second]["waiting"]["text"]
+            with pytest.raises(StoreError, match="nothing was changed"):
+                live.service.cancel([second])
+        finally:
+            faults.clear()
+            answers.set()
+        live.settle()
+        assert not live.service.status()["policy_problem"]
+        assert live.state(second) == ["queued"]  # what was given up is not done later

@@ -101,4 +101,6 @@ def _say(found: Mapping[str, Any]) -> None:
     text = f"{preempts(found)}, set {ago(found.get('since_s'))}"
     if found.get("previous"):
         text += f"; before: {found['previous']}"
+    if found.get("serves") not in (None, found["policy"]):
+        text += f". It fails: {found['serves']} decides in its place (gpuloom status says why)"
     click.echo(plain(text))
