@@ -67,6 +67,20 @@ def test_what_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> None:
         assert "names no --estimate" in told(live, first)
 
 
+def test_a_job_of_which_nothing_is_known_is_never_late(tmp_path: Path) -> None:
+    """What scheduling reckons with is a guess of ours: to outlive it is nothing that anybody is told."""
+    with living(tmp_path, slots=1) as live:
+        have_run(live, [2.3] * 5, name="other", command=["sleep", "2"])
+        job, after = live.submit(name="other", command=["sleep", "100"]), live.submit(estimate=10)
+        live.scheduler.do(lambda: setattr(live.scheduler.work._runs[job], "from_s", live.parts.clock.now() - 50.0))
+        view = live.view(job)
+        assert (view["overrun_s"], view["predicted_end_s"]) == (0.0, None)
+        assert "When it ends is unknown" in told(live, job)
+        found = live.service.why(after)
+        assert found["unknown"] == [job]
+        assert not any("late" in text for text in found["assumptions"])
+
+
 def test_an_unknown_job_that_does_not_matter_hides_nothing(tmp_path: Path) -> None:
     with living(tmp_path, slots=2) as live:
         live.submit(1, estimate=100)
@@ -152,7 +166,7 @@ def test_a_policy_without_its_inputs_says_so(tmp_path: Path) -> None:
     with living(tmp_path, slots=2, policy="muri-l") as live:
         live.submit(2, estimate=10, model="resnet18")
         job = live.submit(2, estimate=10)
-        assert "knows none of 1 of 2 jobs" in live.service.why(job)["lacks"][0]
+        assert "not known for 1 of 2 jobs" in live.service.why(job)["lacks"][0]
         assert [lack["input"] for lack in live.service.status()["policy_lacks"]] == ["stages"]
     with living(tmp_path / "other", slots=2) as live:
         job = live.submit(2, estimate=10)

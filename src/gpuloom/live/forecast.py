@@ -268,7 +268,7 @@ class _Forecast:
         rests_on: Counter[Source] = Counter()
         for other, count in before.items():
             rests_on[self.queue.left(other).source] += count
-        late = tuple([self.world.jobs[other] for other in before if self.queue.left(other).overrun_s > 0.0])
+        late = tuple([self.world.jobs[other] for other in before if self.queue.left(other).late_s > 0.0])
         start, end, unknown = self._spans(middle)
         cause = self._why_not(middle) if start.low is None and start.median is None else ""
         numbers = tuple([self.world.jobs[other] for other in unknown])

@@ -23,7 +23,7 @@ _KNOWN = _SOURCES - {Source.UNKNOWN.value, Source.TIME_LIMIT.value}
 def ends_in(left: Left) -> tuple[float | None, float | None, float | None]:
     """Seconds to its end, if it runs: low, median, high, as far as they may be told."""
     most_s = left.most_s if left.most_s < math.inf else None
-    if not left.known or left.overrun_s > 0.0:
+    if not left.known or left.late_s > 0.0:
         return None, None, most_s
     return left.at(LOW), left.at(MIDDLE), left.at(HIGH)
 
@@ -91,7 +91,7 @@ def job_view(
         predicted_end_s=None if end is None or end[1] is None else now_s + starting_s + end[1],
         predicted_end_s_low=None if end is None or end[0] is None else now_s + starting_s + end[0],
         predicted_end_s_high=None if end is None or end[2] is None else now_s + starting_s + end[2],
-        overrun_s=0.0 if left is None or attempt is None else left.overrun_s,
+        overrun_s=0.0 if left is None or attempt is None else left.late_s,
         where="" if attempt is None else where(attempt.allocation),
         waiting=None if reason is None or job.phase in ENDED else reason_view(reason),
         progress={} if usage is None else dict(usage.progress),

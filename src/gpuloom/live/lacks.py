@@ -46,7 +46,7 @@ def lacks(planning: Planning) -> list[Lack]:
         without = sum(count for kind, count in kinds.items() if not kind[0] or planning.profiles.find(*kind) is None)
         if without:
             of = plural(len(jobs), "job")
-            text = f"Policy {written} weaves jobs by their stage times, and knows none of {without:,} of {of}"
+            text = f"Policy {written} weaves jobs by their stage times, which are not known for {without:,} of {of}"
             found.append(Lack(Input.STAGES, without, f"{text}: name a --model that `gpuloom profiles list` has."))
     if policy.resizes and jobs:
         text = f"Policy {written} gives jobs other numbers of GPUs where it is told how fast they run on them"

@@ -36,7 +36,7 @@ class Left:
 
     source: what it rests on. known_s: the whole work that is known or, where nothing is, reckoned with. runs: the
     earlier runs that it rests on, shortest first; of a job that has outlived them all none. most_s: what its time limit
-    leaves. overrun_s: by how much it has outlived what was known; 0: not.
+    leaves. overrun_s: by how much it has outlived known_s; 0: not.
     """
 
     source: Source
@@ -50,6 +50,11 @@ class Left:
     def known(self) -> bool:
         """Whether anything but a bound is known."""
         return self.source not in (Source.UNKNOWN, Source.TIME_LIMIT)
+
+    @property
+    def late_s(self) -> float:
+        """The same, if anything but a bound was known."""
+        return self.overrun_s if self.known else 0.0
 
     @property
     def spreads(self) -> bool:

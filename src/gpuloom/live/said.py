@@ -27,7 +27,7 @@ OF_OTHERS = {
     Source.ARRAY: "members of their arrays that have ended",
     Source.EARLIER_RUNS: "earlier runs of the same",
     Source.TIME_LIMIT: "nothing but their time limits",
-    Source.UNKNOWN: "nothing",
+    Source.UNKNOWN: "a guess, as nothing is known of them",
 }
 HOW_TO_TELL = "no run of it has finished yet, and it names no --estimate"
 
@@ -70,8 +70,8 @@ def end_of_one_that_runs(
     """When a job that runs is expected to end."""
     low, median, high = seconds
     at_most = "" if high is None else f", but in {format_duration(high)} at the latest (its time limit)"
-    if left.overrun_s > 0.0 and left.known:
-        late = format_duration(left.overrun_s)
+    if left.late_s > 0.0:
+        late = format_duration(left.late_s)
         return f"It is past what {source(left, job)} said by {late}: when it ends can't be said{at_most}."
     if low is None or median is None or high is None:
         return f"When it ends is unknown: {HOW_TO_TELL}{at_most}."
@@ -153,10 +153,9 @@ def assumptions(found: Outlook, preview: Preview) -> list[str]:
     if found.rests_on:
         known = [f"{count:,} by {OF_OTHERS[source]}" for source, count in sorted(found.rests_on.items())]
         parts.insert(0, f"running times of those that run or go before it: {', '.join(known)}")
-    if found.own.known and found.start.low is not None:
-        parts.insert(
-            0, "a range holds eight of ten cases, if all of this is so" if found.start.low != found.start.high else ""
-        )
+    spans = [span for span in (found.start, found.end) if span.median is not None and span.low != span.high]
+    if spans:
+        parts.insert(0, "a range holds eight of ten cases, if all of this is so")
     if found.late:
         late = ", ".join(map(str, found.late[:FEW])) + ("…" if len(found.late) > FEW else "")
         parts.append(
@@ -166,4 +165,4 @@ def assumptions(found: Outlook, preview: Preview) -> list[str]:
         parts.append(f"jobs of lower priority that wait ({preview.lower:,}) are left out")
     if found.pace > 1.0:
         parts.append(f"of the queue one job in {found.pace:.0f} was simulated, for all")
-    return [part for part in parts if part]
+    return parts

@@ -210,7 +210,7 @@ def _view(known: _Facts, code: str, text: str) -> WhyView:
         end_s_high=None,
         source=left.source.value,
         n=len(left.runs),
-        overrun_s=left.overrun_s if known.since_s is not None else 0.0,
+        overrun_s=left.late_s if known.since_s is not None else 0.0,
         rests_on={},
         unknown=[],
         lacks=known.lacks,
