@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpuloom.executors.paper import PaperExecutor, short
-from gpuloom.executors.port import ExecutorError, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.port import ExecutorError, OnStatus, RunPhase, RunRequest, RunStatus
 
 __all__ = ["FakeExecutor", "short"]
 
@@ -28,6 +28,14 @@ class FakeExecutor(PaperExecutor):
         self.limits_set: dict[str, float | None] = {}
         self.broken = False
         self.on_start: Callable[[RunRequest], None] = lambda request: None
+
+    def open(self, on_status: OnStatus, *, patience_s: float = 1.0) -> None:
+        self._check()
+        super().open(on_status, patience_s=patience_s)
+
+    def runs(self, *, patience_s: float = 1.0) -> list[RunStatus]:
+        self._check()
+        return super().runs(patience_s=patience_s)
 
     def start(self, request: RunRequest) -> None:
         self._check()

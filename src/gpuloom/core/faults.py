@@ -31,10 +31,11 @@ def advice(number: int | None) -> str:
     return _ADVICE.get(number or 0, "")
 
 
-def fault_text(what: str, error: OSError | MemoryError) -> str:
+def fault_text(what: str, error: BaseException) -> str:
     """A sentence for people: what could not be done, why, and what to do. `what` such as "can't write /x/run.json"."""
     if isinstance(error, MemoryError):
         error = OSError(errno.ENOMEM, "Cannot allocate memory")
-    why = error.strerror or str(error)
-    help_ = advice(error.errno)
+    number, why = (error.errno, error.strerror) if isinstance(error, OSError) else (None, "")
+    why = why or str(error) or type(error).__name__
+    help_ = advice(number)
     return f"{what}: {why}; {help_}" if help_ else f"{what}: {why}"

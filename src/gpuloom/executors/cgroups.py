@@ -53,7 +53,8 @@ def _field(text: str, name: str) -> int:
 def _below(directory: str) -> list[str]:
     """The directory and all below it, deepest first."""
     try:
-        names = [entry.path for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
+        with os.scandir(directory) as entries:
+            names = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
     return [path for name in names for path in _below(name)] + [directory]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import traceback
+from collections import deque
 
-from gpuloom.executors.loop import Loop, log
+from gpuloom.executors.loop import RETRY_S, Loop, log
 from gpuloom.executors.wire import Lines, encode
 
 TYPE_CHECKING = False
@@ -19,43 +21,61 @@ MAX_UNSENT = 256 << 20
 
 
 class Client:
-    """A connected scheduler."""
+    """A connected scheduler. asked: what it asked and has no answer to yet, in order."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.lines = Lines()
+        self.asked: deque[dict[str, Any]] = deque()
         self.unsent = bytearray()
 
 
 class Hub:
-    """answer: from a message to what is said in reply. left: called when one has gone."""
+    """answer: from a message to what is said in reply, or None: not now, ask again after `go`; an OSError: ask again a
+    little later. A reply goes out before what is told because of the message. left: called when one has gone.
+    """
 
     def __init__(
         self,
         loop: Loop,
         listener: socket.socket,
-        answer: Callable[[dict[str, Any]], dict[str, Any]],
+        answer: Callable[[dict[str, Any]], dict[str, Any] | None],
         left: Callable[[], None],
     ) -> None:
         self._loop, self._listener, self._answer, self._left = loop, listener, answer, left
         self.clients: dict[int, Client] = {}
-        loop.add(listener.fileno(), lambda _: self._accept())
+        self._later: list[Mapping[str, Any]] | None = None
+        """What is to be told once the reply is out; None while nothing is answered."""
+        loop.add(listener.fileno(), lambda _: self._accept(), "accepting a scheduler's connection")
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Say something to all of them."""
+        if self._later is not None:
+            self._later.append(message)
+            return
         for client in list(self.clients.values()):
             self._send(client, message)
 
+    def go(self) -> None:
+        """Answer what has waited for this."""
+        for client in list(self.clients.values()):
+            self._work(client)
+
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.getuid():
-            log(f"user {uid} was turned away")
-            connection.close()
-            return
-        connection.setblocking(False)
-        self.clients[connection.fileno()] = Client(connection)
-        self._loop.add(connection.fileno(), self._talk)
+        try:
+            _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid != os.getuid():
+                log(f"user {uid} was turned away")
+                connection.close()
+                return
+            connection.setblocking(False)
+        except OSError:
+            connection.close()  # it comes again
+            raise
+        fd = connection.fileno()
+        self.clients[fd] = Client(connection)
+        self._loop.add(fd, self._talk, "a scheduler's connection")
 
     def _talk(self, fd: int) -> None:
         client = self.clients[fd]
@@ -71,14 +91,42 @@ class Hub:
             self._hang_up(client)
             return
         try:
-            for message in client.lines.feed(data):
-                reply = self._answer(message)
-                if fd not in self.clients:
-                    return  # it went while others were told
-                self._send(client, reply)
-        except (ValueError, KeyError, TypeError) as error:
+            client.asked.extend(client.lines.feed(data))
+        except ValueError as error:
             log(f"a scheduler said what is no message: {error!r}")
             self._hang_up(client)
+            return
+        self._work(client)
+
+    def _work(self, client: Client) -> None:
+        """Answer what this one asked, in order."""
+        fd = client.connection.fileno()
+        while client.asked and self.clients.get(fd) is client:
+            message = client.asked[0]
+            reply: dict[str, Any] | None = None
+            failed: BaseException | None = None
+            later: list[Mapping[str, Any]] = []
+            self._later = later
+            try:
+                reply = self._answer(message)
+                self._loop.troubles.note("a scheduler's message", "")
+            except (OSError, MemoryError) as error:
+                failed = error
+            except Exception as error:  # a bug of ours, or a message that is none: it is not worked on again
+                log(f"a scheduler's message {str(message)[:200]} can't be worked on:\n{traceback.format_exc()}")
+                reply = {"re": message.get("id"), "failed": repr(error)}
+            finally:
+                self._later = None
+            if reply is not None:
+                client.asked.popleft()
+                self._send(client, reply)
+            for told in later:
+                self.tell(told)
+            if failed is not None:
+                self._loop.failed("a scheduler's message", failed)
+                self._loop.after(RETRY_S, lambda: self._work(client))
+            if reply is None:
+                return
 
     def _send(self, client: Client, message: Mapping[str, Any]) -> None:
         client.unsent += encode(message)

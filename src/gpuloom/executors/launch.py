@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 import resource
 import signal
 
-from gpuloom.executors.wire import LOG_FILE
+from gpuloom.core.faults import fault_text
+from gpuloom.executors.wire import LOG_FILE, Cause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +21,16 @@ SAID = 3
 """Where a child says why it can't run its program; closed by the program's start."""
 MAX_FD = 1 << 20
 SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+_E = errno
+JOBS_OWN = frozenset(
+    (
+        *(_E.ENOENT, _E.ENOTDIR, _E.EACCES, _E.EPERM, _E.ELOOP, _E.ENAMETOOLONG, _E.EISDIR, _E.EINVAL),
+        *(_E.ENOEXEC, _E.ELIBBAD, _E.E2BIG),
+    )
+)
+"""Errors of a program or a working directory that are the job's own doing; others pass."""
+MACHINES = frozenset((_E.ENOMEM, _E.EAGAIN, _E.EMFILE, _E.ENFILE))
+"""Of those that pass: they would hit any other job as well."""
 
 
 class Child:
@@ -27,9 +40,14 @@ class Child:
         self.pid, self._go, self.said = pid, go, said
 
     def release(self) -> None:
-        """Let it run its program. `said` ends when it does, or holds why it can't."""
+        """Let it run its program. `said` ends when it does, or holds why it can't. Raises OSError: it will not run."""
         os.write(self._go, b"g")
         os.close(self._go)
+
+    def heard(self) -> dict[str, Any] | None:
+        """Why it can't run its program: {cause, message}; None: it runs. To be asked once `said` can be read."""
+        text = os.read(self.said, 8192)
+        return json.loads(text) if text else None
 
     def drop(self) -> None:
         """Let it end."""
@@ -38,20 +56,29 @@ class Child:
 
 
 def fork(request: Mapping[str, Any], nofile: tuple[int, int]) -> Child:
-    """A child in a session of its own. Raises OSError (no process to be had)."""
-    go_read, go_write = os.pipe()
-    said_read, said_write = os.pipe()
-    pid = os.fork()
+    """A child in a session of its own. Raises OSError: none is to be had."""
+    ends: list[int] = []
+    try:
+        ends += os.pipe()
+        ends += os.pipe()
+        pid = os.fork()
+    except BaseException:
+        for fd in ends:
+            os.close(fd)
+        raise
+    go_read, go_write, said_read, said_write = ends
     if pid == 0:
         try:
             os.close(go_write)
             os.setsid()
             if os.read(go_read, 1) == b"g":
                 os.dup2(said_write, SAID, inheritable=False)
+                said_write = SAID
                 os.closerange(SAID + 1, MAX_FD)
                 _become(request, nofile)
         except BaseException as error:
-            os.write(SAID, _reason(error, request).encode(errors="replace")[:4000])
+            with contextlib.suppress(OSError):
+                os.write(said_write, json.dumps(_reason(error, request)).encode())
         finally:
             os._exit(127)
     os.close(go_read)
@@ -61,36 +88,62 @@ def fork(request: Mapping[str, Any], nofile: tuple[int, int]) -> Child:
 
 def _become(request: Mapping[str, Any], nofile: tuple[int, int]) -> None:
     directory: str = request["directory"]
+    path = f"{directory}/{LOG_FILE}"
     try:
-        log = os.open(f"{directory}/{LOG_FILE}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     except OSError as error:
-        raise _Failed(f"can't write the log {directory}/{LOG_FILE}: {error.strerror}") from None
+        raise _Failed(Cause.EXECUTOR, fault_text(f"can't write the log {path}", error)) from None
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    resource.setrlimit(resource.RLIMIT_NOFILE, nofile)
+    with contextlib.suppress(ValueError, OSError):  # then it keeps the runner's, which is higher
+        resource.setrlimit(resource.RLIMIT_NOFILE, nofile)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         os.chdir(request["cwd"])
     except OSError as error:
-        raise _Failed(f"can't use the working directory {request['cwd']!r}: {error.strerror}") from None
+        what = f"can't use the working directory {request['cwd']!r}"
+        cause = _blamed(error)
+        text = f"{what}: {error.strerror}" if cause is Cause.JOB else fault_text(what, error)
+        raise _Failed(cause, text) from None
     argv: Sequence[str] = request["argv"]
-    os.execvpe(argv[0], list(argv), dict(request["env"]))  # noqa: S606 - a program, no shell
+    try:
+        os.execvpe(argv[0], list(argv), dict(request["env"]))  # noqa: S606 - a program, no shell
+    except OSError as error:
+        cause = _blamed(error)
+        what = f"can't run {argv[0]!r}"
+        raise _Failed(cause, _no_program(error, request) if cause is Cause.JOB else fault_text(what, error)) from None
 
 
 class _Failed(Exception):  # noqa: N818 - never leaves this file
-    """Its text says why the program can't be run."""
+    """Says whose fault it is, and why the program can't be run."""
+
+    def __init__(self, cause: Cause, text: str) -> None:
+        self.cause, self.text = cause, text
 
 
-def _reason(error: BaseException, request: Mapping[str, Any]) -> str:
+def _blamed(error: OSError) -> Cause:
+    if error.errno in JOBS_OWN:
+        return Cause.JOB
+    return Cause.EXECUTOR if error.errno in MACHINES else Cause.PLACE
+
+
+def _reason(error: BaseException, request: Mapping[str, Any]) -> dict[str, str]:
+    what = f"can't run {request['argv'][0]!r}"
     if isinstance(error, _Failed):
-        return str(error)
+        cause, text = error.cause, error.text
+    elif isinstance(error, OSError | MemoryError):  # of what we do ourselves before
+        cause, text = Cause.EXECUTOR, fault_text(what, error)
+    else:  # what no program can be called with: a zero byte in a word, say
+        cause, text = Cause.JOB, f"{what}: {error!r}"
+    return {"cause": cause, "message": text[:2000]}
+
+
+def _no_program(error: OSError, request: Mapping[str, Any]) -> str:
     program = request["argv"][0]
-    if not isinstance(error, OSError):
-        return f"can't run {program!r}: {error!r}"
     if error.errno == errno.ENOENT:
         if "/" in program and os.path.exists(program):
             return f"can't run {program!r}: the interpreter that its first line names does not exist"

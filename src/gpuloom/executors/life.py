@@ -9,7 +9,7 @@ import time
 from gpuloom.executors import procs
 from gpuloom.executors.cgroups import MIB, Group, settle
 from gpuloom.executors.rotation import Log
-from gpuloom.executors.wire import EXIT_FILE, NOTICE_FILE, RUN_FILE, STATE_FILE, read_json, write_atomic
+from gpuloom.executors.wire import EXIT_FILE, NOTICE_FILE, RUN_FILE, STATE_FILE, Cause, read_json, write_atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Run:
         self.frozen_s = 0.0
         self.frozen_since: float | None = None
         self.reason = ""
+        self.cause = Cause.NONE
         self.message = ""
         self.deadline: float | None = None
         self.ended: dict[str, Any] | None = None
@@ -63,7 +64,11 @@ class Run:
         self.kill_at = 0.0
         self.exit: dict[str, Any] | None = None
         self.saved = True
-        self.acknowledged = False
+        self.acknowledged = self.forgotten = False
+        self.turns: dict[str, int] = {}
+        """How often something was asked of each of its files: only what came last is tried again."""
+        self.stopped = False
+        """It was frozen by signals to its processes, though it has a group."""
         self.known: set[tuple[int, int]] = set()
         self.peak_mib: float | None = None
         """Most resident memory: of its largest process, or of all together where that is watched."""
@@ -111,6 +116,7 @@ class Run:
             run.group = group
         state = read_json(f"{directory}/{STATE_FILE}") or {}
         run.frozen_s, run.frozen_since = state.get("frozen_s", 0.0), state.get("frozen_since")
+        run.stopped = state.get("stopped", False)
         notice = read_json(f"{directory}/{NOTICE_FILE}")
         if notice is not None:
             run.reason, run.message, run.deadline = notice["reason"], notice["message"], notice["monotonic"]
@@ -139,7 +145,7 @@ class Run:
 
     def write_state(self) -> None:
         """Raises OSError."""
-        self._write(STATE_FILE, {"frozen_s": self.frozen_s, "frozen_since": self.frozen_since})
+        self._write(STATE_FILE, {"frozen_s": self.frozen_s, "frozen_since": self.frozen_since, "stopped": self.stopped})
 
     def _write(self, name: str, data: Mapping[str, Any]) -> None:
         write_atomic(f"{self.directory}/{name}", data)
@@ -199,8 +205,8 @@ class Run:
             return
         try:
             os.killpg(self.pid, number)
-        except ProcessLookupError:  # a child that has not made its group yet, or one that ended in this moment
-            with contextlib.suppress(ProcessLookupError):
+        except OSError:  # a child that has not made its group yet, one that ended in this moment, another user's
+            with contextlib.suppress(OSError):
                 os.kill(self.pid, number)
 
     def kill(self, strays: Iterable[int] = ()) -> None:
@@ -214,8 +220,11 @@ class Run:
     def freeze(self) -> bool:
         """Stop all of it where it is; False: not all of it stands still."""
         if self.group is not None:
-            self.group.freeze()
-            return settle(self.group, timeout_s=FREEZE_TIMEOUT_S)
+            try:
+                self.group.freeze()
+                return settle(self.group, timeout_s=FREEZE_TIMEOUT_S)
+            except OSError:
+                self.stopped = True
         self._stop_all(())
         return True
 
@@ -223,9 +232,10 @@ class Run:
         """Let all of it go on."""
         if self.group is not None:
             self.group.thaw()
-            return
-        for entry in self.alive():
-            procs.send(entry, CONT_SIGNAL)
+        if self.group is None or self.stopped:
+            for entry in self.alive():
+                procs.send(entry, CONT_SIGNAL)
+            self.stopped = False
 
     def _stop_all(self, strays: Iterable[int]) -> list[procs.Process]:
         """SIGSTOP until a look finds no process that was not stopped before: none of them can fork any more."""

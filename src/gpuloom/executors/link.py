@@ -1,37 +1,64 @@
 """The scheduler's side of the socket to the runner: it starts one where none answers, and again when that one dies.
 
-What was asked and not answered is asked again of the next runner; asking twice does no harm.
+What was asked and not answered is asked again of the next runner; asking twice does no harm. One thread reads and
+writes; who asks never waits for the runner, unless it is a question.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuloom.core.faults import fault_text
+from gpuloom.core.waiting import one_wait_s
+from gpuloom.executors import procs
 from gpuloom.executors.open_files import of_jobs
 from gpuloom.executors.port import ExecutorError
 from gpuloom.executors.runner import EXIT_LOCKED
-from gpuloom.executors.wire import RUNNER_LOG, SOCKET, VERSION, Lines, encode, socket_address
+from gpuloom.executors.wire import LOCK, RUNNER_LOG, SOCKET, VERSION, Lines, encode, socket_address
+from gpuloom.threads import Worker
 
 RUNNER = Path(__file__).with_name("runner.py")
 CONNECT_S = 10.0
 REPLY_S = 60.0
 """A runner writes small files; a disk that is busy with a job's gigabytes can make it wait for long."""
+LAST_S = 1.0
+"""For what was asked last, when it is closed."""
 LOG_BYTES = 1 << 20
 BACKOFF_S = (0.05, 0.2, 1.0, 5.0)
+STATES = {
+    "T": "it is stopped by a signal: `kill -CONT {pid}` lets it go on",
+    "t": "a debugger holds it",
+    "D": "it waits for a disk: see `dmesg`",
+}
+"""By state in /proc: why a process does not answer."""
+
+Answer = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A message without an answer yet. answer: called with it, in the link's thread."""
+
+    message: Mapping[str, Any]
+    answer: Answer | None
 
 
 class Link:
-    """on_message: called from a thread for what the runner says unasked. on_again: after a new connection, in that
-    thread, before what is pending is asked again; what it returns is called once that is done.
+    """on_message: called in the link's thread for what the runner says unasked. on_again: after a new connection, in
+    that thread: what it asks comes after what is asked again.
     """
 
     def __init__(
@@ -45,163 +72,247 @@ class Link:
         self._home, self._home_id, self._mode = home, home_id, mode
         self._on_message, self._on_again = on_message, on_again
         self._lock = threading.Lock()
-        self._answered = threading.Condition(self._lock)
-        self._socket: socket.socket | None = None
         self._number = 0
-        self._pending: dict[int, dict[str, Any]] = {}
-        self._replies: dict[int, dict[str, Any] | None] = {}
+        self._pending: dict[int, _Asked] = {}
+        self._outgoing: list[bytes] = []
+        self._questions: set[Future[dict[str, Any]]] = set()
         self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._wake: tuple[socket.socket, socket.socket] | None = None
+        self._first: tuple[socket.socket, Lines] | None = None
+        self._worker = Worker("runner-link", self._work)
+        self._problem = ""
         self.hello: Mapping[str, Any] = {}
-        self.problem = ""
 
-    def open(self) -> None:
-        """Connect. Raises ExecutorError."""
-        connection, lines = self._connect()
-        with self._lock:
-            self._socket = connection
-        self._thread = threading.Thread(target=self._listen, args=(connection, lines), name="runner-link", daemon=True)
-        self._thread.start()
+    @property
+    def problem(self) -> str:
+        """'', or why the runner can't be talked to."""
+        return self._problem or self._worker.problem
+
+    def open(self, patience_s: float = CONNECT_S) -> None:
+        """Connect; nothing to do where that is done. Raises ExecutorError."""
+        if self._worker.alive:
+            return
+        self._first = connection, _ = self._connect(patience_s)
+        try:
+            if self._wake is None:
+                self._wake = socket.socketpair()
+                for end in self._wake:
+                    end.setblocking(False)
+            begun = self._worker.start()
+        except OSError as error:
+            connection.close()
+            raise ExecutorError(fault_text("can't make a socket", error)) from None
+        if not begun:
+            connection.close()
+            raise ExecutorError(self._worker.problem)
 
     def close(self) -> None:
         """Hang up."""
         self._closed.set()
-        self._hang_up()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=CONNECT_S)
-
-    def ask(self, op: str, **what: Any) -> None:
-        """Ask for something to be done, now or as soon as a runner answers."""
+        self._stir()
         with self._lock:
-            self._put(op, what)
+            questions, self._questions = self._questions, set()
+        for question in questions:
+            question.set_exception(ExecutorError("the executor is closed"))
+        if self._worker.end(CONNECT_S) and self._wake is not None:
+            for end in self._wake:
+                end.close()
+            self._wake = None
 
-    def question(self, op: str, **what: Any) -> dict[str, Any]:
+    def ask(self, op: str, answer: Answer | None = None, **what: Any) -> None:
+        """Ask for something to be done, now or as soon as a runner answers. Never waits."""
+        with self._lock:
+            if self._closed.is_set():
+                raise ExecutorError("the executor is closed")
+            self._number += 1
+            asked = _Asked({"id": self._number, "op": op, **what}, answer)
+            self._pending[self._number] = asked
+            self._outgoing.append(encode(asked.message))
+        self._stir()
+
+    def question(self, op: str, patience_s: float = REPLY_S, **what: Any) -> dict[str, Any]:
         """Ask, and wait for the reply. Raises ExecutorError."""
-        end = time.monotonic() + REPLY_S
-        with self._lock:
-            number = self._put(op, what)
-            self._replies[number] = None
-            try:
-                while (reply := self._replies[number]) is None:
-                    left = end - time.monotonic()
-                    if left <= 0 or self._closed.is_set():
-                        self._pending.pop(number, None)
-                        why = self.problem or f"no reply within {REPLY_S:g} s"
-                        raise ExecutorError(f"the runner of {self._home} does not answer: {why}")
-                    self._answered.wait(left)
-            finally:
-                del self._replies[number]
-        return reply
+        future: Future[dict[str, Any]] = Future()
 
-    def _put(self, op: str, what: Mapping[str, Any]) -> int:
-        if self._closed.is_set():
-            raise ExecutorError("the executor is closed")
-        self._number += 1
-        message = {"id": self._number, "op": op, **what}
-        self._pending[self._number] = message
-        self._send(encode(message))
-        return self._number
-
-    def _send(self, data: bytes) -> None:
-        """With the lock held. What does not go out is still pending, for the next connection."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.sendall(data)
-
-    def _hang_up(self) -> None:
-        with self._lock:
-            if self._socket is not None:
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
-                self._socket.close()
-                self._socket = None
-            self._answered.notify_all()
-
-    # The listening thread
-
-    def _listen(self, connection: socket.socket, lines: Lines) -> None:
-        while True:
-            self._read(connection, lines)
-            self._hang_up()
-            found = self._reconnect()
-            if found is None:
-                return
-            connection, lines = found
-            self._on_again()
+        def answer(reply: dict[str, Any]) -> None:
             with self._lock:
-                self._socket = connection
-                # A reply under way may answer twice: the second one finds nothing that waits for it.
-                self._send(b"".join(encode(message) for message in self._pending.values()))
+                waited_for = future in self._questions
+                self._questions.discard(future)
+            if waited_for:
+                future.set_result(reply)
 
-    def _read(self, connection: socket.socket, lines: Lines) -> None:
-        """Until it hangs up, or says what is no message: a new connection then tells all of it again."""
-        data = b""  # what came together with its greeting
+        with self._lock:
+            self._questions.add(future)
+        try:
+            self.ask(op, answer, **what)
+            return future.result(one_wait_s(patience_s))
+        except TimeoutError:
+            why = self.problem or f"no reply within {patience_s:g} s{self._state(self.hello.get('pid'))}"
+            raise ExecutorError(f"the runner of {self._home} does not answer: {why}") from None
+        finally:
+            with self._lock:
+                self._questions.discard(future)
+
+    def never_start(self, run: str) -> None:
+        """Its end is known: a start that was not answered is not asked again."""
+        with self._lock:
+            for number, asked in list(self._pending.items()):
+                if asked.message["op"] == "start" and asked.message["request"]["run"] == run:
+                    del self._pending[number]
+
+    def _stir(self) -> None:
+        if self._wake is not None:
+            with suppress(OSError):  # full: it wakes anyway; closed: nobody is there
+                self._wake[1].send(b"x")
+
+    # The link's thread
+
+    def _work(self) -> None:
+        found, self._first = self._first, None
         while True:
+            if found is None:
+                found = self._reconnect()
+                if found is None:
+                    return
+                self._on_again()
+            connection, lines = found
+            found = None
+            with self._lock:
+                # A reply under way may answer twice: the second one finds nothing that waits for it.
+                self._outgoing = [encode(asked.message) for asked in self._pending.values()]
             try:
-                for message in lines.feed(data):
-                    self._take(message)
-                data = connection.recv(1 << 18)
+                self._talk(connection, lines)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                self.problem = f"the connection to the runner broke: {error!r}"
+                self._problem = f"the connection to the runner broke: {error!r}"
                 self._closed.wait(BACKOFF_S[0])  # should the next one say the same
+            finally:
+                connection.close()
+            if self._closed.is_set():
                 return
-            if not data:
-                return
+
+    def _talk(self, connection: socket.socket, lines: Lines) -> None:
+        """Until it hangs up. Raises where it breaks or says what is no message: a new connection tells all again."""
+        assert self._wake is not None  # noqa: S101 - made by `open`
+        connection.setblocking(False)
+        wake = self._wake[0]
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        unsent, data = bytearray(), b""  # the first news came together with the greeting
+        while not self._closed.is_set():
+            for message in lines.feed(data):
+                self._take(message)
+            with self._lock:
+                unsent += b"".join(self._outgoing)
+                self._outgoing.clear()
+            with suppress(BlockingIOError):
+                while unsent:
+                    del unsent[: connection.send(unsent)]
+            poll.register(connection, select.POLLIN | (select.POLLOUT if unsent else 0))
+            ready = {fd for fd, _ in poll.poll()}
+            if wake.fileno() in ready:
+                with suppress(BlockingIOError):
+                    wake.recv(4096)
+            data = b""
+            if connection.fileno() in ready:
+                try:
+                    data = connection.recv(1 << 18)
+                except BlockingIOError:
+                    continue
+                if not data:
+                    return
+        with self._lock:
+            unsent += b"".join(self._outgoing)
+            self._outgoing.clear()
+        connection.settimeout(LAST_S)
+        connection.sendall(unsent)
 
     def _take(self, message: dict[str, Any]) -> None:
         if "re" not in message:
             self._on_message(message)
             return
         with self._lock:
-            self._pending.pop(message["re"], None)
-            if message["re"] in self._replies:
-                self._replies[message["re"]] = message
-                self._answered.notify_all()
+            asked = self._pending.pop(message["re"], None)
+        if "failed" in message:
+            self._problem = f"the runner can't do what it is asked: {message['failed']} (see {RUNNER_LOG})"
+        elif asked is not None and asked.answer is not None:
+            asked.answer(message)
 
     def _reconnect(self) -> tuple[socket.socket, Lines] | None:
         tries = 0
         while not self._closed.is_set():
             try:
-                return self._connect()
+                return self._connect(CONNECT_S)
             except ExecutorError as error:
-                self.problem = str(error)
+                self._problem = str(error)
                 self._closed.wait(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
                 tries += 1
         return None
 
-    def _connect(self) -> tuple[socket.socket, Lines]:
+    def _connect(self, patience_s: float) -> tuple[socket.socket, Lines]:
         """A connection over which both have said hello. Starts a runner if need be. Raises ExecutorError."""
-        end = time.monotonic() + CONNECT_S
+        end = time.monotonic() + patience_s
+        pause_s = BACKOFF_S[0] / 5
         try:
             home_fd = os.open(self._home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise ExecutorError(f"can't use {self._home}: {error.strerror}") from None
+            raise ExecutorError(fault_text(f"can't use {self._home}", error)) from None
         try:
             while True:
-                connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 try:
-                    connection.connect(socket_address(home_fd))
-                    connection.settimeout(max(end - time.monotonic(), 0.1))
-                    lines = self._greet(connection)
-                    connection.settimeout(None)
+                    found = self._met(home_fd, end)
+                except TimeoutError as error:
+                    raise ExecutorError(f"the runner of {self._home} does not answer: {error}") from None
                 except OSError as error:
-                    connection.close()
-                    if time.monotonic() > end:
-                        raise ExecutorError(f"can't talk to the runner at {self._home / SOCKET}: {error}") from None
-                except BaseException:
-                    connection.close()
-                    raise
+                    if time.monotonic() > end or self._closed.is_set():
+                        what = f"can't talk to the runner at {self._home / SOCKET}"
+                        raise ExecutorError(f"{what}: {error.strerror or error}{self._locker()}") from None
                 else:
-                    self.problem = ""
-                    return connection, lines
-                self._spawn()
+                    self._problem = ""
+                    return found
+                if not self._spawn(end):
+                    self._closed.wait(pause_s)  # another one is about to listen, or about to end
+                    pause_s = min(2 * pause_s, BACKOFF_S[1])
         finally:
             os.close(home_fd)
 
-    def _greet(self, connection: socket.socket) -> Lines:
+    def _met(self, home_fd: int, end: float) -> tuple[socket.socket, Lines]:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(max(end - time.monotonic(), 0.1))
+            connection.connect(socket_address(home_fd))
+            try:
+                lines = self._greet(connection, end)
+            except TimeoutError:
+                pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+                raise TimeoutError(f"it (pid {pid}) has not greeted{self._state(pid)}") from None
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConnectionError(f"it said what is no greeting: {error!r}") from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection, lines
+
+    @staticmethod
+    def _state(pid: int | None) -> str:
+        """What the process table says of a runner that does not answer."""
+        if pid is None:
+            return ""
+        try:
+            entry = procs.process(pid)
+        except OSError:
+            return ""
+        if entry is None or entry.dead:
+            return f"; process {pid} is gone"
+        return f"; {STATES.get(entry.state, 'it is busy, or stuck').format(pid=pid)}"
+
+    def _locker(self) -> str:
+        return f" ({self._home / LOCK} is held: by one that begins, or that is stuck)" if self._locked else ""
+
+    def _greet(self, connection: socket.socket, end: float) -> Lines:
         connection.sendall(encode({"id": 0, "op": "hello"}))
         lines = Lines()
         while True:
+            connection.settimeout(max(end - time.monotonic(), 0.1))
             data = connection.recv(1 << 16)
             if not data:
                 raise ConnectionResetError("it hung up")  # it was about to end: the next try starts another
@@ -217,28 +328,46 @@ class Link:
                 self.hello = message
                 return lines
 
-    def _spawn(self) -> None:
-        """Start a runner; does nothing where one has the lock already."""
+    _locked = False
+    """The last runner that was started found another one's lock."""
+
+    def _spawn(self, end: float) -> bool:
+        """Start a runner; False: one has the lock already. Raises ExecutorError."""
         log = self._home / RUNNER_LOG
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        if log.exists() and log.stat().st_size > LOG_BYTES:
-            flags |= os.O_TRUNC
-        try:
-            fd = os.open(log, flags, 0o600)
-        except OSError as error:
-            raise ExecutorError(f"can't write {log}: {error.strerror}") from None
         argv = [sys.executable, "-I", "-S", str(RUNNER), str(self._home), self._home_id, self._mode, str(os.getpid())]
         argv.append(str(of_jobs()))
+        said = self._log(log)
         try:
             code = subprocess.run(  # noqa: S603 - our own program, no shell
-                argv, stdin=subprocess.DEVNULL, stdout=fd, stderr=fd, cwd="/", start_new_session=True, timeout=CONNECT_S
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                cwd="/",
+                start_new_session=True,
+                timeout=max(end - time.monotonic(), 0.1),
             ).returncode
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ExecutorError(f"can't start the runner: {error}") from None
+        except subprocess.TimeoutExpired as error:
+            raise ExecutorError(f"the runner did not begin within {error.timeout:.1f} s (see {log})") from None
+        except (OSError, MemoryError) as error:
+            raise ExecutorError(fault_text("can't start the runner", error)) from None
         finally:
-            os.close(fd)
-        if code == EXIT_LOCKED:
-            time.sleep(0.01)  # another one is about to listen, or about to end
-        elif code != 0:
-            last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+            if said != subprocess.DEVNULL:
+                os.close(said)
+        self._locked = code == EXIT_LOCKED
+        if code not in (0, EXIT_LOCKED):
+            last = ""
+            with suppress(OSError):
+                last = log.read_text(errors="replace").strip().rpartition("\n")[2]
             raise ExecutorError(f"the runner ended with code {code}: {last} (see {log})")
+        return code == 0
+
+    @staticmethod
+    def _log(path: Path) -> int:
+        """What the runner writes its messages to; nowhere if that can't be had: jobs are worth more."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        with suppress(OSError):
+            if path.exists() and path.stat().st_size > LOG_BYTES:
+                flags |= os.O_TRUNC
+            return os.open(path, flags, 0o600)
+        return subprocess.DEVNULL

@@ -6,14 +6,16 @@ import hashlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gpuloom.core.errors import InputError
 from gpuloom.executors.containers import limited, named_container
-from gpuloom.executors.link import Link
-from gpuloom.executors.port import ExecutorError, OnStatus, RunExit, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.link import CONNECT_S, REPLY_S, Link
+from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunPhase, RunRequest, RunStatus
 from gpuloom.executors.verify import GpuCheck, GpuProcesses
 from gpuloom.executors.wire import NOTICE_FILE, PROGRESS_FILE
 
@@ -51,22 +53,31 @@ class LocalExecutor:
         self._telling = threading.Lock()
         self._last: dict[str, RunStatus] = {}
         self._asked: set[str] = set()
+        self._opening = False
         self._trouble = ""
         self._check = None if gpu_processes is None else GpuCheck(gpu_processes, self._home_id, self._emit)
 
     # The port
 
-    def open(self, on_status: OnStatus) -> None:
+    def open(self, on_status: OnStatus, *, patience_s: float = CONNECT_S) -> None:
         """Connect to the runner, or start one. Raises ExecutorError."""
+        end = time.monotonic() + patience_s
         self._on_status = on_status
-        self._link.open()
-        self._trouble = self._link.hello.get("trouble", "")
         with self._lock:
-            self._last.update((status.run, status) for status, _ in self._known())
+            self._opening = True  # what is told from now on is news, also of runs that nobody here has started
+        if self._check is not None:
+            self._check.start()
+        self._link.open(patience_s)
+        self._trouble = self._link.hello.get("trouble", "")
+        known = self._known(max(end - time.monotonic(), 0.1))
+        with self._lock:
+            for status, _ in known:
+                self._last.setdefault(status.run, status)  # news came later than this
+            self._opening = False
 
-    def runs(self) -> Sequence[RunStatus]:
+    def runs(self, *, patience_s: float = REPLY_S) -> Sequence[RunStatus]:
         """Raises ExecutorError if the runner does not answer."""
-        return [self._checked(status, gpus) for status, gpus in self._known()]
+        return [self._checked(status, gpus) for status, gpus in self._known(patience_s)]
 
     def start(self, request: RunRequest) -> None:
         """See the port. That a program can't be run comes as an exit, reason 'not_started'."""
@@ -119,13 +130,14 @@ class LocalExecutor:
         with self._lock:
             self._last.pop(run, None)
             self._asked.discard(run)
+        self._link.never_start(run)
         if self._check is not None:
             self._check.forget(run)
         self._link.ask("acknowledge", run=run)
 
     def healthy(self) -> str:
         """See the port."""
-        return self._link.problem or self._trouble
+        return self._link.problem or self._trouble or ("" if self._check is None else self._check.problem)
 
     def close(self) -> None:
         """See the port."""
@@ -140,8 +152,11 @@ class LocalExecutor:
 
     # What the runner says
 
-    def _known(self) -> list[tuple[RunStatus, Sequence[str]]]:
-        return [(status_of(entry), entry["gpu_uuids"]) for entry in self._link.question("runs")["runs"]]
+    def _known(self, patience_s: float) -> list[tuple[RunStatus, Sequence[str]]]:
+        try:
+            return _told(self._link.question("runs", patience_s))
+        except ExecutorError as error:
+            raise ExecutorError(f"{error}; it says: {self._trouble}" if self._trouble else str(error)) from None
 
     def _on_message(self, message: dict[str, Any]) -> None:
         if "trouble" in message:
@@ -150,21 +165,29 @@ class LocalExecutor:
             self._news(status_of(message["status"]), message["status"]["gpu_uuids"])
 
     def _on_again(self) -> None:
-        """A new runner answers: what it knows comes as news."""
+        """A new runner answers: what it knows comes as news, and of what it does not know, that it was not begun."""
         self._trouble = self._link.hello.get("trouble", "")
-        threading.Thread(target=self._catch_up, name="runner-catch-up", daemon=True).start()
+        with self._lock:
+            asked = set(self._asked)
 
-    def _catch_up(self) -> None:
-        try:
-            for status, gpus in self._known():
+        def caught_up(reply: dict[str, Any]) -> None:
+            known = _told(reply)
+            for status, gpus in known:
                 self._news(status, gpus)
-        except ExecutorError:
-            return  # it went again; the next connection comes back here
+            for run in sorted(asked - {status.run for status, _ in known}):
+                with self._lock:
+                    last = self._last.get(run)
+                    forgotten = run not in self._asked
+                if not forgotten and (last is None or last.exit is None):
+                    self._news(_unknown(run, begun=last is not None and last.phase is not RunPhase.STARTING), ())
+
+        with suppress(ExecutorError):  # closed: nobody wants to know
+            self._link.ask("runs", caught_up)
 
     def _news(self, status: RunStatus, gpus: Sequence[str]) -> None:
         with self._lock:
             before = self._last.get(status.run)
-            if before == status or (before is None and status.run not in self._asked):
+            if before == status or (before is None and status.run not in self._asked and not self._opening):
                 return
             self._last[status.run] = status
         if self._checked(status, gpus) is status:
@@ -182,6 +205,20 @@ class LocalExecutor:
                 self._on_status(status)
 
 
+def _told(reply: Mapping[str, Any]) -> list[tuple[RunStatus, Sequence[str]]]:
+    return [(status_of(entry), entry["gpu_uuids"]) for entry in reply["runs"]]
+
+
+def _unknown(run: str, *, begun: bool) -> RunStatus:
+    """The end of a run of which a new runner finds nothing: none runs before its files are written."""
+    if begun:
+        how = RunExit(None, None, "lost", "its files are gone: how it ended is not known", time.time())
+    else:
+        text = "the runner was ended before it could start it"
+        how = RunExit(None, None, "not_started", text, time.time(), cause=Cause.EXECUTOR)
+    return RunStatus(run, RunPhase.EXITED, exit=how)
+
+
 def status_of(entry: Mapping[str, Any]) -> RunStatus:
     """From what the runner says."""
     ended = entry["exit"]
@@ -191,7 +228,7 @@ def status_of(entry: Mapping[str, Any]) -> RunStatus:
         pid=entry["pid"],
         start_ticks=entry["start_ticks"],
         boot_id=entry["boot_id"] or None,
-        exit=None if ended is None else RunExit(**ended),
+        exit=None if ended is None else RunExit(**{**ended, "cause": Cause(ended.get("cause", ""))}),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuloom.executors.loop import Loop, log
-from gpuloom.executors.rotation import LONGEST_PAUSE_S, Watch
+from gpuloom.executors.loop import RETRY_S, Loop, log
+from gpuloom.executors.rotation import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class LogKeeper:
         self._watch: Watch | None = None
         try:
             self._watch = Watch()
-            loop.add(self._watch.fd, lambda _: self._written())
+            loop.add(self._watch.fd, lambda _: self._written(), "the growth of logs")
         except OSError as error:
             log(f"{error}: logs are looked at again and again")
 
@@ -30,6 +30,7 @@ class LogKeeper:
 
     def end(self, run: Run) -> None:
         """No more."""
+        self._loop.troubles.note(f"the log {run.log.path}", "")
         if self._runs.pop(run.log.path, None) is not None and self._watch is not None:
             self._watch.forget(run.log.path)
 
@@ -42,13 +43,17 @@ class LogKeeper:
     def _look(self, run: Run) -> None:
         if self._runs.get(run.log.path) is not run:
             return
+        what = f"the log {run.log.path}"
         try:
             grown, pause = run.log.look()
             if not grown and self._watch is not None and self._watch.once(run.log.path):
                 if not run.log.look()[0]:
+                    self._loop.troubles.note(what, "")
                     return
                 self._watch.forget(run.log.path)
-        except OSError as error:
-            log(f"run {run.name}: its log can't be rotated: {error}")
-            pause = LONGEST_PAUSE_S
+        except (OSError, MemoryError) as error:
+            self._loop.failed(what, error)
+            pause = RETRY_S
+        else:
+            self._loop.troubles.note(what, "")
         self._loop.after(pause, lambda: self._look(run))

@@ -30,10 +30,10 @@ class PaperExecutor:
         self._on_status: OnStatus | None = None
         self._lock = threading.RLock()
 
-    def open(self, on_status: OnStatus) -> None:
+    def open(self, on_status: OnStatus, *, patience_s: float = 1.0) -> None:
         self._on_status = on_status
 
-    def runs(self) -> list[RunStatus]:
+    def runs(self, *, patience_s: float = 1.0) -> list[RunStatus]:
         with self._lock:
             return [status for run, status in self.states.items() if run not in self.acknowledged]
 

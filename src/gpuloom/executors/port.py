@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.usage import RunUsage as RunUsage
+from gpuloom.executors.wire import Cause as Cause
 
 
 class ExecutorError(GpuloomError):
@@ -65,6 +66,8 @@ class RunExit:
     reason: why the executor ended it ('timed_out', or what `stop` was given), 'out_of_memory', 'not_started', 'lost'
     (its end was not seen), or '' if it ended by itself. signal: the signal that killed it. at_s: epoch seconds.
     released: nothing of the run's processes is left and its GPUs are verified free; False: `message` says what is left.
+    cause: what is to blame, where reason is 'not_started' or 'lost'. A run that was not started by a fault of the
+    surroundings has not run: its job may be started again under another run's name.
     """
 
     exit_code: int | None
@@ -75,6 +78,7 @@ class RunExit:
     peak_memory_mib: float | None = None
     cpu_s: float | None = None
     released: bool = True
+    cause: Cause = Cause.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +102,25 @@ class LiveExecutor(Protocol):
 
     name: str
 
-    def open(self, on_status: OnStatus) -> None:
-        """Connect, or begin. Runs of before go on being watched."""
+    def open(self, on_status: OnStatus, *, patience_s: float = ...) -> None:
+        """Connect, or begin, within `patience_s`; may be asked again after an error. Runs of before are watched on.
+
+        Raises:
+            ExecutorError: it can't be used now; says why.
+        """
         ...
 
-    def runs(self) -> Sequence[RunStatus]:
-        """All runs it knows: those under way, and those that exited and were not acknowledged."""
+    def runs(self, *, patience_s: float = ...) -> Sequence[RunStatus]:
+        """All runs it knows: those under way, and those that exited and were not acknowledged.
+
+        Raises:
+            ExecutorError: it does not say within `patience_s`.
+        """
         ...
 
     def start(self, request: RunRequest) -> None:
-        """Start a run. Asked twice for one run it starts once. Raises ExecutorError."""
+        """Start a run. Asked twice for one run it starts once; whether it could be comes as a status, as all the rest.
+        Raises ExecutorError."""
         ...
 
     def stop(self, run: str, *, reason: str, grace_s: float) -> None:

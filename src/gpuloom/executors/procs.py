@@ -124,14 +124,14 @@ def send(target: Process, number: int) -> bool:
     """Signal exactly this process. False: it is gone, or may not be signalled."""
     try:
         fd = os.pidfd_open(target.pid)
-    except (ProcessLookupError, OSError):
+    except OSError:
         return False
     try:
         now = process(target.pid)
         if now is None or now.start_ticks != target.start_ticks:
             return False
         signal.pidfd_send_signal(fd, number)
-    except (ProcessLookupError, PermissionError):
+    except OSError:
         return False
     finally:
         os.close(fd)

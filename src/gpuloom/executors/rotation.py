@@ -14,11 +14,13 @@ import errno
 import os
 import struct
 import time
+from functools import partial
 
 from gpuloom.executors.wire import LOG_FILE, LOG_INDEX, read_json, remove, write_atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 BULK_ROUNDS, LAST_ROUNDS = 3, 8
@@ -46,6 +48,7 @@ class Log:
         self._parts: list[list[int]] = []
         self._size = 0
         self._looked_s = time.monotonic()
+        self._steps: list[Callable[[], None]] = []
 
     def load(self) -> None:
         """Take up the index of an earlier runner; finish or undo a rotation that it was in."""
@@ -66,7 +69,9 @@ class Log:
             remove(copy)  # not cut yet: as if nothing had been
         else:
             if length:
-                self._shift(pending["start"], length)
+                for step in self._moves():
+                    step()
+                self._moved(pending["start"], length)
             elif self.keep and os.path.exists(f"{self.path}.1"):
                 length = os.stat(f"{self.path}.1").st_size
                 self._parts = [[pending["start"], length], *self._parts][: self.keep]
@@ -82,6 +87,7 @@ class Log:
 
     def look(self) -> tuple[bool, float]:
         """Rotate if it is full. Whether it has grown, and how long to wait with the next look, seconds."""
+        self._finish()
         now, size = time.monotonic(), self.size()
         grown = size - self._size
         rate = grown / max(now - self._looked_s, 1e-3)
@@ -125,12 +131,19 @@ class Log:
             os.ftruncate(fd, 0)
         finally:
             os.close(fd)
+        first, self._base = self._base + start, self._base + end
+        # It has been cut: what remains to be done is done once only, however often it fails.
         if length:
-            self._shift(self._base + start, length)
+            self._steps = [*self._moves(), partial(self._moved, first, length), self._write]
         else:
-            remove(copy)
-        self._base += end
-        self._write()
+            self._steps = [partial(remove, copy), self._write]
+        self._finish()
+
+    def _finish(self) -> None:
+        """What a rotation has left to do. Raises OSError: the rest of it is still to be done."""
+        while self._steps:
+            self._steps[0]()
+            del self._steps[0]
 
     def _copy(self, source: int, target: int, start: int, done: int, rounds: int) -> int:
         """Copy what is there, and what was written meanwhile; how many bytes have been copied from `start`."""
@@ -146,12 +159,15 @@ class Log:
                 done += sent
         return done
 
-    def _shift(self, start: int, length: int) -> None:
-        remove(f"{self.path}.{self.keep}")
+    def _moves(self) -> list[Callable[[], None]]:
+        """Each part becomes the next one, the copy the first."""
+        steps: list[Callable[[], None]] = [partial(remove, f"{self.path}.{self.keep}")]
         for number in range(self.keep - 1, 0, -1):
             if os.path.exists(f"{self.path}.{number}"):
-                os.rename(f"{self.path}.{number}", f"{self.path}.{number + 1}")
-        os.rename(f"{self.path}.copy", f"{self.path}.1")
+                steps.append(partial(os.rename, f"{self.path}.{number}", f"{self.path}.{number + 1}"))
+        return [*steps, partial(os.rename, f"{self.path}.copy", f"{self.path}.1")]
+
+    def _moved(self, start: int, length: int) -> None:
         self._parts = [[start, length], *self._parts][: self.keep]
 
     def _write(self, pending: dict[str, int] | None = None) -> None:

@@ -12,11 +12,13 @@ import sys
 if __name__ == "__main__":  # started by path: make `gpuloom` findable, behind the standard library
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+import contextlib
 import ctypes
 import fcntl
 import signal
 import socket
 
+from gpuloom.core.faults import fault_text
 from gpuloom.executors import cgroups
 from gpuloom.executors.keeper import Keeper
 from gpuloom.executors.loop import log, log_to
@@ -27,36 +29,65 @@ EXIT_LOCKED = 3
 """Another runner works for this home."""
 
 
+EXIT_FAULT = 4
+"""It can't begin; the last line that it printed says why."""
+
+
 def main(home: str, home_id: str, mode: str, scheduler: str, files: str) -> int:
     """Lock the home, listen, go to the background, and work. The process that was started returns once it listens."""
-    home_fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
-    lock = os.open(f"{home}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        keeper = _begun(home, home_id, int(files))
+    except (OSError, MemoryError) as error:
+        log(fault_text(f"the runner can't begin in {home}", error))
+        return EXIT_FAULT
+    if keeper is None:
         return EXIT_LOCKED
-    log_to(f"{home}/{RUNNER_LOG}")
-    remove(f"{home}/{SOCKET}")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)
-    listener.bind(socket_address(home_fd))
-    os.umask(mask)
-    listener.listen(16)
-    listener.setblocking(False)
-    if os.fork():
-        os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         log(f"not the reaper of orphans: {os.strerror(ctypes.get_errno())}")
-    groups = cgroups.find(home_id, mode=mode, ours=(os.getpid(), int(scheduler)))
-    keeper = Keeper(home, home_id, groups, listener, int(files))
-    keeper.take_over()
+    keeper.groups = _groups(home_id, mode, (os.getpid(), int(scheduler)))
     keeper.work()
-    groups.close()
-    remove(f"{home}/{SOCKET}")
+    keeper.groups.close()
+    with contextlib.suppress(OSError):  # the next one removes it
+        remove(f"{home}/{SOCKET}")
     return 0
+
+
+def _begun(home: str, home_id: str, files: int) -> Keeper | None:
+    """All that can fail for want of something, done before anybody is told that a runner is there; None: one is.
+
+    Raises:
+        OSError: it can't be done.
+    """
+    home_fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    lock = os.open(f"{home}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    log_to(f"{home}/{RUNNER_LOG}")
+    remove(f"{home}/{SOCKET}")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    keeper = Keeper(home, home_id, listener, files)
+    mask = os.umask(0o177)
+    listener.bind(socket_address(home_fd))
+    os.umask(mask)
+    listener.setblocking(False)
+    listener.listen(16)
+    os.close(home_fd)
+    if os.fork():
+        os._exit(0)
+    return keeper
+
+
+def _groups(home_id: str, mode: str, ours: tuple[int, int]) -> cgroups.Cgroups:
+    try:
+        return cgroups.find(home_id, mode=mode, ours=ours)
+    except (OSError, ValueError) as error:
+        log(f"no control groups, processes are watched instead: {error}")
+        return cgroups.none(str(error))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpuloom.executors import procs
 from gpuloom.executors.port import RunPhase, RunStatus
+from gpuloom.threads import Worker
 
 GpuProcesses = Callable[[Sequence[str]], Mapping[str, Sequence[int]]]
 """From uuids of GPUs to the pids that use each of them."""
@@ -40,7 +41,16 @@ class GpuCheck:
         self._waiting: dict[str, _Waiting] = {}
         self._found: dict[str, tuple[RunStatus, RunStatus]] = {}
         self._closed = False
-        self._thread: threading.Thread | None = None
+        self._worker = Worker("gpu-check", self._watch)
+
+    def start(self) -> None:
+        """Be ready to look; where no thread is to be had, that is tried again whenever a run ends."""
+        self._worker.start()
+
+    @property
+    def problem(self) -> str:
+        """'', or why GPUs can't be looked at."""
+        return self._worker.problem
 
     def of(self, status: RunStatus, gpus: Sequence[str]) -> RunStatus:
         """What is known of an ended run: the final status, or one that says 'stopping' while its GPUs are looked at."""
@@ -51,10 +61,8 @@ class GpuCheck:
             waiting = self._waiting.get(status.run)
             if waiting is None or waiting.status != status:
                 self._waiting[status.run] = _Waiting(status, tuple(gpus), time.monotonic())
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._watch, name="gpu-check", daemon=True)
-                    self._thread.start()
                 self._wake.set()
+        self.start()
         return replace(status, phase=RunPhase.STOPPING, exit=None)
 
     def forget(self, run: str) -> None:
@@ -67,8 +75,7 @@ class GpuCheck:
         """Look no more."""
         self._closed = True
         self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=self._timeout_s)
+        self._worker.end(self._timeout_s)
 
     def _watch(self) -> None:
         while not self._closed:

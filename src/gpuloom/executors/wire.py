@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from enum import StrEnum
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +16,21 @@ if TYPE_CHECKING:
 
 VERSION = 1
 """Of the protocol. A runner of another version is not talked to."""
+
+
+class Cause(StrEnum):
+    """What is to blame for an end that was neither the job's doing nor asked for."""
+
+    NONE = ""
+    JOB = "job"
+    """The job's own: its program or its folder is not there, or may not be used."""
+    PLACE = "place"
+    """A place that the job names can't be reached now: a dead disk, a file server that is gone."""
+    EXECUTOR = "executor"
+    """Nothing can be started here now: no space, no processes, no file handles, a folder of ours that is read-only."""
+    RESTARTED = "restarted"
+    """The machine was restarted: the run can't be going on any more."""
+
 
 RUN_FILE = "run.json"
 """In a run's directory: it has been started. Says as which process."""

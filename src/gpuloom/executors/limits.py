@@ -1,0 +1,63 @@
+"""What bounds a run while it goes on: its time, and its memory where no control group holds that."""
+
+from __future__ import annotations
+
+import time
+
+from gpuloom.executors import procs
+from gpuloom.executors.loop import Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpuloom.executors.life import Run
+
+MEMORY_LOOK_S = 0.5
+
+
+class Limits:
+    """runs: those that there are. stop: ends a run: (run, reason, grace, message). over_memory: (run, MiB it uses)."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        runs: Mapping[str, Run],
+        stop: Callable[[Run, str, float, str], None],
+        over_memory: Callable[[Run, float], None],
+    ) -> None:
+        self._loop, self._runs, self._stop, self._over_memory = loop, runs, stop, over_memory
+        self._memory_due = False
+
+    def begin(self, run: Run) -> None:
+        """From now on."""
+        self.look(run)
+        if self._watches_memory(run) and not self._memory_due:
+            self._memory_due = True
+            self._loop.after(MEMORY_LOOK_S, self._look_at_memory, "the memory of jobs")
+
+    def look(self, run: Run) -> None:
+        """Whether its time is over; thawing comes here again."""
+        if run.limit_s is None or run.phase != "running" or run.ended is not None:
+            return
+        now = time.monotonic()
+        left = run.limit_s - run.running_s(now)
+        if left > 0:
+            self._loop.at(now + left, lambda: self.look(run), f"the time limit of run {run.name}")
+        else:
+            self._stop(run, "timed_out", run.grace_s, f"it reached its time limit of {run.limit_s:g} s")
+
+    def _watches_memory(self, run: Run) -> bool:
+        return run.memory_mib is not None and (run.group is None or "memory" not in run.group.places)
+
+    def _look_at_memory(self) -> None:
+        watched = [run for run in self._runs.values() if run.ended is None and self._watches_memory(run)]
+        if not watched:
+            self._memory_due = False
+            return
+        everything = procs.table()
+        for run in watched:
+            used = run.memory_over(everything)
+            if used is not None:
+                self._over_memory(run, used)
+        self._loop.after(MEMORY_LOOK_S, self._look_at_memory, "the memory of jobs")
