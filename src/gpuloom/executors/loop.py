@@ -6,6 +6,7 @@ each must be one that can be begun anew. Any other error is a bug, and ends the 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import select
 import time
