@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from gpuloom.core.job import Attempt, EndReason, Job, Phase, SavedBy
-from gpuloom.executors.port import RunExit
-from gpuloom.live.ends import RESTARTED, ended
+from gpuloom.executors.port import Cause, RunExit
+from gpuloom.live.ends import ended
 from gpuloom.live.saved import Saved
 
 JOB = Job(
@@ -39,10 +38,11 @@ def told(
     message: str = "",
     complete: bool = False,
     saves: Saved = Saved(),  # noqa: B008 - it is frozen
+    cause: Cause = Cause.NONE,
     **job: object,
 ) -> tuple[str, str, float, bool]:
     """(reason, what is next, work kept, counts as a failure) of an attempt that worked for 100 s."""
-    how = RunExit(code, signal, reason, message, 100.0)
+    how = RunExit(code, signal, reason, message, 100.0, cause=cause)
     attempt = replace(ATTEMPT, stop_reason=stop)
     data = ended(replace(JOB, **job), attempt, how, work_s=100.0, complete=complete, now_s=100.0, saves=saves)  # type: ignore[arg-type]
     return data["reason"], data["next"], data["work_s"], data["failure"]
@@ -110,14 +110,20 @@ def test_limits() -> None:
 
 
 def test_a_restart_of_the_machine_queues_jobs_again_and_a_lost_process_does_not() -> None:
-    assert told(None, reason="lost", message=f"{RESTARTED} since", **NO_RETRIES) == ("lost", "queued", 50.0, False)
-    assert told(None, reason="lost", message="nobody saw its end", **NO_RETRIES) == ("lost", "failed", 50.0, True)
+    assert told(None, reason="lost", cause=Cause.RESTARTED, **NO_RETRIES) == ("lost", "queued", 50.0, False)
+    # Words decide nothing.
+    found = told(None, reason="lost", message="the machine was restarted", **NO_RETRIES)
+    assert found == ("lost", "failed", 50.0, True)
 
 
-def test_the_executor_says_it_in_these_words() -> None:
-    from gpuloom.executors import keeper
-
-    assert f'"{RESTARTED} ' in Path(keeper.__file__).read_text()
+@pytest.mark.parametrize("cause", [Cause.EXECUTOR, Cause.PLACE])
+def test_what_the_surroundings_kept_from_starting_waits_and_has_not_failed(cause: Cause) -> None:
+    assert told(None, reason="not_started", cause=cause, **NO_RETRIES) == ("not_started", "queued", 50.0, False)
+    how = RunExit(None, None, "not_started", "no space", 100.0, cause=cause)
+    data = ended(JOB, ATTEMPT, how, work_s=0.0, complete=False, now_s=100.0, pause_s=3.0)
+    assert (data["not_before_s"], data["began"]) == (103.0, False)
+    stopped = replace(ATTEMPT, stop_reason=EndReason.CANCELLED)
+    assert ended(JOB, stopped, how, work_s=0.0, complete=False, now_s=100.0, pause_s=3.0)["next"] == "cancelled"
 
 
 def test_pauses_grow_and_containers_are_explained() -> None:

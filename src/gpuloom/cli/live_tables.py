@@ -315,7 +315,7 @@ def busy_gpus(node: Mapping[str, Any]) -> int:
 def troubles(status: Mapping[str, Any]) -> list[str]:
     """What is wrong with the scheduler itself, by its status: a line each."""
     found = [("policy", status.get("policy_problem"))]
-    for name in ("store", "executor"):
+    for name in ("store", "executor", "monitor"):
         part = status.get(name) or {}
         found.append((name, part.get("problem") or (None if part.get("ok", True) else "not ok")))
     return [f"{name}: {text}" for name, text in found if text]

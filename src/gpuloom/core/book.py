@@ -332,6 +332,7 @@ def _ended(view: _View, event: Event) -> None:
     at = float(data.get("ended_s") or event.at_s)
     held = 0.0 if attempt.phase is Phase.FROZEN else max(at - attempt.since_s, 0.0)
     reason, after = EndReason(data["reason"]), Phase(data["next"])
+    begun = data.get("began", True) or job.first_start_s != attempt.started_s
     code = data.get("exit_code")
     view.put_attempt(
         event,
@@ -354,6 +355,7 @@ def _ended(view: _View, event: Event) -> None:
         phase=after,
         queued_s=at if after not in ENDED else job.queued_s,
         not_before_s=float(data.get("not_before_s") or 0.0),
+        first_start_s=job.first_start_s if begun else None,
         ended_s=at if after in ENDED else None,
         failures=job.failures + bool(data.get("failure", False)),
         held_s=job.held_s + held,

@@ -106,14 +106,14 @@ def _become(request: Mapping[str, Any], nofile: tuple[int, int]) -> None:
         os.chdir(request["cwd"])
     except OSError as error:
         what = f"can't use the working directory {request['cwd']!r}"
-        cause = _blamed(error)
+        cause = blamed(error)
         text = f"{what}: {error.strerror}" if cause is Cause.JOB else fault_text(what, error)
         raise _Failed(cause, text) from None
     argv: Sequence[str] = request["argv"]
     try:
         os.execvpe(argv[0], list(argv), dict(request["env"]))  # noqa: S606 - a program, no shell
     except OSError as error:
-        cause = _blamed(error)
+        cause = blamed(error)
         what = f"can't run {argv[0]!r}"
         raise _Failed(cause, _no_program(error, request) if cause is Cause.JOB else fault_text(what, error)) from None
 
@@ -125,7 +125,8 @@ class _Failed(Exception):  # noqa: N818 - never leaves this file
         self.cause, self.text = cause, text
 
 
-def _blamed(error: OSError) -> Cause:
+def blamed(error: OSError) -> Cause:
+    """Whose fault it is that a place which a job names can't be used."""
     if error.errno in JOBS_OWN:
         return Cause.JOB
     return Cause.EXECUTOR if error.errno in MACHINES else Cause.PLACE

@@ -15,7 +15,7 @@ from typing import Any
 from gpuloom.core.errors import InputError
 from gpuloom.executors.containers import limited, named_container
 from gpuloom.executors.link import CONNECT_S, REPLY_S, Link
-from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunPhase, RunRequest, RunStatus, exit_of
 from gpuloom.executors.verify import GpuCheck, GpuProcesses
 from gpuloom.executors.wire import NOTICE_FILE, PROGRESS_FILE
 
@@ -228,7 +228,7 @@ def status_of(entry: Mapping[str, Any]) -> RunStatus:
         pid=entry["pid"],
         start_ticks=entry["start_ticks"],
         boot_id=entry["boot_id"] or None,
-        exit=None if ended is None else RunExit(**{**ended, "cause": Cause(ended.get("cause", ""))}),
+        exit=None if ended is None else exit_of(ended),
     )
 
 

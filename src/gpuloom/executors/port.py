@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.usage import RunUsage as RunUsage
@@ -79,6 +79,11 @@ class RunExit:
     cpu_s: float | None = None
     released: bool = True
     cause: Cause = Cause.NONE
+
+
+def exit_of(data: Mapping[str, Any]) -> RunExit:
+    """An end as the runner tells it and writes it down."""
+    return RunExit(**{**data, "cause": Cause(data.get("cause", ""))})
 
 
 @dataclass(frozen=True, slots=True)

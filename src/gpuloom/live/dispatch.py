@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.job import Allocation, Attempt, EndReason, Phase
+from gpuloom.core.faults import fault_text
+from gpuloom.core.job import Allocation, Attempt, EndReason, Job, Phase
 from gpuloom.core.share_class import is_pair, share_class_of
-from gpuloom.executors.port import ExecutorError, LiveExecutor, RunExit, RunPhase, RunStatus
+from gpuloom.executors.launch import blamed
+from gpuloom.executors.port import Cause, ExecutorError, LiveExecutor, RunExit, RunPhase, RunRequest, RunStatus
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.eligible import blocked
 from gpuloom.live.fleet import slots_of
@@ -26,6 +28,7 @@ from gpuloom.live.launch import run_directory, run_request
 from gpuloom.live.ledger import Draft, Ledger
 from gpuloom.live.occupancy import open_slots
 from gpuloom.live.planning import Planning
+from gpuloom.live.starts import Starts
 from gpuloom.live.work import WorkDone
 
 FREEZE_S = 5.0
@@ -58,16 +61,18 @@ class Dispatch:
         *,
         node: str,
         runs: Path,
-        trouble: Callable[[str], None],
         say: Callable[[RunStatus], None],
         sharing: Ability = NO_SHARING,
     ) -> None:
-        """trouble: told what went wrong. say: told of runs that could not even be asked for."""
+        """say: told of runs that could not even be asked for."""
         self.sharing = sharing
         self.ledger, self.planning, self.work, self.executor, self.clock = ledger, planning, work, executor, clock
         self.book, self.node, self.runs = ledger.book, node, runs
-        self.trouble, self.say = trouble, say
+        self.say = say
         self.strangers: set[str] = set()
+        self.starts = Starts()
+        self.problem = ""
+        """What the executor said when it could not be told something last; '' once it could."""
         self.to_start: dict[str, Attempt] = {}
         self._asked: set[str] = set()
         """Runs of `to_start` that the executor was asked for, and did not answer."""
@@ -171,6 +176,8 @@ class Dispatch:
     def start_granted(self, now: float) -> None:
         """Start jobs whose GPUs are free by now."""
         planning, grants = self.planning, self.planning.grants
+        allowed = self.starts.allowed(now)
+        self.retry_s = min(self.retry_s, self.starts.next_s(waiting=bool(grants)))
         if not grants or self.strangers:
             return
         free_for_all, most = open_slots(self.book), planning.policy.max_jobs_per_gpu
@@ -191,6 +198,8 @@ class Dispatch:
             if planning.policy.pairs and any(on_them) and not self._may_pair(number, on_them):
                 continue
             if job.phase is Phase.QUEUED:
+                if len(ready) >= allowed:
+                    continue
                 data = {
                     "attempt": job.attempts + 1,
                     "allocation": as_json(allocation),
@@ -216,6 +225,7 @@ class Dispatch:
             self.work.begin(number, now)
             self.work.rate(number, planning.rates.pop(number, 1.0))
             self.to_start[begun.run] = begun
+            self.starts.asked(begun.run)
 
     def _holders(self) -> dict[tuple[str, int], list[int]]:
         """By GPU the jobs that have processes at work on it, or are about to."""
@@ -255,40 +265,54 @@ class Dispatch:
                 message()
                 return
             except ExecutorError as error:
-                self.trouble(str(error))
+                self.problem = str(error)
         self._to_tell.append(message)
         self.retry_s = min(self.retry_s, self.clock.now() + RETRY_S)
 
     def hand_over(self, now: float) -> None:
         """Give the executor the attempts that are written down, and what it could not be told before."""
-        waiting, self._to_tell = self._to_tell, []
+        waiting, self._to_tell, self.problem = self._to_tell, [], ""
         for message in waiting:
             self.tell(message)
         for run, attempt in list(self.to_start.items()):
             job = self.book.jobs[attempt.job]
             try:
-                request = run_request(job, attempt, self.book.nodes[self.node], self.runs, self.sharing)
+                request = self._request(job, attempt)
             except InputError as error:
-                how = RunExit(None, None, EndReason.NOT_STARTED.value, str(error), time.time())
-                self.say(RunStatus(run, RunPhase.EXITED, exit=how))
-                del self.to_start[run]
-                self.retry_s = now
+                self._not_started(run, Cause.JOB, str(error), now)
+                continue
+            except OSError as error:  # a venv on a dead disk, say
+                where = f"can't use {error.filename}" if error.filename else "can't prepare it"
+                self._not_started(run, blamed(error), fault_text(where, error), now)
                 continue
             try:
                 if run in self._asked and self._stopped(attempt):
                     # It was asked for and not answered: has it been begun?
-                    if not any(status.run == run for status in self.executor.runs()):
+                    if not any(status.run == run for status in self.executor.runs(patience_s=RETRY_S)):
                         stop_reason = self.book.attempts[attempt.job].stop_reason
                         self._never_began(run, stop_reason or EndReason.PREEMPTED)
                 else:
                     self._asked.add(run)
                     self.executor.start(request)
             except ExecutorError as error:
-                self.trouble(str(error))
+                self.problem = str(error)
                 self.retry_s = now + RETRY_S
                 return
             self._asked.discard(run)
             del self.to_start[run]
+
+    def _request(self, job: Job, attempt: Attempt) -> RunRequest:
+        """Raises InputError, OSError."""
+        # Attempts that were kept from starting have left nothing to go on from.
+        before = self.ledger.store.attempts([job.id]) if attempt.number > 1 else ()
+        ran = any(one.running_s is not None for one in before if one.number < attempt.number)
+        return run_request(job, attempt, self.book.nodes[self.node], self.runs, self.sharing, resumes=ran)
+
+    def _not_started(self, run: str, cause: Cause, message: str, now: float) -> None:
+        how = RunExit(None, None, EndReason.NOT_STARTED.value, message, time.time(), cause=cause)
+        self.say(RunStatus(run, RunPhase.EXITED, exit=how))
+        del self.to_start[run]
+        self.retry_s = now
 
     def _stopped(self, attempt: Attempt) -> bool:
         present = self.book.attempts.get(attempt.job)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from gpuloom.core.decision import Reason
-from gpuloom.core.job import ENDED, Job, Phase
+from gpuloom.core.job import ENDED, EndReason, Job, Phase
 
 Jobs = Mapping[int, Job]
 
@@ -60,6 +60,9 @@ def blocked(job: Job, jobs: Jobs, now_s: float) -> Reason | None:
         )
     if job.not_before_s > now_s:
         left = job.not_before_s - now_s
+        if job.reason is EndReason.NOT_STARTED:
+            text = f"It could not be started, through no fault of its own: {job.message}. The next try comes in"
+            return Reason("start_failed", f"{text} {max(left, 1.0):.0f} s.", {"seconds": left})
         return Reason(
             "pause_before_retry", f"Its last attempt failed; the next one comes in {left:.0f} s.", {"seconds": left}
         )

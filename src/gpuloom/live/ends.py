@@ -6,21 +6,38 @@ import signal as signals
 from typing import Any
 
 from gpuloom.core.job import Attempt, EndReason, Job, Phase, SavedBy
-from gpuloom.executors.port import RunExit
+from gpuloom.executors.port import Cause, RunExit
 from gpuloom.live.saved import SAVED, Saved
 
 MOST_PAUSE_S = 60.0
 NO_SAVES = Saved()
 
 
+NOT_THE_JOBS = frozenset({Cause.PLACE, Cause.EXECUTOR})
+
+
+def kept_from_starting(how: RunExit) -> bool:
+    """A fault of the surroundings kept it from being started: that counts neither as a failure nor as a run."""
+    return how.reason == EndReason.NOT_STARTED and how.cause in NOT_THE_JOBS
+
+
 def ended(
-    job: Job, attempt: Attempt, how: RunExit, *, work_s: float, complete: bool, now_s: float, saves: Saved = NO_SAVES
+    job: Job,
+    attempt: Attempt,
+    how: RunExit,
+    *,
+    work_s: float,
+    complete: bool,
+    now_s: float,
+    saves: Saved = NO_SAVES,
+    pause_s: float = 0.0,
 ) -> dict[str, Any]:
     """Data of the event `attempt.ended`.
 
     Args:
         work_s: work of this attempt, seconds. complete: the job reported that all of its steps are done.
         saves: what is known of what it saved.
+        pause_s: how long to wait before the next try, where it was kept from starting.
 
     A job that made way and is known to have saved keeps its work: it goes on from there. Any other one keeps what it
     had reported as saved before, and else begins again where the attempt began. A preempted job is never counted as
@@ -47,14 +64,16 @@ def ended(
         after = Phase.QUEUED
     elif reason is EndReason.LOST and attempt.stop_reason is not None:
         reason, after = attempt.stop_reason, Phase.QUEUED
-    elif reason is EndReason.LOST and how.message.startswith(RESTARTED):
+    elif (reason is EndReason.LOST and how.cause is Cause.RESTARTED) or kept_from_starting(how):
         after = Phase.QUEUED
     elif reason is not EndReason.NOT_STARTED:
         failure = True
         if job.failures < int(job.spec.get("retries", 0)):
             after = Phase.QUEUED
-    pause = min(2.0**job.failures, MOST_PAUSE_S) if failure and after is Phase.QUEUED else 0.0
-    return {
+    pause = pause_s if after is Phase.QUEUED and kept_from_starting(how) else 0.0
+    if failure and after is Phase.QUEUED:
+        pause = min(2.0 ** min(job.failures, 30), MOST_PAUSE_S)
+    data: dict[str, Any] = {
         "reason": reason.value,
         "exit_code": how.exit_code,
         "signal": how.signal,
@@ -69,10 +88,9 @@ def ended(
         "not_before_s": now_s + pause if pause else 0.0,
         "failure": failure,
     }
-
-
-RESTARTED = "the machine was restarted"
-"""Begins the message of a run that was lost with its machine: it can't be running any more, so it may start again."""
+    if kept_from_starting(how):
+        data["began"] = False
+    return data
 
 
 def _unproven(how: RunExit, some: bool) -> str:

@@ -346,6 +346,7 @@ class LiveService:
                 "problem": executor,
                 "limits": dict(self._machine.limits()),
             },
+            "monitor": {"ok": not self._machine.problem, "problem": self._machine.problem},
             "policy": scheduler.planning.written,
             "policy_problem": scheduler.policy_problem(),
             "policy_failure": self._policy_failure(),

@@ -11,11 +11,11 @@ from typing import Any
 
 from gpuloom.core.errors import InvalidTransition
 from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Phase
-from gpuloom.executors.port import RunExit, RunPhase, RunStatus
+from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch import Dispatch, as_json
 from gpuloom.live.eligible import broken, throttle_of
-from gpuloom.live.ends import ended
+from gpuloom.live.ends import ended, kept_from_starting
 from gpuloom.live.estimates import Estimates, like_of
 from gpuloom.live.ledger import Draft, Ledger
 from gpuloom.live.occupancy import MAKES_WAY
@@ -120,6 +120,9 @@ class Intake:
         for status in statuses:
             if self.statuses.get(status.run) is status:
                 del self.statuses[status.run]
+        for status in statuses:
+            if status.phase is RunPhase.RUNNING and (begun := self.attempt_of(status.run)) is not None:
+                self.dispatch.starts.began(status.run, begun.job)
         for job_id in frozen:
             self.planning.freezing.pop(job_id, None)
             self.work.pause(job_id, now)
@@ -158,7 +161,9 @@ class Intake:
         if notice_s is None and attempt.deadline_s is not None:  # it could not be written; the signal was sent
             notice_s = time.time() - (now - attempt.deadline_s) - float(job.spec.get("grace", 30.0))
         saves = saved(how, told, notice_s=notice_s, checkpoint_s=self.checkpoints.pop(attempt.run, None))
-        data = ended(job, attempt, how, work_s=worked(job.id, at), complete=complete, now_s=now, saves=saves)
+        pause_s = self.dispatch.starts.pause_s(attempt.run, job.id, everywhere=how.cause is Cause.EXECUTOR)
+        work_s = worked(job.id, at)
+        data = ended(job, attempt, how, work_s=work_s, complete=complete, now_s=now, saves=saves, pause_s=pause_s)
         return {**data, "ended_s": at}
 
     def _end_stranger(self, run: str) -> None:
@@ -232,6 +237,14 @@ class Intake:
         self.planning.freezing.pop(job.id, None)
         self.planning.thawing.pop(job.id, None)
         self.planning.refreeze.discard(job.id)
+        starts = self.dispatch.starts
+        if kept_from_starting(how):
+            everywhere = how.cause is Cause.EXECUTOR
+            starts.failed(attempt.run, job.id, now, everywhere=everywhere, why=how.message)
+        elif how.reason == EndReason.NOT_STARTED:
+            starts.began(attempt.run, job.id)
+        else:
+            starts.gone(attempt.run, job.id)
         log.info("run %s ended: %s %s", attempt.run, job.reason, job.message)
         if job.phase in ENDED:
             self.planning.grants.pop(job.id, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Attempt, Job, NodeRecord
 from gpuloom.executors.environment import prepared
-from gpuloom.executors.port import RunExit, RunRequest
+from gpuloom.executors.port import RunExit, RunRequest, exit_of
 from gpuloom.executors.wire import EXIT_FILE, RUN_FILE, read_json
 from gpuloom.live.kernel_sharing import NO_SHARING, Ability, under_the_shim
 
@@ -38,11 +38,13 @@ def exit_on_disk(directory: Path, attempt: Attempt) -> RunExit | None:
     begun, ended = read_json(str(directory / RUN_FILE)), read_json(str(directory / EXIT_FILE))
     if begun is None or ended is None or not same_process(attempt, begun["pid"], begun["start_ticks"]):
         return None
-    return RunExit(**ended["exit"])
+    return exit_of(ended["exit"])
 
 
-def run_request(job: Job, attempt: Attempt, node: NodeRecord, runs: Path, sharing: Ability = NO_SHARING) -> RunRequest:
-    """What to run for this attempt, on this node.
+def run_request(
+    job: Job, attempt: Attempt, node: NodeRecord, runs: Path, sharing: Ability = NO_SHARING, *, resumes: bool
+) -> RunRequest:
+    """What to run for this attempt, on this node. resumes: it has run before.
 
     Raises:
         InputError: its environment can't be made (no such venv, no container runtime, …).
@@ -90,7 +92,7 @@ def run_request(job: Job, attempt: Attempt, node: NodeRecord, runs: Path, sharin
         grace_s=float(spec.get("grace", 30.0)),
         cpus=spec.get("cpus"),
         memory_mib=spec.get("memory"),
-        resumes=attempt.number > 1,
+        resumes=resumes,
     )
 
 

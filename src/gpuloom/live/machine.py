@@ -17,6 +17,7 @@ from gpuloom.agent.sample import Foreign, RunOnNode, Sample
 from gpuloom.core.job import Gpu, NodeRecord
 from gpuloom.executors.port import RunUsage
 from gpuloom.live.views import ForeignView, GpuView, NodeView
+from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom.monitor")
 
@@ -49,7 +50,8 @@ class Machine:
         self._sample: Sample | None = None
         self._notes: dict[int, tuple[str, ...]] = {}
         self._end = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._problem = ""
+        self._worker: Worker | None = None
 
     def start(
         self,
@@ -62,12 +64,17 @@ class Machine:
             while not self._end.is_set():
                 try:
                     self.look(runs, take)
-                except Exception:  # a monitor that fails must not take the scheduler with it; the next look may work
-                    log.exception("a look at the machine failed")
+                except Exception as error:  # a monitor that fails must not take the scheduler with it
+                    text = f"a look at the machine failed: {type(error).__name__}: {error}; the next one may work"
+                    if text != self._problem:
+                        log.exception("%s", text)
+                    self._problem = text
+                else:
+                    self._problem = ""
                 self._end.wait(self._every_s)
 
-        self._thread = threading.Thread(target=loop, name="monitor", daemon=True)
-        self._thread.start()
+        self._worker = Worker("monitor", loop)
+        self._worker.start()
 
     def look(self, runs: Callable[[], Mapping[str, RunOnNode]], take: Callable[[Sample, Changes], None]) -> None:
         """One look."""
@@ -79,10 +86,15 @@ class Machine:
         self._sample = sample
         take(sample, changes)
 
+    @property
+    def problem(self) -> str:
+        """'', or why the machine is not looked at."""
+        return self._problem or ("" if self._worker is None else self._worker.problem)
+
     def stop(self) -> None:
         self._end.set()
-        if self._thread is not None:
-            self._thread.join(self._every_s + 5.0)
+        if self._worker is not None:
+            self._worker.end(self._every_s + 5.0)
         self._monitor.close()
 
     def gpu_processes(self, uuids: Sequence[str]) -> Mapping[str, Sequence[int]]:

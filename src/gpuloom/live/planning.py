@@ -116,6 +116,8 @@ class Planning:
         self.rates: dict[int, float] = {}
         self.yielding: set[int] = set()
         """Jobs that the pass under way has told to make way."""
+        self.no_starts = ""
+        """Why nothing can be started now, whatever is free."""
         self.reasons: dict[int, Reason] = {}
         self.world: World | None = None
         self.kept = Memory()

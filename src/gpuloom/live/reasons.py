@@ -28,7 +28,9 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
         job = planning.book.jobs.get(number)
         if job is None or job.phase in ENDED or (job.phase in ACTIVE and job.phase is not Phase.FROZEN):
             continue
-        if number in planning.grants:
+        if planning.no_starts and job.phase is Phase.QUEUED and blocked(job, planning.book.jobs, now_s) is None:
+            found[number] = Reason("executor_in_trouble", f"Nothing can be started now: {planning.no_starts}.")
+        elif number in planning.grants:
             found[number] = vacated(planning, number)
         elif job.phase is Phase.HELD:
             found[number] = blocked(job, planning.book.jobs, now_s) or Reason("held", "It is held.")

@@ -18,7 +18,7 @@ from gpuloom.live.clock import ServiceClock
 from gpuloom.live.facade import LiveService
 from gpuloom.live.kernel_sharing import Ability
 from gpuloom.live.records import node_data
-from gpuloom.live.scheduler import Scheduler
+from gpuloom.live.scheduler import MEET_S, Scheduler
 from gpuloom.live.spec import job_spec
 from gpuloom.store.memory import MemoryStore
 
@@ -64,7 +64,7 @@ class Rehearsal:
             self.scheduler.ledger.write([("node.changed", None, {"node": node_data(node)})])
         if loaded.settings.get("policy") != policy:
             self.scheduler.ledger.write([("policy.set", None, {"policy": policy, "interval_s": interval_s})])
-        self.scheduler._recover()
+        self.scheduler._recover(self.scheduler._meet(MEET_S))
         self.turn()
 
     def restart(self, *, orderly: bool) -> None:

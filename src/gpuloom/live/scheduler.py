@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import ENDED, EndReason, Gpu, Job, NodeRecord, Phase
 from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.port import ExecutorError, LiveExecutor, RunExit, RunPhase, RunStatus, RunUsage
@@ -43,10 +44,16 @@ from gpuloom.live.standby import FALLBACK
 from gpuloom.live.work import WorkDone
 from gpuloom.policies.blame import said
 from gpuloom.store.port import JobQuery, Loaded, Store, StoreError
+from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom.scheduler")
 
 T = TypeVar("T")
+
+MEET_S = 3.0
+"""How long the executor may take to answer before the scheduler is there without it."""
+MEET_LATER_S = 20.0
+MOST_PAUSE_S = 10.0
 
 SAVE_MEMORY_S = 15.0
 SLOW_PASS_S = 10.0
@@ -117,7 +124,6 @@ class Scheduler:
             clock,
             node=node.name,
             runs=runs,
-            trouble=partial(self._trouble, "executor"),
             say=self.on_status,
             sharing=sharing,
         )
@@ -138,6 +144,10 @@ class Scheduler:
         self._unsaved = False
         self._told: dict[str, float] = {}
         """Failures of the policy that are written down: since when."""
+        self._unmet = ""
+        """Why the executor could not be met yet; until then nothing is started, as nobody knows what runs."""
+        self._ending = threading.Event()
+        self._meeting = Worker("executor-meeting", self._meet_later)
         self._stop = False
         self._leaving = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -148,7 +158,14 @@ class Scheduler:
 
     def start(self) -> None:
         """Take up what was left, then begin. Returns when the scheduler is ready."""
-        self._recover()
+        try:
+            known = self._meet(MEET_S)
+        except ExecutorError as error:  # jobs wait, and what runs goes on: no reason not to be there
+            self._not_met(error)
+            self._thread.start()
+            self._meeting.start()
+            return
+        self._recover(known)
         self._thread.start()
 
     def do(self, function: Callable[[], T]) -> T:
@@ -298,12 +315,14 @@ class Scheduler:
             self.failed = error
             log.critical("the scheduler ends by an error of ours", exc_info=True)
         finally:
+            self._ending.set()
             self._save_memory(force=True)
             self._ended()
 
     def _turn(self) -> None:
         now = self.clock.now()
-        due = min(self.planning.due_s() if not self._leaving else math.inf, self.dispatch.retry_s)
+        passes = not (self._leaving or self._unmet)
+        due = min(self.planning.due_s() if passes else math.inf, self.dispatch.retry_s)
         due = max(due, self._blocked_until_s)
         if self._unsaved:
             due = min(due, self._saved_s + SAVE_MEMORY_S)
@@ -324,14 +343,15 @@ class Scheduler:
             self.dispatch.watch_freezes(now)
             if self._leaving:
                 self.dispatch.stop_all()
-            else:
+            elif not self._unmet:
                 self._pass(now)
                 self.dispatch.start_granted(now)
             self.dispatch.hand_over(now)
             if self.ledger.writes > writes:
                 self._trouble("store", "")
-            if self.dispatch.retry_s == math.inf:
-                self._trouble("executor", "")
+            problem = self._unmet or self.dispatch.problem or self.dispatch.starts.problem
+            self._trouble("executor", problem)
+            self.planning.no_starts = problem
             self._policy_news(now)
         except StoreError as error:
             self._trouble("store", str(error))
@@ -408,12 +428,34 @@ class Scheduler:
 
     # -- beginning and care -------------------------------------------------------------------------------------
 
-    def _recover(self) -> None:
+    def _meet(self, patience_s: float) -> dict[str, RunStatus]:
+        """The runs that the executor knows. Raises ExecutorError."""
+        end = time.monotonic() + patience_s
+        self.executor.open(self.on_status, patience_s=patience_s)
+        left_s = max(end - time.monotonic(), 0.1)
+        return {status.run: status for status in self.executor.runs(patience_s=left_s)}
+
+    def _meet_later(self) -> None:
+        """In a thread of its own: try until the executor answers."""
+        pause_s = RETRY_S
+        while not self._ending.wait(pause_s):
+            try:
+                known = self._meet(MEET_LATER_S)
+                self.do(partial(self._recover, known))
+                return
+            except GpuloomError as error:
+                self._not_met(error)
+            pause_s = min(2 * pause_s, MOST_PAUSE_S)
+
+    def _not_met(self, error: GpuloomError) -> None:
+        self._unmet = f"{error} (nothing is started, and what runs goes on; it is tried again)"
+        self._trouble("executor", self._unmet)
+        self.planning.no_starts = self._unmet
+
+    def _recover(self, known: Mapping[str, RunStatus]) -> None:
         """Take up the runs that went on while no scheduler was there."""
-        self.executor.open(self.on_status)
         now = self.clock.now()
         self.work.at(now)
-        known = {status.run: status for status in self.executor.runs()}
         for attempt in list(self.book.attempts.values()):
             status = known.get(attempt.run)
             if status is not None and not same_process(attempt, status.pid, status.start_ticks):
@@ -444,6 +486,7 @@ class Scheduler:
         self.intake.remember_unreleased(known.values())
         for status in known.values():
             self.on_status(status)
+        self._unmet = ""
         self._inbox.put(lambda: None)
 
     # -- changes from outside, in the scheduler's thread ---------------------------------------------------------

@@ -271,6 +271,14 @@ class LackView(TypedDict):
     text: str
 
 
+class MonitorView(TypedDict):
+    """What looks at the machine."""
+
+    ok: bool
+    problem: str
+    """What is wrong with it; '' for nothing."""
+
+
 class StatusView(TypedDict):
     """The scheduler about itself."""
 
@@ -281,6 +289,7 @@ class StatusView(TypedDict):
     home: str
     store: StoreView
     executor: ExecutorView
+    monitor: MonitorView
     policy: str
     policy_problem: str
     """What is wrong with the policy; '' for nothing."""
