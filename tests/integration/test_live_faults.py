@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import fake_executor
 from fake_executor import FakeExecutor
 from gpuloom.client import ClientError
+from gpuloom.executors import paper
 from gpuloom.live.clock import ServiceClock
 from gpuloom.store.home import home_of
 from gpuloom.store.port import StoreError
@@ -215,7 +215,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(
     executor = FakeExecutor()
 
     # The executor takes its times from the same wall clock.
-    monkeypatch.setattr(fake_executor, "time", SimpleNamespace(time=wall))
+    monkeypatch.setattr(paper, "time", SimpleNamespace(time=wall))
     with living(tmp_path, executor, policy="fifo") as live:
         limited, second = live.submit(2, time_limit=3600), live.submit(2)
         waits = live.submit(4, estimate=60)
