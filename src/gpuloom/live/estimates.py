@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -124,18 +125,22 @@ class Estimates:
     def __init__(self, earlier: Earlier) -> None:
         self._earlier = earlier
         self._runs: OrderedDict[tuple[str, str], tuple[_Past, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+        """A run that ends while another thread asks the store for those before it is not forgotten."""
 
     def copy(self) -> Estimates:
         """What is known now, for another thread."""
         twin = Estimates(self._earlier)
-        twin._runs = self._runs.copy()
+        with self._lock:
+            twin._runs = self._runs.copy()
         return twin
 
     def finished(self, like: Like, work_s: float, *, given_s: float | None = None) -> None:
         """A job finished well. given_s: what its user had estimated."""
-        for key in ((like.user, like.name), (like.user, "")):
-            if (runs := self._runs.get(key)) is not None:
-                self._runs[key] = (*runs, _Past(_bounded(work_s), like, _number(given_s)))[-REMEMBER:]
+        with self._lock:
+            for key in ((like.user, like.name), (like.user, "")):
+                if (runs := self._runs.get(key)) is not None:
+                    self._runs[key] = (*runs, _Past(_bounded(work_s), like, _number(given_s)))[-REMEMBER:]
 
     def of(self, like: Like, *, given_s: float | None, time_limit_s: float | None) -> Estimate:
         """What is known now of the running time of such a job."""
@@ -158,9 +163,11 @@ class Estimates:
         return Estimate(_usual(others) if others else DEFAULT_S, source)
 
     def _of(self, key: tuple[str, str]) -> tuple[_Past, ...]:
-        runs = self._runs.get(key)
-        if runs is None:
-            found = self._earlier(*key, REMEMBER)
+        with self._lock:
+            runs = self._runs.get(key)
+            if runs is not None:
+                self._runs.move_to_end(key)
+                return runs
             runs = tuple(
                 [
                     _Past(
@@ -168,15 +175,13 @@ class Estimates:
                         like_of(run.spec, key[0], run.gpus, run.array_id),
                         _number(run.spec.get("estimate")),
                     )
-                    for run in found
+                    for run in self._earlier(*key, REMEMBER)
                 ]
             )
             if len(self._runs) >= MOST_NAMES:
                 self._runs.popitem(last=False)
             self._runs[key] = runs
-        else:
-            self._runs.move_to_end(key)
-        return runs
+            return runs
 
 
 def _alike(like: Like, named: Sequence[_Past]) -> tuple[Source, list[_Past]]:

@@ -27,7 +27,8 @@ log = logging.getLogger("gpuloom.scheduler")
 
 FRESH_S = 2.0
 """So long a forecast serves others who ask, if nothing happens."""
-KEPT = 8
+KEPT = 2
+"""Of so many moments or priorities what was made ready is kept: it may be large."""
 
 
 @dataclass(frozen=True, slots=True)
