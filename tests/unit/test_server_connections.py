@@ -107,6 +107,13 @@ def test_one_that_is_gone_is_forgotten(there: Any) -> None:
     assert (len(there), there.strangers) == (0, 0)
 
 
+def test_at_the_end_nobody_is_let_in(there: Any) -> None:
+    before = enter(there, me(), 2)
+    there.ending = True
+    assert left(before, enter(there, me(), 3), enter(there, STRANGER, 3)) == [2, 0, 0]
+    assert len(there) == 2
+
+
 # -- who it is ---------------------------------------------------------------------------------------------------------
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
-class JobView(TypedDict, total=False):
+class JobView(TypedDict):
     """A job for people and programs. Times are epoch seconds; None where there is none yet."""
 
     id: int
@@ -59,11 +59,11 @@ class JobView(TypedDict, total=False):
     """What the job reported last ({step, steps, fraction, …})."""
     usage: dict[str, float | None]
     flags: dict[str, str]
-    changed: bool
+    changed: NotRequired[bool]
     """In the answer to an action: whether it changed the job; false: it was so already."""
 
 
-class WhyView(TypedDict, total=False):
+class WhyView(TypedDict):
     """Why a job waits, and when it will start."""
 
     job: int

@@ -48,6 +48,8 @@ class Connections:
         self._strangers: OrderedDict[Peer, dict[Guarded, None]] = OrderedDict()
         self._me = me()
         self.turned_away = 0
+        self.ending = False
+        """No more are taken."""
 
     def close(self) -> None:
         """No more of them are looked at."""
@@ -63,6 +65,9 @@ class Connections:
 
     def enter(self, connection: Guarded, transport: asyncio.Transport) -> None:
         """It is there. Others go where there are too many."""
+        if self.ending:
+            transport.abort()
+            return
         peer = connection.peer = self.users.peer(transport)
         self._all[connection] = peer
         own = self._strangers.setdefault(peer, {})

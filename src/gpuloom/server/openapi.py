@@ -8,7 +8,7 @@ import textwrap
 from functools import cache, reduce
 from operator import or_
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -86,9 +86,11 @@ def _told_fields(view: type) -> dict[str, str]:
 def model_of(view: type) -> type[BaseModel]:
     """A model with the fields of a TypedDict, and no others."""
     told = _told_fields(view)
-    fields: dict[str, Any] = {
-        name: (_kind_of(kind), Field(description=told.get(name))) for name, kind in get_type_hints(view).items()
-    }
+    fields: dict[str, Any] = {}
+    for name, kind in get_type_hints(view, include_extras=True).items():
+        optional = get_origin(kind) is NotRequired
+        kind = get_args(kind)[0] if optional else kind
+        fields[name] = (_kind_of(kind), Field(None if optional else ..., description=told.get(name)))
     name = view.__name__.removesuffix("View") if view not in (JobView, WhyView) else view.__name__
     closed = ConfigDict(extra="forbid")
     return create_model(name, __config__=closed, __doc__=inspect.cleandoc(view.__doc__ or ""), **fields)
