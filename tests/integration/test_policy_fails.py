@@ -317,3 +317,12 @@ def test_one_that_does_not_come_back_is_said_to(
         live.settle()
         assert not live.service.status()["policy_problem"]
         assert live.state(second) == ["queued"]  # what was given up is not done later
+
+
+def test_one_that_cannot_begin_is_refused_by_name(live: Rehearsal, faults: dict[str, Any]) -> None:
+    faults["learn_from"] = raises(KeyError("what"))
+    with pytest.raises(PolicyError, match="policy 'failing' can't begin: KeyError: 'what'"):
+        live.service.set_policy("failing")
+    with pytest.raises(PolicyError, match="policy 'failing' can't begin"):
+        Rehearsal("failing")
+    assert not live.scheduler.problem

@@ -21,17 +21,16 @@ from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from gpuloom.core.book import Book
 from gpuloom.core.commands import Command, Resize, Start, Stop
 from gpuloom.core.decision import Reason
-from gpuloom.core.errors import InputError, PolicyError
+from gpuloom.core.errors import PolicyError
 from gpuloom.core.job import ENDED, Allocation, Job, Phase
 from gpuloom.core.profile import Profiles
 from gpuloom.core.share_class import share_class_of
 from gpuloom.engine.alarms import next_alarm_s
 from gpuloom.live.asking import Asking, Call, PolicyFailure
+from gpuloom.live.chosen import learn, made, recalled
 from gpuloom.live.eligible import Throttles, blocked, throttle_of
 from gpuloom.live.estimates import NOW_S, Estimate, Estimates, left_s, like_of, stands_s
 from gpuloom.live.fleet import fleet_of, slots_of
@@ -39,7 +38,6 @@ from gpuloom.live.hold import Hold
 from gpuloom.live.lines import Lines
 from gpuloom.live.occupancy import MAKES_WAY, occupancy, reservation
 from gpuloom.live.reasons import nothing_to_give, unplaceable
-from gpuloom.live.records import memory_from_bytes
 from gpuloom.live.roster import Roster, kind_of
 from gpuloom.live.standby import FALLBACK, Standby
 from gpuloom.live.work import WorkDone
@@ -154,30 +152,21 @@ class Planning:
         self.policy: Policy
         self.written, self.interval_s = policy, interval_s
         try:
-            made = self.made(policy)
+            chosen = self.made(policy)
         except PolicyError as error:
+            if isinstance(error, PolicyFailure) and not stored:
+                raise PolicyError(f"policy {policy!r} can't begin: {error}") from error
             if not stored:
                 raise
             self.fall_back(error, now_s)
         else:
-            self._install(made, self._recalled(made))
+            self._install(chosen, recalled(chosen, saved))
 
     # -- the policy -----------------------------------------------------------------------------------------
 
     def made(self, written: str) -> Policy:
-        """A policy to go on with.
-
-        Raises:
-            PolicyError: no such policy, a bad parameter, or it fails to begin.
-        """
-        try:
-            policy = load_policy(written, beside=self.beside)
-        except InputError:
-            raise
-        except BaseException as error:
-            raise PolicyFailure(Call.BEGIN, error, None) from error
-        self._learn(policy)
-        return policy
+        """A policy to go on with. Raises PolicyError: no such policy, a bad parameter, or it fails to begin."""
+        return made(written, beside=self.beside, ended_gpu_s=self._ended_gpu_s())
 
     def use(self, policy: Policy, written: str, interval_s: float) -> None:
         """Go on with this policy, which `made` has made of what was written."""
@@ -187,31 +176,10 @@ class Planning:
         self._install(policy, Memory())
 
     def _install(self, policy: Policy, memory: Memory) -> None:
-        self.world, self.policy, self.kept = None, policy, memory
+        self.world, self.policy, self.kept, self._ends = None, policy, memory, 0
         self._met = set(memory.met)
         self._finished.clear()
         self.stale()
-
-    def _recalled(self, policy: Policy) -> Memory:
-        """The memory that was written down last; a new one if there is none, or it can't be read."""
-        if self.saved is None:
-            return Memory()
-        try:
-            with Asking(Call.READ_MEMORY, policy):
-                return memory_from_bytes(self.saved, policy)
-        except PolicyFailure as error:
-            log.warning("the memory of policy %s can't be read, it begins anew: %s", self.written, error)
-            return Memory()
-
-    def _learn(self, policy: Policy) -> None:
-        """Tell a policy what jobs that have ended took."""
-        ended = np.asarray(self._ended_gpu_s(), dtype=np.float64)
-        asked: Policy | None = policy
-        while asked is not None:
-            with Asking(Call.LEARN_FROM, asked):
-                asked.learn_from(ended)
-            asked = asked.inner
-        self._ends = 0
 
     def fall_back(self, error: Exception, now_s: float) -> None:
         """The policy has failed: the fallback decides in its place."""
@@ -232,7 +200,7 @@ class Planning:
             return
         again = failure is not None and failure.times == 1 and failure.call is not Call.CARRIED
         self.standby.tries()
-        self._install(policy, self._recalled(policy) if again else Memory())
+        self._install(policy, recalled(policy, self.saved) if again else Memory())
 
     def _jobs(self) -> frozenset[tuple[int, int]]:
         """What there is to decide about: jobs, and what they ask for."""
@@ -378,7 +346,8 @@ class Planning:
         outcome = Outcome()
         if self.world is None:
             if self._ends >= LEARN_EVERY:
-                self._learn(self.policy)
+                learn(self.policy, self._ended_gpu_s())
+                self._ends = 0
             self._drop_grants(now_s)
             eligible, self.reasons, self._pause_s = self._first(now_s)
             # Who was held, or waited for something else, comes to the policy anew.

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gpuloom.core.errors import GpuloomError
+from gpuloom.core.errors import GpuloomError, PolicyError
 from gpuloom.core.job import ENDED, EndReason, Gpu, Job, NodeRecord, Phase
 from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.port import ExecutorError, LiveExecutor, RunExit, RunPhase, RunStatus, RunUsage
@@ -316,8 +316,13 @@ class Scheduler:
             log.critical("the scheduler ends by an error of ours", exc_info=True)
         finally:
             self._ending.set()
-            self._save_memory(force=True)
-            self._ended()
+            try:
+                self._save_memory(force=True)
+            except Exception as error:  # whatever it is, whoever waits for the end is told of it
+                self.failed = self.failed or error
+                log.critical("the policy's memory could not be written down", exc_info=True)
+            finally:
+                self._ended()
 
     def _turn(self) -> None:
         now = self.clock.now()
@@ -498,7 +503,10 @@ class Scheduler:
             PolicyError: no such policy or parameter; StoreError: it can't be written down. The one before goes on.
         """
         interval = self.planning.interval_s if interval_s is None else checked_interval(interval_s)
-        policy = self.planning.made(written)
+        try:
+            policy = self.planning.made(written)
+        except PolicyFailure as failure:
+            raise PolicyError(f"policy {written!r} can't begin: {failure}") from failure
         self.ledger.write([("policy.set", None, {"policy": written, "interval_s": interval})])
         self.planning.use(policy, written, interval)
         self._told.clear()
