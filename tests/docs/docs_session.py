@@ -115,9 +115,9 @@ class Session:
         (base / "steps" / "prelude").write_text(PRELUDE)
         self._tell(self.shell, f". {base}/steps/prelude; echo done")
 
-    def _start(self, *command: str) -> subprocess.Popen[str]:
+    def _start(self, *command: str, folder: str = "") -> subprocess.Popen[str]:
         return subprocess.Popen(
-            command, cwd=self.folder, env=self.environment, text=True, start_new_session=True,
+            command, cwd=folder or self.folder, env=self.environment, text=True, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
@@ -162,7 +162,8 @@ class Session:
         step = self.base / "steps" / f"{self.steps}.py"
         step.write_text(text)
         if self.python is None:
-            self.python = self._start(f"{self.folder}/.venv/bin/python", "-c", PYTHON)
+            place = self.sh("pwd").strip()
+            self.python = self._start(f"{self.folder}/.venv/bin/python", "-c", PYTHON, folder=place)
         wrong = self._tell(self.python, str(step))
         printed = Path(f"{step}.out").read_text(errors="replace")
         if wrong:

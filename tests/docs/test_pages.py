@@ -16,8 +16,6 @@ from docs_pages import NEEDS, PAGES, ROOT, RUN, SHOWN, Block, blocks, comparable
 from docs_session import FailedError, Session
 
 DATA = Path(os.environ.get("GPULOOM_DATA", ROOT.parent / "shared" / "data"))
-KNOWN_FAILURES = {}
-"""Pages that do not run yet. To be emptied."""
 
 
 def name_of(path: Path) -> str:
@@ -36,20 +34,8 @@ def can_be_done(block: Block) -> bool:
     return not block.needs or (alone is not None and DATA.is_dir())
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(
-            path,
-            id=name_of(path),
-            marks=[pytest.mark.not_everywhere, pytest.mark.skip("the page does not run yet")]
-            if name_of(path) in KNOWN_FAILURES
-            else [],
-        )
-        for path in PAGES
-        if runnable(path)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [path for path in PAGES if runnable(path)], ids=name_of)
 def test_the_page_runs_as_written(path: Path, tmp_path: Path) -> None:
     session = Session(tmp_path, DATA)
     try:

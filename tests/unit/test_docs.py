@@ -16,8 +16,6 @@ from gpuloom.core.cluster import parse_cluster
 from gpuloom.policies.base import Parameter
 from gpuloom.policies.registry import BUILT_IN, create_policy, parse_policy, policy_class
 from gpuloom.sim.inputs import load_cluster
-from gpuloom.sim.runner import Task, run_all
-from gpuloom.sim.traces import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("**/*.md")])
@@ -214,25 +212,8 @@ def test_python_blocks_run(
     assert float(capsys.readouterr().out.split()[0]) > 0
 
 
-def test_the_readme_shows_what_the_program_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The numbers of the README's screen, within 10 % (the average JCT) and in its order of policies."""
-    from gpuloom.cli.main import cli as command
-
-    monkeypatch.chdir(tmp_path)
+def test_the_screen_of_the_readme_is_no_wider_than_pages_are() -> None:
+    """That it shows what the program says, tests/docs looks at."""
     screen = blocks(ROOT / "README.md", "console")[0]
     assert max(map(len, screen.splitlines())) <= 105  # the commands; the table itself:
     assert max(len(line) for line in screen.splitlines() if not line.startswith("$")) <= 100
-    lines = [shlex.split(line)[2:] for line in screen.splitlines() if line.startswith("$ gpuloom")]
-    command.main(lines[0], standalone_mode=False)
-    workload = read_trace("jobs.csv").workload
-    values = parsed(lines[1])
-    cluster = parse_cluster(str(values["cluster"]))
-    rows = {line.split()[0]: line for line in screen.splitlines() if re.match(r"[a-z-]+ +\d", line)}
-    assert list(rows) == str(values["policies"]).split(",")
-    outcome = run_all([Task(workload, cluster, policy) for policy in rows], {})
-    for result in outcome.done:
-        shown = re.match(r"[\w-]+ +((?:\d+[dhms] ?)+)", rows[result.policy])
-        assert shown is not None
-        units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-        seconds = sum(int(part[:-1]) * units[part[-1]] for part in shown.group(1).split())
-        assert result.avg_jct_s == pytest.approx(seconds, rel=0.1), result.policy
