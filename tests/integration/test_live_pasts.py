@@ -150,6 +150,7 @@ def test_a_home_of_before_is_taken_up_with_its_runs(tmp_path: Path, monkeypatch:
     before.crash()
     monkeypatch.undo()
     with closing(sqlite3.connect(before.parts.home.db)) as connection, connection:
+        connection.execute("DROP TABLE environments")
         for column in ("identity", "saved_by"):
             connection.execute(f"ALTER TABLE attempts DROP COLUMN {column}")
         connection.execute("UPDATE events SET data = json_remove(data, '$.identity') WHERE type = 'attempt.starting'")

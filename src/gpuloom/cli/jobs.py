@@ -210,7 +210,9 @@ def _show(found: Mapping[str, Any]) -> None:
     if job["state"] in ENDED and job.get("exit_code") is not None:  # before, it is that of the last attempt
         lines.append(("exit code", str(job["exit_code"])))
     if spec.get("env"):
-        lines.append(("environment", f"{plural(len(spec['env']), 'variable')} (--json shows them)"))
+        lines.append(
+            ("environment", f"{plural(len(spec['env']), 'variable')} (--json names them; values are not shown)")
+        )
     lines.append(("log", str(found.get("log") or "-")))
     for title, text in lines:
         click.echo(f"{title + ':':<15}{plain(text)}")

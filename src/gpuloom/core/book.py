@@ -33,6 +33,7 @@ class Changes:
     """Records as some events leave them: only those that changed.
 
     specs: by number of the event that brought them. settings: 'policy', 'interval_s'. next_job: the next free number.
+    environments: values of environment variables by spec; no event tells them (core/masked.py).
     """
 
     specs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -41,6 +42,7 @@ class Changes:
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     next_job: int | None = None
+    environments: dict[int, Mapping[str, str]] = field(default_factory=dict)
 
 
 class Book:

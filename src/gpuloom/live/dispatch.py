@@ -306,7 +306,9 @@ class Dispatch:
         # Attempts that were kept from starting have left nothing to go on from.
         before = self.ledger.store.attempts([job.id]) if attempt.number > 1 else ()
         ran = any(one.running_s is not None for one in before if one.number < attempt.number)
-        return run_request(job, attempt, self.book.nodes[self.node], self.runs, self.sharing, resumes=ran)
+        environment = self.ledger.store.environment(job.spec_id) if job.spec.get("env") else None
+        node = self.book.nodes[self.node]
+        return run_request(job, attempt, node, self.runs, self.sharing, resumes=ran, environment=environment)
 
     def _not_started(self, run: str, cause: Cause, message: str, now: float) -> None:
         how = RunExit(None, None, EndReason.NOT_STARTED.value, message, time.time(), cause=cause)

@@ -12,6 +12,7 @@ from gpuloom.core.decision import Reason
 from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, Attempt, EndReason, Job, Phase
+from gpuloom.core.masked import masked, unmasked
 from gpuloom.core.words import plural
 from gpuloom.live.care import Checked, StoreCheck
 from gpuloom.live.estimates import like_of
@@ -23,7 +24,7 @@ from gpuloom.live.launch import run_directory
 from gpuloom.live.ledger import Draft
 from gpuloom.live.machine import Machine
 from gpuloom.live.reasons import why
-from gpuloom.live.scheduler import Scheduler
+from gpuloom.live.scheduler import KEEP_ENVIRONMENTS_S, Scheduler
 from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.spec import JobSpec, indices_of, job_spec, within_bounds
 from gpuloom.live.standby import FALLBACK
@@ -101,7 +102,8 @@ class LiveService:
             for index, spec in enumerate(specs):
                 # One that it waits for may have ended between the check and now.
                 checks.after(dependencies(spec), named(index))
-            self._scheduler.ledger.write(drafts, submissions)
+            environments = {place: spec.env for place, spec in enumerate(specs)}
+            self._scheduler.ledger.write(drafts, submissions, environments)
             self._scheduler.planning.stale()
             return taken
 
@@ -154,6 +156,11 @@ class LiveService:
             for job in records:
                 if job.phase in ENDED:
                     checks.after(job.after, f"job {job.id}")
+                    if job.spec.get("env") and self._store.environment(job.spec_id) is None:
+                        raise ConflictError(
+                            f"job {job.id} can't be requeued: the values of its environment variables are kept for "
+                            f"{KEEP_ENVIRONMENTS_S / 86_400:g} days after its end; submit it again"
+                        )
             book = self._scheduler.book
             for job in records:
                 book.jobs.setdefault(job.id, job)  # one that ended long ago may be on disk only
@@ -191,6 +198,7 @@ class LiveService:
     def _update(self, wanted: Sequence[tuple[Job, Mapping[str, Any]]]) -> Collection[int]:
         """Change fields of specs; those jobs that are other than before. In the scheduler's thread."""
         drafts: list[Draft] = []
+        environments: dict[int, Mapping[str, str]] = {}
         checks = Checks(list(self._scheduler.book.nodes.values()), self._find)
         for job, changes in wanted:
             late = sorted(changes.keys() - WHILE_ACTIVE)
@@ -200,13 +208,16 @@ class LiveService:
                     f"(now: {', '.join(sorted(WHILE_ACTIVE))})"
                 )
             spec = job_spec({**within_bounds(job.spec), **changes}, source=f"job {job.id}")
+            before = (self._store.environment(job.spec_id) or {}) if spec.env else {}
+            spec = spec.model_copy(update={"env": unmasked(spec.env, before)})
             if job.phase not in ACTIVE:
                 checks.spec(spec, f"job {job.id}")
             if any(other == job.id for other, _ in dependencies(spec)):
                 raise InputError(f"job {job.id} can't wait for itself")
-            written = spec.model_dump(mode="json")
-            if all(written[name] == job.spec.get(name) for name in changes):
+            written = masked(spec.model_dump(mode="json"))
+            if all(written[name] == job.spec.get(name) for name in changes) and spec.env == before:
                 continue
+            environments[len(drafts)] = spec.env
             like = like_of(written, job.user, spec.gpus, job.array_id)
             estimate = self._scheduler.estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
             data = {
@@ -216,7 +227,7 @@ class LiveService:
                 "estimate_from": estimate.source.value,
             }
             drafts.append(("job.updated", job.id, data))
-        self._write(drafts)
+        self._scheduler.ledger.write(drafts, (), environments)
         changed = {int(number) for _, number, _ in drafts if number is not None}
         for job, changes in wanted:
             if job.id not in changed:

@@ -42,9 +42,17 @@ def exit_on_disk(directory: Path, attempt: Attempt) -> RunExit | None:
 
 
 def run_request(
-    job: Job, attempt: Attempt, node: NodeRecord, runs: Path, sharing: Ability = NO_SHARING, *, resumes: bool
+    job: Job,
+    attempt: Attempt,
+    node: NodeRecord,
+    runs: Path,
+    sharing: Ability = NO_SHARING,
+    *,
+    resumes: bool,
+    environment: Mapping[str, str] | None = None,
 ) -> RunRequest:
-    """What to run for this attempt, on this node. resumes: it has run before.
+    """What to run for this attempt, on this node. resumes: it has run before. environment: values of the job's own
+    environment variables; None: they are not kept any more.
 
     Raises:
         InputError: its environment can't be made (no such venv, no container runtime, …).
@@ -56,7 +64,9 @@ def run_request(
     if missing:
         raise InputError(f"node {node.name} has no GPU {missing[0]} any more")
     env: dict[str, str] = {key: os.environ[key] for key in KEPT if key in os.environ}
-    env |= {str(key): str(value) for key, value in _mapping(spec.get("env")).items()}
+    if environment is None and spec.get("env"):
+        raise InputError("the values of its environment variables are not kept any more: submit it again")
+    env |= environment or {}
     env.setdefault("PYTHONUNBUFFERED", "1")  # what a script prints is in the log when it prints it
     env["GPULOOM_JOB_NAME"] = job.name
     if job.array_index is not None:
@@ -94,7 +104,3 @@ def run_request(
         memory_mib=spec.get("memory"),
         resumes=resumes,
     )
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}

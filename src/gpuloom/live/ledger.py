@@ -16,6 +16,9 @@ Draft = tuple[str, int | None, Mapping[str, Any]]
 """(type, job, data) of an event that is to be written."""
 
 
+NO_ENVIRONMENTS: Mapping[int, Mapping[str, str]] = {}
+
+
 class Ledger:
     """Used by the scheduler's thread alone, but for `newest` and `wait`."""
 
@@ -39,8 +42,15 @@ class Ledger:
         self._last_s = loaded.last_event_s
         self._written = threading.Condition()
 
-    def write(self, drafts: Sequence[Draft], submissions: Sequence[Submission] = ()) -> list[Event]:
+    def write(
+        self,
+        drafts: Sequence[Draft],
+        submissions: Sequence[Submission] = (),
+        environments: Mapping[int, Mapping[str, str]] = NO_ENVIRONMENTS,
+    ) -> list[Event]:
         """Give the drafts numbers and a time, write them down, make them true, tell who waits for events.
+
+        environments: by place of a draft that brings a spec, the values of its environment variables.
 
         Raises:
             InvalidTransition: one of them can't come now; StoreError: they can't be written. Nothing has changed then.
@@ -50,6 +60,7 @@ class Ledger:
         at = self._last_s = max(self.clock.now(), self._last_s)
         events = [Event(self.newest + 1 + i, at, kind, job, data) for i, (kind, job, data) in enumerate(drafts)]
         changes = self.book.stage(events)
+        changes.environments.update({events[place].id: env for place, env in environments.items() if env})
         self.store.append(events, changes, submissions)
         self.book.commit(changes)
         self.writes += 1

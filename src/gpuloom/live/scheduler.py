@@ -58,6 +58,9 @@ MOST_PAUSE_S = 10.0
 SAVE_MEMORY_S = 15.0
 SLOW_PASS_S = 10.0
 """A pass that lasts longer than this is said to, as it keeps everything else waiting."""
+KEEP_ENVIRONMENTS_S = 7 * 86_400.0
+"""Values of a job's environment variables are kept for so long after its end, should it be requeued."""
+FORGET_EVERY_S = 3600.0
 KEEP_ENDED = 2000
 """Ended jobs kept in memory; the store has all."""
 
@@ -141,6 +144,7 @@ class Scheduler:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._blocked_until_s = -math.inf
         self._saved_s = 0.0
+        self._forgot_s = -math.inf
         self._unsaved = False
         self._told: dict[str, float] = {}
         """Failures of the policy that are written down: since when."""
@@ -368,6 +372,7 @@ class Scheduler:
             self._stop = True
         self._save_memory()
         self._forget()
+        self._forget_environments(now)
 
     @staticmethod
     def _do_one(call: Callable[[], None]) -> None:
@@ -573,6 +578,15 @@ class Scheduler:
         except StoreError as error:
             self._trouble("store", str(error))
             self._unsaved = True
+
+    def _forget_environments(self, now: float) -> None:
+        if now < self._forgot_s + FORGET_EVERY_S:
+            return
+        self._forgot_s = now
+        try:
+            self.store.forget_environments(now - KEEP_ENVIRONMENTS_S)
+        except StoreError as error:  # it is tried again; what else is written says so too
+            log.warning("environments of jobs that ended long ago are not forgotten yet: %s", error)
 
     def _forget(self) -> None:
         """Drop the oldest ended jobs from memory."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpuloom.core.errors import ImpossibleJobError, InputError
 from gpuloom.core.job import ENDED, Job, NodeRecord
+from gpuloom.core.masked import masked
 from gpuloom.executors.environment import prepared
 from gpuloom.live.eligible import broken
 from gpuloom.live.estimates import Estimates, like_of
@@ -98,7 +99,7 @@ def submitted(spec: JobSpec, user: str, first: int, estimates: Estimates) -> tup
     count = 1 if indices is None else len(indices)
     return {
         "user": user,
-        "spec": data,
+        "spec": masked(data),
         "first": first,
         "count": count,
         "indices": indices,

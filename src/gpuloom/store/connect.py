@@ -14,9 +14,10 @@ from importlib import resources
 from pathlib import Path
 from urllib.parse import quote
 
+from gpuloom.core.masked import masked
 from gpuloom.store.faults import RESTORE
 from gpuloom.store.port import StoreError
-from gpuloom.store.rows import dumps
+from gpuloom.store.rows import dumps, loads
 
 APPLICATION_ID = 0x67706C6D
 BUSY_TIMEOUT_MS = 5000
@@ -69,6 +70,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
             )
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA secure_delete = ON")  # environments hold secrets
         connection.execute(f"PRAGMA journal_size_limit = {64 * 2**20}")
         migrate(connection, path)
     except BaseException:
@@ -182,6 +184,8 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
     # Not executescript: it commits first.
+    connection.create_function("environment_of", 1, _environment_of, deterministic=True)
+    connection.create_function("without_environment", 1, _without_environment, deterministic=True)
     for statement in _statements(migration.sql):
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {migration.number}")
@@ -190,6 +194,18 @@ def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
         connection.executemany(
             "INSERT INTO meta (key, value) VALUES (?, ?)", [(key, dumps(value)) for key, value in facts.items()]
         )
+
+
+def _environment_of(spec: str) -> str | None:
+    """The environment in a spec; None of one without."""
+    env = loads(spec).get("env")
+    return dumps(env) if isinstance(env, dict) and env else None
+
+
+def _without_environment(data: str) -> str:
+    """A spec, or the data of an event that brings one, with names of environment variables alone."""
+    found = loads(data)
+    return dumps({**found, "spec": masked(found["spec"])} if "spec" in found else masked(found))
 
 
 def _statements(sql: str) -> list[str]:

@@ -30,6 +30,7 @@ class MemoryStore:
         self._events: list[Event] = []
         self._submissions: dict[str, Submission] = {}
         self._memory: tuple[str, bytes] | None = None
+        self._environments: dict[int, dict[str, str]] = {}
         self._closed = False
 
     def close(self) -> None:
@@ -66,7 +67,19 @@ class MemoryStore:
             kept.nodes.update(changes.nodes)
             kept.settings.update(settings)
             kept.next_job = kept.next_job if changes.next_job is None else changes.next_job
+            self._environments.update({number: dict(env) for number, env in changes.environments.items()})
             self._submissions.update({each.key: each for each in submissions})
+
+    def forget_environments(self, ended_before_s: float) -> None:
+        with self._lock:
+            jobs = self._open().jobs.values()
+            kept = {job.spec_id for job in jobs if job.ended_s is None or job.ended_s >= ended_before_s}
+            self._environments = {number: env for number, env in self._environments.items() if number in kept}
+
+    def environment(self, spec_id: int) -> Mapping[str, str] | None:
+        with self._lock:
+            self._open()
+            return self._environments.get(spec_id)
 
     def save_memory(self, policy: str, memory: bytes) -> None:
         with self._lock:
@@ -192,7 +205,9 @@ class MemoryStore:
         """Into a SQLite store, which a scheduler can be started with."""
         with self._lock, tempfile.TemporaryDirectory(prefix="gpuloom-") as folder:
             kept = self._open()
-            changes = Changes(kept.specs, kept.jobs, kept.attempts, kept.nodes, kept.settings, kept.next_job)
+            changes = Changes(
+                kept.specs, kept.jobs, kept.attempts, kept.nodes, kept.settings, kept.next_job, {**self._environments}
+            )
             with SqliteStore(Path(folder) / "store.db") as store:
                 store.append(self._events, changes, list(self._submissions.values()))
                 if self._memory is not None:

@@ -137,6 +137,10 @@ class Store(Protocol):
         """Keep the policy's memory (replaces the one before)."""
         ...
 
+    def forget_environments(self, ended_before_s: float) -> None:
+        """Drop the environments of specs of which no job is going on, or ended since that time."""
+        ...
+
     # -- reading --------------------------------------------------------------------------------------------
 
     def job(self, job: int) -> Job | None: ...
@@ -164,6 +168,10 @@ class Store(Protocol):
 
         Of a job of an array the submission of the array, which bears its first job's number, is one.
         """
+        ...
+
+    def environment(self, spec_id: int) -> Mapping[str, str] | None:
+        """Values of the environment variables of a spec; None: they are not kept any more."""
         ...
 
     def submission(self, key: str) -> Submission | None: ...

@@ -9,6 +9,17 @@ INSERT INTO events (id, at_s, type, job, data) VALUES (?, ?, ?, ?, ?);
 -- name: put_spec
 INSERT INTO specs (id, spec) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET spec = excluded.spec;
 
+-- name: put_environment
+INSERT INTO environments (id, env) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET env = excluded.env;
+
+-- name: environment
+SELECT env FROM environments WHERE id = ?;
+
+-- name: forget_environments
+DELETE FROM environments
+WHERE id NOT IN (SELECT spec_id FROM jobs WHERE phase IN (SELECT value FROM json_each(?)))
+AND id NOT IN (SELECT spec_id FROM jobs WHERE ended_s >= ?);
+
 -- name: put_node
 INSERT INTO nodes (name, node, cause) VALUES (?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET node = excluded.node, cause = excluded.cause;

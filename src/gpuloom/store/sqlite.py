@@ -109,6 +109,11 @@ class SqliteStore:
         with self._lock, self._writing("write", None) as writer:
             writer.execute(queries.statements()["put_memory"], (rows.text(policy), memory))
 
+    def forget_environments(self, ended_before_s: float) -> None:
+        going = rows.dumps(sorted(WAITING | ACTIVE))
+        with self._lock, self._writing("write", None) as writer:
+            writer.execute(queries.statements()["forget_environments"], (going, ended_before_s))
+
     def _follow(self, writer: sqlite3.Connection, events: Sequence[Event]) -> None:
         """The log has no gaps, and no other process writes to it."""
         if self._last is None:
@@ -271,6 +276,11 @@ class SqliteStore:
             found = read.events(reader, after, job, types, limit, newest)
         return found[::-1] if newest else found
 
+    def environment(self, spec_id: int) -> Mapping[str, str] | None:
+        with self._reading() as reader:
+            row = reader.execute(queries.statements()["environment"], (spec_id,)).fetchone()
+            return None if row is None else dict(rows.loads(row[0]))
+
     def submission(self, key: str) -> Submission | None:
         with self._reading() as reader:
             row = reader.execute(queries.statements()["submission"], (rows.text(key),)).fetchone()
@@ -340,6 +350,7 @@ def _batches(
     return (
         ("events", said["add_event"], [rows.event_row(event) for event in events]),
         ("specs", said["put_spec"], [(number, rows.dumps(spec)) for number, spec in changes.specs.items()]),
+        ("specs", said["put_environment"], [(number, rows.dumps(env)) for number, env in changes.environments.items()]),
         ("jobs", rows.PUT_JOB, [rows.job_row(job) for job in changes.jobs.values()]),
         ("attempts", rows.PUT_ATTEMPT, [rows.attempt_row(attempt) for attempt in changes.attempts.values()]),
         ("nodes", said["put_node"], [rows.node_row(node) for node in changes.nodes.values()]),
