@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpuloom.live.estimates import like_of
+from gpuloom.policies.registry import policy_ids
 from live_builders import Live, living, spec
 
 
@@ -172,3 +173,39 @@ def test_a_policy_without_its_inputs_says_so(tmp_path: Path) -> None:
         job = live.submit(2, estimate=10)
         assert live.service.status()["policy_lacks"] == []
         assert live.service.why(job)["lacks"] == []
+
+
+def test_a_throttled_array_of_which_nothing_is_known_has_no_number(tmp_path: Path) -> None:
+    with living(tmp_path, slots=2) as live:
+        jobs = live.submit_all([spec(array="0-4%1")])
+        assert live.state(*jobs) == ["running", *["queued"] * 4]
+        last = live.service.why(jobs[-1])
+        assert last["code"] == "array_throttle"
+        assert (last["start_s_median"], last["start_s_high"]) == (None, None)
+        live.end(jobs[0])
+        found = live.service.why(jobs[-1])
+        assert found["source"] == "array"
+        assert found["start_s_low"] <= found["start_s_median"] <= found["start_s_high"]
+
+
+@pytest.mark.parametrize("policy", sorted(policy_ids()))
+def test_under_every_policy_ranges_are_in_order_and_not_in_the_past(tmp_path: Path, policy: str) -> None:
+    """Whatever is known of the jobs: estimates, runs, limits, nothing."""
+    known: list[dict[str, Any]] = [{"estimate": 30.0}, {"name": "often"}, {"time_limit": 90.0}, {}]
+    with living(tmp_path, slots=4, policy=policy) as live:
+        for gpus in (1, 2, 3):
+            have_run(live, [40.0, 50.0, 60.0], gpus, name="often")
+        jobs = [live.submit(1 + n % 3, **known[n % len(known)]) for n in range(12)]
+        now = live.parts.clock.now()
+        for job, state in zip(jobs, live.state(*jobs), strict=True):
+            found = live.service.why(job)
+            for what in ("start", "end"):
+                span = [found[f"{what}_s_{part}"] for part in ("low", "median", "high")]  # type: ignore[literal-required]
+                told = [at for at in span if at is not None]
+                assert told == sorted(told), found
+                assert all(at >= now - 1.0 for at in told), found
+            if state == "queued":
+                assert found["unknown"] or found["start_s_median"] is not None or found["start_s_high"] is not None, (
+                    found
+                )
+                assert found["source"] in ("given", "earlier_runs", "time_limit", "unknown")

@@ -19,6 +19,8 @@ from gpuloom.core.words import plural
 
 UNTOLD = ("estimates", "boot_id", "start_ticks", "failure")
 """Fields of events that say nothing to people; --json has them."""
+GUESSES = ("unknown", "time_limit")
+"""Sources of estimates that are numbers to reckon with, and nothing that anybody knows."""
 
 
 @click.command()
@@ -103,8 +105,9 @@ def _seconds(name: str, value: float) -> str:
 def _told(data: Mapping[str, Any], at_s: float) -> str:
     """What an event says, in short: a spec and its like are left out (--json has them)."""
     parts = []
+    guessed = data.get("estimate_from") in GUESSES
     for key, value in data.items():
-        if value in (None, "", False) or key in UNTOLD:
+        if value in (None, "", False) or key in UNTOLD or (guessed and key in ("estimate_s", "estimate_from")):
             continue
         if key == "ended_s" and abs(value - at_s) < 2:
             continue  # when it was written down

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -56,8 +56,10 @@ NEVER_S = MOST_S / 10
 """What takes longer is said not to happen."""
 ENOUGH = 3
 """With fewer runs (the middle, a good and a bad one) nothing is said of the range."""
-FIRST_CPU_S, RANGE_CPU_S, MOST_CPU_S = 0.05, 0.12, 5.0
-"""CPU time after which the first events are enough, no further case is begun, and one under way is given up."""
+FIRST_CPU_S, RANGE_CPU_S = 0.05, 0.12
+"""CPU time after which the first events are enough, and no further case is begun."""
+MOST_CPU_S, BOUND_CPU_S = 2.0, 0.1
+"""CPU time after which a case is given up; one in which jobs never end, so that a policy may go round for ever."""
 
 
 class Span(NamedTuple):
@@ -277,8 +279,8 @@ class _Forecast:
     def _spans(self, middle: _Case) -> tuple[Span, Span, tuple[int, ...]]:
         """(start, end, rows of which nothing is known and on which the start depends)."""
         sample, me = self.sample, self.sample.at[self.row]
-        if any(not left.known for place, left in enumerate(sample.lefts) if place != me):
-            least, most = (self._case(sample, self._bounds(MIDDLE, low=low)) for low in (True, False))
+        if any(not left.known for place, left in enumerate(sample.lefts) if place != me or self._own_matters):
+            least, most = (self._case(sample, self._bounds(MIDDLE, low=low), BOUND_CPU_S) for low in (True, False))
             apart = most.start_s - least.start_s
             if not (apart <= SAME_S or apart <= SAME * (most.start_s - self.now_s)):
                 return self._bounded(least, most)
@@ -307,7 +309,8 @@ class _Forecast:
     def _bounded(self, least: _Case, most: _Case) -> tuple[Span, Span, tuple[int, ...]]:
         """The start lies between that if all unknown jobs ended at once, and that if none did before its limit."""
         sample, me = self.sample, self.sample.at[self.row]
-        low, high = self._case(sample, self._bounds(LOW, low=True)), self._case(sample, self._bounds(HIGH, low=False))
+        low = self._case(sample, self._bounds(LOW, low=True), BOUND_CPU_S)
+        high = self._case(sample, self._bounds(HIGH, low=False), BOUND_CPU_S) if math.isfinite(most.start_s) else most
         start = self._within(Span(min(low.start_s, least.start_s), None, max(high.start_s, most.start_s)))
         end = NOTHING
         if self.own.known:
@@ -340,8 +343,14 @@ class _Forecast:
             left.at(quantile) if left.known else LEAST_S if low else min(max(left.most_s, LEAST_S), MOST_S)
             for left in self.sample.lefts
         ]
-        found[self.sample.at[self.row]] = self.own.at(quantile)
+        if not self._own_matters:
+            found[self.sample.at[self.row]] = self.own.at(quantile)
         return _array(found) * self.sample.stretch
+
+    @property
+    def _own_matters(self) -> bool:
+        """Whether its start depends on how long it runs itself: it stands for members of its array that go before."""
+        return self.gate.turns is not None and self.gate.turns[0] >= len(self.gate.turns[1])
 
     def _draw(self, sample: _Sample, shared: float) -> F8:
         """What is left of each in a case in which all goes as badly as `shared` says, a standard normal variable."""
@@ -354,16 +363,21 @@ class _Forecast:
             found[place] = sample.lefts[place].at(min(max(at, 0.001), 0.999))
         return _array(found) * sample.stretch
 
-    def _case(self, sample: _Sample, left_s: F8) -> _Case:
+    def _case(self, sample: _Sample, left_s: F8, most_cpu_s: float = MOST_CPU_S) -> _Case:
         """What happens if so much is left of each, while the policy expects what it expects."""
         self.done += 1
+        until_s = time.thread_time() + most_cpu_s
+
+        def gives_up() -> bool:
+            return time.thread_time() > until_s
+
         state = part_of(self.world, sample.rows, sample.expected_s, pace=self.pace, now_s=self.now_s)
         extra_s, me = left_s - sample.expected_s, sample.at[self.row]
         future: dict[int, float] = {}
         gate = self.gate
         if gate.waits_for:
             others = [sample.at[other] for other in gate.waits_for]
-            ends = self._run(sample, state, extra_s, {}, others, "end")
+            ends = self._run(sample, state, extra_s, {}, others, "end", gives_up)
             at = max(float(ends.end_s[other]) for other in others)
             if not math.isfinite(at):
                 return _Case(math.inf, math.inf, ends.order, ends.complete)
@@ -375,9 +389,9 @@ class _Forecast:
             places = [sample.at[other] for other in runs]
             ends_s = sorted(max(state.predicted_end_s(one) + float(extra_s[one]), self.now_s) for one in places)
             rounds, place = divmod(ahead, len(ends_s))
-            future[me] = ends_s[place] + rounds * self.own.at(MIDDLE) / self.pace
+            future[me] = ends_s[place] + rounds * float(left_s[me]) / self.pace
         to_end = self.follows and self.own.known and self.pace == 1.0
-        found = self._run(sample, state, extra_s, future, [me], "end" if to_end else "start")
+        found = self._run(sample, state, extra_s, future, [me], "end" if to_end else "start", gives_up)
         start_s = max(self._real(float(found.start_s[me])), self.least_s)
         end_s = float(found.end_s[me]) if to_end else start_s + float(sample.overhead_s[me] + left_s[me])
         return _Case(start_s, end_s, found.order, found.complete)
@@ -393,6 +407,7 @@ class _Forecast:
         future: Mapping[int, float],
         jobs: list[int],
         until: Literal["start", "end"],
+        gives_up: Callable[[], bool],
     ) -> Forecast:
         planning = self.preview.planning
         return forward(
@@ -409,7 +424,7 @@ class _Forecast:
             jobs=jobs,
             until=until,
             most_events=MOST_EVENTS,
-            gives_up=lambda: self._spent_s() > MOST_CPU_S,
+            gives_up=gives_up,
         )
 
     def _why_not(self, case: _Case) -> str:
