@@ -299,14 +299,14 @@ class Bench:
                 "case": case,
                 "ms": 1000 * seconds,
                 "sort_and_walk_ms": 1000 * baseline,
-                "ratio": baseline / seconds,
+                "ratio": seconds / baseline,
                 "target_ms": target,
                 "running": running,
                 "waiting": waiting,
             }
         )
         against = "" if target is None else f"   target {target:.0f} ms{'' if 1000 * seconds <= target else ': MISSED'}"
-        print(f"    {case:12} {1000 * seconds:9.2f} ms   {baseline / seconds:8.2f} x sort, walk{against}", flush=True)
+        print(f"    {case:12} {1000 * seconds:9.2f} ms   {seconds / baseline:8.2f} x sort, walk{against}", flush=True)
 
 
 def main() -> None:
