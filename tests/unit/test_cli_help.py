@@ -67,7 +67,13 @@ def test_completion_lists_commands_without_importing_them() -> None:
     [
         (["submti"], "submit"),
         (["Submit"], "submit"),
+        (["ps"], "ls"),
+        (["squeue"], "ls"),
+        (["kill", "3"], "cancel"),
+        (["sbatch", "job.sh"], "submit"),
         (["profiles", "lst"], "ls"),
+        (["gpus", "V10"], "V100"),
+        (["share", "profiles", "show", "resnet5"], "resnet50"),
         (["db", "bakcup"], "backup"),
         (["share", "docter"], "doctor"),
         (["ls", "--state", "runing"], "running"),
@@ -158,3 +164,10 @@ def test_every_policy_is_told_within_80_columns() -> None:
     for name in policy_ids():
         shown = CliRunner().invoke(cli, ["policies", name]).output.splitlines()
         assert max(map(len, shown)) <= 92, name  # what it needs to know is one line
+
+
+def test_a_file_that_can_not_be_written_is_told_before_the_work_by_its_own_name(tmp_path: Path) -> None:
+    found = CliRunner().invoke(
+        cli, ["trace", "generate", "--gpus", "4", "--jobs", "2", "-o", str(tmp_path / "no" / "t.csv")]
+    )
+    assert str(found.exception).endswith(f"the folder {tmp_path / 'no'} does not exist")

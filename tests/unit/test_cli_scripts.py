@@ -170,3 +170,12 @@ def test_the_examples_run_from_anywhere_with_an_environment_of_their_own() -> No
         (job,) = read_jobs(str(EXAMPLES / name), {}, {}, {})
         assert job["workdir"] == str(EXAMPLES)
         assert job["venv"] == str(EXAMPLES.parents[1] / ".venv")
+
+
+def test_a_program_that_is_not_on_path_is_pointed_out(here: Path) -> None:
+    from gpuloom.cli.submit import missing_programs
+
+    env = {"PATH": str(here / "bin")}
+    specs = [{"command": [name], "env": env} for name in ("python", "pyton", "./run", "pyton")]
+    assert missing_programs(specs) == ["pyton"]
+    assert missing_programs([{"command": ["pyton"], "env": env, "venv": "/v"}, {"command": ["x"], "env": {}}]) == []

@@ -107,7 +107,7 @@ def _told(data: Mapping[str, Any], at_s: float) -> str:
     parts = []
     guessed = data.get("estimate_from") in GUESSES
     for key, value in data.items():
-        if value in (None, "", False) or key in UNTOLD or (guessed and key in ("estimate_s", "estimate_from")):
+        if value in (None, "", False, []) or key in UNTOLD or (guessed and key in ("estimate_s", "estimate_from")):
             continue
         if key == "ended_s" and abs(value - at_s) < 2:
             continue  # when it was written down

@@ -127,6 +127,8 @@ def _generic(step: Step) -> str:
     chosen = next(a for a in step.alternatives if a.chosen)
     if len(step.alternatives) == 1:
         return "The cluster has one GPU model."
+    if len(fits) > 1 and all(a.speed == chosen.speed for a in fits):
+        return "All GPU models that had room for it are equally fast for it, as far as is known."
     if best.speed > chosen.speed:
         faster = best.speed / chosen.speed
         return f"{best.model} had room for it and is {faster:.2f} times as fast; the policy chose otherwise."

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.words import did_you_mean
 
 
 @click.command()
@@ -32,8 +33,9 @@ def gpus(models: tuple[str, ...], as_json: bool) -> None:
         for name in models:
             named = gpus_named(name)
             if not named:
-                known = ", ".join(gpu.model for gpu in all_gpus())
-                raise InputError(f"nothing is known of GPU model {name!r}; known: {known}")
+                known = [gpu.model for gpu in all_gpus()]
+                hint = f"{did_you_mean(name, known)} (known: {', '.join(known)})"
+                raise InputError(f"nothing is known of GPU model {name!r}{hint}")
             found += [gpu for gpu in named if gpu not in found]
     rows = [describe(gpu) for gpu in found]
     if as_json:

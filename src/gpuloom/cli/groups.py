@@ -32,12 +32,18 @@ class Choice(click.Choice[str]):
 class Group(click.Group):
     """A group whose help has each command's summary on one line, whole.
 
-    aliases: names that work and are not shown.
+    aliases: names that work and are not shown. elsewhere: what commands are called in other programs.
     """
 
-    def __init__(self, *given: Any, aliases: Mapping[str, str] | None = None, **named: Any) -> None:
+    def __init__(
+        self,
+        *given: Any,
+        aliases: Mapping[str, str] | None = None,
+        elsewhere: Mapping[str, str] | None = None,
+        **named: Any,
+    ) -> None:
         super().__init__(*given, **named)
-        self.aliases = aliases or {}
+        self.aliases, self.elsewhere = aliases or {}, elsewhere or {}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, self.aliases.get(cmd_name, cmd_name))
@@ -48,6 +54,8 @@ class Group(click.Group):
         name = args[0]
         if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
             hint = did_you_mean(name, self.list_commands(ctx)) or f"; there are {', '.join(self.list_commands(ctx))}"
+            if name in self.elsewhere:
+                hint = f"; did you mean {self.elsewhere[name]!r}?"
             ctx.fail(f"no such command {name!r}{hint}")
         return super().resolve_command(ctx, args)
 

@@ -27,7 +27,7 @@ from gpuloom.cli.live import (
 )
 from gpuloom.cli.live_tables import (
     JOB_COLUMNS,
-    MOVED,
+    REASONS,
     Column,
     ended_words,
     few_words,
@@ -241,7 +241,7 @@ def _how(attempt: Mapping[str, Any]) -> str:
     if attempt.get("ended_s") is None:
         return f"{attempt.get('state') or attempt.get('phase') or ''}"
     reason = str(attempt.get("reason") or "")
-    parts = [MOVED if reason == "node" else reason, str(attempt.get("message") or "")]
+    parts = [REASONS.get(reason, reason), str(attempt.get("message") or "")]
     if attempt.get("signal"):
         parts.append(f"signal {attempt['signal']}")
     elif attempt.get("exit_code") not in (None, 0) and "exit code" not in parts[1]:

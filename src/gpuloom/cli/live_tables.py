@@ -147,19 +147,22 @@ def progress_of(job: Mapping[str, Any]) -> str:
     return f"step {step:,}" if isinstance(step, int | float) else ""
 
 
+REASONS = {
+    "out_of_memory": "out of memory",
+    "not_started": "could not be started",
+    "lost": "lost: nobody saw its end",
+    "node": MOVED,
+    "timed_out": "time limit",
+}
+"""Words for the reasons of an end that are no words."""
+
+
 def ended_words(job: Mapping[str, Any]) -> str:
     """How a job ended, in few words."""
     reason, code = job.get("reason"), job.get("exit_code")
     if job["state"] == "finished":
         return ""
-    words = {
-        "timed_out": f"time limit of {short(job.get('time_limit_s'))}",
-        "out_of_memory": "out of memory",
-        "not_started": "could not be started",
-        "lost": "lost: nobody saw its end",
-        "node": MOVED,
-        "cancelled": "",
-    }
+    words = {**REASONS, "timed_out": f"time limit of {short(job.get('time_limit_s'))}", "cancelled": ""}
     text = words.get(str(reason), "" if reason is None else str(reason))
     message = str(job.get("message") or "")
     if reason == "failed":

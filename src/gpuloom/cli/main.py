@@ -63,9 +63,25 @@ SECTIONS: dict[str, Commands] = {
 }
 
 
+ELSEWHERE = {
+    **dict.fromkeys(("list", "ps", "queue", "jobs", "squeue", "qstat", "sacct"), "ls"),
+    **dict.fromkeys(("kill", "rm", "delete", "scancel", "qdel"), "cancel"),
+    **dict.fromkeys(("run", "sbatch", "srun", "qsub"), "submit"),
+    **dict.fromkeys(("start", "serve", "init"), "up"),
+    **dict.fromkeys(("stop", "shutdown"), "down"),
+    **dict.fromkeys(("describe", "info", "inspect"), "show"),
+    **dict.fromkeys(("tail", "output"), "logs"),
+    **dict.fromkeys(("sinfo", "node"), "nodes"),
+    "sim": "simulate",
+    "generate": "trace generate",
+}
+"""What people type who know another scheduler."""
+
+
 @click.group(
     cls=LazyGroup,
     sections=SECTIONS,
+    elsewhere=ELSEWHERE,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Help on one: gpuloom COMMAND --help. Completion by the Tab key, in bash (in zsh: zsh_source): "
     'eval "$(_GPULOOM_COMPLETE=bash_source gpuloom)"',

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuloom.cli.groups import Group
+from gpuloom.cli.live_tables import Column, show_table
 from gpuloom.cli.outputs import overwrite_option
 from gpuloom.core.errors import InputError
 from gpuloom.core.profile import STAGES_3, STAGES_4, Profile
@@ -192,17 +194,29 @@ def as_dict(profile: Profile, own: bool) -> dict[str, Any]:
     }
 
 
+COLUMNS = (
+    Column("model", itemgetter(0)),
+    Column("GPUs", itemgetter(1), right=True),
+    Column("batch", itemgetter(2), right=True, least=74),
+    Column("GPU model", itemgetter(3), least=88),
+    Column("iteration", itemgetter(4), right=True),
+    Column("load", itemgetter(5), right=True, gives=True, least=50),
+    Column("compute", itemgetter(6), right=True, least=50),
+    Column("network", itemgetter(7), right=True, least=60),
+    Column("memory", itemgetter(8), right=True, least=110),
+    Column("start", itemgetter(9), right=True, least=100),
+    Column("of", itemgetter(10)),
+)
+
+
 def _print(known: Profiles, model: str | None, as_json: bool) -> None:
     rows = known.all() if model is None else known.of(model)
     if as_json:
         click.echo(json.dumps([as_dict(*row) for row in rows], indent=2, ensure_ascii=False, allow_nan=False))
         return
-    from gpuloom.sim.report.weaving import print_table
-
-    titles = ("model", "GPUs", "batch", "GPU model", "iteration", "load", "compute", "network", "memory", "start", "of")
-    print_table(titles, [_cells(profile, own) for profile, own in rows], left=("model", "GPU model", "of"))
+    show_table(COLUMNS, [_cells(profile, own) for profile, own in rows])
     own = sum(own for _, own in rows)
-    click.echo("\nTimes of an iteration and its stages are in ms. Load is storage and CPU together, or storage + CPU.")
+    click.echo("\nTimes are in ms. Load is storage and CPU together, or storage + CPU.")
     if model is None:
         of = plural(len({p.model for p, _ in rows}), "model")
         click.echo(f"{plural(len(rows), 'profile')} of {of}, {own} yours ({known.library})")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuloom.cli.groups import Group
+from gpuloom.cli.live_tables import Column, show_table
 from gpuloom.cli.outputs import overwrite_option
 from gpuloom.core.errors import InputError
 from gpuloom.core.words import plural
@@ -22,6 +23,19 @@ folder_option = click.option(
     "--profiles", "folder", type=click.Path(path_type=Path), metavar="DIR", help="Files below DIR."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+COLUMNS = (
+    Column("profile", lambda row: row[0].name),
+    Column("GPU", lambda row: f"{row[0].device or 'unknown'} ({row[0].sm_count} SMs)", least=56),
+    Column("kernels", lambda row: str(len(row[0].order)), right=True),
+    Column("ms", lambda row: f"{row[0].duration_ns / 1e6:.3f}", right=True),
+    Column("mean SMs", lambda row: f"{row[0].mean_sm:.0f}", right=True, least=74),
+    Column("compute", lambda row: _part(row[0], "compute"), right=True, least=100),
+    Column("memory", lambda row: _part(row[0], "memory"), right=True, least=100),
+    Column("unknown", lambda row: _part(row[0], "unknown"), right=True, least=100),
+    Column("from", lambda row: row[1], gives=True),
+)
 
 
 @click.group(cls=Group, aliases={"list": "ls"})
@@ -60,22 +74,7 @@ def ls(folder: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([_summary(profile, where) for profile, where in found], indent=2, allow_nan=False))
     else:
-        _print(
-            ("profile", "GPU", "kernels", "ms", "mean SMs", "compute", "memory", "unknown", "from"),
-            [
-                (
-                    p.name,
-                    f"{p.device or 'unknown'} ({p.sm_count} SMs)",
-                    str(len(p.order)),
-                    f"{p.duration_ns / 1e6:.3f}",
-                    f"{p.mean_sm:.0f}",
-                    *(f"{p.share_of_class(klass):.0%}" for klass in ("compute", "memory", "unknown")),
-                    where,
-                )
-                for p, where in found
-            ],
-            left=(0, 1, 8),
-        )
+        show_table(COLUMNS, found)
     for line in refused:
         click.echo(f"not read: {line}", err=True)
 
@@ -231,6 +230,10 @@ def _summary(profile: KernelProfile, where: str) -> dict[str, Any]:
         "source": profile.source,
         "from": where,
     }
+
+
+def _part(profile: KernelProfile, klass: str) -> str:
+    return f"{profile.share_of_class(klass):.0%}"
 
 
 def _kernels(profile: KernelProfile) -> str:

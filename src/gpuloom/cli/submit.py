@@ -15,7 +15,7 @@ from gpuloom.cli.job_options import KEY_OF_ARGUMENTS, KEY_OF_COMMAND, SubmitComm
 from gpuloom.cli.live import connect, live_options, numbers, runs_of, say_json, say_json_line
 from gpuloom.cli.scripts import JOB_FILES, check_slurm, command_of
 from gpuloom.core.errors import InputError
-from gpuloom.core.words import plural
+from gpuloom.core.words import did_you_mean, plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
@@ -99,6 +99,9 @@ def submit(
             checked = [job_spec(spec).model_dump(mode="json", exclude_defaults=True) for spec in specs]
             say_json(checked[0] if len(checked) == 1 else checked)
             return
+        for program in missing_programs(specs):
+            near = did_you_mean(program, [name for name in ("python", "python3") if shutil.which(name)])
+            click.echo(f"note: no program {program!r} is on this shell's PATH, which the job gets{near}", err=True)
         submitted = client.submit(specs, idempotency_key=idempotency_key)
         jobs = [job for group in submitted for job in group]
         if as_json:
@@ -151,6 +154,17 @@ def _check(given: Sequence[str], command: Sequence[str] | None, arguments: Seque
         raise click.UsageError(f"write -- before the command: {line}")
     if len(given) > 1:
         raise click.UsageError(f"one file at a time: {first}, and {plural(len(given) - 1, 'word')} more ({given[1]} …)")
+
+
+def missing_programs(specs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Programs of the jobs that are not on the PATH that they are given; of what has its own nothing is known."""
+    found = []
+    for spec in specs:
+        path = (spec.get("env") or {}).get("PATH")
+        program = str(spec["command"][0])
+        if path and "/" not in program and not any(spec.get(name) for name in ("venv", "conda", "container")):
+            found += [program] if shutil.which(program, path=path) is None else []
+    return list(dict.fromkeys(found))
 
 
 def say_submitted(submitted: Sequence[Sequence[int]], *, err: bool = False) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuloom.cli.groups import Group
-from gpuloom.cli.outputs import overwrite_option
+from gpuloom.cli.outputs import check_outputs, overwrite_option
 from gpuloom.cli.reading import read as read_trace_for
 from gpuloom.cli.reading import reading_options, say_notes
 from gpuloom.core.errors import InputError
@@ -477,6 +477,7 @@ def _count(text: str) -> int:
 
 
 def _check_output(output: str, overwrite: bool) -> None:
+    check_outputs([output], None)
     if output != "-" and Path(output).exists() and not overwrite:
         raise InputError(f"{output}: is there already; --overwrite replaces it")
     if output != "-" and not Path(output).name.lower().endswith((".csv", ".csv.gz", ".parquet")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.words import did_you_mean
 from gpuloom.sharing.imports import read_any
 from gpuloom.sharing.orion import is_orion
 from gpuloom.sharing.profiles import SUFFIX, KernelProfile, library_folder, read_text
@@ -83,8 +84,9 @@ def _known(name: str) -> tuple[KernelProfile, str]:
         return read_profile(Path(name)), name
     library = library_folder()
     own = sorted(path.name.removesuffix(SUFFIX) for path in library.glob(f"*{SUFFIX}")) if library.is_dir() else []
+    near = did_you_mean(name, [*own, *SHIPPED])
     raise InputError(
-        f"no kernel profile {name}, and no file of that name; there are {', '.join([*own, *SHIPPED])}; "
+        f"no kernel profile {name}, and no file of that name{near}; there are {', '.join([*own, *SHIPPED])}; "
         "gpuloom share profile makes one, gpuloom share profiles import adds one"
     )
 
