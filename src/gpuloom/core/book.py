@@ -8,7 +8,8 @@ gives the same records again (`gpuloom db check` does that).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any
 
 from gpuloom.core.errors import InvalidTransition
@@ -122,7 +123,7 @@ class _View:
         return attempt
 
     def put(self, event: Event, job: Job, **changes: Any) -> Job:
-        job = replace(job, cause=event.id, **changes)
+        job = _other(job, cause=event.id, **changes)
         _, after = TRANSITIONS[event.type]
         if job.phase not in after:
             raise InvalidTransition(f"{event.type} can't lead to {job.phase}, only to {_or(after)}: {story(job)}")
@@ -133,6 +134,19 @@ class _View:
         attempt = replace(attempt, cause=event.id, **changes)
         self.changes.attempts[attempt.job, attempt.number] = attempt
         return attempt
+
+
+_FIELDS = tuple(field.name for field in fields(Job))
+_values = attrgetter(*_FIELDS)
+_AT = {name: index for index, name in enumerate(_FIELDS)}
+
+
+def _other(job: Job, **changes: Any) -> Job:
+    """As `dataclasses.replace`, in half the time: an array of a hundred thousand jobs changes at once."""
+    values = list(_values(job))
+    for name, value in changes.items():
+        values[_AT[name]] = value
+    return Job(*values)
 
 
 def story(job: Job) -> str:

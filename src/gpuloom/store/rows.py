@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from typing import Any
 
 from gpuloom.core.book import allocation_of, node_of
@@ -54,6 +55,30 @@ def upsert(table: str, names: Sequence[str], key: Sequence[str]) -> str:
     where = ", ".join(key)
     # Names of tables and columns are constants of this module.
     return f"INSERT INTO {table} ({columns(names)}) VALUES ({marks}) ON CONFLICT ({where}) DO UPDATE SET {changed}"  # noqa: S608
+
+
+CHANGED_BY: Mapping[str, tuple[str, ...]] = {
+    "job.held": ("phase", "cause"),
+    "job.released": ("phase", "queued_s", "cause"),
+    "job.cancelled": ("phase", "ended_s", "reason", "message", "cause"),
+    "job.requeued": (
+        "phase", "submitted_s", "queued_s", "first_start_s", "not_before_s", "ended_s", "failures", "held_s",
+        "held_gpu_s", "work_s", "flags", "cause",
+    ),
+}  # fmt: skip
+"""By type of event that comes to many jobs at once, all that it changes in a job's row: the indexes of other columns
+need not be touched."""
+CHANGE_JOB: Mapping[str, str] = {
+    kind: f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in names)} WHERE id = ?"  # noqa: S608
+    for kind, names in CHANGED_BY.items()
+}
+_TAKEN = {kind: itemgetter(*map(JOB_COLUMNS.index, names), 0) for kind, names in CHANGED_BY.items()}
+
+
+def changed_row(kind: str, job: Job) -> Row:
+    """What CHANGE_JOB of this type of event needs."""
+    row: Row = _TAKEN[kind](job_row(job))
+    return row
 
 
 PUT_JOB = upsert("jobs", JOB_COLUMNS, ("id",))

@@ -347,14 +347,32 @@ def _batches(
     """(point, statement, rows) in the order in which they refer to each other."""
     said = queries.statements()
     next_job = changes.next_job
+    whole, parts = _by_change(events, changes)
     return (
         ("events", said["add_event"], [rows.event_row(event) for event in events]),
         ("specs", said["put_spec"], [(number, rows.dumps(spec)) for number, spec in changes.specs.items()]),
         ("specs", said["put_environment"], [(number, rows.dumps(env)) for number, env in changes.environments.items()]),
-        ("jobs", rows.PUT_JOB, [rows.job_row(job) for job in changes.jobs.values()]),
+        ("jobs", rows.PUT_JOB, [rows.job_row(job) for job in whole]),
+        *(
+            ("jobs", rows.CHANGE_JOB[kind], [rows.changed_row(kind, job) for job in jobs])
+            for kind, jobs in parts.items()
+        ),
         ("attempts", rows.PUT_ATTEMPT, [rows.attempt_row(attempt) for attempt in changes.attempts.values()]),
         ("nodes", said["put_node"], [rows.node_row(node) for node in changes.nodes.values()]),
         ("settings", said["put_setting"], [(key, rows.dumps(value)) for key, value in changes.settings.items()]),
         ("settings", said["put_meta"], [] if next_job is None else [("next_job", rows.dumps(next_job))]),
         ("submissions", said["add_submission"], [rows.submission_row(submission) for submission in submissions]),
     )
+
+
+def _by_change(events: Sequence[Event], changes: Changes) -> tuple[Sequence[Job], Mapping[str, Sequence[Job]]]:
+    """Jobs that are written whole; and by type of event those that are there already, to which this alone has come."""
+    kinds: dict[int, str] = {}
+    for event in events if changes.next_job is None else ():  # else some are new
+        if event.job is not None:
+            kinds[event.job] = event.type if event.job not in kinds else ""
+    whole: list[Job] = []
+    parts: dict[str, list[Job]] = {kind: [] for kind in rows.CHANGED_BY}
+    for number, job in changes.jobs.items():
+        parts.get(kinds.get(number, ""), whole).append(job)
+    return whole, parts
