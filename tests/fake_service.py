@@ -190,6 +190,22 @@ class FakeService:
     def release(self, jobs: Sequence[int]) -> Sequence[JobView]:
         return self._each("release", jobs, lambda job: self._emit("job.released", job.id, {}))
 
+    def act_on_array(self, array: int, action: str, *, grace_s: float | None = None) -> Mapping[str, int]:
+        phases = {
+            "cancel": WAITING | ACTIVE,
+            "hold": {Phase.QUEUED},
+            "release": {Phase.HELD},
+            "requeue": ENDED | ACTIVE,
+        }
+        jobs = [job.id for job in self.book.jobs.values() if job.array_id == array]
+        if not jobs:
+            raise NotFoundError(f"job {array} is not the first of an array")
+        todo = [number for number in jobs if self.book.jobs[number].phase in phases[action]]
+        given = {"grace_s": grace_s} if action == "cancel" else {}
+        if todo:
+            getattr(self, action)(todo, **given)
+        return dict(Counter([self.book.jobs[number].phase.value for number in todo]))
+
     def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
         def one(job: Job) -> None:
             if job.phase in ENDED:

@@ -409,3 +409,45 @@ def test_why_has_an_answer_under_every_policy_and_changes_nothing(tmp_path: Path
         positions = [live.service.why(job)["position"] for job in waiting]
         assert sorted(positions) == sorted(set(positions))
         assert live.state(*jobs) == states
+
+
+def test_a_whole_array_is_held_released_cancelled_and_requeued_in_one_step(tmp_path: Path) -> None:
+    with living(tmp_path) as live:
+        alone = live.submit(1, hold=True)
+        jobs = live.submit_all([spec(array="0-19")])
+        assert live.service.act_on_array(jobs[0], "hold") == {"held": 16}
+        assert live.service.act_on_array(jobs[0], "hold") == {}
+        assert live.service.act_on_array(jobs[0], "release") == {"queued": 16}
+        after = live.submit(1, after=[jobs[10]])
+        assert live.service.act_on_array(jobs[0], "cancel", grace_s=0) == {"stopping": 4, "cancelled": 16}
+        live.settle()
+        assert set(live.state(*jobs, after)) == {"cancelled"}
+        assert live.service.act_on_array(jobs[0], "requeue") == {"queued": 20}
+        live.settle()
+        assert live.state(*jobs) == ["running"] * 4 + ["queued"] * 16
+        with pytest.raises(NotFoundError, match="is not the first of an array"):
+            live.service.act_on_array(alone, "cancel")
+        with pytest.raises(NotFoundError, match="no job 99"):
+            live.service.act_on_array(99, "cancel")
+
+
+def test_one_that_is_requeued_before_its_end_was_told_waits_anew(tmp_path: Path) -> None:
+    with living(tmp_path) as live:
+        job, other = live.submit(4), live.submit(4)
+        planning = live.scheduler.planning
+
+        def pause(until_s: float) -> None:
+            """No world is built until then."""
+            planning.stale()
+            planning.quiet_until_s = until_s
+
+        live.scheduler.do(lambda: pause(math.inf))
+        live.executor.end(f"{job}.1", 0)
+        live.until(lambda: live.state(job) == ["finished"])
+        live.service.requeue([job])
+        live.scheduler.do(lambda: pause(-math.inf))
+        live.settle()
+        assert not live.scheduler.problem
+        assert live.state(job, other) == ["queued", "running"]
+        live.end(other)
+        assert live.state(job) == ["running"]

@@ -345,6 +345,21 @@ def test_a_long_log_comes_piece_by_piece(api: Api) -> None:
 # -- what is done to jobs ----------------------------------------------------------------------------------------------
 
 
+def test_a_large_array_is_changed_by_one_request(api: Api) -> None:
+    from gpuloom.live.spec import job_spec
+
+    array = api.service.submit([job_spec({"command": ["./a"], "array": "0-29"})], user="ada")[0][0]
+    before = len(api.service.calls)
+    assert run("hold", f"{array}_").stdout == f"30 jobs of array {array}: held\n"
+    assert len(api.service.calls) == before + 1
+    assert run("release", f"{array}_").stdout == f"30 jobs of array {array}: queued\n"
+    done = run("release", f"{array}_", "7")
+    assert f"none of {array}_ is held" in done.stderr
+    assert run("cancel", f"{array}_").stdout == f"30 jobs of array {array}: cancelled\n"
+    assert run("requeue", f"{array}_").stdout == f"30 jobs of array {array}: back in the queue\n"
+    assert len(told("cancel", f"{array}_")) == 30
+
+
 def test_cancel(api: Api) -> None:
     assert run("cancel", "2_1").stdout == "job 3 sweep[1]: cancelled\n"
     # Of a range, those that have ended are left alone; named one by one, they are an error.

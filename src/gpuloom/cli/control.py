@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from gpuloom.cli.groups import Choice
 from gpuloom.cli.jobs import ENDED, OPEN
 from gpuloom.cli.live import JOBS_HELP, Memory, connect, live_options, numbers, plain, runs_of, say_json
 from gpuloom.cli.run_options import Duration
+from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
@@ -53,6 +55,40 @@ def chosen(client: Client, jobs: Sequence[str], every: bool, names: Sequence[str
     if not right and not singles:
         click.echo(f"none of {', '.join(jobs)} is {' or '.join(states)}", err=True)
     return [*singles, *(job for job in several if job in right)]
+
+
+def large_arrays(client: Client, jobs: Sequence[str], as_json: bool) -> tuple[list[int], list[str]]:
+    """Of the jobs named, arrays that are too large to be told job by job; and the others, as they are written."""
+    arrays: list[int] = []
+    rest: list[str] = []
+    for word in jobs:
+        array = int(word[:-1]) if re.fullmatch(r"[0-9]{1,15}_", word) and not as_json else 0
+        if array and len(list(client.jobs(array=array, limit=FEW + 1))) > FEW:
+            arrays.append(array)
+        else:
+            rest.append(word)
+    return arrays, rest
+
+
+def do_to_arrays(
+    client: Client,
+    action: str,
+    arrays: Sequence[int],
+    states: Sequence[str],
+    said: Callable[[str], str],
+    grace_s: float | None = None,
+) -> None:
+    """Have it done to arrays as wholes, and tell."""
+    for array in arrays:
+        changed = client.act_on_array(array, action, grace_s=grace_s)
+        if not changed:
+            click.echo(f"none of {array}_ is {' or '.join(states)}", err=True)
+            continue
+        words = Counter[str]()
+        for state, count in changed.items():
+            words[said(state)] += count
+        how = ", ".join(f"{count:,} {text}" for text, count in words.items()) if len(words) > 1 else next(iter(words))
+        click.echo(f"{plural(sum(changed.values()), 'job')} of array {array}: {how}")
 
 
 def report(jobs: Sequence[Mapping[str, Any]], as_json: bool, done: Callable[[Mapping[str, Any]], str]) -> None:
@@ -116,8 +152,13 @@ def cancel(
       gpuloom cancel --all
     """
     with connect(home) as client:
-        found = chosen(client, jobs, every, names, OPEN)
-        changed = client.cancel(found, grace_s=grace_s)
+        arrays, jobs_named = large_arrays(client, jobs, as_json)
+        do_to_arrays(
+            client, "cancel", arrays, OPEN, lambda s: "cancelled" if s == "cancelled" else "told to end", grace_s
+        )
+        if arrays and not jobs_named:
+            return
+        changed = client.cancel(chosen(client, jobs_named, every, names, OPEN), grace_s=grace_s)
     report(changed, as_json, _ended)
 
 
@@ -131,7 +172,11 @@ def hold(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bo
       gpuloom hold 12-20
     """
     with connect(home) as client:
-        changed = client.hold(chosen(client, jobs, every, names, ("queued",)))
+        arrays, jobs_named = large_arrays(client, jobs, as_json)
+        do_to_arrays(client, "hold", arrays, ("queued",), str)
+        if arrays and not jobs_named:
+            return
+        changed = client.hold(chosen(client, jobs_named, every, names, ("queued",)))
     report(changed, as_json, lambda job: _so(job, "held"))
 
 
@@ -145,7 +190,11 @@ def release(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json:
       gpuloom release 12_
     """
     with connect(home) as client:
-        changed = client.release(chosen(client, jobs, every, names, ("held",)))
+        arrays, jobs_named = large_arrays(client, jobs, as_json)
+        do_to_arrays(client, "release", arrays, ("held",), str)
+        if arrays and not jobs_named:
+            return
+        changed = client.release(chosen(client, jobs_named, every, names, ("held",)))
     report(changed, as_json, lambda job: str(job["state"]) if job["changed"] else f"not held; it is {job['state']}")
 
 
@@ -160,7 +209,18 @@ def requeue(jobs: tuple[str, ...], as_json: bool, home: Path | None) -> None:
       gpuloom requeue 12
     """
     with connect(home) as client:
-        changed = client.requeue(chosen(client, jobs, False, (), ("running", "starting", "frozen", *ENDED)))
+        states = ("running", "starting", "frozen", *ENDED)
+        arrays, jobs_named = large_arrays(client, jobs, as_json)
+        do_to_arrays(
+            client,
+            "requeue",
+            arrays,
+            states,
+            lambda s: "back in the queue" if s == "queued" else "told to end, queue then",
+        )
+        if arrays and not jobs_named:
+            return
+        changed = client.requeue(chosen(client, jobs_named, False, (), states))
     report(
         changed,
         as_json,

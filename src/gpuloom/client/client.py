@@ -199,6 +199,12 @@ class Client:
         """First in the queue."""
         return self._act("top", jobs)
 
+    def act_on_array(self, array: int, action: str, *, grace_s: float | None = None) -> dict[str, int]:
+        """Cancel, hold, release or requeue all jobs of an array with which it can be done: {state: jobs changed}."""
+        body = {} if grace_s is None else {"grace": grace_s}
+        changed: dict[str, int] = self._send("POST", f"/v1/arrays/{int(array)}/{action}", body)["changed"]
+        return changed
+
     def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> list[JobView]:
         """Change fields of the spec. Of a running job: name, priority, time_limit, retries, estimate, grace."""
         return self._act("update", jobs, {"changes": dict(changes)})

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from gpuloom import __version__
 from gpuloom.core.decision import Reason
 from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
-from gpuloom.core.job import ACTIVE, ENDED, Attempt, EndReason, Job, Phase
+from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Job, Phase
 from gpuloom.core.masked import masked, unmasked
 from gpuloom.core.words import plural
 from gpuloom.live.care import Checked, StoreCheck
@@ -127,49 +129,91 @@ class LiveService:
         }
 
     def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Sequence[JobView]:
-        def work(records: list[Job]) -> None:
-            waiting = [job for job in records if job.phase in (Phase.QUEUED, Phase.HELD)]
-            active = [job.id for job in records if job.phase in ACTIVE]
-            drafts: list[Draft] = [("job.cancelled", job.id, {"message": "", "reason": "cancelled"}) for job in waiting]
-            gone = {job.id: replace(job, phase=Phase.CANCELLED) for job in waiting}
-            self._write([*drafts, *self._scheduler.intake.follow_up(gone)])
-            if active:
-                self._scheduler.dispatch.end_attempts(active, EndReason.CANCELLED, grace_s)
-
-        return self._change(Action.CANCEL, jobs, work)
+        return self._change(Action.CANCEL, jobs, partial(self._cancel, grace_s=grace_s))
 
     def hold(self, jobs: Sequence[int]) -> Sequence[JobView]:
-        def work(records: list[Job]) -> None:
-            self._write([("job.held", job.id, {}) for job in records])
-
-        return self._change(Action.HOLD, jobs, work)
+        return self._change(Action.HOLD, jobs, self._hold)
 
     def release(self, jobs: Sequence[int]) -> Sequence[JobView]:
-        def work(records: list[Job]) -> None:
-            self._write([("job.released", job.id, {}) for job in records])
-
-        return self._change(Action.RELEASE, jobs, work)
+        return self._change(Action.RELEASE, jobs, self._release)
 
     def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
-        def work(records: list[Job]) -> None:
-            checks = Checks(list(self._scheduler.book.nodes.values()), self._find)
-            for job in records:
-                if job.phase in ENDED:
-                    checks.after(job.after, f"job {job.id}")
-                    if job.spec.get("env") and self._store.environment(job.spec_id) is None:
-                        raise ConflictError(
-                            f"job {job.id} can't be requeued: the values of its environment variables are kept for "
-                            f"{KEEP_ENVIRONMENTS_S / 86_400:g} days after its end; submit it again"
-                        )
-            book = self._scheduler.book
-            for job in records:
-                book.jobs.setdefault(job.id, job)  # one that ended long ago may be on disk only
-            self._write([("job.requeued", job.id, {}) for job in records if job.phase in ENDED])
-            active = [job.id for job in records if job.phase in ACTIVE]
-            if active:
-                self._scheduler.dispatch.end_attempts(active, EndReason.REQUEUED, None)
+        return self._change(Action.REQUEUE, jobs, self._requeue)
 
-        return self._change(Action.REQUEUE, jobs, work)
+    def act_on_array(self, array: int, action: str, *, grace_s: float | None = None) -> Mapping[str, int]:
+        do: Mapping[Action, tuple[Callable[[list[Job]], None], frozenset[Phase]]] = {
+            Action.CANCEL: (partial(self._cancel, grace_s=grace_s), WAITING | ACTIVE),
+            Action.HOLD: (self._hold, frozenset({Phase.QUEUED})),
+            Action.RELEASE: (self._release, frozenset({Phase.HELD})),
+            Action.REQUEUE: (self._requeue, ENDED | ACTIVE),
+        }
+        work, phases = do[Action(action)]
+
+        def act() -> list[int]:
+            first, book = self._get(array), self._scheduler.book
+            if first.array_id != array:
+                raise NotFoundError(f"job {array} is not the first of an array")
+            asked = JobQuery(array_id=array, oldest_first=True, limit=book.next_job)
+            every = self._store.jobs(asked) if phases & ENDED else book.jobs.values()
+            records = [
+                job
+                for record in every
+                if record.array_id == array
+                and (job := book.jobs.get(record.id, record)).phase in phases
+                and not so_already(Action(action), job, book.attempts.get(job.id))
+            ]
+            for job in records:
+                if refusal := impossible(Action(action), job, book.attempts.get(job.id)):
+                    raise ConflictError(refusal)
+            work(records)
+            self._scheduler.planning.stale()
+            return [job.id for job in records]
+
+        done = self._scheduler.do(act)
+        return dict(Counter([self._get(job).phase.value for job in done]))
+
+    def _cancel(self, records: list[Job], *, grace_s: float | None = None) -> None:
+        waiting = [job for job in records if job.phase in (Phase.QUEUED, Phase.HELD)]
+        active = [job.id for job in records if job.phase in ACTIVE]
+        data = {"message": "", "reason": "cancelled"}
+        drafts: list[Draft] = [("job.cancelled", job.id, data) for job in waiting]
+        waited_for = [job for job in waiting if self._scheduler.ledger.waits_for(job.id)]
+        gone = {job.id: replace(job, phase=Phase.CANCELLED) for job in waited_for}
+        left_out = {job.id for job in waiting} if gone else set[int]()
+        self._write([*drafts, *self._scheduler.intake.follow_up(gone, left_out)])
+        if active:
+            self._scheduler.dispatch.end_attempts(active, EndReason.CANCELLED, grace_s)
+
+    def _hold(self, records: list[Job]) -> None:
+        nothing: Mapping[str, Any] = {}
+        self._write([("job.held", job.id, nothing) for job in records])
+
+    def _release(self, records: list[Job]) -> None:
+        nothing: Mapping[str, Any] = {}
+        self._write([("job.released", job.id, nothing) for job in records])
+
+    def _requeue(self, records: list[Job]) -> None:
+        checks = Checks(list(self._scheduler.book.nodes.values()), self._find)
+        kept: dict[int, bool] = {}  # by spec, which all jobs of an array share
+        for job in records:
+            if job.phase not in ENDED:
+                continue
+            checks.after(job.after, f"job {job.id}")
+            if job.spec_id not in kept:
+                gone = bool(job.spec.get("env")) and self._store.environment(job.spec_id) is None
+                kept[job.spec_id] = not gone
+            if not kept[job.spec_id]:
+                raise ConflictError(
+                    f"job {job.id} can't be requeued: the values of its environment variables are kept for "
+                    f"{KEEP_ENVIRONMENTS_S / 86_400:g} days after its end; submit it again"
+                )
+        book = self._scheduler.book
+        for job in records:
+            book.jobs.setdefault(job.id, job)  # one that ended long ago may be on disk only
+        self._write([("job.requeued", job.id, {}) for job in records if job.phase in ENDED])
+        active = [job.id for job in records if job.phase in ACTIVE]
+        if active:
+            self._scheduler.dispatch.end_attempts(active, EndReason.REQUEUED, None)
 
     def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> Sequence[JobView]:
         if not changes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -259,8 +259,11 @@ class Intake:
         if self.planning.world is None or not made_way or how.exit_code is None:
             self.planning.stale()
 
-    def follow_up(self, gone: Mapping[int, Job]) -> list[Draft]:
-        """What has to be written with these ends (jobs as they will be): those that waited and never can start."""
+    def follow_up(self, gone: Mapping[int, Job], besides: Collection[int] = ()) -> list[Draft]:
+        """What has to be written with these ends (jobs as they will be): those that waited and never can start.
+
+        besides: jobs that end as well, for which nothing has to be written.
+        """
         drafts: list[Draft] = []
         ends = {number: job for number, job in gone.items() if job.phase in ENDED}
         while ends:
@@ -273,6 +276,7 @@ class Intake:
                         or job.phase not in (Phase.QUEUED, Phase.HELD)
                         or waiting in badly
                         or waiting in gone
+                        or waiting in besides
                     ):
                         continue
                     why = next((w for other, how in job.after if other == number and (w := broken(job, end, how))), "")

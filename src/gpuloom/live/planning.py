@@ -596,7 +596,8 @@ class Planning:
         active = [record for n in numbers if (record := book.jobs[n]).phase not in ENDED]
         if not active:
             return None
-        ended = self._left if aside is None else {}
+        there_again = {job.id for job in active}  # requeued since they ended
+        ended = {n: left for n, left in self._left.items() if n not in there_again} if aside is None else {}
         world = World(
             jobs=[*active, *(job for job, _ in ended.values())],
             eligible=waiting,

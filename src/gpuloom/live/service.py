@@ -56,6 +56,11 @@ class Service(Protocol):
         """A job that has ended, or runs, goes back into the queue."""
         ...
 
+    def act_on_array(self, array: int, action: str, *, grace_s: float | None = None) -> Mapping[str, int]:
+        """Cancel, hold, release or requeue all jobs of an array with which it can be done, however many: {state: jobs}
+        of those with which it was."""
+        ...
+
     def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> Sequence[JobView]:
         """Change fields of the spec. Of a running job: name, priority, time_limit, retries, estimate, grace."""
         ...

@@ -185,6 +185,16 @@ cancel_many = _route(
     body_example={"jobs": [12, 13], "grace": "30s"},
     problems=(404, 409),
 )
+array_action = _route(
+    "act_on_array",
+    "Do something to all jobs of an array with which it can be done, however many they are.",
+    _closed({"array": {"type": "integer"}, "changed": {"type": "object", "additionalProperties": {"type": "integer"}}}),
+    body=ref("CancelOne"),
+    body_needed=False,
+    example={"array": 12, "changed": {"cancelled": 99_996, "stopping": 4}},
+    problems=(404, 409),
+    description="`changed` is how many jobs were changed, by their state now. `grace` is for `cancel` only.",
+)
 update_many = _route(
     "update_jobs",
     "Change fields of several jobs.",

@@ -72,13 +72,22 @@ CHANGE_JOB: Mapping[str, str] = {
     kind: f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in names)} WHERE id = ?"  # noqa: S608
     for kind, names in CHANGED_BY.items()
 }
-_TAKEN = {kind: itemgetter(*map(JOB_COLUMNS.index, names), 0) for kind, names in CHANGED_BY.items()}
+_requeued = itemgetter(*map(JOB_COLUMNS.index, CHANGED_BY["job.requeued"]), 0)
 
 
 def changed_row(kind: str, job: Job) -> Row:
     """What CHANGE_JOB of this type of event needs."""
-    row: Row = _TAKEN[kind](job_row(job))
-    return row
+    match kind:
+        case "job.held":
+            return job.phase.value, job.cause, job.id
+        case "job.released":
+            return job.phase.value, job.queued_s, job.cause, job.id
+        case "job.cancelled":
+            reason = None if job.reason is None else job.reason.value
+            return job.phase.value, job.ended_s, reason, text(job.message), job.cause, job.id
+        case _:
+            row: Row = _requeued(job_row(job))
+            return row
 
 
 PUT_JOB = upsert("jobs", JOB_COLUMNS, ("id",))
@@ -263,8 +272,16 @@ def attempt_of(row: Row) -> Attempt:
 # -- the rest --------------------------------------------------------------------------------------------------
 
 
-def event_row(event: Event) -> Row:
-    return event.id, event.at_s, event.type, event.job, dumps(event.data)
+def event_rows(events: Iterable[Event]) -> list[Row]:
+    """Rows of events, of which many in a line may have the same data."""
+    found: list[Row] = []
+    last: Mapping[str, Any] | None = None
+    written = ""
+    for event in events:
+        if event.data is not last:
+            last, written = event.data, dumps(event.data)
+        found.append((event.id, event.at_s, event.type, event.job, written))
+    return found
 
 
 def event_of(row: Row) -> Event:

@@ -349,7 +349,7 @@ def _batches(
     next_job = changes.next_job
     whole, parts = _by_change(events, changes)
     return (
-        ("events", said["add_event"], [rows.event_row(event) for event in events]),
+        ("events", said["add_event"], rows.event_rows(events)),
         ("specs", said["put_spec"], [(number, rows.dumps(spec)) for number, spec in changes.specs.items()]),
         ("specs", said["put_environment"], [(number, rows.dumps(env)) for number, env in changes.environments.items()]),
         ("jobs", rows.PUT_JOB, [rows.job_row(job) for job in whole]),

@@ -143,6 +143,18 @@ def router(context: Context) -> APIRouter:
         body = bodies.checked(bodies.ActCancel, data)
         return JsonResponse({"jobs": list(service.cancel(body.jobs, grace_s=body.grace))})
 
+    @routes.post("/v1/arrays/{array}/{action}", **docs.array_action)
+    def act_on_array(
+        array: Annotated[JobNumber, Path(description="The number of its first job.")],
+        action: Annotated[Literal["cancel", "hold", "release", "requeue"], Path()],
+        data: OptionalBody,
+    ) -> JsonResponse:
+        grace = bodies.checked(bodies.CancelOne, data).grace
+        if grace is not None and action != "cancel":
+            message = "is for 'cancel' only"
+            raise ProblemError("invalid-body", f"grace {message}", [("/grace", message)])
+        return JsonResponse({"array": array, "changed": dict(service.act_on_array(array, action, grace_s=grace))})
+
     @routes.post("/v1/actions/update", **docs.update_many)
     def update_jobs(data: Body) -> JsonResponse:
         body = bodies.checked(bodies.ActUpdate, data)
