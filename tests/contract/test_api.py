@@ -13,6 +13,7 @@ import pytest
 from api_client import TOKEN, Local
 from fake_service import FakeService
 from gpuloom.executors.logs import read_log
+from gpuloom.live.spec import job_spec
 from gpuloom.server.app import make_app
 
 SPEC = {"command": ["python", "train.py"]}
@@ -467,6 +468,16 @@ def test_unknown_routes_and_methods(api: Local) -> None:
     problem(api("GET", "/docs"), 404, "no-such-route")
 
 
+def test_an_array_is_changed_as_a_whole(api: Local, service: FakeService) -> None:
+    array = service.submit([job_spec({"command": ["./a"], "array": "0-2"})], user="ada")[0][0]
+    assert good(api("POST", f"/v1/arrays/{array}/hold")) == {"array": array, "changed": {"held": 3}}
+    assert good(api("POST", f"/v1/arrays/{array}/hold", json={}))["changed"] == {}
+    assert good(api("POST", f"/v1/arrays/{array}/cancel", json={"grace": "2s"}))["changed"] == {"cancelled": 3}
+    problem(api("POST", f"/v1/arrays/{array}/hold", json={"grace": 1}), 422, "invalid-body")
+    problem(api("POST", f"/v1/arrays/{array}/top"), 400, "bad-request")
+    problem(api("POST", "/v1/arrays/999/cancel"), 404, "not-found")
+
+
 # -- the OpenAPI document ---------------------------------------------------------------------------------------------
 
 
@@ -477,7 +488,7 @@ def test_the_document_is_complete(api: Local) -> None:
     operations = [
         (path, method, operation) for path, item in document["paths"].items() for method, operation in item.items()
     ]
-    assert len(operations) == 28
+    assert len(operations) == 29
     assert len({operation["operationId"] for _, _, operation in operations}) == len(operations)
     for path, method, operation in operations:
         where = f"{method} {path}"
