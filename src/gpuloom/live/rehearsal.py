@@ -9,14 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from gpuloom.agent.nvml import Nvml
 from gpuloom.core.job import ENDED, Gpu, Job, NodeRecord, Phase
 from gpuloom.executors.paper import PaperExecutor
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.facade import LiveService
 from gpuloom.live.kernel_sharing import Ability
+from gpuloom.live.machine import Machine
 from gpuloom.live.records import node_data
 from gpuloom.live.scheduler import MEET_S, Scheduler
 from gpuloom.live.spec import job_spec
@@ -24,6 +25,17 @@ from gpuloom.store.memory import MemoryStore
 
 FLEET = (*["V100"] * 4, *["K80"] * 2)
 """A machine whose GPUs are of two models: two nodes, as a policy sees it."""
+
+
+class _NoDriver:
+    """In the place of NVML's module: whatever GPUs this machine has are not those of the rehearsal."""
+
+    class NVMLError(Exception):
+        """As NVML's own."""
+
+    @staticmethod
+    def nvmlInit() -> None:  # noqa: N802 - as NVML names it
+        raise _NoDriver.NVMLError("no driver in a rehearsal")
 
 
 class Rehearsal:
@@ -56,10 +68,9 @@ class Rehearsal:
             timer=lambda: 0.0,  # a pass takes no time: what waits for a multiple of that waits for nothing
         )
         self.scheduler._thread = threading.current_thread()
-        machine = SimpleNamespace(
-            usage=lambda run: None, node_view=lambda node, jobs: {"name": node.name}, limits=dict, clear=tuple
-        )
-        self.service = LiveService(self.scheduler, machine, store_path="", on_stop=lambda: None)  # type: ignore[arg-type]
+        # It never looks: nothing is sampled.
+        machine = Machine(node, Nvml(_NoDriver), disk=Path("/"), limits=dict)
+        self.service = LiveService(self.scheduler, machine, store_path="", on_stop=lambda: None)
         if not loaded.nodes:
             self.scheduler.ledger.write([("node.changed", None, {"node": node_data(node)})])
         if loaded.settings.get("policy") != policy:
