@@ -79,6 +79,7 @@ def _begun(home: str, home_id: str, files: int) -> Keeper | None:
     os.close(home_fd)
     if os.fork():
         os._exit(0)
+    listener.listen(16)  # once more: who connects is told the process that did it last
     return keeper
 
 

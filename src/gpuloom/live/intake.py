@@ -241,7 +241,7 @@ class Intake:
         if kept_from_starting(how):
             everywhere = how.cause is Cause.EXECUTOR
             starts.failed(attempt.run, job.id, now, everywhere=everywhere, why=how.message)
-        elif how.reason == EndReason.NOT_STARTED:
+        elif how.reason == EndReason.NOT_STARTED or (how.exit_code, how.signal) != (None, None):
             starts.began(attempt.run, job.id)
         else:
             starts.gone(attempt.run, job.id)

@@ -522,7 +522,7 @@ class Planning:
                 found.add(number)
                 continue
             reasons[number] = reason
-            if reason.code == "pause_before_retry":
+            if jobs[number].not_before_s > now_s:
                 pause = min(pause, jobs[number].not_before_s)
         return found, reasons, pause
 
