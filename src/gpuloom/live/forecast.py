@@ -282,7 +282,8 @@ class _Forecast:
         if any(not left.known for place, left in enumerate(sample.lefts) if place != me or self._own_matters):
             least, most = (self._case(sample, self._bounds(MIDDLE, low=low), BOUND_CPU_S) for low in (True, False))
             apart = most.start_s - least.start_s
-            if not (apart <= SAME_S or apart <= SAME * (most.start_s - self.now_s)):
+            same_s = max(SAME_S, SAME * (most.start_s - self.now_s)) if math.isfinite(most.start_s) else 0.0
+            if not apart <= same_s:
                 return self._bounded(least, most)
         cases = [middle]
         if self.pace > 1.0 or any(left.spreads for left in sample.lefts):
