@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpuloom.live import why as whys
 from gpuloom.live.estimates import like_of
+from gpuloom.live.forecast import Outlook
 from gpuloom.policies.registry import policy_ids
 from live_builders import Live, living, spec
 
@@ -215,3 +219,45 @@ def test_under_every_policy_ranges_are_in_order_and_not_in_the_past(tmp_path: Pa
                     found
                 )
                 assert found["source"] in ("given", "earlier_runs", "time_limit", "unknown")
+
+
+def test_a_forecast_keeps_the_scheduler_from_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    real = whys.outlook
+
+    def slow(*args: Any) -> Outlook:
+        begun.set()
+        assert go_on.wait(30.0)
+        return real(*args)
+
+    with living(tmp_path, slots=1) as live, ThreadPoolExecutor(1) as pool:
+        first, second = live.submit(estimate=100), live.submit(estimate=10)
+        monkeypatch.setattr(whys, "outlook", slow)
+        answer = pool.submit(live.service.why, second)
+        try:
+            assert begun.wait(30.0)
+            live.end(first)  # the forecast is under way all the time
+            assert live.state(first, second) == ["finished", "running"]
+        finally:
+            go_on.set()
+        assert answer.result(30.0)["start_s_median"] is not None, "as things were when it was asked"
+
+
+def test_forecasts_of_one_moment_share_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real = whys.preview
+
+    def counted(*args: Any) -> Any:
+        asked.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(whys, "preview", counted)
+    monkeypatch.setattr(whys, "FRESH_S", 1e6)
+    with living(tmp_path, slots=1) as live:
+        live.submit(estimate=100)
+        jobs = [live.submit(estimate=10) for _ in range(3)]
+        assert len({live.service.why(job)["position"] for job in jobs}) == 3
+        assert len(asked) == 1
+        live.submit(estimate=10)
+        live.service.why(jobs[0])
+        assert len(asked) == 2, "something has happened"
