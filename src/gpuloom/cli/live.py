@@ -41,8 +41,23 @@ def live_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def connect(home: Path | None, *, follows: bool = False) -> Iterator[Client]:
     """The client of the scheduler; closed at the end. follows: it stays connected, and survives restarts."""
-    from gpuloom.client import Client
+    import os
 
+    from gpuloom.client import Client
+    from gpuloom.client.home import URL, alive, home_directory, running
+
+    folder = home_directory(home)
+    local = home is not None or not os.environ.get(URL)
+    if local and (folder / "store.db").is_file() and ((found := running(folder)) is None or not alive(found.pid)):
+        from gpuloom.server.reading import readable
+
+        with readable(folder) as place:
+            if place is not None:
+                url, token, problem = place
+                click.echo(f"gpuloom: no scheduler runs; this is what can be read: {problem}", err=True)
+                with Client(url=url, token=token, patience_s=0.0) as client:
+                    yield client
+                return
     with Client(home, patience_s=PATIENCE_S if follows else 10.0) as client:
         if follows:
             client.connection.on_trouble = lambda text: click.echo(f"gpuloom: {text}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gpuloom.core.events import Event
@@ -14,13 +15,26 @@ from gpuloom.store.usage import STRETCH_EVENTS, Run, Stretch, held
 NONSENSE = (ValueError, TypeError, LookupError)
 """What making records raises of rows that no gpuloom wrote."""
 
+LOST_SPEC: Mapping[str, Any] = {"command": ["(lost)"], "name": "(lost)", "gpus": 1, "priority": 0}
 
-def jobs(reader: sqlite3.Connection, statement: queries.Statement) -> list[Job]:
+
+def jobs(reader: sqlite3.Connection, statement: queries.Statement, *, lenient: bool = False) -> list[Job]:
+    """lenient: of a damaged store, what can be read; a spec that can't is an empty one."""
     found = reader.execute(*statement).fetchall()
     wanted = sorted({rows.spec_id_of(row) for row in found})
     asked = reader.execute(queries.statements()["specs"], (rows.dumps(wanted),)) if wanted else ()
-    specs = {number: rows.loads(spec) for number, spec in asked}
-    return [rows.job_of(row, specs) for row in found]
+    if not lenient:
+        specs = {number: rows.loads(spec) for number, spec in asked}
+        return [rows.job_of(row, specs) for row in found]
+    specs = dict.fromkeys(wanted, LOST_SPEC)
+    for number, spec in asked:
+        with suppress(*NONSENSE):
+            specs[number] = rows.loads(spec)
+    made = []
+    for row in found:
+        with suppress(*NONSENSE):
+            made.append(rows.job_of(row, specs))
+    return made
 
 
 def attempts(reader: sqlite3.Connection, jobs: Sequence[int]) -> list[Attempt]:

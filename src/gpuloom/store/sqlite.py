@@ -35,13 +35,15 @@ class SqliteStore:
     Not to be used in a child process that was forked from the one that opened it.
     """
 
-    def __init__(self, path: Path | str, *, read_only: bool = False) -> None:
-        """Open the file; unless `read_only`, make it and bring its schema up to date if need be.
+    def __init__(self, path: Path | str, *, read_only: bool = False, lenient: bool = False) -> None:
+        """Open the file; unless `read_only`, make it and bring its schema up to date if need be. lenient: of a damaged
+        one, read what can be read.
 
         Raises:
             StoreError: it can't be opened, is damaged, is not a store, or a newer program's.
         """
         self.path, self.read_only = Path(os.path.abspath(path)), read_only
+        self._lenient = lenient
         self._lock = threading.Lock()  # of the writer; readers never wait for it
         self._pool = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
@@ -251,7 +253,7 @@ class SqliteStore:
 
     def jobs(self, query: JobQuery) -> Sequence[Job]:
         with self._reading() as reader:
-            return read.jobs(reader, queries.jobs(query))
+            return read.jobs(reader, queries.jobs(query), lenient=self._lenient)
 
     def counts(self) -> Mapping[str, int]:
         """Jobs by phase; 0 where there are none."""
@@ -307,7 +309,7 @@ class SqliteStore:
         last = (since_s, 0)  # numbers begin at 1
         while since_s < until_s:
             with self._reading(together=True) as reader:
-                jobs = read.jobs(reader, queries.history_page(last, until_s, PAGE))
+                jobs = read.jobs(reader, queries.history_page(last, until_s, PAGE), lenient=self._lenient)
                 runs: dict[int, list[Attempt]] = {job.id: [] for job in jobs}
                 for attempt in read.attempts(reader, list(runs)):
                     runs[attempt.job].append(attempt)
