@@ -1,0 +1,81 @@
+"""Small things that people read: one of a thing, no minus before nothing, nothing said twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from builders import jobs
+from gpuloom.cli.demo_replay import Compared
+from gpuloom.cli.demo_view import result_lines
+from gpuloom.cli.events import _told
+from gpuloom.cli.jobs import _how
+from gpuloom.cli.main import cli
+from gpuloom.core.words import plural
+from gpuloom.policies.registry import create_policy
+from gpuloom.sim.report.metrics import facts
+from gpuloom.sim.simulator import simulate
+from gpuloom.sim.traces import write_trace
+
+
+def test_an_exit_code_is_told_once() -> None:
+    data = {"reason": "failed", "exit_code": 85, "message": "exit code 85", "after": []}
+    assert _told(data, 0.0) == "reason failed, exit code 85"
+    attempt = {"ended_s": 1.0, "reason": "failed", "exit_code": 85, "message": "exit code 85"}
+    assert _how(attempt) == "failed, exit code 85"
+    assert _how({"ended_s": 1.0, "reason": "not_started", "message": "x"}) == "could not be started, x"
+
+
+def test_no_difference_has_no_minus() -> None:
+    what = Compared(10.0, 9.9999, 5.0, ((1, 10.0, 9.9999, 1, 1),))
+    lines = result_lines([{"id": 1, "name": "a", "gpus": 1, "preemptions": 0}], what, {}, "srtf")
+    assert "+0.0 %" in lines[1]
+    assert not any("-0.0" in line for line in lines)
+
+
+def test_one_is_one() -> None:
+    result = simulate(jobs([(0.0, 1.0, 1)]), "1x1", "fifo")
+    assert "1 job" in facts([result])
+    assert "1 GPU" in facts([result])
+    assert plural(1, "policy", "policies") == "1 policy"
+
+
+def test_gpus_of_no_model_are_gpus(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    write_trace(jobs([(0.0, 1.0, 2), (0.0, 1.0, 1)]), file)
+    told = CliRunner().invoke(cli, ["explain", str(file), "--cluster", "1x4", "--policy", "fifo", "--job", "0"]).output
+    assert "starts on 2 GPUs, node n0" in told
+    asked = ["explain", str(file), "--cluster", "1x4:V100", "--policy", "fifo", "--job", "1"]
+    assert "starts on 1 V100, node n0" in CliRunner().invoke(cli, asked).output
+
+
+def test_models_that_are_alike_are_not_called_faster(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    write_trace(jobs([(0.0, 1.0, 1)]), file)
+    asked = ["explain", str(file), "--cluster", "1x4:V100,1x4:K80", "--policy", "fifo", "--job", "0"]
+    assert "equally fast" in CliRunner().invoke(cli, asked).stdout
+
+
+@pytest.mark.parametrize(
+    ("free", "says"), [(0, "0 are free"), (1, "1 is free"), (2, "2 are free"), (8, "8 GPUs are free, but")]
+)
+def test_a_reason_counts(free: int, says: str) -> None:
+    snapshot: Any = SimpleNamespace(workload=jobs([(0.0, 10.0, 4)]), free_gpus=free, waiting_count=1)
+    for name in ("sjf", "elastic", "rl"):
+        assert says.removesuffix(", but") in create_policy(name).reason(snapshot, 0).text
+
+
+def test_an_empty_policy_is_asked_for(tmp_path: Path) -> None:
+    found = CliRunner().invoke(cli, ["policy", "set", " ", "--home", str(tmp_path)])
+    assert found.exit_code == 2
+    assert "which policy? gpuloom policies lists them" in found.output
+
+
+def test_who_jobs_run_as_is_said() -> None:
+    assert "All jobs run as the user who starts it" in " ".join(
+        CliRunner().invoke(cli, ["up", "--help"]).output.split()
+    )
