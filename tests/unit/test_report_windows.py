@@ -82,11 +82,14 @@ def test_every_gpu_second_that_is_shown_is_held() -> None:
     assert "n2 K80" in svg
 
 
-def test_jobs_that_share_gpus_have_a_part_of_the_row_each() -> None:
-    segments = make_segments([(0, 0.0, 100.0, 0, 1), (1, 0.0, 100.0, 0, 1)])
-    shared = make_result(segments=replace(segments, layer=np.array([0, 1], np.int32)))
+def test_jobs_that_share_a_gpu_have_a_part_of_its_row_for_as_long_as_they_do() -> None:
+    segments = make_segments([(0, 0.0, 100.0, 0, 1), (1, 50.0, 100.0, 0, 1)])
+    shared = make_result(segments=replace(segments, layer=np.array([0, 3], np.int32)))
     svg = gpu_chart(shared, "muri", 0, shown_nodes([shared]), (0.0, 100.0))
-    assert re.findall(r'y="([\d.]+)" width="[\d.]+" height="([\d.]+)" fill', svg) == [("10", "4.5"), ("14.5", "4.5")]
+    found = re.findall(r'class="run" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"', svg)
+    left, middle = found[0][0], found[1][0]
+    width = found[0][2]
+    assert found == [(left, "10.0", width, "9"), (middle, "10.0", width, "4.5"), (middle, "14.5", width, "4.5")]
 
 
 def test_the_page_names_the_nodes() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -71,25 +73,60 @@ def _marks(
         return
     begin, end = window
     origin, last = span(result)
-    layers = int(segments.layer.max()) + 1 if len(segments.layer) else 1
+    runs: dict[int, list[_Run]] = {node: [] for node in tops}
     there = np.isin(segments.node, list(tops)) & (segments.start_s < end) & ~(segments.end_s <= begin)
     for row in np.flatnonzero(there).tolist():
-        job, node, layer = int(segments.job[row]), int(segments.node[row]), int(segments.layer[row])
-        start, until = float(segments.start_s[row]), float(segments.end_s[row])
-        until = until if math.isfinite(until) else last
-        left, right = x(max(start, begin) - begin), x(min(until, end) - begin)
+        node, until = int(segments.node[row]), float(segments.end_s[row])
         mask = int(segments.gpu_mask[row]) & ((1 << sizes[node]) - 1)
-        text = (
-            f"{result.job_ids[job]}: {plural(int(result.job_gpus[job]), 'GPU')}\n{format_duration(start - origin)} to "
-            f"{format_duration(until - origin)} ({format_duration(until - start)})\n{names[node]}"
-        )
-        for first, count in _together(mask):
-            top = frame.top + tops[node] + _ROW * first + (_ROW * count * layer) / layers
-            yield (
-                f'<rect class="run" x="{left:.1f}" y="{top:.4g}" width="{max(right - left, 0.6):.1f}" '
-                f'height="{_ROW * count / layers:.3g}" fill="var(--s{job % len(PALETTE)})">'
-                f"<title>{escape(text)}</title></rect>"
+        start, until = float(segments.start_s[row]), until if math.isfinite(until) else last
+        runs[node].append(_Run(int(segments.job[row]), start, until, mask, int(segments.layer[row])))
+    for node, each in runs.items():
+        for run in each:
+            text = (
+                f"{result.job_ids[run.job]}: {plural(int(result.job_gpus[run.job]), 'GPU')}\n"
+                f"{format_duration(run.start_s - origin)} to {format_duration(run.end_s - origin)} "
+                f"({format_duration(run.end_s - run.start_s)})\n{names[node]}"
             )
+            for start, until, place, count in _pieces(run, each, begin, end):
+                left, right = x(start - begin), x(until - begin)
+                for first, gpus in _together(run.mask):
+                    high = _ROW * gpus / count
+                    top = frame.top + tops[node] + _ROW * first + place * high
+                    yield (
+                        f'<rect class="run" x="{left:.1f}" y="{top:.1f}" '
+                        f'width="{max(right - left, 0.6):.1f}" height="{high:.3g}" '
+                        f'fill="var(--s{run.job % len(PALETTE)})"><title>{escape(text)}</title></rect>'
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A job on GPUs of a node."""
+
+    job: int
+    start_s: float
+    end_s: float
+    mask: int
+    layer: int
+
+
+def _pieces(run: _Run, others: Sequence[_Run], begin: float, end: float) -> Iterator[tuple[float, float, int, int]]:
+    """The run cut where partners on its GPUs come and go: from, to, its place among them, how many they are."""
+    start, until = max(run.start_s, begin), min(run.end_s, end)
+    beside = [o for o in others if o.mask & run.mask and o.start_s < until and o.end_s > start]
+    cuts = sorted({start, until, *(t for o in beside for t in (o.start_s, o.end_s) if start < t < until)})
+    last: tuple[float, float, int, int] | None = None
+    for left, right in pairwise(cuts):
+        present = sorted({o.layer for o in beside if o.start_s <= left and o.end_s >= right})
+        here = (present.index(run.layer), len(present))
+        if last is not None and last[2:] == here:
+            last = (last[0], right, *here)
+            continue
+        if last is not None:
+            yield last
+        last = (left, right, *here)
+    if last is not None:
+        yield last
 
 
 def _together(mask: int) -> Iterator[tuple[int, int]]:
