@@ -189,12 +189,25 @@ def test_jobs_keep_the_limit_of_files_with_which_up_was_started(tmp_path: Path) 
         assert found.client.read_log(job).content.decode().split() == ["500", str(hard)]
 
 
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed meanwhile
+        return ""
+
+
 @pytest.mark.slow
 def test_where_no_file_can_be_opened_the_owner_is_served_later(tmp_path: Path) -> None:
     with real(tmp_path) as found:
         found.up()
+
+        def sockets() -> int:
+            return sum("socket:" in _target(f"/proc/{found.pid}/fd/{n}") for n in os.listdir(f"/proc/{found.pid}/fd"))
+
+        before = sockets()
         held = [socket.create_connection(place(found), timeout=20) for _ in range(5)]
-        used = len(os.listdir(f"/proc/{found.pid}/fd"))
+        until(lambda: sockets() >= before + 5, "the connections are taken in")
+        used = 1 + max(int(number) for number in os.listdir(f"/proc/{found.pid}/fd"))
         hard = resource.prlimit(found.pid, resource.RLIMIT_NOFILE)[1]
         resource.prlimit(found.pid, resource.RLIMIT_NOFILE, (used, hard))
         with closing(socket.create_connection(place(found), timeout=20)):
