@@ -80,7 +80,9 @@ def _of_policy(planning: Planning, world: World, job: int) -> Reason:
     failure = planning.standby.failure
     if failure is None or not planning.standby.serving:
         return found
-    text = f"{found.text} Policy {failure.policy} fails ({failure.error}); {failure.serves} decides in its place."
+    text = (
+        f"{found.text} Policy {failure.policy} fails (gpuloom status says how); {failure.serves} decides in its place."
+    )
     return Reason(found.code, text, found.numbers)
 
 

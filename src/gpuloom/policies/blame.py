@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
+from gpuloom.core.errors import GpuloomError
 from gpuloom.policies.base import Policy
 
 MOST_TEXT = 500
@@ -12,11 +13,13 @@ MOST_TEXT = 500
 
 
 def said(error: BaseException) -> str:
-    """'KeyError: 3', whatever the error does when it is asked for its text."""
+    """'KeyError: 3', whatever the error does when it is asked for its text; of an error of ours its text alone."""
     try:
         text = " ".join(str(error).split())
     except Exception:  # an error whose own text fails
         text = ""
+    if text and isinstance(error, GpuloomError):
+        return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
     name = type(error).__name__
     text = f"{name}: {text}" if text else name
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
