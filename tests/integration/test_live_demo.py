@@ -39,7 +39,7 @@ def test_jobs_run_are_preempted_resume_and_finish_as_the_simulator_says(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = (Planned("whole", 0.0, 2, 4.0), Planned("short", 0.6, 1, 1.0))
-    outcome = run_live(plan, slots=2, policy="srtf", interval_s=1.5, others=("fifo",))
+    outcome = run_live(plan, slots=2, policy="srtf", interval_s=1.5, also=("fifo:backfill=easy",), others=("fifo",))
     nothing_left(folder)
     whole, short = outcome.jobs
     assert [job["state"] for job in outcome.jobs] == ["finished", "finished"]
@@ -54,6 +54,8 @@ def test_jobs_run_are_preempted_resume_and_finish_as_the_simulator_says(
     assert whole["run_s"] < 4.0 + (whole["ended_s"] - whole["submitted_s"] - 4.0 - short["run_s"]) + 1.0
     assert {row[0]: (row[3], row[4]) for row in outcome.compared.rows} == {1: (2, 2), 2: (1, 1)}
     assert abs(outcome.compared.difference) < 0.15  # 3 % is for quiet machines and longer jobs
+    assert abs(outcome.also["fifo:backfill=easy"].difference) < 0.15
+    assert [row[3:] for row in outcome.also["fifo:backfill=easy"].rows] == [(1, 1), (1, 1)]
     assert outcome.others["fifo"].avg_jct_s > outcome.others["srtf"].avg_jct_s
     assert {letter for line in outcome.chart for letter in line} <= set("WS.")
     assert any("S" in line for line in outcome.chart)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,13 @@ from gpuloom.cli.demo_jobs import PLAN, STEP_S, Planned, Story
 from gpuloom.cli.demo_replay import BOUND, Compared, Replay, compared, replay
 from gpuloom.cli.live import say_json
 from gpuloom.core.errors import GpuloomError
+from gpuloom.core.words import plural
 
 SLOTS = 4
 POLICY = "srtf"
 INTERVAL_S = 2.0
+ALSO = ("fifo:backfill=easy", "sjf")
+"""The same jobs run under these at the same time, on schedulers of their own: the default policy, and one more."""
 OTHERS = ("fifo", "fifo:backfill=easy", "sjf", "srtf", "tiresias:thresholds=5/15")
 """Limits of Tiresias in GPU-seconds, fit for jobs of seconds."""
 MOST_S = 120.0
@@ -32,12 +38,18 @@ class DemoError(GpuloomError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How it went: the jobs, live beside simulated, and the same history under other policies."""
+    """How it went: the jobs, live beside simulated, also under further policies, and the same history under others."""
 
     jobs: Sequence[Mapping[str, Any]]
     compared: Compared
+    also: Mapping[str, Compared]
     others: Mapping[str, Replay]
     chart: Sequence[str]
+
+    @property
+    def within(self) -> bool:
+        """Whether all that ran is within the bound."""
+        return all(what.within for what in (self.compared, *self.also.values()))
 
 
 def run_live(
@@ -46,6 +58,7 @@ def run_live(
     slots: int = SLOTS,
     policy: str = POLICY,
     interval_s: float = INTERVAL_S,
+    also: Sequence[str] = ALSO,
     others: Sequence[str] = OTHERS,
     err: bool = False,
 ) -> Outcome:
@@ -56,8 +69,19 @@ def run_live(
     """
     from gpuloom.cli.demo_view import shown
 
-    click.echo("starting a scheduler in a temporary home …", err=err)
-    with TemporaryScheduler(slots=slots, policy=policy, interval_s=interval_s) as scheduler:
+    click.echo(f"starting {plural(1 + len(also), 'scheduler')} in temporary homes …", err=err)
+    leave = threading.Event()
+    with (
+        ThreadPoolExecutor(max(len(also), 1)) as threads,  # left last: its jobs end when their schedulers have
+        ExitStack() as stack,
+        TemporaryScheduler(slots=slots, policy=policy, interval_s=interval_s) as scheduler,
+    ):
+        beside = {
+            name: stack.enter_context(TemporaryScheduler(slots=slots, policy=name, interval_s=interval_s))
+            for name in also
+        }
+        stack.callback(leave.set)  # called first
+        running = {name: threads.submit(_run_unseen, there, plan, leave) for name, there in beside.items()}
         title = (
             f"{slots} CPU slots in place of GPUs, policy {policy}, which stops jobs for others every {interval_s:g} s"
         )
@@ -66,16 +90,30 @@ def run_live(
         with shown(story, plan, slots, title, err=err) as look:
             views = _run(scheduler, plan, story, look)
         chart = story.chart(slots, max(float(view["ended_s"]) for view in views), 72)
-        history = scheduler.folder / "history.csv"
-        history.write_text(scheduler.client.history(), encoding="utf-8")
-        found = replay(
-            history,
-            list(dict.fromkeys([policy, *others])),
-            slots=slots,
-            interval_s=interval_s,
-            home=scheduler.home,
-        )
-        return Outcome(views, compared(views, found[policy]), found, chart)
+        found = _replayed(scheduler, list(dict.fromkeys([policy, *others])))
+        told = {
+            name: compared(running[name].result(), _replayed(there, [name])[name]) for name, there in beside.items()
+        }
+        return Outcome(views, compared(views, found[policy]), told, found, chart)
+
+
+def _replayed(scheduler: TemporaryScheduler, policies: Sequence[str]) -> dict[str, Replay]:
+    """What the simulator makes of the history of a scheduler, under these policies."""
+    history = scheduler.folder / "history.csv"
+    history.write_text(scheduler.client.history(), encoding="utf-8")
+    return replay(history, policies, slots=scheduler.slots, interval_s=scheduler.interval_s, home=scheduler.home)
+
+
+def _run_unseen(
+    scheduler: TemporaryScheduler, plan: Sequence[Planned], leave: threading.Event
+) -> list[Mapping[str, Any]]:
+    """The same beside what is shown; DemoError as soon as it is to `leave`."""
+
+    def look(lines: Sequence[str], now_s: float) -> None:
+        if leave.is_set():
+            raise DemoError("interrupted")
+
+    return _run(scheduler, plan, Story(scheduler.home), look)
 
 
 def _run(scheduler: TemporaryScheduler, plan: Sequence[Planned], story: Story, look: Any) -> list[Mapping[str, Any]]:
@@ -126,9 +164,9 @@ def _run(scheduler: TemporaryScheduler, plan: Sequence[Planned], story: Story, l
 def demo(ctx: click.Context, as_json: bool, simulate: bool, jobs: int, load: float, seed: int, output: Path) -> None:
     """Run eight small training jobs on a scheduler of their own, and compare with what the simulator says.
 
-    They queue, run, are preempted, go on from their checkpoints and finish on four CPU slots, within a minute.
-    Scheduler, jobs and files are gone afterwards. Exit code 1 if a job failed, or the average JCTs, live and simulated,
-    differ by more than 3 %.
+    They queue, run, are preempted, go on from their checkpoints and finish on four CPU slots, within a minute. The same
+    jobs run beside them under two more policies, the default one among them. Schedulers, jobs and files are gone
+    afterwards. Exit code 1 if a job failed, or the average JCTs, live and simulated, differ by more than 3 %.
 
     With --simulate nothing is run: policies are compared on a generated trace and, where ../shared/data exists, a real
     one.
@@ -156,7 +194,7 @@ def demo(ctx: click.Context, as_json: bool, simulate: bool, jobs: int, load: flo
         say_json(_as_json(outcome, took_s))
     else:
         _say(outcome, took_s)
-    ctx.exit(0 if outcome.compared.within else 1)
+    ctx.exit(0 if outcome.within else 1)
 
 
 def _say(outcome: Outcome, took_s: float) -> None:
@@ -168,8 +206,15 @@ def _say(outcome: Outcome, took_s: float) -> None:
     click.echo()
     for line in result_lines(outcome.jobs, outcome.compared, outcome.others, POLICY):
         click.echo(line)
-    click.echo(f"\nScheduler, jobs and files are gone again. All took {took_s:.0f} s.")
-    if not outcome.compared.within:
+    click.echo("\nLive and simulated, average JCT of the same jobs:")
+    for name, what in ((POLICY, outcome.compared), *outcome.also.items()):
+        verdict = "" if what.within else f"  NOT within {100 * BOUND:g} %"
+        click.echo(
+            f"  {name:<26} live {what.live_s:6.2f} s  simulated {what.simulated_s:6.2f} s  "
+            f"{100 * what.difference:+.1f} %{verdict}"
+        )
+    click.echo(f"\nSchedulers, jobs and files are gone again. All took {took_s:.0f} s.")
+    if not outcome.within:
         click.echo(f"gpuloom: live and simulated differ by more than {100 * BOUND:g} %", err=True)
 
 
@@ -184,6 +229,10 @@ def _as_json(outcome: Outcome, took_s: float) -> dict[str, Any]:
         "simulated": {
             job["job"]: {"jct_s": job["simulated_jct_s"], "starts": job["simulated_starts"]}
             for job in outcome.compared.as_json()["jobs"]
+        },
+        "also": {
+            name: {key: value for key, value in what.as_json().items() if key != "jobs"}
+            for name, what in outcome.also.items()
         },
         "avg_jct_s_by_policy": {name: other.avg_jct_s for name, other in outcome.others.items()},
         "took_s": took_s,
