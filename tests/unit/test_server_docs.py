@@ -23,8 +23,9 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encod
 def examples() -> list[tuple[str, str, dict[str, str], str | None]]:
     """(method, path with parameters, headers, body) of every line that calls the API."""
     found = []
-    for line in re.findall(r'^api "\$URL.*$', PAGE, flags=re.MULTILINE):
-        words = iter(shlex.split(line)[1:])
+    page = PAGE.replace("$PWD", "/home/ada").replace("$(hostname -s)", "node0")  # as a shell would
+    for line in re.findall(r'^api "\$URL.*$', page, flags=re.MULTILINE):
+        words = iter(shlex.split(line, comments=True)[1:])
         path, method, headers, body = next(words).removeprefix("$URL"), "", dict[str, str](), None
         for word in words:
             if word == "-X":
