@@ -36,6 +36,7 @@ def can_be_done(block: Block) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", [path for path in PAGES if runnable(path)], ids=name_of)
 def test_the_page_runs_as_written(path: Path, tmp_path: Path) -> None:
     """With the extras that `make setup` installs, and the programs that the page names."""
