@@ -193,6 +193,65 @@ class TestExecutor:
             thread.join(timeout=10)
             assert not thread.is_alive()
 
+    def test_a_runner_that_tells_news_before_it_answers(self, tmp_path: Path) -> None:
+        """What it says unasked is taken in while `open` waits for the answer, whatever is locked meanwhile."""
+        run = {
+            "run": "1.1",
+            "pid": 7,
+            "start_ticks": 1,
+            "boot_id": "b",
+            "gpu_uuids": [],
+            "phase": "running",
+            "exit": None,
+        }
+        end = {"exit_code": 0, "signal": None, "reason": "", "message": "", "at_s": 1.0}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(tmp_path / "runner.sock"))
+            listener.listen()
+
+            def answer() -> None:
+                connection, _ = listener.accept()
+                lines = wire.Lines()
+                with connection, suppress(ConnectionError):
+                    while data := connection.recv(4096):
+                        for message in lines.feed(data):
+                            if message["op"] == "hello":
+                                connection.sendall(
+                                    wire.encode({"re": 0, "version": wire.VERSION, "pid": 5, "limits": {}})
+                                )
+                                continue
+                            news = {"status": {**run, "phase": "exited", "exit": end}}
+                            connection.sendall(wire.encode(news) + wire.encode({"re": message["id"], "runs": [run]}))
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            told: list[RunStatus] = []
+            executor = LocalExecutor(tmp_path, cgroups="off")
+            executor.open(told.append, patience_s=10.0)
+            assert [status.phase for status in told] == [RunPhase.EXITED]
+            executor.close()
+            thread.join(timeout=10)
+            assert not thread.is_alive()
+
+    def test_a_runner_that_is_frozen(self, tmp_path: Path) -> None:
+        executor = LocalExecutor(tmp_path, cgroups="off")
+        executor.open(lambda _: None)
+        runner = executor._link.hello["pid"]
+        os.kill(runner, signal.SIGSTOP)
+        try:
+            for run in range(20_000):  # more than the socket holds: who asks does not wait
+                executor.stop(f"{run}.1", reason="cancelled", grace_s=0)
+            with pytest.raises(ExecutorError, match=f"kill -CONT {runner}"):
+                executor.runs(patience_s=0.2)
+            other = LocalExecutor(tmp_path, cgroups="off")
+            with pytest.raises(ExecutorError, match=f"kill -CONT {runner}"):
+                other.open(lambda _: None, patience_s=0.3)
+        finally:
+            os.kill(runner, signal.SIGCONT)
+        assert executor.runs() == []
+        executor.close()
+        os.kill(runner, signal.SIGKILL)
+
     def test_a_runner_that_can_not_be_started(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "executable", "/bin/false")
         executor = LocalExecutor(tmp_path, cgroups="off")

@@ -348,8 +348,8 @@ class Keeper:
             return
         if left and run.kill_at > now:
             self._thaw_quietly(run)
-            for entry in left:
-                procs.send(entry, TERM_SIGNAL)
+            with contextlib.suppress(OSError):  # what stays is killed a little later
+                procs.send_all(left, TERM_SIGNAL)
         self.loop.soon(lambda: self._clean(run, left), f"the end of run {run.name}")
 
     def _left(self, run: Run, everything: dict[int, procs.Process] | None = None) -> list[procs.Process]:

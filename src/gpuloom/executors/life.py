@@ -214,8 +214,12 @@ class Run:
         if self.group is not None:
             self.group.kill()
             return
-        for entry in self._stop_all(strays):
-            procs.send(entry, KILL_SIGNAL)
+        try:
+            found = self._stop_all(strays)
+        except OSError:  # one that can't be stopped does not keep the others alive
+            procs.send_all(self.alive(strays=strays), KILL_SIGNAL)
+            raise
+        procs.send_all(found, KILL_SIGNAL)
 
     def freeze(self) -> bool:
         """Stop all of it where it is; False: not all of it stands still."""
@@ -233,8 +237,7 @@ class Run:
         if self.group is not None:
             self.group.thaw()
         if self.group is None or self.stopped:
-            for entry in self.alive():
-                procs.send(entry, CONT_SIGNAL)
+            procs.send_all(self.alive(), CONT_SIGNAL)
             self.stopped = False
 
     def _stop_all(self, strays: Iterable[int]) -> list[procs.Process]:
@@ -246,9 +249,8 @@ class Run:
             new = [entry for entry in found if (entry.pid, entry.start_ticks) not in seen]
             if not new:
                 break
-            for entry in new:
-                procs.send(entry, STOP_SIGNAL)
-                seen.add((entry.pid, entry.start_ticks))
+            procs.send_all(new, STOP_SIGNAL)
+            seen.update((entry.pid, entry.start_ticks) for entry in new)
         return found
 
     def memory_over(self, everything: dict[int, procs.Process]) -> float | None:

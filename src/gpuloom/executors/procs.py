@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 
@@ -121,21 +122,35 @@ def proportional_bytes(pid: int) -> int:
 
 
 def send(target: Process, number: int) -> bool:
-    """Signal exactly this process. False: it is gone, or may not be signalled."""
+    """Signal exactly this process. False: it is gone. Raises OSError: it can't be signalled now."""
     try:
         fd = os.pidfd_open(target.pid)
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL):
+            return False
+        raise
     try:
         now = process(target.pid)
         if now is None or now.start_ticks != target.start_ticks:
             return False
         signal.pidfd_send_signal(fd, number)
-    except OSError:
+    except ProcessLookupError:
         return False
     finally:
         os.close(fd)
     return True
+
+
+def send_all(targets: Iterable[Process], number: int) -> None:
+    """Signal all of these. Raises the first OSError, after all have been tried."""
+    failed: OSError | None = None
+    for target in targets:
+        try:
+            send(target, number)
+        except OSError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def members(

@@ -1,0 +1,56 @@
+"""The runner, with a fault in its system calls. Started by path in its place, with the plan in GPULOOM_TEST_FAULTS:
+{seen: file that gets a line for each call not made before, fault: as `Fault.written`, or null, failed: file that gets a
+byte for each call that failed}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path += [HERE, os.path.join(os.path.dirname(HERE), "src")]
+
+import faults  # noqa: E402 - its place is known by now
+from gpuloom.executors import runner  # noqa: E402 - as above
+
+
+class Seen(dict[faults.Call, int]):
+    """Calls and how often they were made; the first of each is written down at once, as a child's memory is its own."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def __missing__(self, call: faults.Call) -> int:
+        return 0
+
+    def __setitem__(self, call: faults.Call, count: int) -> None:
+        if call not in self:
+            note(self._path, json.dumps([call.function, call.site]) + "\n")
+        super().__setitem__(call, count)
+
+    def total(self) -> int:
+        return sum(self.values())
+
+
+_open, _write, _close = os.open, os.write, os.close
+
+
+def note(path: str, text: str) -> None:
+    file = _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    _write(file, text.encode())
+    _close(file)
+
+
+plan = json.loads(os.environ["GPULOOM_TEST_FAULTS"])
+injector = faults.Injector(
+    ("executors",),
+    None if plan["fault"] is None else faults.Fault.read(plan["fault"]),
+    lambda call: note(plan["failed"], "x"),
+    Seen(plan["seen"]),  # type: ignore[arg-type]
+)
+with injector:
+    code = runner.main(*sys.argv[1:])
+sys.exit(code)
