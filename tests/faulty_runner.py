@@ -1,6 +1,6 @@
 """The runner, with a fault in its system calls. Started by path in its place, with the plan in GPULOOM_TEST_FAULTS:
 {seen: file that gets a line for each call not made before, fault: as `Fault.written`, or null, failed: file that gets a
-byte for each call that failed}.
+byte for each call that failed, over: the file whose being there ends the fault, once: the first failure makes it}.
 """
 
 from __future__ import annotations
@@ -44,11 +44,17 @@ def note(path: str, text: str) -> None:
     _close(file)
 
 
+def told(call: faults.Call) -> None:
+    note(plan["failed"], "x")
+    if plan["once"]:
+        note(plan["over"], "x")
+
+
 plan = json.loads(os.environ["GPULOOM_TEST_FAULTS"])
 injector = faults.Injector(
     ("executors",),
     None if plan["fault"] is None else faults.Fault.read(plan["fault"]),
-    lambda call: note(plan["failed"], "x"),
+    told,
     Seen(plan["seen"]),  # type: ignore[arg-type]
 )
 with injector:

@@ -43,9 +43,10 @@ class Story:
         self.folder, self.home = folder, folder / "home"
         folder.mkdir()
         self.seen, self.failed, self.over = folder / "seen", folder / "failed", folder / "over"
-        if fault is not None and fault.until:
-            fault = Fault(fault.call, fault.errno, until=str(self.over))
-        plan = {"seen": str(self.seen), "failed": str(self.failed), "fault": None if fault is None else fault.written()}
+        written = None if fault is None else Fault(fault.call, fault.errno, until=str(self.over)).written()
+        plan: dict[str, Any] = {"seen": str(self.seen), "failed": str(self.failed), "over": str(self.over)}
+        # In a file, as each child that is forked has a memory of its own.
+        plan |= {"fault": written, "once": fault is not None and not fault.until}
         monkeypatch.setenv("GPULOOM_TEST_FAULTS", json.dumps(plan))
         monkeypatch.setattr(link, "RUNNER", RUNNER)
         self.told: dict[str, RunStatus] = {}
