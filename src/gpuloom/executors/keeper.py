@@ -498,9 +498,9 @@ class Keeper:
         self._files(run, "notice", run.write_notice)
         self._thaw_quietly(run)
         run.phase = "stopping"
-        if first and grace_s > 0:
-            run.signal_group(TERM_SIGNAL)
         self.loop.at(deadline, lambda: self._deadline(run), f"the end of run {run.name}")
+        if first and grace_s > 0:
+            self._files(run, "SIGTERM", lambda: run.signal_group(TERM_SIGNAL))
         self._tell(run)
 
     def _deadline(self, run: Run) -> None:
