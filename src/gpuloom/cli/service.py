@@ -90,6 +90,7 @@ def up(
       gpuloom up --detach
       gpuloom up --slots 4 --policy tiresias
     """
+    from gpuloom.client.errors import AccessError, ClientError
     from gpuloom.client.home import alive, home_directory, running
 
     if not sys.platform.startswith("linux"):
@@ -99,7 +100,12 @@ def up(
 
         create_policy(written)  # what is wrong with it is told before anything starts
     folder = home_directory(home)
-    found = running(folder)
+    try:
+        found = running(folder)
+    except AccessError:
+        raise
+    except ClientError:  # a crash of the machine left half of the file; this start writes it anew
+        found = None
     if found is not None and alive(found.pid) and _answers(folder, found.pid):
         text = f"a scheduler runs here already: pid {found.pid}, {found.url}, home {folder}"
         if not detach:
@@ -321,12 +327,10 @@ def _end_of(log: Path, start: int, lines: int = 15) -> str:
 
 def _no_room(folder: Path) -> str:
     """That nothing can be written there, which may be why a log says nothing."""
-    found = os.statvfs(folder)
-    counts = (("space", found.f_blocks, found.f_bavail), ("inodes", found.f_files, found.f_favail))
-    lacking = [what for what, there, left in counts if there and not left]
-    if not lacking:
-        return ""
-    return f", as no {' and no '.join(lacking)} is left on the disk of {folder}: make room there"
+    from gpuloom.store.faults import no_room
+
+    lacking = no_room(folder)
+    return f", as {lacking} on the disk of {folder}: make room there" if lacking else ""
 
 
 def _written(log: Path, start: int) -> str:

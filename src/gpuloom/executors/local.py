@@ -46,7 +46,7 @@ class LocalExecutor:
             raise InputError(f"GPULOOM_CGROUPS is {mode!r}: one of {', '.join(CGROUP_MODES)} would be right")
         self._home = Path(home_dir).resolve()
         self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._home_id = hashlib.sha256(f"{os.getuid()}:{self._home}".encode()).hexdigest()[:12]
+        self._home_id = hashlib.sha256(os.fsencode(f"{os.getuid()}:{self._home}")).hexdigest()[:12]
         self._link = Link(self._home, self._home_id, mode, self._on_message, self._on_again)
         self._on_status: OnStatus | None = None
         self._lock = threading.Lock()

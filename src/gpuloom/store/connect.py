@@ -109,7 +109,7 @@ def open_reader(path: Path, *, older: bool = False) -> sqlite3.Connection:
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    uri = f"file:{quote(os.path.abspath(path))}?mode={mode}"
+    uri = f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode={mode}"
     connection = sqlite3.connect(
         uri, uri=True, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+from enum import StrEnum
 from pathlib import Path
 
 from gpuloom.store.port import CheckReport, StoreBusy, StoreError
@@ -52,7 +53,9 @@ def store_error(error: sqlite3.Error | OSError, path: Path, doing: str) -> Store
         name = "SQLITE_FULL"  # what a full disk looks like from the write-ahead log's index
     where = f"{path}: can't {doing}: "
     if name.startswith("SQLITE_FULL"):
-        return StoreError(f"{where}the disk is full; make room on it ({_room(path)}). Nothing was changed")
+        lacks_inodes = _lacking(path if path.is_dir() else path.parent) is _Lacks.INODES
+        full = "no inodes are left" if lacks_inodes else "the disk is full"
+        return StoreError(f"{where}{full}; make room on the disk ({_room(path)}). Nothing was changed")
     if name.startswith("SQLITE_READONLY") or name in {"SQLITE_PERM", "SQLITE_AUTH"}:
         return StoreError(
             f"{where}the file, its directory or the file system is read-only, or belongs to another user ({error}); "
@@ -93,6 +96,29 @@ def _full(path: Path) -> bool:
     return free is not None and free < 64 * 1024
 
 
+class _Lacks(StrEnum):
+    """What a disk has none left of."""
+
+    NOTHING = ""
+    SPACE = "no space is left"
+    INODES = "no inodes are left"
+
+
+def _lacking(folder: Path) -> _Lacks:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return _Lacks.NOTHING  # nobody knows
+    if found.f_blocks and not found.f_bavail:
+        return _Lacks.SPACE
+    return _Lacks.INODES if found.f_files and not found.f_favail else _Lacks.NOTHING
+
+
+def no_room(folder: Path) -> str:
+    """That nothing new can be written there; '' if it can, or if nobody knows."""
+    return _lacking(folder).value
+
+
 def _room(path: Path) -> str:
     free = _free(path)
     return f"{path.parent} has {'unknown space' if free is None else f'{free / 2**20:,.1f} MiB'} free"
@@ -103,6 +129,8 @@ def _why_not_opened(path: Path) -> str:
         return "this is a directory; name the file"
     if not path.parent.is_dir():
         return f"the directory {path.parent} does not exist; create it or name another"
+    if lacking := no_room(path.parent):
+        return f"{lacking} on the disk of {path.parent}; make room there"
     if not path.exists():
         return f"there is no such file, and {path.parent} may not be written to by user {os.geteuid()}"
     return f"no permission for user {os.geteuid()}, or too many open files; look at its owner and mode"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gpuloom.core.errors import InputError
+from gpuloom.store.faults import no_room
 from gpuloom.store.port import StoreBusy, StoreError
 
 HOME = "GPULOOM_HOME"
@@ -124,7 +126,9 @@ def take_lock(home: Home) -> HomeLock:
     try:
         descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StoreError(f"{home.lock}: can't be opened ({error.strerror}); make {home.path} writable") from error
+        helps = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"make {home.path} writable"
+        lacking = no_room(home.path) or error.strerror
+        raise StoreError(f"{home.lock}: can't be opened ({lacking}); {helps}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)
