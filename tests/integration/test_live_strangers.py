@@ -189,6 +189,18 @@ def test_jobs_keep_the_limit_of_files_with_which_up_was_started(tmp_path: Path) 
         assert found.client.read_log(job).content.decode().split() == ["500", str(hard)]
 
 
+def spent(pid: int, seconds: float) -> float:
+    """CPU time that a process takes within so many seconds."""
+
+    def used() -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before = used()
+    select.select([], [], [], seconds)
+    return used() - before
+
+
 def _target(link: str) -> str:
     try:
         return os.readlink(link)
@@ -212,6 +224,7 @@ def test_where_no_file_can_be_opened_the_owner_is_served_later(tmp_path: Path) -
         resource.prlimit(found.pid, resource.RLIMIT_NOFILE, (used, hard))
         with closing(socket.create_connection(place(found), timeout=20)):
             assert found.client.status()["pid"] == found.pid
+        until(lambda: spent(found.pid, 1.0) < 0.2, "an end of asking for what can't be had")
         for one in held:
             one.close()
         resource.prlimit(found.pid, resource.RLIMIT_NOFILE, (hard, hard))

@@ -8,6 +8,7 @@ import errno
 import functools
 import ipaddress
 import logging
+import os
 import resource
 import signal
 import socket
@@ -85,7 +86,7 @@ def serve(
         check_token(token, "token")
     elif not loopback:
         raise InputError(f"{host} can be reached by other machines: that needs a token")
-    listener = _bound(family, host, address, port, or_any)
+    listener = _Listener(_bound(family, host, address, port, or_any))
     try:
         port = listener.getsockname()[1]
         shown = f"[{address}]" if family == socket.AF_INET6 else address
@@ -98,6 +99,7 @@ def serve(
         # A quarter of the files that may be open: jobs' logs, the store and the runner need some too.
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         with closing(Connections(min(MOST, max(files // 4, 16)))) as connections:
+            listener.full = connections.make_room
             ready = Listening(address, port, f"http://{shown}:{port}", lambda: server.stop())
             server = _Server(app, connections, lambda: on_ready(ready))
             server.run(sockets=[listener])
@@ -141,6 +143,48 @@ def _bound(family: socket.AddressFamily, host: str, address: str, port: int, or_
     if sys.platform == "linux":
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
     return listener
+
+
+class _Listener(socket.socket):
+    """Where no file can be opened, one kept for that is given up: who calls is refused, so that nobody is asked again
+    and again to take a connection that can't be taken (asyncio would, ever more often).
+
+    full: called then, to make room.
+    """
+
+    def __init__(self, bound: socket.socket) -> None:
+        super().__init__(fileno=bound.detach())
+        self.full: Callable[[], None] = lambda: None
+        self._reserve: int | None = None
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._reserve is None:
+            with contextlib.suppress(OSError):  # there is none just now: at the next call
+                self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self._keep()
+        try:
+            return super().accept()
+        except OSError as error:
+            if error.errno not in NO_ROOM or self._reserve is None:
+                raise
+            _log.error("no connection can be taken: %s; those who call are refused", error.strerror)
+        os.close(self._reserve)
+        self._reserve = None
+        try:
+            super().accept()[0].close()
+        finally:
+            self._keep()
+            self.full()
+        raise BlockingIOError  # for now
+
+    def close(self) -> None:
+        if self._reserve is not None:
+            os.close(self._reserve)
+            self._reserve = None
+        super().close()
 
 
 class _Server(uvicorn.Server):
