@@ -26,6 +26,8 @@ from gpuloom.core.errors import GpuloomError
 
 POLICIES = (
     "fifo:backfill=easy",
+    "fifo",
+    "sjf",
     "srtf",
     "tiresias:thresholds=5/15",
     "muri-s:group_size=2;restart_partners=no;interleave_overhead=none",

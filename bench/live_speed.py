@@ -1,6 +1,6 @@
 """What the live scheduler costs: submissions, launches, idling, restarts, passes; over the real API.
 
-    python bench/live_speed.py                  all of it, about two minutes; exit code 1 if a target is missed
+    python bench/live_speed.py                  all of it, about four minutes; exit code 1 if a target is missed
     python bench/live_speed.py --only launch,idle
     python bench/live_speed.py --json FILE      the figures as JSON as well ('-': instead of the table)
 
@@ -10,6 +10,7 @@ files, which decides what a write costs), and ends it with all its jobs. Baselin
     launch   subprocess.Popen of the same program, from the call until it runs
     idle     none: shares of one core, and resident memory, of scheduler and runner together
     restart  `gpuloom up` in an empty home
+    arrays   the same jobs submitted one by one
 Seconds of wall clock, but for `idle`.
 """
 
@@ -40,6 +41,7 @@ RUNNING = 1000
 QUEUED = 10_000
 SAMPLES = 50
 IDLE_S = 20.0
+RATE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -338,11 +340,49 @@ def long_queue(up: Up) -> list[Figure]:
     ]
 
 
+def arrays(folder: Path) -> list[Figure]:
+    """Half-second jobs on 4 slots: how fast they go by as single jobs, and as arrays; what is done to a large array."""
+    job = {"command": ["sleep", "0.5"], "name": "half"}
+    found: list[Figure] = []
+    rates: dict[str, float] = {}
+    for what, count in (("single jobs", 10_000), ("array", 10_000), ("array", 100_000)):
+        with running(folder, "--slots", "4") as up:
+            if what == "array":
+                took = timed(lambda n=count: up.client.submit({**job, "array": f"0-{n - 1}"}))  # type: ignore[misc]
+            else:
+                took = timed(lambda: [up.client.submit([job] * 1000) for _ in range(10)])
+            wait(lambda: counted(up, "finished") >= 8, "the first jobs ended")
+            before, begun = counted(up, "finished"), time.perf_counter()
+            time.sleep(RATE_S)
+            rate = (counted(up, "finished") - before) / (time.perf_counter() - begun)
+            rates[f"{what} {count}"] = rate
+            single = rates["single jobs 10000"]
+            found.append(Figure("arrays", f"{count:,} submitted: {what}", "s", took))
+            found.append(
+                Figure("arrays", f"ends with {count:,} queued: {what}", "1/s", rate, None, single, "as single jobs")
+            )
+            if count < 100_000:
+                continue
+            found.append(Figure("arrays", "single jobs' rate over the array's", "", single / rate, 1 / 0.95))
+            found.append(Figure("arrays", "`status`, 100,000 queued", "ms", 1000 * timed(up.client.status)))
+            found.append(
+                Figure("arrays", "first page of `ls`", "ms", 1000 * timed(lambda: list(up.client.jobs(limit=100))))
+            )
+            found.append(Figure("arrays", "resident memory of the scheduler", "MiB", rss_mib(up.process.pid)))
+            up.kill()
+            found.append(Figure("arrays", "`gpuloom up` to ready, 100,000 queued", "s", up.start(), 5.0))
+            for action in ("hold", "release", "cancel"):
+                took = timed(lambda a=action: up.client.act_on_array(1, a))  # type: ignore[misc]
+                found.append(Figure("arrays", f"{action} all of them", "s", took, 3.0))
+    return found
+
+
 PARTS: dict[str, Callable[[Path], list[Figure]]] = {
     "submit": submit,
     "launch": launch,
     "idle": idle,
     "restart": restart,
+    "arrays": arrays,
 }
 
 
