@@ -93,15 +93,20 @@ class Lines:
 
     def take(self, jobs: Iterable[Job]) -> None:
         """These jobs are new, or have changed."""
+        last: tuple[Job, tuple[Hashable, int | None]] | None = None
         for job in jobs:
             number = job.id
             line: Line | None = None
             if job.phase is Phase.QUEUED and not job.attempts and not job.after and not job.not_before_s:
-                throttle = self._throttle(job)
-                key = self._kind(job), throttle
+                # Jobs of an array come one after the other, with one and the same spec.
+                if last is not None and last[0].spec is job.spec and last[0].array_id == job.array_id is not None:
+                    key = last[1]
+                else:
+                    key = self._kind(job), self._throttle(job)
+                    last = job, key
                 line = self._lines.get(key)
                 if line is None:
-                    line = self._lines[key] = Line(key, throttle, shares=bool(share_class_of(job.spec)))
+                    line = self._lines[key] = Line(key, key[1], shares=bool(share_class_of(job.spec)))
                 line.add(job)
             before = self._line_of.pop(number, None)
             if before is not None and before is not line:
