@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.units import format_duration
 from gpuloom.core.words import plural
 from gpuloom.sim.report.axis import PALETTE, time_ticks
@@ -50,7 +51,7 @@ def gpu_chart(result: SimResult, name: str, number: int, nodes: Sequence[Shown],
             f"{escape(shorten(names[node.number], _NAME))}</text>"
         )
     body += _marks(result, frame, x, tops, {node.number: node.gpus for node in nodes}, names, window)
-    shown = sum(node.gpus for node in nodes)
+    shown = sum_ints(node.gpus for node in nodes)
     title = f"Who had which GPU under {name}"
     description = f"One row per GPU of {plural(len(nodes), 'node')}, time to the right; a bar is a job."
     note = ""

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuloom.core.cluster import ANY_MODEL, parse_cluster
 from gpuloom.core.errors import ClusterError
+from gpuloom.core.sums import sum_ints
 from gpuloom.sim.report.series import downsample, span
 from gpuloom.sim.result import SimResult
 
@@ -48,7 +49,7 @@ def shown_nodes(results: Sequence[SimResult]) -> list[Shown]:
             if node < len(sizes):
                 sizes[node] = max(sizes[node], int(mask).bit_length())
     count = len(names)
-    while count > 1 and sum(sizes[i] for i in _spread(len(names), count)) > MOST_ROWS:
+    while count > 1 and sum_ints(sizes[i] for i in _spread(len(names), count)) > MOST_ROWS:
         count -= 1
     return [Shown(i, names[i], models[i], min(sizes[i], MOST_ROWS)) for i in _spread(len(names), count)]
 
