@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from pathlib import Path
@@ -115,7 +116,7 @@ def test_every_other_route_needs_the_token(service: FakeService, api: Local) -> 
     document = api("GET", "/openapi.json").json()
     for path, item in document["paths"].items():
         for method, operation in item.items():
-            answer = api(method.upper(), path.format(job=1, name="node0"), headers={"Authorization": ""})
+            answer = api(method.upper(), re.sub(r"{\w+}", "1", path), headers={"Authorization": ""})
             assert (answer.status_code == 401) == (path not in OPEN), path
             assert (operation.get("security") == []) == (path in OPEN), path
     assert service.calls == []
