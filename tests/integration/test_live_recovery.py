@@ -32,6 +32,25 @@ def test_running_jobs_are_taken_up_again(tmp_path: Path) -> None:
         assert after.executor.acknowledged >= {f"{jobs[0]}.1", f"{jobs[1]}.1"}
 
 
+def test_an_end_that_is_told_while_the_runs_are_asked_for_is_the_newer_one(tmp_path: Path) -> None:
+    executor = Telling()
+    before = Live(tmp_path, executor)
+    job = before.submit()
+    before.crash()
+    with living(tmp_path, executor) as after:
+        after.until(lambda: after.state(job) == ["finished"])
+
+
+class Telling(FakeExecutor):
+    """Has a run end between looking at it and answering."""
+
+    def runs(self, *, patience_s: float = 10.0) -> list[RunStatus]:
+        found = super().runs(patience_s=patience_s)
+        for status in found:
+            self.end(status.run.partition("-")[0])
+        return found
+
+
 def test_an_attempt_that_was_written_down_and_not_begun_begins_once(tmp_path: Path) -> None:
     executor = FakeExecutor()
     before = Live(tmp_path, executor)

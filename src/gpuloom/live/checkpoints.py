@@ -29,6 +29,10 @@ class Checkpoints:
         self._latest: dict[str, RunStatus] = {}
         """Of runs that are being looked at: what the executor said last."""
 
+    def wants(self, status: RunStatus) -> bool:
+        """Whether a checkpoint is to be looked at before this is handed on."""
+        return _made_way(status) and self._of(status.run) is not None
+
     def first_look(self, status: RunStatus, take: Take) -> None:
         """Hand the status on, with the time at which the checkpoint was last written, where that may matter."""
         with self._lock:

@@ -495,7 +495,10 @@ class Scheduler:
                 self.dispatch.end_run(attempt.run, attempt.stop_reason, grace)
         self.intake.remember_unreleased(known.values())
         for status in known.values():
-            self.on_status(status)
+            if self._checkpoints.wants(status):
+                self.on_status(status)
+            else:  # at once: what the executor has said since then is newer, and waits in the inbox
+                self.intake.statuses[status.run] = status
         self._unmet = ""
         self._inbox.put(lambda: None)
 

@@ -10,6 +10,8 @@ from types import TracebackType
 
 WITHIN_S = 3.5
 """A start that takes longer says what it is at: with the interpreter's own start, within 5 s of the command."""
+LONG_S = 2.0
+"""A later step is named once it takes so long."""
 AGAIN_S = 15.0
 """And says it again so often, as long as it is at the same."""
 
@@ -80,4 +82,11 @@ class Start:
             while not self._done:
                 step, passed_s = self._step, time.monotonic() - self._begun_s
                 self._say(f"warning: not ready after {passed_s:.0f} s: it is {step.doing}; {step.help}")
-                self._changed.wait_for(lambda step=step: self._done or self._step is not step, self._again_s)  # type: ignore[misc]
+                self._moves_on(step, self._again_s)
+                # One that is over soon is not worth a word.
+                while not self._done and self._step is not step:
+                    step = self._step
+                    self._moves_on(step, min(LONG_S, self._within_s))
+
+    def _moves_on(self, step: Step, within_s: float) -> bool:
+        return self._changed.wait_for(lambda: self._done or self._step is not step, within_s)
