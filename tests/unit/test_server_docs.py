@@ -44,7 +44,7 @@ def examples() -> list[tuple[str, str, dict[str, str], str | None]]:
 @pytest.fixture
 def service(tmp_path: Path) -> FakeService:
     service = FakeService(tmp_path)
-    service.submit([*[job_spec({"command": ["./a"]})] * 12, job_spec({"command": ["./a"], "array": "0-7"})], user="ada")
+    service.submit([*[job_spec({"command": ["./a"]})] * 2, job_spec({"command": ["./a"], "array": "0-17"})], user="ada")
     service.run(1)
     service.write(1, "one\n" * 2000)
     service.finish(1)
