@@ -182,6 +182,7 @@ def all_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Fault]:
     return [Fault(call, number, until=until) for call in calls for number in errnos(call) for until in ("", "told")]
 
 
+@pytest.mark.slow
 def test_a_fault_at_some_system_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")

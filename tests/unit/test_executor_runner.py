@@ -277,7 +277,7 @@ class TestExecutor:
         env = {"PATH": os.environ["PATH"]}
         directory = str(tmp_path / "home" / "runs" / "1.1")
         executor.start(RunRequest("1.1", argv, "/", env, (0,), (), directory, kind="cpu", cpus=2.0, memory_mib=600))
-        until(lambda: (tmp_path / "said").exists())
+        until(lambda: (tmp_path / "said").exists() and (tmp_path / "said").read_text())
         executor.freeze("1.1")
         until(lambda: any(status.phase is RunPhase.FROZEN for status in told))
         executor.stop("1.1", reason="cancelled", grace_s=0)

@@ -148,6 +148,8 @@ class Scheduler:
         self._unsaved = False
         self._told: dict[str, float] = {}
         """Failures of the policy that are written down: since when."""
+        self._early: dict[str, RunStatus] = {}
+        """News that came before it was known what runs."""
         self._unmet = ""
         """Why the executor could not be met yet; until then nothing is started, as nobody knows what runs."""
         self._ending = threading.Event()
@@ -208,7 +210,7 @@ class Scheduler:
         def take() -> None:
             if checkpoint_s is not None:
                 self.intake.checkpoints[status.run] = checkpoint_s
-            self.intake.statuses[status.run] = status
+            (self._early if self._unmet else self.intake.statuses)[status.run] = status
 
         self._inbox.put(take)
 
@@ -500,6 +502,8 @@ class Scheduler:
             else:  # at once: what the executor has said since then is newer, and waits in the inbox
                 self.intake.statuses[status.run] = status
         self._unmet = ""
+        self.intake.statuses |= self._early
+        self._early.clear()
         self._inbox.put(lambda: None)
 
     # -- changes from outside, in the scheduler's thread ---------------------------------------------------------
