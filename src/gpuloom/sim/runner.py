@@ -18,7 +18,8 @@ from gpuloom.core.workload import Workload
 from gpuloom.sim.result import SimResult
 from gpuloom.sim.simulator import simulate
 
-_PATIENCE_S = 10.0
+_ENDS = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE_S = 20.0
 """How long workers may take to hand in what they have after an interrupt."""
 
 
@@ -98,10 +99,7 @@ def _work(task: Task, settings: dict[str, Any], pipe: Connection, others: Sequen
         others: our parent's ends of the pipes, which a fork inherits. Were they left open here, a worker whose
             parent is gone could go on writing to a sibling's pipe for ever.
     """
-    for end in others:
-        end.close()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # how our parent ends us, also where it ignores Ctrl-C
+    message: tuple[str, Any] = ("nothing", None)
     last = 0.0
 
     def on_progress(done: int, jobs: int) -> None:
@@ -112,15 +110,20 @@ def _work(task: Task, settings: dict[str, Any], pipe: Connection, others: Sequen
             pipe.send(("progress", (done, jobs)))
 
     try:
-        result = simulate(task.workload, task.cluster, task.policy, on_progress=on_progress, **settings)
-        message: tuple[str, Any] = ("result", result)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # how our parent ends us, also where it ignores Ctrl-C
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+        for end in others:
+            end.close()
+        message = ("result", simulate(task.workload, task.cluster, task.policy, on_progress=on_progress, **settings))
+        # The result is complete: a further Ctrl-C must not tear it on its way.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     except GpuloomError as error:
         message = ("error", error)
     except KeyboardInterrupt:
-        message = ("nothing", None)
+        pass  # what there is goes to our parent, should this have come after the end
     except BrokenPipeError:
         return  # nobody is left to report to
-    # The result is complete: a further Ctrl-C must not tear it on its way.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError):
         pipe.send(message)
@@ -144,9 +147,14 @@ def _run_in_processes(
                     worker = context.Process(
                         target=_work, args=(tasks[index], settings, theirs, [ours, *running]), daemon=True
                     )
-                    worker.start()
-                    theirs.close()
-                    running[ours] = (index, worker)
+                    # It takes signals when it can answer them, not in the middle of beginning.
+                    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+                    try:
+                        worker.start()
+                        theirs.close()
+                        running[ours] = (index, worker)
+                    finally:
+                        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
                 if not running:
                     break
                 ready = wait(list(running), timeout=min(0.5, max(deadline - time.monotonic(), 0.0)))
