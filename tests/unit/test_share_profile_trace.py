@@ -135,7 +135,7 @@ def test_utilisation_against_ceilings(tmp_path: Path, us: float, compute: float,
 
 def test_no_ceilings_no_utilisation(tmp_path: Path) -> None:
     product = {"name": "aten::mm", "args": args([[500, 500], [500, 200]])}
-    done = {**DONE, "ceilings": {"bandwidth": math.inf, "mm:float": "fast"}}
+    done = {**DONE, "ceilings": {"bandwidth": 0.0, "mm:float": "fast"}}
     kernel = made(tmp_path, Trace().iteration(1, ("gemm", 9.0), **product).events, done).kernels[0]
     assert (kernel.compute_util, kernel.dram_util, kernel.klass) == (None, None, "unknown")
 
