@@ -45,17 +45,24 @@ def source(left: Left, job: Job) -> str:
     return HOWS[left.source]
 
 
+def nearly_same(low_s: float, high_s: float) -> bool:
+    """Whether one duration says what two would."""
+    return high_s - low_s <= max(SAME_S, 5 * SAME * high_s)
+
+
 def span(low_s: float, high_s: float) -> str:
-    """Two durations, or one if they are nearly the same."""
-    if high_s - low_s <= max(SAME_S, 5 * SAME * high_s):
+    """Two durations, or one if they are nearly the same, or the first is none."""
+    if nearly_same(low_s, high_s):
         return f"about {format_duration(high_s)}"
+    if low_s < SAME_S:
+        return f"at most {format_duration(high_s)}"
     return f"{format_duration(low_s)} to {format_duration(high_s)}"
 
 
 def clocks(low: float, high: float, now_s: float) -> str:
     """The same as times of day."""
     first, last = clock(low, now_s), clock(high, now_s)
-    return first if span(low - now_s, high - now_s).startswith("about") else f"{first} to {last}"
+    return first if nearly_same(low - now_s, high - now_s) else f"{first} to {last}"
 
 
 def clock(at_s: float, now_s: float) -> str:
@@ -97,7 +104,7 @@ def start(found: Outlook, names: Mapping[int, str], now: float) -> str:
         return f"When it will start can't be said: {found.cause}."
     if low is not None and high is not None:
         text = f"It is expected to start in {span(low - now, high - now)} ({clocks(low, high, now)})"
-        if median is not None and not span(low - now, high - now).startswith("about"):
+        if median is not None and not nearly_same(low - now, high - now):
             text += f", most likely in about {format_duration(median - now)}"
         return f"{text}{_unknown(found, names, 'of the running time of {} only a bound is known, or nothing')}."
     if median is not None:
