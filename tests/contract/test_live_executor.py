@@ -700,7 +700,21 @@ class TestSurviving:
         assert ended is not None
         assert ended.reason == "lost"
         assert "the machine was restarted" in ended.message
-        assert status.boot_id == procs.boot_id()
+        assert status.boot_id == procs.boot_id() == bench.executor.boot_id()
+
+    @any_mode
+    @pytest.mark.parametrize("name", ["live/1.1", "runs/1.1/run.json"])
+    def test_files_that_a_power_failure_cut_off(self, bench: Bench, name: str) -> None:
+        """The run is not known any more; that the machine was started anew is, to whoever knows where it ran."""
+        bench.start("1.1", "true")
+        bench.ended("1.1")
+        (bench.home / "runs" / "1.1" / "exit.json").unlink()
+        (bench.home / name).write_bytes(b"")
+        bench.executor.close()
+        os.kill(bench.runner, signal.SIGKILL)
+        bench.fresh()
+        assert bench.executor.runs() == []
+        assert bench.executor.boot_id() == procs.boot_id()
 
     def test_another_process_with_the_same_number(self, bench: Bench) -> None:
         """A pid alone is no identity."""

@@ -32,6 +32,24 @@ def test_running_jobs_are_taken_up_again(tmp_path: Path) -> None:
         assert after.executor.acknowledged >= {f"{jobs[0]}.1", f"{jobs[1]}.1"}
 
 
+@pytest.mark.parametrize(("boot", "becomes"), [("boot", "failed"), ("another boot", "queued"), ("", "failed")])
+def test_a_run_whose_files_a_power_failure_took_was_ended_by_the_restart(
+    tmp_path: Path, boot: str, becomes: str
+) -> None:
+    executor = FakeExecutor()
+    before = Live(tmp_path, executor)
+    job = before.submit()
+    assert before.state(job) == ["running"]
+    before.crash()
+    executor.states.clear()
+    executor.boot = boot
+    with living(tmp_path, executor) as after:
+        after.settle()
+        (ended,) = after.service.events(job=job, types=("attempt.ended",))
+        assert (ended.data["reason"], ended.data["next"]) == ("lost", becomes)
+        assert after.job(job).failures == (becomes == "failed")
+
+
 def test_an_end_that_is_told_while_the_runs_are_asked_for_is_the_newer_one(tmp_path: Path) -> None:
     executor = Telling()
     before = Live(tmp_path, executor)

@@ -96,7 +96,9 @@ class Keeper:
         op = message["op"]
         if op == "hello":
             trouble = str(self.troubles)
-            reply.update(version=VERSION, pid=os.getpid(), limits=self.groups.limits(), trouble=trouble)
+            reply.update(
+                version=VERSION, pid=os.getpid(), boot_id=self.boot, limits=self.groups.limits(), trouble=trouble
+            )
         elif self._unread:
             return None  # who asks what runs, or starts something, has to know of all
         elif op == "runs":

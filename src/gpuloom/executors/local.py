@@ -135,6 +135,10 @@ class LocalExecutor:
             self._check.forget(run)
         self._link.ask("acknowledge", run=run)
 
+    def boot_id(self) -> str:
+        """See the port."""
+        return str(self._link.hello.get("boot_id", ""))  # a runner of an older gpuloom does not say
+
     def healthy(self) -> str:
         """See the port."""
         return self._link.problem or self._trouble or ("" if self._check is None else self._check.problem)

@@ -18,7 +18,7 @@ class PaperExecutor:
     """Starts at once, freezes at once, and stops at once with exit code 85. Runs go by job and attempt ('12.1').
 
     Attributes:
-        states: every run that was started. starts: how often each was asked for.
+        states: every run that was started. starts: how often each was asked for. boot: what `boot_id` says.
     """
 
     name = "paper"
@@ -26,6 +26,7 @@ class PaperExecutor:
     def __init__(self) -> None:
         self.states: dict[str, RunStatus] = {}
         self.starts: dict[str, int] = {}
+        self.boot = "boot"
         self.acknowledged: set[str] = set()
         self._on_status: OnStatus | None = None
         self._lock = threading.RLock()
@@ -45,7 +46,7 @@ class PaperExecutor:
                 self._say(self.states[run])
                 return
             self._begins(request)
-            self._say(RunStatus(request.run, RunPhase.RUNNING, 1000 + len(self.states), 1, "boot"))
+            self._say(RunStatus(request.run, RunPhase.RUNNING, 1000 + len(self.states), 1, self.boot))
 
     def _begins(self, request: RunRequest) -> None:
         """A run is about to begin."""
@@ -74,6 +75,9 @@ class PaperExecutor:
 
     def acknowledge(self, run: str) -> None:
         self.acknowledged.add(short(run))
+
+    def boot_id(self) -> str:
+        return self.boot
 
     def healthy(self) -> str:
         return ""

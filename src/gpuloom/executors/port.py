@@ -147,6 +147,10 @@ class LiveExecutor(Protocol):
         """The exit of the run is written down: forget it (its files stay)."""
         ...
 
+    def boot_id(self) -> str:
+        """Which start of its machine this is, as `RunStatus.boot_id` names it; '': not known."""
+        ...
+
     def healthy(self) -> str:
         """'' or what is wrong with the executor itself."""
         ...

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.job import Attempt, Job, NodeRecord
+from gpuloom.core.job import Attempt, EndReason, Job, NodeRecord
 from gpuloom.executors.environment import prepared
-from gpuloom.executors.port import RunExit, RunRequest, exit_of
+from gpuloom.executors.port import Cause, RunExit, RunRequest, exit_of
 from gpuloom.executors.wire import EXIT_FILE, RUN_FILE, read_json
 from gpuloom.live.kernel_sharing import NO_SHARING, Ability, under_the_shim
 
@@ -39,6 +40,17 @@ def exit_on_disk(directory: Path, attempt: Attempt) -> RunExit | None:
     if begun is None or ended is None or not same_process(attempt, begun["pid"], begun["start_ticks"]):
         return None
     return exit_of(ended["exit"])
+
+
+def end_unseen(attempt: Attempt, boot: str) -> RunExit:
+    """The end of an attempt of which the executor and its files know nothing. boot: the machine's present start.
+
+    A machine that loses its power may lose what was last written to files: then its restart is what ended the run.
+    """
+    cause, message = Cause.NONE, "its run is not known any more; how it ended was not seen"
+    if boot and attempt.boot_id is not None and attempt.boot_id != boot:
+        cause, message = Cause.RESTARTED, "the machine was restarted while it ran: how it ended is not known"
+    return RunExit(None, None, EndReason.LOST.value, message, time.time(), cause=cause)
 
 
 def run_request(

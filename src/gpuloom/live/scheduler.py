@@ -34,7 +34,7 @@ from gpuloom.live.dispatch import RETRY_S, Dispatch
 from gpuloom.live.estimates import Estimates
 from gpuloom.live.intake import Intake
 from gpuloom.live.kernel_sharing import NO_SHARING, Ability
-from gpuloom.live.launch import exit_on_disk, run_directory, same_process
+from gpuloom.live.launch import end_unseen, exit_on_disk, run_directory, same_process
 from gpuloom.live.ledger import Ledger
 from gpuloom.live.left import Left, left_of
 from gpuloom.live.planning import Planning
@@ -467,6 +467,7 @@ class Scheduler:
     def _recover(self, known: Mapping[str, RunStatus]) -> None:
         """Take up the runs that went on while no scheduler was there."""
         now = self.clock.now()
+        boot = self.executor.boot_id()
         self.work.at(now)
         for attempt in list(self.book.attempts.values()):
             status = known.get(attempt.run)
@@ -487,10 +488,8 @@ class Scheduler:
                 how = RunExit(None, None, attempt.stop_reason.value, "it was stopped before it began", time.time())
                 self.intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
             elif status is None:
-                message = "its run is not known any more; how it ended was not seen"
-                lost = RunExit(None, None, EndReason.LOST.value, message, time.time())
                 # A store that was put back to an older state has forgotten an end that was acknowledged.
-                how = exit_on_disk(run_directory(self.runs, attempt.run), attempt) or lost
+                how = exit_on_disk(run_directory(self.runs, attempt.run), attempt) or end_unseen(attempt, boot)
                 self.intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
             elif attempt.stop_reason is not None and status.phase is not RunPhase.EXITED:
                 grace = max((attempt.deadline_s or now) - now, 0.0)
