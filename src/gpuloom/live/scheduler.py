@@ -198,9 +198,9 @@ class Scheduler:
                 return future.result(timeout=1.0)
             except TimeoutError:
                 if not self._thread.is_alive() and not future.done():
-                    raise StoreError("the scheduler is ending; nothing was changed") from None
+                    raise StoreError("the scheduler is ending") from None
                 if self.planning.deciding_s() >= SLOW_PASS_S and future.cancel():
-                    raise StoreError(f"nothing was changed: {self.policy_problem()}") from None
+                    raise StoreError(self.policy_problem()) from None
 
     def on_status(self, status: RunStatus) -> None:
         """The executor reports (in a thread of its own)."""

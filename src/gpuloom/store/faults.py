@@ -55,11 +55,11 @@ def store_error(error: sqlite3.Error | OSError, path: Path, doing: str) -> Store
     if name.startswith("SQLITE_FULL"):
         lacks_inodes = _lacking(path if path.is_dir() else path.parent) is _Lacks.INODES
         full = "no inodes are left" if lacks_inodes else "the disk is full"
-        return StoreError(f"{where}{full}; make room on the disk ({_room(path)}). Nothing was changed")
+        return StoreError(f"{where}{full}; make room on the disk ({_room(path)})")
     if name.startswith("SQLITE_READONLY") or name in {"SQLITE_PERM", "SQLITE_AUTH"}:
         return StoreError(
             f"{where}the file, its directory or the file system is read-only, or belongs to another user ({error}); "
-            f"make {path.parent} writable for user {os.geteuid()}. Nothing was changed"
+            f"make {path.parent} writable for user {os.geteuid()}"
         )
     if name.startswith("SQLITE_NOTADB"):
         return StoreError(f"{where}this is not a store of gpuloom's ({error}); name another file or home directory")
@@ -72,7 +72,7 @@ def store_error(error: sqlite3.Error | OSError, path: Path, doing: str) -> Store
     if name.startswith("SQLITE_IOERR"):
         return StoreError(f"{where}the disk failed ({error}, {name}); look at the system's log and at the disk")
     if isinstance(error, sqlite3.IntegrityError):
-        return StoreError(f"{where}the store refused it ({error}): a bug, please report it. Nothing was changed")
+        return StoreError(f"{where}the store refused it ({error}): a bug, please report it")
     return StoreError(f"{where}{error} ({name or type(error).__name__})")
 
 

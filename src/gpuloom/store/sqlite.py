@@ -167,7 +167,7 @@ class SqliteStore:
         if found is None or (found.st_dev, found.st_ino) != self._file:
             raise StoreError(
                 f"{self.path}: was {'removed' if found is None else 'replaced by another file'} while in use; put it "
-                "back, or restart the scheduler. Nothing was changed"
+                "back, or restart the scheduler"
             )
 
     def _roll_back(self, writer: sqlite3.Connection) -> None:
