@@ -63,6 +63,26 @@ class TestLaunch:
         os.close(child.said)
         os.waitpid(child.pid, 0)
 
+    def test_a_reason_that_takes_many_bytes(self, tmp_path: Path) -> None:
+        """Of a program with a long name in another alphabet, say: more than one read brings."""
+        child = launch.fork({**self.request(tmp_path), "argv": ["\U0001f9f6" * 3000]}, NOFILE)
+        child.release()
+        said = child.heard()
+        os.close(child.said)
+        os.waitpid(child.pid, 0)
+        assert said is not None
+        assert said["cause"] == wire.Cause.JOB
+        assert said["message"].startswith("can't run '\U0001f9f6")
+
+    def test_a_child_that_is_ended_while_it_says_why(self, tmp_path: Path) -> None:
+        said, saying = os.pipe()
+        os.write(saying, b'{"cause": "job", "mess')
+        os.close(saying)
+        found = launch.Child(0, -1, said).heard()
+        os.close(said)
+        assert found is not None
+        assert found["cause"] is wire.Cause.EXECUTOR
+
 
 class TestWire:
     def test_lines_in_pieces(self) -> None:
@@ -257,6 +277,14 @@ class TestExecutor:
         executor = LocalExecutor(tmp_path, cgroups="off")
         with pytest.raises(ExecutorError, match="the runner ended with code 1"):
             executor.open(lambda _: None)
+
+    def test_its_log_is_kept_however_long_it_is(self, tmp_path: Path) -> None:
+        """What the runner before said last is what one wants to know; the runner itself rotates it."""
+        (tmp_path / wire.RUNNER_LOG).write_bytes(b"why it ended\n" + b"\n" * (2 << 20))
+        executor = LocalExecutor(tmp_path, cgroups="off")
+        executor.open(lambda _: None)
+        executor.close()
+        assert (tmp_path / wire.RUNNER_LOG).read_bytes().startswith(b"why it ended\n")
 
     def test_a_closed_one(self, tmp_path: Path) -> None:
         executor = LocalExecutor(tmp_path, cgroups="off")

@@ -46,8 +46,13 @@ class Child:
 
     def heard(self) -> dict[str, Any] | None:
         """Why it can't run its program: {cause, message}; None: it runs. To be asked once `said` can be read."""
-        text = os.read(self.said, 8192)
-        return json.loads(text) if text else None
+        text = b""
+        while part := os.read(self.said, 1 << 16):
+            text += part
+        try:
+            return json.loads(text) if text else None
+        except ValueError:  # it was ended while it said so
+            return {"cause": Cause.EXECUTOR, "message": "its process was ended before its program could be run"}
 
     def drop(self) -> None:
         """Let it end."""

@@ -36,7 +36,6 @@ REPLY_S = 60.0
 """A runner writes small files; a disk that is busy with a job's gigabytes can make it wait for long."""
 LAST_S = 1.0
 """For what was asked last, when it is closed."""
-LOG_BYTES = 1 << 20
 BACKOFF_S = (0.05, 0.2, 1.0, 5.0)
 STATES = {
     "T": "it is stopped by a signal: `kill -CONT {pid}` lets it go on",
@@ -367,7 +366,5 @@ class Link:
         """What the runner writes its messages to; nowhere if that can't be had: jobs are worth more."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         with suppress(OSError):
-            if path.exists() and path.stat().st_size > LOG_BYTES:
-                flags |= os.O_TRUNC
             return os.open(path, flags, 0o600)
         return subprocess.DEVNULL
