@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -84,6 +85,26 @@ def test_a_long_log_is_rotated(log: OwnLog, monkeypatch: pytest.MonkeyPatch) -> 
     assert not Path(f"{log.path}.{own_log.KEPT + 1}").exists()
     kept = [line for file in reversed(files) for line in file.read_text().splitlines()]
     assert kept == [f"line {number}" for number in range(900 - len(kept), 900)]
+
+
+def test_where_no_new_file_is_to_be_had_the_old_ones_stay(log: OwnLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_log, "MOST_BYTES", 100)
+    for number in range(30):
+        log.write(f"line {number}")
+    assert log.path is not None
+    folder = Path(log.path).parent
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def none(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", none)
+        for number in range(20):
+            log.write(f"lost {number} {'x' * 100}")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    log.write("again")
+    assert lines(log)[-2:] == ["(20 lines could not be written)", "again"]
 
 
 def test_what_is_not_ours_is_not_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

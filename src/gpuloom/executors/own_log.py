@@ -122,17 +122,22 @@ class OwnLog:
     def _rotate(self, more: int) -> None:
         if self.path is None or os.fstat(self.descriptor).st_size + more <= MOST_BYTES:
             return
-        for number in range(KEPT, 0, -1):
-            older = f"{self.path}.{number}"
-            newer = self.path if number == 1 else f"{self.path}.{number - 1}"
-            if os.path.exists(newer):
-                os.replace(newer, older)
-        fresh = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        # Whatever else writes to the same file (a crash of the interpreter, a library) goes along.
-        for shared in {self.descriptor, 1, 2}:
-            if shared == self.descriptor or is_file(shared, f"{self.path}.1"):
-                os.dup2(fresh, shared, inheritable=shared in (1, 2))
-        os.close(fresh)
+        # First what may fail: where no new file is to be had, the old ones stay as they are.
+        new = f"{self.path}.new"
+        fresh = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            for number in range(KEPT, 0, -1):
+                older = f"{self.path}.{number}"
+                newer = self.path if number == 1 else f"{self.path}.{number - 1}"
+                if os.path.exists(newer):
+                    os.replace(newer, older)
+            os.replace(new, self.path)
+            # Whatever else writes to the same file (a crash of the interpreter, a library) goes along.
+            for shared in {self.descriptor, 1, 2}:
+                if shared == self.descriptor or is_file(shared, f"{self.path}.1"):
+                    os.dup2(fresh, shared, inheritable=shared in (1, 2))
+        finally:
+            os.close(fresh)
 
 
 def is_file(descriptor: int, path: str) -> bool:
