@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from gpuloom.core.job import SavedBy
 from gpuloom.executors.port import RunExit, RunPhase, RunStatus
 from gpuloom.live.checkpoints import Checkpoints
+from gpuloom.live.rehearsal import Rehearsal
 from gpuloom.live.saved import Saved, checkpoint_written_s, noticed_s, saved
+from gpuloom.store.port import StoreError
 
 NOTICE_S = 1000.0
 
@@ -125,3 +128,25 @@ def test_a_look_that_never_returns_is_not_waited_for(monkeypatch: pytest.MonkeyP
     assert taken.all[0][1] is None
     go_on.set()
     assert len(taken.all) == 1
+
+
+def test_what_is_known_of_a_checkpoint_outlasts_a_store_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = Rehearsal("fifo", models=["V100"])
+    monkeypatch.setattr(live.executor, "_stops", lambda status, reason: None)
+    (job,) = live.submit({"gpus": 1, "checkpoint": "out.ckpt"})
+    live.now_s += 1000.0
+    live.tell(lambda: live.service.set_node("here", "draining"))
+    run = live.scheduler.book.attempts[job].run
+    how = RunExit(0, None, "node", "", time.time())
+    live.scheduler._take_status(RunStatus(run, RunPhase.EXITED, exit=how), time.time() + 3600.0)
+
+    def full(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live.store, "append", full)
+        live.scheduler._turn()
+    live.now_s += 10.0
+    live.turn()
+    assert live.service.show(job)["attempts"][0]["saved_by"] == "checkpoint"
+    assert not live.scheduler.intake.checkpoints

@@ -160,7 +160,7 @@ class Intake:
         notice_s = noticed_s(self.dispatch.directory_of(attempt.run))
         if notice_s is None and attempt.deadline_s is not None:  # it could not be written; the signal was sent
             notice_s = time.time() - (now - attempt.deadline_s) - float(job.spec.get("grace", 30.0))
-        saves = saved(how, told, notice_s=notice_s, checkpoint_s=self.checkpoints.pop(attempt.run, None))
+        saves = saved(how, told, notice_s=notice_s, checkpoint_s=self.checkpoints.get(attempt.run))
         pause_s = self.dispatch.starts.pause_s(attempt.run, job.id, everywhere=how.cause is Cause.EXECUTOR)
         work_s = worked(job.id, at)
         data = ended(job, attempt, how, work_s=work_s, complete=complete, now_s=now, saves=saves, pause_s=pause_s)
@@ -233,6 +233,7 @@ class Intake:
         job = self.book.jobs[before.id]
         attempted_s = self.work.of(job.id, now)
         self.work.end(job.id)
+        self.checkpoints.pop(attempt.run, None)
         self.dispatch.to_start.pop(attempt.run, None)
         self.planning.freezing.pop(job.id, None)
         self.planning.thawing.pop(job.id, None)
