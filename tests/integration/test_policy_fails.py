@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import queue
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -326,3 +327,36 @@ def test_one_that_cannot_begin_is_refused_by_name(live: Rehearsal, faults: dict[
     with pytest.raises(PolicyError, match="policy 'failing' can't begin"):
         Rehearsal("failing")
     assert not live.scheduler.problem
+
+
+def test_that_it_works_again_is_written_down_once_the_store_can_be_written(
+    live: Rehearsal, faults: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults["decide"] = raises(KeyError(3))
+    live.submit({"gpus": 1})
+    faults.clear()
+    live.later(FIRST_PAUSE_S)  # it is on trial
+    with monkeypatch.context() as patch:
+        patch.setattr(live.store, "append", raises(StoreError("the disk is full")))
+        live.now_s += MOST_PAUSE_S
+        live.scheduler._turn()
+        assert live.service.status()["policy_failure"] is not None
+    live.later(MOST_PAUSE_S)
+    assert live.service.status()["policy_failure"] is None
+    assert told(live, "policy.failed", "policy.recovered") == ["policy.failed", "policy.recovered"]
+
+
+def test_while_the_store_can_not_be_written_the_scheduler_rests(live: Rehearsal) -> None:
+    """Also if the policy's memory waits to be written."""
+    scheduler, waits = live.scheduler, []
+
+    class Inbox:
+        def get(self, timeout: float | None) -> None:
+            waits.append(timeout)
+            raise queue.Empty
+
+    scheduler._inbox = Inbox()  # type: ignore[assignment]
+    scheduler._blocked_until_s = live.now_s + 1.0
+    scheduler._unsaved, scheduler._saved_s = True, 0.0
+    scheduler._turn()
+    assert waits == [1.0]

@@ -334,10 +334,9 @@ class Scheduler:
         now = self.clock.now()
         passes = not (self._leaving or self._unmet)
         due = min(self.planning.due_s() if passes else math.inf, self.dispatch.retry_s)
-        due = max(due, self._blocked_until_s)
         if self._unsaved:
             due = min(due, self._saved_s + SAVE_MEMORY_S)
-        due = min(due, self.planning.standby.settles_s)
+        due = max(min(due, self.planning.standby.settles_s), self._blocked_until_s)
         wait = None if due == math.inf else one_wait_s(due - now)
         with suppress(queue.Empty):
             self._do_one(self._inbox.get(timeout=wait))
@@ -430,8 +429,9 @@ class Scheduler:
                 self.ledger.write([("policy.failed", None, failure.view())])
                 self._told[kind] = failure.since_s
         if (over := standby.recovered(now)) is not None:
-            self._told.pop("failure", None)
             self.ledger.write([("policy.recovered", None, {**over.view(), "serves": planning.written})])
+            self._told.pop("failure", None)
+            standby.reset()
         texts = [f"no decision can be made: {planning.failure}"] if planning.failed else []
         for failure in (standby.failure, standby.unwritten):
             if failure is not None:

@@ -132,12 +132,8 @@ class Standby:
             self._works_since_s = min(self._works_since_s, now_s)
 
     def recovered(self, now_s: float) -> Failure | None:
-        """The failure that is over now, once."""
-        if self.failure is None or now_s < self.settles_s:
-            return None
-        over = self.failure
-        self.reset()
-        return over
+        """The failure that is over now, until `reset` is called."""
+        return None if now_s < self.settles_s else self.failure
 
     def reset(self) -> None:
         """Another policy was set, or this one anew."""
