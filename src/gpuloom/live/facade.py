@@ -149,7 +149,7 @@ class LiveService:
         }
         work, phases = do[Action(action)]
 
-        def act() -> list[int]:
+        def act() -> Mapping[str, int]:
             first, book = self._get(array), self._scheduler.book
             if first.array_id != array:
                 raise NotFoundError(f"job {array} is not the first of an array")
@@ -167,10 +167,9 @@ class LiveService:
                     raise ConflictError(refusal)
             work(records)
             self._scheduler.planning.stale()
-            return [job.id for job in records]
+            return Counter([book.jobs[job.id].phase.value for job in records])
 
-        done = self._scheduler.do(act)
-        return dict(Counter([self._get(job).phase.value for job in done]))
+        return dict(self._scheduler.do(act))
 
     def _cancel(self, records: list[Job], *, grace_s: float | None = None) -> None:
         waiting = [job for job in records if job.phase in (Phase.QUEUED, Phase.HELD)]
