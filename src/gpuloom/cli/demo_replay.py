@@ -75,7 +75,7 @@ def replay(history: Path, policies: Sequence[str], *, slots: int, interval_s: fl
     given = ["--cluster", f"1x{slots}", "--interval", str(interval_s), "--policies", ",".join(policies)]
     given += ["--json", str(table), "--jobs-csv", str(every), "--quiet"]
     done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-c", "from gpuloom.cli.main import main; main()", "compare", str(history), *given],
+        [sys.executable, "-P", "-c", "from gpuloom.cli.main import main; main()", "compare", str(history), *given],
         capture_output=True,
         text=True,
         env={**os.environ, "GPULOOM_HOME": str(home)},

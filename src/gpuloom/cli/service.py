@@ -283,7 +283,7 @@ def start_detached(home: Path, arguments: Sequence[str], *, timeout_s: float = R
     with os.fdopen(descriptor, "ab") as output:
         start = output.seek(0, os.SEEK_END)
         # The same program and the same interpreter, found without a look at PATH.
-        program = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
+        program = [sys.executable, "-P", "-c", "from gpuloom.cli.main import main; main()"]
         process = subprocess.Popen(  # noqa: S603 - our own program
             [*program, "up", "--home", str(home), *arguments],
             stdin=subprocess.DEVNULL,

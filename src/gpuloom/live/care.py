@@ -54,7 +54,7 @@ class StoreCheck:
 
     def _run(self) -> None:
         program = "from gpuloom.cli.main import main; main()"
-        argv = [sys.executable, "-c", program, "db", "check", "--json", "--home", str(self._db.parent)]
+        argv = [sys.executable, "-P", "-c", program, "db", "check", "--json", "--home", str(self._db.parent)]
         try:
             with self._lock:
                 if self._closed:
