@@ -515,7 +515,7 @@ class Keeper:
         # A leading process that SIGKILL does not end is told of as one that it left behind would be.
         run.ended = {"exit_code": None, "signal": None, "cpu_s": None, "peak_memory_mib": run.peak_mib}
         run.kill_at = run.deadline
-        self._clean(run)
+        self._clean_soon(run)
 
     def _help(self, run: Run, verb: str) -> None:
         """Let a container tool do this to the run's container, without waiting for it."""

@@ -35,9 +35,9 @@ class Troubles:
 
     def note(self, key: str, problem: str) -> None:
         """Say what is wrong with it; '': it is right again. Each is written to the log once."""
-        before = str(self)
         if problem == self._by_key.get(key, ""):
             return
+        before = str(self)
         if problem:
             self._by_key[key] = problem
             log(problem)

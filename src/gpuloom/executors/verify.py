@@ -73,15 +73,16 @@ class GpuCheck:
 
     def close(self) -> None:
         """Look no more."""
-        self._closed = True
-        self._wake.set()
+        with self._lock:
+            self._closed = True
+            self._wake.set()
         self._worker.end(self._timeout_s)
 
     def _watch(self) -> None:
         while not self._closed:
             with self._lock:
                 waiting = list(self._waiting.values())
-                if not waiting:
+                if not waiting and not self._closed:
                     self._wake.clear()
             if not waiting:
                 self._wake.wait()
