@@ -204,8 +204,9 @@ class Injector:
         while self._undo:
             self._undo.pop()()
 
-    def come(self, function: str) -> None:
-        """A call is about to be made: count it, and raise the OSError that is planned for it."""
+    def come(self, function: str, path: object = None) -> None:
+        """A call is about to be made: count it, and raise the OSError that is planned for it. path: what it is about,
+        if that is a file's name."""
         frame: FrameType | None = sys._getframe(2)
         names: list[str] = []
         inside = False
@@ -230,13 +231,15 @@ class Injector:
             return
         self.failed += 1
         self.tell(call)
-        raise OSError(fault.errno, os.strerror(fault.errno))
+        named = (os.fsdecode(path),) if isinstance(path, (str, bytes, os.PathLike)) else ()
+        raise OSError(fault.errno, os.strerror(fault.errno), *named)
 
     def _replace(self, owner: Any, name: str, function: str = "") -> None:
         before, known = getattr(owner, name), function or name
 
         def call(*args: Any, **more: Any) -> Any:
-            self.come("open.read" if known == "open" and not args[1] & WRITES else known)
+            reads = known == "open" and not args[1] & WRITES
+            self.come("open.read" if reads else known, args[0] if args and owner is os else None)
             return before(*args, **more)
 
         call.__name__ = name
@@ -274,7 +277,7 @@ class Injector:
         def opened(*args: Any, **more: Any) -> Any:
             seen = injector.calls.total()
             mode = more.get("mode", args[1] if len(args) > 1 else "r")
-            injector.come("open" if set(mode) & set("wax+") else "open.read")
+            injector.come("open" if set(mode) & set("wax+") else "open.read", args[0])
             file = before(*args, **more)
             return file if injector.calls.total() == seen else _Proxy(injector, file, "", ("read", "write"))
 

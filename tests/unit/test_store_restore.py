@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from faults import Fault, Injector
 from gpuloom.core.errors import InputError
 from gpuloom.store.home import Home, home_of, take_lock
 from gpuloom.store.port import StoreBusy, StoreError
@@ -47,6 +50,27 @@ def names(home: Home) -> list[str]:
 
 
 class TestRestore:
+    def test_a_store_that_stays_keeps_what_is_in_its_log(
+        self, home: Home, backup: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One who reads it meanwhile keeps the log from being folded in."""
+        monkeypatch.setattr("gpuloom.store.restore._fold_log", lambda db: None)  # it would wait for the reader
+        whole = Path(shutil.copytree(home.path, home.path.with_name("whole")))
+        with Injector(("store/restore.py",)) as seen:
+            restore(Home(whole), backup)
+        call = next(call for call in seen.calls if call.function == "replace")
+        with closing(sqlite3.connect(home.db, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT count(*) FROM jobs").fetchone() == (3,)
+            with SqliteStore(home.db) as store:
+                store.save_memory("rl", b"x")
+            before = names(home)
+            with Injector(("store",), Fault(call, errno.EIO)), pytest.raises(StoreError, match="in its place: "):
+                restore(home, backup)
+            assert names(home) == sorted({*before, "scheduler.lock"})
+            with SqliteStore(home.db) as store:
+                assert store.load().memory == ("rl", b"x")
+
     def test_the_backup_takes_the_stores_place_and_the_store_is_kept(self, home: Home, backup: Path) -> None:
         done = restore(home, backup)
         assert jobs_in(home.db) == 1

@@ -49,16 +49,26 @@ def _make(path: Path) -> None:
 
 def _load(path: Path) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        content = _read(path)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise InputError(f"{path}: the token can't be read: {error.strerror}") from None
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(descriptor)
-        raise InputError(f"{path} is not a file: take it away, and a new token is made")
-    with os.fdopen(descriptor, "rb") as file:
+    try:
+        token = content.decode("ascii").strip()
+    except UnicodeDecodeError:
+        token = ""
+    check_token(token, str(path))
+    return token
+
+
+def _read(path: Path) -> bytes:
+    """What is in a file that its owner alone can read. Raises OSError, InputError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise InputError(f"{path} is not a file: take it away, and a new token is made")
         if found.st_uid not in (os.geteuid(), 0):
             raise InputError(f"{path} belongs to user {found.st_uid}: a token must be its reader's own file")
         if found.st_mode & 0o077:
@@ -66,13 +76,9 @@ def _load(path: Path) -> str:
                 f"{path} can be read by others (mode {stat.S_IMODE(found.st_mode):04o}), who may know the token: "
                 f"take it away, and a new one is made; or, if nobody saw it, chmod 600 {path}"
             )
-        content = file.read(4096)
-    try:
-        token = content.decode("ascii").strip()
-    except UnicodeDecodeError:
-        token = ""
-    check_token(token, str(path))
-    return token
+        return os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
 
 
 def check_token(token: str, source: str) -> None:

@@ -119,4 +119,6 @@ def _write_server(home: Home, url: str) -> None:
         temporary.chmod(0o600)
         temporary.replace(home.server_json)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
         raise InputError(f"{home.server_json} can't be written: {error.strerror}") from error

@@ -88,17 +88,29 @@ def _checked(part: Path, backup: Path) -> tuple[CheckReport, set[str]]:
 def _swap(db: Path, part: Path) -> Path | None:
     """`part` takes the place of `db` in one step; `db` stays under another name."""
     replaced = None
-    if db.exists():
-        _fold_log(db)
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        replaced = next(path for n in range(10_000) if not (path := _kept_name(db, stamp, n)).exists())
-        os.link(db, replaced)
-    # A log that could not be folded in belongs to the file replaced; beside the new one it would be mistaken for its.
-    for ending in BESIDE:
-        if (beside := Path(f"{db}{ending}")).exists():
-            beside.rename(f"{replaced or _kept_name(db, 'lost', 0)}{ending}")
-    sync(db.parent)
-    os.replace(part, db)
+    aside: list[tuple[Path, Path]] = []
+    try:
+        if db.exists():
+            _fold_log(db)
+            stamp = time.strftime("%Y%m%d-%H%M%S")
+            kept = next(path for n in range(10_000) if not (path := _kept_name(db, stamp, n)).exists())
+            os.link(db, kept)
+            replaced = kept
+        # A log that could not be folded in belongs to the file replaced; the new one would take it for its own.
+        for ending in BESIDE:
+            if (beside := Path(f"{db}{ending}")).exists():
+                log = Path(f"{replaced or _kept_name(db, 'lost', 0)}{ending}")
+                beside.rename(log)
+                aside.append((log, beside))
+        sync(db.parent)
+        os.replace(part, db)
+    except OSError:
+        with suppress(OSError):  # what can't be put back stays beside it, under the other name
+            for log, beside in aside:
+                log.rename(beside)
+            if replaced is not None:
+                replaced.unlink()
+        raise
     sync(db.parent)
     return replaced
 
