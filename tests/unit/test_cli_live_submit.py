@@ -366,3 +366,11 @@ def test_a_command_is_not_put_over_several_jobs(tmp_path: Path) -> None:
     assert (done.exit_code, "holds 2 jobs" in done.stderr) == (2, True)
     (tmp_path / "one.yaml").write_text("command: [a]\n")
     assert dry("one.yaml", "--", "c")["command"] == ["c"]
+
+
+def test_from_a_folder_that_has_been_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert refused("--", "true") == "the present folder has been removed: cd to one that is there"

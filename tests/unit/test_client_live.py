@@ -62,6 +62,17 @@ def test_a_job_runs_where_it_was_submitted(client: Client, tmp_path: Path, monke
     ]  # fmt: skip
 
 
+def test_from_a_folder_that_has_been_removed(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    ((number,),) = client.submit({**JOB, "workdir": "/"})
+    assert client.show(number)["spec"]["workdir"] == "/"
+    with pytest.raises(InputError, match="the present folder has been removed"):
+        client.submit(JOB)
+
+
 def soon(what: Any, seconds: float = 10.0) -> None:
     until = time.monotonic() + seconds
     while not what():

@@ -133,11 +133,19 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fields_of(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that were given, paths made absolute from here."""
+    """The fields that were given, paths made absolute from here.
+
+    Raises:
+        InputError: the present folder has been removed.
+    """
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise InputError("the present folder has been removed: cd to one that is there") from None
     given = {name: value for name, value in flags.items() if value is not None and value is not False and value != ()}
     if "gpu_types" in given:
         given["gpu_types"] = [word.strip() for text in given["gpu_types"] for word in text.split(",") if word.strip()]
-    return absolute(given, Path.cwd())
+    return absolute(given, here)
 
 
 def absolute(spec: Mapping[str, Any], base: Path) -> dict[str, Any]:

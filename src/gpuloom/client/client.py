@@ -118,7 +118,7 @@ class Client:
         if not many:
             raise InputError("no job to submit")
         told = [dict(s) if isinstance(s, Mapping) else s.model_dump(mode="json", exclude_defaults=True) for s in many]
-        jobs = [{"workdir": os.getcwd(), **job} for job in told]
+        jobs = [job if "workdir" in job else {"workdir": _here(), **job} for job in told]
         if idempotency_key is not None and not (
             idempotency_key.isascii() and idempotency_key.isprintable() and idempotency_key.strip()
         ):
@@ -477,6 +477,13 @@ class Client:
 def _json(message: Message) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(message.data)
     return found
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise InputError("the present folder has been removed: name the job's workdir") from None
 
 
 def current_user() -> str:

@@ -56,10 +56,10 @@ class MemoryStore:
             for expected, event in enumerate(copied, len(self._events) + 1):
                 if event.id != expected:
                     raise StoreError(
-                        f"event {event.id} can't follow event {expected - 1}: the log has no gaps. Nothing was changed"
+                        f"event {event.id} can't follow event {expected - 1}: the log has no gaps"
                     )
             if taken := [each.key for each in submissions if each.key in self._submissions]:
-                raise StoreError(f"the key {taken[0]!r} has been used. Nothing was changed")
+                raise StoreError(f"the key {taken[0]!r} has been used")
             self._events += copied
             kept.specs, kept.events = known, len(self._events)
             kept.jobs.update(jobs)

@@ -124,7 +124,7 @@ class SqliteStore:
             if event.id != expected:
                 raise StoreError(
                     f"{self.path}: event {event.id} can't follow event {expected - 1}: something else wrote to this "
-                    "store. Restart the scheduler; nothing was changed"
+                    "store. Restart the scheduler"
                 )
 
     @contextmanager
