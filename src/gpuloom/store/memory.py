@@ -55,9 +55,7 @@ class MemoryStore:
             jobs = {job.id: rows.job_of(rows.job_row(job), known) for job in changes.jobs.values()}
             for expected, event in enumerate(copied, len(self._events) + 1):
                 if event.id != expected:
-                    raise StoreError(
-                        f"event {event.id} can't follow event {expected - 1}: the log has no gaps"
-                    )
+                    raise StoreError(f"event {event.id} can't follow event {expected - 1}: the log has no gaps")
             if taken := [each.key for each in submissions if each.key in self._submissions]:
                 raise StoreError(f"the key {taken[0]!r} has been used")
             self._events += copied
