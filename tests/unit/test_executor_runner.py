@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ import pytest
 
 from gpuloom.core.errors import InputError
 from gpuloom.executors import launch, procs, wire
+from gpuloom.executors.life import NOTHING, Run
+from gpuloom.executors.limits import Limits
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.loop import Loop
 from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunRequest, RunStatus
@@ -34,6 +37,32 @@ def until(found: Callable[[], Any]) -> Any:
         assert time.monotonic() < end
         time.sleep(0.005)
     return value
+
+
+class TestLimits:
+    def test_a_time_limit_is_looked_at_once_however_often_a_run_is_thawed(self, tmp_path: Path) -> None:
+        loop, runs, stopped = Loop(), dict[str, Run](), list[str]()
+
+        def stop(run: Run, reason: str, grace_s: float, message: str) -> None:
+            stopped.append(reason)
+            loop.soon(lambda: None)  # the turn need not wait for what is left
+
+        limits = Limits(loop, runs, stop, lambda run, mib: None)
+        run = runs["1.1"] = Run({**NOTHING, "run": "1.1", "directory": str(tmp_path), "limit_s": 3600.0}, "home", "")
+        run.phase = "running"
+        for _ in range(50):
+            run.frozen_s += 1.0
+            limits.look(run)
+        assert len(loop._timers) == 1
+        run.limit_s = run.running_s(time.monotonic()) + 0.05  # an earlier one counts at once
+        limits.look(run)
+        while not stopped:
+            loop.turn()
+        assert stopped == ["timed_out"]
+        runs.clear()
+        gone = weakref.ref(run)
+        del run
+        assert gone() is None
 
 
 class TestLaunch:

@@ -234,10 +234,11 @@ def test_the_owner_keeps_a_connection(service: FakeService) -> None:
 def test_what_does_not_come_is_not_waited_for(
     service: FakeService, monkeypatch: pytest.MonkeyPatch, sent: str, status: bytes
 ) -> None:
-    for name in ("HEADER_S", "BODY_S", "STRANGER_S"):
-        monkeypatch.setattr(connections, name, 0.3)
     with served(service) as place:
-        found = answers(place, sent.encode())
+        with monkeypatch.context() as patch:
+            for name in ("HEADER_S", "BODY_S", "STRANGER_S"):
+                patch.setattr(connections, name, 0.3)
+            found = answers(place, sent.encode())
         assert found.startswith(status)
         assert bool(found) == bool(status)
         if found:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from functools import partial
 
 from gpuloom.executors import procs
 from gpuloom.executors.loop import Loop
@@ -28,6 +30,8 @@ class Limits:
     ) -> None:
         self._loop, self._runs, self._stop, self._over_memory = loop, runs, stop, over_memory
         self._memory_due = False
+        self._due: dict[str, float] = {}
+        """By run, when its time is looked at next: once, however often it is frozen and thawed."""
 
     def begin(self, run: Run) -> None:
         """From now on."""
@@ -42,10 +46,19 @@ class Limits:
             return
         now = time.monotonic()
         left = run.limit_s - run.running_s(now)
-        if left > 0:
-            self._loop.at(now + left, lambda: self.look(run), f"the time limit of run {run.name}")
-        else:
+        if left <= 0:
             self._stop(run, "timed_out", run.grace_s, f"it reached its time limit of {run.limit_s:g} s")
+        elif (due := now + left) < self._due.get(run.name, math.inf):
+            self._due[run.name] = due
+            # By name: what is left of a run that has ended does not stay in memory until its limit.
+            self._loop.at(due, partial(self._look_again, run.name, due), f"the time limit of run {run.name}")
+
+    def _look_again(self, name: str, due: float) -> None:
+        if self._due.get(name) == due:
+            del self._due[name]
+        run = self._runs.get(name)
+        if run is not None:
+            self.look(run)
 
     def _watches_memory(self, run: Run) -> bool:
         return run.memory_mib is not None and (run.group is None or "memory" not in run.group.places)
