@@ -95,6 +95,7 @@ ERRNOS: dict[str, tuple[int, ...]] = {
     "epoll.modify": (errno.ENOMEM,),
     "epoll.unregister": (errno.ENOMEM,),
     "epoll.poll": (errno.ENOMEM,),
+    "poll": (errno.ENOMEM,),
     "socket": PIPE,
     "socketpair": PIPE,
     "accept": (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOMEM),
@@ -192,7 +193,8 @@ class Injector:
         self._replace(socket, "socketpair")
         self._replace(subprocess, "_fork_exec", "fork")
         self._set(socket, "socket", self._socket_class(socket.socket))
-        self._set(select, "epoll", self._epoll_class(select.epoll))
+        self._set(select, "epoll", self._polls(select.epoll, "epoll", ("register", "modify", "unregister", "poll")))
+        self._set(select, "poll", self._polls(select.poll, "", ("poll",)))
         opened = self._open(builtins.open)
         self._set(builtins, "open", opened)
         self._set(io, "open", opened)
@@ -262,14 +264,15 @@ class Injector:
 
         return Socket
 
-    def _epoll_class(self, before: type[select.epoll]) -> Callable[..., Any]:
+    def _polls(self, before: Callable[..., Any], function: str, methods: Iterable[str]) -> Callable[..., Any]:
         injector = self
 
-        def epoll(*args: Any) -> _Proxy:
-            injector.come("epoll")
-            return _Proxy(injector, before(*args), "epoll", ("register", "modify", "unregister", "poll"))
+        def made(*args: Any) -> _Proxy:
+            if function:
+                injector.come(function)
+            return _Proxy(injector, before(*args), function, methods)
 
-        return epoll
+        return made
 
     def _open(self, before: Callable[..., Any]) -> Callable[..., Any]:
         injector = self
@@ -324,4 +327,22 @@ def _there(path: str) -> bool:
     return True
 
 
-_stat = os.stat
+_stat, _open, _write, _close = os.stat, os.open, os.write, os.close
+
+
+def note(path: str, text: str) -> None:
+    """Add to a file, also while calls fail."""
+    file = _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    _write(file, text.encode())
+    _close(file)
+
+
+def teller(failed: str, over: str) -> Callable[[Call], None]:
+    """An `Injector.tell` that gives the file `failed` a byte, and makes the file `over`, if one is named."""
+
+    def told(call: Call) -> None:
+        note(failed, "x")
+        if over:
+            note(over, "x")
+
+    return told

@@ -1,6 +1,7 @@
 """The runner, with a fault in its system calls. Started by path in its place, with the plan in GPULOOM_TEST_FAULTS:
 {seen: file that gets a line for each call not made before, fault: as `Fault.written`, or null, failed: file that gets a
-byte for each call that failed, over: the file whose being there ends the fault, once: the first failure makes it}.
+byte for each call that failed, over: the file whose being there ends the fault, once: the first failure makes it,
+groups: where control groups are to be, as plain files, or ''}.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path += [HERE, os.path.join(os.path.dirname(HERE), "src")]
 
+import fake_cgroups  # noqa: E402 - as below
 import faults  # noqa: E402 - its place is known by now
 from gpuloom.executors import runner  # noqa: E402 - as above
 
@@ -28,35 +30,22 @@ class Seen(dict[faults.Call, int]):
 
     def __setitem__(self, call: faults.Call, count: int) -> None:
         if call not in self:
-            note(self._path, json.dumps([call.function, call.site]) + "\n")
+            faults.note(self._path, json.dumps([call.function, call.site]) + "\n")
         super().__setitem__(call, count)
 
     def total(self) -> int:
         return sum(self.values())
 
 
-_open, _write, _close = os.open, os.write, os.close
-
-
-def note(path: str, text: str) -> None:
-    file = _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    _write(file, text.encode())
-    _close(file)
-
-
-def told(call: faults.Call) -> None:
-    note(plan["failed"], "x")
-    if plan["once"]:
-        note(plan["over"], "x")
-
-
 plan = json.loads(os.environ["GPULOOM_TEST_FAULTS"])
 injector = faults.Injector(
     ("executors",),
     None if plan["fault"] is None else faults.Fault.read(plan["fault"]),
-    told,
+    faults.teller(plan["failed"], plan["over"] if plan["once"] else ""),
     Seen(plan["seen"]),  # type: ignore[arg-type]
 )
+if plan["groups"]:
+    fake_cgroups.install(plan["groups"])
 with injector:
     code = runner.main(*sys.argv[1:])
 sys.exit(code)

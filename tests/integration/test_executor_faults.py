@@ -1,4 +1,6 @@
-"""A fault at every system call of the runner and of its children: nothing is lost, nothing runs twice, all ends."""
+"""A fault at every system call of the runner and its children, and of the executor in the scheduler's process: nothing
+is lost, nothing runs twice, all ends.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from faults import Call, Fault, errnos
+from faults import Call, Fault, Injector, errnos, teller
 from gpuloom.executors import link, procs
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.port import ExecutorError, RunPhase, RunRequest, RunStatus
@@ -22,7 +24,9 @@ from gpuloom.executors.port import ExecutorError, RunPhase, RunRequest, RunStatu
 RUNNER = Path(__file__).parents[1] / "faulty_runner.py"
 WAIT_S = 30.0
 SAMPLE = 10
-NOT_SEEN = "not seen"
+OURS = ("executors/link.py", "executors/local.py", "executors/verify.py", "executors/procs.py", "executors/wire.py")
+OTHER = os.getpid()
+"""A process that has nothing to do with the run."""
 
 
 def until(found: Callable[[], Any], what: str) -> Any:
@@ -39,20 +43,33 @@ class Story:
     As a scheduler does it: what a fault kept from starting is started again under another name.
     """
 
+    cgroups = "off"
+    enough = 200
+    """So many failures are enough of them, told or not."""
+
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault | None) -> None:
         self.folder, self.home = folder, folder / "home"
         folder.mkdir()
-        self.seen, self.failed, self.over = folder / "seen", folder / "failed", folder / "over"
+        self.failed, self.over = folder / "failed", folder / "over"
+        self.told: dict[str, RunStatus] = {}
+        self.troubles: set[str] = set()
+        self.names: dict[str, int] = {}
+        self.executor = self.made(monkeypatch, fault)
+
+    def made(self, monkeypatch: pytest.MonkeyPatch, fault: Fault | None) -> LocalExecutor:
+        self.seen = self.folder / "seen"
         written = None if fault is None else Fault(fault.call, fault.errno, until=str(self.over)).written()
         plan: dict[str, Any] = {"seen": str(self.seen), "failed": str(self.failed), "over": str(self.over)}
         # In a file, as each child that is forked has a memory of its own.
         plan |= {"fault": written, "once": fault is not None and not fault.until}
+        plan["groups"] = "" if self.cgroups == "off" else str(self.folder / "cgroup")
         monkeypatch.setenv("GPULOOM_TEST_FAULTS", json.dumps(plan))
         monkeypatch.setattr(link, "RUNNER", RUNNER)
-        self.told: dict[str, RunStatus] = {}
-        self.troubles: set[str] = set()
-        self.names: dict[str, int] = {}
-        self.executor = LocalExecutor(self.home, cgroups="off")
+        return LocalExecutor(self.home, cgroups=self.cgroups)
+
+    def calls(self) -> list[Call]:
+        """That were made."""
+        return [Call(*json.loads(line)) for line in sorted(set(self.seen.read_text().splitlines()))]
 
     def open(self) -> None:
         """Until it answers: a fault may keep the first runners from beginning."""
@@ -78,7 +95,7 @@ class Story:
 
     def look(self) -> None:
         self._noted(self.executor.healthy())
-        if self.failed.exists() and self.failed.stat().st_size > 200:
+        if self.failed.exists() and self.failed.stat().st_size > self.enough:
             self.over.touch()
 
     def run(self, job: str, script: str, **more: Any) -> str:
@@ -89,8 +106,8 @@ class Story:
             directory = str(self.home / "runs" / run)
             argv = ("sh", "-c", f'echo "$GPULOOM_RUN" >> {self.folder}/marks.{job}; {script}')
             env = {"PATH": os.environ["PATH"]}
-            fields: dict[str, Any] = {"kind": "cpu", "grace_s": 2.0, **more}
-            self.executor.start(RunRequest(run, argv, str(self.folder), env, (0,), (), directory, **fields))
+            fields: dict[str, Any] = {"kind": "cpu", "gpu_uuids": (), "grace_s": 2.0, **more}
+            self.executor.start(RunRequest(run, argv, str(self.folder), env, (0,), directory=directory, **fields))
             status = self.state(run, lambda s: s.phase is not RunPhase.STARTING)
             if status.exit is None or status.exit.reason != "not_started":
                 return run
@@ -112,7 +129,7 @@ class Story:
 
     def tell(self) -> None:
         self.open()
-        quick = self.run("1", "exit 3")
+        quick = self.run("1", "exit 3", kind="gpu", gpu_uuids=("GPU-a",))
         end = self.ended(quick).exit
         assert end is not None
         assert (end.exit_code, end.reason) in ((3, ""), (None, "lost"))
@@ -132,7 +149,7 @@ class Story:
         reasons = [end.reason for run in (stopped, limited) if (end := self.ended(run).exit) is not None]
         assert reasons[0] in ("cancelled", "lost")
         assert reasons[1] in ("timed_out", "lost")
-        lasts = self.run("5", "while [ ! -e end ]; do sleep 0.02; done")
+        lasts = self.run("5", "while [ ! -e end ]; do sleep 0.02; done", cpus=1.0, memory_mib=4096)
         with suppress(ProcessLookupError):
             os.kill(int(self.executor._link.hello["pid"]), signal.SIGKILL)
         self.state(lasts, lambda s: True)
@@ -143,6 +160,10 @@ class Story:
         self.over.touch()
         until(lambda: not self.executor.runs(), "that all is forgotten")
         until(lambda: not self.executor.healthy(), f"that all is well again: {self.executor.healthy()}")
+
+    def play(self) -> None:
+        self.tell()
+        self.check()
 
     def check(self) -> None:
         """Each job has run once, whatever happened; two were ended, maybe before they had said so."""
@@ -160,11 +181,50 @@ class Story:
                 os.kill(int(pid), signal.SIGKILL)
 
 
-def told(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault | None) -> Story:
-    story = Story(folder, monkeypatch, fault)
+class Groups(Story):
+    """With control groups, whose calls fail."""
+
+    cgroups = "v2"
+
+    def calls(self) -> list[Call]:
+        return [call for call in super().calls() if call.site.startswith("cgroups.py")]
+
+    def tell(self) -> None:
+        super().tell()
+        if not self.failed.exists():
+            assert self.executor.limits()["freezing"] == "cgroup v2"
+            assert not [path for path in (self.folder / "cgroup").rglob("*.*") if path.is_dir()]
+
+
+class OurSide(Story):
+    """The same with a sound runner, where calls of the executor itself fail; one job has a GPU, which others use."""
+
+    enough = 20
+
+    def made(self, monkeypatch: pytest.MonkeyPatch, fault: Fault | None) -> LocalExecutor:
+        once = fault is not None and not fault.until
+        planned = None if fault is None else Fault(fault.call, fault.errno, until=str(self.over))
+        self.injector = Injector(OURS, planned, teller(str(self.failed), str(self.over) if once else ""))
+        return LocalExecutor(self.home, cgroups="off", gpu_processes=lambda uuids: {uuid: [OTHER] for uuid in uuids})
+
+    def calls(self) -> list[Call]:
+        return sorted(self.injector.calls, key=str)
+
+    def play(self) -> None:
+        with self.injector:
+            super().play()
+            assert self.executor._link._worker.alive
+            assert self.executor._check is not None
+            assert self.executor._check._worker.alive
+            if not self.failed.exists():  # it is a call of the last moment
+                self.over.unlink()
+            self.executor.close()
+
+
+def told(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault | None, kind: type[Story] = Story) -> Story:
+    story = kind(folder, monkeypatch, fault)
     try:
-        story.tell()
-        story.check()
+        story.play()
     except BaseException as error:
         log = story.home / "runner.log"
         error.add_note(f"fault: {fault}\ntold: {story.troubles}\n{log.read_text()[-3000:] if log.exists() else ''}")
@@ -174,26 +234,35 @@ def told(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault | None) -> 
     return story
 
 
-def all_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Fault]:
+def all_faults(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Story] = Story) -> list[Fault]:
     """Every call that the story makes, with each errno, once and for as long as nothing is said of it."""
-    story = told(folder / "none", monkeypatch, None)
-    calls = [Call(*json.loads(line)) for line in sorted(set(story.seen.read_text().splitlines()))]
-    assert len(calls) > 60
+    calls = told(folder / "none", monkeypatch, None, kind).calls()
+    assert len(calls) > LEAST_CALLS[kind]
     return [Fault(call, number, until=until) for call in calls for number in errnos(call) for until in ("", "told")]
 
 
+LEAST_CALLS = {Story: 60, OurSide: 20, Groups: 20}
+
+
+KINDS = pytest.mark.parametrize("kind", [Story, OurSide, Groups], ids=["runner", "executor", "groups"])
+
+
 @pytest.mark.slow
-def test_a_fault_at_some_system_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@KINDS
+def test_a_fault_at_some_system_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Story]) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    every = all_faults(tmp_path, monkeypatch)
+    every = all_faults(tmp_path, monkeypatch, kind)
     for number, fault in enumerate(random.Random(seed).sample(every, SAMPLE)):
-        told(tmp_path / str(number), monkeypatch, fault)
+        told(tmp_path / str(number), monkeypatch, fault, kind)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif("GPULOOM_ALL_FAULTS" not in os.environ, reason="half an hour: GPULOOM_ALL_FAULTS=1 runs it")
-def test_a_fault_at_every_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, fault in enumerate(all_faults(tmp_path, monkeypatch)):
-        told(tmp_path / str(number), monkeypatch, fault)
+@pytest.mark.skipif("GPULOOM_ALL_FAULTS" not in os.environ, reason="ten minutes: GPULOOM_ALL_FAULTS=1 runs it")
+@KINDS
+def test_a_fault_at_every_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Story]) -> None:
+    every = all_faults(tmp_path, monkeypatch, kind)
+    for number, fault in enumerate(every):
+        told(tmp_path / str(number), monkeypatch, fault, kind)
+    print(f"{len({fault.call for fault in every})} calls, {len(every)} faults")

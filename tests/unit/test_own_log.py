@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from faults import Fault, Injector, errnos
 from gpuloom.executors import own_log
 from gpuloom.executors.own_log import ALIKE, EVERY_S, OwnLog
 from gpuloom.server.log import LogHandler
@@ -147,3 +148,33 @@ def test_a_traceback_is_written_once(log: OwnLog) -> None:
     assert text.count("ERROR test.own_log: it failed") == 2  # itself, and its count
     assert "(49 more in the last 60 s)" in text
     assert f"peer 49 is odd ({50 - ALIKE} more like this" in text
+
+
+def test_whatever_call_fails_lines_are_written_or_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every system call of it with each errno: nobody who writes a line notices, and no file handle is lost."""
+    monkeypatch.setattr(own_log, "MOST_BYTES", 100)
+
+    def told(name: str, fault: Fault | None) -> Injector:
+        folder = tmp_path / name
+        folder.mkdir()
+        descriptor = os.open(folder / "own.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        log = OwnLog(descriptor, str(folder / "own.log"))
+        handles = len(os.listdir("/proc/self/fd"))
+        with Injector(("executors/own_log.py",), fault) as injector:
+            for number in range(30):
+                log.write(f"line {number}")
+        log.write("the last line")
+        assert len(os.listdir("/proc/self/fd")) == handles
+        os.close(log.descriptor)
+        kept = [line for path in sorted(folder.iterdir(), reverse=True) for line in path.read_text().splitlines()]
+        assert kept[-1] == "the last line"
+        numbers = [int(line.split()[1]) for line in kept if line.startswith("line ")]
+        assert numbers == sorted(set(numbers))
+        if fault is not None and log.lost == 0 and fault.times > 1 and fault.call.function == "write":
+            assert "(30 lines could not be written)" in kept
+        return injector
+
+    calls = told("none", None).calls
+    assert {"fstat", "stat", "replace", "open", "dup2", "write"} <= {call.function for call in calls}
+    for tried, (call, number, times) in enumerate((c, n, t) for c in calls for n in errnos(c) for t in (1, 1000)):
+        assert told(str(tried), Fault(call, number, times)).failed
