@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from operator import itemgetter
 from typing import Any
 
 from gpuloom.core.book import allocation_of, node_of
@@ -58,36 +57,46 @@ def upsert(table: str, names: Sequence[str], key: Sequence[str]) -> str:
 
 
 CHANGED_BY: Mapping[str, tuple[str, ...]] = {
-    "job.held": ("phase", "cause"),
-    "job.released": ("phase", "queued_s", "cause"),
-    "job.cancelled": ("phase", "ended_s", "reason", "message", "cause"),
+    "job.held": ("phase",),
+    "job.released": ("phase", "queued_s"),
+    "job.cancelled": ("phase", "ended_s", "reason", "message"),
     "job.requeued": (
         "phase", "submitted_s", "queued_s", "first_start_s", "not_before_s", "ended_s", "failures", "held_s",
-        "held_gpu_s", "work_s", "flags", "cause",
+        "held_gpu_s", "work_s", "flags",
     ),
 }  # fmt: skip
-"""By type of event that comes to many jobs at once, all that it changes in a job's row: the indexes of other columns
-need not be touched."""
-CHANGE_JOB: Mapping[str, str] = {
-    kind: f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in names)} WHERE id = ?"  # noqa: S608
+"""By type of event that comes to many jobs at once, all that it changes in a job's row but for its cause: the indexes
+of other columns need not be touched."""
+# One statement for all jobs that it leaves alike costs half of what one for each does. Each has just been written down.
+_CAUSE = "(SELECT max(events.id) FROM events WHERE events.job = jobs.id)"
+CHANGE_JOBS: Mapping[str, str] = {
+    kind: f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in names)}, cause = {_CAUSE} "  # noqa: S608
+    "WHERE id IN (SELECT value FROM json_each(?))"
     for kind, names in CHANGED_BY.items()
 }
-_requeued = itemgetter(*map(JOB_COLUMNS.index, CHANGED_BY["job.requeued"]), 0)
 
 
-def changed_row(kind: str, job: Job) -> Row:
-    """What CHANGE_JOB of this type of event needs."""
+def changed_rows(kind: str, jobs: Iterable[Job]) -> list[Row]:
+    """What CHANGE_JOBS of this type of event needs: a row for all jobs that it leaves alike."""
+    alike: dict[Row, list[int]] = {}
+    for job in jobs:
+        alike.setdefault(_changed(kind, job), []).append(job.id)
+    return [(*values, dumps(numbers)) for values, numbers in alike.items()]
+
+
+def _changed(kind: str, job: Job) -> Row:
     match kind:
         case "job.held":
-            return job.phase.value, job.cause, job.id
+            return (job.phase.value,)
         case "job.released":
-            return job.phase.value, job.queued_s, job.cause, job.id
+            return job.phase.value, job.queued_s
         case "job.cancelled":
-            reason = None if job.reason is None else job.reason.value
-            return job.phase.value, job.ended_s, reason, text(job.message), job.cause, job.id
+            return job.phase.value, job.ended_s, None if job.reason is None else job.reason.value, text(job.message)
         case _:
-            row: Row = _requeued(job_row(job))
-            return row
+            return (
+                job.phase.value, job.submitted_s, job.queued_s, job.first_start_s, job.not_before_s, job.ended_s,
+                job.failures, job.held_s, job.held_gpu_s, job.work_s, dumps(job.flags) if job.flags else "{}",
+            )  # fmt: skip
 
 
 PUT_JOB = upsert("jobs", JOB_COLUMNS, ("id",))

@@ -355,10 +355,7 @@ def _batches(
         ("specs", said["put_spec"], [(number, rows.dumps(spec)) for number, spec in changes.specs.items()]),
         ("specs", said["put_environment"], [(number, rows.dumps(env)) for number, env in changes.environments.items()]),
         ("jobs", rows.PUT_JOB, [rows.job_row(job) for job in whole]),
-        *(
-            ("jobs", rows.CHANGE_JOB[kind], [rows.changed_row(kind, job) for job in jobs])
-            for kind, jobs in parts.items()
-        ),
+        *(("jobs", rows.CHANGE_JOBS[kind], rows.changed_rows(kind, jobs)) for kind, jobs in parts.items()),
         ("attempts", rows.PUT_ATTEMPT, [rows.attempt_row(attempt) for attempt in changes.attempts.values()]),
         ("nodes", said["put_node"], [rows.node_row(node) for node in changes.nodes.values()]),
         ("settings", said["put_setting"], [(key, rows.dumps(value)) for key, value in changes.settings.items()]),
