@@ -217,7 +217,8 @@ class LiveApi(RuleBasedStateMachine):
     def cancels(self, http: bool, numbers: list[int]) -> None:
         jobs = list(dict.fromkeys(self.pick(number) for number in numbers))
         left = [job for job in jobs if self.jobs[job].state not in ENDED]
-        assert self.act(http, "cancel", jobs) == (200 if left else 409)
+        cancelled = all(self.jobs[job].state == "cancelled" for job in jobs)
+        assert self.act(http, "cancel", jobs) == (200 if left or cancelled else 409)
         for job in left:
             self.gone(job, "cancelled")
         self.settled()
@@ -226,7 +227,8 @@ class LiveApi(RuleBasedStateMachine):
     def holds_or_releases(self, http: bool, action: str, number: int) -> None:
         job = self.pick(number)
         waits = self.states[job] in ("queued", "held")
-        assert self.act(http, action, [job]) == (200 if waits else 409)
+        runs = self.states[job] in ACTIVE
+        assert self.act(http, action, [job]) == (200 if waits or (runs and action == "release") else 409)
         if waits:
             self.jobs[job].state = "held" if action == "hold" else "live"
         self.settled()
@@ -237,7 +239,8 @@ class LiveApi(RuleBasedStateMachine):
         known = self.jobs[job]
         ended = known.state in ENDED
         refused = ended and self.broken(known.after)
-        assert self.act(http, "requeue", [job]) == (400 if refused else 200)
+        held = self.states[job] == "held"
+        assert self.act(http, "requeue", [job]) == (409 if held else 400 if refused else 200)
         if ended and not refused:
             known.state, known.failures = "live", 0
         self.settled()
