@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpuloom.cli.main import cli
+from gpuloom.cli.policies import _known
 from gpuloom.core.decision import Decision, Reason
 from gpuloom.live.check_policy import check_policy
 from gpuloom.placement.ordered import OrderedPlanner
@@ -174,3 +176,10 @@ def test_a_name_that_is_none(name: str, text: str) -> None:
 def test_check_needs_a_name() -> None:
     assert CliRunner().invoke(cli, ["policies", "check"]).exit_code == 2
     assert CliRunner().invoke(cli, ["policies", "fifo", "srtf"]).exit_code == 2
+
+
+def test_a_file_takes_no_other_modules_name(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text(EXAMPLE.read_text())
+    before = sys.modules["random"]
+    assert _known(f"{tmp_path}/random.py:UserFair") == "user-fair"
+    assert sys.modules["random"] is before

@@ -99,7 +99,8 @@ def _known(name: str) -> str:
         return name
     try:
         if source.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(source).stem, source)
+            # Under a name of its own: random.py must not take the place of the standard library's.
+            spec = importlib.util.spec_from_file_location(f"gpuloom_policy_{Path(source).stem}", source)
             assert spec is not None  # noqa: S101 - of a .py file there always is one
             assert spec.loader is not None  # noqa: S101
             module = importlib.util.module_from_spec(spec)
