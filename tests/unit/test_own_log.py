@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,6 +128,25 @@ def test_lines_that_can_not_be_written_are_counted(log: OwnLog, clock: Clock) ->
     log.write("there is room")
     content = Path(f"/proc/self/fd/{ours}").read_text()
     assert content == "(3 lines could not be written)\nthere is room\n"
+
+
+def test_what_was_counted_is_told_also_if_no_thread_was_to_be_had_first(
+    log: OwnLog, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    handler = LogHandler(log)
+    record = logging.LogRecord("test", logging.INFO, "", 0, "again", (), None)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        handler.emit(record)
+        handler.emit(record)
+    handler.emit(record)
+    assert handler._timer is not None
+    assert handler._timer.is_alive()
+    handler.close()
+    assert lines(log)[-1].endswith(f"again (2 more in the last {EVERY_S:g} s)")
 
 
 def test_a_traceback_is_written_once(log: OwnLog) -> None:

@@ -45,9 +45,13 @@ class LogHandler(logging.Handler):
 
     def _watch(self) -> None:
         if self._timer is None and any(log.waits for log in self.logs):
-            self._timer = threading.Timer(EVERY_S, self._tell)
-            self._timer.daemon = True
-            self._timer.start()
+            timer = threading.Timer(EVERY_S, self._tell)
+            timer.daemon = True
+            try:
+                timer.start()
+            except RuntimeError:  # no thread is to be had: it is told with the next line
+                return
+            self._timer = timer
 
     def _tell(self, *, all_: bool = False) -> None:
         self.acquire()

@@ -225,10 +225,11 @@ class Hub:
         last = await run_in_threadpool(self._service.wait_for_events, 0, 0.0)
         follower = Follower()
         if self._watching is None:
-            self._watching = threading.Event()
-            self._recent, self._bytes, self._since, self._last = [], 0, last, last
-            stop = self._watching
+            stop = threading.Event()
+            # Where no thread is to be had the next follower asks again.
             threading.Thread(target=self._watch, args=(loop, stop, last), name="event hub", daemon=True).start()
+            self._watching = stop
+            self._recent, self._bytes, self._since, self._last = [], 0, last, last
         self._followers.add(follower)
         return follower, last
 
