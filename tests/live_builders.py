@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ from gpuloom.live.parts import LiveScheduler
 from gpuloom.live.spec import JobSpec, job_spec
 from gpuloom.live.views import JobView
 from gpuloom.store.home import home_of
+from until import until
 
 
 class Live:
     """A running scheduler, and short ways to use it."""
+
+    until = staticmethod(until)
 
     def __init__(self, home: Path, executor: FakeExecutor, **options: Any) -> None:
         self.executor = executor
@@ -43,7 +46,7 @@ class Live:
         self.settle()
         return [job for group in found for job in group]
 
-    def settle(self, timeout_s: float = 10.0) -> None:
+    def settle(self, timeout_s: float = 30.0) -> None:
         """Wait until the scheduler has nothing left to do now."""
         scheduler = self.scheduler
         until = time.monotonic() + timeout_s
@@ -72,13 +75,6 @@ class Live:
         found = self.view(job)["waiting"]
         assert found is not None
         return found
-
-    def until(self, true: Callable[[], bool], timeout_s: float = 10.0) -> None:
-        """Wait until something is true."""
-        end = time.monotonic() + timeout_s
-        while not true():
-            assert time.monotonic() < end, "it does not come true"
-            time.sleep(0.002)
 
     def crash(self) -> None:
         """Leave without a word, as by kill -9: nothing is written any more, the executor goes on."""

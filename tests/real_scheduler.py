@@ -11,22 +11,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gpuloom.client import Client
+from until import until
 
 PROGRAM = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
-
-
-def until(true: Callable[[], Any], what: str, timeout_s: float = 30.0) -> None:
-    """Wait until something is true."""
-    end = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.01)
 
 
 class Real:

@@ -9,9 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,20 +18,12 @@ from gpuloom.executors import cgroups, procs
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.logs import read_log
 from gpuloom.executors.port import ExecutorError, LiveExecutor, RunPhase, RunRequest, RunStatus
+from until import until
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 WAIT_S = 20.0
 IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 BUSY = "print('up', flush=True)\nwhile True: pass"
-
-
-def until(found: Callable[[], Any], what: str = "it") -> Any:
-    """Poll until it is true."""
-    end = time.monotonic() + WAIT_S
-    while not (value := found()):
-        assert time.monotonic() < end, f"waited {WAIT_S:g} s for {what}"
-        time.sleep(0.004)
-    return value
 
 
 class Bench:

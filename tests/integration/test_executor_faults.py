@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from faults import Call, Fault, Injector, errnos, teller
 from gpuloom.executors import link, procs
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.port import ExecutorError, RunPhase, RunRequest, RunStatus
+from until import until
 
 RUNNER = Path(__file__).parents[1] / "faulty_runner.py"
 WAIT_S = 30.0
@@ -27,14 +27,6 @@ SAMPLE = 10
 OURS = ("executors/link.py", "executors/local.py", "executors/verify.py", "executors/procs.py", "executors/wire.py")
 OTHER = os.getpid()
 """A process that has nothing to do with the run."""
-
-
-def until(found: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + WAIT_S
-    while not (value := found()):
-        assert time.monotonic() < end, f"waited {WAIT_S:g} s for {what}"
-        time.sleep(0.005)
-    return value
 
 
 class Story:

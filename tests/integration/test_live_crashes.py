@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from real_scheduler import Real, alive, real, until
+from real_scheduler import Real, alive, real
+from until import until
 
 PROGRAM = Path(__file__).parents[1] / "crash_at_writes.py"
 FIRST, STEP = 5, 19

@@ -6,7 +6,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from real_scheduler import Real, until
+from real_scheduler import Real
+from until import until
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -23,7 +23,8 @@ from gpuloom.store.home import home_of
 from gpuloom.store.port import StoreError
 from gpuloom.store.sqlite import SqliteStore
 from live_builders import living
-from real_scheduler import Real, alive, real, until
+from real_scheduler import Real, alive, real
+from until import until
 
 
 @pytest.fixture

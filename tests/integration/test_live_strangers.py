@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from gpuloom.client import Client
-from real_scheduler import Real, real, until
+from real_scheduler import Real, real
+from until import until
 
 MANY = 2000
 NOBODY = 65534

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from real_scheduler import Real, alive, real, until
+from real_scheduler import Real, alive, real
+from until import until
 
 JOBS = 40
 

@@ -27,16 +27,9 @@ from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.loop import Loop
 from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunRequest, RunStatus
 from gpuloom.executors.verify import GpuCheck
+from until import until
 
 NOFILE = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-
-def until(found: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 10
-    while not (value := found()):
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    return value
 
 
 class TestLimits:

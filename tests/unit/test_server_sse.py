@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from gpuloom.live.spec import job_spec
 from gpuloom.server import sse
 from gpuloom.server.routes.logs import whole_characters
 from gpuloom.server.run import Listening
+from until import until
 
 SPEC = {"command": ["python", "train.py"]}
 
@@ -40,13 +42,6 @@ def submit(service: FakeService, count: int = 1, **more: Any) -> list[int]:
     ]
 
 
-def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not become true"
-        time.sleep(0.01)
-
-
 def threads() -> int:
     return sum(thread.name == "event hub" for thread in threading.enumerate())
 
@@ -67,6 +62,31 @@ def test_events_come_as_they_happen(place: Listening, service: FakeService) -> N
     assert found[2] is not None
     assert found[2][2]["job"] == 1
     assert found[2][2]["data"]["reason"] == "finished"
+
+
+def test_where_no_thread_is_to_be_had_the_next_follower_asks_again(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "event hub":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    async def follow() -> None:
+        hub = sse.Hub(service)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refused)
+            with pytest.raises(RuntimeError):
+                await hub.join()
+        follower, _ = await hub.join()
+        submit(service)
+        assert await follower.wait()
+        hub.close()
+
+    asyncio.run(follow())
+    submit(service)  # wakes its thread
 
 
 def test_an_event_is_told_at_once(place: Listening, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
