@@ -28,7 +28,7 @@ FILES = {
 }
 # As they were: what stands for the kernel is not to fail on purpose.
 _open, _read, _write, _close, _listdir = os.open, os.read, os.write, os.close, os.listdir
-_unlink, _makedirs, _rmdir, _cgroup_read, _find = os.unlink, os.makedirs, os.rmdir, cgroups.read, cgroups.find
+_unlink, _makedirs, _rmdir, _known, _find = os.unlink, os.makedirs, os.rmdir, cgroups.known, cgroups.find
 
 
 def install(top: str) -> None:
@@ -49,14 +49,14 @@ def install(top: str) -> None:
                     _unlink(f"{path}/{name}")
         _rmdir(path)
 
-    def read(path: str) -> str:
-        text = _cgroup_read(path)
+    def known(path: str) -> str:
+        text = _known(path)
         if not text or not path.startswith(top) or not path.endswith("/cgroup.procs"):
             return text
         return "\n".join(map(str, members(os.path.dirname(path))))
 
     for owner, name, value in (
-        (cgroups, "find", found), (cgroups, "read", read), (os, "makedirs", makedirs), (os, "rmdir", rmdir),
+        (cgroups, "find", found), (cgroups, "known", known), (os, "makedirs", makedirs), (os, "rmdir", rmdir),
     ):  # fmt: skip
         setattr(owner, name, value)
 
@@ -65,7 +65,12 @@ def members(group: str) -> list[int]:
     """Processes of the run that this group is named after."""
     path = Path(group)
     marker = f"GPULOOM_RUN={path.parent.name.removeprefix('gpuloom-')}:{path.name}\0".encode()
-    return [int(name) for name in _listdir("/proc") if name.isdigit() and marker in _content(f"/proc/{name}/environ")]
+    return carrying(marker)
+
+
+def carrying(mark: bytes) -> list[int]:
+    """Processes with this in their environment."""
+    return [int(name) for name in _listdir("/proc") if name.isdigit() and mark in _content(f"/proc/{name}/environ")]
 
 
 def _new(path: str, files: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -19,8 +20,9 @@ from typing import Any
 
 import pytest
 
+from faults import Call, Fault, Injector
 from gpuloom.core.errors import InputError
-from gpuloom.executors import launch, procs, wire
+from gpuloom.executors import launch, procs, verify, wire
 from gpuloom.executors.life import NOTHING, Run
 from gpuloom.executors.limits import Limits
 from gpuloom.executors.local import LocalExecutor
@@ -328,6 +330,7 @@ class TestExecutor:
         directory = str(tmp_path / "home" / "runs" / "1.1")
         executor.start(RunRequest("1.1", argv, "/", env, (0,), (), directory, kind="cpu", cpus=2.0, memory_mib=600))
         until(lambda: (tmp_path / "said").exists() and (tmp_path / "said").read_text())
+        until(lambda: any(status.phase is RunPhase.RUNNING for status in told))
         executor.freeze("1.1")
         until(lambda: any(status.phase is RunPhase.FROZEN for status in told))
         executor.stop("1.1", reason="cancelled", grace_s=0)
@@ -402,6 +405,62 @@ class TestGpus:
         assert told[0].exit is not None
         assert not told[0].exit.released
         assert told[0].exit.message == "its GPUs could not be looked at: GPU is lost"
+        check.close()
+
+    @pytest.mark.parametrize("broken", [False, True])
+    def test_what_is_free_late_is_told_again(self, broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A driver that answers again, a process that has gone at last: the GPU is not lost for good."""
+        monkeypatch.setattr(verify, "LATER_S", 0.01)
+        told: list[RunStatus] = []
+        over = threading.Event()
+
+        def holders() -> Sequence[int]:
+            if over.is_set():
+                return []
+            if broken:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return [os.getpid()]
+
+        check = self.check(holders, told, timeout_s=0.05)
+        status = ended(pid=os.getpid())
+        check.of(status, ["GPU-a"])
+        until(lambda: told)
+        assert told[0].exit is not None
+        assert not told[0].exit.released
+        assert check.of(status, ["GPU-a"]) == told[0]
+        assert ("GPUs of run 1.1" in check.problem) == broken
+        over.set()
+        until(lambda: told[1:])
+        assert told[1:] == [status]
+        until(lambda: check.problem == "")
+        assert check.of(status, ["GPU-a"]) == status
+        check.close()
+
+    @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+    def test_a_process_that_can_not_be_looked_at_may_be_its_own(self, number: int) -> None:
+        told: list[RunStatus] = []
+        env = {**os.environ, "GPULOOM_RUN": "home:1.1"}
+        with subprocess.Popen(["sleep", "60"], env=env) as child:
+            until(lambda: procs.marked(child.pid, b"GPULOOM_RUN=home:1.1"))
+            entry = procs.process(child.pid)
+            assert entry is not None
+            marks = procs.Marks()
+            with Injector(("executors",)) as seen:
+                procs.marked(child.pid, b"GPULOOM_RUN=home:1.1")
+            reads = next(call for call in seen.calls if call.function == "open.read")
+            with (
+                Injector(("executors",), Fault(Call(reads.function, ""), number)),
+                pytest.raises(OSError, match="Errno"),
+            ):
+                marks.of(entry)
+            assert marks.of(entry) == b"GPULOOM_RUN=home:1.1"
+            check = self.check(lambda: [child.pid], told, timeout_s=0.05)
+            with Injector(("executors",), Fault(Call(reads.function, ""), number, times=1 << 30)):
+                check.of(ended(), ["GPU-a"])
+                until(lambda: told)
+            assert told[0].exit is not None
+            assert not told[0].exit.released
+            child.kill()
         check.close()
 
     def test_in_the_executor(self, tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 PERIOD_US = 100_000
 WANTED = ("memory", "cpu")
 MIB = 1 << 20
+GONE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
+"""What is said of a group that has been removed, or is just being."""
 
 
 def read(path: str) -> str:
@@ -31,6 +33,17 @@ def read(path: str) -> str:
             return file.read(1 << 20).decode()
     except OSError:
         return ""
+
+
+def known(path: str) -> str:
+    """A file's text, '' if its group is gone. Raises OSError: not known now."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read(1 << 20).decode()
+    except OSError as error:
+        if error.errno in GONE:
+            return ""
+        raise
 
 
 def write(path: str, text: str) -> None:
@@ -51,12 +64,14 @@ def _field(text: str, name: str) -> int:
 
 
 def _below(directory: str) -> list[str]:
-    """The directory and all below it, deepest first."""
+    """The directory and all below it, deepest first; none if it is gone. Raises OSError: not known now."""
     try:
         with os.scandir(directory) as entries:
             names = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
+    except OSError as error:
+        if error.errno in GONE:
+            return []
+        raise
     return [path for name in names for path in _below(name)] + [directory]
 
 
@@ -104,12 +119,12 @@ class Group:
         return os.path.isdir(self._main)
 
     def pids(self) -> list[int]:
-        """Processes in it and in groups below it."""
-        if self.version == 2 and "populated 0" in read(f"{self._main}/cgroup.events"):
+        """Processes in it and in groups below it. Raises OSError: not known now."""
+        if self.version == 2 and "populated 0" in known(f"{self._main}/cgroup.events"):
             return []
         found: dict[int, None] = {}
         for place in _below(self._main):
-            found.update(dict.fromkeys(int(pid) for pid in read(f"{place}/cgroup.procs").split()))
+            found.update(dict.fromkeys(int(pid) for pid in known(f"{place}/cgroup.procs").split()))
         return list(found)
 
     def kill(self) -> None:
@@ -147,11 +162,11 @@ class Group:
         return read(f"{self._main}/freezer.state").strip() == "FROZEN"
 
     def oom_kills(self) -> int:
-        """Processes of it that the kernel ended for want of memory."""
+        """Processes of it that the kernel ended for want of memory. Raises OSError: not known now."""
         memory = self.places.get("memory")
         if memory is None:
             return 0
-        return _field(read(f"{memory}/{'memory.events' if self.version == 2 else 'memory.oom_control'}"), "oom_kill")
+        return _field(known(f"{memory}/{'memory.events' if self.version == 2 else 'memory.oom_control'}"), "oom_kill")
 
     def cpu_s(self) -> float | None:
         """CPU time of all in it, seconds."""

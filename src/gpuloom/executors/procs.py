@@ -69,12 +69,16 @@ def sees_all() -> bool:
 
 def marked(pid: int, marker: bytes) -> bool:
     """Whether `marker`, as b'NAME=value', stands in the environment with which the process was started."""
+    return b"\0" + marker + b"\0" in b"\0" + _environment(pid)
+
+
+def _environment(pid: int) -> bytes:
+    """With which a process was started; b'' of one that is gone, or another user's. Raises OSError: not known now."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            data = file.read()
-    except OSError:  # gone, or another user's
-        return False
-    return data.startswith(marker + b"\0") or b"\0" + marker + b"\0" in data
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return b""
 
 
 class Marks:
@@ -88,15 +92,11 @@ class Marks:
         self._found: dict[tuple[int, int], bytes] = {}
 
     def of(self, entry: Process) -> bytes:
-        """As b'GPULOOM_RUN=…', b'' for none."""
+        """As b'GPULOOM_RUN=…', b'' for none. Raises OSError: not known now."""
         key = entry.pid, entry.start_ticks
         mark = self._found.get(key)
         if mark is None:
-            try:
-                with open(f"/proc/{entry.pid}/environ", "rb") as file:
-                    data = b"\0" + file.read()
-            except OSError:  # gone, or another user's
-                data = b""
+            data = b"\0" + _environment(entry.pid)
             at = data.find(b"\0GPULOOM_RUN=")
             mark = data[at + 1 : data.find(b"\0", at + 1)] if at >= 0 else b""
             self._found[key] = mark

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpuloom.core.faults import fault_text
 from gpuloom.executors import procs
 from gpuloom.executors.port import RunPhase, RunStatus
 from gpuloom.threads import Worker
@@ -16,6 +17,8 @@ GpuProcesses = Callable[[Sequence[str]], Mapping[str, Sequence[int]]]
 
 TIMEOUT_S = 10.0
 LOOK_S = 0.1
+LATER_S = 2.0
+"""Between looks at what is not free for long."""
 
 
 @dataclass
@@ -23,10 +26,14 @@ class _Waiting:
     status: RunStatus
     gpus: tuple[str, ...]
     since_s: float
+    told: bool = False
+    """That something is left."""
 
 
 class GpuCheck:
-    """Waits, for at most `timeout_s` seconds, until GPUs are free of runs that ended; then `tell` gets the status."""
+    """Waits until GPUs are free of runs that ended; then `tell` gets the status. Where that takes more than `timeout_s`
+    seconds it gets one that names what is left, and the other one once nothing is.
+    """
 
     def __init__(
         self,
@@ -41,6 +48,7 @@ class GpuCheck:
         self._waiting: dict[str, _Waiting] = {}
         self._found: dict[str, tuple[RunStatus, RunStatus]] = {}
         self._closed = False
+        self._trouble = ""
         self._worker = Worker("gpu-check", self._watch)
 
     def start(self) -> None:
@@ -50,7 +58,7 @@ class GpuCheck:
     @property
     def problem(self) -> str:
         """'', or why GPUs can't be looked at."""
-        return self._worker.problem
+        return self._worker.problem or self._trouble
 
     def of(self, status: RunStatus, gpus: Sequence[str]) -> RunStatus:
         """What is known of an ended run: the final status, or one that says 'stopping' while its GPUs are looked at."""
@@ -79,40 +87,45 @@ class GpuCheck:
         self._worker.end(self._timeout_s)
 
     def _watch(self) -> None:
-        while not self._closed:
+        while True:
             with self._lock:
+                if self._closed:
+                    return
                 waiting = list(self._waiting.values())
-                if not waiting and not self._closed:
-                    self._wake.clear()
-            if not waiting:
-                self._wake.wait()
-                continue
-            again = [entry for entry in waiting if not self._look(entry)]
-            if again:
-                time.sleep(LOOK_S)
+                self._wake.clear()
+            troubles = [self._look(entry) for entry in waiting]
+            self._trouble = next(filter(None, troubles), "")
+            with self._lock:
+                left = list(self._waiting.values())
+            pause_s = None if not left else LATER_S if all(entry.told for entry in left) else LOOK_S
+            self._wake.wait(pause_s)
 
-    def _look(self, entry: _Waiting) -> bool:
-        """Whether that is settled."""
+    def _look(self, entry: _Waiting) -> str:
+        """Tell of it, if that is to be told now. '', or why it can't be known."""
         status = entry.status
         assert status.exit is not None  # noqa: S101 - only ended runs come here
+        trouble = ""
         try:
             held = self._held(entry)
             problem = "" if not held else f"still on its GPUs: {held}"
         except Exception as error:  # of a driver, whatever it raises: it must not end this thread
             problem = f"its GPUs could not be looked at: {error}"
-        if problem and time.monotonic() < entry.since_s + self._timeout_s:
-            return False
+            trouble = fault_text(f"can't look whether the GPUs of run {status.run}, which ended, are free", error)
+        if problem and (entry.told or time.monotonic() < entry.since_s + self._timeout_s):
+            return trouble
         final = status
         if problem:
             message = f"{status.exit.message}; {problem}" if status.exit.message else problem
             final = replace(status, exit=replace(status.exit, released=False, message=message))
         with self._lock:
             if self._waiting.get(status.run) is not entry:
-                return True  # forgotten, or there is news of it
-            del self._waiting[status.run]
+                return ""  # forgotten, or there is news of it
+            entry.told = bool(problem)
+            if not problem:
+                del self._waiting[status.run]
             self._found[status.run] = status, final
         self._tell(final)
-        return True
+        return trouble
 
     def _held(self, entry: _Waiting) -> str:
         """Processes of the run that hold its GPUs, in words; '' for none.
