@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from builders import jobs
+from gpuloom.sim.report import windows
 from gpuloom.sim.report.gpu_chart import gpu_chart
 from gpuloom.sim.report.html import render
 from gpuloom.sim.report.windows import MOST_ROWS, MOST_RUNS, busiest, shown_nodes, telling_jobs
@@ -36,6 +37,21 @@ def test_nodes_are_from_all_over_a_large_cluster_and_of_each_model() -> None:
     unknown = make_result(cluster="a file", node_names=("x", "y"))  # what ran there tells how large they are
     assert [(node.name, node.gpus) for node in shown_nodes([unknown])] == [("x", 4), ("y", 4)]
     assert shown_nodes([make_result(segments=None)]) == []
+
+
+def test_of_ten_thousand_nodes_not_every_number_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    spread = windows._spread
+
+    def counted(total: int, count: int) -> list[int]:
+        tried.append(count)
+        return spread(total, count)
+
+    monkeypatch.setattr(windows, "_spread", counted)
+    found = shown_nodes([make_result(cluster="10000x2", node_names=tuple(map(str, range(10_000))))])
+    assert [node.number for node in found[:2]] == [0, 323]
+    assert (len(found), found[-1].number) == (32, 9999)
+    assert len(tried) <= MOST_ROWS + 1
 
 
 def test_the_time_is_that_of_the_longest_queue_and_runs_can_be_told_apart() -> None:

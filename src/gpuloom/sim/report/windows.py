@@ -48,7 +48,7 @@ def shown_nodes(results: Sequence[SimResult]) -> list[Shown]:
         for node, mask in zip(result.segments.node.tolist(), result.segments.gpu_mask.tolist(), strict=True):
             if node < len(sizes):
                 sizes[node] = max(sizes[node], int(mask).bit_length())
-    count = len(names)
+    count = min(len(names), MOST_ROWS)  # each has a GPU at least
     while count > 1 and sum_ints(sizes[i] for i in _spread(len(names), count)) > MOST_ROWS:
         count -= 1
     return [Shown(i, names[i], models[i], min(sizes[i], MOST_ROWS)) for i in _spread(len(names), count)]
