@@ -145,6 +145,8 @@ class Scheduler:
         self._blocked_until_s = -math.inf
         self._saved_s = 0.0
         self._forgot_s = -math.inf
+        self._forget_from = 0
+        """Number of the event from which on there may be ended jobs to drop from memory."""
         self._unsaved = False
         self._told: dict[str, float] = {}
         """Failures of the policy that are written down: since when."""
@@ -596,10 +598,12 @@ class Scheduler:
 
     def _forget(self) -> None:
         """Drop the oldest ended jobs from memory."""
-        jobs = self.book.jobs
-        if len(jobs) < 2 * KEEP_ENDED:
+        jobs, newest = self.book.jobs, self.ledger.newest
+        if len(jobs) < 2 * KEEP_ENDED or newest < self._forget_from:
             return
         gone = [number for number, job in jobs.items() if job.phase in ENDED]
+        # Each end is an event: before so many more of them the jobs, maybe very many, need not be looked through.
+        self._forget_from = newest + max(2 * KEEP_ENDED - len(gone), KEEP_ENDED // 4)
         if len(gone) > 2 * KEEP_ENDED:
             needed = {other for job in jobs.values() if job.phase not in ENDED for other, _ in job.after}
             for number in sorted(gone, key=lambda n: jobs[n].ended_s or 0.0)[:-KEEP_ENDED]:

@@ -1,0 +1,37 @@
+"""Ended jobs leave memory, and nobody looks through all jobs for them when none can have ended."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView
+from typing import Any
+
+import pytest
+
+from gpuloom.core.job import ENDED, Job
+from gpuloom.live import scheduler
+from gpuloom.live.rehearsal import Rehearsal
+
+
+class Watched(dict[int, Job]):
+    looks = 0
+
+    def items(self) -> ItemsView[int, Job]:  # type: ignore[override]
+        self.looks += 1
+        return super().items()
+
+
+def test_ended_jobs_are_forgotten_and_not_looked_for_at_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "KEEP_ENDED", 8)
+    live = Rehearsal("fifo", models=["V100"])
+    spec: dict[str, Any] = {"gpus": 1, "array": "0-99"}
+    jobs = live.submit(spec)
+    watched = live.scheduler.book.jobs = Watched(live.scheduler.book.jobs)
+    for first in (40, 60, 80):
+        live.tell(lambda first=first: live.service.cancel(jobs[first : first + 20]))  # type: ignore[misc]
+        assert sum(job.phase in ENDED for job in watched.values()) <= 16 + 2
+    looks = watched.looks
+    for _ in range(20):
+        live.turn()
+    assert watched.looks == looks
+    live.end(live.scheduler.book.attempts[jobs[0]].run)
+    assert live.service.job(jobs[40])["state"] == "cancelled"  # the store has all
