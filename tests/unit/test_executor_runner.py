@@ -310,6 +310,16 @@ class TestExecutor:
         executor.close()
         assert (tmp_path / wire.RUNNER_LOG).read_bytes().startswith(b"why it ended\n")
 
+    def test_a_message_that_can_not_be_worked_on_is_logged_without_what_it_holds(self, tmp_path: Path) -> None:
+        executor = LocalExecutor(tmp_path, cgroups="off")
+        executor.open(lambda _: None)
+        executor._link.ask("start", request={"run": "1.1", "env": {"TOKEN": "hunter2"}})
+        until(executor.healthy)
+        executor.close()
+        said = (tmp_path / wire.RUNNER_LOG).read_text()
+        assert "a scheduler's message 'start' can't be worked on" in said
+        assert "hunter2" not in said
+
     def test_a_closed_one(self, tmp_path: Path) -> None:
         executor = LocalExecutor(tmp_path, cgroups="off")
         executor.open(lambda _: None)

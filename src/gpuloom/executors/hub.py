@@ -113,7 +113,8 @@ class Hub:
             except (OSError, MemoryError) as error:
                 failed = error
             except Exception as error:  # a bug of ours, or a message that is none: it is not worked on again
-                log(f"a scheduler's message {str(message)[:200]} can't be worked on:\n{traceback.format_exc()}")
+                # Not all of it: a start holds the job's environment, and that may hold secrets.
+                log(f"a scheduler's message {message.get('op')!r} can't be worked on:\n{traceback.format_exc()}")
                 reply = {"re": message.get("id"), "failed": repr(error)}
             finally:
                 self._later = None
