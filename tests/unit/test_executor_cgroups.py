@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
+from faults import Fault, Injector
 from gpuloom.executors import cgroups
 from gpuloom.executors.cgroups import Group, find
 
@@ -170,3 +172,25 @@ def test_removing(tmp_path: Path) -> None:
     assert made.remove()
     assert not made.exists()
     assert made.remove()
+
+
+def test_what_can_not_be_read_now_is_not_taken_for_gone(tmp_path: Path) -> None:
+    """Else a run would be told of as ended while its processes go on."""
+    run = group(tmp_path / "1.1", inside="5\n")
+    group(run / "nested", inside="7\n")
+    (run / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    (run / "memory.events").write_text("oom_kill 1\n")
+    made = Group(2, {"freezer": str(run), "memory": str(run)})
+
+    def look() -> tuple[list[int], int]:
+        return sorted(made.pids()), made.oom_kills()
+
+    with Injector(("executors/cgroups.py",)) as seen:
+        assert look() == ([5, 7], 1)
+    for call in seen.calls:
+        for number in (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.EACCES):
+            with Injector(("executors/cgroups.py",), Fault(call, number)), pytest.raises(OSError, match="Errno"):
+                look()
+        with Injector(("executors/cgroups.py",), Fault(call, errno.ENODEV)):
+            look()  # one below it is just being removed
+    assert Group(2, {"freezer": f"{run}/gone"}).pids() == []
