@@ -147,6 +147,16 @@ class TestVersion1:
         assert "cpu" not in (found.create("2.1", cpus=None, memory_mib=None) or made).places
         assert sorted(Path(stale.places["freezer"]).name for stale in found.stale({"2.1"})) == ["1.1"]
 
+    def test_a_process_that_one_controller_does_not_take_is_in_no_group(self, tmp_path: Path) -> None:
+        """Else the group's removal would end it."""
+        places = {name: str(group(tmp_path / name / "1.1")) for name in ("freezer", "memory")}
+        for name in places:
+            group(tmp_path / name)
+        (tmp_path / "memory" / "1.1" / "cgroup.procs").unlink()
+        with pytest.raises(FileNotFoundError):
+            Group(1, places).add(77)
+        assert (tmp_path / "freezer" / "cgroup.procs").read_text() == "77"
+
     def test_none_writable(self, tmp_path: Path) -> None:
         found = find("home", mountinfo=mount(tmp_path, "cgroup", "rw,freezer"), own="9:freezer:/\n")
         assert found.version == 0

@@ -110,9 +110,17 @@ class Group:
                 write(f"{cpu}/cpu.cfs_quota_us", str(quota))
 
     def add(self, pid: int) -> None:
-        """Move a process in. Raises OSError."""
+        """Move a process in. Raises OSError: it is in none of its places, as far as that can be done."""
+        inside: list[str] = []
         for place in dict.fromkeys(self.places.values()):
-            write(f"{place}/cgroup.procs", str(pid))
+            try:
+                write(f"{place}/cgroup.procs", str(pid))
+            except OSError:
+                for other in inside:  # version 1 alone has several
+                    with contextlib.suppress(OSError):
+                        write(f"{os.path.dirname(other)}/cgroup.procs", str(pid))
+                raise
+            inside.append(place)
 
     def exists(self) -> bool:
         """Whether it is still there."""

@@ -176,7 +176,7 @@ class Keeper:
         except OSError as error:
             log(f"run {run.name}: no control group, its processes are watched instead: {error}")
             if group is not None:
-                self._remove_group(group)
+                self._remove_group(group, tries=1)  # which does not kill: the run goes on without it
 
     def _said(self, run: Run) -> None:
         """The pipe of a child ended: its program runs, or it said why not."""
