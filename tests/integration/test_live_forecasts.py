@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from gpuloom.executors.port import Cause, RunExit, RunPhase, RunRequest, RunStatus
 from gpuloom.live import why as whys
 from gpuloom.live.estimates import like_of
 from gpuloom.live.forecast import Outlook
+from gpuloom.live.rehearsal import Rehearsal
 from gpuloom.policies.registry import policy_ids
 from live_builders import Live, living, spec
 
@@ -261,3 +263,17 @@ def test_forecasts_of_one_moment_share_what_they_need(tmp_path: Path, monkeypatc
         live.submit(estimate=10)
         live.service.why(jobs[0])
         assert len(asked) == 2, "something has happened"
+
+
+def test_one_that_could_not_be_started_is_expected_at_its_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = Rehearsal("fifo", models=["V100"])
+
+    def start(request: RunRequest) -> None:
+        how = RunExit(None, None, "not_started", "its disk is dead", 0.0, cause=Cause.PLACE)
+        live.executor._say(RunStatus(request.run, RunPhase.EXITED, exit=how))
+
+    monkeypatch.setattr(live.executor, "start", start)
+    (job,) = live.submit({"gpus": 1, "estimate": 100.0})
+    why = live.service.why(job)
+    assert why["code"] == "start_failed"
+    assert why["start_s_low"] == live.jobs[job].not_before_s > live.now_s

@@ -109,7 +109,7 @@ def gate_of(preview: Preview, job: Job) -> Gate:
         return Gate(never="a job that it waits for ended badly")
     if code == "dependency":
         return Gate(waits_for=tuple([world.row_of[other] for other, _ in job.after if other in world.row_of]))
-    if code == "pause_before_retry":
+    if code in ("pause_before_retry", "start_failed"):
         return Gate(comes_s=job.not_before_s)
     if code == "array_throttle":
         jobs = planning.book.jobs
