@@ -7,15 +7,14 @@ import logging
 import threading
 from collections.abc import Callable
 
-from gpuloom.core.job import EndReason
 from gpuloom.executors.port import RunPhase, RunStatus
+from gpuloom.live.occupancy import MAKES_WAY
 from gpuloom.live.saved import checkpoint_written_s
 
 log = logging.getLogger("gpuloom.scheduler")
 
 LOOK_S = 10.0
 """So long the end of a run waits for a look at its checkpoint."""
-MAKES_WAY = frozenset({EndReason.PREEMPTED.value, EndReason.NODE.value})
 
 Take = Callable[[RunStatus, float | None], None]
 

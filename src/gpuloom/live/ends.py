@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuloom.core.job import Attempt, EndReason, Job, Phase, SavedBy
 from gpuloom.executors.port import Cause, RunExit
+from gpuloom.live.occupancy import MAKES_WAY
 from gpuloom.live.saved import SAVED, Saved
 
 MOST_PAUSE_S = 60.0
@@ -47,7 +48,7 @@ def ended(
     stopped = attempt.stop_reason if how.reason else None
     reason = _reason(how, stopped)
     by_itself = how.exit_code is not None
-    made_way = stopped in (EndReason.PREEMPTED, EndReason.NODE) and by_itself
+    made_way = stopped in MAKES_WAY and by_itself
     by = saves.by if made_way else SavedBy.NOTHING
     kept = job.work_s + (work_s if by else 0.0)
     if not by and saves.part is not None:
@@ -60,7 +61,7 @@ def ended(
         reason, after = EndReason.CANCELLED, Phase.CANCELLED
     elif attempt.stop_reason is EndReason.REQUEUED or reason is EndReason.REQUEUED:
         reason, after, kept = EndReason.REQUEUED, Phase.QUEUED, 0.0
-    elif reason in (EndReason.PREEMPTED, EndReason.NODE):
+    elif reason in MAKES_WAY:
         after = Phase.QUEUED
     elif reason is EndReason.LOST and attempt.stop_reason is not None:
         reason, after = attempt.stop_reason, Phase.QUEUED

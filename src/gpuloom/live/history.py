@@ -11,16 +11,14 @@ from statistics import median
 import numpy as np
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.job import Attempt, EndReason, Job, Phase
+from gpuloom.core.job import ENDED, Attempt, Job
 from gpuloom.core.share_class import share_class_of
 from gpuloom.core.workload import Labels, Ran, Workload
 from gpuloom.live.fleet import slots_of, wanted_types
+from gpuloom.live.occupancy import MAKES_WAY
 from gpuloom.sim.traces.write import write_csv
 
 HOUR_S = 3600.0
-
-RAN = frozenset({Phase.FINISHED, Phase.FAILED, Phase.CANCELLED})
-MADE_WAY = frozenset({EndReason.PREEMPTED, EndReason.NODE})
 
 History = Iterable[tuple[Job, tuple[Attempt, ...]]]
 
@@ -52,7 +50,7 @@ def trace_of(history: History, interval_s: float) -> Workload:
     """
     # Runs of before a requeue are another life of the job.
     every = [(job, tuple(a for a in attempts if a.started_s >= job.submitted_s)) for job, attempts in history]
-    rows = [(job, attempts) for job, attempts in every if job.phase in RAN and attempts and job.held_s > 0]
+    rows = [(job, attempts) for job, attempts in every if job.phase in ENDED and attempts and job.held_s > 0]
     if not rows:
         raise InputError("no job has run and ended in that span of time: there is nothing to replay")
     shared = _shared([attempt for _, attempts in rows for attempt in attempts])
@@ -113,7 +111,7 @@ def _work_and_overhead(attempts: Sequence[Attempt]) -> tuple[float, float]:
         gained = attempt.work_s - before if attempt.work_s >= before else attempt.work_s
         before = attempt.work_s
         gained = min(max(gained, 0.0), attempt.held_s)
-        if gained == 0.0 and attempt.reason not in MADE_WAY:
+        if gained == 0.0 and attempt.reason not in MAKES_WAY:
             work += attempt.held_s
             continue
         work += gained
