@@ -34,6 +34,8 @@ RUNNER = Path(__file__).with_name("runner.py")
 CONNECT_S = 10.0
 REPLY_S = 60.0
 """A runner writes small files; a disk that is busy with a job's gigabytes can make it wait for long."""
+LOOK_MS = 1000
+"""What was asked is looked for so often, should the wake-up have been lost."""
 LAST_S = 1.0
 """For what was asked last, when it is closed."""
 BACKOFF_S = (0.05, 0.2, 1.0, 5.0)
@@ -161,7 +163,7 @@ class Link:
 
     def _stir(self) -> None:
         if self._wake is not None:
-            with suppress(OSError):  # full: it wakes anyway; closed: nobody is there
+            with suppress(OSError):  # full: it wakes anyway; closed: nobody is there; no memory: it looks by itself
                 self._wake[1].send(b"x")
 
     # The link's thread
@@ -207,7 +209,7 @@ class Link:
                 while unsent:
                     del unsent[: connection.send(unsent)]
             poll.register(connection, select.POLLIN | (select.POLLOUT if unsent else 0))
-            ready = {fd for fd, _ in poll.poll()}
+            ready = {fd for fd, _ in poll.poll(LOOK_MS)}
             if wake.fileno() in ready:
                 with suppress(BlockingIOError):
                     wake.recv(4096)
