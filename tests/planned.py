@@ -11,6 +11,7 @@ from typing import Any
 from gpuloom.core.book import Book
 from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Phase
+from gpuloom.core.share_class import is_pair, share_class_of
 from gpuloom.live.estimates import Estimates
 from gpuloom.live.fleet import slots_of
 from gpuloom.live.planning import Planning
@@ -37,7 +38,7 @@ class Task:
 
 
 class Planned:
-    """Runs tasks to their ends; jobs are numbered from 1 in the order of the tasks.
+    """Runs tasks to their ends; jobs are numbered from 1 in the order of the tasks. A guest takes from nobody's speed.
 
     Attributes:
         first_s, end_s: by job. starts: (time, job, slots) of every start. passes: how often a world was built.
@@ -154,22 +155,34 @@ class Planned:
                     self._stopped(number, now, 0)
 
     def _start(self, now: float) -> None:
-        held = {slot for attempt in self.book.attempts.values() for slot in slots_of(attempt.allocation)}
+        held: dict[tuple[str, int], list[int]] = {}
+        for attempt in self.book.attempts.values():
+            for slot in slots_of(attempt.allocation):
+                held.setdefault(slot, []).append(attempt.job)
         for number, allocation in list(self.planning.grants.items()):
             slots = slots_of(allocation)
             job, task = self.book.jobs[number], self.tasks[number - 1]
-            if not held.isdisjoint(slots) or job.phase is not Phase.QUEUED:
+            there = {other for slot in slots for other in held.get(slot, ())}
+            if job.phase is not Phase.QUEUED or not self._may_join(number, there):
                 continue
             where = [[name, list(gpus)] for name, gpus in allocation]
             self._tell("attempt.starting", number, now, attempt=job.attempts + 1, allocation=where)
             self._at(now + task.late_s, "run", number)
             del self.planning.grants[number]
-            held.update(slots)
+            for slot in slots:
+                held.setdefault(slot, []).append(number)
             self.work.begin(number, now)
+            self.work.rate(number, self.planning.rates.pop(number, 1.0))
             left = task.late_s + task.takes_s - job.work_s
             self._ends[number] = self._at(now + left + self.noticed_s, "end", number)
             self.first_s.setdefault(number, now)
             self.starts.append((now, number, frozenset(slots)))
+
+    def _may_join(self, number: int, there: set[int]) -> bool:
+        """Whether the GPUs given to a job are free, or have the other one of a pair on them that stays."""
+        if any(self.book.attempts[other].stop_reason is not None for other in there):
+            return False
+        return not there or is_pair([share_class_of(self.book.jobs[each].spec) for each in (number, *there)])
 
     def _at(self, at_s: float, what: str, job: int) -> int:
         self._count += 1

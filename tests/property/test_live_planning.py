@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import jobs
@@ -157,3 +157,33 @@ def test_with_the_first_of_equal_jobs_in_sight_it_decides_as_with_all(
     assert some.planning.policy.sees(4) is not None
     assert some.starts == every.starts
     assert some.end_s == every.end_s
+
+
+@st.composite
+def sharing(draw: st.DrawFn) -> list[Task]:
+    """Jobs of two priorities, most of which may share their GPU."""
+    tasks, at_s = [], 0.0
+    for _ in range(draw(st.integers(2, 9))):
+        at_s += draw(st.sampled_from([0.0, 5.0, 40.0]))
+        said_s = draw(st.sampled_from([10.0, 50.0, 100.0, 300.0]))
+        share_class = draw(st.sampled_from(["high", "best-effort", "best-effort", None]))
+        more = {"share_class": share_class, "priority": draw(st.sampled_from([0, 0, 1]))}
+        tasks.append(Task(at_s, 1, said_s, said_s, slow_s=draw(st.sampled_from([0.0, 3.0])), more=more))
+    return tasks
+
+
+@pytest.mark.parametrize("policy", ["srtf", "srsf", "tiresias"])
+@settings(max_examples=60)
+@given(tasks=sharing(), slots=st.sampled_from([1, 2]))
+@example(
+    tasks=[
+        Task(0.0, 1, 100.0, 100.0, more={"priority": 1}),
+        Task(0.0, 1, 300.0, 300.0, more={"share_class": "high"}),
+        Task(5.0, 1, 50.0, 50.0, more={"share_class": "best-effort", "priority": 1}),
+    ],
+    slots=1,
+)
+def test_pairs_come_to_rest(policy: str, tasks: list[Task], slots: int) -> None:
+    """Nobody is stopped over and over while no time passes (in the example, for the guest that it has)."""
+    live = Planned(tasks, f"{policy}:beside=yes", slots=slots).run()
+    assert len(live.starts) <= len(tasks) ** 2

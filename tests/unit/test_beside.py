@@ -54,6 +54,13 @@ def test_a_service_joins_training_that_has_the_gpu() -> None:
     assert ends(classed([(0, 1000, 1, LOW), (100, 300, 1, HIGH)])) == [1150, 400]
 
 
+@pytest.mark.parametrize("policy", ["srtf", "srsf"])
+def test_a_host_is_not_stopped_because_its_guest_slows_it(policy: str) -> None:
+    """The least is left of the second, whose guest, the third, halves its speed: the first waits all the same."""
+    workload = classed([(0, 100, 1, NONE), (5, 60, 1, LOW), (5, 300, 1, HIGH), (10, 1000, 1, NONE)])
+    assert ends(workload, f"{policy}:beside=yes") == [220, 125, 400, 1400]
+
+
 def test_only_one_guest() -> None:
     assert ends(classed([(0, 900, 1, HIGH), (0, 60, 1, LOW), (0, 60, 1, LOW)])) == [900, 120, 240]
 

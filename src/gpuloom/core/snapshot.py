@@ -79,6 +79,10 @@ class Snapshot:
         """When the running job ends if nothing changes."""
         return self._state.predicted_end_s(job)
 
+    def alone_end_s(self, job: int) -> float:
+        """When the running job would end with its GPUs to itself from now on, as far as the policy is to know."""
+        return self.predicted_end_s(job)
+
     def rate(self, job: int) -> float:
         """Work done per second by the running job."""
         return self._state.rate[job]

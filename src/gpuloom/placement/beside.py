@@ -48,9 +48,12 @@ def pairable(workload: Workload) -> list[int]:
 
 
 class BesideView(Snapshot):
-    """What the base policy sees: `hidden` jobs neither run nor wait; GPUs are free where nobody is."""
+    """What the base policy sees: `hidden` jobs neither run nor wait; GPUs are free where nobody is.
 
-    __slots__ = ("_seen", "hidden")
+    rate_alone: of jobs of one GPU that may share it, where they are: work per second without a guest.
+    """
+
+    __slots__ = ("_seen", "hidden", "rate_alone")
 
     def __init__(self, real: Snapshot) -> None:
         self._state = real._state
@@ -59,6 +62,14 @@ class BesideView(Snapshot):
         self._seen: dict[int, Placement] = {}
         self.placements = MappingProxyType(self._seen)
         self.hidden: set[int] = set()
+        self.rate_alone: dict[int, float] = {}
+
+    def alone_end_s(self, job: int) -> float:
+        """A base that goes by the time left must not stop a host because of its guest, only to start it again."""
+        alone = self.rate_alone.get(job)
+        if alone is None or self.rate(job) >= alone:
+            return self.predicted_end_s(job)
+        return max(self.now_s, self.works_from_s(job)) + self.remaining_s(job) / alone
 
     def sync(self, real: Snapshot, finished: list[int]) -> None:
         """Take over the time and the events; of the ends those that the base knows of."""
@@ -156,6 +167,7 @@ class Pairs:
         gpu = placement.nodes[0], placement.masks[0]
         self._on.setdefault(gpu, []).append(job)
         self._place[job] = gpu
+        self.view.rate_alone[job] = float(self._rate[job, self._pool[gpu[0]]])
 
     def _leave(self, job: int, snapshot: Snapshot) -> None:
         """It is on its GPU no more. A guest that is left there is a job like any other from now on."""
@@ -163,6 +175,7 @@ class Pairs:
         gpu = self._place.pop(job, None)
         if gpu is None:
             return
+        del self.view.rate_alone[job]
         left = self._on[gpu]
         left.remove(job)
         if not left:

@@ -16,7 +16,8 @@ class RemainingOrder:
 
     On mixed clusters: of a running job on the GPUs it has, of a waiting one on the fastest model it may use. A
     waiting job's key includes the restart it would have to pay, so that no job is stopped for one that would be
-    done later than itself. A running job's key is kept as its predicted end (times nothing) and falls with time.
+    done later than itself. A running job's key is kept as its predicted end without guests
+    (times nothing) and falls with time.
     """
 
     clock = 1
@@ -35,7 +36,7 @@ class RemainingOrder:
         return left * snapshot.workload.gpus.item(job) if self.by_gpus else left
 
     def running_key(self, snapshot: Snapshot, job: int) -> float:
-        return snapshot.predicted_end_s(job)
+        return snapshot.alone_end_s(job)
 
 
 class BareRemainingOrder:
