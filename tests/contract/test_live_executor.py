@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -637,6 +638,28 @@ class TestSurviving:
         assert late is not None
         assert late.reason == "timed_out"
         assert not alive(going.pid or 0)
+
+    @pytest.mark.parametrize("text", ["{", '{"pid": "x", "boot_id": 3}', "[" * 100_000, None])
+    def test_what_a_job_does_to_its_files_costs_no_other_job(self, bench: Bench, text: str | None) -> None:
+        spoilt = bench.start("1.1", "sleep", "600")
+        other = bench.up("2.1", BUSY)
+        for name in ("run.json", "log.json", "state.json"):
+            path = bench.home / "runs" / "1.1" / name
+            path.unlink(missing_ok=True)
+            if text is None:
+                os.mkfifo(path)
+            else:
+                path.write_text(text)
+        (bench.home / "runs" / "2.1" / "log.json").write_text('{"generation": "x"}')
+        bench.kill_runner()
+        known = until(lambda: bench.known("2.1"))
+        assert (known.phase, known.pid) == (RunPhase.RUNNING, other.pid)
+        bench.start("3.1", "true")
+        assert bench.ended("3.1").exit is not None
+        assert bench.executor.healthy() == ""
+        with suppress(ProcessLookupError):
+            os.kill(spoilt.pid or 0, signal.SIGKILL)  # nobody watches it any more
+        until(lambda: not alive(spoilt.pid or 0))
 
     def test_deadlines_and_frozen_runs_survive_the_runner(self, bench: Bench) -> None:
         bench.up("1.1", IGNORES)

@@ -8,6 +8,7 @@ import time
 
 from gpuloom.executors import procs
 from gpuloom.executors.cgroups import MIB, Group, settle
+from gpuloom.executors.loop import log
 from gpuloom.executors.rotation import Log
 from gpuloom.executors.wire import EXIT_FILE, NOTICE_FILE, RUN_FILE, STATE_FILE, Cause, read_json, write_atomic
 
@@ -100,7 +101,15 @@ class Run:
 
     @classmethod
     def read(cls, directory: str, home_id: str) -> Run | None:
-        """A run that was started before, from its files; None if it never was."""
+        """A run that was started before, from its files; None if it never was, or the job wrote over them."""
+        try:
+            return cls._read(directory, home_id)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            log(f"{directory}: what its files say can't be understood ({error!r}): it is not watched any more")
+            return None
+
+    @classmethod
+    def _read(cls, directory: str, home_id: str) -> Run | None:
         data = read_json(f"{directory}/{RUN_FILE}")
         ended = read_json(f"{directory}/{EXIT_FILE}")
         if data is None:
@@ -110,8 +119,9 @@ class Run:
             run.exit, run.phase = ended["exit"], "exited"
             return run
         run = cls(data, home_id, data["boot_id"])
-        run.pid, run.start_ticks, run.started = data["pid"], data["start_ticks"], data["started"]
-        run.known.add((data["pid"], data["start_ticks"]))
+        ticks = data["start_ticks"]
+        run.pid, run.start_ticks, run.started = int(data["pid"]), None if ticks is None else int(ticks), data["started"]
+        run.known.add((data["pid"], ticks))
         if data["cgroup"] is not None and (group := Group(*data["cgroup"])).exists():
             run.group = group
         state = read_json(f"{directory}/{STATE_FILE}") or {}
@@ -119,7 +129,7 @@ class Run:
         run.stopped = state.get("stopped", False)
         notice = read_json(f"{directory}/{NOTICE_FILE}")
         if notice is not None:
-            run.reason, run.message, run.deadline = notice["reason"], notice["message"], notice["monotonic"]
+            run.reason, run.message, run.deadline = notice["reason"], notice["message"], float(notice["monotonic"])
         run.phase = "frozen" if run.frozen_since is not None else "stopping" if run.reason else "running"
         if ended is not None:
             run.exit, run.phase = ended["exit"], "exited"

@@ -55,9 +55,14 @@ class Log:
         data = read_json(self._index)
         if data is None:
             return
-        self._generation, self._base = data["generation"], data["base"]
-        self._parts = [list(part) for part in data["parts"]]
-        pending = data.get("pending")
+        try:
+            parts = [[int(start), int(length)] for start, length in data["parts"]]
+            generation, base, pending = int(data["generation"]), int(data["base"]), data.get("pending")
+            if pending is not None:
+                pending = {name: int(pending[name]) for name in ("from", "start")}
+        except (KeyError, TypeError, ValueError):
+            return  # the job wrote over it: the log begins anew with what is there
+        self._generation, self._base, self._parts = generation, base, parts
         if pending is None:
             return
         copy = f"{self.path}.copy"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from enum import StrEnum
 
 TYPE_CHECKING = False
@@ -53,6 +54,10 @@ LIVE = "live"
 """Directory in the home with one file for each run that is not acknowledged: {directory}."""
 
 
+MOST_BYTES = 1 << 24
+"""Of a file of a run, far above what it holds."""
+
+
 def socket_address(home_fd: int) -> str:
     """The socket's path by way of an open directory: a path of a socket holds 107 bytes, and homes can be longer."""
     return f"/proc/self/fd/{home_fd}/{SOCKET}"
@@ -88,12 +93,25 @@ def remove(path: str) -> None:
 
 
 def read_json(path: str) -> dict[str, Any] | None:
-    """A JSON object, or None if there is no such file, or not a whole one."""
+    """A JSON object, or None if there is no such file, or not a whole one. Jobs can write where runs have their files:
+    what is no plain file, or far too large, is no object either.
+    """
     try:
-        with open(path, "rb") as file:
-            data = json.loads(file.read())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            return None
+        parts = []
+        while part := os.read(fd, 1 << 20):
+            parts.append(part)
+        data = json.loads(b"".join(parts))
+    except (ValueError, RecursionError):
+        return None
+    finally:
+        os.close(fd)
     return data if isinstance(data, dict) else None
 
 
