@@ -55,7 +55,13 @@ def run(options: UpOptions) -> int:
 
 def _run(options: UpOptions, start: Start) -> int:
     home = home_of(options.home)
-    live = LiveScheduler(home, slots=options.slots, policy=options.policy, interval_s=options.interval_s, at=start.at)
+    gc.disable()  # hardly anything that is loaded is garbage: looking for it in a long queue takes a sixth of the start
+    try:
+        live = LiveScheduler(
+            home, slots=options.slots, policy=options.policy, interval_s=options.interval_s, at=start.at
+        )
+    finally:
+        gc.enable()
     keep_log(home.log)  # once nobody else can have it
     stops: list[Callable[[], None]] = []
 
