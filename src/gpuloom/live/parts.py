@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from gpuloom import __version__
@@ -70,9 +70,11 @@ class LiveScheduler:
             parse_policy(policy)
         at(Step.LOCK)
         self.lock = take_lock(self.home)
-        try:
+        with ExitStack() as undo:  # of what was taken, should the rest fail
+            undo.callback(self.lock.release)
             at(Step.STORE)
             self.store: Store = store if store is not None else SqliteStore(self.home.db)
+            undo.callback(self.store.close)
             at(Step.CHECK)
             examined = self.store.examine()
             if examined.report.findings:
@@ -113,9 +115,7 @@ class LiveScheduler:
                 sharing=ability(node, os.environ),
             )
             self.check = None if examined.complete else StoreCheck(self.home.db, self.scheduler.checked)
-        except BaseException:
-            self.lock.release()
-            raise
+            undo.pop_all()
         self._first: list[Draft] = [("scheduler.started", None, {"pid": os.getpid(), "version": __version__})]
         for name, known in before.items():
             if name != node.name:

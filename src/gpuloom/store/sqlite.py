@@ -51,17 +51,20 @@ class SqliteStore:
         self._file: tuple[int, int] | None = None
         self._last: int | None = None
         self._closed = False
-        if not read_only:
-            with self._lock, self._faults("open"):
-                self._open()
-        with self._reading("open") as reader:
-            self.schema_version = version_of(reader)
-            meta = dict(reader.execute(queries.statements()["meta"]).fetchall())
-        if missing := {"store_id", "created_s", "next_job"} - meta.keys():
+        try:
+            if not read_only:
+                with self._lock, self._faults("open"):
+                    self._open()
+            with self._reading("open") as reader:
+                self.schema_version = version_of(reader)
+                meta = dict(reader.execute(queries.statements()["meta"]).fetchall())
+            if missing := {"store_id", "created_s", "next_job"} - meta.keys():
+                raise StoreError(f"{self.path}: {', '.join(sorted(missing))} of the store is gone; {RESTORE}")
+            self.store_id: str = rows.loads(meta["store_id"])
+            self.created_s: float = rows.loads(meta["created_s"])
+        except BaseException:
             self.close()
-            raise StoreError(f"{self.path}: {', '.join(sorted(missing))} of the store is gone; {RESTORE}")
-        self.store_id: str = rows.loads(meta["store_id"])
-        self.created_s: float = rows.loads(meta["created_s"])
+            raise
 
     def __enter__(self) -> SqliteStore:
         return self
