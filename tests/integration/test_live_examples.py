@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from real_scheduler import Real
+from real_scheduler import real
 from until import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,16 +27,14 @@ def test_job_files_run_without_an_activated_environment(tmp_path: Path) -> None:
     for file in ("job.yaml", "sweep.sh"):
         text = (examples / file).read_text()
         (examples / file).write_text(text.replace('"600"', '"4"').replace("--steps 300", "--steps 4"))
-    real = Real(tmp_path)
-    real.env = {"PATH": "/usr/bin:/bin"}
-    real.up()
-    try:
+    with real(tmp_path) as live:
+        live.env = {"PATH": "/usr/bin:/bin"}
+        live.up()
         for file in ("job.yaml", "array.yaml"):
-            done = real.run("submit", str(examples / file))
+            done = live.run("submit", str(examples / file))
             assert done.returncode == 0, done.stderr
-        until(lambda: all(job["state"] in ("finished", "failed") for job in real.client.jobs()), "all ended", 90.0)
-        for job in real.client.jobs():
-            assert job["state"] == "finished", real.client.log(job["id"])
+        until(lambda: all(job["state"] in ("finished", "failed") for job in live.client.jobs()), "all ended", 90.0)
+        for job in live.client.jobs():
+            assert job["state"] == "finished", live.client.log(job["id"])
         assert len(list((examples / "runs").iterdir())) == 11
-    finally:
-        assert real.run("down", "--stop-jobs").returncode == 0
+        assert live.run("down", "--stop-jobs").returncode == 0
