@@ -24,7 +24,7 @@ def test_every_call_is_seen_where_it_is_made(tmp_path: Path) -> None:
     with Injector(("executors/wire.py",)) as seen:
         scenario(tmp_path)
         os.stat(tmp_path)  # not the code's own
-    assert {call.function for call in seen.calls} == {"open", "write", "rename", "open.read", "read", "unlink"}
+    assert {call.function for call in seen.calls} == {"open", "write", "rename", "open.read", "fstat", "read", "unlink"}
     assert all(call.site.startswith("wire.py:") for call in seen.calls)
     with Injector(("store",)) as others:
         scenario(tmp_path)
