@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.sim import SimResult, simulate
-from gpuloom.sim.generate import GeneratorConfig, generate
+from gpuloom.traces.generate import GeneratorConfig, generate
 from pages import with_part
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "policies.md"

@@ -18,10 +18,10 @@ from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.units import format_duration
 from gpuloom.core.workload import Workload
 from gpuloom.sim import SimResult
-from gpuloom.sim.elastic_inputs import Range, make_elastic
-from gpuloom.sim.generate import GeneratorConfig, generate
 from gpuloom.sim.runner import Task, run_all
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
+from gpuloom.traces.elastic import Range, make_elastic
+from gpuloom.traces.generate import GeneratorConfig, generate
 from pages import with_part
 from public_data import DATA, need
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuloom.core.workload import Workload
 from gpuloom.sim import SimResult, simulate
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
 from public_data import DATA, need
 
 REPO = Path(__file__).resolve().parents[1]

@@ -30,11 +30,11 @@ import grid
 from fidelity import CLUSTER, METRICS, TRACES, difference, number, read_rows, shown, table
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.workload import Labels, Workload
+from gpuloom.facts.profiles import Profiles, shipped, with_profiles
 from gpuloom.policies.registry import policy_class, policy_ids
 from gpuloom.sim.compat import compat_mode
-from gpuloom.sim.generate import GeneratorConfig, generate
-from gpuloom.sim.profiles import Profiles, shipped, with_profiles
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
+from gpuloom.traces.generate import GeneratorConfig, generate
 from grid import Figures, code_of, measured
 from public_data import DATA, need
 

@@ -6,9 +6,9 @@
 
 A history is drawn (jobs of 40 kinds of work by 8 users, Poisson arrivals; how long a kind takes is log-normal, its
 spread between 5 % and 80 %; a third of the users give estimates, which are 0.8 to 3 times too long, another third time
-limits) and simulated on one machine. Its event log is then told to `gpuloom.live.backtest`, as `gpuloom why --check`
-does with that of a home: at each submission looked at the forecast is made with what was known then. The simulated
-policy knows the true running times where it asks for them (backfill, srtf), the forecast does not.
+limits) and simulated on one machine. Its event log is then replayed to `gpuloom.live.forecasts.backtest`, as
+`why --check` does with that of a home: at each submission looked at the forecast is made with what was known then.
+The simulated policy knows the true running times where it asks for them (backfill, srtf), the forecast does not.
 
 The cost is that of one `why` at 10,000 queued jobs: CPU time of the process, the middle of three; nobody has asked
 before.
@@ -28,11 +28,11 @@ import numpy as np
 
 from gpuloom.core.events import Event
 from gpuloom.core.workload import Labels, Workload
-from gpuloom.live.backtest import Checked, check
-from gpuloom.live.spec import job_spec
+from gpuloom.live.forecasts.backtest import Checked, check
+from gpuloom.live.submission.spec import job_spec
 from gpuloom.sim.result import SimResult
 from gpuloom.sim.simulator import simulate
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -179,7 +179,7 @@ def history(workload: Workload, specs: Sequence[dict[str, Any]], policy: str, gp
 def cost(queued: int, policies: Iterable[str]) -> float:
     """CPU ms of the dearest `why`."""
     from fake_executor import FakeExecutor
-    from gpuloom.live.estimates import like_of
+    from gpuloom.live.forecasts.estimates import like_of
     from live_builders import Live, spec
 
     worst = 0.0

@@ -33,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.share_class import BEST_EFFORT, HIGH
-from gpuloom.sharing import build, mps, shim
+from gpuloom.sharing.shim import attach as shim
+from gpuloom.sharing.shim import build, mps
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = [sys.executable, str(ROOT / "bench" / "gpu_sharing_work.py")]

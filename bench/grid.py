@@ -35,7 +35,7 @@ from gpuloom.sim import simulate
 
 PACKAGE = Path(gpuloom.__file__).resolve().parent
 EVERYTHING = ("gpuloom.core", "gpuloom.engine", "gpuloom.sim")
-NO_PART = ("gpuloom.cli", "gpuloom.policies.registry", "gpuloom.sim.gym", "gpuloom.sim.report")
+NO_PART = ("gpuloom.cli", "gpuloom.policies.registry", "gpuloom.sim.gym", "gpuloom.report")
 """What no figure of a run depends on."""
 
 

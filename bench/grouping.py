@@ -22,7 +22,7 @@ import numpy as np
 
 from gpuloom.interleave.efficiency import Interleaving
 from gpuloom.interleave.grouping import Grouping, group_jobs
-from gpuloom.interleave.matching import Matcher, max_weight_matching
+from gpuloom.solvers.matching import Matcher, max_weight_matching
 from public_data import DATA, need
 
 REPO = Path(__file__).resolve().parents[1]

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from gpuloom.core.workload import Workload
-from gpuloom.placement.linear import maximize
+from gpuloom.facts.gpus import MEASURES, find_gpu, measure_of
+from gpuloom.facts.inputs import load_policy
 from gpuloom.placement.swaps import Running, best_swaps
+from gpuloom.report.metrics import cost_per_job_usd
 from gpuloom.sim import SimResult, simulate
-from gpuloom.sim.gpus import MEASURES, find_gpu, measure_of
-from gpuloom.sim.inputs import load_policy
-from gpuloom.sim.report.metrics import cost_per_job_usd
-from gpuloom.sim.traces import read_trace
+from gpuloom.solvers.linear import maximize
+from gpuloom.traces import read_trace
 from pages import with_part
 from public_data import DATA, need
 

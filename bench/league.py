@@ -35,7 +35,7 @@ from gpuloom.core.errors import GpuloomError
 from gpuloom.core.workload import Workload
 from gpuloom.policies.base import Traits
 from gpuloom.policies.registry import BUILT_IN, policy_class
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
 from grid import Figures, code_of, measured
 from pages import with_part
 from public_data import DATA, need
@@ -215,7 +215,7 @@ class League(grid.Grid[Match]):
 
     def code(self, run: Match) -> str:
         # The trace's content stands for the readers that it came through.
-        used = code_of(run.policy, ("gpuloom.sim.simulator",), ("gpuloom.sim.traces",))
+        used = code_of(run.policy, ("gpuloom.sim.simulator",), ("gpuloom.traces",))
         return f"{used} {stamp(run.contest, self.data)}"
 
     def measure(self, run: Match) -> Figures | str:

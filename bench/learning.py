@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
+from gpuloom.facts.scaling import pollux_fit
 from gpuloom.placement.even import FRAGMENTATION
 from gpuloom.policies.registry import parse_policy
 from gpuloom.policies.rl import Memory, Rl
 from gpuloom.sim import simulate
-from gpuloom.sim.scaling_profiles import pollux_fit
-from gpuloom.sim.traces import read_trace
-from gpuloom.sim.traces.pollux import load_profiles
+from gpuloom.traces import read_trace
+from gpuloom.traces.pollux import load_profiles
 from public_data import DATA, need
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -319,13 +319,13 @@ from Pollux' profiles and jobs; figures of time are of the machine that ran it.
 
 ## The model of throughput
 
-Step time = compute and the part of the communication that it does not hide (`placement/comm_model.py`): a ring
+Step time = compute and the part of the communication that it does not hide (`learning/comm_model.py`): a ring
 all-reduce, 2(n - 1)/n of the gradients over the bandwidth inside a node or between nodes, and a latency per hop. Fitted
 to every measurement of an application: placements on 1 to 16 nodes of 4 T4 GPUs, and local batch sizes.
 
 {fits}
 
-Throughput curves by GPUs and nodes (`sim/scaling_profiles.py`) keep measured points exactly; the model, bent through
+Throughput curves by GPUs and nodes (`facts/scaling.py`) keep measured points exactly; the model, bent through
 them, fills the rest. They are the physics of the simulation. What `rl` begins with is another fit, to a few points of a
 job's curve.
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuloom.cli.demo_home import TemporaryScheduler
-from gpuloom.cli.demo_replay import BOUND, Compared, compared, replay
+from gpuloom.cli.demo.home import TemporaryScheduler
+from gpuloom.cli.demo.replay import BOUND, Compared, compared, replay
 from gpuloom.core.errors import GpuloomError
 
 POLICIES = (

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuloom.sim.goodput import NODES, create_rule, load_applications, read_submissions, simulate
-from gpuloom.sim.traces.files import load
+from gpuloom.files.load import load
+from gpuloom.goodput import NODES, create_rule, load_applications, read_submissions, simulate
 from public_data import DATA, need
 
 ROOT = Path(__file__).resolve().parents[1]

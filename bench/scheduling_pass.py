@@ -53,14 +53,14 @@ from gpuloom.core.state import JobState, State
 from gpuloom.core.workload import Workload
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
+from gpuloom.facts.gpus import hand_in_facts, with_known_memory
+from gpuloom.facts.profiles import shipped, with_profiles
 from gpuloom.interleave.groups import GroupSharing
 from gpuloom.placement.shapes import impossible_jobs, shapes_of
 from gpuloom.policies.base import Policy
 from gpuloom.policies.registry import create_policy, policy_ids
-from gpuloom.sim.generate import GeneratorConfig, generate
-from gpuloom.sim.gpus import hand_in_facts, with_known_memory
 from gpuloom.sim.overheads import restart_overheads_s
-from gpuloom.sim.profiles import shipped, with_profiles
+from gpuloom.traces.generate import GeneratorConfig, generate
 
 TARGETS_MS = {"tiresias": 100.0, "muri-l": 500.0}
 INTERVAL_S = 360.0

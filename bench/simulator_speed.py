@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuloom.sim import simulate
-from gpuloom.sim.generate import GeneratorConfig, generate
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
+from gpuloom.traces.generate import GeneratorConfig, generate
 from public_data import DATA
 
 REPO = Path(__file__).resolve().parents[1]

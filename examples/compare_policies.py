@@ -11,7 +11,7 @@ import pandas as pd
 
 from gpuloom.core.units import format_duration
 from gpuloom.sim import simulate
-from gpuloom.sim.generate import GeneratorConfig, generate
+from gpuloom.traces.generate import GeneratorConfig, generate
 
 POLICIES = ("fifo:backfill=easy", "tiresias", "srsf")
 

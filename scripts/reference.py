@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from gpuloom.cli.main import cli
-from gpuloom.live.spec import json_schema
+from gpuloom.live.submission.spec import json_schema
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WIDTH = 1000

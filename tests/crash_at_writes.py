@@ -24,7 +24,7 @@ from gpuloom.core.errors import GpuloomError
 from gpuloom.live.facade import LiveService
 from gpuloom.live.parts import LiveScheduler
 from gpuloom.live.service import ConflictError
-from gpuloom.live.spec import job_spec
+from gpuloom.live.submission.spec import job_spec
 from gpuloom.store.home import Home, home_of
 from gpuloom.store.port import JobQuery
 from gpuloom.store.sqlite import SqliteStore

@@ -24,11 +24,11 @@ from gpuloom.core.book import Book
 from gpuloom.core.errors import ImpossibleJobError, InputError, PolicyError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Gpu, Job, NodeRecord, Phase, gpus_in
-from gpuloom.live.job_view import attempt_view, event_view
 from gpuloom.live.service import ConflictError, NotFoundError
-from gpuloom.live.spec import JobSpec, indices_of, job_spec
-from gpuloom.live.standing import Action, impossible, so_already
-from gpuloom.live.views import JobView, WhyView
+from gpuloom.live.submission.actions import Action, impossible, so_already
+from gpuloom.live.submission.spec import JobSpec, indices_of, job_spec
+from gpuloom.live.views.jobs import attempt_view, event_view
+from gpuloom.live.views.models import JobView, WhyView
 from gpuloom.policies.registry import create_policy
 from gpuloom.store.port import JobQuery, StoreError
 

@@ -12,10 +12,10 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, WAITING, Attempt, EndReason, Job, NodeRecord, Phase
 from gpuloom.core.units import format_duration
 from gpuloom.core.usage import RunUsage
-from gpuloom.live import job_view as views
-from gpuloom.live.estimates import Estimate, Source
-from gpuloom.live.left import left_of
-from gpuloom.live.views import JobView, WhyView
+from gpuloom.live.forecasts.estimates import Estimate, Source
+from gpuloom.live.forecasts.left import left_of
+from gpuloom.live.views import jobs as views
+from gpuloom.live.views.models import JobView, WhyView
 from gpuloom.store.port import JobQuery
 
 

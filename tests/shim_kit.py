@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuloom.sharing import build, shm
+from gpuloom.sharing.shim import build, shm
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "native" / "interposer"

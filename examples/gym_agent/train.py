@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpuloom.sim.gym  # noqa: F401  (registers gpuloom/Placement-v0)
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
 
 F8 = NDArray[np.float64]
 

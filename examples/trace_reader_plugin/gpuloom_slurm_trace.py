@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 
-from gpuloom.sim.traces import Column, Head, Part, Reader, ReadOptions, Source, read_table
+from gpuloom.traces import Column, Head, Part, Reader, ReadOptions, Source, read_table
 
 COLUMNS = (
     Column("JobID", "text"),

@@ -13,7 +13,7 @@ import pytest
 from api_client import TOKEN, Local
 from fake_service import FakeService
 from gpuloom.executors.logs import read_log
-from gpuloom.live.spec import job_spec
+from gpuloom.live.submission.spec import job_spec
 from gpuloom.server.app import make_app
 
 SPEC = {"command": ["python", "train.py"]}

@@ -19,10 +19,10 @@ from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Speeds, Workload
+from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.base import Parameter, Policy
 from gpuloom.policies.registry import BUILT_IN, policy_ids
 from gpuloom.sim import Failure, simulate
-from gpuloom.sim.inputs import load_policy
 
 WOVEN = ("muri-s", "muri-s:grouping=exact", "muri-l", "muri-xs", "muri-xl")
 EVERY = (

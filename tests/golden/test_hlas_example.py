@@ -7,11 +7,11 @@ import pytest
 
 from builders import jobs
 from gpuloom.core.workload import Labels, Speeds
+from gpuloom.facts.gpus import with_known_memory
+from gpuloom.facts.inputs import load_cluster, load_policy
 from gpuloom.placement.swaps import Running, best_swaps, swap_gains
 from gpuloom.sim import simulate
 from gpuloom.sim.explain import explain
-from gpuloom.sim.gpus import with_known_memory
-from gpuloom.sim.inputs import load_cluster, load_policy
 
 V100, K80 = 0, 1
 CLUSTER = "1x1:V100,1x1:K80"

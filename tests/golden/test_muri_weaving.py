@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpuloom.sim import SimResult, simulate
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
 
 pytestmark = pytest.mark.data
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuloom.sim import SimResult, simulate
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
 
 pytestmark = pytest.mark.data
 

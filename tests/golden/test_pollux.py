@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuloom.sim.goodput import NODES, Application, Run, create_rule, load_applications, read_submissions, simulate
-from gpuloom.sim.traces.files import load
+from gpuloom.files.load import load
+from gpuloom.goodput import NODES, Application, Run, create_rule, load_applications, read_submissions, simulate
 
 pytestmark = pytest.mark.data
 PUBLISHED = Path(__file__).parents[2] / "bench" / "pollux_published.csv"
@@ -97,7 +97,7 @@ def test_the_own_rule_needs_no_scipy(data: Path, monkeypatch: pytest.MonkeyPatch
     def fails(*_: object) -> None:
         raise AssertionError("asked for a placement between measured ones")
 
-    monkeypatch.setattr("gpuloom.sim.goodput.applications.Interpolation", fails)
+    monkeypatch.setattr("gpuloom.goodput.applications.Interpolation", fails)
     fresh = load_applications(data / "pollux" / "profiles_traces.tar.gz")
     source = load(f"{data / 'pollux' / 'workloads.tar.gz'}::workloads-0.5/workload-6.csv")
     result = simulate(read_submissions(source.data, source.name), fresh, create_rule("goodput", NODES))

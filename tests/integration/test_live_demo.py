@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gpuloom.cli.demo import demo, run_live
-from gpuloom.cli.demo_home import TemporaryScheduler, processes_in
-from gpuloom.cli.demo_jobs import Planned, Story
-from gpuloom.cli.demo_replay import Compared
-from gpuloom.cli.demo_view import result_lines
+from gpuloom.cli.demo.command import demo, run_live
+from gpuloom.cli.demo.home import TemporaryScheduler, processes_in
+from gpuloom.cli.demo.jobs import Planned, Story
+from gpuloom.cli.demo.replay import Compared
+from gpuloom.cli.demo.view import result_lines
 from gpuloom.core.errors import GpuloomError
 
 RUN = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuloom.core.job import ACTIVE
-from gpuloom.live.rehearsal import Rehearsal
+from gpuloom.live.trial.rehearsal import Rehearsal
 
 HOUR_S = 3600.0
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunRequest, RunStatus
-from gpuloom.live import why as whys
-from gpuloom.live.estimates import like_of
-from gpuloom.live.forecast import Outlook
-from gpuloom.live.rehearsal import Rehearsal
+from gpuloom.live.forecasts.estimates import like_of
+from gpuloom.live.forecasts.forecast import Outlook
+from gpuloom.live.trial.rehearsal import Rehearsal
+from gpuloom.live.views import why as whys
 from gpuloom.policies.registry import policy_ids
 from live_builders import Live, living, spec
 

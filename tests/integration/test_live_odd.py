@@ -172,7 +172,7 @@ def test_a_thaw_under_way_keeps_its_gpus(tmp_path: Path) -> None:
 
 
 def test_a_job_that_does_not_freeze_is_told_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuloom.live.dispatch.FREEZE_S", 0.1)
+    monkeypatch.setattr("gpuloom.live.dispatch.dispatch.FREEZE_S", 0.1)
     executor = Reluctant(freezes=False)
     with living(tmp_path, executor, slots=1, policy="srtf") as live:
         long = live.submit(estimate=1000, on_preempt="freeze")

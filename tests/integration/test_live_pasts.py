@@ -14,7 +14,7 @@ import pytest
 from fake_executor import FakeExecutor
 from gpuloom.core.job import Attempt, Phase
 from gpuloom.executors.port import RunPhase, RunStatus
-from gpuloom.live import dispatch
+from gpuloom.live.dispatch import dispatch
 from gpuloom.store.sqlite import SqliteStore
 from live_builders import Live, living
 from real_scheduler import Real, alive, real

@@ -11,7 +11,7 @@ import pytest
 from fake_executor import FakeExecutor
 from gpuloom.core.errors import ImpossibleJobError, InputError
 from gpuloom.live.service import ConflictError, NotFoundError
-from gpuloom.live.views import JobView
+from gpuloom.live.views.models import JobView
 from gpuloom.policies.registry import policy_ids
 from gpuloom.store.port import JobQuery
 from live_builders import living, spec

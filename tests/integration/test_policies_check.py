@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from gpuloom.cli.main import cli
 from gpuloom.cli.policies import _known
 from gpuloom.core.decision import Decision, Reason
-from gpuloom.live.check_policy import check_policy
+from gpuloom.live.trial.check import check_policy
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.policies.base import Policy
 from gpuloom.policies.registry import BUILT_IN, GIVEN, give

@@ -17,8 +17,8 @@ from failing_policy import Failing, Memory, everyone_everywhere, raises, recursi
 from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.job import Phase
-from gpuloom.live.rehearsal import Rehearsal
-from gpuloom.live.standby import FIRST_PAUSE_S, MOST_PAUSE_S
+from gpuloom.live.planning.standby import FIRST_PAUSE_S, MOST_PAUSE_S
+from gpuloom.live.trial.rehearsal import Rehearsal
 from gpuloom.policies.registry import BUILT_IN
 from gpuloom.store.port import JobQuery, StoreError
 from live_builders import living, spec

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuloom.sharing import build, native
+from gpuloom.sharing.shim import build, native
 from gpuloom.sharing.table import signature
 from shim_kit import SOURCES, Stage, built, cmake_program, configure, told
 

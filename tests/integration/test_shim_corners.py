@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from gpuloom.core.errors import InputError
-from gpuloom.sharing import shim, shm
 from gpuloom.sharing.profiles import KernelProfile, KernelRecord, dumps
 from gpuloom.sharing.rule import reason_name
+from gpuloom.sharing.shim import attach as shim
+from gpuloom.sharing.shim import shm
 from shim_kit import Stage, built, told
 from shim_pairs_kit import ShimPair
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuloom.sharing import shm
+from gpuloom.sharing.shim import shm
 from shim_kit import SOURCES, Stage, built, told
 
 MAX_HOLD_S = 0.1

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuloom.sharing import shm
 from gpuloom.sharing.rule import reason_name
+from gpuloom.sharing.shim import shm
 from shim_kit import Stage, built, told
 
 PLAIN_RESULT = "10496471317674553444"

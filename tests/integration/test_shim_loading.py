@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuloom.sharing import build
+from gpuloom.sharing.shim import build
 from shim_kit import SOURCES, Stage, built
 
 CLASSES = ("", "high", "best-effort")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from gpuloom.core.workload import F8
-from gpuloom.placement.assignment import NOWHERE, assign, prices
-from gpuloom.placement.linear import maximize
+from gpuloom.solvers.assignment import NOWHERE, assign, prices
+from gpuloom.solvers.linear import maximize
 
 
 def optimum(worth: F8, demand: F8, capacity: F8) -> float:

@@ -18,10 +18,10 @@ from gpuloom.core.decision import Decision
 from gpuloom.core.scaling import Scaling
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Labels, Workload
-from gpuloom.placement.sizes import Sizes
+from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.base import Policy
+from gpuloom.scaling.base_view import Sizes
 from gpuloom.sim import Failure, SimResult, simulate
-from gpuloom.sim.inputs import load_policy
 
 WIDE = "proportion=1;expand_threshold=0.5;shrink_threshold=1.2;check_minutes=1"
 GREEDY = "proportion=1;expand_threshold=3;shrink_threshold=5;count_elastic_usage=no;check_minutes=0.5"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuloom.interleave.efficiency import MEASURED_OVERHEAD, Interleaving
 from gpuloom.interleave.grouping import group_jobs
-from gpuloom.interleave.matching import Matcher, max_weight_matching
+from gpuloom.solvers.matching import Matcher, max_weight_matching
 
 ONES = (1.0, 1.0, 1.0, 1.0)
 SECONDS = st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.001, 20))

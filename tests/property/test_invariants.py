@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from builders import ALONE, POLICIES, workloads
 from gpuloom.core.cluster import Cluster, parse_cluster
 from gpuloom.core.workload import Workload
+from gpuloom.facts.inputs import load_policy
 from gpuloom.placement.pool import pools_of
 from gpuloom.sim import Failure, SimResult, simulate
-from gpuloom.sim.inputs import load_policy
 
 CLUSTERS = ("1x8", "2x8", "3x4,1x8", "8x1")
 MIXED = "2x4:V100,2x4:K80"

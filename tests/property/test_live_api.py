@@ -20,7 +20,7 @@ from gpuloom.core.errors import ImpossibleJobError, InputError
 from gpuloom.core.share_class import is_pair
 from gpuloom.executors.logs import read_log
 from gpuloom.live.service import ConflictError, NotFoundError
-from gpuloom.live.spec import job_spec
+from gpuloom.live.submission.spec import job_spec
 from gpuloom.server.app import make_app
 from gpuloom.store.sqlite import SqliteStore
 from live_builders import Live
@@ -65,7 +65,7 @@ class LiveApi(RuleBasedStateMachine):
         super().__init__()
         self.home = Path(tempfile.mkdtemp(prefix="live-api-"))
         self.pauses = patch(
-            "gpuloom.live.ends.MOST_PAUSE_S", 0.0
+            "gpuloom.live.dispatch.ends.MOST_PAUSE_S", 0.0
         )  # a retry that comes when time says so: no model has it
         self.pauses.start()
         self.executor = FakeExecutor()

@@ -14,11 +14,11 @@ from builders import workloads
 from gpuloom.core.decision import Decision
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Labels, Workload
+from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.beside import Beside
 from gpuloom.sim import Failure, simulate
-from gpuloom.sim.generate import GeneratorConfig, generate
-from gpuloom.sim.inputs import load_policy
 from gpuloom.sim.rebuilt import OUTAGES, Rebuilt
+from gpuloom.traces.generate import GeneratorConfig, generate
 
 BASES = (
     "fifo",

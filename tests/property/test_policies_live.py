@@ -1,6 +1,6 @@
 """Every policy, driven by the real live scheduler through any order of events: it never fails, and serves everyone.
 
-A machine of two GPU models, a clock that stands still between events, runs on paper (live/rehearsal.py). More
+A machine of two GPU models, a clock that stands still between events, runs on paper (live/trial/rehearsal.py). More
 histories: GPULOOM_POLICIES_LIVE_EXAMPLES=200 pytest tests/property/test_policies_live.py --hypothesis-seed=7
 """
 
@@ -27,7 +27,7 @@ from fake_executor import short
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import Phase
 from gpuloom.core.share_class import is_pair, share_class_of
-from gpuloom.live.rehearsal import FLEET, Rehearsal
+from gpuloom.live.trial.rehearsal import FLEET, Rehearsal
 from gpuloom.policies.registry import BUILT_IN
 
 FORMS = ("muri-l:matcher=released", "elastic:base=srtf", "themis:lease=10s", "fifo:beside=no", "weave:group_size=1")

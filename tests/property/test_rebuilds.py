@@ -18,8 +18,8 @@ from builders import POLICIES, workloads
 from gpuloom.core.scaling import Scaling
 from gpuloom.core.workload import Speeds, Workload
 from gpuloom.sim import Failure, simulate
-from gpuloom.sim.generate import GeneratorConfig, generate
 from gpuloom.sim.rebuilt import OUTAGES, Rebuilt
+from gpuloom.traces.generate import GeneratorConfig, generate
 
 WOVEN = ("muri-s", "muri-l", "muri-l:matcher=released", "muri-xs", "muri-xl", "weave")
 SIZED = ("elastic", "elastic:base=srtf", "elastic-goodput", "weave")

@@ -18,9 +18,9 @@ from gpuloom.core.scaling import Scaling
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Speeds, Workload
-from gpuloom.placement.sizes import Sizes
 from gpuloom.policies.base import Policy
 from gpuloom.policies.registry import create_policy
+from gpuloom.scaling.base_view import Sizes
 from gpuloom.sim import Failure, SimResult, simulate
 
 CLUSTERS = ("1x8", "2x4:V100,2x4:K80", "1x8:V100,4x2:K80", "3x4", "2x4:V100,1x8:K80")

@@ -14,9 +14,9 @@ from gpuloom.cli.main import cli
 from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.errors import InputError, MissingDependencyError, TraceError
 from gpuloom.core.workload import Labels, Ran, Speeds, Workload
-from gpuloom.sim.as_it_ran import as_it_ran
+from gpuloom.report.as_it_ran import as_it_ran
 from gpuloom.sim.simulator import simulate
-from gpuloom.sim.traces import read_trace, write_trace
+from gpuloom.traces import read_trace, write_trace
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 

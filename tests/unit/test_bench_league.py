@@ -278,8 +278,8 @@ CHANGES: dict[str, set[str]] = {
     "data/profiles.csv": {*BUILT_IN},
     "policies/base.py": {*BUILT_IN},
     "policies/registry.py": set(),
-    "sim/report/__init__.py": set(),
-    "sim/traces/itp.py": set(),
+    "report/__init__.py": set(),
+    "traces/itp.py": set(),
     "cli/main.py": set(),
     "policies/srsf.py": {"srsf"},
     "policies/muri.py": {"muri-s", "muri-l"},
@@ -290,9 +290,7 @@ def test_a_change_reaches_the_policies_that_use_the_file(grid: ModuleType, packa
     def hashes() -> dict[str, str]:
         grid.code_of.cache_clear()
         grid._hash.cache_clear()
-        return {
-            policy: grid.code_of(policy, ("gpuloom.sim.simulator",), ("gpuloom.sim.traces",)) for policy in BUILT_IN
-        }
+        return {policy: grid.code_of(policy, ("gpuloom.sim.simulator",), ("gpuloom.traces",)) for policy in BUILT_IN}
 
     forget(grid)
     before = hashes()

@@ -16,7 +16,7 @@ from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
-from gpuloom.live.world import Collector
+from gpuloom.live.planning.world import Collector
 from gpuloom.policies.registry import create_policy
 from gpuloom.sim import simulate
 

@@ -12,7 +12,7 @@ from gpuloom.bounded.yaml_text import DEPTH as YAML_DEPTH
 from gpuloom.bounded.yaml_text import load_yaml
 from gpuloom.core.errors import InputError
 from gpuloom.core.units import parse_duration_s, parse_memory_mib
-from gpuloom.live.spec import JobSpec, within_bounds
+from gpuloom.live.submission.spec import JobSpec, within_bounds
 
 
 def test_plain_yaml_is_what_it_was() -> None:

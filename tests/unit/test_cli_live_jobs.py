@@ -23,7 +23,7 @@ from gpuloom.cli.main import cli
 from gpuloom.client import Client, ConflictError, NotFoundError, RequestError, WaitTimeoutError
 from gpuloom.client.client import current_user
 from gpuloom.core.errors import InputError
-from gpuloom.live.spec import JobSpec
+from gpuloom.live.submission.spec import JobSpec
 from live_api import Api, serving
 
 LIVE = ["ls", "show", "logs", "why", "wait", "top", "cancel", "hold", "release", "requeue", "update", "nodes", "drain"]
@@ -346,7 +346,7 @@ def test_a_long_log_comes_piece_by_piece(api: Api) -> None:
 
 
 def test_a_large_array_is_changed_by_one_request(api: Api) -> None:
-    from gpuloom.live.spec import job_spec
+    from gpuloom.live.submission.spec import job_spec
 
     array = api.service.submit([job_spec({"command": ["./a"], "array": "0-29"})], user="ada")[0][0]
     before = len(api.service.calls)

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from gpuloom.cli.main import cli
 from gpuloom.core.errors import InputError
-from gpuloom.live.spec import JobSpec, json_schema
+from gpuloom.live.submission.spec import JobSpec, json_schema
 from live_api import Api, serving
 
 ROOT = Path(__file__).resolve().parents[2]

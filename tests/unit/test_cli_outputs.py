@@ -20,10 +20,10 @@ from builders import jobs
 from gpuloom.cli.main import cli
 from gpuloom.core.errors import ClusterError, InputError, PolicyError
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.facts.inputs import load_cluster, load_policy
 from gpuloom.policies.fifo import Fifo
+from gpuloom.report import comparison_table
 from gpuloom.sim import simulate
-from gpuloom.sim.inputs import load_cluster, load_policy
-from gpuloom.sim.report import comparison_table
 
 RUN = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
 ROWS = "submit_s,duration_s,gpus,job_id\n0,100,1,a\n5,50,2,b\n"

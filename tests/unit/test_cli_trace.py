@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from gpuloom.cli.main import cli
 from gpuloom.cli.trace import trace
 from gpuloom.core.errors import InputError, TraceError
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
 
 OWN = "submit_s,duration_s,gpus,job_id,model,user\n0,3600,2,a,bert,u\n7200,7200,1,b,,u\n7200,0,1,c,bert,v\n"
 
@@ -174,7 +174,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from gpuloom.cli.main import cli\n"
         "assert CliRunner().invoke(cli, ['trace', 'show', '--help']).exit_code == 0\n"
-        "heavy = {'numpy', 'pyarrow', 'pandas', 'rich', 'yaml', 'gpuloom.sim.traces'} & set(sys.modules)\n"
+        "heavy = {'numpy', 'pyarrow', 'pandas', 'rich', 'yaml', 'gpuloom.traces'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

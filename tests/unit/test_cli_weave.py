@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from gpuloom.cli.main import cli
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.interleave.efficiency import MEASURED_OVERHEAD, Interleaving
-from gpuloom.sim.report.weaving import lanes, stretched, timeline, window
+from gpuloom.report.weaving import lanes, stretched, timeline, window
 
 FOUR = "job,storage_s,cpu_s,gpu_s,network_s\n"
 THREE = "job,load_s,compute_s,network_s\n"

@@ -10,16 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 from builders import jobs
-from gpuloom.cli.demo_replay import Compared
-from gpuloom.cli.demo_view import result_lines
+from gpuloom.cli.demo.replay import Compared
+from gpuloom.cli.demo.view import result_lines
 from gpuloom.cli.events import _told
 from gpuloom.cli.jobs import _how
 from gpuloom.cli.main import cli
 from gpuloom.core.words import plural
 from gpuloom.policies.registry import create_policy
-from gpuloom.sim.report.metrics import facts
+from gpuloom.report.metrics import facts
 from gpuloom.sim.simulator import simulate
-from gpuloom.sim.traces import write_trace
+from gpuloom.traces import write_trace
 
 
 def test_an_exit_code_is_told_once() -> None:

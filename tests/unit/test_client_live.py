@@ -33,7 +33,7 @@ from gpuloom.client.home import find, home_directory, no_scheduler
 from gpuloom.client.numbers import parse
 from gpuloom.client.sse import Message, messages
 from gpuloom.core.errors import InputError
-from gpuloom.live.spec import JobSpec
+from gpuloom.live.submission.spec import JobSpec
 from live_api import TOKEN, Api, serving
 
 JOB = {"command": ["python", "train.py"]}

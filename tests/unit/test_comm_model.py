@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuloom.core.errors import InputError
-from gpuloom.placement.comm_model import CommModel, fit, overlapped
+from gpuloom.facts.scaling import elasticflow_curves, micro_step_s, pollux_curve, pollux_fit
+from gpuloom.learning.comm_model import CommModel, fit, overlapped
 from gpuloom.sim import simulate
-from gpuloom.sim.scaling_profiles import elasticflow_curves, micro_step_s, pollux_curve, pollux_fit
-from gpuloom.sim.traces import read_trace
-from gpuloom.sim.traces.pollux import load_profiles
+from gpuloom.traces import read_trace
+from gpuloom.traces.pollux import load_profiles
 
 GRID = np.array([(g, w, b) for g in (1, 2, 4, 8, 16) for w in (1, 2, 4) for b in (64, 256) if w <= g], dtype=float).T
 

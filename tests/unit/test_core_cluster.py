@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuloom.core.cluster import Cluster, Node, cluster_from_mapping, parse_cluster
 from gpuloom.core.errors import ClusterError
-from gpuloom.sim.inputs import load_cluster
+from gpuloom.facts.inputs import load_cluster
 
 
 def mapped(*entries: Any, **more: Any) -> Cluster:

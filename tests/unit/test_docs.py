@@ -13,9 +13,9 @@ import pytest
 
 from gpuloom.cli.main import cli
 from gpuloom.core.cluster import parse_cluster
+from gpuloom.facts.inputs import load_cluster
 from gpuloom.policies.base import Parameter
 from gpuloom.policies.registry import BUILT_IN, create_policy, parse_policy, policy_class
-from gpuloom.sim.inputs import load_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("**/*.md")])

@@ -14,13 +14,13 @@ from builders import jobs
 from gpuloom.core.errors import InputError, PolicyError, TraceError
 from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.workload import Labels, Workload
+from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.elastic import Elastic
 from gpuloom.policies.elastic_goodput import ElasticGoodput
 from gpuloom.sim import simulate
-from gpuloom.sim.elastic_inputs import PARALLEL, amdahl_curve, make_elastic, parse_range
-from gpuloom.sim.inputs import load_policy
-from gpuloom.sim.traces import read_trace, write_trace
-from gpuloom.sim.traces.own import curve_of, curve_text
+from gpuloom.traces import read_trace, write_trace
+from gpuloom.traces.elastic import PARALLEL, amdahl_curve, make_elastic, parse_range
+from gpuloom.traces.own import curve_of, curve_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,7 +47,7 @@ def test_the_default_curve_is_amdahls_law() -> None:
 
 
 def test_the_default_share_is_that_of_elasticflows_tables(data: Path) -> None:
-    from gpuloom.sim.scaling_profiles import elasticflow_curves
+    from gpuloom.facts.scaling import elasticflow_curves
 
     found = []
     for folder in ("throughputs_A100", "throughputs_T4"):

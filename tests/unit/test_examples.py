@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 from builders import jobs, workloads
 from gpuloom.core.workload import Labels, Workload
-from gpuloom.live.rehearsal import Rehearsal
+from gpuloom.live.trial.rehearsal import Rehearsal
 from gpuloom.policies.registry import ENTRY_POINTS, policy_class, policy_ids
 from gpuloom.sim import Failure, simulate
 
@@ -138,7 +138,7 @@ def test_the_library_script(tmp_path: Path) -> None:
 
 
 def test_the_cluster_file() -> None:
-    from gpuloom.sim.inputs import load_cluster
+    from gpuloom.facts.inputs import load_cluster
 
     cluster = load_cluster(str(EXAMPLES / "cluster.yaml"))
     assert (str(cluster), cluster.name, cluster.nodes[4].name) == ("4x8:V100,16x4:K80", "lab", "k0")

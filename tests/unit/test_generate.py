@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuloom.core.errors import InputError
-from gpuloom.sim.generate import ARRIVALS, DURATIONS, GPU_MIXES, MODELS, GeneratorConfig, generate
+from gpuloom.traces.generate import ARRIVALS, DURATIONS, GPU_MIXES, MODELS, GeneratorConfig, generate
 
 SAMPLES = np.asarray([1.0, 2.0, 900.0])
 
@@ -110,7 +110,7 @@ def test_models_users_and_priorities() -> None:
 
 
 def test_speeds_are_those_of_the_facts_but_for_what_a_training_model_differs_by() -> None:
-    from gpuloom.sim.speeds import rating_of
+    from gpuloom.facts.speeds import rating_of
 
     plain, mixed = generate(config(seed=3)), generate(config(seed=3, gpu_models=("V100", "K80", "A100")))
     for name in ("submit_s", "duration_s", "gpus"):

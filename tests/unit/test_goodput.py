@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpuloom.cli.main import cli
 from gpuloom.core.errors import GpuloomError, InputError, PolicyError, TraceError
-from gpuloom.sim.goodput import (
+from gpuloom.goodput import (
     Application,
     Nodes,
     Submission,
@@ -23,12 +23,12 @@ from gpuloom.sim.goodput import (
     read_submissions,
     simulate,
 )
-from gpuloom.sim.goodput.job import Batch, Job, goodput, split
-from gpuloom.sim.goodput.optimus import Optimus, iterations_left, most_gpus
-from gpuloom.sim.goodput.packing import pack
-from gpuloom.sim.goodput.shares import Shares
-from gpuloom.sim.goodput.tables import Goodputs
-from gpuloom.sim.goodput.tiresias import Tiresias
+from gpuloom.goodput.job import Batch, Job, goodput, split
+from gpuloom.goodput.optimus import Optimus, iterations_left, most_gpus
+from gpuloom.goodput.packing import pack
+from gpuloom.goodput.shares import Shares
+from gpuloom.goodput.tables import Goodputs
+from gpuloom.goodput.tiresias import Tiresias
 
 PLACEMENTS = {"1": 0.0, "2": 0.1, "4": 0.1, "11": 0.2, "12": 0.2, "22": 0.2, "44": 0.2}
 """Seconds of synchronisation. A pass takes 0.5 s for 8 samples, 1 s for 16."""

@@ -13,7 +13,7 @@ import pytest
 from builders import jobs
 from gpuloom.core.errors import InputError
 from gpuloom.core.workload import Workload
-from gpuloom.placement.learnt_table import read_table
+from gpuloom.learning.learnt_table import read_table
 from gpuloom.policies.rl import Rl
 from gpuloom.sim import simulate
 from test_policies_rl import SCALES, SUFFERS, Watched, elastic

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gpuloom.interleave.hazard import BINS, FIRST_S, GROWTH, OWN_JOBS, PRIOR, PRIOR_JOBS, Hazards
+from gpuloom.learning.hazard import BINS, FIRST_S, GROWTH, OWN_JOBS, PRIOR, PRIOR_JOBS, Hazards
 
 F8 = NDArray[np.float64]
 EDGES = [0.0, *(FIRST_S * GROWTH**n for n in range(BINS))]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpuloom.core.errors import InputError
-from gpuloom.interleave.matching import TABLE_TYPES, Matcher, Matching, max_weight_matching
+from gpuloom.solvers.matching import TABLE_TYPES, Matcher, Matching, max_weight_matching
 
 SOLVERS = ("auto", "exact", "table", "columns")
 

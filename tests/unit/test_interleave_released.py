@@ -16,8 +16,8 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.interleave.released import released_partners
 from gpuloom.policies.muri import MuriL
 from gpuloom.sim import simulate
-from gpuloom.sim.generate import GeneratorConfig, generate
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
+from gpuloom.traces.generate import GeneratorConfig, generate
 
 
 def best_weight(weight: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from gpuloom.core.workload import F8
 from gpuloom.interleave.efficiency import Interleaving
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
 from gpuloom.interleave.tables import MOST, SetTable
-from gpuloom.placement.linear import maximize
+from gpuloom.solvers.linear import maximize
 
 FREE = Interleaving("measured", "best", (1.0, 1.0, 1.0, 1.0))
 

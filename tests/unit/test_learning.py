@@ -15,11 +15,11 @@ from gpuloom.core.scaling import scaling_of
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Workload
-from gpuloom.placement.comm_model import CommModel
+from gpuloom.learning.comm_model import CommModel
+from gpuloom.learning.learnt_table import LearntTable, read_table
+from gpuloom.learning.q_learning import bellman, carried_over, epsilon, k_means, nearest, uniform
+from gpuloom.learning.ratios import MOST_LOG_RATIO, log_ratios, models_of
 from gpuloom.placement.even import HOLD, HOLD_ALL, EvenPool, EvenQueue, choices_of, cost_of
-from gpuloom.placement.learning import bellman, carried_over, epsilon, k_means, nearest, uniform
-from gpuloom.placement.learnt_table import LearntTable, read_table
-from gpuloom.placement.ratios import MOST_LOG_RATIO, log_ratios, models_of
 
 
 def i4(*values: int) -> np.ndarray:

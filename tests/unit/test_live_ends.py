@@ -8,8 +8,8 @@ import pytest
 
 from gpuloom.core.job import Attempt, EndReason, Job, Phase, SavedBy
 from gpuloom.executors.port import Cause, RunExit
-from gpuloom.live.ends import ended
-from gpuloom.live.saved import Saved
+from gpuloom.live.dispatch.ends import ended
+from gpuloom.live.dispatch.saved import Saved
 
 JOB = Job(
     id=1,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpuloom.live.estimates import DEFAULT_S, MOST_S, Estimate, Estimates, Like, Source, like_of
-from gpuloom.live.left import HIGH, LOW, MIDDLE, left_of
+from gpuloom.live.forecasts.estimates import DEFAULT_S, MOST_S, Estimate, Estimates, Like, Source, like_of
+from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, left_of
 from gpuloom.store.port import EndedRun
 
 

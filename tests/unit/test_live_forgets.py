@@ -9,7 +9,7 @@ import pytest
 
 from gpuloom.core.job import ENDED, Job
 from gpuloom.live import scheduler
-from gpuloom.live.rehearsal import Rehearsal
+from gpuloom.live.trial.rehearsal import Rehearsal
 
 
 class Watched(dict[int, Job]):

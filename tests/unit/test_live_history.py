@@ -9,9 +9,9 @@ import pytest
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Attempt, EndReason, Job, Phase
-from gpuloom.live.history import trace_csv, trace_of
+from gpuloom.live.records.history import trace_csv, trace_of
 from gpuloom.sim.simulator import simulate
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
 
 START = 1_000_000.0
 """A multiple of every interval used here."""

@@ -11,9 +11,9 @@ import pytest
 
 from gpuloom.core.job import SavedBy
 from gpuloom.executors.port import RunExit, RunPhase, RunStatus
-from gpuloom.live.checkpoints import Checkpoints
-from gpuloom.live.rehearsal import Rehearsal
-from gpuloom.live.saved import Saved, checkpoint_written_s, noticed_s, saved
+from gpuloom.live.dispatch.checkpoints import Checkpoints
+from gpuloom.live.dispatch.saved import Saved, checkpoint_written_s, noticed_s, saved
+from gpuloom.live.trial.rehearsal import Rehearsal
 from gpuloom.store.port import StoreError
 
 NOTICE_S = 1000.0
@@ -118,7 +118,7 @@ def test_a_look_that_never_returns_is_not_waited_for(monkeypatch: pytest.MonkeyP
         go_on.wait(60.0)
         return 9.0
 
-    monkeypatch.setattr("gpuloom.live.checkpoints.checkpoint_written_s", hangs)
+    monkeypatch.setattr("gpuloom.live.dispatch.checkpoints.checkpoint_written_s", hangs)
     taken = Taken()
     looks = Checkpoints(lambda run: ("x", "/"), look_s=0.3)
     looks.first_look(exited(released=False), taken)

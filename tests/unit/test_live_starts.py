@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gpuloom.live.starts import ASIDE, FIRST_PAUSE_S, MOST_PAUSE_S, STALE_S, Starts
+from gpuloom.live.dispatch.starts import ASIDE, FIRST_PAUSE_S, MOST_PAUSE_S, STALE_S, Starts
 
 
 def failed(starts: Starts, run: str, job: int, now_s: float) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuloom.live.estimates import NOW_S, left_s, stands_s
-from gpuloom.live.work import WorkDone
+from gpuloom.live.forecasts.estimates import NOW_S, left_s, stands_s
+from gpuloom.live.records.work import WorkDone
 
 
 def test_start_up_is_no_work_once_it_was_reported() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloom.core.errors import InputError
-from gpuloom.placement.allocate import Offer, allocate, exact, greedy, hull_bound, is_concave, offer
+from gpuloom.scaling.allocate import Offer, allocate, exact, greedy, hull_bound, is_concave, offer
 
 
 @st.composite

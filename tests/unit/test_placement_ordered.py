@@ -15,12 +15,12 @@ from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.errors import ClusterError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
-from gpuloom.placement.fair_shares import least_worst_shares
 from gpuloom.placement.pool import pools_of
 from gpuloom.placement.repack import repack
 from gpuloom.policies.srsf import Srsf
 from gpuloom.policies.srtf import Srtf
 from gpuloom.sim import simulate
+from gpuloom.solvers.fair_shares import least_worst_shares
 
 # -- greedy in order, with preemption ------------------------------------------------------------------------
 

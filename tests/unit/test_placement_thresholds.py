@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloom.placement.thresholds import ElasticJob, Judgement, Thresholds, go_round, judge
+from gpuloom.scaling.thresholds import ElasticJob, Judgement, Thresholds, go_round, judge
 
 PATENT = Thresholds(proportion=0.3, expand_threshold=0.3, shrink_threshold=0.9)
 

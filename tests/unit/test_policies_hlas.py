@@ -17,12 +17,12 @@ from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Speeds, Workload
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
+from gpuloom.facts.gpus import hand_in_facts
+from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.hlas import Hlas
 from gpuloom.policies.hlas_terms import IN_Q1, IN_Q2, ON_GPUS
 from gpuloom.policies.registry import create_policy
 from gpuloom.sim import Failure, simulate
-from gpuloom.sim.gpus import hand_in_facts
-from gpuloom.sim.inputs import load_policy
 
 TWO = parse_cluster("1x1:V100,1x1:K80")
 

@@ -23,13 +23,13 @@ from gpuloom.core.state import State
 from gpuloom.core.workload import Workload
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
-from gpuloom.placement.comm_model import CommModel
-from gpuloom.placement.learnt_table import LearntTable, read_table
-from gpuloom.placement.ratios import log_ratios, models_of
+from gpuloom.facts.inputs import load_policy
+from gpuloom.learning.comm_model import CommModel
+from gpuloom.learning.learnt_table import LearntTable, read_table
+from gpuloom.learning.ratios import log_ratios, models_of
 from gpuloom.policies.rl import Memory, Rl
 from gpuloom.sim import Failure, simulate
 from gpuloom.sim.executor import SimExecutor
-from gpuloom.sim.inputs import load_policy
 
 CLUSTER = "4x4"
 SCALES = CommModel(0.0, 1.0, 0.001, 0.002)

@@ -16,13 +16,13 @@ from gpuloom.core.decision import Decision
 from gpuloom.core.scaling import scaling_of
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Labels, Speeds, Workload
+from gpuloom.facts.inputs import load_cluster, load_policy
+from gpuloom.learning.learnt_table import LearntTable, read_table
+from gpuloom.learning.ratios import fingerprint
 from gpuloom.placement.even import WAIT
-from gpuloom.placement.learnt_table import LearntTable, read_table
-from gpuloom.placement.ratios import fingerprint
 from gpuloom.policies import rl as module
 from gpuloom.policies.rl import Memory, Rl
 from gpuloom.sim import Failure, simulate
-from gpuloom.sim.inputs import load_cluster, load_policy
 from test_policies_rl import SCALES, SUFFERS, Watched, elastic
 
 LARGE, SMALL = [0.1, 0.1, 0.9], [0.1, 0.9, 0.1]
@@ -193,7 +193,7 @@ class TestWhatIsLearnt:
         assert read_table(result.saved).values[0, 0] == pytest.approx(40 + 0.5 * (0 + 0.5 * placed - 40))
 
     def test_no_random_number_is_used_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from gpuloom.placement import learning
+        from gpuloom.learning import q_learning as learning
 
         used: list[int] = []
         before = learning.uniform

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuloom.core.errors import PolicyError
+from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.registry import BUILT_IN, create_policy, parse_policy, policy_class, policy_ids
-from gpuloom.sim.inputs import load_policy
 
 
 @pytest.mark.parametrize(

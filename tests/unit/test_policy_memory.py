@@ -19,14 +19,14 @@ from gpuloom.core.state import State
 from gpuloom.core.workload import Workload
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
-from gpuloom.interleave.hazard import BINS
+from gpuloom.facts.inputs import load_policy
+from gpuloom.learning.hazard import BINS
 from gpuloom.placement.levels import UNKNOWN, LevelMemory
 from gpuloom.policies import antman, composed, fifo, gavel, gittins, hlas_terms, rl, themis, valued
 from gpuloom.policies.base import Policy
 from gpuloom.policies.memory import FORMAT, dump, load
 from gpuloom.sim import simulate
-from gpuloom.sim.generate import GeneratorConfig, generate
-from gpuloom.sim.inputs import load_policy
+from gpuloom.traces.generate import GeneratorConfig, generate
 
 EVERY = (
     *POLICIES,

@@ -15,9 +15,9 @@ from builders import jobs
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.profile import Profile, Profiles
 from gpuloom.core.workload import Labels
-from gpuloom.sim import profiles as library
-from gpuloom.sim.profile_tables import read_profiles
-from gpuloom.sim.profiles import (
+from gpuloom.facts import profiles as library
+from gpuloom.facts.profile_tables import read_profiles
+from gpuloom.facts.profiles import (
     add_profiles,
     as_csv,
     library_path,

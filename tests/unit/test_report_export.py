@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuloom.sim.report.export import JOB_COLUMNS, write_csv, write_jobs_csv, write_json
-from gpuloom.sim.report.files import binary_output, text_output
+from gpuloom.files.whole import binary_output, text_output
+from gpuloom.report.export import JOB_COLUMNS, write_csv, write_jobs_csv, write_json
 from report_builders import make_result
 
 ODD = 0.1 + 0.2

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from gpuloom.core.errors import InputError
-from gpuloom.sim.report.html import render, write_html
-from gpuloom.sim.report.metrics import METRICS
+from gpuloom.report.html import render, write_html
+from gpuloom.report.metrics import METRICS
 from gpuloom.sim.result import SimResult
 from report_builders import make_result, make_segments, make_timeline
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gpuloom.core.errors import InputError, MissingDependencyError
-from gpuloom.sim.report.plot import save_plot
+from gpuloom.report.plot import save_plot
 from report_builders import make_result, make_segments, make_timeline
 
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "PDF": b"%PDF-", "svg": b"<?xml"}
@@ -80,6 +80,6 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monke
 
 
 def test_the_package_imports_neither_rich_nor_matplotlib_nor_pandas() -> None:
-    code = "import sys, gpuloom.sim.report; print([m for m in ('rich', 'matplotlib', 'pandas') if m in sys.modules])"
+    code = "import sys, gpuloom.report; print([m for m in ('rich', 'matplotlib', 'pandas') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

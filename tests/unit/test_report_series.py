@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuloom.sim.report.axis import linear_ticks, log_time_ticks, nice_step, time_text, time_ticks
-from gpuloom.sim.report.gantt import Bar, bars, thin_out
-from gpuloom.sim.report.series import (
+from gpuloom.report.axis import linear_ticks, log_time_ticks, nice_step, time_text, time_ticks
+from gpuloom.report.gantt import Bar, bars, thin_out
+from gpuloom.report.series import (
     class_means,
     distribution,
     downsample,

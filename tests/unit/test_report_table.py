@@ -7,8 +7,8 @@ from io import BytesIO, StringIO, TextIOWrapper
 
 import pytest
 
-from gpuloom.sim.report.metrics import METRICS, best
-from gpuloom.sim.report.table import print_comparison
+from gpuloom.report.metrics import METRICS, best
+from gpuloom.report.table import print_comparison
 from gpuloom.sim.result import SimResult
 from report_builders import make_result
 

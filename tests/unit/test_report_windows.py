@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from builders import jobs
-from gpuloom.sim.report import windows
-from gpuloom.sim.report.gpu_chart import gpu_chart
-from gpuloom.sim.report.html import render
-from gpuloom.sim.report.windows import MOST_ROWS, MOST_RUNS, busiest, shown_nodes, telling_jobs
+from gpuloom.report import windows
+from gpuloom.report.gpu_chart import gpu_chart
+from gpuloom.report.html import render
+from gpuloom.report.windows import MOST_ROWS, MOST_RUNS, busiest, shown_nodes, telling_jobs
 from gpuloom.sim.result import SimResult
 from gpuloom.sim.simulator import simulate
 from report_builders import make_result, make_segments, make_timeline

@@ -12,7 +12,7 @@ import pytest
 
 from api_client import TOKEN, Stream, http, served
 from fake_service import FakeService
-from gpuloom.live.spec import job_spec
+from gpuloom.live.submission.spec import job_spec
 from gpuloom.server import connections, sse
 from gpuloom.server.connections import OF_A_STRANGER, OF_MY_USER, OF_STRANGERS, Connections
 from gpuloom.server.peers import Peer, Users, me

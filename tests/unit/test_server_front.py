@@ -11,7 +11,7 @@ import gpuloom
 from api_client import TOKEN, Local
 from fake_service import FakeService
 from gpuloom.executors.logs import read_log
-from gpuloom.live.spec import job_spec
+from gpuloom.live.submission.spec import job_spec
 from gpuloom.server.app import make_app
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"

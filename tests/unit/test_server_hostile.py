@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from api_client import TOKEN, Local
 from fake_service import FakeService
 from gpuloom.executors.logs import read_log
-from gpuloom.live.spec import JobSpec, job_spec
+from gpuloom.live.submission.spec import JobSpec, job_spec
 from gpuloom.server.app import make_app
 
 SERVICE = FakeService(Path("/nonexistent"))

@@ -14,7 +14,7 @@ import pytest
 
 from api_client import Stream, http, served
 from fake_service import FakeService
-from gpuloom.live.spec import job_spec
+from gpuloom.live.submission.spec import job_spec
 from gpuloom.server import sse
 from gpuloom.server.routes.logs import whole_characters
 from gpuloom.server.run import Listening

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpuloom.cli import share_run
+from gpuloom.cli.share import run as share_run
 
 STAND_IN = """
 import sys
-from gpuloom.cli.share_run import attend, end_as
+from gpuloom.cli.share.run import attend, end_as
 import os
 end_as(attend(["sh", "-c", sys.argv[1]], dict(os.environ)))
 """

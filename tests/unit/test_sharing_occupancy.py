@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpuloom.core.errors import InputError
-from gpuloom.sharing import build
 from gpuloom.sharing.occupancy import LIMITS, blocks_per_sm, sm_needed, sm_slots
+from gpuloom.sharing.shim import build
 
 # Threads, blocks and kilobytes of shared memory that are resident on an SM; 64 K registers on all.
 PUBLISHED = {

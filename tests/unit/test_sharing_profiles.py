@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloom.cli.share import share
+from gpuloom.cli.share.group import share
 from gpuloom.core.errors import InputError
 from gpuloom.sharing.find import find_profile
 from gpuloom.sharing.imports import parse_ncu, parse_torch

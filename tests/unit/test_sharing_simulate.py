@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from gpuloom.cli.share import share
+from gpuloom.cli.share.group import share
 from gpuloom.core.errors import InputError
-from gpuloom.sharing.native import library_path
 from gpuloom.sharing.profiles import KernelProfile, KernelRecord
 from gpuloom.sharing.report import save_timeline, sms_over_time
 from gpuloom.sharing.rule import Params, Tail
+from gpuloom.sharing.shim.native import library_path
 from gpuloom.sharing.shipped import shipped
 from gpuloom.sharing.simulate import Machine, Pair, poisson_arrivals, request_alone_ns, trace_arrivals
 
@@ -301,6 +301,6 @@ def test_compiled_once_and_said_where_it_cannot(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(InputError, match="false could not compile"):
         library_path()
     monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setattr("gpuloom.sharing.native.__file__", str(tmp_path / "nowhere" / "x" / "y" / "native.py"))
+    monkeypatch.setattr("gpuloom.sharing.shim.native.__file__", str(tmp_path / "nowhere" / "x" / "y" / "native.py"))
     with pytest.raises(InputError, match="so are its sources"):
         library_path()

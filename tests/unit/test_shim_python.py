@@ -17,9 +17,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloom.cli.share import share
+from gpuloom.cli.share.group import share
 from gpuloom.core.errors import InputError
-from gpuloom.sharing import build, mps, shim, shm
+from gpuloom.sharing.shim import attach as shim
+from gpuloom.sharing.shim import build, mps, shm
 from shim_kit import SOURCES, Stage, built, told
 
 
@@ -363,7 +364,7 @@ def test_mps_that_does_not_start_or_has_no_room_is_told(
 def test_under_mps_run_passes_signals_on_and_tears_down(fake_mps: Path, tmp_path: Path) -> None:
     stage = Stage(built("plain"), tmp_path)
     stage.shared.mkdir()
-    code = "import sys\nfrom gpuloom.cli.share import share\nsys.exit(share(standalone_mode=False))"
+    code = "import sys\nfrom gpuloom.cli.share.group import share\nsys.exit(share(standalone_mode=False))"
     environment = {
         **os.environ, "GPULOOM_SHARE_DRIVER": str(stage.made.fake), "GPULOOM_SHARE_DIR": str(stage.shared),
     }  # fmt: skip

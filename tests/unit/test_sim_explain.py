@@ -15,12 +15,12 @@ from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.errors import InputError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Labels, Speeds, Workload
+from gpuloom.facts.gpus import with_known_memory
+from gpuloom.facts.inputs import load_cluster, load_policy
 from gpuloom.policies.base import Policy
 from gpuloom.sim import Failure, simulate
-from gpuloom.sim.elastic_inputs import make_elastic, parse_range
 from gpuloom.sim.explain import Watched, explain, find_job, plain
-from gpuloom.sim.gpus import with_known_memory
-from gpuloom.sim.inputs import load_cluster, load_policy
+from gpuloom.traces.elastic import make_elastic, parse_range
 
 CLUSTER = "1x2:V100,1x2:K80"
 

@@ -19,12 +19,12 @@ from gpuloom.core.state import State
 from gpuloom.core.workload import Workload
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
+from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.memory import dump
 from gpuloom.sim.compat import compat_mode
 from gpuloom.sim.forward import Forecast, forward
-from gpuloom.sim.generate import GeneratorConfig, generate
-from gpuloom.sim.inputs import load_policy
 from gpuloom.sim.simulator import Run, Settings
+from gpuloom.traces.generate import GeneratorConfig, generate
 
 STAGES = np.array([(3.0, 0.2, 0.1), (0.2, 3.0, 0.1), (0.2, 0.3, 3.0), (np.nan,) * 3])
 

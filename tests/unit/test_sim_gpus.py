@@ -14,12 +14,12 @@ from gpuloom.cli.main import cli
 from gpuloom.core.cluster import Cluster, Node, parse_cluster
 from gpuloom.core.errors import InputError
 from gpuloom.core.workload import Speeds
+from gpuloom.facts.gpus import all_gpus, find_gpu, gpus_named, measures, prices_usd_per_s, with_known_memory
+from gpuloom.facts.inputs import load_policy
+from gpuloom.facts.speeds import fill, from_facts, with_speeds
+from gpuloom.report.metrics import cost_per_job_usd
 from gpuloom.sim import simulate
-from gpuloom.sim.gpus import all_gpus, find_gpu, gpus_named, measures, prices_usd_per_s, with_known_memory
-from gpuloom.sim.inputs import load_policy
-from gpuloom.sim.report.metrics import cost_per_job_usd
-from gpuloom.sim.speeds import fill, from_facts, with_speeds
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
 
 
 def test_every_row_is_complete_and_says_where_it_comes_from() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuloom.core.errors import TraceError
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
 
 DATA = Path(os.environ.get("GPULOOM_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 pytestmark = [

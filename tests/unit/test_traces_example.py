@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuloom.core.errors import TraceError
-from gpuloom.sim.traces import read_trace, registry
+from gpuloom.traces import read_trace, registry
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "trace_reader_plugin"
 

@@ -15,7 +15,8 @@ import pytest
 
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.core.workload import Labels
-from gpuloom.sim.traces import Head, Part, Reader, ReadOptions, Source, formats, read_trace, registry, table
+from gpuloom.files import table
+from gpuloom.traces import Head, Part, Reader, ReadOptions, Source, formats, read_trace, registry
 
 HEADER = "submit_s,duration_s,gpus,job_id\n"
 ITP = "job_id,submission_time,duration,num_gpu\n"
@@ -166,7 +167,7 @@ def test_an_ambiguous_member_must_be_named_in_full(tmp_path: Path) -> None:
 
 def test_calendar_times_and_seconds_are_not_mixed(tmp_path: Path) -> None:
     """Two plug-ins or two files of one format could differ; the merge itself must refuse."""
-    from gpuloom.sim.traces.merge import merge
+    from gpuloom.traces.merge import merge
 
     one = np.ones(1)
     sources = [Source("a", "a", b""), Source("b", "b", b"")]
@@ -269,7 +270,7 @@ def test_a_plugin_adds_a_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("reader", "reason"),
     [
-        ("not a reader", "must be a gpuloom.sim.traces.Reader"),
+        ("not a reader", "must be a gpuloom.traces.Reader"),
         (Reader("muri", "x", "x", lambda head: False, _read_toy), "which is in use"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuloom.core.errors import InputError, TraceError
-from gpuloom.sim.traces import TraceRead, formats, read_trace
+from gpuloom.traces import TraceRead, formats, read_trace
 
 MURI = (
     "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,"
@@ -118,7 +118,7 @@ def rates(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("format_id", "text"), [(i, text) for i, texts in SAMPLES.items() for text in texts])
 def test_a_format_is_found_by_content_and_by_one_reader_only(format_id: str, text: str, tmp_path: Path) -> None:
-    from gpuloom.sim.traces import Head
+    from gpuloom.traces import Head
 
     head = Head.of(text.encode())
     assert [reader.id for reader in formats().values() if reader.detect(head)] == [format_id]

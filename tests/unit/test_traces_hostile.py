@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuloom.core.errors import InputError
-from gpuloom.sim.traces import read_trace
+from gpuloom.traces import read_trace
 from test_traces_formats import RATES, SAMPLES, _profiles
 
 TEXTS = [(format_id, text) for format_id, texts in SAMPLES.items() for text in texts]

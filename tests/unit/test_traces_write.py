@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuloom.core.errors import InputError, MissingDependencyError, TraceError
 from gpuloom.core.workload import OPTIONAL_COLUMNS, Labels, Speeds, Workload
-from gpuloom.sim.traces import read_trace, write_trace
+from gpuloom.traces import read_trace, write_trace
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
@@ -112,7 +112,7 @@ def test_writing_twice_gives_the_same_bytes(tmp_path: Path, suffix: str) -> None
 def test_csv_is_plain() -> None:
     import io
 
-    from gpuloom.sim.traces.write import write_csv
+    from gpuloom.traces.write import write_csv
 
     stream = io.BytesIO()
     write_csv(small(user=Labels.of(["a,b", ""]), restart_overhead_s=np.asarray([np.nan, 2])), stream)
@@ -159,7 +159,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     def broken(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("gpuloom.sim.traces.write._write_csv", broken)
+    monkeypatch.setattr("gpuloom.traces.write._write_csv", broken)
     with pytest.raises(OSError, match="disk full"):
         write_trace(small(), file)
     assert file.read_bytes() == before

@@ -352,7 +352,7 @@ def test_the_example_keeps_its_pace_without_using_the_cpu(tmp_path: Path) -> Non
 
 
 def test_the_examples_job_files_are_jobs() -> None:
-    spec = importlib.import_module("gpuloom.live.spec")
+    spec = importlib.import_module("gpuloom.live.submission.spec")
     files = importlib.import_module("gpuloom.cli.submit_files")
     for name in ("job.yaml", "array.yaml"):
         (job,) = files.read_jobs(str(LIVE / name), {}, {}, {})
@@ -388,7 +388,7 @@ def test_the_programs_and_files_in_the_document_are_right(tmp_path: Path) -> Non
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (tmp_path / "steps.txt").read_text() == "100"
     service, written = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    job_spec = importlib.import_module("gpuloom.live.spec").job_spec
+    job_spec = importlib.import_module("gpuloom.live.submission.spec").job_spec
     found = job_spec(yaml.safe_load(written))
     assert (found.time_limit, found.grace) == (600.0, 20.0)
     fields = yaml.safe_load(service.replace("# gpu_memory", "gpu_memory"))  # on a machine with GPUs

@@ -25,7 +25,7 @@ def gpus(models: tuple[str, ...], as_json: bool) -> None:
       gpuloom gpus
       gpuloom gpus V100 K80 --json
     """
-    from gpuloom.sim.gpus import all_gpus, gpus_named
+    from gpuloom.facts.gpus import all_gpus, gpus_named
 
     found = list(all_gpus())
     if models:

@@ -79,7 +79,7 @@ def connect_or_name_files(home: Path | None, job: str, *, follows: bool = False)
         first = job.partition("_")[0]
         if (home is None and os.environ.get(URL)) or not first.isdecimal():
             raise
-        from gpuloom.live.launch import job_directory
+        from gpuloom.live.dispatch.launch import job_directory
 
         # Of a task of an array only the number of the first is known here.
         folder = job_directory(home_directory(home) / "runs", int(first))

@@ -55,10 +55,10 @@ SECTIONS: dict[str, Commands] = {
         "profiles": ("gpuloom.cli.profiles", "Show and keep the stage times of models."),
         "gpus": ("gpuloom.cli.gpus", "Show what is known of GPU models."),
         "pollux": ("gpuloom.cli.pollux", "Replay workloads of Pollux by the rules of its simulator."),
-        "demo": ("gpuloom.cli.demo", "Run eight small jobs live, beside what the simulator says."),
+        "demo": ("gpuloom.cli.demo.command", "Run eight small jobs live, beside what the simulator says."),
     },
     "Share one GPU (no scheduler is needed)": {
-        "share": ("gpuloom.cli.share", "Share a GPU between a service and training, by kernels."),
+        "share": ("gpuloom.cli.share.group", "Share a GPU between a service and training, by kernels."),
     },
 }
 

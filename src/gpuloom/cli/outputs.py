@@ -50,7 +50,7 @@ def check_outputs(targets: list[str | None], plot_target: str | None) -> None:
         if not os.access(target if Path(target).exists() else Path(target).absolute().parent, os.W_OK):
             raise InputError(f"{target}: no permission to write there")
     if plot_target is not None:
-        from gpuloom.sim.report.plot import SUFFIXES
+        from gpuloom.report.plot import SUFFIXES
 
         if Path(plot_target).suffix.lower() not in SUFFIXES:
             raise InputError(f"{plot_target}: a plot is written to a file that ends in {', '.join(SUFFIXES)}")

@@ -67,7 +67,7 @@ def policies(policy: str | None, checked: str | None, seed: int, as_json: bool) 
 
 
 def _check(name: str, seed: int, as_json: bool) -> None:
-    from gpuloom.live.check_policy import check_policy
+    from gpuloom.live.trial.check import check_policy
 
     logging.getLogger("gpuloom").setLevel(logging.CRITICAL + 1)  # what the scheduler on paper says is in the findings
     findings = []

@@ -15,8 +15,8 @@ from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuloom.sim.goodput import Run
-    from gpuloom.sim.traces.base import Source
+    from gpuloom.files.source import Source
+    from gpuloom.goodput import Run
 
 
 @click.command()
@@ -61,8 +61,8 @@ def pollux(
       gpuloom pollux workload-6.csv --throughputs profiles_traces.tar.gz
       gpuloom pollux workloads.tar.gz::workloads/workload-6.csv --policies goodput,goodput:ends=known --json -
     """
-    from gpuloom.sim.goodput import Nodes, create_rule, load_applications, read_submissions, simulate
-    from gpuloom.sim.traces.files import expand, load
+    from gpuloom.files.load import expand, load
+    from gpuloom.goodput import Nodes, create_rule, load_applications, read_submissions, simulate
 
     # All that can be wrong is checked before the long work begins.
     if json_target == jobs_target == "-":
@@ -98,7 +98,7 @@ def pollux(
 
 
 def _beside(source: Source) -> Path:
-    from gpuloom.sim.traces.pollux import PROFILES
+    from gpuloom.traces.pollux import PROFILES
 
     for folder in source.companions():
         if (folder / PROFILES).is_file():
@@ -129,7 +129,7 @@ def described(workload: str, policy: str, run: Run) -> dict[str, Any]:
 
 
 def _write_json(found: Sequence[tuple[str, str, Run]], cluster: str, interval_s: int, target: str) -> None:
-    from gpuloom.sim.report.files import text_output
+    from gpuloom.files.whole import text_output
 
     data = {"cluster": cluster, "interval_s": interval_s, "results": [described(*one) for one in found]}
     with text_output(target) as file:
@@ -137,7 +137,7 @@ def _write_json(found: Sequence[tuple[str, str, Run]], cluster: str, interval_s:
 
 
 def _write_jobs(found: Sequence[tuple[str, str, Run]], target: str) -> None:
-    from gpuloom.sim.report.files import text_output
+    from gpuloom.files.whole import text_output
 
     with text_output(target) as file:
         writer = csv.writer(file, lineterminator="\n")

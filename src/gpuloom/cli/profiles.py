@@ -52,7 +52,7 @@ def ls(as_json: bool, library: Path | None) -> None:
       gpuloom profiles ls
       gpuloom profiles ls --json
     """
-    from gpuloom.sim.profiles import load_profiles
+    from gpuloom.facts.profiles import load_profiles
 
     _print(load_profiles(library), None, as_json)
 
@@ -68,7 +68,7 @@ def show(model: str, as_json: bool, library: Path | None) -> None:
     Example:
       gpuloom profiles show bert
     """
-    from gpuloom.sim.profiles import load_profiles
+    from gpuloom.facts.profiles import load_profiles
 
     _print(load_profiles(library), model, as_json)
 
@@ -110,7 +110,7 @@ def add(
       gpuloom profiles add llama --gpus 8 --iteration 0.2s --stages 0.1,0.05,0.02
       gpuloom profiles add llama --gpus 8 --iteration 200ms --stages 30ms,60ms,80ms,20ms --memory 12GiB --overwrite
     """
-    from gpuloom.sim.profiles import add_profiles, library_path
+    from gpuloom.facts.profiles import add_profiles, library_path
 
     times = [_time("--stages", text) for text in stages.split(",")]
     if len(times) not in (3, 4):
@@ -149,8 +149,8 @@ def import_(file: str, overwrite: bool, library: Path | None) -> None:
     Example:
       gpuloom profiles import measured.csv --overwrite
     """
-    from gpuloom.sim.profile_tables import read_profiles
-    from gpuloom.sim.profiles import add_profiles, library_path
+    from gpuloom.facts.profile_tables import read_profiles
+    from gpuloom.facts.profiles import add_profiles, library_path
 
     found = read_profiles(file)
     path = library or library_path()
@@ -171,7 +171,7 @@ def remove(model: str, gpus: int | None, library: Path | None) -> None:
     Example:
       gpuloom profiles remove llama --gpus 8
     """
-    from gpuloom.sim.profiles import library_path, remove_profiles
+    from gpuloom.facts.profiles import library_path, remove_profiles
 
     path = library or library_path()
     removed = remove_profiles(path, model, gpus)

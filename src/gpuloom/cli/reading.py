@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from gpuloom.core.workload import Workload
-    from gpuloom.sim.traces import TraceRead
+    from gpuloom.traces import TraceRead
 
 BAD_ROWS_SHOWN = 5
 
@@ -40,7 +40,7 @@ def read(
     gpu_model: str | None,
 ) -> TraceRead:
     """Read a trace as the options say."""
-    from gpuloom.sim.traces import read_trace
+    from gpuloom.traces import read_trace
 
     return read_trace(
         list(traces), format=format_, skip_bad_rows=skip_bad_rows, throughputs=throughputs, gpu_model=gpu_model

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuloom.core.cluster import Cluster
     from gpuloom.core.workload import Workload
     from gpuloom.policies.base import Policy
-    from gpuloom.sim.traces import TraceRead
+    from gpuloom.traces import TraceRead
 
 
 class Duration(click.ParamType[Any]):
@@ -199,7 +199,7 @@ class RunOptions:
 
         What was left out or assumed is told on standard error.
         """
-        from gpuloom.sim.elastic_inputs import make_elastic
+        from gpuloom.traces.elastic import make_elastic
 
         found = self.found or read(**self.reading)
         if not quiet:
@@ -251,12 +251,12 @@ def checked(
     Raises:
         InputError: an option, a policy or the cluster is wrong.
     """
+    from gpuloom.facts.gpus import with_known_memory
+    from gpuloom.facts.inputs import load_cluster, load_policy
     from gpuloom.policies.registry import BUILT_IN, parse_policy, policy_class
     from gpuloom.sim.compat import compat_mode
-    from gpuloom.sim.elastic_inputs import parse_range
-    from gpuloom.sim.gpus import with_known_memory
-    from gpuloom.sim.inputs import load_cluster, load_policy
     from gpuloom.sim.simulator import Settings
+    from gpuloom.traces.elastic import parse_range
 
     chosen = None if cluster is None else with_known_memory(load_cluster(cluster))
     option_of = {**{name: name for name in WEAVING_OPTIONS}, **{p: o for o, p in ELASTIC_OPTIONS.items()}}
@@ -325,7 +325,7 @@ def with_cluster_speeds(
     workload: Workload, cluster: Cluster, speeds: str, reference: str | None, *, quiet: bool
 ) -> Workload:
     """The workload with speeds on all GPU models of the cluster, as far as `--speeds` says so."""
-    from gpuloom.sim.speeds import all_alike, from_facts, with_speeds
+    from gpuloom.facts.speeds import all_alike, from_facts, with_speeds
 
     filled = from_facts(workload, cluster, reference) if speeds == "facts" else with_speeds(workload, cluster)
     if not quiet and (alike := all_alike(filled, cluster)) is not None:
@@ -338,7 +338,7 @@ def with_cluster_speeds(
 
 def _say_unknown_models(cluster: Cluster, policies: list[Any]) -> None:
     """Say which GPU models count as the slowest because the table of facts does not know them."""
-    from gpuloom.sim.gpus import find_gpu
+    from gpuloom.facts.gpus import find_gpu
 
     if len(cluster.models) < 2 or not any(p.names_measure for policy in policies for p in policy.parameters):
         return
@@ -348,7 +348,7 @@ def _say_unknown_models(cluster: Cluster, policies: list[Any]) -> None:
 
 def _say_profiled(workload: Workload, policies: list[Any]) -> None:
     """Say what `simulate` will fill in from the profile library, and whom nothing is known of."""
-    from gpuloom.sim.profiles import load_profiles, with_profiles
+    from gpuloom.facts.profiles import load_profiles, with_profiles
 
     profiles = load_profiles()
     if not profiles.own and not any(policy.uses_stages for policy in policies):

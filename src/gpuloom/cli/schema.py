@@ -17,6 +17,6 @@ def schema(as_json: bool) -> None:
       # yaml-language-server: $schema=job.schema.json
     """
     from gpuloom.cli.live import say_json
-    from gpuloom.live.spec import json_schema
+    from gpuloom.live.submission.spec import json_schema
 
     say_json(json_schema())

@@ -123,10 +123,10 @@ def _run(
     memory_target: str | None = None,
     **options: Any,
 ) -> None:
+    from gpuloom.files.whole import text_output
     from gpuloom.policies.base import Policy
     from gpuloom.policies.registry import parse_policy
-    from gpuloom.sim.as_it_ran import as_it_ran, taken_at
-    from gpuloom.sim.report.files import text_output
+    from gpuloom.report.as_it_ran import as_it_ran, taken_at
     from gpuloom.sim.runner import Task, run_all
 
     if [json_target, csv_target, jobs_target, memory_target].count("-") > 1:
@@ -186,7 +186,7 @@ def _write(
     shown: bool,
     quiet: bool,
 ) -> None:
-    from gpuloom.sim import report
+    from gpuloom import report
 
     if shown:
         report.print_comparison(results)

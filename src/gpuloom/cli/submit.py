@@ -94,7 +94,7 @@ def submit(
         else:
             specs = [{"workdir": os.getcwd(), **own, "env": {**shell, **extra}}]
         if dry_run:
-            from gpuloom.live.spec import job_spec
+            from gpuloom.live.submission.spec import job_spec
 
             checked = [job_spec(spec).model_dump(mode="json", exclude_defaults=True) for spec in specs]
             say_json(checked[0] if len(checked) == 1 else checked)

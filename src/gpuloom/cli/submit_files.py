@@ -17,7 +17,7 @@ from gpuloom.bounded.yaml_text import MOST_BYTES, Loader, RefusedError
 from gpuloom.cli.job_options import absolute, read_env_file
 from gpuloom.core.errors import InputError
 from gpuloom.core.words import did_you_mean
-from gpuloom.live.spec import JobSpec, first, problems
+from gpuloom.live.submission.spec import JobSpec, first, problems
 
 Lines = dict[tuple[object, ...], int]
 

@@ -20,7 +20,7 @@ from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.core.workload import Labels, Workload
-    from gpuloom.sim.traces import TraceRead
+    from gpuloom.traces import TraceRead
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
@@ -176,14 +176,14 @@ def generate(
       gpuloom trace generate --jobs 10 --gpus 8 --gpu-mix 1=0.5,2=0.5 -o -
       gpuloom trace generate --jobs 1000 --gpus 96 --gpu-models V100,K80 -o mixed.csv
     """
-    from gpuloom.sim import generate as gen
-    from gpuloom.sim.elastic_inputs import make_elastic, parse_range, trimmed
+    from gpuloom.traces import generate as gen
+    from gpuloom.traces.elastic import make_elastic, parse_range, trimmed
 
     sizes = None if elastic is None else parse_range(elastic)
     _check_output(output, overwrite)
     samples = None
     if duration not in gen.DURATIONS and (Path(duration).exists() or "::" in duration):
-        from gpuloom.sim.traces import read_trace
+        from gpuloom.traces import read_trace
 
         samples, duration = read_trace(duration).workload.duration_s, "empirical"
     mix: dict[int, float] | str = gpu_mix
@@ -230,7 +230,7 @@ def formats_(as_json: bool) -> None:
     Example:
       gpuloom trace formats
     """
-    from gpuloom.sim.traces import formats
+    from gpuloom.traces import formats
 
     known = formats()
     if as_json:
@@ -485,7 +485,7 @@ def _check_output(output: str, overwrite: bool) -> None:
 
 
 def _write(workload: Workload, output: str) -> None:
-    from gpuloom.sim.traces.write import write_csv, write_trace
+    from gpuloom.traces.write import write_csv, write_trace
 
     if output == "-":
         write_csv(workload, sys.stdout.buffer)

@@ -18,9 +18,9 @@ from gpuloom.core.units import parse_memory_mib
 from gpuloom.core.words import are, plural
 
 if TYPE_CHECKING:
+    from gpuloom.facts.profile_tables import JobSet
     from gpuloom.interleave.efficiency import Interleaving
-    from gpuloom.sim.profile_tables import JobSet
-    from gpuloom.sim.report.weaving import WovenGroup
+    from gpuloom.report.weaving import WovenGroup
 
 OBJECTIVES = {"throughput": "normalised throughput", "efficiency": "γ, the mean busy share of the resources"}
 
@@ -106,8 +106,8 @@ def weave(
       gpuloom weave jobs.csv --method multiround --objective efficiency --json out.json
     """
     from gpuloom.cli.outputs import check_outputs, check_overwrites
-    from gpuloom.sim.profile_tables import read_jobs
-    from gpuloom.sim.profiles import load_profiles
+    from gpuloom.facts.profile_tables import read_jobs
+    from gpuloom.facts.profiles import load_profiles
 
     check_outputs([json_target], plot_target)
     check_overwrites([json_target, plot_target], [Path(profiles), *([library] if library else [])])
@@ -133,7 +133,7 @@ def weave(
             click.echo(f"note: {note}", err=True)
         _print(found, summary)
     if plot_target is not None:
-        from gpuloom.sim.report.weaving import save_weaving
+        from gpuloom.report.weaving import save_weaving
 
         save_weaving(found, interleaving, Path(plot_target))
     for target in (json_target, plot_target):
@@ -264,7 +264,7 @@ def _weave(
 
 def _alike(jobs: JobSet, rows: list[int], grouping: Any, gpus: int, interleaving: Interleaving) -> list[WovenGroup]:
     """The groups of one number of GPUs; those of the same kinds of jobs in the same order as one."""
-    from gpuloom.sim.report.weaving import WovenGroup, WovenJob, solo_efficiency
+    from gpuloom.report.weaving import WovenGroup, WovenJob, solo_efficiency
 
     kinds: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for at, (members, slots) in enumerate(zip(grouping.groups, grouping.slots, strict=True)):
@@ -295,7 +295,7 @@ def _alike(jobs: JobSet, rows: list[int], grouping: Any, gpus: int, interleaving
 
 
 def _write_json(found: Sequence[WovenGroup], summary: dict[str, Any], notes: Sequence[str], target: str) -> None:
-    from gpuloom.sim.report.files import text_output
+    from gpuloom.files.whole import text_output
 
     data = {**summary, "notes": [*notes], "groups": [group.to_dict() for group in found]}
     with text_output(target) as file:
@@ -304,7 +304,7 @@ def _write_json(found: Sequence[WovenGroup], summary: dict[str, Any], notes: Seq
 
 def _print(found: Sequence[WovenGroup], summary: dict[str, Any]) -> None:
     from gpuloom.core.words import plural
-    from gpuloom.sim.report.weaving import print_groups
+    from gpuloom.report.weaving import print_groups
 
     print_groups(found)
     click.echo()

@@ -13,7 +13,7 @@ from gpuloom.cli.live import JOBS_HELP, Moment, connect, live_options, one_numbe
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
-    from gpuloom.live.backtest import Checked
+    from gpuloom.live.forecasts.backtest import Checked
 
 
 @click.command(epilog=JOBS_HELP)
@@ -80,7 +80,7 @@ def why(
 def _check(home: Path | None, since_s: float | None, sample: int, as_json: bool) -> None:
     from gpuloom.cli.db import existing
     from gpuloom.cli.progress import task_progress
-    from gpuloom.live import backtest
+    from gpuloom.live.forecasts import backtest
     from gpuloom.live.parts import DEFAULT_INTERVAL_S, DEFAULT_POLICY
     from gpuloom.store.sqlite import SqliteStore
 
@@ -105,7 +105,7 @@ def _check(home: Path | None, since_s: float | None, sample: int, as_json: bool)
 
 def _show(found: Checked, where: str) -> None:
     from gpuloom.cli.live_tables import Column, show_table
-    from gpuloom.live.backtest import as_json
+    from gpuloom.live.forecasts.backtest import as_json
 
     if not found.cases:
         click.echo(f"{where}: no job was submitted in that time, so there is no forecast to check")

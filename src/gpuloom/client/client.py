@@ -20,8 +20,8 @@ from gpuloom.core.words import plural
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from gpuloom.live.spec import JobSpec
-    from gpuloom.live.views import JobView, WhyView
+    from gpuloom.live.submission.spec import JobSpec
+    from gpuloom.live.views.models import JobView, WhyView
 
 ENDED = frozenset({"finished", "failed", "cancelled"})
 PAGE = 1000

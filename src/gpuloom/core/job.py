@@ -106,7 +106,7 @@ def gpus_in(allocation: Allocation) -> int:
 class Job:
     """What is known of a job.
 
-    spec: what the user submitted (a JSON object, checked by `live/spec.py`). spec_id: the event that brought it.
+    spec: what the user submitted (JSON, checked by `live/submission/spec.py`). spec_id: the event that brought it.
     priority: higher goes first. queued_s: when it last began to wait. not_before_s: the earliest next start.
     attempts: runs so far, the present one included. failures: those that count against `retries`.
     held_s, held_gpu_s: seconds and GPU-seconds for which it has held GPUs, the present run not included.

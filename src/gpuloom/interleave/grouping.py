@@ -25,7 +25,7 @@ from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8
 from gpuloom.interleave.efficiency import MAX_GROUP, Interleaving
-from gpuloom.interleave.matching import Matcher
+from gpuloom.solvers.matching import Matcher
 
 METHODS = ("multiround", "exact", "greedy")
 OBJECTIVES = ("efficiency", "throughput")

@@ -21,8 +21,8 @@ import numpy as np
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
-from gpuloom.interleave.matching import Matcher
 from gpuloom.interleave.released import released_partners
+from gpuloom.solvers.matching import Matcher
 
 Node = tuple[int, ...]
 """Jobs that run as one group."""

@@ -16,26 +16,26 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Job, Phase
 from gpuloom.core.masked import masked, unmasked
 from gpuloom.core.words import plural
+from gpuloom.facts.inputs import load_policy
 from gpuloom.live.care import Checked, StoreCheck
-from gpuloom.live.estimates import like_of
-from gpuloom.live.fleet import fleet_of
-from gpuloom.live.history import trace_csv
-from gpuloom.live.job_view import attempt_view, event_view, job_view, preemptions_of
-from gpuloom.live.lacks import lacks
-from gpuloom.live.launch import run_directory
-from gpuloom.live.ledger import Draft
+from gpuloom.live.dispatch.launch import run_directory
+from gpuloom.live.forecasts.estimates import like_of
 from gpuloom.live.machine import Machine
-from gpuloom.live.reasons import why
+from gpuloom.live.planning.fleet import fleet_of
+from gpuloom.live.planning.lacks import lacks
+from gpuloom.live.planning.reasons import why
+from gpuloom.live.planning.standby import FALLBACK
+from gpuloom.live.records.history import trace_csv
+from gpuloom.live.records.ledger import Draft
 from gpuloom.live.scheduler import KEEP_ENVIRONMENTS_S, Scheduler
 from gpuloom.live.service import ConflictError, NotFoundError
-from gpuloom.live.spec import JobSpec, indices_of, job_spec, within_bounds
-from gpuloom.live.standby import FALLBACK
-from gpuloom.live.standing import Action, impossible, so_already
-from gpuloom.live.submission import Checks, dependencies, digest, submitted
-from gpuloom.live.views import FailureView, JobView, NodeView, PolicyView, ShowView, StatusView, WhyView
-from gpuloom.live.why import Whys
+from gpuloom.live.submission.actions import Action, impossible, so_already
+from gpuloom.live.submission.admission import Checks, dependencies, digest, submitted
+from gpuloom.live.submission.spec import JobSpec, indices_of, job_spec, within_bounds
+from gpuloom.live.views.jobs import attempt_view, event_view, job_view, preemptions_of
+from gpuloom.live.views.models import FailureView, JobView, NodeView, PolicyView, ShowView, StatusView, WhyView
+from gpuloom.live.views.why import Whys
 from gpuloom.policies.registry import parse_policy
-from gpuloom.sim.inputs import load_policy
 from gpuloom.store.port import JobQuery, Submission
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from gpuloom.agent.processes import read_small
 from gpuloom.agent.sample import Foreign, RunOnNode, Sample
 from gpuloom.core.job import Gpu, NodeRecord
 from gpuloom.executors.port import RunUsage
-from gpuloom.live.views import ForeignView, GpuView, NodeView
+from gpuloom.live.views.models import ForeignView, GpuView, NodeView
 from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom.monitor")

@@ -19,16 +19,16 @@ from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.port import LiveExecutor
 from gpuloom.live.care import StoreCheck
 from gpuloom.live.clock import ServiceClock
-from gpuloom.live.kernel_sharing import ability
-from gpuloom.live.launch import run_directory
-from gpuloom.live.ledger import Draft
+from gpuloom.live.dispatch.launch import run_directory
 from gpuloom.live.machine import Machine, reported
-from gpuloom.live.records import node_data
+from gpuloom.live.records.ledger import Draft
+from gpuloom.live.records.policy_memory import node_data
 from gpuloom.live.scheduler import Scheduler
-from gpuloom.live.spec import LONGEST_S, SHORTEST_INTERVAL_S
-from gpuloom.live.spec import interval as checked_interval
 from gpuloom.live.steps import Step
+from gpuloom.live.submission.spec import LONGEST_S, SHORTEST_INTERVAL_S
+from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.policies.registry import parse_policy
+from gpuloom.sharing.start import ability
 from gpuloom.store.faults import READABLE, damaged_text
 from gpuloom.store.home import Home, take_lock
 from gpuloom.store.port import Store, StoreDamagedError

@@ -27,22 +27,22 @@ from gpuloom.core.errors import GpuloomError, PolicyError
 from gpuloom.core.job import ENDED, EndReason, Gpu, Job, NodeRecord, Phase
 from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.port import ExecutorError, LiveExecutor, RunExit, RunPhase, RunStatus, RunUsage
-from gpuloom.live.asking import Asking, Call, PolicyFailure
-from gpuloom.live.checkpoints import Checkpoints
 from gpuloom.live.clock import ServiceClock
-from gpuloom.live.dispatch import RETRY_S, Dispatch
-from gpuloom.live.estimates import Estimates
-from gpuloom.live.intake import Intake
-from gpuloom.live.kernel_sharing import NO_SHARING, Ability
-from gpuloom.live.launch import end_unseen, exit_on_disk, run_directory, same_process
-from gpuloom.live.ledger import Ledger
-from gpuloom.live.left import Left, left_of
-from gpuloom.live.planning import Planning
-from gpuloom.live.records import memory_to_bytes, node_data
-from gpuloom.live.spec import interval as checked_interval
-from gpuloom.live.standby import FALLBACK
-from gpuloom.live.work import WorkDone
+from gpuloom.live.dispatch.checkpoints import Checkpoints
+from gpuloom.live.dispatch.dispatch import RETRY_S, Dispatch
+from gpuloom.live.dispatch.intake import Intake
+from gpuloom.live.dispatch.launch import end_unseen, exit_on_disk, run_directory, same_process
+from gpuloom.live.forecasts.estimates import Estimates
+from gpuloom.live.forecasts.left import Left, left_of
+from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
+from gpuloom.live.planning.planning import Planning
+from gpuloom.live.planning.standby import FALLBACK
+from gpuloom.live.records.ledger import Ledger
+from gpuloom.live.records.policy_memory import memory_to_bytes, node_data
+from gpuloom.live.records.work import WorkDone
+from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.policies.blame import said
+from gpuloom.sharing.start import NO_SHARING, Ability
 from gpuloom.store.port import JobQuery, Loaded, Store, StoreError
 from gpuloom.threads import Worker
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.events import Event
-from gpuloom.live.spec import JobSpec
-from gpuloom.live.views import JobView, NodeView, PolicyView, ShowView, StatusView, WhyView
+from gpuloom.live.submission.spec import JobSpec
+from gpuloom.live.views.models import JobView, NodeView, PolicyView, ShowView, StatusView, WhyView
 from gpuloom.store.port import JobQuery
 
 

@@ -30,7 +30,7 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.opportunistic import GUARANTEED_LAYER, OPPORTUNISTIC_LAYER, OpportunisticSharing
-from gpuloom.placement.learning import uniform
+from gpuloom.learning.q_learning import uniform
 from gpuloom.placement.shapes import shapes_of
 from gpuloom.policies.base import Parameter, Policy, Traits, fraction, seed, share
 

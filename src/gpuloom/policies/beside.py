@@ -1,6 +1,6 @@
 """Any policy that gives each job GPUs of its own, with best-effort jobs beside high-priority ones on the same GPU.
 
-Written `beside=yes` among the parameters of that policy. `placement/beside.py` says who may share, and what the policy
+Written `beside=yes` among the parameters of that policy. `policies/pairs.py` says who may share, and what the policy
 sees of it. The share class of a job (`Workload.share_class`) says that it may share a GPU at all; kernels are then
 admitted by the rule of docs/sharing.md, so that the high-priority one keeps its latency.
 """
@@ -17,9 +17,8 @@ from gpuloom.core.decision import Decision, Reason
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
-from gpuloom.interleave.kernels import KernelSharing
-from gpuloom.placement.beside import IS_BEST_EFFORT, IS_HIGH, NONE, Pairs, pairable
 from gpuloom.policies.base import Parameter, Policy, share, yes_or_no
+from gpuloom.policies.pairs import IS_BEST_EFFORT, IS_HIGH, NONE, KernelSharing, Pairs, pairable
 
 BESIDE = Parameter("beside", False, yes_or_no, "best-effort jobs may run beside high-priority ones on one GPU", "no")
 SPEED = Parameter("beside_speed", 0.5, share, "speed of a best-effort job beside a high-priority one, alone being 1")

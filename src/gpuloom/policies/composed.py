@@ -1,6 +1,6 @@
 """What policies for elastic jobs share: a base policy decides who runs, as if each job had its smallest size.
 
-See `placement/base_view.py` for that world. Without jobs of several sizes such a policy is its base.
+See `scaling/lending.py` for that world. Without jobs of several sizes such a policy is its base.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.words import are, plural
 from gpuloom.core.workload import F8, I4, Workload
-from gpuloom.placement.base_view import Lending
-from gpuloom.placement.sizes import Sizes, base_workload
 from gpuloom.policies.base import Parameter, Policy
 from gpuloom.policies.registry import create_policy
+from gpuloom.scaling.base_view import Sizes, base_workload
+from gpuloom.scaling.lending import Lending
 
 BASE = Parameter(
     "base",

@@ -1,7 +1,7 @@
 """Elastic training by thresholds: a share of the free GPUs is lent to elastic jobs as long as nobody needs it.
 
 After the patent "elastic distributed training in deep-learning scenarios" (2022). Every `check_minutes` the utilisation
-t = EU / M of the elastic pool M = (A - a)·p is compared with two thresholds (`placement/thresholds.py` has the step and
+t = EU / M of the elastic pool M = (A - a)·p is compared with two thresholds (`scaling/thresholds.py` has the step and
 both readings of `a`). Below the one replicas are added, above the other they are taken away, else nothing happens. A
 job starts with its fewest replicas and never has fewer; those above are borrowed: a job that waits and could run if
 they were given back gets them at once, whoever that is being the base policy's choice.
@@ -20,11 +20,11 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.units import is_multiple, next_multiple
 from gpuloom.core.workload import Workload
-from gpuloom.placement.base_view import Lending
-from gpuloom.placement.sizes import replicas_of
-from gpuloom.placement.thresholds import LEAST_BUDGET_GPUS, POLICIES, ElasticJob, Thresholds, go_round, judge
 from gpuloom.policies.base import Parameter, Traits, one_of, positive, share, yes_or_no
 from gpuloom.policies.composed import BASE, Composed, Memory
+from gpuloom.scaling.base_view import replicas_of
+from gpuloom.scaling.lending import Lending
+from gpuloom.scaling.thresholds import LEAST_BUDGET_GPUS, POLICIES, ElasticJob, Thresholds, go_round, judge
 
 ALIASES: Mapping[str, str] = {
     "elasticProportion": "proportion",

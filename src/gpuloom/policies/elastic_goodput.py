@@ -4,7 +4,7 @@ All jobs that the base policy runs have their smallest size. What is left of eac
 
     Σ weight · u(speed(size) / speed(smallest size)),   u(s) = s^alpha / alpha   (log s for alpha = 0)
 
-is as large as possible (`placement/allocate.py`). alpha = 1 is throughput alone; below 1 a job that is fast already
+is as large as possible (`scaling/allocate.py`). alpha = 1 is throughput alone; below 1 a job that is fast already
 gains less from being faster (alpha-fairness: Mo and Walrand, 2000); -1 is least total time if nothing changed any more.
 The weight goes by what is known:
     asked: speed at the smallest size / speed at the size that the user asked for: who asks for many GPUs has much
@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from gpuloom.policies.base import Parameter, Traits
 from gpuloom.policies.composed import BASE
-from gpuloom.policies.goodput import GOODPUT, Goodput
+from gpuloom.policies.growth import GOODPUT, Goodput
 
 
 class ElasticGoodput(Goodput):

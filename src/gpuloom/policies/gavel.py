@@ -29,10 +29,10 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.units import next_multiple
 from gpuloom.core.workload import F8, Workload
-from gpuloom.placement.linear import maximize
 from gpuloom.placement.pool import Pool, pools_of
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool
 from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
+from gpuloom.solvers.linear import maximize
 
 
 @dataclass(slots=True)

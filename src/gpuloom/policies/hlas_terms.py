@@ -87,7 +87,7 @@ def performance_of(cluster: Cluster, options: Options) -> F8:
     if isinstance(given, str):
         raise PolicyError(
             f"hlas: performance={given} names a measure of GPU models, and nobody handed its numbers in: give numbers "
-            "(V100:2/K80:1), or have gpuloom.sim.inputs.load_policy make the policy"
+            "(V100:2/K80:1), or have gpuloom.facts.inputs.load_policy make the policy"
         )
     known = [given.get(plain_model(model)) for model in cluster.models]
     slowest = min((value for value in known if value is not None), default=1.0)

@@ -9,7 +9,7 @@ of the whole cluster is large (`interleave/valued.py`).
            price · size^-power · (1 + waited / time)^ageing · max(1, waited / time / patience)
        Muri-XS: time is the solo time left, size = time · price.
        Muri-XL: time is 1 / Gittins index of the work done so far, learnt from the jobs that have ended
-       (`interleave/hazard.py`); size = time · price. Running jobs are worth `sticky` more.
+       (`learning/hazard.py`); size = time · price. Running jobs are worth `sticky` more.
        power 1 would be Smith's rule (1956). With GPUs to share a power well below 1 ends jobs sooner on average: a
        short job alone on GPUs keeps several others waiting that would have hardly slowed it down.
     3. If all jobs fit alone, they run alone. Else nodes are shared out among GPU counts and filled with groups

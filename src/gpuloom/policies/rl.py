@@ -1,7 +1,7 @@
 """Learnt placement: on how many nodes and GPUs a job runs, by Q-learning over groups of alike jobs.
 
 Source: a Chinese patent application on reinforcement-learning scheduling of deep-learning jobs (claims 1 and 2).
-    state: the job's group, by k-means on the logarithm of its compute/communication ratio (`placement/ratios.py`);
+    state: the job's group, by k-means on the logarithm of its compute/communication ratio (`learning/ratios.py`);
         every 20 submitted jobs the groups are formed anew and the table is carried over.
     action: an even placement (nodes, GPUs per node), or to wait, at most once a job; what does not fit now is masked.
     choice: ε-greedy; ε falls from `epsilon_start` to `epsilon_end` over `epsilon_jobs` jobs.
@@ -38,6 +38,9 @@ from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.words import are, plural
 from gpuloom.core.workload import F8, Workload
+from gpuloom.learning.learnt_table import LearntTable, read_table
+from gpuloom.learning.q_learning import bellman, carried_over, epsilon, k_means, nearest, uniform
+from gpuloom.learning.ratios import fingerprint, log_ratios, models_of
 from gpuloom.placement.even import (
     FRAGMENTATION,
     HOLD,
@@ -51,9 +54,6 @@ from gpuloom.placement.even import (
     cost_of,
     placement_name,
 )
-from gpuloom.placement.learning import bellman, carried_over, epsilon, k_means, nearest, uniform
-from gpuloom.placement.learnt_table import LearntTable, read_table
-from gpuloom.placement.ratios import fingerprint, log_ratios, models_of
 from gpuloom.policies.base import (
     Parameter,
     Policy,

@@ -32,11 +32,11 @@ from gpuloom.core.decision import NOTHING, Decision
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.units import next_multiple
 from gpuloom.core.workload import F8, Workload
-from gpuloom.placement.fair_shares import least_worst_shares
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.placement.repack import repack, require_alike
 from gpuloom.placement.shapes import shapes_of
 from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
+from gpuloom.solvers.fair_shares import least_worst_shares
 
 _CONSIDERED = 512
 """Waiting jobs per shape, the largest ρ first, that one auction looks at."""

@@ -22,15 +22,15 @@ from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.interleave.groups import GroupTimes
-from gpuloom.interleave.hazard import BINS, Hazards
 from gpuloom.interleave.tables import SetTable
 from gpuloom.interleave.valued import Filler, Group, Stacks, exchange, share_nodes
-from gpuloom.placement.assignment import NOWHERE, assign
+from gpuloom.learning.hazard import BINS, Hazards
 from gpuloom.placement.pool import Pool, pool_of_node, pools_of
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool, speeds_on
 from gpuloom.placement.shared import SharedPlacer
 from gpuloom.policies.base import Parameter, duration, not_negative, positive
 from gpuloom.policies.weaving import WEAVING, Weaving, group_times, smallest_memory_mib
+from gpuloom.solvers.assignment import NOWHERE, assign
 
 _EXCHANGED = 128
 """Groups that exchange members with each other: the time grows with their square."""

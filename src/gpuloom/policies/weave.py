@@ -5,7 +5,7 @@ restarts and resizes cost. It is told no durations (`durations=known`: it is, as
     1. Worth of a job, per second of its work: as Muri-XL's (`policies/muri_x.py`), by the Gittins index of the work
        done so far, learnt from the jobs that have ended; old jobs gain.
     2. Which GPU model: worth · speed there, less the price of the GPUs. Prices are such that those who want a model
-       most just fill it (`placement/assignment.py`); a job thus takes the fast GPUs not because it comes first, but
+       most just fill it (`solvers/assignment.py`); a job thus takes the fast GPUs not because it comes first, but
        because it gains more from them than others would.
     3. With whom: groups by value on the nodes of each model (`interleave/valued.py`), jobs whose stage times are not
        known alone.
@@ -30,7 +30,7 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
-from gpuloom.policies.goodput import GOODPUT, Goodput
+from gpuloom.policies.growth import GOODPUT, Goodput
 from gpuloom.policies.valued import Jobs, Learning
 
 _DEFAULTS: dict[str, tuple[Any, str | None]] = {

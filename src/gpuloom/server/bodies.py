@@ -10,7 +10,7 @@ from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gpuloom.bounded.json_text import load_json
-from gpuloom.live.spec import Grace, Interval, JobSpec
+from gpuloom.live.submission.spec import Grace, Interval, JobSpec
 from gpuloom.server.problems import ProblemError, invalid_body, pointer, told
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -15,8 +15,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.json_schema import models_json_schema
 
-from gpuloom.live.spec import JobSpec
-from gpuloom.live.views import AttemptView, JobView, NodeView, PolicyView, StatusView, WhyView
+from gpuloom.live.submission.spec import JobSpec
+from gpuloom.live.views.models import AttemptView, JobView, NodeView, PolicyView, StatusView, WhyView
 from gpuloom.server import bodies
 
 TAGS = {

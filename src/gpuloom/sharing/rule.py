@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from gpuloom.core.errors import GpuloomError, InputError
-from gpuloom.sharing.native import VERSION, library
+from gpuloom.sharing.shim.native import VERSION, library
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

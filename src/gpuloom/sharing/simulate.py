@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuloom.core.errors import GpuloomError, InputError
-from gpuloom.sharing.native import library
 from gpuloom.sharing.rule import RULES, CKernel, CParams, Params, reason_name
+from gpuloom.sharing.shim.native import library
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,6 +20,8 @@ from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Speeds, Workload
 from gpuloom.engine.progress import Progress
+from gpuloom.facts.gpus import with_known_memory
+from gpuloom.facts.speeds import with_speeds
 from gpuloom.placement.pool import pools_of
 from gpuloom.placement.shapes import (
     gpu_memories_mib,
@@ -29,10 +31,8 @@ from gpuloom.placement.shapes import (
     why_impossible,
 )
 from gpuloom.policies.base import Policy
-from gpuloom.sim.gpus import with_known_memory
 from gpuloom.sim.result import SimResult
 from gpuloom.sim.simulator import simulate
-from gpuloom.sim.speeds import with_speeds
 
 
 @dataclass(frozen=True, slots=True)

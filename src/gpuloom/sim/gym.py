@@ -34,6 +34,8 @@ from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8, Workload
+from gpuloom.facts.inputs import load_cluster
+from gpuloom.learning.ratios import MOST_LOG_RATIO, log_ratios, models_of
 from gpuloom.placement.even import (
     FRAGMENTATION,
     HOLD,
@@ -47,9 +49,7 @@ from gpuloom.placement.even import (
     choices_of,
     cost_of,
 )
-from gpuloom.placement.ratios import MOST_LOG_RATIO, log_ratios, models_of
 from gpuloom.policies.base import Policy, Traits
-from gpuloom.sim.inputs import load_cluster
 from gpuloom.sim.result import SimResult
 from gpuloom.sim.simulator import simulate
 

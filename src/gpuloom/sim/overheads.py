@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from gpuloom.core.workload import F8, Workload
-from gpuloom.sim.profiles import shipped
+from gpuloom.facts.profiles import shipped
 
 DEFAULT_S = 10.0
 """For models that nothing is known of (the Muri artifact's default)."""

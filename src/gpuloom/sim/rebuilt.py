@@ -12,10 +12,10 @@ from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import JobState, State
 from gpuloom.core.workload import Workload
+from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.base import Policy
 from gpuloom.policies.memory import dump, load
 from gpuloom.sim import Failure
-from gpuloom.sim.inputs import load_policy
 
 OUTAGES = (Failure(0, 5000.0, 9000.0), Failure(1, 20_000.0, 30_000.0))
 

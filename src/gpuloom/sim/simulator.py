@@ -28,6 +28,10 @@ from gpuloom.core.workload import Workload
 from gpuloom.engine.alarms import next_alarm_s
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
+from gpuloom.facts.gpus import hand_in_facts, with_known_memory
+from gpuloom.facts.inputs import load_cluster, load_policy
+from gpuloom.facts.profiles import load_profiles, with_profiles
+from gpuloom.facts.speeds import all_alike, with_speeds
 from gpuloom.placement.shapes import impossible_jobs, shapes_of, why_impossible
 from gpuloom.policies.base import Policy
 from gpuloom.policies.registry import parse_policy
@@ -35,12 +39,8 @@ from gpuloom.sim.bound import lower_bound_avg_jct_s
 from gpuloom.sim.compat import Compat, compat_mode
 from gpuloom.sim.executor import EveryStepExecutor, SegmentLog, SimExecutor
 from gpuloom.sim.failures import Failure, Outages, RandomOutages
-from gpuloom.sim.gpus import hand_in_facts, with_known_memory
-from gpuloom.sim.inputs import load_cluster, load_policy
 from gpuloom.sim.overheads import restart_overheads_s
-from gpuloom.sim.profiles import load_profiles, with_profiles
 from gpuloom.sim.result import SimResult, Timeline
-from gpuloom.sim.speeds import all_alike, with_speeds
 
 DEFAULT_INTERVAL_S = 360.0
 _MOST_AT_A_MOMENT = 1000
@@ -130,7 +130,7 @@ def simulate(
         PlanError: the policy broke a rule (a bug in the policy).
     """
     if isinstance(workload, str | Path):
-        from gpuloom.sim.traces import read_trace
+        from gpuloom.traces import read_trace
 
         workload = read_trace(workload).workload
     if isinstance(cluster, str):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 
 from gpuloom.core.job import Phase
-from gpuloom.live.views import JobView
+from gpuloom.live.views.models import JobView
 from gpuloom.server import bodies, docs
 from gpuloom.server.answers import JsonResponse
 from gpuloom.server.context import Context, printable

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 
 import gpuloom
-from gpuloom.live.spec import json_schema
+from gpuloom.live.submission.spec import json_schema
 from gpuloom.server import bodies, docs
 from gpuloom.server.answers import JsonResponse
 from gpuloom.server.context import Context

@@ -1,0 +1,197 @@
+"""`gpuloom share run`: run a program under the shim."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from gpuloom.cli.groups import Choice
+from gpuloom.cli.run_options import Duration
+from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.core.share_class import CLASSES, IMPORTANCES, TASK_TYPES, job_class
+from gpuloom.sharing.shim import attach as shim
+from gpuloom.sharing.shim import build, mps
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+MOST_HOLD_S = 3600.0
+GPU = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[0-9A-Za-z/-]+")
+"""An index, or a UUID as the driver tells it; MIG-GPU-UUID/1/0 is the older form of a MIG instance."""
+
+
+class NotStartedError(GpuloomError):
+    """The program can't be started. Exit code as of env and nohup: 127 there is none, 126 it can't be run."""
+
+    def __init__(self, command: str, error: OSError) -> None:
+        super().__init__(f"{command}: {error.strerror}; give a program that can be run")
+        self.exit_code = 127 if error.errno == errno.ENOENT else 126
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--class", "klass", type=Choice(CLASSES), help="The program's class.")
+@click.option("--task-type", type=Choice(TASK_TYPES), help="Without --class: inference, interactive: high.")
+@click.option("--importance", type=Choice(IMPORTANCES), help="Without --class: to the business.")
+@click.option("--real-time", is_flag=True, help="Without --class: it must answer in real time, so high.")
+@click.option("--gpu", metavar="GPU", help="Its index or UUID (CUDA_VISIBLE_DEVICES).")
+@click.option("--rule", type=Choice(shim.RULES), help="Admission rule of best effort.  [default: gpuloom]")
+@click.option("--max-hold", "max_hold_s", type=Duration(), metavar="TIME", help="Longest hold.  [default: 0.1]")
+@click.option("--profile", metavar="NAME|FILE", help="Profile of its kernels: a stored one, or any file that is one.")
+@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the shim writes what it does.")
+@click.option("--name", metavar="NAME", help="What `share top` calls it.")
+@click.option(
+    "--mps/--no-mps", "use_mps", default=None, help="Private MPS.  [default: where it is installed and one GPU is used]"
+)
+@click.option("--require", is_flag=True, help="Fail where the shim can't be active, instead of running without.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    klass: str | None,
+    task_type: str | None,
+    importance: str | None,
+    real_time: bool,
+    gpu: str | None,
+    rule: str | None,
+    max_hold_s: float | None,
+    profile: str | None,
+    log: Path | None,
+    name: str | None,
+    use_mps: bool | None,
+    require: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND so that it shares its GPU: as the protected program (high) or as one that takes what is left.
+
+    Ends with COMMAND's exit code, or 127 where there is no such program and 126 where it can't be run. Where the shim
+    can't be active (no driver, no compiler, GPULOOM_SHARE=off), COMMAND runs without it and a warning says so.
+
+    \b
+    Examples:
+      gpuloom share run --class high -- python serve.py
+      gpuloom share run --class best-effort --gpu 0 --profile train -- python train.py
+      gpuloom share run --task-type inference -- ./server
+    """
+    if klass is None and task_type is None and importance is None and not real_time:
+        raise click.UsageError("say --class, or what the class follows from: --task-type, --importance, --real-time")
+    chosen = job_class(klass, task_type, importance, real_time=real_time)
+    check(gpu, max_hold_s, name, log)
+    settings = shim.Settings(chosen, gpu or "", name or "", rule or "", max_hold_s, log=log)
+    text = ""
+    if profile is not None:
+        from gpuloom.sharing.table import table_of, write_table
+
+        text = table_of(profile)
+    base = dict(os.environ)
+    if gpu:
+        base["CUDA_VISIBLE_DEVICES"] = gpu
+    try:
+        if base.get("GPULOOM_SHARE") == "off":
+            raise InputError("GPULOOM_SHARE=off: the shim passes everything through; unset it")
+        driver = shim.find_driver(base)
+        if driver is None:
+            raise InputError("no NVIDIA driver (libcuda.so.1) was found; set GPULOOM_SHARE_DRIVER to where it is")
+        shared = shim.shared_folder(base)
+        if text:
+            settings = dataclasses.replace(settings, profile=write_table(text, shared))
+        made = shim.program_environment(settings, base, shim=build.shim_path(driver), driver=driver, shared=shared)
+    except InputError as error:
+        if require:
+            raise
+        click.echo(f"gpuloom: not shared: {error}", err=True)
+        replace(command, base)
+        return
+    one = mps.gpu_of(made) if use_mps is not False and mps.control() is not None else None
+    if one is None and use_mps:
+        why = f"{mps.CONTROL} or {mps.SERVER} is not on the PATH" if mps.control() is None else "give one GPU (--gpu)"
+        if require:
+            raise InputError(f"--mps: {why}; --no-mps goes without it")
+        click.echo(f"gpuloom: without MPS: {why}", err=True)
+    if one is None:
+        replace(command, made)
+        return
+    with mps.private(shared, one, base) as folder:
+        code = attend(command, {**made, **mps.client_environment(folder, one, chosen)})
+    end_as(code)
+
+
+def check(gpu: str | None, max_hold_s: float | None, name: str | None, log: Path | None) -> None:
+    """Refuse, before anything starts, what the shim would pass over in silence.
+
+    Raises:
+        InputError: says which option, and what it must be.
+    """
+    if gpu is not None and not GPU.fullmatch(gpu):
+        raise InputError(f"--gpu is {gpu!r}: must be one GPU's index or its UUID (GPU-..., MIG-...)")
+    if max_hold_s is not None and not 0 < max_hold_s <= MOST_HOLD_S:
+        raise InputError(f"--max-hold is {max_hold_s:g} s: must be above 0 and at most an hour")
+    if name is not None and not (name.strip() and name.isprintable()):
+        raise InputError(f"--name is {name!r}: must be printable text, not empty")
+    if log is not None:
+        try:  # as the shim opens it: O_NONBLOCK, so that a pipe that nobody reads is an error instead of a wait
+            os.close(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise InputError(f"--log {log}: can't be written ({error.strerror}); name another file") from error
+
+
+def end_as(code: int) -> NoReturn:
+    """End as the program did: with its exit code, or below 0 by its signal, which a scheduler tells from a code."""
+    if code < 0:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program's own core is the one of interest
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+def replace(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Become the program.
+
+    Raises:
+        NotStartedError: there is no such program, or it can't be run.
+    """
+    try:
+        os.execvpe(command[0], list(command), dict(environment))  # noqa: S606 - what the user asked for
+    except OSError as error:
+        raise NotStartedError(command[0], error) from error
+
+
+def attend(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the program, passing signals on, and return its exit code; below 0: the signal that ended it.
+
+    Raises:
+        NotStartedError: there is no such program, or it can't be run.
+    """
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def forward(number: int, _: FrameType | None) -> None:
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
+
+    # Before there is a program: a signal in between must not end us and leave the program behind.
+    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        try:
+            child = subprocess.Popen(list(command), env=dict(environment))  # noqa: S603 - what the user asked for
+        except OSError as error:
+            raise NotStartedError(command[0], error) from error
+        for number in early:
+            child.send_signal(number)
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code

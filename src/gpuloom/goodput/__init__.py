@@ -1,0 +1,26 @@
+"""Pollux' simulation (OSDI '21): jobs whose batch size, and with it their statistical efficiency, can change.
+
+A second, small simulation beside gpuloom's own, as its semantics are others: time runs in steps of a minute, work
+is epochs of training instead of seconds, and what counts is goodput, throughput times statistical efficiency.
+"""
+
+from gpuloom.goodput.applications import Application, load_applications
+from gpuloom.goodput.base import Nodes, Rule
+from gpuloom.goodput.registry import RULES, create_rule
+from gpuloom.goodput.run import NODES, STEP_S, Run, simulate
+from gpuloom.goodput.workload import Submission, read_submissions
+
+__all__ = [
+    "NODES",
+    "RULES",
+    "STEP_S",
+    "Application",
+    "Nodes",
+    "Rule",
+    "Run",
+    "Submission",
+    "create_rule",
+    "load_applications",
+    "read_submissions",
+    "simulate",
+]

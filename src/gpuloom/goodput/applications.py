@@ -1,0 +1,239 @@
+"""Pollux' measured applications: step times by placement and local batch, progress and gradient noise by epoch.
+
+Source: github.com/petuum/adaptdl, branch osdi21-artifact (OSDI '21), `simulator/traces/<application>/`:
+- `placements.csv`: seconds of a step and of its synchronisation, by placement (one digit a node: its replicas) and
+  local batch size, for every placement on up to 4 nodes of 4 GPUs;
+- `scalability.csv`: the same by number of nodes and of replicas, on 6, 8, 12 and 16 nodes;
+- `validation-<batch size>.csv`: after each epoch, progress (in iterations at the smallest batch size), iterations
+  done, and squared norm and variance of the gradient.
+
+What lies between measurements is read off as in the artifact: along the local batch size for measured placements
+(which may be rotated) and measured numbers of nodes and replicas, else in the simplices of a Delaunay triangulation of
+(nodes, replicas, local batch) (`delaunay.py`); between two batch sizes of the validations linearly.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.errors import InputError, TraceError
+from gpuloom.core.sums import sum_ints
+from gpuloom.core.workload import F8
+from gpuloom.goodput.delaunay import Interpolation
+from gpuloom.traces.pollux import profile_files
+
+EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50}
+"""Epochs after which a job of the application is done (the artifact's `applications.py`)."""
+MOST_LOCAL = {"yolov3": 8}
+"""Largest local batch size, where it is not the largest measured one."""
+MOST_NODES = 16
+"""No measurement is on more nodes; placements on more count as if on so many."""
+
+Placement = tuple[int, ...]
+"""GPUs on each node, all above 0."""
+
+
+@dataclass(eq=False)
+class Application:
+    """One application. `epochs`: length of a job. `batch_sizes`: those of the validations, rising, shape (B,).
+
+    progress, iterations, squared, variance: shape (B, epochs); after (progress, iterations) or during an epoch.
+    """
+
+    name: str
+    epochs: int
+    least_local: int
+    most_local: int
+    batch_sizes: NDArray[np.int64]
+    progress: F8
+    iterations: F8
+    squared: F8
+    variance: F8
+    placements: Mapping[Placement, F8]
+    """By placement (its smallest rotation): rows of local batch, step seconds, synchronisation seconds."""
+    scalability: F8
+    """Rows of nodes, replicas, local batch, step seconds, synchronisation seconds."""
+    _steps: dict[tuple[Placement, int], tuple[float, float]] = field(default_factory=dict)
+    _noise: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def least_batch(self) -> int:
+        return int(self.batch_sizes[0])
+
+    @property
+    def most_batch(self) -> int:
+        return int(self.batch_sizes[-1])
+
+    @cached_property
+    def progress_after(self) -> list[float]:
+        """Progress at which n epochs are done, by n; the slowest batch size decides."""
+        return [0.0, *self.progress.min(axis=0).tolist()]
+
+    def step_s(self, placement: Placement, local_batch: int) -> tuple[float, float]:
+        """Seconds of a step and of its synchronisation.
+
+        Raises:
+            InputError: nothing was measured around there.
+        """
+        key = min(placement[i:] + placement[:i] for i in range(len(placement))), local_batch
+        found = self._steps.get(key)
+        if found is None:
+            found = self._steps[key] = self._interpolate(*key)
+        return found
+
+    def _interpolate(self, placement: Placement, local_batch: int) -> tuple[float, float]:
+        nodes, gpus = min(len(placement), MOST_NODES), sum_ints(placement)
+        rows = self.placements.get(placement)
+        # Also on more nodes than those placements have: the edges along the batch sizes are in the triangulation.
+        line = self._lines.get((nodes, gpus)) if rows is None else rows
+        if line is not None and line[0, 0] <= local_batch <= line[-1, 0]:
+            at = max(1, int(np.searchsorted(line[:, 0], local_batch)))
+            (low, *before), (high, *after) = line[at - 1].tolist(), line[at].tolist()
+            step, sync = ((b - a) / (high - low) * (local_batch - low) + a for a, b in zip(before, after, strict=True))
+            return step, sync
+        if rows is None:
+            found = self._between((nodes, gpus, local_batch))
+            if found is not None:
+                return float(found[0]), float(found[1])
+        raise InputError(
+            f"application {self.name}: nothing was measured around {sum_ints(placement)} GPUs on {len(placement)} "
+            f"nodes ({'+'.join(map(str, placement))}) with {local_batch} samples a GPU"
+        )
+
+    @cached_property
+    def _lines(self) -> dict[tuple[int, int], F8]:
+        """By nodes and replicas of `scalability`: rows as of a placement."""
+        lines: dict[tuple[int, int], list[list[float]]] = {}
+        for nodes, gpus, *row in self.scalability.tolist():
+            lines.setdefault((int(nodes), int(gpus)), []).append(row)
+        return {key: np.array(sorted(rows)) for key, rows in lines.items() if len(rows) > 1}
+
+    @cached_property
+    def _between(self) -> Interpolation:
+        return Interpolation(*self.measured())
+
+    def measured(self) -> tuple[F8, F8]:
+        """Points (nodes, replicas, local batch), shape (P, 3), and seconds of step and synchronisation, (P, 2).
+
+        Of placements with as many replicas on as many nodes the mean.
+        """
+        same: dict[tuple[float, ...], list[list[float]]] = {}
+        for placement, rows in self.placements.items():
+            for local, *seconds in rows.tolist():
+                same.setdefault((len(placement), sum_ints(placement), local), []).append(seconds)
+        points = np.array(sorted(same))
+        values = np.array([np.mean(same[key], axis=0) for key in sorted(same)])
+        return np.vstack([points, self.scalability[:, :3]]), np.vstack([values, self.scalability[:, 3:]])
+
+    def iterations_after(self, batch: int, epoch: int) -> float:
+        """Iterations at a batch size that end with epoch number `epoch` (from 0)."""
+        return self._by_batch(self.iterations, batch, epoch)
+
+    def noise(self, batch: int, epoch: int) -> tuple[float, float]:
+        """Squared norm and variance of the gradient in an epoch."""
+        found = self._noise.get((batch, epoch))
+        if found is None:
+            found = self._by_batch(self.squared, batch, epoch), self._by_batch(self.variance, batch, epoch)
+            self._noise[batch, epoch] = found
+        return found
+
+    def _by_batch(self, table: F8, batch: int, epoch: int) -> float:
+        sizes = self.batch_sizes
+        high = int(np.searchsorted(sizes, batch))
+        if high == len(sizes) or batch < sizes[0]:
+            raise InputError(f"application {self.name}: batch size {batch} is outside {sizes[0]} to {sizes[-1]}")
+        if sizes[high] == batch:
+            return float(table[high, epoch])
+        low_size, high_size = int(sizes[high - 1]), int(sizes[high])
+        low, up = float(table[high - 1, epoch]), float(table[high, epoch])
+        return ((batch - low_size) * up + (high_size - batch) * low) / (high_size - low_size)
+
+    def gain(self, batch: int, epoch: int) -> float:
+        """Progress of one iteration at a batch size: (σ² + μ²) / (σ² / s + μ²), s the batch in smallest batches."""
+        squared, variance = self.noise(batch, epoch)
+        return (variance + squared) / (variance / (batch / self.least_batch) + squared)
+
+
+def load_applications(path: Path) -> dict[str, Application]:
+    """The applications by name, from the archive `profiles_traces.tar.gz` or the folder extracted from it.
+
+    Raises:
+        InputError: no such file; TraceError: nothing of the expected shape there.
+    """
+    if not path.exists():
+        raise InputError(f"profiles {path}: no such file or folder")
+    files, names = profile_files(path)
+    return {name: _application(name, files, str(path)) for name in names}
+
+
+def _application(name: str, files: Mapping[str, bytes], where: str) -> Application:
+    prefix = f"{name}/validation-"
+    validations = {
+        int(file.removeprefix(prefix).removesuffix(".csv")): _columns(
+            files, file, where, ("progress", "iteration", "grad_sqr", "grad_var")
+        )
+        for file in files
+        if file.startswith(prefix) and file.removeprefix(prefix).removesuffix(".csv").isdigit()
+    }
+    if not validations:
+        raise TraceError(f"application {name} has no validation-<batch size>.csv", file=where)
+    shortest = min(len(table) for table in validations.values())
+    epochs = EPOCHS.get(name, shortest)
+    if not 0 < epochs <= shortest:
+        raise TraceError(f"application {name}: a validation ends after {shortest} of {epochs} epochs", file=where)
+    sizes = sorted(validations)
+    tables = np.stack([validations[size][:epochs] for size in sizes])
+    by_placement: dict[Placement, list[list[float]]] = {}
+    measured = ("local_bsz", "step_time", "sync_time")
+    for placement, *row in _columns(files, f"{name}/placements.csv", where, ("placement", *measured)).tolist():
+        by_placement.setdefault(tuple(int(digit) for digit in str(int(placement))), []).append(row)
+    placements = {placement: np.array(sorted(rows)) for placement, rows in by_placement.items()}
+    for placement, rows in placements.items():
+        if len(rows) < 2 or not all(placement):
+            raise TraceError(
+                f"{name}/placements.csv: placement {''.join(map(str, placement))} needs a GPU on each node, and "
+                "two local batch sizes",
+                file=where,
+            )
+    local = [size for rows in placements.values() for size in rows[:, 0].tolist()]
+    return Application(
+        name=name,
+        epochs=epochs,
+        least_local=int(min(local)),
+        most_local=MOST_LOCAL.get(name, int(max(local))),
+        batch_sizes=np.array(sizes, dtype=np.int64),
+        progress=tables[:, :, 0],
+        iterations=tables[:, :, 1],
+        squared=tables[:, :, 2],
+        variance=tables[:, :, 3],
+        placements=placements,
+        scalability=_columns(files, f"{name}/scalability.csv", where, ("num_nodes", "num_replicas", *measured)),
+    )
+
+
+def _columns(files: Mapping[str, bytes], file: str, where: str, columns: tuple[str, ...]) -> F8:
+    if file not in files:
+        raise TraceError(f"holds no {file}", file=where)
+    found = []
+    for line, row in enumerate(csv.DictReader(io.StringIO(files[file].decode("utf-8"))), start=2):
+        try:
+            numbers = [float(row[column]) for column in columns]
+            if not all(math.isfinite(number) and number >= 0 for number in numbers):
+                raise ValueError(f"{numbers} are not all finite and at least 0")
+            found.append(numbers)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TraceError(
+                f"{file}: needs a number in each of {', '.join(columns)}: {error}", file=where, line=line
+            ) from error
+    if not found:
+        raise TraceError(f"{file} has no rows", file=where)
+    return np.array(found)

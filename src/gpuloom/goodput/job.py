@@ -1,0 +1,132 @@
+"""A job that trains in epochs: its batch size, and how far it gets in some seconds.
+
+Progress is counted in iterations at the application's smallest batch size. An iteration at batch size m brings the gain
+r = (σ² + μ²) / (σ² · m₀ / m + μ²) of it (Pollux, OSDI '21, section 3), in the step time of its placement and
+local batch, plus that of `accumulated` further passes that don't synchronise: goodput = gain / time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpuloom.core.sums import sum_ints
+from gpuloom.goodput.applications import Application, Placement
+
+RESCALE_S = 30
+"""Seconds in which a job that was given other GPUs holds them and does not train."""
+_EPS = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """How a batch is put together: samples per pass and GPU, and passes before the one that synchronises."""
+
+    local: int
+    accumulated: int
+
+    def size(self, gpus: int) -> int:
+        return gpus * self.local * (self.accumulated + 1)
+
+
+def split(app: Application, batch_size: int, gpus: int, *, accumulate_alone: bool | None = None) -> Batch:
+    """A batch of about `batch_size` on so many GPUs, in as few passes as the local batch allows.
+
+    Args:
+        accumulate_alone: on one GPU at least two passes, without which the noise of the gradient can't be measured
+            (default: where the batch is larger than the application's smallest).
+    """
+    share = math.ceil(batch_size / gpus - _EPS)
+    accumulated = math.ceil(share / app.most_local - _EPS) - 1
+    if gpus == 1 and (batch_size > app.least_batch if accumulate_alone is None else accumulate_alone):
+        accumulated = max(1, accumulated)
+    local = math.ceil(share / (accumulated + 1) - _EPS)
+    return Batch(min(local, app.most_batch // (gpus * (accumulated + 1))), accumulated)
+
+
+def iteration_s(app: Application, placement: Placement, batch: Batch) -> float:
+    """Seconds of one iteration."""
+    step, sync = app.step_s(placement, batch.local)
+    return step + (step - sync) * batch.accumulated
+
+
+def goodput(app: Application, placement: Placement, batch: Batch, epoch: int) -> float:
+    """Progress per second in an epoch."""
+    return app.gain(batch.size(sum_ints(placement)), epoch) / iteration_s(app, placement, batch)
+
+
+Chooser = Callable[["Job"], Batch]
+"""The batch of a job on its present placement, chosen anew when it gets other GPUs and after each epoch."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """`gpus` and `batch_size`: as submitted. `nodes`: the node of each GPU it holds, those of a node together."""
+
+    name: str
+    app: Application
+    submit_s: int
+    gpus: int
+    batch_size: int
+    nodes: tuple[int, ...] = ()
+    placement: Placement = ()
+    batch: Batch | None = None
+    epoch: int = 0
+    progress: float = 0.0
+    wait_s: int = 0
+    """Seconds of the present rescaling left."""
+    end_s: int | None = None
+    starts: int = 0
+    most_gpus: int = 0
+    """The most GPUs it has trained on."""
+    gpu_s: int = 0
+    """GPU-seconds held."""
+    _rate: float = field(default=0.0)
+    _rated: tuple[Placement, Batch, int] | None = None
+
+    @property
+    def restarts(self) -> int:
+        return max(0, self.starts - 1)
+
+    def hold(self, nodes: tuple[int, ...], choose: Chooser) -> None:
+        """Give the job these GPUs (none: stop it). It pays for the change."""
+        self.nodes = nodes
+        self.placement = tuple(nodes.count(node) for node in dict.fromkeys(nodes))
+        self.batch = choose(self) if nodes else None
+        if nodes:
+            self.wait_s = RESCALE_S
+            self.starts += 1
+
+    def train(self, now_s: int, seconds: int, choose: Chooser) -> None:
+        """Go on from `now_s` for some seconds. An epoch ends on a whole second after the one before, or with it."""
+        if self.batch is None or self.end_s is not None:
+            return
+        waited = min(self.wait_s, seconds)
+        self.wait_s -= waited
+        self.gpu_s += waited * len(self.nodes)
+        left = seconds - waited
+        while left > 0 and self.end_s is None:
+            rate = self._goodput(self.batch)
+            self.most_gpus = max(self.most_gpus, len(self.nodes))
+            target = self.app.progress_after[self.epoch + 1]
+            if self.progress + rate * left < target:
+                self.progress += rate * left
+                spent = left
+            else:
+                spent = round((target - self.progress) / rate)
+                self.epoch += 1
+                self.progress = target
+                if self.epoch == self.app.epochs:
+                    self.end_s = now_s + seconds - left + spent
+                else:
+                    self.batch = choose(self)
+            self.gpu_s += spent * len(self.nodes)
+            left -= spent
+
+    def _goodput(self, batch: Batch) -> float:
+        """Progress per second now."""
+        key = self.placement, batch, self.epoch
+        if key != self._rated:
+            self._rated, self._rate = key, goodput(self.app, *key)
+        return self._rate

@@ -1,0 +1,88 @@
+"""Optimus as Pollux' artifact has it (branch osdi21-artifact, `simulator/optimus.py`): GPUs by the time they save.
+
+Of the jobs it knows the batch size they were submitted with, the iterations left, and the measured iteration times
+("Optimus+Oracle+TunedJobs").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from gpuloom.core.errors import InputError
+from gpuloom.goodput.base import Held, Nodes, as_submitted, place
+from gpuloom.goodput.job import Batch, Job, iteration_s, split
+
+ON_ONE_GPU = "ncf"
+"""This application never gets a second GPU."""
+
+
+class Optimus:
+    """A GPU for everyone, in the workload's order; the others one by one to whom they save most time.
+
+    What a further GPU saves is the difference of the iteration times on packed placements, times the iterations left.
+    """
+
+    gives_submitted_gpus: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.running: dict[str, tuple[int, ...]] = {}
+        self._seconds: dict[tuple[str, int, int, int], float | None] = {}
+
+    def allocate(self, now_s: int, jobs: Sequence[Job], nodes: Nodes) -> Held:
+        # 1. One GPU each.
+        left = nodes.total
+        gpus: list[int] = []
+        saved_s: list[float] = []
+        for job in jobs:
+            gpus.append(1 if left else 0)
+            left -= gpus[-1]
+            saved_s.append(self._saving_s(job, gpus[-1], nodes) if left and gpus[-1] else 0.0)
+        # 2. The next where it saves most (first: the earlier job), until none saves anything.
+        while left:
+            best = max(range(len(jobs)), key=saved_s.__getitem__)
+            if saved_s[best] <= 0:
+                break
+            gpus[best] += 1
+            left -= 1
+            saved_s[best] = self._saving_s(jobs[best], gpus[best], nodes) if left else 0.0
+        # 3. Who has as many as before stays; the others are placed, smaller ones first.
+        wanted = {job.name: count for job, count in zip(jobs, gpus, strict=True)}
+        kept = {name: held for name, held in self.running.items() if wanted.get(name) == len(held)}
+        others = [(name, count) for name, count in wanted.items() if count and name not in kept]
+        self.running = place(sorted(others, key=lambda want: want[1]), kept, nodes)
+        return self.running
+
+    def batch(self, job: Job) -> Batch:
+        return as_submitted(job)
+
+    def _saving_s(self, job: Job, gpus: int, nodes: Nodes) -> float:
+        """Seconds that one GPU more would save."""
+        if gpus + 1 > most_gpus(job):
+            return 0.0
+        now_s, then_s = self._iteration_s(job, gpus, nodes), self._iteration_s(job, gpus + 1, nodes)
+        return 0.0 if now_s is None or then_s is None else (now_s - then_s) * iterations_left(job)
+
+    def _iteration_s(self, job: Job, gpus: int, nodes: Nodes) -> float | None:
+        """None where nothing was measured. On one GPU always in two passes, also where a job would run in one."""
+        key = job.app.name, job.batch_size, gpus, nodes.gpus
+        if key not in self._seconds:
+            batch = split(job.app, job.batch_size, gpus, accumulate_alone=True)
+            try:
+                self._seconds[key] = iteration_s(job.app, nodes.packed(gpus), batch)
+            except InputError:
+                self._seconds[key] = None
+        return self._seconds[key]
+
+
+def most_gpus(job: Job) -> int:
+    """GPUs among which a batch can be shared without falling below the smallest local batch."""
+    return 1 if job.app.name == ON_ONE_GPU else job.batch_size // job.app.least_local
+
+
+def iterations_left(job: Job) -> float:
+    """As the artifact counts them: between the ends of the present and of the last epoch; 1 in the last."""
+    last = job.app.epochs - 1
+    if job.epoch >= last:
+        return 1.0
+    return job.app.iterations_after(job.batch_size, last) - job.app.iterations_after(job.batch_size, job.epoch)

@@ -1,0 +1,67 @@
+"""Where jobs go: those smaller than a node share nodes, all others have whole ones; as few as possible move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuloom.core.sums import sum_ints
+from gpuloom.goodput.base import Held, Nodes
+
+
+def pack(wants: Mapping[str, int], held: Held, nodes: Nodes) -> dict[str, tuple[int, ...]]:
+    """Nodes of the jobs with so many GPUs each (0: none), by what they held before.
+
+    Sizes from a node's GPUs on must be multiples of them, smaller ones divide each other (1, 2): then all that fit by
+    number find a place. Of other sizes, jobs may be left out.
+    """
+    whole = {name: gpus // nodes.gpus for name, gpus in wants.items() if gpus >= nodes.gpus}
+    parts = {name: gpus for name, gpus in wants.items() if 0 < gpus < nodes.gpus}
+    stay = {name for name, gpus in wants.items() if gpus and len(held.get(name, ())) == gpus}
+    load = [0] * nodes.count
+    taken = [False] * nodes.count
+    for name in stay:
+        for node in held[name]:
+            load[node] += name in parts
+            taken[node] |= name in whole
+    # Nodes to share: those with most of what could stay, and rather free ones than those of a job that has them whole.
+    ranked = sorted(range(nodes.count), key=lambda node: (-load[node], taken[node], node))
+    shared = ranked[: nodes.count - sum_ints(whole.values())]
+    found = _share(parts, held, stay, shared, nodes.gpus, keep_all=True)
+    if len(found) < len(parts):
+        found = _share(parts, held, stay, shared, nodes.gpus, keep_all=False)
+    free = set(ranked[len(shared) :])
+    for name in whole:
+        if name in stay and free.issuperset(held[name]):
+            found[name] = held[name]
+            free.difference_update(held[name])
+    for name, count in whole.items():
+        if name not in found:
+            before = held.get(name, ())
+            chosen = sorted(sorted(free, key=lambda node: (node not in before, node))[:count])
+            found[name] = tuple(node for node in chosen for _ in range(nodes.gpus))
+            free.difference_update(chosen)
+    return found
+
+
+def _share(
+    parts: Mapping[str, int], held: Held, stay: set[str], shared: list[int], gpus: int, *, keep_all: bool
+) -> dict[str, tuple[int, ...]]:
+    """First all that can stay, or (always complete) the larger first, on their node where it is still free."""
+    free = dict.fromkeys(shared, gpus)
+    found: dict[str, tuple[int, ...]] = {}
+
+    def at_home(name: str) -> bool:
+        return name in stay and held[name][0] in free
+
+    order = sorted(
+        parts, key=lambda name: (not at_home(name), -parts[name]) if keep_all else (-parts[name], not at_home(name))
+    )
+    for name in order:
+        size = parts[name]
+        fits = [node for node in shared if free[node] >= size]
+        if not fits:
+            continue
+        node = held[name][0] if at_home(name) and held[name][0] in fits else min(fits, key=lambda n: (free[n], n))
+        found[name] = (node,) * size
+        free[node] -= size
+    return found

@@ -1,0 +1,134 @@
+"""Pollux' simulation: time in steps, at whose ends GPUs are given anew.
+
+Source: github.com/petuum/adaptdl, branch osdi21-artifact, `simulator/simulator.py`, with its default settings: 16
+nodes of 4 GPUs, steps of 60 s, no interference. In a step every job trains on what it holds; then jobs that were
+submitted by its end and are not done are handed to the rule, and those that get other GPUs than before pay 30 s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.core.sums import sum_ints
+from gpuloom.core.words import plural
+from gpuloom.core.workload import F8
+from gpuloom.goodput.applications import Application
+from gpuloom.goodput.base import Nodes, Rule
+from gpuloom.goodput.job import Job
+from gpuloom.goodput.workload import Submission
+
+STEP_S = 60
+NODES = Nodes(16, 4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """What became of a workload. Arrays are in the order of the workload; times in seconds, gpu_s in GPU-seconds."""
+
+    names: tuple[str, ...]
+    submit_s: F8
+    end_s: F8
+    gpu_s: F8
+    restarts: int
+    decisions: int
+
+    @property
+    def jct_s(self) -> F8:
+        return self.end_s - self.submit_s
+
+    @property
+    def avg_jct_s(self) -> float:
+        return float(self.jct_s.mean())
+
+    @property
+    def p99_jct_s(self) -> float:
+        return float(np.percentile(self.jct_s, 99))
+
+    @property
+    def makespan_s(self) -> float:
+        return float(self.end_s.max() - self.submit_s.min())
+
+
+def simulate(
+    workload: Sequence[Submission],
+    applications: Mapping[str, Application],
+    rule: Rule,
+    nodes: Nodes = NODES,
+    step_s: int = STEP_S,
+) -> Run:
+    """Run a workload to its end.
+
+    Raises:
+        InputError: a job that can't run (unknown application, too many GPUs, batch size not profiled), or a step that
+            is no whole number of seconds from 1.
+        GpuloomError: a rule that gives GPUs twice, or none to anybody any more.
+    """
+    if step_s < 1 or step_s != int(step_s):
+        raise InputError(f"steps of {step_s} s: must be a whole number of seconds, at least 1")
+    jobs = [_job(one, applications, nodes if rule.gives_submitted_gpus else None) for one in workload]
+    now_s, idle_since, decisions = 0, 0, 0
+    active = list(jobs)
+    while active:
+        for job in active:
+            job.train(now_s, step_s, rule.batch)
+        now_s += step_s
+        active = [job for job in active if job.end_s is None]
+        present = [job for job in active if job.submit_s <= now_s]
+        if not present:
+            if active:  # nobody runs: on to the step in which the next job comes
+                first_s = min(job.submit_s for job in active)
+                now_s = max(now_s, (math.ceil(first_s / step_s) - 1) * step_s)
+            idle_since = now_s
+            continue
+        held = rule.allocate(now_s, present, nodes)
+        decisions += 1
+        _check(held, nodes, now_s)
+        if held:
+            idle_since = now_s
+        elif now_s - idle_since > 3600:
+            raise GpuloomError(f"at {now_s} s: {len(present)} jobs wait and none has run for an hour")
+        for job in present:
+            given = held.get(job.name, ())
+            if given != job.nodes:
+                job.hold(given, rule.batch)
+    return Run(
+        tuple(job.name for job in jobs),
+        np.array([job.submit_s for job in jobs], dtype=np.float64),
+        np.array([job.end_s for job in jobs], dtype=np.float64),
+        np.array([job.gpu_s for job in jobs], dtype=np.float64),
+        sum_ints(job.restarts for job in jobs),
+        decisions,
+    )
+
+
+def _job(one: Submission, applications: Mapping[str, Application], nodes: Nodes | None) -> Job:
+    """The job. nodes: where it shall have the GPUs that it was submitted with; None: any number will do."""
+    app = applications.get(one.application)
+    if app is None:
+        raise InputError(
+            f"job {one.name}: no profile of application {one.application!r}, must be one of "
+            f"{', '.join(sorted(applications))}"
+        )
+    if nodes is not None and one.gpus > nodes.total:
+        raise InputError(f"job {one.name} needs {plural(one.gpus, 'GPU')}, the cluster has {nodes.total}")
+    if not app.least_batch <= one.batch_size <= app.most_batch:
+        raise InputError(
+            f"job {one.name}: batch size {one.batch_size} is outside what was profiled of {app.name}, "
+            f"{app.least_batch} to {app.most_batch}"
+        )
+    return Job(one.name, app, one.submit_s, one.gpus, one.batch_size)
+
+
+def _check(held: Mapping[str, tuple[int, ...]], nodes: Nodes, now_s: int) -> None:
+    used = [0] * nodes.count
+    for given in held.values():
+        for node in given:
+            used[node] += 1
+    if max(used) > nodes.gpus:
+        node = used.index(max(used))
+        raise GpuloomError(f"at {now_s} s: {used[node]} GPUs given of node {node}, which has {nodes.gpus}")

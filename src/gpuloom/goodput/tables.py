@@ -1,0 +1,84 @@
+"""The best goodput of an application on so many packed GPUs in an epoch, and the batch that reaches it.
+
+As in Pollux' agent (OSDI '21, section 4.1), 50 batch sizes are tried, evenly spaced in logarithms, from the smallest
+that the GPUs can share to the largest that was measured; here on the measured step times and gradient noise, which
+the agent only estimates.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuloom.core.workload import F8
+from gpuloom.goodput.applications import MOST_NODES, Application
+from gpuloom.goodput.base import Nodes
+from gpuloom.goodput.job import Batch, iteration_s, split
+
+TRIED = 50
+FIXED_BATCH = {"ncf": 32768}
+"""Not adapted by the artifact either; such jobs stay on one GPU."""
+
+
+class Goodputs:
+    """Of one cluster; everything is computed once."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self._batches: dict[tuple[str, int], tuple[list[Batch], list[float]]] = {}
+        self._best: dict[tuple[str, int, int], tuple[float, Batch]] = {}
+        self._left_s: dict[str, tuple[F8, F8]] = {}
+        self._sizes: dict[str, tuple[int, ...]] = {}
+
+    def sizes(self, app: Application) -> tuple[int, ...]:
+        """Numbers of GPUs that an application can use: 1, 2, 4 on a node, and whole nodes, all as measured."""
+        if app.name not in self._sizes:
+            inside = [gpus for gpus in (1, 2) if gpus < self.nodes.gpus]
+            whole = [n * self.nodes.gpus for n in range(1, min(self.nodes.count, MOST_NODES) + 1)]
+            spread = {(int(n), int(gpus)) for n, gpus in app.scalability[:, :2].tolist()}
+            self._sizes[app.name] = tuple(
+                gpus
+                for gpus in (*inside, *whole)
+                if (self.nodes.packed(gpus) in app.placements or (len(self.nodes.packed(gpus)), gpus) in spread)
+                and self._choices(app, gpus)[0]
+            )
+        return self._sizes[app.name]
+
+    def best(self, app: Application, gpus: int, epoch: int) -> tuple[float, Batch]:
+        """Progress per second, and the batch; for a number of GPUs among `sizes`."""
+        key = app.name, gpus, epoch
+        found = self._best.get(key)
+        if found is None:
+            batches, seconds = self._choices(app, gpus)
+            rates = [app.gain(batch.size(gpus), epoch) / s for batch, s in zip(batches, seconds, strict=True)]
+            at = max(range(len(rates)), key=rates.__getitem__)
+            found = self._best[key] = rates[at], batches[at]
+        return found
+
+    def left_s(self, app: Application, epoch: int, progress: float) -> float:
+        """Seconds to the end on one GPU (or as few as the application can use)."""
+        if app.name not in self._left_s:
+            least = self.sizes(app)[0]
+            steps = np.diff(app.progress_after)
+            spent = np.array([step / self.best(app, least, at)[0] for at, step in enumerate(steps.tolist())])
+            self._left_s[app.name] = spent, np.append(np.cumsum(spent[::-1])[::-1], 0.0)
+        spent, left = self._left_s[app.name]
+        begun, end = app.progress_after[epoch : epoch + 2]
+        return float(left[epoch] - (progress - begun) / (end - begun) * spent[epoch])
+
+    def _choices(self, app: Application, gpus: int) -> tuple[list[Batch], list[float]]:
+        """Batches that can be tried, and seconds of an iteration with each."""
+        key = app.name, gpus
+        if key not in self._batches:
+            least = max(app.least_batch, app.least_local * gpus)
+            if app.name in FIXED_BATCH:
+                totals = [FIXED_BATCH[app.name]] if gpus == 1 else []
+            else:
+                totals = np.geomspace(least, app.most_batch, TRIED).tolist() if least <= app.most_batch else []
+            batches: dict[Batch, float] = {}
+            for total in totals:
+                batch = split(app, total, gpus, accumulate_alone=total > app.least_batch + 1e-8)
+                fits = app.least_local <= batch.local <= app.most_local
+                if fits and app.least_batch <= batch.size(gpus) <= app.most_batch:
+                    batches[batch] = iteration_s(app, self.nodes.packed(gpus), batch)
+            self._batches[key] = list(batches), list(batches.values())
+        return self._batches[key]

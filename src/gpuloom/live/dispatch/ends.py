@@ -1,0 +1,132 @@
+"""What becomes of a job when an attempt of it has ended."""
+
+from __future__ import annotations
+
+import signal as signals
+from typing import Any
+
+from gpuloom.core.job import Attempt, EndReason, Job, Phase, SavedBy
+from gpuloom.executors.port import Cause, RunExit
+from gpuloom.live.dispatch.saved import SAVED, Saved
+from gpuloom.live.planning.occupancy import MAKES_WAY
+
+MOST_PAUSE_S = 60.0
+NO_SAVES = Saved()
+
+
+NOT_THE_JOBS = frozenset({Cause.PLACE, Cause.EXECUTOR})
+
+
+def kept_from_starting(how: RunExit) -> bool:
+    """A fault of the surroundings kept it from being started: that counts neither as a failure nor as a run."""
+    return how.reason == EndReason.NOT_STARTED and how.cause in NOT_THE_JOBS
+
+
+def ended(
+    job: Job,
+    attempt: Attempt,
+    how: RunExit,
+    *,
+    work_s: float,
+    complete: bool,
+    now_s: float,
+    saves: Saved = NO_SAVES,
+    pause_s: float = 0.0,
+) -> dict[str, Any]:
+    """Data of the event `attempt.ended`.
+
+    Args:
+        work_s: work of this attempt, seconds. complete: the job reported that all of its steps are done.
+        saves: what is known of what it saved.
+        pause_s: how long to wait before the next try, where it was kept from starting.
+
+    A job that made way and is known to have saved keeps its work: it goes on from there. Any other one keeps what it
+    had reported as saved before, and else begins again where the attempt began. A preempted job is never counted as
+    failed. Exit code 0 after a notice to make way is the end only of a job that has reported its last step: it may as
+    well be that of a framework that takes SIGTERM for a wish to leave.
+    """
+    stopped = attempt.stop_reason if how.reason else None
+    reason = _reason(how, stopped)
+    by_itself = how.exit_code is not None
+    made_way = stopped in MAKES_WAY and by_itself
+    by = saves.by if made_way else SavedBy.NOTHING
+    kept = job.work_s + (work_s if by else 0.0)
+    if not by and saves.part is not None:
+        kept = max(job.work_s, (job.work_s + work_s) * saves.part)
+    after, failure = Phase.FAILED, False
+    if reason is EndReason.FINISHED or (stopped is not None and complete and how.exit_code == 0):
+        reason, after, kept = EndReason.FINISHED, Phase.FINISHED, job.work_s + work_s
+    elif attempt.stop_reason is EndReason.CANCELLED or reason is EndReason.CANCELLED:
+        # Whatever ended it first: its user wants no more of it.
+        reason, after = EndReason.CANCELLED, Phase.CANCELLED
+    elif attempt.stop_reason is EndReason.REQUEUED or reason is EndReason.REQUEUED:
+        reason, after, kept = EndReason.REQUEUED, Phase.QUEUED, 0.0
+    elif reason in MAKES_WAY:
+        after = Phase.QUEUED
+    elif reason is EndReason.LOST and attempt.stop_reason is not None:
+        reason, after = attempt.stop_reason, Phase.QUEUED
+    elif (reason is EndReason.LOST and how.cause is Cause.RESTARTED) or kept_from_starting(how):
+        after = Phase.QUEUED
+    elif reason is not EndReason.NOT_STARTED:
+        failure = True
+        if job.failures < int(job.spec.get("retries", 0)):
+            after = Phase.QUEUED
+    pause = pause_s if after is Phase.QUEUED and kept_from_starting(how) else 0.0
+    if failure and after is Phase.QUEUED:
+        pause = min(2.0 ** min(job.failures, 30), MOST_PAUSE_S)
+    data: dict[str, Any] = {
+        "reason": reason.value,
+        "exit_code": how.exit_code,
+        "signal": how.signal,
+        "message": how.message
+        or (_unproven(how, kept > job.work_s) if made_way and not by and after is Phase.QUEUED else "")
+        or _message(how, reason, container=bool(job.spec.get("container"))),
+        "saved": bool(by) and after is Phase.QUEUED,
+        "saved_by": by.value if after is Phase.QUEUED else "",
+        "work_s": kept,
+        "peak_memory_mib": how.peak_memory_mib,
+        "next": after.value,
+        "not_before_s": now_s + pause if pause else 0.0,
+        "failure": failure,
+    }
+    if kept_from_starting(how):
+        data["began"] = False
+    return data
+
+
+def _unproven(how: RunExit, some: bool) -> str:
+    since = "since the last save that it reported" if some else "in this attempt"
+    return (
+        f"exit code {how.exit_code} after the notice, without proof that it saved: its work {since} counts as lost; "
+        "let it exit with 85 once it has saved, report saved_step, or name its checkpoint (docs/jobs.md)"
+    )
+
+
+def _reason(how: RunExit, stopped: EndReason | None) -> EndReason:
+    if how.reason in (EndReason.OUT_OF_MEMORY, EndReason.NOT_STARTED, EndReason.LOST, EndReason.TIMED_OUT):
+        return EndReason(how.reason)
+    if how.reason:
+        return stopped if stopped is not None else EndReason(how.reason)
+    return EndReason.FINISHED if how.exit_code == 0 else EndReason.FAILED
+
+
+_CONTAINER = {
+    125: "the container could not be started",
+    126: "the container's command can't be run",
+    127: "the container has no such command",
+}
+"""What exit codes of docker and podman mean (and of a shell, in part)."""
+
+
+def _message(how: RunExit, reason: EndReason, *, container: bool) -> str:
+    if how.signal is not None:
+        try:
+            name = signals.Signals(how.signal).name
+        except ValueError:
+            name = f"signal {how.signal}"
+        return f"ended by {name}"
+    if container and how.exit_code in _CONTAINER:
+        return f"exit code {how.exit_code}: {_CONTAINER[how.exit_code]}; the log says why"
+    if reason is EndReason.FAILED and how.exit_code == SAVED:
+        return f"exit code {SAVED} means 'preempted, saved', but nobody had asked it to stop"
+    return "" if how.exit_code in (0, None) else f"exit code {how.exit_code}"

@@ -1,0 +1,302 @@
+"""Takes in what the executor says of runs, and writes it down before the executor may forget it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gpuloom.core.errors import InvalidTransition
+from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Phase
+from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus
+from gpuloom.live.clock import ServiceClock
+from gpuloom.live.dispatch.dispatch import Dispatch, as_json
+from gpuloom.live.dispatch.ends import ended, kept_from_starting
+from gpuloom.live.dispatch.saved import noticed_s, saved
+from gpuloom.live.forecasts.estimates import Estimates, like_of
+from gpuloom.live.planning.eligible import broken, throttle_of
+from gpuloom.live.planning.occupancy import MAKES_WAY
+from gpuloom.live.planning.planning import Planning
+from gpuloom.live.records.ledger import Draft, Ledger
+from gpuloom.live.records.policy_memory import node_data
+from gpuloom.live.records.work import WorkDone
+
+log = logging.getLogger("gpuloom.scheduler")
+
+STRANGER_GRACE_S = 10.0
+"""Between notice and end of a run that the store does not know."""
+
+
+class Intake:
+    """Used by the scheduler's thread alone.
+
+    Attributes:
+        statuses: what the executor said and is not written down yet, by run.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        planning: Planning,
+        work: WorkDone,
+        estimates: Estimates,
+        dispatch: Dispatch,
+        clock: ServiceClock,
+        *,
+        node: str,
+        reported: Callable[[str], Mapping[str, object]],
+    ) -> None:
+        """node: this machine. reported: what a run reported last of its progress."""
+        self.ledger, self.planning, self.work, self.estimates = ledger, planning, work, estimates
+        self.dispatch, self.clock, self.node, self.reported = dispatch, clock, node, reported
+        self.book = ledger.book
+        self.statuses: dict[str, RunStatus] = {}
+        self.checkpoints: dict[str, float] = {}
+        """When the checkpoints of runs that made way were last written."""
+        self._unreleased: dict[str, set[int]] = {}
+        """Runs that have ended and left something behind, and their GPUs."""
+
+    def take_all(self, now: float) -> None:
+        if not self.statuses:
+            return
+        statuses = list(self.statuses.values())
+        try:
+            self._take(statuses, now)
+        except InvalidTransition:
+            for status in statuses:
+                try:
+                    self._take([status], now)
+                except InvalidTransition:  # a bug of ours or of the executor's; the others are right
+                    log.exception("run %s: what the executor says can't be", status.run)
+                    self.statuses.pop(status.run, None)
+
+    def _take(self, statuses: list[RunStatus], now: float) -> None:
+        drafts: list[Draft] = []
+        exits: list[tuple[Job, Attempt, RunExit]] = []
+        ends: dict[int, Job] = {}
+        frozen: list[int] = []
+        thawed: list[tuple[int, Allocation]] = []
+        done: list[str] = []
+        gpus: dict[int, tuple[str, str]] = {}
+        free: list[str] = []
+        for status in statuses:
+            attempt = self.attempt_of(status.run)
+            if attempt is None:
+                if status.phase is RunPhase.EXITED and (status.exit is None or status.exit.released):
+                    free.append(status.run)
+                    done.append(status.run)
+                elif status.phase is not RunPhase.EXITED:
+                    self._end_stranger(status.run)
+                continue
+            job = self.book.jobs[attempt.job]
+            drafts.extend(self._running(attempt, status))
+            if status.phase is RunPhase.FROZEN:
+                if attempt.phase in (Phase.STARTING, Phase.RUNNING):
+                    drafts.append(("attempt.frozen", job.id, {}))
+                frozen.append(job.id)
+            elif status.phase is RunPhase.RUNNING and attempt.phase is Phase.FROZEN:
+                allocation = self.planning.thawing.get(job.id, attempt.allocation)
+                drafts.append(("attempt.thawed", job.id, {"allocation": as_json(allocation)}))
+                thawed.append((job.id, allocation))
+            elif status.phase is RunPhase.EXITED and status.exit is not None:
+                data = self._end(job, attempt, status.exit, now)
+                exits.append((job, attempt, status.exit))
+                drafts.append(("attempt.ended", job.id, data))
+                ends[job.id] = replace(job, phase=Phase(data["next"]))
+                if status.exit.released:
+                    done.append(status.run)
+                else:  # it is told again once nothing is left
+                    gpus |= self._not_released(attempt, status.exit)
+        gpus |= self._released(free)
+        # In one write: who can never start any more must not be left behind by a crash.
+        drafts += self.follow_up(ends)
+        self.ledger.write([*drafts, *self.gpu_states(gpus)])
+        for run in free:
+            self._unreleased.pop(run, None)
+        self._strangers_gone(statuses)
+        for status in statuses:
+            if self.statuses.get(status.run) is status:
+                del self.statuses[status.run]
+        for status in statuses:
+            if status.phase is RunPhase.RUNNING and (begun := self.attempt_of(status.run)) is not None:
+                self.dispatch.starts.began(status.run, begun.job)
+        for job_id in frozen:
+            self.planning.freezing.pop(job_id, None)
+            self.work.pause(job_id, now)
+        for job_id, _ in thawed:
+            self.planning.thawing.pop(job_id, None)
+            self.work.resume(job_id, now)
+            self.work.rate(job_id, self.planning.rates.pop(job_id, 1.0))
+            if job_id in self.planning.refreeze:
+                self.planning.refreeze.discard(job_id)
+                self.dispatch.freeze(self.book.attempts[job_id], now)
+        for job, attempt, how in exits:
+            self._left(job, attempt, how, now)
+        for run in done:
+            self.dispatch.tell(partial(self.dispatch.executor.acknowledge, run))
+
+    def _running(self, attempt: Attempt, status: RunStatus) -> list[Draft]:
+        """The event that a run has begun, if it is not written down yet."""
+        self.dispatch.to_start.pop(attempt.run, None)
+        began = status.pid is not None and status.phase is not RunPhase.STARTING
+        if attempt.phase is not Phase.STARTING or not began:
+            return []
+        if status.exit is not None and status.exit.reason == EndReason.NOT_STARTED:
+            return []
+        identity = {"pid": status.pid, "start_ticks": status.start_ticks, "boot_id": status.boot_id}
+        return [("attempt.running", attempt.job, identity)]
+
+    def _end(self, job: Job, attempt: Attempt, how: RunExit, now: float) -> dict[str, Any]:
+        told = self.reported(attempt.run)
+        complete = told.get("fraction") == 1.0
+        if isinstance(first := told.get("first_s"), float):
+            self.work.started_up(job.id, self.clock.from_wall(first))
+        at = min(max(self.clock.from_wall(how.at_s), attempt.since_s), now)
+        # One that was stopped and never said when its work began may have been starting up all the time.
+        worked = self.work.of if attempt.stop_reason is None else self.work.expected
+        notice_s = noticed_s(self.dispatch.directory_of(attempt.run))
+        if notice_s is None and attempt.deadline_s is not None:  # it could not be written; the signal was sent
+            notice_s = time.time() - (now - attempt.deadline_s) - float(job.spec.get("grace", 30.0))
+        saves = saved(how, told, notice_s=notice_s, checkpoint_s=self.checkpoints.get(attempt.run))
+        pause_s = self.dispatch.starts.pause_s(attempt.run, job.id, everywhere=how.cause is Cause.EXECUTOR)
+        work_s = worked(job.id, at)
+        data = ended(job, attempt, how, work_s=work_s, complete=complete, now_s=now, saves=saves, pause_s=pause_s)
+        return {**data, "ended_s": at}
+
+    def _end_stranger(self, run: str) -> None:
+        if run not in self.dispatch.strangers:
+            self.dispatch.strangers.add(run)
+            log.error("run %s goes on, and this store does not know it as going on: it is told to end", run)
+            self.dispatch.end_run(run, EndReason.CANCELLED, STRANGER_GRACE_S)
+
+    def _strangers_gone(self, statuses: Iterable[RunStatus]) -> None:
+        gone = self.dispatch.strangers & {status.run for status in statuses if status.phase is RunPhase.EXITED}
+        if gone:
+            self.dispatch.strangers -= gone
+            self.planning.stale()
+            log.warning("%s ended, which this store did not know as going on", ", ".join(sorted(gone)))
+
+    @property
+    def strangers_text(self) -> str:
+        """What is said of them; '' if there are none."""
+        if not self.dispatch.strangers:
+            return ""
+        some = sorted(self.dispatch.strangers)
+        named = ", ".join(some[:5]) + (f" and {len(some) - 5} more" if len(some) > 5 else "")
+        return (
+            f"runs that this store does not know as going on (it was put back to an older state): {named}; they were "
+            f"told to end, which takes at most {STRANGER_GRACE_S:g} s, and nothing starts until they have"
+        )
+
+    def _not_released(self, attempt: Attempt, how: RunExit) -> dict[int, tuple[str, str]]:
+        """GPUs that something of the run still holds are given to nobody."""
+        held = {gpu for name, gpus in attempt.allocation if name == self.node for gpu in gpus}
+        self._unreleased[attempt.run] = held
+        return dict.fromkeys(held, ("unhealthy", how.message or "not free after its job ended"))
+
+    def _released(self, runs: list[str]) -> dict[int, tuple[str, str]]:
+        """GPUs that ended runs held on to are free after all."""
+        freed = {gpu for run in runs for gpu in self._unreleased.get(run, ())}
+        held = {gpu for run, gpus in self._unreleased.items() if run not in runs for gpu in gpus}
+        return dict.fromkeys(freed - held, ("ok", ""))
+
+    def remember_unreleased(self, statuses: Iterable[RunStatus]) -> None:
+        """Runs that had ended before this scheduler began, and have left something behind."""
+        for status in statuses:
+            job = job_of(status.run)
+            if status.exit is None or status.exit.released or job is None:
+                continue
+            for attempt in self.ledger.store.attempts([job]):
+                if attempt.run == status.run and attempt.phase is None:
+                    self._not_released(attempt, status.exit)
+
+    def gpu_states(self, states: Mapping[int, tuple[str, str]]) -> list[Draft]:
+        """The event that GPUs of this machine are in another state: {index: (state, reason)}."""
+        node = self.book.nodes[self.node]
+        now = self.clock.now()
+        gpus = tuple(
+            replace(gpu, state=states[gpu.index][0], reason=states[gpu.index][1], since_s=now)
+            if gpu.index in states and states[gpu.index] != (gpu.state, gpu.reason)
+            else gpu
+            for gpu in node.gpus
+        )
+        if gpus == node.gpus:
+            return []
+        self.planning.stale()
+        return [("node.changed", None, {"node": node_data(replace(node, gpus=gpus))})]
+
+    def _left(self, before: Job, attempt: Attempt, how: RunExit, now: float) -> None:
+        """An attempt has ended, and it is written down."""
+        job = self.book.jobs[before.id]
+        attempted_s = self.work.of(job.id, now)
+        self.work.end(job.id)
+        self.checkpoints.pop(attempt.run, None)
+        self.dispatch.to_start.pop(attempt.run, None)
+        self.planning.freezing.pop(job.id, None)
+        self.planning.thawing.pop(job.id, None)
+        self.planning.refreeze.discard(job.id)
+        starts = self.dispatch.starts
+        if kept_from_starting(how):
+            everywhere = how.cause is Cause.EXECUTOR
+            starts.failed(attempt.run, job.id, now, everywhere=everywhere, why=how.message)
+        elif how.reason == EndReason.NOT_STARTED or (how.exit_code, how.signal) != (None, None):
+            starts.began(attempt.run, job.id)
+        else:
+            starts.gone(attempt.run, job.id)
+        log.info("run %s ended: %s %s", attempt.run, job.reason, job.message)
+        if job.phase in ENDED:
+            self.planning.grants.pop(job.id, None)
+            self.planning.job_left(job, attempt.allocation)
+            if job.phase is Phase.FINISHED:
+                like = like_of(job.spec, job.user, job.gpus, job.array_id)
+                self.estimates.finished(like, max(job.work_s, attempted_s), given_s=job.spec.get("estimate"))
+            if throttle_of(job) or self.ledger.waits_for(job.id):
+                self.planning.stale()
+            return
+        made_way = job.reason in MAKES_WAY and how.released
+        if self.planning.world is None or not made_way or how.exit_code is None:
+            self.planning.stale()
+
+    def follow_up(self, gone: Mapping[int, Job], besides: Collection[int] = ()) -> list[Draft]:
+        """What has to be written with these ends (jobs as they will be): those that waited and never can start.
+
+        besides: jobs that end as well, for which nothing has to be written.
+        """
+        drafts: list[Draft] = []
+        ends = {number: job for number, job in gone.items() if job.phase in ENDED}
+        while ends:
+            badly: dict[int, Job] = {}
+            for number, end in ends.items():
+                for waiting in self.ledger.waits_for(number):
+                    job = self.book.jobs.get(waiting)
+                    if (
+                        job is None
+                        or job.phase not in (Phase.QUEUED, Phase.HELD)
+                        or waiting in badly
+                        or waiting in gone
+                        or waiting in besides
+                    ):
+                        continue
+                    why = next((w for other, how in job.after if other == number and (w := broken(job, end, how))), "")
+                    if why:
+                        data = {"message": f"cancelled, as {why}", "reason": EndReason.CANCELLED.value}
+                        drafts.append(("job.cancelled", waiting, data))
+                        badly[waiting] = replace(job, phase=Phase.CANCELLED)
+            gone = {**gone, **badly}
+            ends = badly
+        return drafts
+
+    def attempt_of(self, run: str) -> Attempt | None:
+        """The open attempt that is this run."""
+        job = job_of(run)
+        attempt = None if job is None else self.book.attempts.get(job)
+        return attempt if attempt is not None and attempt.run == run else None
+
+
+def job_of(run: str) -> int | None:
+    """The job's number in the name of a run."""
+    job, _, _ = run.partition(".")
+    return int(job) if job.isdecimal() else None

@@ -1,0 +1,137 @@
+"""Why a job waits, in words: what the scheduler knows, or what the policy says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from gpuloom.core.decision import Reason
+from gpuloom.core.job import ACTIVE, ENDED, Job, Phase
+from gpuloom.core.words import are, plural
+from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
+from gpuloom.live.planning.eligible import Throttles, blocked
+from gpuloom.live.planning.fleet import fleet_of, slots_of
+from gpuloom.live.planning.occupancy import open_slots
+
+if TYPE_CHECKING:
+    from gpuloom.live.planning.planning import Planning
+    from gpuloom.live.planning.world import World
+
+
+_BEHIND_EQUALS = Reason("behind_equals", "Jobs that are like it in all respects came before it, and wait as well.")
+
+
+def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, Reason]:
+    """Why each of these jobs that wait does so."""
+    found: dict[int, Reason] = {}
+    for number in jobs:
+        job = planning.book.jobs.get(number)
+        if job is None or job.phase in ENDED or (job.phase in ACTIVE and job.phase is not Phase.FROZEN):
+            continue
+        if planning.no_starts and job.phase is Phase.QUEUED and blocked(job, planning.book.jobs, now_s) is None:
+            found[number] = Reason("executor_in_trouble", f"Nothing can be started now: {planning.no_starts}.")
+        elif number in planning.grants:
+            found[number] = vacated(planning, number)
+        elif job.phase is Phase.HELD:
+            found[number] = blocked(job, planning.book.jobs, now_s) or Reason("held", "It is held.")
+        elif number in planning.reasons:
+            found[number] = planning.reasons[number]
+        elif (world := next((w for w in planning.seen if w.is_waiting(number)), None)) is not None:
+            snapshot = world.engine.snapshot
+            snapshot.now_s = now_s
+            free = free_gpus(planning)
+            if world is not planning.world and free < job.gpus:  # what it knows of free GPUs may be old
+                text = f"It needs {plural(job.gpus, 'GPU')} at once and {are(free)} free."
+                found[number] = Reason("not_enough_free_gpus", text, {"gpus": job.gpus, "free_gpus": free})
+            else:
+                found[number] = _of_policy(planning, world, number)
+        elif (known := _of_line(planning, job)) is not None:
+            found[number] = known
+        elif planning.failed:
+            found[number] = Reason("policy_failed", f"No decision can be made: {planning.failure}")
+        else:
+            found[number] = Reason("queued", "The scheduler has not looked at it yet.")
+    return found
+
+
+def _of_line(planning: Planning, job: Job) -> Reason | None:
+    """Why a job waits of which the policy need not be shown more than those before it that are like it."""
+    line = planning.lines.line_of(job.id)
+    if line is None:
+        return None
+    first = line.first(1)[0]
+    if first in planning.reasons:
+        return planning.reasons[first]
+    if line.throttle is not None:
+        jobs = planning.book.jobs
+        return Throttles(jobs[n] for n in {**planning.book.attempts, **planning.grants}).take(job)
+    return _BEHIND_EQUALS if any(world.is_waiting(first) for world in planning.seen) else None
+
+
+def _of_policy(planning: Planning, world: World, job: int) -> Reason:
+    """What the policy says, and whether it is the one that was set."""
+    policy = world.policy
+    try:
+        with Asking(Call.REASON, policy):
+            why = policy.reason(world.engine.snapshot, world.row_of[job])
+            found = Reason(str(why.code), str(why.text), {str(key): float(n) for key, n in why.numbers.items()})
+    except PolicyFailure as error:  # which is no reason not to list jobs
+        return Reason("policy_failed", f"Policy {planning.written} can't say why: {error}.")
+    failure = planning.standby.failure
+    if failure is None or not planning.standby.serving:
+        return found
+    text = (
+        f"{found.text} Policy {failure.policy} fails (gpuloom status says how); {failure.serves} decides in its place."
+    )
+    return Reason(found.code, text, found.numbers)
+
+
+def vacated(planning: Planning, job: int) -> Reason:
+    """The job has been given GPUs that others are leaving."""
+    slots = set(slots_of(planning.grants[job]))
+    there = [n for n, a in planning.book.attempts.items() if n != job and not slots.isdisjoint(slots_of(a.allocation))]
+    who = f"job {there[0]}" if len(there) == 1 else f"jobs {', '.join(map(str, sorted(there)))}"
+    text = f"Its GPUs are being vacated by {who}." if there else "Its GPUs are free; it is about to start."
+    return Reason("gpus_being_vacated", text, {"jobs": len(there)})
+
+
+def free_gpus(planning: Planning) -> int:
+    """GPUs in service that nobody has or is about to have."""
+    busy = [a.allocation for a in planning.book.attempts.values() if a.phase is not Phase.FROZEN]
+    held = {slot for allocation in (*busy, *planning.grants.values()) for slot in slots_of(allocation)}
+    return len(open_slots(planning.book) - held)
+
+
+def nothing_to_give(planning: Planning) -> Reason:
+    """There is no GPU that a policy could give away."""
+    if (fleet := fleet_of(planning.book.nodes.values())) is not None:
+        have = fleet.cluster.gpus
+        all_of = f"All {have:,} GPUs in service are" if have > 1 else "The one GPU in service is"
+        text = f"{all_of} held by jobs that are not stopped for it."
+        return Reason("not_enough_free_gpus", text, {"gpus_in_service": have, "free_gpus": 0})
+    states = ", ".join(f"{node.name} is {node.state}" for node in planning.book.nodes.values())
+    text = f"No GPU is in service and open to new jobs ({states or 'no machine is known'})."
+    return Reason("no_gpu_in_service", text)
+
+
+def unplaceable(planning: Planning, job: Job, world: World) -> Reason:
+    """The GPUs that could be given away don't do for the job, however they are free."""
+    have, total = world.fleet.cluster.gpus, sum(len(node.gpus) for node in planning.book.nodes.values())
+    out = total - len(open_slots(planning.book))
+    slots = set(world.fleet.at)
+    keep = sorted(n for n, a in planning.book.attempts.items() if slots.isdisjoint(slots_of(a.allocation)))
+    why = []
+    if keep:
+        who = f"job {keep[0]}" if len(keep) == 1 else f"jobs {', '.join(map(str, keep[:5]))}" + "…" * (len(keep) > 5)
+        verb = "is not stopped for it, holds" if len(keep) == 1 else "are not stopped for it, hold"
+        why.append(f"{who}, which {verb} others")
+    if out:
+        why.append(f"{are(out)} out of service")
+    text = f"It needs {plural(job.gpus, 'GPU')}{_types(job)}; {have} of {total} could be given to it"
+    text += f", as {' and '.join(why)}." if why else ", not together as it needs them."
+    return Reason("gpus_out_of_service", text, {"gpus": job.gpus, "gpus_in_service": have})
+
+
+def _types(job: Job) -> str:
+    types = job.spec.get("gpu_types") or ()
+    return f" of {' or '.join(types)}" if types else ""

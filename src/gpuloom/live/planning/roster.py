@@ -1,0 +1,110 @@
+"""Jobs as rows that are made once, so that a world of ten thousand of them is built in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuloom.core.job import Job
+from gpuloom.core.share_class import share_class_of
+from gpuloom.core.workload import F8, Labels, Workload
+from gpuloom.live.forecasts.estimates import Estimates, Like, like_of
+from gpuloom.live.planning.fleet import wanted_types
+
+
+class _Row(NamedTuple):
+    """What a world needs of a job and what changes with its spec only."""
+
+    submitted_s: float
+    gpus: int
+    job_id: str
+    user: str
+    model: str
+    gpu_type: str
+    gpu_memory_mib: float
+    behind: bool
+    share_class: str
+    estimate: tuple[Like, float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Rows as columns. total_s: estimate of each job's whole work, seconds."""
+
+    rows: Sequence[_Row]
+    total_s: F8
+
+    def workload(self, duration_s: F8, earlier_s: F8 | None) -> Workload:
+        """A workload in which jobs take so long, submitted so much earlier than they were."""
+        submitted, gpus, ids, users, models, types, memory, behind, classes, _ = zip(*self.rows, strict=True)
+        memory_mib = np.array(memory, dtype=np.float64)
+        return Workload(
+            "live",
+            np.array(submitted, dtype=np.float64) - (0.0 if earlier_s is None else earlier_s),
+            duration_s,
+            np.array(gpus, dtype=np.int32),
+            job_ids=ids,
+            model=Labels.of(models) if any(models) else None,
+            user=Labels.of(users),
+            gpu_type=Labels.of(types) if any(types) else None,
+            priority=np.array(behind, dtype=np.int32),
+            share_class=Labels.of(classes) if any(classes) else None,
+            gpu_memory_mib=None if np.isnan(memory_mib).all() else memory_mib,
+        )
+
+
+class Roster:
+    """Remembers rows by job for as long as the job's spec stays the same."""
+
+    def __init__(self, estimates: Estimates) -> None:
+        self._estimates = estimates
+        self._rows: dict[int, tuple[int, float, _Row]] = {}
+
+    def copy(self, estimates: Estimates) -> Roster:
+        """The same rows, for another thread."""
+        twin = Roster(estimates)
+        twin._rows = self._rows  # never changed in place
+        return twin
+
+    def columns(self, jobs: Sequence[Job]) -> Columns:
+        """The columns of these jobs. Rows of others are forgotten."""
+        known, kept = self._rows, {}
+        rows = []
+        for job in jobs:
+            entry = known.get(job.id)
+            if entry is None or entry[:2] != (job.spec_id, job.submitted_s):  # changed, or requeued
+                entry = (job.spec_id, job.submitted_s, _row(job))
+            kept[job.id] = entry
+            rows.append(entry[2])
+        self._rows = kept
+        totals: dict[tuple[Like, float | None, float | None], float] = {}
+        for key in {row.estimate for row in rows}:
+            like, given_s, limit_s = key
+            totals[key] = self._estimates.of(like, given_s=given_s, time_limit_s=limit_s).total_s
+        return Columns(rows, np.array([totals[row.estimate] for row in rows], dtype=np.float64))
+
+
+def kind_of(job: Job) -> Hashable:
+    """What a world shows of a job but its number and when it was submitted, and its priority."""
+    _, gpus, _, *others = _row(job)
+    return gpus, *others, job.priority
+
+
+def _row(job: Job) -> _Row:
+    spec = job.spec
+    memory = spec.get("gpu_memory")
+    return _Row(
+        job.submitted_s,
+        job.gpus,
+        str(job.id),
+        job.user,
+        str(spec.get("model") or ""),
+        wanted_types(spec),
+        np.nan if memory is None else float(memory),
+        job.priority < 0,
+        share_class_of(spec),
+        (like_of(spec, job.user, job.gpus, job.array_id), spec.get("estimate"), spec.get("time_limit")),
+    )

@@ -1,0 +1,256 @@
+"""What the policy sees of the live scheduler: jobs as columns, a cluster of the GPUs to give away, an engine.
+
+A world is built from the records whenever jobs are submitted or leave, estimates change, or GPUs come and go; between
+two such moments the engine goes on incrementally, as it does in the simulator. All jobs that have not ended have a
+row, so that the policy's memory of those that are held or wait for others is kept; only eligible ones are submitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpuloom.core.commands import Command
+from gpuloom.core.job import ENDED, Allocation, Job, Phase
+from gpuloom.core.profile import Profiles
+from gpuloom.core.state import State
+from gpuloom.engine.engine import Engine
+from gpuloom.engine.progress import Progress
+from gpuloom.facts.gpus import with_known_memory
+from gpuloom.facts.profiles import with_profiles
+from gpuloom.facts.speeds import with_speeds
+from gpuloom.interleave.groups import GroupSharing
+from gpuloom.live.forecasts.estimates import left_s, stands_s
+from gpuloom.live.planning.asking import Asking, Call
+from gpuloom.live.planning.fleet import Fleet, slots_of
+from gpuloom.live.planning.roster import Roster
+from gpuloom.placement.shapes import impossible_jobs, shapes_of
+from gpuloom.policies.base import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A job that has GPUs: since when; work left, and done in this run (seconds alone on them).
+
+    starting_s: it goes on starting up for so long. layer: its sharing layer. stands_s: so long after the end that is
+    expected of it another one has to be.
+    """
+
+    allocation: Allocation
+    since_s: float
+    left_s: float
+    done_s: float
+    starting_s: float = 0.0
+    layer: int = 0
+    stands_s: float = math.inf
+
+
+@dataclass(slots=True)
+class Memory:
+    """A policy's memory, the jobs and machines that its rows and nodes were, and the jobs that it has been told of.
+
+    held: on which of these nodes jobs ran.
+    """
+
+    value: Any = None
+    jobs: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    met: tuple[int, ...] = ()
+    held: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Collector:
+    """The engine's executor: keeps the commands for the scheduler to carry out."""
+
+    commands: list[Command] = field(default_factory=list)
+
+    def apply(self, commands: Sequence[Command], now_s: float) -> None:
+        self.commands.extend(commands)
+
+    def take(self) -> list[Command]:
+        taken, self.commands = self.commands, []
+        return taken
+
+
+RANK_S = 1e8
+"""A rank counts as much earlier: three years."""
+
+
+class World:
+    """See the module.
+
+    Attributes:
+        jobs: numbers of the jobs by row; row_of: the other way.
+        unplaceable: eligible jobs that don't fit the GPUs now in service.
+    """
+
+    def __init__(
+        self,
+        *,
+        jobs: Sequence[Job],
+        eligible: set[int],
+        met: set[int],
+        placed: Mapping[int, Placed],
+        fixed: Collection[int] = (),
+        left: Mapping[int, Placed],
+        roster: Roster,
+        rank: Mapping[int, int],
+        fleet: Fleet,
+        policy: Policy,
+        memory: Memory,
+        profiles: Profiles,
+        overhead_s: float,
+        now_s: float,
+    ) -> None:
+        """eligible: those that wait; met: those that the policy knows. fixed: of `placed`, those that
+        stay as they are. left: jobs (of `jobs`) that have ended since the world before this one: the policy has not
+        been told yet, and learns from ends. rank: jobs that are to go first, the more the higher (0 where not named):
+        they count as submitted long before."""
+        ordered = sorted(jobs, key=lambda job: (-rank.get(job.id, 0), job.submitted_s, job.id))
+        columns = roster.columns(ordered)
+        self.fleet, self.policy = fleet, policy
+        self.jobs = tuple([job.id for job in ordered])
+        self.row_of = {job: row for row, job in enumerate(self.jobs)}
+        cluster = with_known_memory(fleet.cluster)
+        # Most jobs have never run: what is left of them is their estimate.
+        lefts = columns.total_s.copy()
+        duration_s = columns.total_s.copy()
+        for row, job in enumerate(ordered):
+            if job.attempts or job.id in placed:
+                has = placed.get(job.id) or left.get(job.id)
+                lefts[row] = has.left_s if has is not None else left_s(lefts.item(row), job.work_s)
+                duration_s[row] = job.work_s + (has.done_s if has is not None else 0.0) + lefts[row]
+        earlier_s = np.array([rank.get(job.id, 0) * RANK_S for job in ordered]) if rank else None
+        workload = columns.workload(duration_s, earlier_s)
+        if policy.uses_stages or profiles.own:
+            workload = with_profiles(workload, profiles)
+        self.workload = workload = with_speeds(workload, cluster)
+        self.state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
+        self._stands_s = {self.row_of[number]: has.stands_s for number, has in placed.items()}
+        impossible = {self.jobs[row] for row in impossible_jobs(shapes_of(workload, cluster), cluster).tolist()}
+        self.unplaceable = {job for job in eligible if job in impossible}
+        overheads = np.full(len(ordered), overhead_s)
+        with Asking(Call.SHARING, policy):
+            sharing = policy.sharing(workload)
+        progress = Progress(workload, cluster, overheads, sharing)
+        held = {slot for has in placed.values() for slot in slots_of(has.allocation)}
+        ended: dict[int, Placed] = {}
+        for number, was in left.items():
+            slots = slots_of(was.allocation)
+            if fleet.placement(was.allocation) is not None and held.isdisjoint(slots):
+                ended[number] = was
+                held.update(slots)
+        settled = self._fill(ordered, eligible & met, {**placed, **ended}, lefts, progress, now_s)
+        self.collector = Collector()
+        value = self._carried(memory, cluster)
+        self.engine = Engine(self.state, policy, progress, self.collector, memory=value)
+        self.engine.snapshot.fixed = frozenset(self.row_of[job] for job in fixed)
+        if not settled:
+            with Asking(Call.SHARING, policy):
+                self.engine.settle(now_s)
+        self.engine.new_to_policy(nodes=self._freed(memory, placed.keys() | ended.keys()))
+        news = [self.row_of[job] for job in eligible - met - self.unplaceable - placed.keys()]
+        with Asking(Call.SHARING, policy):
+            self.engine.take_in(now_s, finished=sorted(self.row_of[job] for job in ended), arrived=sorted(news))
+        self.collector.take()
+
+    def memory(self) -> Memory:
+        """The policy's memory as it is now."""
+        held = {self.jobs[row]: placement.nodes for row, placement in self.state.placements.items()}
+        return Memory(self.engine.memory, self.jobs, _machines(self.fleet), held=held)
+
+    def stands_until_s(self) -> float:
+        """When the end that is expected of a running job has to be set anew, as it has not come."""
+        state, total_s = self.state, self.workload.duration_s
+        known = self._stands_s
+        return min(
+            (
+                state.predicted_end_s(row) + (known[row] if row in known else stands_s(total_s.item(row), 0.0))
+                for row in state.placements
+            ),
+            default=math.inf,
+        )
+
+    def is_waiting(self, job: int) -> bool:
+        """Whether the policy has it among those that wait."""
+        row = self.row_of.get(job)
+        return row is not None and self.engine.snapshot.is_waiting(row)
+
+    def is_running(self, job: int) -> bool:
+        row = self.row_of.get(job)
+        return row is not None and self.engine.snapshot.is_running(row)
+
+    def _fill(
+        self,
+        ordered: Sequence[Job],
+        waiting: set[int],
+        placed: Mapping[int, Placed],
+        lefts: np.ndarray[Any, np.dtype[np.float64]],
+        progress: Progress,
+        now_s: float,
+    ) -> bool:
+        """Put all jobs in their states; whether all run at the rates that their neighbours leave them."""
+        state = self.state
+        running = {job.id for job in ordered if job.phase in (Phase.STARTING, Phase.RUNNING) or job.phase in ENDED}
+        tried = [(row, job) for row, job in enumerate(ordered) if job.attempts or job.id in placed]
+        before = np.array([row for row, _ in tried], dtype=np.intp)
+        state.restore(
+            before,
+            held_s=np.array([job.held_s for _, job in tried], dtype=np.float64),
+            held_gpu_s=np.array([job.held_gpu_s for _, job in tried], dtype=np.float64),
+            starts=np.array(
+                [job.attempts + (job.id in placed and job.id not in running) for _, job in tried], dtype=np.int32
+            ),
+            first_start_s=np.array([job.first_start_s for _, job in tried], dtype=np.float64),
+            remaining_s=lefts[before],
+        )
+        row_of, rows = self.row_of, waiting - self.unplaceable | placed.keys()
+        state.submit_all(np.array([row_of[job] for job in rows], dtype=np.intp))
+        placements = []
+        for has in placed.values():
+            placement = self.fleet.placement(has.allocation, has.layer)
+            assert placement is not None  # noqa: S101 - the caller pins jobs whose GPUs are not in the fleet
+            placements.append(placement)
+        held_by = [row_of[number] for number in placed]
+        rate = np.array([progress.solo_rate(*pair) for pair in zip(held_by, placements, strict=True)], dtype=np.float64)
+        shares = progress.sharing.rates(held_by, placements) if isinstance(progress.sharing, GroupSharing) else None
+        state.adopt(
+            np.array(held_by, dtype=np.intp),
+            placements,
+            run_from_s=np.array([has.since_s for has in placed.values()], dtype=np.float64),
+            work_from_s=now_s + np.array([has.starting_s for has in placed.values()], dtype=np.float64),
+            rate=rate if shares is None else rate * np.array(shares),
+        )
+        return progress.sharing is None or shares is not None
+
+    def _freed(self, memory: Memory, known: Collection[int]) -> list[int]:
+        """Nodes with GPUs that came free, or into service, in another way than by ends that the policy is told of: it
+        would not look at them again otherwise."""
+        if memory.value is None:
+            return []
+        left = {memory.nodes[node] for job, nodes in memory.held.items() if job not in known for node in nodes}
+        machines = enumerate(_machines(self.fleet))
+        return [index for index, name in machines if name in left or name not in memory.nodes]
+
+    def _carried(self, memory: Memory, cluster: Any) -> Any:
+        if memory.value is None:
+            with Asking(Call.NEW_MEMORY, self.policy):
+                return self.policy.new_memory(self.workload, cluster)
+        rows_before = {job: row for row, job in enumerate(memory.jobs)}
+        rows = np.array([rows_before.get(job, -1) for job in self.jobs], dtype=np.intp)
+        now_at = {name: index for index, name in enumerate(_machines(self.fleet))}
+        nodes = np.array([now_at.get(name, -1) for name in memory.nodes], dtype=np.intp)
+        with Asking(Call.CARRIED, self.policy):
+            return self.policy.carried(memory.value, rows, nodes, self.workload, cluster)
+
+
+def _machines(fleet: Fleet) -> tuple[str, ...]:
+    """The fleet's nodes by name and GPUs. A memory numbers GPUs within a node: with other GPUs it is another node."""
+    return tuple(
+        f"{node.name}:{','.join(map(str, gpus))}" for node, gpus in zip(fleet.cluster.nodes, fleet.slots, strict=True)
+    )

@@ -1,0 +1,145 @@
+"""The past as a trace that the simulator replays."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+from gpuloom.core.errors import InputError
+from gpuloom.core.job import ENDED, Attempt, Job
+from gpuloom.core.share_class import share_class_of
+from gpuloom.core.workload import Labels, Ran, Workload
+from gpuloom.live.planning.fleet import slots_of, wanted_types
+from gpuloom.live.planning.occupancy import MAKES_WAY
+from gpuloom.traces.write import write_csv
+
+HOUR_S = 3600.0
+
+History = Iterable[tuple[Job, tuple[Attempt, ...]]]
+
+
+def trace_csv(history: History, interval_s: float, cluster: str = "") -> str:
+    """Jobs that ran and ended, as gpuloom's own CSV (docs/traces.md).
+
+    Args:
+        cluster: on which they ran, in short form.
+
+    Raises:
+        InputError: no job in that span has run and ended.
+    """
+    stream = io.BytesIO()
+    write_csv(replace(trace_of(history, interval_s), cluster=cluster), stream)
+    return stream.getvalue().decode()
+
+
+def trace_of(history: History, interval_s: float) -> Workload:
+    """The same as a workload.
+
+    duration_s: the work that a job did, alone on its GPUs, under whatever policy: also that of attempts that failed.
+    restart_overhead_s: what each start cost it besides (starting up, saving, work that a preemption made it do twice).
+    Duration and as many overheads as it had starts are together the time for which it held GPUs. Of jobs that shared
+    GPUs the duration is what the policy's model of sharing says, and the overhead is the median of the others.
+    ran: what happened, for comparison.
+    submit_s: when it was submitted, or the last job that it waited for ended. Time 0 is a multiple of the scheduling
+    interval, so that a replay decides at the same moments.
+    """
+    # Runs of before a requeue are another life of the job.
+    every = [(job, tuple(a for a in attempts if a.started_s >= job.submitted_s)) for job, attempts in history]
+    rows = [(job, attempts) for job, attempts in every if job.phase in ENDED and attempts and job.held_s > 0]
+    if not rows:
+        raise InputError("no job has run and ended in that span of time: there is nothing to replay")
+    shared = _shared([attempt for _, attempts in rows for attempt in attempts])
+    work, overhead = [], []
+    for job, attempts in rows:
+        done, cost = _work_and_overhead(attempts)
+        work.append(done)
+        overhead.append(math.nan if job.id in shared else cost)
+    known = [value for value in overhead if value == value]
+    usual = median(known) if known else 0.0
+    step = interval_s if interval_s > 0 else HOUR_S
+    ends = {job.id: job.ended_s for job, _ in every if job.ended_s is not None}
+    submitted = [_submitted(job, ends) for job, _ in rows]
+    origin = math.floor(min(submitted) / step) * step
+    specs = [job.spec for job, _ in rows]
+    types = [wanted_types(spec) for spec in specs]
+    memory = [spec.get("gpu_memory") for spec in specs]
+    classes = [share_class_of(spec) for spec in specs]
+    models = [str(spec.get("model") or "") for spec in specs]
+    return Workload.sorted_by_submit(
+        "history",
+        np.array(submitted) - origin,
+        np.array(work),
+        np.array([job.gpus for job, _ in rows], dtype=np.int32),
+        job_ids=tuple(str(job.id) for job, _ in rows),
+        user=Labels.of([job.user for job, _ in rows]),
+        model=Labels.of(models) if any(models) else None,
+        gpu_type=Labels.of(types) if any(types) else None,
+        restart_overhead_s=np.array([usual if value != value else value for value in overhead]),
+        gpu_memory_mib=np.array([np.nan if mib is None else float(mib) for mib in memory]) if any(memory) else None,
+        share_class=Labels.of(classes) if any(classes) else None,
+        priority=np.array([job.priority < 0 for job, _ in rows], dtype=np.int32),
+        ran=Ran(
+            np.array([attempts[0].started_s for _, attempts in rows]) - origin,
+            np.array([ends[job.id] for job, _ in rows]) - origin,
+            np.array([sum(attempt.held_s for attempt in attempts) for _, attempts in rows]),
+            np.array([len(attempts) for _, attempts in rows], dtype=np.int32),
+        ),
+    )
+
+
+def _submitted(job: Job, ends: Mapping[int, float]) -> float:
+    """A job that waits for another is nobody's to start before that one's end."""
+    first = job.first_start_s if job.first_start_s is not None else math.inf
+    waited = [ends[other] for other, _ in job.after if other in ends and ends[other] <= first]
+    return max([job.submitted_s, *waited])
+
+
+def _work_and_overhead(attempts: Sequence[Attempt]) -> tuple[float, float]:
+    """Seconds of work in all; and seconds that a start cost besides, on average.
+
+    An attempt that failed would have failed under any policy, and what it did is as good as work; only what went with
+    a start that a policy may have caused or spared is overhead.
+    """
+    work, lost, starts, before = 0.0, 0.0, 0, 0.0
+    for attempt in attempts:
+        # Less than before: the job was requeued and began anew.
+        gained = attempt.work_s - before if attempt.work_s >= before else attempt.work_s
+        before = attempt.work_s
+        gained = min(max(gained, 0.0), attempt.held_s)
+        if gained == 0.0 and attempt.reason not in MAKES_WAY:
+            work += attempt.held_s
+            continue
+        work += gained
+        lost += attempt.held_s - gained
+        starts += 1
+    if work == 0.0:  # all that it ever did was lost to preemptions
+        longest = max(attempt.held_s for attempt in attempts)
+        work, lost = longest, lost - longest
+    return work, lost / max(starts, 1)
+
+
+def _shared(attempts: Sequence[Attempt]) -> set[int]:
+    """Jobs that had a GPU together with another one for a while: how long they held it is no measure of their work."""
+    by_slot: dict[tuple[str, int], list[Attempt]] = {}
+    for attempt in attempts:
+        if attempt.ended_s is not None and attempt.held_s < attempt.ended_s - attempt.started_s - 0.1:
+            continue  # frozen for a while: others had its GPUs meanwhile, not together with it
+        for slot in slots_of(attempt.allocation):
+            by_slot.setdefault(slot, []).append(attempt)
+    found: set[int] = set()
+    for held in by_slot.values():
+        held.sort(key=lambda attempt: attempt.started_s)
+        until, owner = 0.0, -1
+        for attempt in held:
+            # Held to the end of saving: a moment of overlap is the change from one to the next.
+            if attempt.started_s < until - 0.001 and attempt.job != owner:
+                found.update((attempt.job, owner))
+            end = attempt.ended_s if attempt.ended_s is not None else attempt.started_s
+            if end > until:
+                until, owner = end, attempt.job
+    return found

@@ -1,0 +1,188 @@
+"""A store without its scheduler as the API sees it: what a damaged store still tells, and nothing that changes it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gpuloom import __version__
+from gpuloom.core.events import Event
+from gpuloom.core.job import ACTIVE, Attempt, Job
+from gpuloom.live.care import Checked
+from gpuloom.live.dispatch.launch import run_directory
+from gpuloom.live.parts import DEFAULT_INTERVAL_S
+from gpuloom.live.planning.fleet import fleet_of
+from gpuloom.live.records.history import trace_csv
+from gpuloom.live.service import NotFoundError
+from gpuloom.live.submission.spec import JobSpec
+from gpuloom.live.views.jobs import attempt_view, event_view, job_view, preemptions_of
+from gpuloom.live.views.models import JobView, NodeView, PolicyView, ShowView, StatusView, WhyView
+from gpuloom.store.port import JobQuery, Store, StoreDamagedError
+
+
+class StoredService:
+    """Implements `Service` on a store that no scheduler may go on with. problem: why."""
+
+    def __init__(self, store: Store, runs: Path, problem: str) -> None:
+        self._store, self._runs, self._problem = store, runs, problem
+        self._now_s = time.time()
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def job(self, job: int) -> JobView:
+        return self._views([self._get(job)])[0]
+
+    def jobs(self, query: JobQuery) -> Sequence[JobView]:
+        return self._views(self._store.jobs(query))
+
+    def show(self, job: int) -> ShowView:
+        record, attempts = self._get(job), self._store.attempts([job])
+        return {
+            "job": self._views([record])[0],
+            "spec": dict(record.spec),
+            "attempts": [attempt_view(attempt) for attempt in attempts],
+            "events": [event_view(event) for event in self._store.events(job=job, limit=200, newest=True)],
+            "log": self._log(attempts[-1]) if attempts else "",
+        }
+
+    def events(
+        self,
+        *,
+        after: int = 0,
+        job: int | None = None,
+        types: Sequence[str] = (),
+        limit: int = 1000,
+        newest: bool = False,
+    ) -> Sequence[Event]:
+        return self._store.events(after=after, job=job, types=types, limit=limit, newest=newest)
+
+    def wait_for_events(self, after: int, timeout_s: float) -> int:
+        found = self._store.events(limit=1, newest=True)
+        return found[0].id if found else 0
+
+    def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[Mapping[str, Any]]:
+        until = self._now_s if until_s is None else until_s
+        return [asdict(row) for row in self._store.usage(since_s=since_s or 0.0, until_s=until, by=by)]
+
+    def history(self, *, since_s: float | None, until_s: float | None) -> str:
+        loaded = self._store.load(recent=0)
+        fleet = fleet_of(loaded.nodes, everything=True)
+        past = self._store.history(since_s=since_s or 0.0, until_s=self._now_s if until_s is None else until_s)
+        interval_s = float(loaded.settings.get("interval_s", DEFAULT_INTERVAL_S))
+        return trace_csv(past, interval_s, "" if fleet is None else str(fleet.cluster))
+
+    def log_files(self, job: int, attempt: int | None = None) -> Sequence[Mapping[str, Any]]:
+        runs = [run for run in self._store.attempts([job]) if attempt in (None, run.number)]
+        if attempt is not None and not runs:
+            raise NotFoundError(f"job {job} has no attempt with number {attempt}")
+        return [{"attempt": run.number, "path": self._log(run), "live": False} for run in runs]
+
+    def status(self) -> StatusView:
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "started_s": self._now_s,
+            "now_s": self._now_s,
+            "home": str(self._runs.parent),
+            "store": {
+                "kind": "sqlite",
+                "path": str(self._runs.parent / "store.db"),
+                "schema_version": self._store.schema_version,
+                "ok": False,
+                "problem": self._problem,
+                "checked": Checked.DAMAGED.value,
+            },
+            "executor": {"name": "none", "ok": False, "problem": "no scheduler runs", "limits": {}},
+            "monitor": {"ok": False, "problem": "no scheduler runs"},
+            "policy": "",
+            "policy_problem": "",
+            "policy_failure": None,
+            "policy_lacks": [],
+            "interval_s": 0.0,
+            "sharing": {"on": False, "gated": False, "text": "no scheduler runs"},
+            "jobs": dict(self._store.counts()),
+            "gpus": {"total": 0, "busy": 0, "in_service": 0, "kind": "gpu"},
+            "nodes": 0,
+            "last_pass_s": 0.0,
+        }
+
+    # -- what needs a scheduler -----------------------------------------------------------------------------------
+
+    def submit(
+        self, specs: Sequence[JobSpec], *, user: str, idempotency_key: str | None = None
+    ) -> Sequence[Sequence[int]]:
+        self._refuse()
+
+    def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Sequence[JobView]:
+        self._refuse()
+
+    def hold(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        self._refuse()
+
+    def release(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        self._refuse()
+
+    def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        self._refuse()
+
+    def act_on_array(self, array: int, action: str, *, grace_s: float | None = None) -> Mapping[str, int]:
+        self._refuse()
+
+    def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> Sequence[JobView]:
+        self._refuse()
+
+    def move_to_top(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        self._refuse()
+
+    def why(self, job: int, *, forecast: bool = True) -> WhyView:
+        self._refuse()
+
+    def nodes(self) -> Sequence[NodeView]:
+        self._refuse()
+
+    def set_node(self, node: str, state: str, *, reason: str = "") -> NodeView:
+        self._refuse()
+
+    def policy(self) -> PolicyView:
+        self._refuse()
+
+    def set_policy(self, written: str, *, interval_s: float | None = None) -> PolicyView:
+        self._refuse()
+
+    def stop(self, *, stop_jobs: bool) -> None:
+        self._refuse()
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    def _refuse(self) -> NoReturn:
+        raise StoreDamagedError(f"no scheduler runs, and none can: {self._problem}")
+
+    def _get(self, job: int) -> Job:
+        found = self._store.job(job)
+        if found is None:
+            raise NotFoundError(f"there is no job {job} that can be read")
+        return found
+
+    def _log(self, attempt: Attempt) -> str:
+        return str(run_directory(self._runs, attempt.run) / "output.log")
+
+    def _views(self, records: Sequence[Job]) -> list[JobView]:
+        runs: dict[int, list[Attempt]] = {}
+        for attempt in self._store.attempts([job.id for job in records]):
+            runs.setdefault(attempt.job, []).append(attempt)
+        return [
+            job_view(
+                job,
+                attempt=runs[job.id][-1] if job.phase in ACTIVE and runs.get(job.id) else None,
+                preemptions=preemptions_of(runs, job.id),
+                reason=None,
+                usage=None,
+                left=None,
+                now_s=self._now_s,
+            )
+            for job in records
+        ]

@@ -1,0 +1,69 @@
+"""Whether something can be done to a job: one rule for all that is.
+
+What is so already is no mistake: nothing is done, and the answer says so. What can't be is a mistake.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from gpuloom.core.job import ACTIVE, ENDED, Attempt, EndReason, Job, Phase
+from gpuloom.live.planning.occupancy import MAKES_WAY
+
+
+class Action(StrEnum):
+    """What users do to jobs."""
+
+    CANCEL = "cancel"
+    HOLD = "hold"
+    RELEASE = "release"
+    REQUEUE = "requeue"
+    UPDATE = "update"
+    TOP = "top"
+
+
+DONE = {
+    Action.CANCEL: "cancelled",
+    Action.HOLD: "held",
+    Action.RELEASE: "released",
+    Action.REQUEUE: "requeued",
+    Action.UPDATE: "changed",
+    Action.TOP: "moved to the top",
+}
+
+
+def so_already(action: Action, job: Job, attempt: Attempt | None) -> bool:
+    """Whether there is nothing to do. attempt: the one that is open."""
+    told = None if attempt is None else attempt.stop_reason
+    match action:
+        case Action.CANCEL:
+            return job.phase is Phase.CANCELLED
+        case Action.HOLD:
+            return job.phase is Phase.HELD
+        case Action.RELEASE:
+            return job.phase is Phase.QUEUED or job.phase in ACTIVE
+        case Action.REQUEUE:
+            return job.phase is Phase.QUEUED or told is EndReason.REQUEUED
+        case Action.TOP:
+            return job.phase in (Phase.STARTING, Phase.RUNNING)
+        case Action.UPDATE:
+            return False
+
+
+def impossible(action: Action, job: Job, attempt: Attempt | None) -> str:
+    """Why it can't be done, for people; '' if it can, or is so already."""
+    if so_already(action, job, attempt):
+        return ""
+    told = None if attempt is None else attempt.stop_reason
+    hint = None
+    if job.phase in ENDED and action is not Action.REQUEUE:
+        hint = "" if action is Action.CANCEL else "submit it again, or requeue it"
+    elif action is Action.HOLD and job.phase in ACTIVE:
+        hint = "requeue it first"
+    elif action is Action.REQUEUE and job.phase is Phase.HELD:
+        hint = "it is in the queue; release lets it go"
+    elif action is Action.TOP and job.phase is Phase.STOPPING and told not in MAKES_WAY:
+        hint = "it was told to end"
+    if hint is None:
+        return ""
+    return f"job {job.id} is {job.phase} and can't be {DONE[action]}" + (f"; {hint}" if hint else "")

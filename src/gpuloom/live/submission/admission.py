@@ -1,0 +1,109 @@
+"""Checks a submission against what there is, and turns it into events."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuloom.core.errors import ImpossibleJobError, InputError
+from gpuloom.core.job import ENDED, Job, NodeRecord
+from gpuloom.core.masked import masked
+from gpuloom.executors.environment import prepared
+from gpuloom.live.forecasts.estimates import Estimates, like_of
+from gpuloom.live.planning.eligible import broken
+from gpuloom.live.planning.fleet import why_never
+from gpuloom.live.submission.spec import JobSpec, indices_of
+
+
+def digest(specs: Sequence[JobSpec], user: str) -> str:
+    """What was asked for, in short: the same for the same specs of the same user."""
+    text = json.dumps([user, [spec.model_dump(mode="json") for spec in specs]], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Checks:
+    """Whether a spec can be taken. Answers are remembered for specs that ask for the same."""
+
+    def __init__(self, nodes: Iterable[NodeRecord], find: Callable[[int], Job | None]) -> None:
+        self._nodes, self._find = list(nodes), find
+        self._never: dict[tuple[Any, ...], str] = {}
+        self._folders: set[str] = set()
+
+    def spec(self, spec: JobSpec, where: str) -> None:
+        """Raises ImpossibleJobError or InputError, naming the submission, what can't be and what there is."""
+        data = {
+            "gpu_types": tuple(spec.gpu_types),
+            "gpu_memory": spec.gpu_memory,
+            "memory": spec.memory,
+            "cpus": spec.cpus,
+        }
+        if spec.gpu_memory is not None and all(node.kind == "cpu" for node in self._nodes):
+            raise ImpossibleJobError(
+                f"{where} can never start: it asks for {spec.gpu_memory} MiB of GPU memory; there are CPU slots only"
+            )
+        key = (spec.gpus, *data.values())
+        never = self._never.get(key)
+        if never is None:
+            never = self._never[key] = why_never(self._nodes, data, spec.gpus)
+        if never:
+            raise ImpossibleJobError(f"{where} can never start: {never}")
+        self._places(spec, where)
+        self.after(dependencies(spec), where)
+
+    def after(self, dependencies: Iterable[tuple[int, str]], where: str) -> None:
+        """Raises InputError where a job that is waited for is not there, or has ended badly."""
+        for number, how in dependencies:
+            other = self._find(number)
+            if other is None:
+                raise InputError(f"{where}: after is {number}, and there is no job {number}")
+            if other.phase in ENDED and (why := broken(other, other, how)):
+                raise InputError(f"{where} can never start: {why.replace(', which it waits for,', '')}")
+
+    def _places(self, spec: JobSpec, where: str) -> None:
+        if spec.workdir and spec.workdir not in self._folders:
+            if not Path(spec.workdir).is_dir():
+                raise InputError(f"{where}: workdir {spec.workdir} is not a folder on this machine")
+            self._folders.add(spec.workdir)
+        if spec.venv or spec.conda or spec.container:
+            try:
+                prepared(
+                    tuple(spec.command),
+                    dict(spec.env),
+                    venv=spec.venv,
+                    conda=spec.conda,
+                    container=spec.container,
+                    cwd=spec.workdir or "/",
+                    gpus=(),
+                    gpu_uuids=(),
+                    kind="cpu",
+                    run="0.0",
+                )
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from error
+
+
+def dependencies(spec: JobSpec) -> list[tuple[int, str]]:
+    """(job, 'ok' or 'any') for each job that a spec waits for."""
+    return [(job, "ok") for job in spec.after] + [(job, "any") for job in spec.after_any]
+
+
+def submitted(spec: JobSpec, user: str, first: int, estimates: Estimates) -> tuple[Mapping[str, Any], int]:
+    """Data of the event `jobs.submitted`, and how many jobs it brings."""
+    indices = None if spec.array is None else indices_of(spec.array)[0]
+    data = spec.model_dump(mode="json")
+    like = like_of(data, user, spec.gpus, None if indices is None else first)
+    estimate = estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
+    count = 1 if indices is None else len(indices)
+    return {
+        "user": user,
+        "spec": masked(data),
+        "first": first,
+        "count": count,
+        "indices": indices,
+        "held": spec.hold,
+        "after": [list(entry) for entry in dependencies(spec)],
+        "estimates": [[estimate.total_s, estimate.source.value]],
+    }, count

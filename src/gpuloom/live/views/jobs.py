@@ -1,0 +1,144 @@
+"""Records as the plain JSON objects that the API returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from gpuloom.core.decision import Reason
+from gpuloom.core.events import Event
+from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Phase, gpus_in
+from gpuloom.executors.port import RunUsage
+from gpuloom.live.forecasts.estimates import Source
+from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, Left
+from gpuloom.live.views.models import AttemptView, JobView
+
+_SOURCES = frozenset(source.value for source in Source)
+"""Records of older versions have other words."""
+_KNOWN = _SOURCES - {Source.UNKNOWN.value, Source.TIME_LIMIT.value}
+
+
+def ends_in(left: Left) -> tuple[float | None, float | None, float | None]:
+    """Seconds to its end, if it runs: low, median, high, as far as they may be told."""
+    most_s = left.most_s if left.most_s < math.inf else None
+    if not left.known or left.late_s > 0.0:
+        return None, None, most_s
+    return left.at(LOW), left.at(MIDDLE), left.at(HIGH)
+
+
+def where(allocation: Allocation) -> str:
+    """'host:0,1', several machines separated by spaces."""
+    return " ".join(f"{node}:{','.join(map(str, gpus))}" for node, gpus in allocation)
+
+
+def job_view(
+    job: Job,
+    *,
+    attempt: Attempt | None,
+    preemptions: int,
+    reason: Reason | None,
+    usage: RunUsage | None,
+    left: Left | None,
+    starting_s: float = 0.0,
+    now_s: float,
+) -> JobView:
+    """A job for people and programs.
+
+    Args:
+        attempt: the open one. preemptions: attempts that ended by making way. left: what is
+            known of the work left, unless it has ended. starting_s: it goes on starting up for so long.
+    """
+    holds = attempt is not None and attempt.phase is not Phase.FROZEN
+    run_s = job.held_s + (max(now_s - attempt.since_s, 0.0) if attempt is not None and holds else 0.0)
+    until = job.ended_s if job.ended_s is not None else now_s
+    spec = job.spec
+    end = None
+    if left is not None and attempt is not None and job.phase in (Phase.STARTING, Phase.RUNNING):
+        end = ends_in(left)
+    known = left.known if left is not None else job.estimate_from in _KNOWN
+    total_s = job.estimate_s if left is None else left.known_s
+    source = left.source.value if left is not None else job.estimate_from
+    return JobView(
+        id=job.id,
+        name=job.name,
+        user=job.user,
+        state=job.phase.value,
+        reason=None if job.reason is None else job.reason.value,
+        message=job.message,
+        exit_code=job.exit_code,
+        gpus=job.gpus,
+        gpu_types=list(spec.get("gpu_types") or ()),
+        priority=job.priority,
+        command=list(spec["command"]),
+        submitted_s=job.submitted_s,
+        started_s=job.first_start_s,
+        ended_s=job.ended_s,
+        waited_s=max(until - job.submitted_s - run_s, 0.0),
+        run_s=run_s,
+        jct_s=None if job.ended_s is None else job.ended_s - job.submitted_s,
+        attempts=job.attempts,
+        preemptions=preemptions,
+        retries_left=max(int(spec.get("retries", 0)) - job.failures, 0),
+        array_id=job.array_id,
+        array_index=job.array_index,
+        after=[[other, how] for other, how in job.after],
+        time_limit_s=spec.get("time_limit"),
+        estimate_s=total_s if known else None,
+        estimate_from=source if source in _SOURCES else Source.UNKNOWN.value,
+        estimate_runs=0 if left is None else len(left.runs),
+        predicted_end_s=None if end is None or end[1] is None else now_s + starting_s + end[1],
+        predicted_end_s_low=None if end is None or end[0] is None else now_s + starting_s + end[0],
+        predicted_end_s_high=None if end is None or end[2] is None else now_s + starting_s + end[2],
+        overrun_s=0.0 if left is None or attempt is None else left.late_s,
+        where="" if attempt is None else where(attempt.allocation),
+        waiting=None if reason is None or job.phase in ENDED else reason_view(reason),
+        progress={} if usage is None else dict(usage.progress),
+        usage={} if usage is None else usage_view(usage),
+        flags=dict(job.flags),
+    )
+
+
+def reason_view(reason: Reason) -> dict[str, Any]:
+    """{code, text, numbers}."""
+    return {"code": reason.code, "text": reason.text, "numbers": dict(reason.numbers)}
+
+
+def usage_view(usage: RunUsage) -> dict[str, float | None]:
+    """Rates of a run by name."""
+    return {key: value for key, value in asdict(usage).items() if key not in ("run", "progress")}
+
+
+def attempt_view(attempt: Attempt) -> AttemptView:
+    """An attempt."""
+    return {
+        "number": attempt.number,
+        "state": "ended" if attempt.phase is None else attempt.phase.value,
+        "where": where(attempt.allocation),
+        "gpus": gpus_in(attempt.allocation),
+        "started_s": attempt.started_s,
+        "running_s": attempt.running_s,
+        "ended_s": attempt.ended_s,
+        "held_s": attempt.held_s,
+        "reason": None if attempt.reason is None else attempt.reason.value,
+        "exit_code": attempt.exit_code,
+        "signal": attempt.signal,
+        "saved": attempt.saved,
+        "saved_by": attempt.saved_by.value or None,
+        "message": attempt.message,
+        "pid": attempt.pid,
+        "stop_reason": None if attempt.stop_reason is None else attempt.stop_reason.value,
+        "deadline_s": attempt.deadline_s,
+        "peak_memory_mib": attempt.peak_memory_mib,
+    }
+
+
+def event_view(event: Event) -> dict[str, Any]:
+    """An event."""
+    return {"id": event.id, "at_s": event.at_s, "type": event.type, "job": event.job, "data": dict(event.data)}
+
+
+def preemptions_of(attempts: Mapping[int, list[Attempt]], job: int) -> int:
+    """Attempts of a job that ended by making way."""
+    return sum(a.reason in (EndReason.PREEMPTED, EndReason.NODE) for a in attempts.get(job, ()))

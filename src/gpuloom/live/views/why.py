@@ -1,0 +1,220 @@
+"""Why a job waits, and when it will start: the policy's reason, and a forecast (live/forecasts), in words."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from gpuloom.core.decision import Reason
+from gpuloom.core.errors import GpuloomError
+from gpuloom.core.job import ENDED, Job, Phase
+from gpuloom.core.units import format_duration
+from gpuloom.core.words import plural
+from gpuloom.live.forecasts import words as said
+from gpuloom.live.forecasts.forecast import ForecastFailed, Outlook, Queue, outlook
+from gpuloom.live.forecasts.left import Left
+from gpuloom.live.forecasts.preview import gate_of, preview
+from gpuloom.live.planning.lacks import lacks
+from gpuloom.live.planning.planning import Planning
+from gpuloom.live.planning.reasons import why
+from gpuloom.live.scheduler import Scheduler
+from gpuloom.live.views.jobs import ends_in
+from gpuloom.live.views.models import WhyView
+
+log = logging.getLogger("gpuloom.scheduler")
+
+FRESH_S = 2.0
+"""So long a forecast serves others who ask, if nothing happens."""
+KEPT = 2
+"""Of so many moments or priorities what was made ready is kept: it may be large."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """For forecasts of a moment. queue: None if no GPU can be given away at all. told: by job."""
+
+    at_s: float
+    queue: Queue | None
+    told: dict[int, Outlook] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the scheduler's thread hands out, all of one moment. prepared: for a forecast, as another has left it;
+    planning: a copy, to prepare one."""
+
+    job: Job
+    reason: Reason | None
+    prepared: _Prepared | None
+    planning: Planning | None
+    event: int
+    now_s: float
+    left: Left
+    starting_s: float
+    since_s: float | None
+    lacks: list[str]
+
+
+class Whys:
+    """Answers to `gpuloom why`, from any thread. Forecasts are made in the caller's; those of one moment share their
+    preparations."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[int, int, str], _Prepared] = OrderedDict()
+
+    def view(self, job: Job, *, forecast: bool) -> WhyView:
+        """The answer for one job."""
+        scheduler = self._scheduler
+
+        def facts() -> _Facts:
+            now = scheduler.clock.now()
+            current = scheduler.book.jobs.get(job.id, job)
+            attempt = scheduler.book.attempts.get(job.id)
+            reason = why(scheduler.planning, [job.id], now).get(job.id)
+            wanted = forecast and reason is not None
+            prepared = self._prepared(current, scheduler.ledger.newest, now) if wanted else None
+            return _Facts(
+                current,
+                reason,
+                prepared,
+                scheduler.planning.copy() if wanted and prepared is None else None,
+                scheduler.ledger.newest,
+                now,
+                scheduler.left(current),
+                scheduler.work.starting_s(job.id, now),
+                None if attempt is None else attempt.since_s,
+                [lack.text for lack in lacks(scheduler.planning)] if current.phase not in ENDED else [],
+            )
+
+        known = scheduler.do(facts)
+        if known.reason is None:
+            return _of_one_that_does_not_wait(known)
+        if not forecast:
+            return _of_one_that_waits(known, known.reason, None, None)
+        try:
+            queue, found = self._outlook(known)
+        except GpuloomError as error:
+            text = str(error) if isinstance(error, ForecastFailed) else f"the forecast failed: {error}"
+            return _of_one_that_waits(known, known.reason, None, Outlook(known.left, cause=text))
+        except BaseException as error:  # of the policy, which may be anybody's: it must not cost the rest of the answer
+            log.exception("a forecast failed")
+            text = f"the forecast failed: {type(error).__name__}: {error}"
+            return _of_one_that_waits(known, known.reason, None, Outlook(known.left, cause=text))
+        return _of_one_that_waits(known, known.reason, queue, found)
+
+    def _key(self, job: Job, event: int) -> tuple[int, int, str]:
+        return event, job.priority, self._scheduler.planning.written
+
+    def _prepared(self, job: Job, event: int, now_s: float) -> _Prepared | None:
+        with self._lock:
+            found = self._kept.get(self._key(job, event))
+        return found if found is not None and now_s - found.at_s <= FRESH_S else None
+
+    def _outlook(self, known: _Facts) -> tuple[Queue | None, Outlook | None]:
+        """What is expected of the job; (None, None): no GPU can be given away at all."""
+        prepared = known.prepared
+        if prepared is None:
+            assert known.planning is not None  # noqa: S101 - one of the two is there
+            found = preview(known.planning, known.job.priority, known.now_s)
+            prepared = _Prepared(known.now_s, None if found is None else Queue(found))
+            with self._lock:
+                self._kept[self._key(known.job, known.event)] = prepared
+                while len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+        queue, told = prepared.queue, prepared.told
+        if queue is None:
+            return None, None
+        if known.job.id not in told:
+            told[known.job.id] = outlook(queue, gate_of(queue.preview, known.job), known.job.id)
+        return queue, told[known.job.id]
+
+
+def _of_one_that_does_not_wait(known: _Facts) -> WhyView:
+    job, now = known.job, known.now_s
+    view = _view(known, "does_not_wait", "")
+    view["start_s"] = job.first_start_s
+    if job.phase in ENDED:
+        ago = format_duration(max(now - (job.ended_s or now), 0.0))
+        text = f"Job {job.id} does not wait: it has {_ended(job)}, {ago} ago."
+        if job.message:
+            text += f" {job.message[0].upper()}{job.message[1:]}."
+        view["end_s"] = job.ended_s
+    elif job.phase is Phase.STOPPING:
+        text = f"Job {job.id} does not wait: it was told to end, and saves its work or ends now."
+    else:
+        since = format_duration(max(now - (known.since_s or now), 0.0))
+        text = f"Job {job.id} does not wait: it is {job.phase} and has held its GPUs for {since}."
+        low, median, high = (None if at is None else at + known.starting_s for at in ends_in(known.left))
+        view["end_s_low"], view["end_s_median"], view["end_s_high"] = (
+            None if at is None else now + at for at in (low, median, high)
+        )
+        text += f" {said.end_of_one_that_runs(known.left, job, (low, median, high), now)}"
+    view["text"] = text
+    view["sentences"] = [text]
+    return view
+
+
+def _ended(job: Job) -> str:
+    how = "" if job.reason is None or job.reason.value == job.phase.value else f" ({job.reason.replace('_', ' ')})"
+    return {"finished": "finished", "failed": "failed", "cancelled": "been cancelled"}[job.phase.value] + how
+
+
+def _of_one_that_waits(known: _Facts, reason: Reason, queue: Queue | None, found: Outlook | None) -> WhyView:
+    job, now = known.job, known.now_s
+    view = _view(known, reason.code, reason.text)
+    view["numbers"] = {key: float(value) for key, value in reason.numbers.items()}
+    state = "is frozen and waits" if job.phase is Phase.FROZEN else "waits"
+    sentences = [f"Job {job.id} ({job.name}, {plural(job.gpus, 'GPU')}) {state}. {reason.text}"]
+    view["sentences"] = sentences
+    if found is None:
+        return view
+    if queue is not None:
+        view["waiting"] = queue.preview.waiting
+    view["start_s_low"], view["start_s_median"], view["start_s_high"] = found.start
+    view["end_s_low"], view["end_s_median"], view["end_s_high"] = found.end
+    view["position"] = found.position
+    view["rests_on"] = {source.value: count for source, count in found.rests_on.items()}
+    view["unknown"] = list(found.unknown)
+    if found.position is not None and queue is not None:
+        sentences.append(said.position(found, queue.preview.waiting))
+    names = {number: queue.preview.planning.book.jobs[number].name for number in found.unknown} if queue else {}
+    sentences.append(said.start(found, names, now))
+    if not found.cause:
+        sentences.append(said.own(found, job, now))
+    if queue is not None and not found.cause:
+        view["assumptions"] = said.assumptions(found, queue.preview)
+    sentences += known.lacks
+    return view
+
+
+def _view(known: _Facts, code: str, text: str) -> WhyView:
+    left = known.left
+    return WhyView(
+        job=known.job.id,
+        state=known.job.phase.value,
+        code=code,
+        text=text,
+        numbers={},
+        position=None,
+        waiting=0,
+        start_s=None,
+        start_s_low=None,
+        start_s_median=None,
+        start_s_high=None,
+        end_s=None,
+        end_s_low=None,
+        end_s_median=None,
+        end_s_high=None,
+        source=left.source.value,
+        n=len(left.runs),
+        overrun_s=left.late_s if known.since_s is not None else 0.0,
+        rests_on={},
+        unknown=[],
+        lacks=known.lacks,
+        assumptions=[],
+        sentences=[],
+    )

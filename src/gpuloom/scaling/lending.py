@@ -1,0 +1,389 @@
+"""A world in which elastic jobs have their smallest size, for a base policy that knows of no sizes.
+
+In the view every job has so many GPUs as it needs at least (its *base size*) and GPUs beyond that are free: they are
+borrowed. Who runs is thus the base policy's choice alone, and borrowed GPUs never keep a job waiting. Durations and
+work left are those at the base size, so that the view is a workload of its own; the end of a running job is the
+true one, at the size that it has. `Lending` keeps the view and the true cluster together: a job that the base starts
+gets its base GPUs, if need be borrowed ones, which are given back; a job that the base stops gives up everything.
+
+The two worlds agree on how many GPUs of each node a job's base part holds, not on which: where the base takes a GPU
+that is borrowed and another one of the node is free, it gets that one, and nobody shrinks for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from gpuloom.core.decision import NOTHING, Decision, Place, Placement, Reason, place_of
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_ints
+from gpuloom.placement.pool import lowest_bits, pool_of_node
+from gpuloom.scaling.base_view import BaseView, Sizes
+
+Pieces = dict[int, int]
+"""{node: mask of GPUs, or their number}."""
+
+
+class Lending:
+    """Who has which GPUs, who borrows how many of each node, and the plan of one call.
+
+    A call goes: `take_in` what happened; `apply` the base's decision; give jobs other GPUs with `put`; `decision`.
+
+    A job's *home* is where it lives in the base's world: so many GPUs of these nodes are its own. On every node what
+    it holds beyond that is borrowed, also if it lives elsewhere altogether; its own GPUs at home may then be lent to
+    others. Where the base needs GPUs, borrowers give them back: they shrink, or, when they would fall below their base
+    size, go home, for which others may have to give GPUs back in turn. This ends, as the base's world has room for
+    all homes. Jobs that share GPUs in the base's world share them in the true one, at their base sizes.
+
+    Args:
+        home: of every running job that is not rigid, its place in the base's world. Belongs to the policy's memory and
+            is written here.
+        woven: see `Sizes`.
+    """
+
+    def __init__(self, snapshot: Snapshot, home: dict[int, Placement], *, woven: bool = False) -> None:
+        cluster = snapshot.cluster
+        self.sizes = Sizes(snapshot.workload, cluster, woven=woven)
+        self.woven = woven
+        """Jobs may share GPUs in the base's world."""
+        self.view = BaseView(snapshot, self.sizes)
+        self.home = home
+        self.held: dict[int, Pieces] = {}
+        """GPUs of every running job that is not rigid."""
+        self.gpus: dict[int, int] = {}
+        """Their number."""
+        self.own: dict[int, Pieces] = {}
+        """GPUs that are its own: {node: number}."""
+        self._borrowers: list[set[int]] = [set() for _ in cluster.nodes]
+        self.pool_of = pool_of_node(cluster)
+        self.nodes_of: list[list[int]] = [[] for _ in cluster.models]
+        """Nodes of each GPU model."""
+        for node, pool in self.pool_of.items():
+            self.nodes_of[pool].append(node)
+        self._full = [(1 << node.gpus) - 1 for node in cluster.nodes]
+        self.free: list[int] = []
+        """Truly free GPUs of each node as the plan goes."""
+        self._before = snapshot.placements
+        self.run: dict[int, Placement] = {}
+        """Jobs that the base starts or moves in this call."""
+        self._touched: dict[int, None] = {}
+        self._wait: list[int] = []
+        self.reclaimed: list[int] = []
+        """Jobs that had to give GPUs back in this call."""
+        self.attached: Any = None
+        """What the policy keeps beside it; it lives as long."""
+        self._rebuild(snapshot)
+        self._built = True
+
+    def _rebuild(self, snapshot: Snapshot) -> None:
+        """From true placements. `home` may still name jobs that have ended or lost their node."""
+        free = [0 if node in snapshot.nodes_out else full for node, full in enumerate(self._full)]
+        base: dict[int, Placement] = {}
+        shared: dict[Place, tuple[int, ...]] = {}
+        known = {job: home for job, home in self.home.items() if job in snapshot.placements}
+        self.home.clear()
+        for job, placement in snapshot.placements.items():
+            place = placement
+            if len(self.sizes.of[job]) > 1:
+                place = known.get(job) or _part(placement, self.sizes.of[job][0])
+                if any(node in snapshot.nodes_out for node in place.nodes):
+                    self._lose_home(job, dict(zip(placement.nodes, placement.masks, strict=True)))
+                    continue
+            masks = shared.get(place_of(placement))
+            if masks is None:
+                taken = []
+                for node, mask in zip(place.nodes, place.masks, strict=True):
+                    taken.append(lowest_bits(free[node], mask.bit_count()))
+                    free[node] &= ~taken[-1]
+                masks = shared[place_of(placement)] = tuple(taken)
+            base[job] = Placement(place.nodes, masks, placement.layer)
+            if len(self.sizes.of[job]) > 1:
+                self._settle(job, base[job])
+                self._enter(job, dict(zip(placement.nodes, placement.masks, strict=True)))
+        self.view.rebuild(base, free)
+
+    def _lose_home(self, job: int, pieces: Pieces) -> None:
+        self.view.homeless.append(job)
+        self.home.pop(job, None)
+        self.own[job] = {}
+        self._enter(job, pieces)
+
+    def _settle(self, job: int, home: Placement) -> None:
+        self.home[job] = home
+        self.own[job] = {node: mask.bit_count() for node, mask in zip(home.nodes, home.masks, strict=True)}
+
+    # -- what happened --------------------------------------------------------------------------------------
+
+    def take_in(self, snapshot: Snapshot) -> None:
+        """Events since the last call (nothing, if this was just built from this snapshot)."""
+        self.view.sync(snapshot)
+        self._before = snapshot.placements
+        self.free = list(snapshot.idle_masks)
+        self.run, self._touched, self._wait = {}, {}, []
+        self.reclaimed = []
+        if self._built:
+            self._built = False
+            return
+        for job in (*snapshot.finished, *snapshot.evicted):
+            self.view.remove(job)
+            self._forget(job)
+        for node in (*snapshot.nodes_down, *snapshot.nodes_up):  # those that are back were lost in between
+            for job in [job for job, own in self.own.items() if node in own]:
+                self.view.remove(job)
+                self._lose_home(job, self.held[job])
+        for node in snapshot.nodes_down:
+            self.view.set_node(node, 0)
+        if self.view.homeless:
+            self.view.evicted = [*snapshot.evicted, *self.view.homeless]
+        for node in snapshot.nodes_up:
+            self.view.set_node(node, self._full[node])
+
+    def _forget(self, job: int) -> None:
+        self.home.pop(job, None)
+        if job in self.own:
+            del self.own[job], self.gpus[job]
+            for node in self.held.pop(job):
+                self._borrowers[node].discard(job)
+
+    def _enter(self, job: int, pieces: Pieces) -> None:
+        """The job holds these GPUs; `free` is the caller's."""
+        own, borrowers = self.own[job], self._borrowers
+        for node in self.held.get(job, ()):
+            borrowers[node].discard(job)
+        gpus = 0
+        for node, mask in pieces.items():
+            count = mask.bit_count()
+            gpus += count
+            if count > own.get(node, 0):
+                borrowers[node].add(job)
+        self.held[job] = pieces
+        self.gpus[job] = gpus
+
+    # -- the base's decision --------------------------------------------------------------------------------
+
+    def apply(self, decision: Decision, first_to_shrink: Callable[[int], Any]) -> None:
+        """Carry the base's decision over to the true cluster.
+
+        Args:
+            first_to_shrink: key of a job that borrows; small ones give GPUs back first.
+        """
+        self._wait = list(decision.wait)
+        if not (decision.run or decision.wait or self.view.homeless):
+            return
+        homeless, self.view.homeless = self.view.homeless, []
+        for job in homeless[:]:
+            if job in decision.run and self.woven:
+                # It may share its new home with others: it moves there.
+                homeless.remove(job)
+                for node, mask in self.held[job].items():
+                    self.free[node] |= mask
+                self._forget(job)
+            elif job in decision.run:
+                # It has a home again, and stays where it is.
+                self.view.put(job, decision.run[job])
+                self._settle(job, decision.run[job])
+                self._enter(job, self.held[job])
+            else:
+                for node, mask in self.held[job].items():
+                    self.free[node] |= mask
+                self._forget(job)
+                self._wait.append(job)
+        leaving = [
+            job for job in (*decision.wait, *decision.run) if job in self.view.placements and job not in homeless
+        ]
+        gone = set(leaving)
+        for job in leaving:
+            shares = not self.view.alone(job)
+            for node, mask in zip(self._before[job].nodes, self._before[job].masks, strict=True):
+                self.free[node] |= mask & ~self._kept(node, gone) if shares else mask
+            self.view.remove(job)
+            self._forget(job)
+        # Where members of groups go that join others, or each other.
+        true: dict[Place, tuple[int, ...]] = {}
+        for job, wanted in decision.run.items():
+            if job in homeless:
+                continue
+            masks = true.get(place_of(wanted))
+            if masks is None:
+                masks = true[place_of(wanted)] = self._masks(wanted, first_to_shrink)
+            self.view.put(job, wanted)
+            self.run[job] = Placement(wanted.nodes, masks, wanted.layer)
+            if len(self.sizes.of[job]) > 1:
+                self._settle(job, wanted)
+                self._enter(job, dict(zip(wanted.nodes, masks, strict=True)))
+
+    def _kept(self, node: int, leaving: set[int]) -> int:
+        """True GPUs of a node that jobs hold which stay."""
+        kept = 0
+        for job, placement in self._before.items():
+            if job not in leaving and node in placement.nodes:
+                kept |= placement.masks[placement.nodes.index(node)]
+        return kept
+
+    def _masks(self, wanted: Placement, first_to_shrink: Callable[[int], Any]) -> tuple[int, ...]:
+        """True GPUs for a place of the base's world: those of a job that has it and stays, or free ones."""
+        host = self.view.who_has(wanted)
+        if host is not None and host in self.own:
+            if self.held[host].keys() != self.own[host].keys() or self.gpus[host] > self.sizes.of[host][0]:
+                self._go_home(host, first_to_shrink)
+                self.reclaimed.append(host)
+            return tuple([self.held[host][node] for node in wanted.nodes])
+        if host is not None:
+            before = self.run.get(host, self._before.get(host))
+            if before is not None:
+                pieces = dict(zip(before.nodes, before.masks, strict=True))
+                return tuple([pieces[node] for node in wanted.nodes])
+        masks = []
+        for node, mask in zip(wanted.nodes, wanted.masks, strict=True):
+            count = mask.bit_count()
+            self._reclaim(node, count, first_to_shrink)
+            taken = mask if not mask & ~self.free[node] else lowest_bits(self.free[node], count)
+            self.free[node] &= ~taken
+            masks.append(taken)
+        return tuple(masks)
+
+    def _reclaim(self, node: int, count: int, first_to_shrink: Callable[[int], Any]) -> None:
+        """Have borrowers on the node give GPUs back until `count` of its GPUs are free."""
+        while (missing := count - self.free[node].bit_count()) > 0:
+            job = min(self._borrowers[node], key=lambda j: (first_to_shrink(j), j))
+            lent = self.held[job][node].bit_count() - self.own[job].get(node, 0)
+            left = self.gpus[job] - min(missing, lent)
+            self.reclaimed.append(job)
+            if left >= self.sizes.of[job][0]:
+                self.shrink(job, max(size for size in self.sizes.of[job] if size <= left), first=node)
+            else:
+                self._go_home(job, first_to_shrink)
+
+    def _go_home(self, job: int, first_to_shrink: Callable[[int], Any]) -> None:
+        own, before = self.own[job], self.held[job]
+        kept = {}
+        for node, count in own.items():
+            mask = before.get(node, 0)
+            if mask:
+                kept[node] = lowest_bits(mask, min(count, mask.bit_count()))
+        self.put(job, kept)
+        for node, count in own.items():
+            missing = count - kept.get(node, 0).bit_count()
+            if missing:
+                self._reclaim(node, missing, first_to_shrink)
+                kept = {**kept, node: kept.get(node, 0) | lowest_bits(self.free[node], missing)}
+                self.put(job, kept)
+
+    # -- who holds what -------------------------------------------------------------------------------------
+
+    def put(self, job: int, pieces: Pieces) -> None:
+        """A running job that is not rigid has these GPUs from now on; they must be its own now, or free."""
+        for node, mask in self.held[job].items():
+            self.free[node] |= mask
+        for node, mask in pieces.items():
+            self.free[node] &= ~mask
+        self._enter(job, pieces)
+        self._touched[job] = None
+
+    def shrink(self, job: int, gpus: int, *, first: int | None = None) -> None:
+        """A job gives borrowed GPUs back, down to `gpus`: those on node `first` before others, then those on nodes
+        of which it holds fewest."""
+        pieces, own = dict(self.held[job]), self.own[job]
+        left = self.gpus[job] - gpus
+        nodes: Iterable[int] = tuple(pieces)
+        if len(pieces) > 1:
+            nodes = sorted(nodes, key=lambda n: (n != first, pieces[n].bit_count(), n))
+        for node in nodes:
+            held = pieces[node].bit_count()
+            count = min(left, held - own.get(node, 0))
+            if count > 0:
+                pieces[node] = lowest_bits(pieces[node], held - count)
+                if not pieces[node]:
+                    del pieces[node]
+                left -= count
+        self.put(job, pieces)
+
+    def extended(self, job: int, gpus: int) -> Pieces | None:
+        """GPUs for a running job to grow to `gpus`: those it has and free ones, on its own nodes first, then on as
+        few others as can be. None if there are not enough."""
+        free = self.free
+        pieces = dict(self.held[job])
+        left = gpus - self.gpus[job]
+        nodes: Iterable[int] = tuple(pieces)
+        if len(pieces) > 1:
+            nodes = sorted(nodes, key=lambda n: (-free[n].bit_count(), n))
+        for node in nodes:
+            count = min(left, free[node].bit_count())
+            if count:
+                pieces[node] |= lowest_bits(free[node], count)
+                left -= count
+        if left:
+            others = [n for n in self._alike(job) if free[n] and n not in pieces]
+            more = _fewest_nodes([(free[n].bit_count(), n) for n in others], left)
+            if more is None:
+                return None
+            for node, count in more:
+                pieces[node] = lowest_bits(free[node], count)
+        return pieces
+
+    def gathered(self, job: int, gpus: int) -> Pieces | None:
+        """GPUs for a running job to have `gpus` on as few nodes as can be, wherever that is."""
+        held, free = self.held[job], self.free
+        there = [(free[n].bit_count() + held.get(n, 0).bit_count(), n) for n in self._alike(job)]
+        chosen = _fewest_nodes([(count, n) for count, n in there if count], gpus)
+        if chosen is None:
+            return None
+        pieces = {}
+        for node, count in chosen:
+            mine = held.get(node, 0)
+            kept = lowest_bits(mine, min(count, mine.bit_count()))
+            pieces[node] = kept | lowest_bits(free[node], count - kept.bit_count())
+        return pieces
+
+    def _alike(self, job: int) -> list[int]:
+        """Nodes of the job's GPU model."""
+        return self.nodes_of[self.pool_of[next(iter(self.held[job]))]]
+
+    def decision(self, wake_at_s: float, why: Mapping[int, Reason]) -> Decision:
+        """The plan of this call."""
+        run = self.run
+        for job in self._touched:
+            pieces = self.held[job]
+            before = self._before.get(job)
+            layer = run[job].layer if job in run else 0 if before is None else before.layer
+            if job in run or before is None or not _same(before, pieces):
+                run[job] = Placement(tuple(pieces), tuple(pieces.values()), layer)
+        if not run and not self._wait and wake_at_s == math.inf:
+            return NOTHING
+        return Decision(run, self._wait, wake_at_s, why)
+
+
+def _same(placement: Placement, pieces: Pieces) -> bool:
+    """Whether a placement is these GPUs, in whatever order of nodes."""
+    if len(placement.nodes) != len(pieces):
+        return False
+    return all(pieces.get(node) == mask for node, mask in zip(placement.nodes, placement.masks, strict=True))
+
+
+def _fewest_nodes(room: list[tuple[int, int]], gpus: int) -> list[tuple[int, int]] | None:
+    """(node, number) for so many GPUs on few nodes, of (free GPUs, node): the fullest node that holds all that is left,
+    else the emptiest. None if there are not enough."""
+    room = sorted(room)
+    if sum_ints([count for count, _ in room]) < gpus:
+        return None
+    chosen = []
+    while gpus:
+        place = next((i for i, (count, _) in enumerate(room) if count >= gpus), len(room) - 1)
+        count, node = room.pop(place)
+        chosen.append((node, min(count, gpus)))
+        gpus -= min(count, gpus)
+    return chosen
+
+
+def _part(placement: Placement, gpus: int) -> Placement:
+    """So many GPUs of a placement, on the nodes where it has most (all, if it has fewer)."""
+    pieces: Pieces = {}
+    left = gpus
+    for mask, node in sorted(zip(placement.masks, placement.nodes, strict=True), key=lambda p: (-p[0].bit_count(), p)):
+        count = min(left, mask.bit_count())
+        if count:
+            pieces[node] = lowest_bits(mask, count)
+            left -= count
+    return Placement(tuple(pieces), tuple(pieces.values()))

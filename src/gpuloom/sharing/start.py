@@ -1,0 +1,54 @@
+"""Jobs that share a GPU kernel by kernel: whether this machine can, and how such a job is started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuloom.core.job import NodeRecord
+from gpuloom.core.share_class import share_class_of
+from gpuloom.sharing.shim import attach as shim
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """able: jobs may be placed beside each other. gated: their kernels are admitted by the shim. why: in words.
+
+    environment: variables that all programs under the shim need alike, to find each other and the driver.
+    """
+
+    able: bool
+    gated: bool
+    why: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def ability(node: NodeRecord, environment: Mapping[str, str]) -> Ability:
+    """What this machine can do. Compiles the shim where it must be; starts nothing else."""
+    if node.kind == "cpu":
+        return Ability(True, False, "CPU slots stand in for GPUs: jobs share them, and nothing protects the high one")
+    lacking = [found for found in shim.examine(environment) if found.needed and not found.ok]
+    if lacking:
+        what = "; ".join(f"{found.what}: {found.text}" for found in lacking)
+        return Ability(False, False, f"the shim can't be active on this machine ({what})")
+    folder = shim.shared_folder(environment)
+    shared = {"GPULOOM_SHARE_DIR": str(folder)}
+    shared |= {name: environment[name] for name in ("GPULOOM_SHARE_DRIVER",) if environment.get(name)}
+    return Ability(True, True, f"the shim is active on this machine; programs meet in {folder}", shared)
+
+
+NO_SHARING = Ability(False, False, "")
+
+
+def under_the_shim(
+    sharing: Ability, job: int, spec: Mapping[str, Any], argv: Sequence[str], env: Mapping[str, str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Command and environment: of a job that may share its GPU by `gpuloom share run`, of others as they are."""
+    klass = share_class_of(spec)
+    if not (klass and sharing.gated):
+        return tuple(argv), dict(env)
+    starter = (sys.executable, "-I", "-m", "gpuloom", "share", "run", "--class", klass, "--name", f"job {job}", "--")
+    kept = {name: value for name, value in env.items() if name != "GPULOOM_SHARE"}  # the scheduler decides, not the job
+    return (*starter, *argv), {**kept, **sharing.environment}
