@@ -249,7 +249,7 @@ class Bench:
                     raise StepError("the shim could not be built (see the step shim)")
                 for klass in made:
                     made[klass] = shim.program_environment(
-                        shim.Settings(klass, gpu=self.gpu, name=klass, log=self.out.with_suffix(f".{klass}.log")),
+                        shim.ShimSettings(klass, gpu=self.gpu, name=klass, log=self.out.with_suffix(f".{klass}.log")),
                         base, shim=self.paths["shim"], driver=self.paths["driver"], shared=shared,
                     )  # fmt: skip
             if way.mps and (mps.control() is not None or not way.shim):

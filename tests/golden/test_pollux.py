@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gpuloom.files.load import load
-from gpuloom.goodput import NODES, Application, Run, create_rule, load_applications, read_submissions, simulate
+from gpuloom.goodput import NODES, Application, PolluxResult, create_rule, load_applications, read_submissions, simulate
 
 pytestmark = pytest.mark.data
 PUBLISHED = Path(__file__).parents[2] / "bench" / "pollux_published.csv"
@@ -27,7 +27,7 @@ def applications(data: Path) -> dict[str, Application]:
 
 
 @cache
-def run(data: Path, folder: str, workload: str, rule: str) -> Run:
+def run(data: Path, folder: str, workload: str, rule: str) -> PolluxResult:
     source = load(f"{data / 'pollux' / 'workloads.tar.gz'}::{folder}/{workload}.csv")
     return simulate(read_submissions(source.data, source.name), applications(data), create_rule(rule, NODES))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuloom.agent.health import RESET_WORDS, Changes, Flag, Health, Settings
+from gpuloom.agent.health import RESET_WORDS, Changes, Flag, Health, HealthSettings
 from gpuloom.agent.sample import Finding, NodeRates, RunOnNode, Sample
 from gpuloom.agent.xid import KNOWN, PASSING, PROGRAM, RESET
 from gpuloom.core.job import Gpu, NodeRecord
@@ -21,7 +21,7 @@ RUNS = {"1.1": RunOnNode(10, 1, (0,)), "2.1": RunOnNode(20, 1, (1,))}
 class Watch:
     """Health under looks 5 s apart."""
 
-    def __init__(self, node: NodeRecord = NODE, *, settings: Settings | None = None, **more: object) -> None:
+    def __init__(self, node: NodeRecord = NODE, *, settings: HealthSettings | None = None, **more: object) -> None:
         self.health = Health(node, settings, **more)  # type: ignore[arg-type]
         self.at_s = 1000.0
         self.gpus = {gpu.index: gpu for gpu in node.gpus}
@@ -265,16 +265,16 @@ def test_short_bursts_do_not_hide_an_idle_job_and_pauses_do_not_make_one() -> No
 
 
 def test_cpu_slots_are_idle_below_a_hundredth_of_a_core() -> None:
-    watch = Watch(SLOTS, settings=Settings(idle_s=60.0))
+    watch = Watch(SLOTS, settings=HealthSettings(idle_s=60.0))
     assert watch.look(usage=use(cores=0.02), times=50).flags == ()
-    watch = Watch(SLOTS, settings=Settings(idle_s=60.0))
+    watch = Watch(SLOTS, settings=HealthSettings(idle_s=60.0))
     flags = [flag for _ in range(50) for flag in watch.look(usage=use(cores=0.004)).flags]
     text = "idle: 0.4 % of a CPU core used on average in the last 1m 00s, while it holds 1 CPU slot"
     assert flags == [Flag("1.1", "idle", text)]
 
 
 def test_frozen_unknown_and_unwatched_time_is_not_idleness() -> None:
-    settings = Settings(idle_s=60.0)
+    settings = HealthSettings(idle_s=60.0)
     frozen = {"1.1": RunOnNode(10, 1, (0,), frozen=True)}
     watch = Watch(settings=settings)
     assert watch.look(usage=use(0.0), runs=frozen, times=100).flags == ()
@@ -285,7 +285,7 @@ def test_frozen_unknown_and_unwatched_time_is_not_idleness() -> None:
 
 
 def test_a_flag_goes_with_its_run_and_survives_a_scheduler() -> None:
-    watch = Watch(settings=Settings(idle_s=60.0), flags={"1.1": {"idle": "idle: …"}})
+    watch = Watch(settings=HealthSettings(idle_s=60.0), flags={"1.1": {"idle": "idle: …"}})
     assert watch.look(usage=use(0.0)).flags == ()
     assert watch.look(usage=use(80.0)).flags == (Flag("1.1", "idle", ""),)
     watch.look(usage=use(0.0), times=30)

@@ -23,7 +23,7 @@ import pytest
 from faults import Call, Fault, Injector
 from gpuloom.core.errors import InputError
 from gpuloom.executors import launch, procs, verify, wire
-from gpuloom.executors.life import NOTHING, Run
+from gpuloom.executors.life import NOTHING, RunningJob
 from gpuloom.executors.limits import Limits
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.loop import Loop
@@ -36,14 +36,17 @@ NOFILE = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 class TestLimits:
     def test_a_time_limit_is_looked_at_once_however_often_a_run_is_thawed(self, tmp_path: Path) -> None:
-        loop, runs, stopped = Loop(), dict[str, Run](), list[str]()
+        loop, runs, stopped = Loop(), dict[str, RunningJob](), list[str]()
 
-        def stop(run: Run, reason: str, grace_s: float, message: str) -> None:
+        def stop(run: RunningJob, reason: str, grace_s: float, message: str) -> None:
             stopped.append(reason)
             loop.soon(lambda: None)  # the turn need not wait for what is left
 
         limits = Limits(loop, runs, stop, lambda run, mib: None)
-        run = runs["1.1"] = Run({**NOTHING, "run": "1.1", "directory": str(tmp_path), "limit_s": 3600.0}, "home", "")
+        request = {**NOTHING, "run": "1.1", "directory": str(tmp_path), "limit_s": 3600.0}
+        run = runs["1.1"] = RunningJob(request, "home", "")
+            {**NOTHING, "run": "1.1", "directory": str(tmp_path), "limit_s": 3600.0}, "home", ""
+        )
         run.phase = "running"
         for _ in range(50):
             run.frozen_s += 1.0

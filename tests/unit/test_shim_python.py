@@ -95,7 +95,7 @@ def test_the_shared_folder_is_private_and_is_refused_when_others_may_write(tmp_p
 def test_the_environment_of_a_program(tmp_path: Path) -> None:
     library, driver = tmp_path / "shim.so", tmp_path / "driver.so"
     library.write_text("shim")
-    settings = shim.Settings("high", "1", "name", "orion", 0.05, Path("p.tsv"), Path("/l"))
+    settings = shim.ShimSettings("high", "1", "name", "orion", 0.05, Path("p.tsv"), Path("/l"))
     made = shim.program_environment(
         settings, {"LD_LIBRARY_PATH": "/x::/y", "GPULOOM_SHARE": "off"}, shim=library, driver=driver, shared=tmp_path
     )

@@ -23,7 +23,7 @@ from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.memory import dump
 from gpuloom.sim.compat import compat_mode
 from gpuloom.sim.forward import Forecast, forward
-from gpuloom.sim.simulator import Run, Settings
+from gpuloom.sim.simulator import Settings, Simulation
 from gpuloom.traces.generate import GeneratorConfig, generate
 
 STAGES = np.array([(3.0, 0.2, 0.1), (0.2, 3.0, 0.1), (0.2, 0.3, 3.0), (np.nan,) * 3])
@@ -124,7 +124,7 @@ def test_goes_on_as_the_simulation_would_have(text: str) -> None:
     workload = generate(GeneratorConfig(jobs=50, gpus=16, load=2.0, seed=4, opportunistic=0.5))
     workload = replace(workload, stage_s=STAGES[np.arange(50) % 4], submit_s=np.zeros(50))
     whole, run = [
-        Run(
+        Simulation(
             workload,
             parse_cluster("2x8"),
             load_policy(text),

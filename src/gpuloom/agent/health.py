@@ -33,7 +33,7 @@ _BUCKETS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class HealthSettings:
     """recovery_s: a GPU must have been well for so long. clean_samples: looks without strangers. idle_s: window over
     which a job must do nothing to be called idle (0: never); idle_gpu_percent, idle_cores: what counts as nothing.
     busy_s: span at the end of which an idle job counts as busy again. Only seconds of looking count, none in which the
@@ -119,7 +119,7 @@ class Health:
     def __init__(
         self,
         node: NodeRecord,
-        settings: Settings | None = None,
+        settings: HealthSettings | None = None,
         *,
         booted_s: float = 0.0,
         flags: Mapping[str, Mapping[str, str]] | None = None,
@@ -127,7 +127,7 @@ class Health:
         """node: as last recorded, with the states that a scheduler before this one gave its GPUs. booted_s: when the
         machine was booted, epoch seconds: what was found before may have been mended by that. flags: by run, what was
         said of its job before."""
-        self.settings = settings or Settings()
+        self.settings = settings or HealthSettings()
         self._kind = node.kind
         self._states = {gpu.index: _State(gpu) for gpu in node.gpus}
         self._idle: dict[str, _Idle] = {}

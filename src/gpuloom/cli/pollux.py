@@ -16,7 +16,7 @@ from gpuloom.core.errors import InputError
 
 if TYPE_CHECKING:
     from gpuloom.files.source import Source
-    from gpuloom.goodput import Run
+    from gpuloom.goodput import PolluxResult
 
 
 @click.command()
@@ -81,7 +81,7 @@ def pollux(
     sources = [load(path) for path, _ in expand(workloads)]
     read = [(source, read_submissions(source.data, source.name)) for source in sources]
     applications = load_applications(throughputs or _beside(sources[0]))
-    found: list[tuple[str, str, Run]] = []
+    found: list[tuple[str, str, PolluxResult]] = []
     for source, jobs in read:
         for name in names:
             run = simulate(jobs, applications, create_rule(name, nodes), nodes, int(interval))
@@ -111,7 +111,7 @@ def _beside(source: Source) -> Path:
     )
 
 
-def described(workload: str, policy: str, run: Run) -> dict[str, Any]:
+def described(workload: str, policy: str, run: PolluxResult) -> dict[str, Any]:
     """A result as plain values."""
     import numpy as np
 
@@ -128,7 +128,7 @@ def described(workload: str, policy: str, run: Run) -> dict[str, Any]:
     }
 
 
-def _write_json(found: Sequence[tuple[str, str, Run]], cluster: str, interval_s: int, target: str) -> None:
+def _write_json(found: Sequence[tuple[str, str, PolluxResult]], cluster: str, interval_s: int, target: str) -> None:
     from gpuloom.files.whole import text_output
 
     data = {"cluster": cluster, "interval_s": interval_s, "results": [described(*one) for one in found]}
@@ -136,7 +136,7 @@ def _write_json(found: Sequence[tuple[str, str, Run]], cluster: str, interval_s:
         file.write(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _write_jobs(found: Sequence[tuple[str, str, Run]], target: str) -> None:
+def _write_jobs(found: Sequence[tuple[str, str, PolluxResult]], target: str) -> None:
     from gpuloom.files.whole import text_output
 
     with text_output(target) as file:
@@ -148,7 +148,7 @@ def _write_jobs(found: Sequence[tuple[str, str, Run]], target: str) -> None:
                 writer.writerow([workload, policy, name, *(f"{value:.0f}" for value in values)])
 
 
-def _print(found: Sequence[tuple[str, str, Run]], policies: Sequence[str]) -> None:
+def _print(found: Sequence[tuple[str, str, PolluxResult]], policies: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 

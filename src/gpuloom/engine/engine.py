@@ -14,7 +14,7 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
 from gpuloom.core.sums import sum_floats
 from gpuloom.engine.check import PlanCheck, checked_answer
-from gpuloom.engine.ports import Executor
+from gpuloom.engine.ports import CommandSink
 from gpuloom.engine.progress import Progress
 from gpuloom.policies.base import Policy
 
@@ -34,7 +34,7 @@ class Engine:
         state: State,
         policy: Policy,
         progress: Progress,
-        executor: Executor,
+        executor: CommandSink,
         *,
         charge_every_step: bool = False,
         checkpoint_s: float = 0.0,

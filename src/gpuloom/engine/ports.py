@@ -8,7 +8,7 @@ from typing import Protocol
 from gpuloom.core.commands import Command
 
 
-class Executor(Protocol):
+class CommandSink(Protocol):
     """Carries commands out. What becomes of them comes back to the engine as events."""
 
     def apply(self, commands: Sequence[Command], now_s: float) -> None:

@@ -9,7 +9,7 @@ import traceback
 from collections import deque
 
 from gpuloom.executors.loop import RETRY_S, Loop, log
-from gpuloom.executors.wire import Lines, encode
+from gpuloom.executors.wire import LineBuffer, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Client:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.lines = Lines()
+        self.lines = LineBuffer()
         self.asked: deque[dict[str, Any]] = deque()
         self.unsent = bytearray()
 

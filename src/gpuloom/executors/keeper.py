@@ -17,7 +17,7 @@ from gpuloom.core.faults import fault_text
 from gpuloom.executors import cgroups, procs
 from gpuloom.executors.hub import Hub
 from gpuloom.executors.launch import Child, fork
-from gpuloom.executors.life import TERM_SIGNAL, Run
+from gpuloom.executors.life import TERM_SIGNAL, RunningJob
 from gpuloom.executors.limits import Limits
 from gpuloom.executors.log_keeper import LogKeeper
 from gpuloom.executors.loop import RETRY_S, Loop, log
@@ -57,7 +57,7 @@ class Keeper:
         self.nofile = (files, hard)
         with contextlib.suppress(OSError, ValueError):  # then there are fewer files to be had
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, RunningJob] = {}
         self.loop = Loop()
         self.troubles = self.loop.troubles
         self.hub = Hub(self.loop, listener, self._answer, self._rest)
@@ -65,11 +65,11 @@ class Keeper:
         self._limits = Limits(self.loop, self.runs, self.stop, self._over_memory)
         self._unread: set[str] = {""}
         """Runs of an earlier runner that could not be looked at yet; with '' not even their names."""
-        self._by_pid: dict[int, Run] = {}
-        self._reaped: list[tuple[Run, int, float]] = []
+        self._by_pid: dict[int, RunningJob] = {}
+        self._reaped: list[tuple[RunningJob, int, float]] = []
         """Runs whose leading process has been waited for: (run, code, CPU seconds)."""
         self._children: dict[str, Child] = {}
-        self._helpers: dict[int, Run] = {}
+        self._helpers: dict[int, RunningJob] = {}
         self._idle_until = time.monotonic() + FIRST_WAIT_S
         wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -118,7 +118,7 @@ class Keeper:
                 self.acknowledge(run)
         return reply
 
-    def _tell(self, run: Run) -> None:
+    def _tell(self, run: RunningJob) -> None:
         if not run.acknowledged:
             self.hub.tell({"status": run.status()})
 
@@ -130,10 +130,10 @@ class Keeper:
         if (known := self.runs.get(name)) is not None:
             self._tell(known)
             return
-        run = self.runs[name] = Run(request, self.home_id, self.boot)
+        run = self.runs[name] = RunningJob(request, self.home_id, self.boot)
         doing, child = f"can't read {directory}", None
         try:
-            known = Run.read(directory, self.home_id)
+            known = RunningJob.read(directory, self.home_id)
             if known is not None:
                 self._register(name, directory)
                 self.adopt(known)
@@ -165,7 +165,7 @@ class Keeper:
     def _register(self, name: str, directory: str) -> None:
         write_atomic(f"{self.home}/{LIVE}/{name}", {"directory": directory})
 
-    def _group(self, run: Run, request: dict[str, Any]) -> None:
+    def _group(self, run: RunningJob, request: dict[str, Any]) -> None:
         """Put a child that waits into a control group of its own."""
         group = None
         try:
@@ -178,7 +178,7 @@ class Keeper:
             if group is not None:
                 self._remove_group(group, tries=1)  # which does not kill: the run goes on without it
 
-    def _said(self, run: Run) -> None:
+    def _said(self, run: RunningJob) -> None:
         """The pipe of a child ended: its program runs, or it said why not."""
         child = self._children.get(run.name)
         if child is None:
@@ -198,13 +198,13 @@ class Keeper:
         self._tell(run)
         self._begin(run)
 
-    def _not_started(self, run: Run, cause: Cause, message: str) -> None:
+    def _not_started(self, run: RunningJob, cause: Cause, message: str) -> None:
         """Its program was not begun."""
         run.reason, run.cause, run.message = "not_started", cause, message
         run.ended = {"exit_code": None, "signal": None, "cpu_s": None, "peak_memory_mib": None}
         self._conclude(run, released=True)
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: RunningJob) -> None:
         """Enforce what a run under way is bound to."""
         self._limits.begin(run)
         self._logs.begin(run)
@@ -220,7 +220,7 @@ class Keeper:
         for name in sorted(self._unread):
             path = f"{self.home}/{LIVE}/{name}"
             data = read_json(path)
-            run = None if data is None else Run.read(data["directory"], self.home_id)
+            run = None if data is None else RunningJob.read(data["directory"], self.home_id)
             if run is None:
                 remove(path)  # never started
             else:
@@ -230,7 +230,7 @@ class Keeper:
         for group in self.groups.stale(self.runs):
             self._remove_group(group)
 
-    def adopt(self, run: Run) -> None:
+    def adopt(self, run: RunningJob) -> None:
         """Watch a run that this runner did not start."""
         self.runs[run.name] = run
         if run.exit is not None:
@@ -240,7 +240,7 @@ class Keeper:
             return
         self.loop.soon(lambda: self._look_after(run), f"run {run.name}, which an earlier runner started")
 
-    def _look_after(self, run: Run) -> None:
+    def _look_after(self, run: RunningJob) -> None:
         run.log.load()
         fd = -1
         if run.boot == self.boot and run.pid is not None:
@@ -269,13 +269,13 @@ class Keeper:
         else:
             self._lost(run, "it ended while no runner was there to see how (the runner was killed)")
 
-    def _adopted_ended(self, run: Run, fd: int) -> None:
+    def _adopted_ended(self, run: RunningJob, fd: int) -> None:
         self.loop.drop(fd)
         os.close(fd)
         message = "it ended, but the runner that started it had been killed: its exit code is not known"
         self.loop.soon(lambda: self._lost(run, message), f"the end of run {run.name}")
 
-    def _lost(self, run: Run, message: str, cause: Cause = Cause.NONE) -> None:
+    def _lost(self, run: RunningJob, message: str, cause: Cause = Cause.NONE) -> None:
         """It has ended, and only its parent could have known how."""
         self._out_of_memory(run)
         if not run.reason:
@@ -320,7 +320,7 @@ class Keeper:
                 self._leader_ended(run, exit_code, number, cpu_s, everything)
             self._reaped.pop(0)
 
-    def _out_of_memory(self, run: Run) -> None:
+    def _out_of_memory(self, run: RunningJob) -> None:
         """Give that as the reason, if nothing else was the reason and the kernel ended a process of it."""
         if not run.reason and run.group is not None and run.group.oom_kills():
             limit = f"its limit of {run.memory_mib:,} MiB" if run.memory_mib else "the machine's memory"
@@ -328,7 +328,7 @@ class Keeper:
 
     def _leader_ended(
         self,
-        run: Run,
+        run: RunningJob,
         exit_code: int | None,
         number: int | None,
         cpu_s: float | None,
@@ -354,14 +354,14 @@ class Keeper:
                 procs.send_all(left, TERM_SIGNAL)
         self.loop.soon(lambda: self._clean(run, left), f"the end of run {run.name}")
 
-    def _left(self, run: Run, everything: dict[int, procs.Process] | None = None) -> list[procs.Process]:
+    def _left(self, run: RunningJob, everything: dict[int, procs.Process] | None = None) -> list[procs.Process]:
         """Its living processes, by this process table, or a new one."""
         if run.group is not None:
             return run.alive()
         everything = procs.table() if everything is None else everything
         return run.alive(everything, self._strays(run, everything))
 
-    def _strays(self, run: Run, everything: dict[int, procs.Process] | None = None) -> list[int]:
+    def _strays(self, run: RunningJob, everything: dict[int, procs.Process] | None = None) -> list[int]:
         """Orphans that came to us and carry no run's name: the run's, if no other can have had them."""
         if run.group is not None or any(other is not run and other.exit is None for other in self.runs.values()):
             return []
@@ -369,11 +369,11 @@ class Keeper:
         table = procs.table() if everything is None else everything
         return [entry.pid for entry in table.values() if entry.ppid == os.getpid() and entry.pid not in known]
 
-    def _clean_soon(self, run: Run, pause_s: float = 0.0) -> None:
+    def _clean_soon(self, run: RunningJob, pause_s: float = 0.0) -> None:
         next_s = min(max(pause_s, 0.005) * 1.5, 0.1)
         self.loop.after(pause_s, lambda: self._clean(run, None, next_s), f"the end of run {run.name}")
 
-    def _clean(self, run: Run, left: list[procs.Process] | None = None, pause_s: float = 0.005) -> None:
+    def _clean(self, run: RunningJob, left: list[procs.Process] | None = None, pause_s: float = 0.005) -> None:
         """End what a run left behind; once nothing is left it has ended."""
         now = time.monotonic()
         left = self._left(run) if left is None else left
@@ -392,7 +392,7 @@ class Keeper:
             pause_s = RETRY_S
         self._clean_soon(run, pause_s)
 
-    def _kill(self, run: Run) -> None:
+    def _kill(self, run: RunningJob) -> None:
         what = f"killing run {run.name}"
         try:
             run.kill(self._strays(run))
@@ -401,7 +401,7 @@ class Keeper:
         else:
             self.troubles.note(what, "")
 
-    def _conclude(self, run: Run, *, released: bool) -> None:
+    def _conclude(self, run: RunningJob, *, released: bool) -> None:
         assert run.ended is not None  # noqa: S101 - the leading process went first
         before = run.exit
         if before is not None and before["released"]:
@@ -431,11 +431,11 @@ class Keeper:
         if run.acknowledged and released:
             self._forget(run)
 
-    def _save(self, run: Run) -> None:
+    def _save(self, run: RunningJob) -> None:
         run.write_exit()
         run.saved = True
 
-    def _files(self, run: Run, name: str, action: Callable[[], None]) -> None:
+    def _files(self, run: RunningJob, name: str, action: Callable[[], None]) -> None:
         """Do this to one of its files, now or as soon as it can be done. Of what was asked of one the last counts."""
         turn = run.turns[name] = run.turns.get(name, 0) + 1
         what = f"{run.directory}/{name}"
@@ -464,7 +464,7 @@ class Keeper:
         if tries < 200:
             self.loop.after(0.005 if tries < 20 else 0.25, lambda: self._remove_group(group, tries + 1))
 
-    def acknowledge(self, run: Run) -> None:
+    def acknowledge(self, run: RunningJob) -> None:
         """The scheduler has written down how it ended."""
         if run.exit is None:
             return
@@ -472,7 +472,7 @@ class Keeper:
         if run.exit["released"]:
             self._forget(run)
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: RunningJob) -> None:
         run.forgotten = True
         self.runs.pop(run.name, None)
         self._rest()
@@ -486,7 +486,7 @@ class Keeper:
 
     # Stop, freeze, thaw
 
-    def stop(self, run: Run, reason: str, grace_s: float, message: str = "") -> None:
+    def stop(self, run: RunningJob, reason: str, grace_s: float, message: str = "") -> None:
         """Give notice, and end it when `grace_s` is over. The earlier of two deadlines counts."""
         if run.ended is not None:
             return
@@ -505,7 +505,7 @@ class Keeper:
             self._files(run, "SIGTERM", lambda: run.signal_group(TERM_SIGNAL))
         self._tell(run)
 
-    def _deadline(self, run: Run) -> None:
+    def _deadline(self, run: RunningJob) -> None:
         if run.ended is not None or run.deadline is None or run.deadline > time.monotonic() + 1e-3:
             return
         self._kill(run)
@@ -517,7 +517,7 @@ class Keeper:
         run.kill_at = run.deadline
         self._clean_soon(run)
 
-    def _help(self, run: Run, verb: str) -> None:
+    def _help(self, run: RunningJob, verb: str) -> None:
         """Let a container tool do this to the run's container, without waiting for it."""
         if run.container is None:
             return
@@ -538,14 +538,14 @@ class Keeper:
 
         self._files(run, f"({what})", ask)
 
-    def freeze(self, run: Run) -> None:
+    def freeze(self, run: RunningJob) -> None:
         """Stop it where it is."""
         if run.phase != "running" or run.ended is not None:
             return
         self._help(run, "pause")
         self._files(run, GOING_ON, lambda: self._freeze_now(run))
 
-    def _freeze_now(self, run: Run) -> None:
+    def _freeze_now(self, run: RunningJob) -> None:
         if run.phase != "running" or run.ended is not None:
             return
         if not run.freeze():
@@ -554,14 +554,14 @@ class Keeper:
         self._files(run, "state.json", run.write_state)
         self._tell(run)
 
-    def thaw(self, run: Run) -> None:
+    def thaw(self, run: RunningJob) -> None:
         """Let it go on."""
         self._files(run, GOING_ON, lambda: None)  # should it be about to freeze
         if run.phase == "frozen" and run.ended is None:
             self._thaw_quietly(run)
             self._tell(run)
 
-    def _thaw_quietly(self, run: Run) -> None:
+    def _thaw_quietly(self, run: RunningJob) -> None:
         if run.frozen_since is None:
             return
         self._help(run, "unpause")
@@ -573,7 +573,7 @@ class Keeper:
 
     # Limits
 
-    def limit(self, run: Run, limit_s: float | None) -> None:
+    def limit(self, run: RunningJob, limit_s: float | None) -> None:
         """Change its time limit."""
         if run.ended is not None:
             return
@@ -581,7 +581,7 @@ class Keeper:
         self._files(run, "run.json", run.write_run)
         self._limits.look(run)
 
-    def _over_memory(self, run: Run, used_mib: float) -> None:
+    def _over_memory(self, run: RunningJob, used_mib: float) -> None:
         """It uses more memory than it may."""
         if not run.reason:
             text = f"it used {used_mib:,.0f} MiB of memory, and may use {run.memory_mib:,}"

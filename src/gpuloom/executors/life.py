@@ -35,7 +35,7 @@ STOP_SIGNAL, CONT_SIGNAL, KILL_SIGNAL, TERM_SIGNAL = 19, 18, 9, 15
 MARKS = procs.Marks()
 
 
-class Run:
+class RunningJob:
     """One run. Times are on the monotonic clock, seconds; `exit` is set once it has ended."""
 
     def __init__(self, request: Mapping[str, Any], home_id: str, boot: str) -> None:
@@ -100,7 +100,7 @@ class Run:
         )
 
     @classmethod
-    def read(cls, directory: str, home_id: str) -> Run | None:
+    def read(cls, directory: str, home_id: str) -> RunningJob | None:
         """A run that was started before, from its files; None if it never was, or the job wrote over them."""
         try:
             return cls._read(directory, home_id)
@@ -109,7 +109,7 @@ class Run:
             return None
 
     @classmethod
-    def _read(cls, directory: str, home_id: str) -> Run | None:
+    def _read(cls, directory: str, home_id: str) -> RunningJob | None:
         data = read_json(f"{directory}/{RUN_FILE}")
         ended = read_json(f"{directory}/{EXIT_FILE}")
         if data is None:

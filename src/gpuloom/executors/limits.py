@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpuloom.executors.life import Run
+    from gpuloom.executors.life import RunningJob
 
 MEMORY_LOOK_S = 0.5
 
@@ -24,23 +24,23 @@ class Limits:
     def __init__(
         self,
         loop: Loop,
-        runs: Mapping[str, Run],
-        stop: Callable[[Run, str, float, str], None],
-        over_memory: Callable[[Run, float], None],
+        runs: Mapping[str, RunningJob],
+        stop: Callable[[RunningJob, str, float, str], None],
+        over_memory: Callable[[RunningJob, float], None],
     ) -> None:
         self._loop, self._runs, self._stop, self._over_memory = loop, runs, stop, over_memory
         self._memory_due = False
         self._due: dict[str, float] = {}
         """By run, when its time is looked at next: once, however often it is frozen and thawed."""
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: RunningJob) -> None:
         """From now on."""
         self.look(run)
         if self._watches_memory(run) and not self._memory_due:
             self._memory_due = True
             self._loop.after(MEMORY_LOOK_S, self._look_at_memory, "the memory of jobs")
 
-    def look(self, run: Run) -> None:
+    def look(self, run: RunningJob) -> None:
         """Whether its time is over; thawing comes here again."""
         if run.limit_s is None or run.phase != "running" or run.ended is not None:
             return
@@ -60,7 +60,7 @@ class Limits:
         if run is not None:
             self.look(run)
 
-    def _watches_memory(self, run: Run) -> bool:
+    def _watches_memory(self, run: RunningJob) -> bool:
         return run.memory_mib is not None and (run.group is None or "memory" not in run.group.places)
 
     def _look_at_memory(self) -> None:

@@ -27,7 +27,7 @@ from gpuloom.executors import procs
 from gpuloom.executors.open_files import of_jobs
 from gpuloom.executors.port import ExecutorError
 from gpuloom.executors.runner import EXIT_LOCKED
-from gpuloom.executors.wire import LOCK, RUNNER_LOG, SOCKET, VERSION, Lines, encode, socket_address
+from gpuloom.executors.wire import LOCK, RUNNER_LOG, SOCKET, VERSION, LineBuffer, encode, socket_address
 from gpuloom.threads import Worker
 
 RUNNER = Path(__file__).with_name("runner.py")
@@ -79,7 +79,7 @@ class Link:
         self._questions: set[Future[dict[str, Any]]] = set()
         self._closed = threading.Event()
         self._wake: tuple[socket.socket, socket.socket] | None = None
-        self._first: tuple[socket.socket, Lines] | None = None
+        self._first: tuple[socket.socket, LineBuffer] | None = None
         self._worker = Worker("runner-link", self._work)
         self._problem = ""
         self.hello: Mapping[str, Any] = {}
@@ -191,7 +191,7 @@ class Link:
             if self._closed.is_set():
                 return
 
-    def _talk(self, connection: socket.socket, lines: Lines) -> None:
+    def _talk(self, connection: socket.socket, lines: LineBuffer) -> None:
         """Until it hangs up. Raises where it breaks or says what is no message: a new connection tells all again."""
         assert self._wake is not None  # noqa: S101 - made by `open`
         connection.setblocking(False)
@@ -238,7 +238,7 @@ class Link:
         elif asked is not None and asked.answer is not None:
             asked.answer(message)
 
-    def _reconnect(self) -> tuple[socket.socket, Lines] | None:
+    def _reconnect(self) -> tuple[socket.socket, LineBuffer] | None:
         tries = 0
         while not self._closed.is_set():
             try:
@@ -249,7 +249,7 @@ class Link:
                 tries += 1
         return None
 
-    def _connect(self, patience_s: float) -> tuple[socket.socket, Lines]:
+    def _connect(self, patience_s: float) -> tuple[socket.socket, LineBuffer]:
         """A connection over which both have said hello. Starts a runner if need be. Raises ExecutorError."""
         end = time.monotonic() + patience_s
         pause_s = BACKOFF_S[0] / 5
@@ -276,7 +276,7 @@ class Link:
         finally:
             os.close(home_fd)
 
-    def _met(self, home_fd: int, end: float) -> tuple[socket.socket, Lines]:
+    def _met(self, home_fd: int, end: float) -> tuple[socket.socket, LineBuffer]:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(max(end - time.monotonic(), 0.1))
@@ -309,9 +309,9 @@ class Link:
     def _locker(self) -> str:
         return f" ({self._home / LOCK} is held: by one that begins, or that is stuck)" if self._locked else ""
 
-    def _greet(self, connection: socket.socket, end: float) -> Lines:
+    def _greet(self, connection: socket.socket, end: float) -> LineBuffer:
         connection.sendall(encode({"id": 0, "op": "hello"}))
-        lines = Lines()
+        lines = LineBuffer()
         while True:
             connection.settimeout(max(end - time.monotonic(), 0.1))
             data = connection.recv(1 << 16)

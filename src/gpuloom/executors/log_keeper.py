@@ -7,7 +7,7 @@ from gpuloom.executors.rotation import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuloom.executors.life import Run
+    from gpuloom.executors.life import RunningJob
 
 
 class LogKeeper:
@@ -15,7 +15,7 @@ class LogKeeper:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, RunningJob] = {}
         self._watch: Watch | None = None
         try:
             self._watch = Watch()
@@ -23,12 +23,12 @@ class LogKeeper:
         except OSError as error:
             log(f"{error}: logs are looked at again and again")
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: RunningJob) -> None:
         """From now on."""
         self._runs[run.log.path] = run
         self._look(run)
 
-    def end(self, run: Run) -> None:
+    def end(self, run: RunningJob) -> None:
         """No more."""
         self._loop.troubles.note(f"the log {run.log.path}", "")
         if self._runs.pop(run.log.path, None) is not None and self._watch is not None:
@@ -40,7 +40,7 @@ class LogKeeper:
                 if (run := self._runs.get(path)) is not None:
                     self._look(run)
 
-    def _look(self, run: Run) -> None:
+    def _look(self, run: RunningJob) -> None:
         if self._runs.get(run.log.path) is not run:
             return
         what = f"the log {run.log.path}"

@@ -120,7 +120,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-class Lines:
+class LineBuffer:
     """Messages out of a stream of bytes."""
 
     def __init__(self) -> None:

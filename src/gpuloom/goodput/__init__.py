@@ -7,7 +7,7 @@ is epochs of training instead of seconds, and what counts is goodput, throughput
 from gpuloom.goodput.applications import Application, load_applications
 from gpuloom.goodput.base import Nodes, Rule
 from gpuloom.goodput.registry import RULES, create_rule
-from gpuloom.goodput.run import NODES, STEP_S, Run, simulate
+from gpuloom.goodput.run import NODES, STEP_S, PolluxResult, simulate
 from gpuloom.goodput.workload import Submission, read_submissions
 
 __all__ = [
@@ -16,8 +16,8 @@ __all__ = [
     "STEP_S",
     "Application",
     "Nodes",
+    "PolluxResult",
     "Rule",
-    "Run",
     "Submission",
     "create_rule",
     "load_applications",

@@ -27,7 +27,7 @@ NODES = Nodes(16, 4)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class PolluxResult:
     """What became of a workload. Arrays are in the order of the workload; times in seconds, gpu_s in GPU-seconds."""
 
     names: tuple[str, ...]
@@ -60,7 +60,7 @@ def simulate(
     rule: Rule,
     nodes: Nodes = NODES,
     step_s: int = STEP_S,
-) -> Run:
+) -> PolluxResult:
     """Run a workload to its end.
 
     Raises:
@@ -96,7 +96,7 @@ def simulate(
             given = held.get(job.name, ())
             if given != job.nodes:
                 job.hold(given, rule.batch)
-    return Run(
+    return PolluxResult(
         tuple(job.name for job in jobs),
         np.array([job.submit_s for job in jobs], dtype=np.float64),
         np.array([job.end_s for job in jobs], dtype=np.float64),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from gpuloom.agent.health import Changes, Health, Settings
+from gpuloom.agent.health import Changes, Health, HealthSettings
 from gpuloom.agent.monitor import Monitor, progress_of
 from gpuloom.agent.nvml import Nvml
 from gpuloom.agent.processes import read_small
@@ -39,7 +39,7 @@ class Machine:
         *,
         disk: Path,
         limits: Callable[[], Mapping[str, str]],
-        settings: Settings | None = None,
+        settings: HealthSettings | None = None,
         flags: Mapping[str, Mapping[str, str]] | None = None,
         every_s: float = EVERY_S,
     ) -> None:

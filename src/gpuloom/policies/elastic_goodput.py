@@ -25,10 +25,10 @@ from typing import ClassVar
 
 from gpuloom.policies.base import Parameter, Traits
 from gpuloom.policies.composed import BASE
-from gpuloom.policies.growth import GOODPUT, Goodput
+from gpuloom.policies.growth import GOODPUT, Growing
 
 
-class ElasticGoodput(Goodput):
+class ElasticGoodput(Growing):
     """See the module."""
 
     id = "elastic-goodput"

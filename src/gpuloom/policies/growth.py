@@ -27,7 +27,7 @@ GOODPUT = (
 """Parameters of those who share GPUs out so."""
 
 
-class Goodput(Composed):
+class Growing(Composed):
     """Lends GPUs where these bring most."""
 
     cache: Any
@@ -62,14 +62,14 @@ class Goodput(Composed):
         """What `GOODPUT` names."""
         return self.values
 
-    def _desk(self, snapshot: Snapshot) -> Desk:
+    def _desk(self, snapshot: Snapshot) -> GpuAllocator:
         lending: Lending = self.cache
-        if not isinstance(lending.attached, Desk):
-            lending.attached = Desk(self.lending_values(), snapshot, lending)
+        if not isinstance(lending.attached, GpuAllocator):
+            lending.attached = GpuAllocator(self.lending_values(), snapshot, lending)
         return lending.attached
 
 
-class Desk:
+class GpuAllocator:
     """Who gets how many GPUs. A cache: values of sizes by curve and weight."""
 
     def __init__(self, values: dict[str, Any], snapshot: Snapshot, lending: Lending) -> None:

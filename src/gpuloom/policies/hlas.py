@@ -37,7 +37,7 @@ from gpuloom.policies.base import (
     positive,
     yes_or_no,
 )
-from gpuloom.policies.hlas_passes import Scheduler
+from gpuloom.policies.hlas_passes import HlasPasses
 from gpuloom.policies.hlas_terms import Memory, Options
 
 
@@ -96,7 +96,7 @@ class Hlas(Policy):
     )
 
     remembers = (Memory,)
-    cache: Scheduler | None
+    cache: HlasPasses | None
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         n = len(workload)
@@ -115,7 +115,7 @@ class Hlas(Policy):
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         if self.cache is None:
-            self.cache = Scheduler(snapshot, memory, Options.of(self.values))
+            self.cache = HlasPasses(snapshot, memory, Options.of(self.values))
         scheduler = self.cache
         scheduler.begin(snapshot, self.explains)
         # 1. Who came, ended, lost its node.

@@ -19,13 +19,13 @@ from gpuloom.placement.pool import Pool, pool_of_node, pools_of
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool
 from gpuloom.placement.swaps import Mask, Running, best_swaps, own_gains
 from gpuloom.policies.hlas_terms import IN_Q1, IN_Q2, ON_GPUS, Memory, Options, per_gpu_throughput, performance_of
-from gpuloom.policies.hlas_why import Sayings, waits_in_q2
+from gpuloom.policies.hlas_why import Explanations, waits_in_q2
 
 FIRST_GUESS_S = 3600.0
 """Expected run time of a job before any has ended."""
 
 
-class Scheduler:
+class HlasPasses:
     """Caches: the two queues, running jobs in columns, free GPUs. Built from any snapshot and the memory."""
 
     def __init__(self, snapshot: Snapshot, memory: Memory, options: Options) -> None:
@@ -60,7 +60,7 @@ class Scheduler:
         """GPUs came free, or jobs came to a queue, since jobs were last placed."""
         self.swaps = self.upgrades = self.demotions = self.promotions = 0
         self._snapshot, self._now_s = snapshot, snapshot.now_s
-        self._say = Sayings(snapshot, self._per_gpu, frozenset(), iterations=options.iterations)
+        self._say = Explanations(snapshot, self._per_gpu, frozenset(), iterations=options.iterations)
         self._run: dict[int, Placement] = {}
         self._stopped: dict[int, Placement] = {}
         self._built = True
@@ -85,7 +85,7 @@ class Scheduler:
         """A pass begins."""
         self._snapshot, self._now_s = snapshot, snapshot.now_s
         if explains or self._say.about:
-            self._say = Sayings(snapshot, self._per_gpu, explains, iterations=self._options.iterations)
+            self._say = Explanations(snapshot, self._per_gpu, explains, iterations=self._options.iterations)
         self._run, self._stopped = {}, {}
 
     def observe(self) -> None:

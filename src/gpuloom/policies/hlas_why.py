@@ -10,7 +10,7 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8
 
 
-class Sayings:
+class Explanations:
     """Reasons of one pass. `about`: jobs to be explained; `why`: what was said of them."""
 
     def __init__(self, snapshot: Snapshot, per_gpu: F8, about: frozenset[int], *, iterations: bool) -> None:

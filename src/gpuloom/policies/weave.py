@@ -30,7 +30,7 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
-from gpuloom.policies.growth import GOODPUT, Goodput
+from gpuloom.policies.growth import GOODPUT, Growing
 from gpuloom.policies.valued import Jobs, Learning
 
 _DEFAULTS: dict[str, tuple[Any, str | None]] = {
@@ -77,7 +77,7 @@ class _Woven(Learning):
         return super().time_s(snapshot, memory, jobs, left_s)
 
 
-class Weave(Goodput):
+class Weave(Growing):
     """See the module."""
 
     id = "weave"

@@ -74,13 +74,13 @@ def _marks(
         return
     begin, end = window
     origin, last = span(result)
-    runs: dict[int, list[_Run]] = {node: [] for node in tops}
+    runs: dict[int, list[_Stay]] = {node: [] for node in tops}
     there = np.isin(segments.node, list(tops)) & (segments.start_s < end) & ~(segments.end_s <= begin)
     for row in np.flatnonzero(there).tolist():
         node, until = int(segments.node[row]), float(segments.end_s[row])
         mask = int(segments.gpu_mask[row]) & ((1 << sizes[node]) - 1)
         start, until = float(segments.start_s[row]), until if math.isfinite(until) else last
-        runs[node].append(_Run(int(segments.job[row]), start, until, mask, int(segments.layer[row])))
+        runs[node].append(_Stay(int(segments.job[row]), start, until, mask, int(segments.layer[row])))
     for node, each in runs.items():
         for run in each:
             text = (
@@ -101,7 +101,7 @@ def _marks(
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Stay:
     """A job on GPUs of a node."""
 
     job: int
@@ -111,7 +111,7 @@ class _Run:
     layer: int
 
 
-def _pieces(run: _Run, others: Sequence[_Run], begin: float, end: float) -> Iterator[tuple[float, float, int, int]]:
+def _pieces(run: _Stay, others: Sequence[_Stay], begin: float, end: float) -> Iterator[tuple[float, float, int, int]]:
     """The run cut where partners on its GPUs come and go: from, to, its place among them, how many they are."""
     start, until = max(run.start_s, begin), min(run.end_s, end)
     beside = [o for o in others if o.mask & run.mask and o.start_s < until and o.end_s > start]

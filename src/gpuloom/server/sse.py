@@ -63,7 +63,7 @@ def event_data(event: Event) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WireEvent:
     """An event as it goes over the wire, and what it is about (a submission: all its jobs)."""
 
     id: int
@@ -76,13 +76,13 @@ class Told:
         return (not types or self.type in types) and (job is None or job in self.jobs)
 
 
-def told(event: Event) -> Told:
+def told(event: Event) -> WireEvent:
     """An event in that form."""
     if event.type == "jobs.submitted":
         jobs = range(event.data["first"], event.data["first"] + event.data["count"])
     else:
         jobs = range(0) if event.job is None else range(event.job, event.job + 1)
-    return Told(event.id, event.type, jobs, message(event_data(event), event=event.type, id_=str(event.id)))
+    return WireEvent(event.id, event.type, jobs, message(event_data(event), event=event.type, id_=str(event.id)))
 
 
 def pieces(wires: Iterable[bytes]) -> Iterator[bytes]:
@@ -183,7 +183,7 @@ class Hub:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._followers: set[Follower] = set()
-        self._recent: list[Told] = []
+        self._recent: list[WireEvent] = []
         self._bytes = 0
         self._since = 0
         self._last = 0
@@ -252,7 +252,7 @@ class Hub:
         """Number of the newest event that it knows of."""
         return self._last
 
-    def after(self, number: int) -> Sequence[Told] | None:
+    def after(self, number: int) -> Sequence[WireEvent] | None:
         """The events after this number, up to a page; None if they are no longer in memory."""
         if number < self._since:
             return None
@@ -285,7 +285,7 @@ class Hub:
             self._watching = None
             stop.set()
 
-    def _tell(self, stop: threading.Event, found: list[Told]) -> None:
+    def _tell(self, stop: threading.Event, found: list[WireEvent]) -> None:
         if stop.is_set():
             return
         self._recent += found

@@ -24,7 +24,7 @@ from gpuloom.engine.progress import Progress
 from gpuloom.policies.base import Policy
 from gpuloom.sim.compat import compat_mode
 from gpuloom.sim.executor import SimExecutor
-from gpuloom.sim.simulator import DEFAULT_INTERVAL_S, Begin, Run, Settings
+from gpuloom.sim.simulator import DEFAULT_INTERVAL_S, Begin, Settings, Simulation
 
 MOST_EVENTS = 1_000_000
 
@@ -135,7 +135,7 @@ def forward(
     own, fresh = state.copy(), policy.twin()
     own.unfinished = len(present) + len(coming)
     executor = _Watch(own, wanted, event, extra_s)
-    run = Run(
+    run = Simulation(
         own.workload,
         own.cluster,
         fresh,

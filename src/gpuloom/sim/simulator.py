@@ -158,7 +158,7 @@ def simulate(
     alike = all_alike(workload, cluster)
     workload = with_speeds(workload, cluster)
     workload = without_impossible(workload, cluster, skip=chosen.skip_impossible)
-    result = Run(workload, cluster, policy, name, chosen, mode, on_progress).run()
+    result = Simulation(workload, cluster, policy, name, chosen, mode, on_progress).run()
     return result if alike is None else replace(result, notes=(*result.notes, alike))
 
 
@@ -210,7 +210,7 @@ class Begin:
     until: Callable[[int], bool] | None = None
 
 
-class Run:
+class Simulation:
     """One simulation: of a whole workload, or on from some state."""
 
     def __init__(

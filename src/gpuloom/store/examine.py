@@ -15,7 +15,7 @@ from typing import Any
 from gpuloom.core.events import Event
 from gpuloom.store import queries, read, rows
 from gpuloom.store.port import CheckReport, Examined, JobQuery
-from gpuloom.store.read import NONSENSE
+from gpuloom.store.read import MALFORMED
 from gpuloom.store.retell import Findings, Records, compare, retell
 
 ALL_EVENTS = 20_000
@@ -73,7 +73,7 @@ def _to_the_end(work: Callable[[], None], findings: Findings) -> None:
     """What can't be read on is a finding; that the disk or another process is in the way is none."""
     try:
         work()
-    except (sqlite3.DatabaseError, *NONSENSE) as error:
+    except (sqlite3.DatabaseError, *MALFORMED) as error:
         # Operational: the disk, or another process. But JSON that is none comes as the same, with no code of its own.
         if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
             raise
@@ -124,7 +124,7 @@ def _each(
     for row in reader.execute(*statement):
         try:
             yield make(row)
-        except NONSENSE as error:
+        except MALFORMED as error:
             findings.add("row", f"{row!r:.120} can't be read: {type(error).__name__}: {error}")
 
 

@@ -17,7 +17,7 @@ from gpuloom.store.port import CheckReport, EndedRun, Examined, JobQuery, Loaded
 from gpuloom.store.queries import is_pattern
 from gpuloom.store.retell import Findings, Records, compare, retell
 from gpuloom.store.sqlite import SqliteStore
-from gpuloom.store.usage import STRETCH_EVENTS, Run, Stretch, checked_by, held, tally
+from gpuloom.store.usage import STRETCH_EVENTS, Stretch, UsageRun, checked_by, held, tally
 
 
 class MemoryStore:
@@ -174,7 +174,7 @@ class MemoryStore:
                 stretches = held(
                     attempt, told, lambda number: self.events(job=number, types=STRETCH_EVENTS, limit=10**9)
                 )
-                runs.append(Run(job.user, rows.spec_name(job), failed_s, attempt, stretches))
+                runs.append(UsageRun(job.user, rows.spec_name(job), failed_s, attempt, stretches))
         return tally(runs, since_s=since_s, until_s=until_s, by=by)
 
     def history(self, *, since_s: float, until_s: float) -> Iterator[tuple[Job, tuple[Attempt, ...]]]:

@@ -10,9 +10,9 @@ from typing import Any
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, Job, NodeRecord, Phase
 from gpuloom.store import queries, rows
-from gpuloom.store.usage import STRETCH_EVENTS, Run, Stretch, held
+from gpuloom.store.usage import STRETCH_EVENTS, Stretch, UsageRun, held
 
-NONSENSE = (ValueError, TypeError, LookupError)
+MALFORMED = (ValueError, TypeError, LookupError)
 """What making records raises of rows that no gpuloom wrote."""
 
 LOST_SPEC: Mapping[str, Any] = {"command": ["(lost)"], "name": "(lost)", "gpus": 1, "priority": 0}
@@ -28,11 +28,11 @@ def jobs(reader: sqlite3.Connection, statement: queries.Statement, *, lenient: b
         return [rows.job_of(row, specs) for row in found]
     specs = dict.fromkeys(wanted, LOST_SPEC)
     for number, spec in asked:
-        with suppress(*NONSENSE):
+        with suppress(*MALFORMED):
             specs[number] = rows.loads(spec)
     made = []
     for row in found:
-        with suppress(*NONSENSE):
+        with suppress(*MALFORMED):
             made.append(rows.job_of(row, specs))
     return made
 
@@ -65,10 +65,10 @@ def next_job(reader: sqlite3.Connection) -> int:
     return int(rows.loads(dict(reader.execute(queries.statements()["meta"]).fetchall())["next_job"]))
 
 
-def runs(reader: sqlite3.Connection, since_s: float, until_s: float) -> Iterator[Run]:
+def runs(reader: sqlite3.Connection, since_s: float, until_s: float) -> Iterator[UsageRun]:
     told: dict[int, Mapping[int, Sequence[Stretch]]] = {}
     for user, name, phase, ended_s, *row in reader.execute(*queries.runs_in(since_s, until_s)).fetchall():
         attempt = rows.attempt_of(row)
         stretches = held(attempt, told, lambda job: events(reader, 0, job, STRETCH_EVENTS, queries.LARGEST))
         failed_s = ended_s if phase == Phase.FAILED else None
-        yield Run(rows.untext(user), rows.untext(name), failed_s, attempt, stretches)
+        yield UsageRun(rows.untext(user), rows.untext(name), failed_s, attempt, stretches)

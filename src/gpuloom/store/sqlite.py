@@ -20,7 +20,7 @@ from gpuloom.store.connect import open_reader, open_writer, version_of
 from gpuloom.store.examine import check, examine
 from gpuloom.store.faults import RESTORE, store_error
 from gpuloom.store.port import CheckReport, EndedRun, Examined, JobQuery, Loaded, StoreError, Submission, Usage
-from gpuloom.store.read import NONSENSE
+from gpuloom.store.read import MALFORMED
 from gpuloom.store.usage import checked_by, tally
 
 POINTS = ("begin", "events", "specs", "jobs", "attempts", "nodes", "settings", "submissions", "commit", "committed")
@@ -218,7 +218,7 @@ class SqliteStore:
                 if together:
                     reader.execute("COMMIT")
                 kept = self._give_back(reader)
-            except NONSENSE as error:
+            except MALFORMED as error:
                 raise StoreError(
                     f"{self.path}: can't {doing}: holds what no gpuloom wrote ({error}); {RESTORE}"
                 ) from error

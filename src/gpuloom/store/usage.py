@@ -27,7 +27,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class UsageRun:
     """An attempt, whose it is (the spec's name: tasks of an array share it), when its job failed for good if it did,
     and the stretches of time in which it held GPUs."""
 
@@ -89,7 +89,7 @@ class _Sum:
     gpu_s: float = 0.0
 
 
-def tally(runs: Iterable[Run], *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
+def tally(runs: Iterable[UsageRun], *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
     """Sums by key: days (UTC) in order, others by GPU-seconds, most first.
 
     A job counts as failed where it ended as failed in the span (of days: on that day).
@@ -119,7 +119,7 @@ def checked_by(by: str) -> None:
         raise InputError(f"usage by {by!r}: must be one of {', '.join(BY)}")
 
 
-def _parts(run: Run, since_s: float, until_s: float) -> Iterator[tuple[float, float, Allocation]]:
+def _parts(run: UsageRun, since_s: float, until_s: float) -> Iterator[tuple[float, float, Allocation]]:
     """What of a run lies in the span. A run that took no time counts where it began."""
     if run.attempt.ended_s is not None and run.attempt.ended_s < since_s:
         return
@@ -131,7 +131,7 @@ def _parts(run: Run, since_s: float, until_s: float) -> Iterator[tuple[float, fl
 
 
 def _pieces(
-    run: Run, from_s: float, to_s: float, allocation: Allocation, by: str
+    run: UsageRun, from_s: float, to_s: float, allocation: Allocation, by: str
 ) -> Iterator[tuple[str, float, float, int]]:
     """(key, from, to, GPUs)."""
     if by == "node":

@@ -84,7 +84,7 @@ def run(
         raise click.UsageError("say --class, or what the class follows from: --task-type, --importance, --real-time")
     chosen = job_class(klass, task_type, importance, real_time=real_time)
     check(gpu, max_hold_s, name, log)
-    settings = shim.Settings(chosen, gpu or "", name or "", rule or "", max_hold_s, log=log)
+    settings = shim.ShimSettings(chosen, gpu or "", name or "", rule or "", max_hold_s, log=log)
     text = ""
     if profile is not None:
         from gpuloom.sharing.table import table_of, write_table

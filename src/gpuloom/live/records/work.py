@@ -15,7 +15,7 @@ reported too early, or be slower than all others."""
 
 
 @dataclass(slots=True)
-class _Run:
+class _Work:
     since_s: float
     from_s: float
     done_s: float = 0.0
@@ -34,7 +34,7 @@ class WorkDone:
     """
 
     def __init__(self) -> None:
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, _Work] = {}
         self._now_s = 0.0
         self.told_s: dict[int, float] = {}
         self.usual_s: float | None = None
@@ -47,7 +47,7 @@ class WorkDone:
     def begin(self, job: int, now_s: float, since_s: float | None = None, *, done_s: float = 0.0) -> None:
         """The job holds GPUs from now on, or has since `since_s`; done_s: work of this attempt before that."""
         since = now_s if since_s is None else since_s
-        self._runs[job] = _Run(since, since, done_s)
+        self._runs[job] = _Work(since, since, done_s)
 
     def pause(self, job: int, now_s: float) -> None:
         """It is frozen: it keeps what it has done, and does nothing more until `resume`."""

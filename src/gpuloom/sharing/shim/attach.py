@@ -121,7 +121,7 @@ def library_folder(shared: Path, shim: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ShimSettings:
     """How a program takes part. Empty and None: the shim's defaults."""
 
     klass: str
@@ -134,7 +134,7 @@ class Settings:
 
 
 def program_environment(
-    settings: Settings, base: Mapping[str, str], *, shim: Path, driver: Path, shared: Path
+    settings: ShimSettings, base: Mapping[str, str], *, shim: Path, driver: Path, shared: Path
 ) -> dict[str, str]:
     """The environment in which a program runs under the shim."""
     made = {key: value for key, value in base.items() if key != "GPULOOM_SHARE"}
