@@ -45,8 +45,6 @@ class TestLimits:
         limits = Limits(loop, runs, stop, lambda run, mib: None)
         request = {**NOTHING, "run": "1.1", "directory": str(tmp_path), "limit_s": 3600.0}
         run = runs["1.1"] = RunningJob(request, "home", "")
-            {**NOTHING, "run": "1.1", "directory": str(tmp_path), "limit_s": 3600.0}, "home", ""
-        )
         run.phase = "running"
         for _ in range(50):
             run.frozen_s += 1.0
