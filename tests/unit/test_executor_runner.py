@@ -113,13 +113,13 @@ class TestWire:
     def test_lines_in_pieces(self) -> None:
         data = wire.encode({"a": 1}) + wire.encode({"b": "ü\n"})
         for size in range(1, len(data) + 1):
-            lines = wire.Lines()
+            lines = wire.LineBuffer()
             found = [m for at in range(0, len(data), size) for m in lines.feed(data[at : at + size])]
             assert found == [{"a": 1}, {"b": "ü\n"}]
 
     def test_messages_left_for_later(self) -> None:
         """Who looks for one message only finds the others at the next look, whole."""
-        lines = wire.Lines()
+        lines = wire.LineBuffer()
         assert next(lines.feed(b"".join(wire.encode({"a": n}) for n in range(3)) + b'{"a"')) == {"a": 0}
         assert next(lines.feed(b"")) == {"a": 1}
         assert list(lines.feed(b": 3}\n")) == [{"a": 2}, {"a": 3}]
@@ -127,7 +127,7 @@ class TestWire:
     @pytest.mark.parametrize("data", [b"no json\n", b"[1]\n"])
     def test_what_is_no_message(self, data: bytes) -> None:
         with pytest.raises(ValueError, match=r"Expecting|not a message"):
-            list(wire.Lines().feed(data))
+            list(wire.LineBuffer().feed(data))
 
     def test_a_write_that_fails_leaves_the_file(self, tmp_path: Path) -> None:
         path = str(tmp_path / "x.json")
@@ -219,7 +219,7 @@ class TestExecutor:
             def answer() -> None:
                 for broken in (True, False):
                     connection, _ = listener.accept()
-                    lines = wire.Lines()
+                    lines = wire.LineBuffer()
                     with connection, suppress(ConnectionError):
                         while data := connection.recv(4096):
                             for message in lines.feed(data):
@@ -256,7 +256,7 @@ class TestExecutor:
 
             def answer() -> None:
                 connection, _ = listener.accept()
-                lines = wire.Lines()
+                lines = wire.LineBuffer()
                 with connection, suppress(ConnectionError):
                     while data := connection.recv(4096):
                         for message in lines.feed(data):
