@@ -1,0 +1,4 @@
+"""The command line: a file for each group of commands.
+
+May import: everything.
+"""

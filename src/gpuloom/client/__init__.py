@@ -1,4 +1,7 @@
-"""The Python client: `from gpuloom.client import Client`."""
+"""The Python client: `from gpuloom.client import Client`.
+
+May import: everything but cli, server and report.
+"""
 
 from __future__ import annotations
 

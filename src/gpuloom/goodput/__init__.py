@@ -2,6 +2,8 @@
 
 A second, small simulation beside gpuloom's own, as its semantics are others: time runs in steps of a minute, work
 is epochs of training instead of seconds, and what counts is goodput, throughput times statistical efficiency.
+
+May import: core, scaling, policies, traces.
 """
 
 from gpuloom.goodput.applications import Application, load_applications

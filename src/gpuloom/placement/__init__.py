@@ -1,0 +1,4 @@
+"""Where a chosen job goes: pools of free GPUs, the ordered planner, clearing nodes, reservations.
+
+May import: core.
+"""

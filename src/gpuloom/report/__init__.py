@@ -1,4 +1,7 @@
-"""Results for people and programs: tables, plots, pages, files (docs/reports.md)."""
+"""Results for people and programs: tables, plots, pages, files (docs/reports.md).
+
+May import: core, interleave, facts, files, sim.
+"""
 
 from __future__ import annotations
 

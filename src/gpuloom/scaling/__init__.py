@@ -1,0 +1,4 @@
+"""How many GPUs an elastic job gets.
+
+May import: core, placement.
+"""

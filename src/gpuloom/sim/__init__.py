@@ -1,4 +1,7 @@
-"""The simulator: `simulate` replays a workload on a cluster under a policy."""
+"""The simulator: `simulate` replays a workload on a cluster under a policy.
+
+May import: core, learning, placement, policies, engine, facts, traces.
+"""
 
 from gpuloom.sim.failures import Failure
 from gpuloom.sim.result import SimResult

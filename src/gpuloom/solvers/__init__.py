@@ -1,0 +1,4 @@
+"""Mathematics without jobs: assignment, matching, linear programs, fair shares.
+
+May import: core.
+"""

@@ -1,6 +1,8 @@
 """Read traces of DL clusters: `read_trace`, `write_trace`, `formats` (docs/traces.md).
 
 A third party adds a format with a `Reader` in the entry-point group `gpuloom.trace_readers`.
+
+May import: core, bounded, files, facts.
 """
 
 from __future__ import annotations

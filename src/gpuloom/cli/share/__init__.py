@@ -1,0 +1,4 @@
+"""`gpuloom share`: the commands for kernel-level sharing of one GPU.
+
+May import: everything.
+"""

@@ -1,0 +1,4 @@
+"""What has happened: the ledger, the past as a trace, the policy's memory on disk.
+
+May import: what live may.
+"""

@@ -1,0 +1,4 @@
+"""The scheduler on paper, driven by hand, and what `gpuloom policies check` tries with it.
+
+May import: what live may.
+"""

@@ -1,0 +1,4 @@
+"""The shape of the API's answers.
+
+May import: what live may.
+"""
