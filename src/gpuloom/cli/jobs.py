@@ -113,7 +113,7 @@ def ls(
             else:
                 click.echo("no jobs" if every or states or users or names else "no jobs yet (gpuloom submit --help)")
             return
-        from gpuloom.cli.watch import Screen
+        from gpuloom.cli.screen import Screen
 
         screen = Screen(every_s=every_s, as_json=as_json)
 
