@@ -49,28 +49,28 @@ speed: $(STAMP) ## Measure the live scheduler: submissions, latency, idle cost, 
 bench: $(STAMP) ## Measure the simulator's speed and print ratios
 	@$(BIN)/python bench/simulator_speed.py
 
-fidelity: $(STAMP) ## Rewrite docs/fidelity.md (public traces: docs/data.md)
+fidelity: $(STAMP) ## Rewrite docs/results/fidelity.md (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/fidelity.py
 
-figures: $(STAMP) ## Rewrite docs/weaving.md: the Muri paper's figures and ours (public traces: docs/data.md)
+figures: $(STAMP) ## Rewrite docs/results/weaving.md: the Muri paper's figures and ours (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/figures.py
 
-learning: $(STAMP) ## Rewrite docs/learning.md and its plot: how fast `rl` learns (public traces: docs/data.md)
+learning: $(STAMP) ## Rewrite docs/results/learning.md and its plot: how fast `rl` learns (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/learning.py
 
-league: $(STAMP) ## Rewrite the league table of docs/policies.md: every policy on every trace (public traces: docs/data.md)
+league: $(STAMP) ## Rewrite the league table of docs/reference/policies.md: every policy on every trace (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/league.py
 
-heterogeneous: $(STAMP) ## Rewrite the figures of docs/heterogeneity.md (public traces: docs/data.md)
+heterogeneous: $(STAMP) ## Rewrite the figures of docs/explanation/heterogeneity.md (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/heterogeneous.py
 
-elastic: $(STAMP) ## Rewrite the figures of docs/elastic.md (public traces: docs/data.md)
+elastic: $(STAMP) ## Rewrite the figures of docs/explanation/elastic.md (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/elastic.py
 
-pollux: $(STAMP) ## Rewrite docs/pollux.md: the figures of Pollux and ours (public traces: docs/data.md)
+pollux: $(STAMP) ## Rewrite docs/results/pollux.md: the figures of Pollux and ours (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/pollux.py
 
-reference: $(STAMP) ## Rewrite docs/reference-cli.md and docs/reference-jobs.md, what the program has, and docs/job.schema.json
+reference: $(STAMP) ## Rewrite docs/reference/commands.md and docs/reference/job-fields.md, what the program has, and docs/reference/job.schema.json
 	@$(BIN)/python scripts/reference.py
 
 clean: ## Remove what was made

@@ -1,6 +1,6 @@
-"""Write the figures of docs/elastic.md: fixed sizes, elastic jobs by thresholds, elastic jobs by marginal throughput.
+"""Write the figures of docs/explanation/elastic.md: fixed sizes, elastic by thresholds, elastic by marginal throughput.
 
-python bench/elastic.py [--data ../shared/data] [--output docs/elastic.md] [--processes 1]
+python bench/elastic.py [--data ../shared/data] [--output docs/explanation/elastic.md] [--processes 1]
 
 The text of the document stands between the marks and is kept; what lies between `<!-- figures -->` and
 `<!-- end -->` is written anew.
@@ -126,7 +126,7 @@ def figures(data: Path, processes: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--output", type=Path, default=REPO / "docs" / "elastic.md")
+    parser.add_argument("--output", type=Path, default=REPO / "docs" / "explanation" / "elastic.md")
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     need(options.data, "elasticflow", "pollux")

@@ -1,6 +1,6 @@
-"""Write docs/fidelity.md: gpuloom beside the released Muri simulator, the published figures and the real testbed.
+"""Write docs/results/fidelity.md: gpuloom beside the released Muri simulator, published figures and the real testbed.
 
-python bench/fidelity.py [--data ../shared/data] [--output docs/fidelity.md]
+python bench/fidelity.py [--data ../shared/data] [--output docs/results/fidelity.md]
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ INTRODUCTION = """# Fidelity
 How far gpuloom's figures can be trusted: side by side with the simulator that the authors of Muri (SIGCOMM'22)
 released, with the figures they published, and with their run on 64 real V100s. Cluster: 8 nodes of 8 GPUs. This page
 is written by one command, `make fidelity`, from the
-traces, runs and logs in `muri/` of the [public traces](data.md). Times in seconds.
+traces, runs and logs in `muri/` of the [public traces](../reference/data.md). Times in seconds.
 
 ## With the artifact's rules (`--compat muri`)
 
@@ -275,7 +275,7 @@ as the testbed did. No run of AntMan on the testbed was published.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--output", type=Path, default=REPO / "docs" / "fidelity.md")
+    parser.add_argument("--output", type=Path, default=REPO / "docs" / "results" / "fidelity.md")
     arguments = parser.parse_args()
     need(arguments.data, "muri")
     page = Report(arguments.data).page()

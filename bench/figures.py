@@ -1,4 +1,4 @@
-"""Write docs/weaving.md: the figures of the Muri paper and of gpuloom's own weaving, on the traces at hand.
+"""Write docs/results/weaving.md: the figures of the Muri paper and of gpuloom's own weaving, on the traces at hand.
 
     python bench/figures.py                 the whole grid (`make figures`)
     python bench/figures.py --only fig9,speed   some sections, printed
@@ -212,7 +212,7 @@ def command(trace: str, policies: Iterable[str], *options: str) -> list[str]:
     named = ",".join(policies)
     named = f"'{named}'" if ";" in named else named
     words = ["gpuloom compare", f"$GPULOOM_DATA/muri/{TRACES[trace]}.csv.gz", "--cluster", CLUSTER]
-    note = "*Needs the public traces, see [data.md](data.md), and takes a minute.*"
+    note = "*Needs the public traces, see [data.md](../reference/data.md), and takes a minute.*"
     return [note, "", "```sh", " ".join([*words, "--policies", named, *options]), "```", ""]
 
 
@@ -582,11 +582,11 @@ class Page:
             if whole and name == "reproduction":
                 lines += ["## The paper's figures with `--compat muri`", ""]
             if whole and name == "fig9" and pictures:
-                lines += [f"![Improvement of the average JCT, by trace and baseline]({pictures}/improvement.svg)", ""]
+                lines += ["![Improvement of the average JCT, by trace and baseline](figures/improvement.svg)", ""]
             if whole and name == "fig11":
                 lines += [ABLATIONS]
                 if pictures:
-                    lines += [f"![Ablations, ours beside the published]({pictures}/ablations.svg)", ""]
+                    lines += ["![Ablations, ours beside the published](figures/ablations.svg)", ""]
             if whole and name == "speed":
                 lines += part("How far the paper's heuristic is from the optimum", "weaving_grouping.md")
             lines += body[name]
@@ -739,8 +739,8 @@ INTRODUCTION = """# Weaving
 Jobs that are slow on different resources can share the same GPUs. This page says how gpuloom weaves them and what it
 brings on Muri's traces, beside the figures that the authors of Muri (Zhao et al., "Multi-Resource Interleaving for
 Deep Learning Training", SIGCOMM'22) published. It is written by one command, `make figures`, from the traces in
-`muri/` of the [public traces](data.md); results are kept in `out/figures.json` and used again until the code that
-made them changes. Cluster: 8 nodes of 8 GPUs. Times in seconds.
+`muri/` of the [public traces](../reference/data.md); results are kept in `out/figures.json` and used again until the
+code that made them changes. Cluster: 8 nodes of 8 GPUs. Times in seconds.
 """
 
 SHORT = """## In short
@@ -917,7 +917,7 @@ Two traces of 5,755 jobs stand for the artifact's largest, which is not at hand:
 submissions drawn from trace1 with replacement (its queue grows to thousands), and a generated one at three times the
 cluster's capacity with stage times by model (see [speed.md](speed.md)). The artifact would take hours.
 
-*Needs the public traces, see [data.md](data.md), and takes ten minutes.*
+*Needs the public traces, see [data.md](../reference/data.md), and takes ten minutes.*
 
 ```sh
 python bench/figures.py --only speed
@@ -939,7 +939,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--jobs", "-j", type=int, default=max(1, os.cpu_count() or 1), help="processes [all cores]")
-    parser.add_argument("--out", type=Path, help="page to write [docs/weaving.md; with --only and --quick: printed]")
+    parser.add_argument(
+        "--out", type=Path, help="page to write [docs/results/weaving.md; with --only and --quick: printed]"
+    )
     parser.add_argument("--store", type=Path, default=REPO / "out" / "figures.json", help="where results are kept")
     parser.add_argument("--quick", action="store_true", help="trace3 and the 400-job trace only, one seed")
     parser.add_argument("--only", metavar="LIST", help=f"of {', '.join(SECTIONS)}")
@@ -947,7 +949,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     need(chosen.data, "muri")
     only = selected(chosen.only)
     whole = only == SECTIONS and not chosen.quick
-    out: Path | None = chosen.out or (REPO / "docs" / "weaving.md" if whole else None)
+    out: Path | None = chosen.out or (REPO / "docs" / "results" / "weaving.md" if whole else None)
     grid = Grid(chosen.data / "muri", chosen.store)
     page = Page(grid, chosen.quick)
     page.write(only, None)

@@ -1,4 +1,4 @@
-"""The league table: every policy on every trace, written into docs/policies.md between two marks (`make league`).
+"""The league table: every policy on every trace, written into docs/reference/policies.md (`make league`).
 
     python bench/league.py                                  all of it, and the page
     python bench/league.py --only-traces muri,itp/cluster05 --only-policies srsf,weave      printed only
@@ -41,7 +41,7 @@ from pages import with_part
 from public_data import DATA, need
 
 REPO = Path(__file__).resolve().parents[1]
-PAGE = REPO / "docs" / "policies.md"
+PAGE = REPO / "docs" / "reference" / "policies.md"
 BEGIN, END = "<!-- league:begin -->", "<!-- league:end -->"
 HEADING = "## League table"
 OURS = "weave"
@@ -532,7 +532,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help="CPU seconds of a run [120]")
     parser.add_argument("--ours", default=OURS, metavar="ID", help=f"policy that is set against its rivals [{OURS}]")
     parser.add_argument("--store", type=Path, default=REPO / "out" / "league.json", help="where results are kept")
-    parser.add_argument("--out", type=Path, help="page to write [docs/policies.md; with --only-…: none]")
+    parser.add_argument("--out", type=Path, help="page to write [docs/reference/policies.md; with --only-…: none]")
     parser.add_argument("--known", action="store_true", help="run nothing: show what is known")
     parser.add_argument("--json", action="store_true", help="print the runs as JSON")
     asked = parser.parse_args(arguments)

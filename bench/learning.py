@@ -1,4 +1,4 @@
-"""Learning curves of the policy `rl` on streams of Pollux' jobs; rewrites docs/learning.md and docs/learning.svg.
+"""Learning curves of the policy `rl` on streams of Pollux' jobs; rewrites docs/results/learning.md and its plot.
 
 python bench/learning.py            everything (about two minutes)
 python bench/learning.py --print    only print, at a fraction of the size
@@ -301,8 +301,8 @@ def main() -> None:
     )
     print(text)
     if not small:
-        (ROOT / "docs" / "learning.md").write_text(text, encoding="utf-8")
-        plot(ROOT / "docs" / "learning.svg", {name: calm[key] for key, name in names.items()})
+        (ROOT / "docs" / "results" / "learning.md").write_text(text, encoding="utf-8")
+        plot(ROOT / "docs" / "results" / "figures" / "learning.svg", {name: calm[key] for key, name in names.items()})
 
 
 def first_at_level(values: F8, level: float) -> str:
@@ -314,8 +314,8 @@ def first_at_level(values: F8, level: float) -> str:
 TEXT = """\
 # Learnt placement
 
-How fast [`rl`](policies.md#rl) learns, against choices that don't learn. Made by `make learning` (`bench/learning.py`)
-from Pollux' profiles and jobs; figures of time are of the machine that ran it.
+How fast [`rl`](../reference/policies.md#rl) learns, against choices that don't learn. Made by `make learning`
+(`bench/learning.py`) from Pollux' profiles and jobs; figures of time are of the machine that ran it.
 
 ## The model of throughput
 
@@ -336,7 +336,7 @@ job's curve.
 Bands: 95 % confidence over the streams; points: means of {window} jobs. Rewards are those of the placements that jobs
 got, by their true curves, with `rl`'s default `thrift`.
 
-![Mean reward and completion time against jobs seen](learning.svg)
+![Mean reward and completion time against jobs seen](figures/learning.svg)
 
 {calm}
 
@@ -382,7 +382,7 @@ first of a run, which fits the models of all curves, up to {first_ms} ms. Whole 
 
 `simulate --policy rl --save-memory table.json` writes what was learnt; `rl:state=table.json` begins with it, and
 `rl:mode=frozen;state=table.json` runs it as it is. Any program may write such a file, as
-[examples/gym_agent](../examples/gym_agent/README.md) does after training in the Gymnasium environment
+[examples/gym_agent](../../examples/gym_agent/README.md) does after training in the Gymnasium environment
 `gpuloom/Placement-v0` (`gpuloom.sim.gym`):
 
 ```json

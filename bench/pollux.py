@@ -1,4 +1,4 @@
-"""Pollux' workloads by the rules of its simulator, beside what was published; rewrites docs/pollux.md.
+"""Pollux' workloads by the rules of its simulator, beside what was published; rewrites docs/results/pollux.md.
 
 python bench/pollux.py            everything (a few minutes)
 python bench/pollux.py --print    only print, and only the workloads of the usual load
@@ -65,7 +65,7 @@ def main() -> None:
     need(DATA, "pollux/profiles_traces.tar.gz", "pollux/workloads.tar.gz")
     ours, seconds = measure(["1.0"] if only_print else list(LOADS))
     if not only_print:
-        (ROOT / "docs" / "pollux.md").write_text(page(ours, published(), seconds), encoding="utf-8")
+        (ROOT / "docs" / "results" / "pollux.md").write_text(page(ours, published(), seconds), encoding="utf-8")
 
 
 def page(ours: Averages, theirs: Averages, seconds: dict[str, float]) -> str:
@@ -125,9 +125,9 @@ TEXT = """# Pollux' simulation
 `gpuloom pollux` replays workloads by the rules of the simulator published with Pollux (OSDI '21,
 github.com/petuum/adaptdl, branch osdi21-artifact). Jobs there adapt their batch size: what counts is *goodput*,
 throughput times statistical efficiency, and work is epochs of training instead of seconds. This page is written by
-one command, `make pollux`, from `pollux/` of the [public traces](data.md). Times in seconds.
+one command, `make pollux`, from `pollux/` of the [public traces](../reference/data.md). Times in seconds.
 
-*Needs the public traces, see [data.md](data.md).*
+*Needs the public traces, see [data.md](../reference/data.md).*
 
 ```sh
 cd $GPULOOM_DATA/pollux
@@ -146,7 +146,7 @@ gpuloom pollux workloads.tar.gz::workloads/workload-6.csv --throughputs profiles
 `pip install 'gpuloom[pollux]'`. `goodput` uses measured placements only and does without.
 
 In gpuloom's own simulation, with fixed batch sizes, failures and all policies, the same workloads run with
-`gpuloom simulate` ([traces.md](traces.md)).
+`gpuloom simulate` ([traces.md](../reference/traces.md)).
 
 ## The rules
 

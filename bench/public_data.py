@@ -21,8 +21,8 @@ def need(data: Path, *names: str) -> None:
         return
     what = ", ".join(missing)
     print(
-        f"{Path(sys.argv[0]).name}: {what} missing in {data}: public data that is no part of gpuloom; docs/data.md "
-        "says where to get it (GPULOOM_DATA names the folder)",
+        f"{Path(sys.argv[0]).name}: {what} missing in {data}: public data that is no part of gpuloom; "
+        "docs/reference/data.md says where to get it (GPULOOM_DATA names the folder)",
         file=sys.stderr,
     )
     raise SystemExit(2)

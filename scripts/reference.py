@@ -1,4 +1,4 @@
-"""Write what lists all that the program has: docs/reference-cli.md, docs/reference-jobs.md and docs/job.schema.json.
+"""Write what lists all that the program has, in docs/reference: commands.md, job-fields.md and job.schema.json.
 
 python scripts/reference.py        (make reference)
 """
@@ -16,7 +16,7 @@ import click
 from gpuloom.cli.main import cli
 from gpuloom.live.submission.spec import json_schema
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
 WIDTH = 1000
 """Columns for usage lines and defaults: they are not to be broken."""
 
@@ -54,13 +54,14 @@ def section(command: click.Command, context: click.Context) -> list[str]:
 
 
 def cli_page() -> str:
-    """docs/reference-cli.md: every command and option, as `--help` tells them."""
+    """docs/reference/commands.md: every command and option, as `--help` tells them."""
     context = click.Context(cli, info_name="gpuloom", terminal_width=WIDTH)
     lines = [
         "# Every command and option",
         "",
-        "What `gpuloom COMMAND --help` says, on one page; [cli.md](cli.md) and [simulation.md](simulation.md) explain",
-        "how to use it. Made by `make reference`. In brackets: what is taken where an option is not given, and limits.",
+        "What `gpuloom COMMAND --help` says, on one page; [run-jobs.md](../howto/run-jobs.md) and",
+        "[simulation.md](simulation.md) explain how to use it. Made by `make reference`.",
+        "In brackets: what is taken where an option is not given, and limits.",
         "",
     ]
     for command, inside in commands(cli, context):
@@ -90,13 +91,14 @@ def kind(field: dict[str, Any]) -> str:
 
 
 def jobs_page() -> str:
-    """docs/reference-jobs.md: every field of a job, from its schema."""
+    """docs/reference/job-fields.md: every field of a job, from its schema."""
     schema = json_schema()
     lines = [
         "# Every field of a job",
         "",
-        "What a job may say: in `job.yaml` ([cli.md](cli.md#submit-a-file)), by the API ([api.md](api.md#submit)) and",
-        "from Python; `class` and `env_file` in files alone. Made by `make reference` from the schema",
+        "What a job may say: in `job.yaml` ([run-jobs.md](../howto/run-jobs.md#submit-a-file)), by the API",
+        "([api.md](api.md#submit)) and from Python; `class` and `env_file` in files alone.",
+        "Made by `make reference` from the schema",
         "([job.schema.json](job.schema.json), `gpuloom schema`).",
         "",
         "| field | written | default | |",
@@ -111,17 +113,17 @@ def jobs_page() -> str:
 
 
 def schema_page() -> str:
-    """docs/job.schema.json, as `gpuloom schema` prints it."""
+    """docs/reference/job.schema.json, as `gpuloom schema` prints it."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-PAGES = {"reference-cli.md": cli_page, "reference-jobs.md": jobs_page, "job.schema.json": schema_page}
+PAGES = {"commands.md": cli_page, "job-fields.md": jobs_page, "job.schema.json": schema_page}
 
 
 def main() -> None:
     for name, page in PAGES.items():
         (DOCS / name).write_text(page(), encoding="utf-8")
-        print(f"wrote docs/{name}")
+        print(f"wrote docs/reference/{name}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ DATA = Path(os.environ.get("GPULOOM_DATA", Path(__file__).parents[2] / "shared" 
 def data() -> Path:
     """The folder with real traces; skips where it is missing."""
     if not DATA.is_dir():
-        pytest.skip(f"no public traces in {DATA}: docs/data.md says where to get them (GPULOOM_DATA names the folder)")
+        pytest.skip(
+            f"no public traces in {DATA}: docs/reference/data.md says where to get them (GPULOOM_DATA names the folder)"
+        )
     return DATA
 
 

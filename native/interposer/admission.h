@@ -4,7 +4,7 @@
  * nothing but the arithmetic below, and may be called from any thread. Times are nanoseconds, utilisations 0..1.
  * What is unknown is said as such: a negative (or NaN) utilisation, a duration of 0, a request time of 0.
  *
- * docs/sharing.md explains the rules; the numbers of gl_params are there with their reasons.
+ * docs/explanation/sharing.md explains the rules; the numbers of gl_params are there with their reasons.
  */
 #ifndef GPULOOM_ADMISSION_H
 #define GPULOOM_ADMISSION_H

@@ -4,7 +4,7 @@
  * stream, event or context, or by a query that found it done) for every stream it launched on. */
 #include "process.h"
 
-#define SUBMIT_NS 6000u   /* from before a launch call until the GPU can start (docs/sharing.md) */
+#define SUBMIT_NS 6000u   /* from before a launch call until the GPU can start (docs/explanation/sharing.md) */
 #define MOST_GAP_NS 20000u
 #define LEARNT 20u /* requests from which on a p99 is more than a guess */
 

@@ -1,5 +1,5 @@
 /* One GPU on a virtual clock: a high-priority program that serves requests, a best-effort program that loops, and the
- * admission rule at the gate of the latter's launch call. No CUDA. What is modelled, and what not: docs/sharing.md. */
+ * admission rule at the gate of the latter's launch call. No CUDA. What is modelled, and what not: docs/explanation/sharing.md. */
 #ifndef GPULOOM_VIRTUAL_GPU_H
 #define GPULOOM_VIRTUAL_GPU_H
 

@@ -1,4 +1,4 @@
-"""`--compat muri` against what the released Muri simulator computes (../shared/data/muri, see docs/fidelity.md)."""
+"""`--compat muri` against what the released Muri simulator computes (../shared/data/muri, docs/results/fidelity.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Muri-S and Muri-L under `--compat muri` against the released simulator (../shared/data/muri, docs/weaving.md).
+"""Muri-S and Muri-L under `--compat muri` against the released simulator (shared/data/muri, docs/results/weaving.md).
 
 With the released matcher the figures are the artifact's (job by job: tests/unit/test_interleave_released.py). Many
 groupings are equally good, and the exact matcher chooses other ones, after which the runs drift apart; hence bounds.

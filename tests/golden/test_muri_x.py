@@ -1,4 +1,4 @@
-"""Muri-XS and Muri-XL against Muri-S and Muri-L, all under `--compat muri` (docs/weaving.md)."""
+"""Muri-XS and Muri-XL against Muri-S and Muri-L, all under `--compat muri` (docs/results/weaving.md)."""
 
 from __future__ import annotations
 

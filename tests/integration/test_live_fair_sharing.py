@@ -1,4 +1,4 @@
-"""Two equal long jobs that each want the whole machine: who gets it, as docs/live.md says."""
+"""Two equal long jobs that each want the whole machine: who gets it, as docs/explanation/live.md says."""
 
 from __future__ import annotations
 

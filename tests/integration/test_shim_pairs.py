@@ -25,7 +25,7 @@ PAIRS = [
     ("efficientnet_4_fwd", "resnet50_32_fb1"),
 ]
 
-pytestmark = [pytest.mark.data, pytest.mark.skipif(not DATA.is_dir(), reason=f"no {DATA}: see docs/data.md")]
+pytestmark = [pytest.mark.data, pytest.mark.skipif(not DATA.is_dir(), reason=f"no {DATA}: see docs/reference/data.md")]
 
 
 @pytest.mark.parametrize(("service", "training"), PAIRS)

@@ -37,4 +37,4 @@ def test_one_line_says_what_is_missing(name: str, needs: str, tmp_path: Path) ->
     assert line.startswith(f"{name}.py: ")
     assert needs in line
     assert f"missing in {tmp_path}" in line
-    assert "docs/data.md" in line
+    assert "docs/reference/data.md" in line

@@ -284,7 +284,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_the_published_schema_is_the_programs() -> None:
-    assert json.loads((ROOT / "docs" / "job.schema.json").read_text()) == json_schema()
+    assert json.loads((ROOT / "docs" / "reference" / "job.schema.json").read_text()) == json_schema()
     assert json.loads(run("schema").stdout) == json_schema()
 
 

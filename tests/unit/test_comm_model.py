@@ -135,7 +135,7 @@ class TestCurves:
             assert off.max() < np.log(2.5)
 
     def test_no_fit_is_far_off(self, data: Path) -> None:
-        """Root mean square of 17 % over all placements; docs/learning.md has the figures."""
+        """Root mean square of 17 % over all placements; docs/results/learning.md has the figures."""
         for name, profile in load_profiles(data / "pollux" / "profiles_traces.tar.gz").items():
             assert pollux_fit(profile).error < 0.17, name
 

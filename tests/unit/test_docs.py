@@ -18,9 +18,9 @@ from gpuloom.policies.base import Parameter
 from gpuloom.policies.registry import BUILT_IN, create_policy, parse_policy, policy_class
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("**/*.md")])
-POLICIES = (ROOT / "docs" / "policies.md").read_text()
-SIMULATION = (ROOT / "docs" / "simulation.md").read_text()
+DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *(ROOT / "examples").glob("**/*.md")])
+POLICIES = (ROOT / "docs" / "reference" / "policies.md").read_text()
+SIMULATION = (ROOT / "docs" / "reference" / "simulation.md").read_text()
 PLUGIN = tomllib.loads((ROOT / "examples" / "policy_plugin" / "pyproject.toml").read_text())
 ADDED = set(PLUGIN["project"]["entry-points"]["gpuloom.policies"])
 """Policies that documents may name because an example adds them."""
@@ -81,7 +81,7 @@ def test_the_table_of_policies_is_the_registrys(policy: str) -> None:
 def section(policy: str) -> str:
     heading = rf"^## (?:`[\w-]+`, )*`{policy}`(?:, `[\w-]+`)*\n"
     match = re.search(rf"{heading}(.*?)(?=^## |\Z)", POLICIES, flags=re.MULTILINE | re.DOTALL)
-    assert match is not None, f"docs/policies.md has no section on {policy}"
+    assert match is not None, f"docs/reference/policies.md has no section on {policy}"
     return match.group(1)
 
 
@@ -148,13 +148,15 @@ def test_command_lines_are_right(document: str, words: list[str]) -> None:
 def test_the_reference_pages_are_those_of_this_program() -> None:
     """`make reference` writes them."""
     made = runpy.run_path(str(ROOT / "scripts" / "reference.py"))["PAGES"]
-    assert set(made) == {"reference-cli.md", "reference-jobs.md", "job.schema.json"}
+    assert set(made) == {"commands.md", "job-fields.md", "job.schema.json"}
     for name, page in made.items():
-        assert (ROOT / "docs" / name).read_text() == page(), f"docs/{name} is of another version: make reference"
+        assert (ROOT / "docs" / "reference" / name).read_text() == page(), (
+            f"{name} is of another version: make reference"
+        )
 
 
 def test_every_option_of_every_command_is_in_the_reference() -> None:
-    page = (ROOT / "docs" / "reference-cli.md").read_text()
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
     todo: list[tuple[str, click.Command]] = [("gpuloom", cli)]
     while todo:
         path, command = todo.pop()
@@ -191,13 +193,16 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert anchor in anchors(there), target
 
 
-def test_the_readme_leads_to_every_document() -> None:
-    readme = (ROOT / "README.md").read_text()
-    written = {path.name for path in (ROOT / "docs").glob("*.md")}
-    assert {name for name in written if f"(docs/{name})" not in readme} == set()
+def test_the_index_leads_to_every_document() -> None:
+    """And the README to the index."""
+    docs = ROOT / "docs"
+    index = (docs / "index.md").read_text()
+    written = {str(path.relative_to(docs)) for path in docs.glob("**/*.md")} - {"index.md"}
+    assert {name for name in written if f"({name})" not in index} == set()
+    assert "(docs/index.md)" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["simulation.md", "extending.md"])
+@pytest.mark.parametrize("name", ["reference/simulation.md", "howto/extending.md"])
 def test_python_blocks_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -142,6 +142,8 @@ def test_the_cluster_file() -> None:
 
     cluster = load_cluster(str(EXAMPLES / "cluster.yaml"))
     assert (str(cluster), cluster.name, cluster.nodes[4].name) == ("4x8:V100,16x4:K80", "lab", "k0")
-    # docs/clusters.md shows it as it is.
-    shown = (EXAMPLES.parent / "docs" / "clusters.md").read_text().split("```yaml\n", 1)[1].split("```", 1)[0]
+    # docs/reference/clusters.md shows it as it is.
+    shown = (
+        (EXAMPLES.parent / "docs" / "reference" / "clusters.md").read_text().split("```yaml\n", 1)[1].split("```", 1)[0]
+    )
     assert shown == (EXAMPLES / "cluster.yaml").read_text().split("\n", 1)[1]

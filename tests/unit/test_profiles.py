@@ -119,7 +119,7 @@ def test_eight_models_ship_at_six_numbers_of_gpus_without_doubt() -> None:
 
 
 @pytest.mark.data
-@pytest.mark.skipif(not TABLE.exists(), reason="no public traces here: see docs/data.md")
+@pytest.mark.skipif(not TABLE.exists(), reason="no public traces here: see docs/reference/data.md")
 def test_what_ships_is_the_artifacts_table() -> None:
     plain = [(p.key, p.iteration_s, p.stage_s, p.start_s) for p in shipped()]
     assert [(p.key, p.iteration_s, p.stage_s, p.start_s) for p in read_profiles(TABLE)] == plain

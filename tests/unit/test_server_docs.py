@@ -1,4 +1,4 @@
-"""docs/api.md agrees with the API: every route has an example, every example works, every error is listed."""
+"""docs/reference/api.md agrees with the API: every route has an example, every example works, every error is listed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuloom.live.submission.spec import job_spec
 from gpuloom.server.app import make_app
 from gpuloom.server.problems import TITLES
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
 
 
 def examples() -> list[tuple[str, str, dict[str, str], str | None]]:

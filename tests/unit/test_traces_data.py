@@ -14,7 +14,7 @@ from gpuloom.traces import read_trace
 DATA = Path(os.environ.get("GPULOOM_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 pytestmark = [
     pytest.mark.data,
-    pytest.mark.skipif(not DATA.is_dir(), reason=f"no public traces in {DATA}: see docs/data.md"),
+    pytest.mark.skipif(not DATA.is_dir(), reason=f"no public traces in {DATA}: see docs/reference/data.md"),
 ]
 
 

@@ -380,7 +380,7 @@ def test_the_shell_example_can_be_interrupted_and_goes_on(tmp_path: Path) -> Non
 
 def test_the_programs_and_files_in_the_document_are_right(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
-    text = (ROOT / "docs" / "jobs.md").read_text()
+    text = (ROOT / "docs" / "howto" / "write-jobs.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False

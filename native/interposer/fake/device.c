@@ -1,6 +1,6 @@
 /* See device.h.
  *
- * Model, the same as the simulator's (virtual_gpu.c; reasons in docs/sharing.md): a kernel's blocks come as SM-sized
+ * Model, the same as the simulator's (virtual_gpu.c; reasons in docs/explanation/sharing.md): a kernel's blocks come as SM-sized
  * portions that hold whole SMs and are not taken off; free SMs go to the stream of the highest priority, then to the
  * kernel that was ready first; where kernels ask for more than all of compute or bandwidth, each is slowed. A kernel can
  * start SUBMIT_NS after its launch and GAP_NS after the one before it in its stream.

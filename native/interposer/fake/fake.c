@@ -35,7 +35,7 @@ struct CUgraph_st {
 struct CUgraphExec_st {
     struct CUgraph_st graph;
 };
-#define LAUNCH_NS 4000u /* of the CPU, as docs/sharing.md assumes */
+#define LAUNCH_NS 4000u /* of the CPU, as docs/explanation/sharing.md assumes */
 #define RECORD_NS 1000u
 
 static struct CUctx_st contexts[FAKE_DEVICES] = {{.device = 0}, {.device = 1}, {.device = 2}, {.device = 3}};

@@ -28,7 +28,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 @click.group(cls=Group)
 def db() -> None:
-    """Check, back up and restore the scheduler's store, one SQLite file in its home directory (docs/store.md)."""
+    """Check, back up and restore the scheduler's store, one SQLite file in its home (docs/reference/store.md)."""
 
 
 @db.command(short_help="Verify the store: the file, and records against the events.")

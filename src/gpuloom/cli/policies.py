@@ -63,7 +63,7 @@ def policies(policy: str | None, checked: str | None, seed: int, as_json: bool) 
         _show(rows[0])
     else:
         show_table(COLUMNS, rows)
-        click.echo("\nMore on one: gpuloom policies ID. Which to take: docs/policies.md")
+        click.echo("\nMore on one: gpuloom policies ID. Which to take: docs/reference/policies.md")
 
 
 def _check(name: str, seed: int, as_json: bool) -> None:

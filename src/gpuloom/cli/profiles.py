@@ -37,7 +37,7 @@ def profiles() -> None:
     """Show and keep profiles: how long each stage of a model's iteration takes.
 
     Profiles of eight models ship with gpuloom; your own are kept in a library, a CSV file, and win over shipped
-    ones of the same model and number of GPUs (docs/profiles.md).
+    ones of the same model and number of GPUs (docs/howto/profiles.md).
     """
 
 
@@ -142,7 +142,7 @@ def add(
 def import_(file: str, overwrite: bool, library: Path | None) -> None:
     """Add all profiles of a CSV file to your library, or none if one is wrong.
 
-    FILE.csv (- for standard input) has the columns of docs/profiles.md, or those of the Muri artifact's table in
+    FILE.csv (- for standard input) has the columns of docs/howto/profiles.md, or those of the Muri artifact's table in
     milliseconds (model, num_gpu, batch_size, iteration_time_ms, stage0_dataload_ms, …).
 
     \b

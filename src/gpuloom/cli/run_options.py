@@ -151,7 +151,9 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="What a change of a running job's size costs; as much as a restart unless given.",
         ),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of what is random."),
-        click.option("--compat", type=Choice(["muri"]), help="Semantics of another simulator (docs/fidelity.md)."),
+        click.option(
+            "--compat", type=Choice(["muri"]), help="Semantics of another simulator (docs/results/fidelity.md)."
+        ),
         click.option("--mtbf", type=Duration(), metavar="TIME", help="Mean time between failures of a node (30d)."),
         click.option(
             "--repair", type=Duration(), default="1h", show_default=True, metavar="TIME", help="Mean time to repair."

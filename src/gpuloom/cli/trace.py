@@ -224,7 +224,7 @@ def generate(
 @trace.command("formats", short_help="List the formats that can be read.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def formats_(as_json: bool) -> None:
-    """List the formats that can be read (docs/traces.md tells how to add one).
+    """List the formats that can be read (docs/reference/traces.md tells how to add one).
 
     \b
     Example:

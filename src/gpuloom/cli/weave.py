@@ -97,7 +97,7 @@ def weave(
     """Find which of a set of jobs to weave on shared GPUs, in which order, and what it gains.
 
     PROFILES.csv (- for standard input) has a row per job: its name, GPUs, and the times of its stages in an
-    iteration, or a model whose profile has them (docs/profiles.md). Jobs are woven with jobs of as many GPUs.
+    iteration, or a model whose profile has them (docs/howto/profiles.md). Jobs are woven with jobs of as many GPUs.
 
     \b
     Examples:

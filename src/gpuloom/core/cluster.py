@@ -115,7 +115,7 @@ def cluster_from_mapping(data: object, *, source: str) -> Cluster:
         ClusterError: names the file, the entry and the key that is wrong.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("nodes"), list):
-        raise ClusterError(f"{source}: must hold a list under the key 'nodes' (see docs/clusters.md)")
+        raise ClusterError(f"{source}: must hold a list under the key 'nodes' (see docs/reference/clusters.md)")
     if unknown := set(data) - {"name", "nodes"}:
         raise ClusterError(f"{source}: unknown key {sorted(map(str, unknown))[0]!r}; known: name, nodes")
     nodes: list[tuple[str | None, Node]] = []

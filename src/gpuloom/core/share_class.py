@@ -1,4 +1,4 @@
-"""The class of a job that shares its GPU with another one at the granularity of kernels (docs/sharing.md)."""
+"""The class of a job that shares its GPU with another one kernel by kernel (docs/explanation/sharing.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def job_class(klass: str | None, task_type: str | None, importance: str | None, 
     """The class that a user gave, or that follows from what the user said of the task; '' if nothing was said.
 
     High if the task's type, its importance to the business or a real-time need says so, else best effort (the patent
-    application behind docs/sharing.md: any one of the three makes a task a high-priority one).
+    application behind docs/explanation/sharing.md: any one of the three makes a task a high-priority one).
     """
     if klass or not (task_type or importance or real_time):
         return klass or ""
@@ -31,7 +31,7 @@ def job_class(klass: str | None, task_type: str | None, importance: str | None, 
 def share_class_of(spec: Mapping[str, Any]) -> str:
     """The class with which a job may share a GPU: 'high', 'best-effort', or '' if it may not.
 
-    Only jobs of one GPU, and not in containers, which the shim does not reach (docs/sharing.md).
+    Only jobs of one GPU, and not in containers, which the shim does not reach (docs/explanation/sharing.md).
     """
     if spec.get("gpus", 1) != 1 or spec.get("container"):
         return ""

@@ -237,7 +237,7 @@ def status_of(entry: Mapping[str, Any]) -> RunStatus:
 
 
 def job_environment(request: RunRequest, home_id: str) -> dict[str, str]:
-    """The whole environment of a run: what was asked for, and what gpuloom tells it (docs/executor.md)."""
+    """The whole environment of a run: what was asked for, and what gpuloom tells it (docs/reference/executor.md)."""
     job, _, attempt = request.run.partition("-")[0].rpartition(".")
     visible = "" if request.kind == "cpu" else ",".join(request.gpu_uuids or map(str, request.gpus))
     return {

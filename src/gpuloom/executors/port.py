@@ -35,7 +35,7 @@ class RunRequest:
     """What to run.
 
     argv: program and arguments. cwd: working directory. env: its whole environment, to which the executor adds what
-    the GPUs and gpuloom need (docs/jobs.md). gpus: indices on the node. kind: 'gpu' or 'cpu' (slots in place of GPUs).
+    the GPUs and gpuloom need (docs/howto/write-jobs.md). gpus: indices on the node. kind: 'gpu' or 'cpu' (slots).
     directory: where the run's files go (logs, notice, progress), named by the scheduler. limit_s: time limit, seconds
     of running; the executor itself ends the run then, reason 'timed_out'. grace_s: between notice and end. cpus,
     memory_mib: limits (None: none). log_mib, log_files: size at which the log is rotated, and files kept.

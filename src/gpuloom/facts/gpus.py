@@ -37,7 +37,7 @@ class GpuFacts:
 
     @property
     def typical(self) -> float:
-        """Geometric mean of FP32 rate and memory bandwidth, by which speeds are estimated (docs/heterogeneity.md)."""
+        """Geometric mean of FP32 rate and memory bandwidth, for estimates (docs/explanation/heterogeneity.md)."""
         return math.sqrt(self.fp32_tflops * self.memory_gbps)
 
 

@@ -23,7 +23,7 @@ MOST_BYTES = 512 * 2**20
 
 
 def load_cluster(text: str) -> Cluster:
-    """A cluster from its short form ('4x8:V100,16x4:K80') or from a YAML file (docs/clusters.md).
+    """A cluster from its short form ('4x8:V100,16x4:K80') or from a YAML file (docs/reference/clusters.md).
 
     Raises:
         ClusterError: neither, or the file is wrong (names the entry and key).

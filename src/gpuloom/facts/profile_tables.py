@@ -120,7 +120,7 @@ class JobSet:
 
 
 def read_jobs(path: Path | str, profiles: Callable[[], Profiles]) -> JobSet:
-    """Jobs to weave from a CSV file ('-': standard input): columns in docs/profiles.md.
+    """Jobs to weave from a CSV file ('-': standard input): columns in docs/howto/profiles.md.
 
     Args:
         profiles: gives the profile library; asked only if a job has no stage times of its own.

@@ -1,4 +1,4 @@
-"""The profile library: profiles that ship with gpuloom, and the user's own in one CSV file (docs/profiles.md)."""
+"""The profile library: profiles that ship with gpuloom, and the user's own in one CSV file (docs/howto/profiles.md)."""
 
 from __future__ import annotations
 

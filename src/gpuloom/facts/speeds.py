@@ -3,7 +3,7 @@
 A job's speed on a model is taken to grow as √(FP32 rate × memory bandwidth), from the measured model that is nearest
 by this number. It errs by a factor of about 1.4 in the median over Gavel's K80, P100 and V100, hardly more than
 bandwidth alone, and by less than that on most of ElasticFlow's T4 and A100, which is why it was chosen
-(docs/heterogeneity.md has the figures of all rules that were tried, made by `make heterogeneous`). Speeds that were
+(docs/explanation/heterogeneity.md has the figures of all rules that were tried). Speeds that were
 measured, and models that a job does not fit, are never touched.
 """
 
@@ -68,7 +68,7 @@ def all_alike(workload: Workload, cluster: Cluster) -> str | None:
     alike = f"the trace has no speeds: {', '.join(named[:-1])} and {named[-1]} count as equally fast"
     facts = {model: find_gpu(model) for model in named}
     if any(gpu is None for gpu in facts.values()):
-        return f"{alike}; give the trace columns speed:MODEL (docs/traces.md)"
+        return f"{alike}; give the trace columns speed:MODEL (docs/reference/traces.md)"
     ratings = sorted((rating_of(model), model) for model in named)
     (least, slow), (most, fast) = ratings[0], ratings[-1]
     if most / least < 1.01:

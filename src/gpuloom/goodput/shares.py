@@ -13,8 +13,8 @@ ends=unknown: weight (GPU-seconds held + 1 h)^-½, as who has had little is like
 ends=known: weight (seconds left on one GPU + 300 s)^-0.6, the shorter the more (Berg, Vesilo, Harchol-Balter, "heSRPT",
     2020); a restart's time is what the job needs on its fair share, 300 s at most.
 
-Form and constants are the best of 33 settings tried on workloads numbered 1, 4 and 6; docs/pollux.md reports the other
-numbers, which share no jobs with them, by themselves.
+Form and constants are the best of 33 settings tried on workloads numbered 1, 4 and 6; docs/results/pollux.md reports
+the other numbers, which share no jobs with them, by themselves.
 """
 
 from __future__ import annotations

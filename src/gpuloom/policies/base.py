@@ -23,7 +23,7 @@ from gpuloom.core.workload import F8, Workload
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The row of a policy in docs/policies.md."""
+    """The row of a policy in docs/reference/policies.md."""
 
     summary: str
     knows: str

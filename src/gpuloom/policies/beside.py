@@ -2,7 +2,7 @@
 
 Written `beside=yes` among the parameters of that policy. `policies/pairs.py` says who may share, and what the policy
 sees of it. The share class of a job (`Workload.share_class`) says that it may share a GPU at all; kernels are then
-admitted by the rule of docs/sharing.md, so that the high-priority one keeps its latency.
+admitted by the rule of docs/explanation/sharing.md, so that the high-priority one keeps its latency.
 """
 
 from __future__ import annotations

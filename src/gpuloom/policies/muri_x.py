@@ -16,7 +16,8 @@ of the whole cluster is large (`interleave/valued.py`).
        (`share_nodes`), what is left over is filled or used to split groups, and groups exchange members.
     4. At a scheduling interval the new groups are taken only if they are worth more than leaving things as they are
        and filling free GPUs, where a group that would have to start loses its start-up time of the next `horizon`.
-Between two intervals new groups start on free GPUs, and nothing else changes. What the parts bring: docs/weaving.md.
+Between two intervals new groups start on free GPUs, and nothing else changes. What the parts bring:
+docs/results/weaving.md.
 """
 
 from __future__ import annotations

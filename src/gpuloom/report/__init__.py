@@ -1,4 +1,4 @@
-"""Results for people and programs: tables, plots, pages, files (docs/reports.md).
+"""Results for people and programs: tables, plots, pages, files (docs/reference/reports.md).
 
 May import: core, interleave, facts, files, sim.
 """

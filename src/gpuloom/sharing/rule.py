@@ -157,7 +157,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Params:
-    """Parameters of a rule; `Params.default(rule)` has the defaults that docs/sharing.md explains."""
+    """Parameters of a rule; `Params.default(rule)` has the defaults that docs/explanation/sharing.md explains."""
 
     rule: str
     interference_threshold: float = 0.5

@@ -4,7 +4,7 @@ The event loop is C (native/interposer/virtual_gpu.c), because a pair has millio
 `gl_admit` as the shim, at the same place: inside the launch call of the best-effort program. This module prepares the
 input, draws the arrivals, runs the service and the training job alone for comparison, and sums up.
 
-What is modelled, from which sources, and what is not: docs/sharing.md.
+What is modelled, from which sources, and what is not: docs/explanation/sharing.md.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class CResult(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What launching costs and how programs get in each other's way; reasons in docs/sharing.md.
+    """What launching costs and how programs get in each other's way; reasons in docs/explanation/sharing.md.
 
     Attributes:
         launch_us: a launch call, on the CPU.

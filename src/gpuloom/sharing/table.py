@@ -1,4 +1,4 @@
-"""A kernel profile as the shim reads it: a line per kernel, 13 fields separated by tabs (docs/sharing-shim.md).
+"""A kernel profile as the shim reads it: a line per kernel, 13 fields between tabs (docs/reference/sharing-shim.md).
 
 The shim sees mangled names, a PyTorch trace holds demangled ones. Both sides cut a name down to its signature, the
 qualified identifier before template arguments and parameters: `at::native::vectorized_elementwise_kernel`. The shim

@@ -38,7 +38,7 @@ class Segments:
     gpu_mask: NDArray[np.object_]
     """GPUs of the node that were held, as a bit mask (Python int)."""
     layer: I4
-    """Sharing layer: 0 unless GPUs are shared (docs/architecture.md)."""
+    """Sharing layer: 0 unless GPUs are shared (docs/explanation/architecture.md)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

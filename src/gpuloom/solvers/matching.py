@@ -28,7 +28,7 @@ from gpuloom.core.words import plural
 from gpuloom.core.workload import F8
 
 TABLE_TYPES = 48
-"""Up to so many types by the dense table, which takes types^3 numbers a pivot round; measured in docs/weaving.md."""
+"""Up to so many types by the dense table, types^3 numbers a pivot round; measured in docs/results/weaving.md."""
 SOLVERS = ("auto", "exact", "table", "columns")
 _WHOLE = 1e-6
 _REDUCED = 1e-9

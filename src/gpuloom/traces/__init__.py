@@ -1,4 +1,4 @@
-"""Read traces of DL clusters: `read_trace`, `write_trace`, `formats` (docs/traces.md).
+"""Read traces of DL clusters: `read_trace`, `write_trace`, `formats` (docs/reference/traces.md).
 
 A third party adds a format with a `Reader` in the entry-point group `gpuloom.trace_readers`.
 

@@ -56,7 +56,7 @@ _PHILLY = (
     (1.0, 4_600_000.0),
 )
 # A job's speed on another GPU model is off what the facts say by a factor of 1.36 in the median (Gavel's measurements,
-# docs/heterogeneity.md). Half of a normal distribution lies within 0.6745 deviations.
+# docs/explanation/heterogeneity.md). Half of a normal distribution lies within 0.6745 deviations.
 _SPEED_SPREAD = math.log(1.36) / 0.6745
 _MAX_JOBS = 100_000_000
 _DAY_S = 86_400.0

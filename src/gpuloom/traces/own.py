@@ -1,6 +1,6 @@
 """gpuloom's own trace: one header line, one job a line, columns in any order; the same columns in Parquet.
 
-Specified in docs/traces.md. Seconds throughout. Lines that begin with '#' before the header are comments.
+Specified in docs/reference/traces.md. Seconds throughout. Lines that begin with '#' before the header are comments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write a workload as gpuloom's own trace (docs/traces.md), so that reading it gives the same jobs."""
+"""Write a workload as gpuloom's own trace (docs/reference/traces.md), so that reading it gives the same jobs."""
 
 from __future__ import annotations
 

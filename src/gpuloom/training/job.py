@@ -9,7 +9,7 @@
 
 When gpuloom wants the GPUs for other jobs it gives notice (SIGTERM, and a file); the script saves and exits with code
 85, which means "preempted, my work is saved". `steps` does that by itself; `should_stop` and `exit_preempted` are for
-loops of one's own. docs/jobs.md tells the same for shell scripts and other languages.
+loops of one's own. docs/howto/write-jobs.md tells the same for shell scripts and other languages.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def steps(total: int, *, start: int = 0, save: Callable[[int], object], every_s:
 
     save: called with the number of steps done: every `every_s` seconds (None: never), after the last step, and on
     notice, whereupon the process exits with code 85. Between two saves is what can be lost when a machine fails.
-    In a job of several ranks, each rank sees the notice at its own step: agree on one (docs/jobs.md) instead.
+    In a job of several ranks, each sees the notice at its own step: agree on one (docs/howto/write-jobs.md) instead.
     """
     should_stop()
     if start < total:

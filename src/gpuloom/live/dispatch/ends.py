@@ -98,7 +98,7 @@ def _unproven(how: RunExit, some: bool) -> str:
     since = "since the last save that it reported" if some else "in this attempt"
     return (
         f"exit code {how.exit_code} after the notice, without proof that it saved: its work {since} counts as lost; "
-        "let it exit with 85 once it has saved, report saved_step, or name its checkpoint (docs/jobs.md)"
+        "let it exit with 85 once it has saved, report saved_step, or name its checkpoint (docs/howto/write-jobs.md)"
     )
 
 

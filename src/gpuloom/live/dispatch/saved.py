@@ -39,7 +39,7 @@ def saved(
     """What is known of a job's saves.
 
     Args:
-        told: what it reported last (docs/jobs.md). notice_s: when it got notice, by the machine's clock.
+        told: what it reported last (docs/howto/write-jobs.md). notice_s: when it got notice, by the machine's clock.
         checkpoint_s: when the newest of the files was written that it declared as its checkpoint.
     """
     step, at_step, saved_s = (_number(told.get(name)) for name in ("step", "saved_step", "saved_s"))

@@ -24,7 +24,7 @@ History = Iterable[tuple[Job, tuple[Attempt, ...]]]
 
 
 def trace_csv(history: History, interval_s: float, cluster: str = "") -> str:
-    """Jobs that ran and ended, as gpuloom's own CSV (docs/traces.md).
+    """Jobs that ran and ended, as gpuloom's own CSV (docs/reference/traces.md).
 
     Args:
         cluster: on which they ran, in short form.

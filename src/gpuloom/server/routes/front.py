@@ -44,7 +44,7 @@ gpuloom --help                      all the rest</code></pre>
 <pre><code>curl -H "Authorization: Bearer $(cat HOME/token)" ADDRESS/v1/status</code></pre>
 <p>All routes are described in <a href="/openapi.json">/openapi.json</a>, jobs in
 <a href="/v1/schema/job.json">/v1/schema/job.json</a>; these two and <a href="/v1/health">/v1/health</a> need no token.
-<code>docs/api.md</code> explains them with examples.</p>
+<code>docs/reference/api.md</code> explains them with examples.</p>
 </html>
 """
 
