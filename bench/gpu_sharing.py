@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.share_class import BEST_EFFORT, HIGH
 from gpuloom.sharing.shim import attach as shim
-from gpuloom.sharing.shim import build, mps
+from gpuloom.sharing.shim import build, compiler, mps
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = [sys.executable, str(ROOT / "bench" / "gpu_sharing_work.py")]
@@ -353,7 +353,7 @@ class Bench:
     def machine(self) -> dict[str, Any]:
         """Driver, GPU, PyTorch, tools."""
         found: dict[str, Any] = {
-            "python": platform.python_version(), "processors": os.cpu_count(), "compiler": build.compiler(),
+            "python": platform.python_version(), "processors": os.cpu_count(), "compiler": compiler.compiler(),
             "mps": mps.control(), "nvidia_smi": None,
         }  # fmt: skip
         tool = shutil.which("nvidia-smi")

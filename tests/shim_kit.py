@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuloom.sharing.shim import build, shm
+from gpuloom.sharing.shim import compiler, shm
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "native" / "interposer"
@@ -49,7 +49,7 @@ class Built:
 
 def built(kind: str) -> Built:
     """The build of this kind, made if it must be."""
-    cmake, command = cmake_program(), build.compiler()
+    cmake, command = cmake_program(), compiler.compiler()
     assert command is not None, "the tests of the shim need a C compiler (gcc)"
     options = ("-DGPULOOM_TESTS=ON", *KINDS[kind])
     digest = hashlib.sha256(repr((cmake, command, options)).encode())
@@ -63,7 +63,7 @@ def built(kind: str) -> Built:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
             configure(folder, *options)
-            build.run_compiler([cmake, "--build", str(folder), "--parallel", "2"], SOURCES)
+            compiler.run_compiler([cmake, "--build", str(folder), "--parallel", "2"], SOURCES)
             done.touch()
     return Built(folder)
 
@@ -78,7 +78,7 @@ def cmake_program() -> str:
 
 def configure(folder: Path, *options: str) -> None:
     """Configure a build of native/interposer in a folder."""
-    build.run_compiler([cmake_program(), "-S", str(SOURCES), "-B", str(folder), *options], SOURCES)
+    compiler.run_compiler([cmake_program(), "-S", str(SOURCES), "-B", str(folder), *options], SOURCES)
 
 
 @dataclass

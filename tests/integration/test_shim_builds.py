@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuloom.sharing.shim import build, native
+from gpuloom.sharing.shim import build, compiler, native
 from gpuloom.sharing.table import signature
 from shim_kit import SOURCES, Stage, built, cmake_program, configure, told
 
@@ -44,7 +44,7 @@ def headers() -> Path:
 
 def abi_differs(sources: Path) -> bool:
     """Whether the compiler finds a difference between abi.h and cuda.h."""
-    command = build.compiler()
+    command = compiler.compiler()
     assert command is not None
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{headers()}"]
     done = subprocess.run(
@@ -173,8 +173,8 @@ def test_a_sanitizer_build_does_find_faults(kind: str, body: str, finding: str, 
     (source / "tests" / "profiles.c").write_text(code)
     made = tmp_path / "made"
     options = [f"-DGPULOOM_SANITIZE={kind}", "-DGPULOOM_TESTS=ON"]
-    build.run_compiler([cmake_program(), "-S", str(source), "-B", str(made), *options], source)
-    build.run_compiler([cmake_program(), "--build", str(made), "--target", "profiles"], source)
+    compiler.run_compiler([cmake_program(), "-S", str(source), "-B", str(made), *options], source)
+    compiler.run_compiler([cmake_program(), "--build", str(made), "--target", "profiles"], source)
     done = subprocess.run(
         [str(made / "profiles")], env={**os.environ, "LD_LIBRARY_PATH": str(made / "gpuloom_shim")},
         capture_output=True, text=True, timeout=60, check=False,

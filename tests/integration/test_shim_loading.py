@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuloom.sharing.shim import build
+from gpuloom.sharing.shim import build, compiler
 from shim_kit import SOURCES, Stage, built
 
 CLASSES = ("", "high", "best-effort")
@@ -215,8 +215,8 @@ def test_the_abi_is_that_of_cuda_h(tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 0, f"cuda.h is needed: pip install nvidia-cuda-runtime-cu12\n{done.stderr}"
         headers = target / "nvidia" / "cuda_runtime" / "include"
-    command = build.compiler()
+    command = compiler.compiler()
     assert command is not None
-    build.run_compiler(
+    compiler.run_compiler(
         [*command, "-std=gnu11", "-fsyntax-only", f"-I{headers}", str(SOURCES / "tests" / "test_abi.c")], SOURCES
     )

@@ -344,11 +344,10 @@ def test_time_before_the_first_call_does_not_count(text: str) -> None:
     policy = load_policy(text)
     workload, cluster = jobs([(1.7e9, 9e9, 1), (1.7e9 + 10, 9e9, 1), (1.7e9 + 20, 9e9, 1)]), parse_cluster("1x2")
     state = State(workload, cluster)
-    for job in range(3):
-        state.submit(job, 1.7e9 + 30)
+    state.submit(0, 1.7e9 + 30)
     adopt_first(state, 1.7e9)
     engine = engine_of(policy, workload, cluster, state)
-    engine.new_to_policy(jobs=[1, 2])
+    engine.take_in(1.7e9 + 30, arrived=[1, 2])
     engine.decide(1.7e9 + 30)
     engine.decide(1.7e9 + 40)
     memory = engine.memory

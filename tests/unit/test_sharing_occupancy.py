@@ -16,7 +16,7 @@ import pytest
 
 from gpuloom.core.errors import InputError
 from gpuloom.sharing.occupancy import LIMITS, blocks_per_sm, sm_needed, sm_slots
-from gpuloom.sharing.shim import build
+from gpuloom.sharing.shim import compiler
 
 # Threads, blocks and kilobytes of shared memory that are resident on an SM; 64 K registers on all.
 PUBLISHED = {
@@ -100,12 +100,12 @@ def nvidias_header() -> Path | None:
 
 
 def test_blocks_per_sm_as_nvidias_own_occupancy_code_says(tmp_path: Path) -> None:
-    headers, command = nvidias_header(), build.compiler()
+    headers, command = nvidias_header(), compiler.compiler()
     if headers is None or command is None:
         pytest.skip("needs the wheel nvidia-cuda-runtime-cu12 (extra dev) and a C compiler")
     source = Path(__file__).parents[2] / "native" / "interposer" / "tests" / "occupancy.c"
     program = tmp_path / "occupancy"
-    build.run_compiler([*command, "-O1", f"-I{headers}", str(source), "-o", str(program)], source.parent)
+    compiler.run_compiler([*command, "-O1", f"-I{headers}", str(source), "-o", str(program)], source.parent)
     threads = (1, 31, 33, 64, 96, 100, 128, 160, 224, 256, 288, 384, 512, 640, 768, 1024)
     registers = (0, 1, 8, 16, 24, 32, 33, 40, 48, 56, 63, 64, 72, 80, 96, 128, 129, 168, 200, 255)
     shared = (0, 1, 128, 1000, 2048, 5000, 9216, 16384, 30000, 49152, 65536, 99 * 1024, 100 * 1024, 227 * 1024)

@@ -301,6 +301,6 @@ def test_compiled_once_and_said_where_it_cannot(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(InputError, match="false could not compile"):
         library_path()
     monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setattr("gpuloom.sharing.shim.native.__file__", str(tmp_path / "nowhere" / "x" / "y" / "native.py"))
+    monkeypatch.setattr("gpuloom.sharing.shim.compiler.__file__", str(tmp_path / "nowhere" / "x" / "y" / "compiler.py"))
     with pytest.raises(InputError, match="so are its sources"):
         library_path()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gpuloom.cli.share.group import share
 from gpuloom.core.errors import InputError
 from gpuloom.sharing.shim import attach as shim
-from gpuloom.sharing.shim import build, mps, shm
+from gpuloom.sharing.shim import build, compiler, mps, shm
 from shim_kit import SOURCES, Stage, built, told
 
 
@@ -37,9 +37,9 @@ def offsets(tmp_path: Path) -> dict[str, int]:
         f'#include "shm.h"\n#include <stdio.h>\nint main(void) {{ {lines} printf("total %zu\\n", GLS_TOTAL);'
         'printf("lock %d\\n", GLS_LOCK_BASE); printf("version %u\\n", GLS_VERSION); return 0; }'
     )
-    command = build.compiler()
+    command = compiler.compiler()
     assert command is not None
-    build.run_compiler([*command, f"-I{SOURCES}", str(source), "-o", str(tmp_path / "offsets")], SOURCES)
+    compiler.run_compiler([*command, f"-I{SOURCES}", str(source), "-o", str(tmp_path / "offsets")], SOURCES)
     out = subprocess.run([str(tmp_path / "offsets")], capture_output=True, text=True, check=True).stdout
     return {name: int(value) for name, value in (line.split() for line in out.splitlines())}
 
@@ -137,9 +137,9 @@ def test_a_shim_is_compiled_for_a_driver_with_further_functions(
     source = tmp_path / "new.c"
     source.write_text("int cuInit(unsigned f) { return (int)f; }\nint cuBrandNew_v9(int x) { return x + 1; }\n")
     driver = tmp_path / "libcuda.so.1"
-    command = build.compiler()
+    command = compiler.compiler()
     assert command is not None
-    build.run_compiler([*command, "-shared", "-fPIC", str(source), "-o", str(driver)], tmp_path)
+    compiler.run_compiler([*command, "-shared", "-fPIC", str(source), "-o", str(driver)], tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = build.shim_path(driver)
     assert build.exported(made) == build.known(SOURCES) | {"cuBrandNew_v9"}

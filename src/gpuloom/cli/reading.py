@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from gpuloom.core.workload import Workload
     from gpuloom.traces import TraceRead
 
 BAD_ROWS_SHOWN = 5
@@ -55,11 +54,3 @@ def say_notes(found: TraceRead) -> None:
         click.echo(f"skipped: {error}", err=True)
     if len(found.bad_rows) > BAD_ROWS_SHOWN:
         click.echo(f"skipped: {len(found.bad_rows) - BAD_ROWS_SHOWN:,} more", err=True)
-
-
-def read_for_use(*, quiet: bool, **options: Any) -> Workload:
-    """Read a trace to work on it; notes go to standard error."""
-    found = read(**options)
-    if not quiet:
-        say_notes(found)
-    return found.workload

@@ -115,10 +115,8 @@ class Engine:
         if commands:
             self.executor.apply(commands, now_s)
 
-    def new_to_policy(self, *, jobs: Sequence[int] = (), nodes: Sequence[int] = ()) -> None:
-        """Of the state that this engine began with, these waiting jobs are told to the policy as arrivals, these nodes
-        as back in service."""
-        self._arrived.extend(jobs)
+    def came_back(self, nodes: Sequence[int]) -> None:
+        """Of the state that this engine began with, these nodes are told to the policy as back in service."""
         self._changed.update(dict.fromkeys(nodes))
 
     def settle(self, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""A store that keeps everything in memory: for tests and for schedulers whose past nobody wants."""
+"""A store that keeps everything in memory: for the scheduler on paper (`live/trial`), and for tests."""
 
 from __future__ import annotations
 

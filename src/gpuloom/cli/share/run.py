@@ -20,6 +20,7 @@ from gpuloom.cli.groups import Choice
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.share_class import CLASSES, IMPORTANCES, TASK_TYPES, job_class
+from gpuloom.sharing.rule import RULES
 from gpuloom.sharing.shim import attach as shim
 from gpuloom.sharing.shim import build, mps
 
@@ -44,7 +45,7 @@ class NotStartedError(GpuloomError):
 @click.option("--importance", type=Choice(IMPORTANCES), help="Without --class: to the business.")
 @click.option("--real-time", is_flag=True, help="Without --class: it must answer in real time, so high.")
 @click.option("--gpu", metavar="GPU", help="Its index or UUID (CUDA_VISIBLE_DEVICES).")
-@click.option("--rule", type=Choice(shim.RULES), help="Admission rule of best effort.  [default: gpuloom]")
+@click.option("--rule", type=Choice(RULES), help="Admission rule of best effort.  [default: gpuloom]")
 @click.option("--max-hold", "max_hold_s", type=Duration(), metavar="TIME", help="Longest hold.  [default: 0.1]")
 @click.option("--profile", metavar="NAME|FILE", help="Profile of its kernels: a stored one, or any file that is one.")
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the shim writes what it does.")

@@ -12,11 +12,10 @@ import click
 from gpuloom.cli.groups import Choice
 from gpuloom.core.errors import InputError
 from gpuloom.core.words import plural
+from gpuloom.sharing.rule import RULES
 
 if TYPE_CHECKING:
     from gpuloom.sharing.simulate import Outcome
-
-RULES = ("none", "priority", "orion", "gpuloom")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -153,7 +153,7 @@ class World:
         if not settled:
             with Asking(Call.SHARING, policy):
                 self.engine.settle(now_s)
-        self.engine.new_to_policy(nodes=self._freed(memory, placed.keys() | ended.keys()))
+        self.engine.came_back(self._freed(memory, placed.keys() | ended.keys()))
         news = [self.row_of[job] for job in eligible - met - self.unplaceable - placed.keys()]
         with Asking(Call.SHARING, policy):
             self.engine.take_in(now_s, finished=sorted(self.row_of[job] for job in ended), arrived=sorted(news))

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuloom.core.errors import InputError
-from gpuloom.sharing.shim import build, mps, native
+from gpuloom.sharing.shim import build, compiler, mps, native
 
-RULES = ("none", "priority", "orion", "gpuloom")
 PLACES = (
     "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/nvidia/lib64",
     "/usr/local/nvidia/lib", "/usr/lib/wsl/lib", "/run/opengl-driver/lib", "/usr/lib/x86_64-linux-gnu/nvidia/current",
@@ -198,10 +197,10 @@ def _kill_switch(environment: Mapping[str, str]) -> Finding:
 
 
 def _compiler() -> Finding:
-    command = build.compiler()
+    command = compiler.compiler()
     if command:
         return Finding("compiler", True, " ".join(command))
-    return Finding("compiler", None, f"{native.no_compiler()}; only what came compiled with gpuloom can be used")
+    return Finding("compiler", None, f"{compiler.no_compiler()}; only what came compiled with gpuloom can be used")
 
 
 def _rule() -> Finding:

@@ -1,27 +1,28 @@
 """Find the shim (`libcuda.so.1`), or compile it on first use.
 
 An installed gpuloom brings it in `gpuloom/sharing/native/gpuloom_shim/`, if a compiler was at hand when its wheel was
-made. A checkout, or an installation without it, compiles `native/interposer` with `$CC`, `cc`, `gcc` or `clang` into
-the user's cache, by a hash of the sources. Where the machine's driver exports names that the shim lacks, one that has
-them is compiled.
+made. A checkout, or an installation without it, compiles it (`compiler`). Where the machine's driver exports names that
+the shim lacks, one that has them is compiled.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import struct
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gpuloom.core.errors import InputError
-from gpuloom.sharing.shim import native
-from gpuloom.sharing.shim.native import cache_folder
-from gpuloom.sharing.shim.native import compiler as compiler
+from gpuloom.sharing.shim.compiler import (
+    PACKAGED,
+    compiled_once,
+    compiler,
+    no_compiler,
+    run_compiler,
+)
+from gpuloom.sharing.shim.compiler import source_folder as folder_with
 
 C_SOURCES = (
     "shim.c", "gate.c", "track.c", "measure.c", "kernels.c", "profile.c", "driver.c", "log.c", "shm.c", "admission.c",
@@ -33,19 +34,18 @@ HEADERS = (
 )  # fmt: skip
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden")
 MACHINES = ("x86_64", "aarch64")
-COMPILE_TIMEOUT_S = 180
 EXPORTED = re.compile(r"(cu[A-Z]|cudbg)[A-Za-z0-9_]*\Z")
 
 
 def installed_shim() -> Path | None:
     """The shim that came with the package, if it did."""
-    path = Path(__file__).parent / "native" / "gpuloom_shim" / "libcuda.so.1"
+    path = PACKAGED / "gpuloom_shim" / "libcuda.so.1"
     return path if path.is_file() else None
 
 
 def source_folder() -> Path | None:
     """The shim's sources: of a checkout, else those that the package carries; None if there are none."""
-    return native.source_folder((*C_SOURCES, *HEADERS))
+    return folder_with((*C_SOURCES, *HEADERS))
 
 
 def exported(library: Path) -> frozenset[str]:
@@ -97,39 +97,28 @@ def shim_path(driver: Path | None = None) -> Path:
             "the shim is neither installed nor are its sources here; install gpuloom again, or run from a checkout"
         )
     if command is None:
-        raise InputError(f"the shim must be compiled once, and {native.no_compiler()}")
+        raise InputError(f"the shim must be compiled once, and {no_compiler()}")
     return compiled(folder, command, lacking)
 
 
 def compiled(folder: Path, command: Sequence[str], extra: Iterable[str] = (), flags: Sequence[str] = ()) -> Path:
-    """The shim of these sources with further symbols, from the cache or compiled; several processes may do so at once.
+    """The shim of these sources with further symbols, from the cache or compiled.
 
     Raises:
         InputError: the compiler fails, or the cache can't be written.
     """
     symbols = sorted(extra)
-    digest = hashlib.sha256(repr((*command, *FLAGS, *flags, *symbols)).encode())
-    for name in (*C_SOURCES, *HEADERS):
-        digest.update(name.encode() + b"\0" + (folder / name).read_bytes())
-    target = cache_folder() / f"shim-{digest.hexdigest()[:20]}" / "libcuda.so.1"
-    if target.is_file():
-        return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            if symbols:
-                listed = Path(scratch) / "extra.def"
-                listed.write_text("".join(f"SYMBOL({name})\n" for name in symbols))
-                flags = (*flags, f'-DGLS_EXTRA_SYMBOLS="{listed}"')
-            made = Path(scratch) / "libcuda.so.1"
-            link(folder, command, made, flags)
-            made.replace(target)
-    except OSError as error:
-        raise InputError(
-            f"{target.parent}: can't keep the compiled shim there ({error.strerror}); "
-            "set XDG_CACHE_HOME to a folder that can be written"
-        ) from error
-    return target
+
+    def make(made: Path) -> None:
+        further = []
+        if symbols:
+            listed = made.with_name("extra.def")
+            listed.write_text("".join(f"SYMBOL({name})\n" for name in symbols))
+            further = [f'-DGLS_EXTRA_SYMBOLS="{listed}"']
+        link(folder, command, made, [*flags, *further])
+
+    said = (*command, *FLAGS, *flags, *symbols)
+    return compiled_once("shim-{}/libcuda.so.1", "shim", folder, (*C_SOURCES, *HEADERS), said, make)
 
 
 def link(folder: Path, command: Sequence[str], target: Path, flags: Sequence[str] = ()) -> None:
@@ -144,21 +133,3 @@ def link(folder: Path, command: Sequence[str], target: Path, flags: Sequence[str
         f"-Wl,--version-script={folder / 'shim.map'}", "-lpthread", "-ldl", "-lm",
     )  # fmt: skip
     run_compiler([*command, *FLAGS, *flags, *sources, "-o", str(target), *linking], folder)
-
-
-def run_compiler(command: Sequence[str], folder: Path) -> None:
-    """Run a compiler.
-
-    Raises:
-        InputError: it fails; the first lines that say why are in the message.
-    """
-    try:
-        done = subprocess.run(  # noqa: S603 - the compiler the user has set
-            list(command), capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"{command[0]} could not compile {folder}: {error}") from error
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        wrong = [line for line in lines if "error" in line] or lines
-        raise InputError(f"{command[0]} could not compile {folder}: {' | '.join(wrong[:3])}")
