@@ -58,13 +58,13 @@ figures: $(STAMP) ## Rewrite docs/results/weaving.md: the Muri paper's figures a
 learning: $(STAMP) ## Rewrite docs/results/learning.md and its plot: how fast `rl` learns (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/learning.py
 
-league: $(STAMP) ## Rewrite the league table of docs/reference/policies.md: every policy on every trace (public traces: docs/reference/data.md)
+league: $(STAMP) ## Rewrite docs/results/league.md: every policy on every trace (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/league.py
 
-heterogeneous: $(STAMP) ## Rewrite the figures of docs/explanation/heterogeneity.md (public traces: docs/reference/data.md)
+heterogeneous: $(STAMP) ## Rewrite the figures of docs/results/heterogeneity.md (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/heterogeneous.py
 
-elastic: $(STAMP) ## Rewrite the figures of docs/explanation/elastic.md (public traces: docs/reference/data.md)
+elastic: $(STAMP) ## Rewrite the figures of docs/results/elastic.md (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/elastic.py
 
 pollux: $(STAMP) ## Rewrite docs/results/pollux.md: the figures of Pollux and ours (public traces: docs/reference/data.md)

@@ -1,4 +1,4 @@
-"""What best-effort jobs beside high-priority ones bring, by policy; rewrites a part of docs/reference/policies.md.
+"""What best-effort jobs beside high-priority ones bring, by policy; rewrites a part of docs/results/sharing.md.
 
 python bench/beside.py            generated traces, all policies that take `beside`; about a minute
 python bench/beside.py --print    print, change nothing
@@ -18,7 +18,7 @@ from gpuloom.sim import SimResult, simulate
 from gpuloom.traces.generate import GeneratorConfig, generate
 from pages import with_part
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "policies.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "sharing.md"
 BEGIN, END = "<!-- beside: begin -->", "<!-- beside: end -->"
 POLICIES = ("fifo", "fifo:backfill=easy", "sjf", "srtf", "srsf", "tiresias", "gittins", "themis", "gavel", "hlas")
 LOADS, SEEDS = (0.7, 0.9, 1.1), (1, 2, 3)

@@ -1,6 +1,6 @@
-"""Write the figures of docs/explanation/elastic.md: fixed sizes, elastic by thresholds, elastic by marginal throughput.
+"""Write the figures of docs/results/elastic.md: fixed sizes, elastic by thresholds, elastic by marginal throughput.
 
-python bench/elastic.py [--data ../shared/data] [--output docs/explanation/elastic.md] [--processes 1]
+python bench/elastic.py [--data ../shared/data] [--output docs/results/elastic.md] [--processes 1]
 
 The text of the document stands between the marks and is kept; what lies between `<!-- figures -->` and
 `<!-- end -->` is written anew.
@@ -76,7 +76,7 @@ def all_of_pollux(data: Path, processes: int) -> list[str]:
     average = np.array([result.avg_jct_s for result in outcome.done]).reshape(len(POLICIES), -1)
     ratio = average / average[0]
     return [
-        "### Pollux, all eight workloads, 16x4",
+        "## Pollux, all eight workloads, 16x4",
         "",
         "| policy | mean of the average JCTs | to tiresias: mean | best | worst |",
         "|---|---|---|---|---|",
@@ -108,7 +108,7 @@ def figures(data: Path, processes: int) -> str:
         fixed = outcome.done[0]
         offered = float(jobs.duration_s @ jobs.gpus) / float(np.ptp(jobs.submit_s)) / cluster.gpus
         lines += [
-            f"### {title}, {spec}",
+            f"## {title}, {spec}",
             "",
             f"{len(jobs):,} jobs; offered load at the sizes asked for {offered:.2f}.",
             "",
@@ -126,7 +126,7 @@ def figures(data: Path, processes: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--output", type=Path, default=REPO / "docs" / "explanation" / "elastic.md")
+    parser.add_argument("--output", type=Path, default=REPO / "docs" / "results" / "elastic.md")
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     need(options.data, "elasticflow", "pollux")

@@ -417,7 +417,7 @@ def say(text: str) -> None:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Markdown of what was found, for docs/explanation/sharing.md."""
+    """Markdown of what was found, for docs/results/sharing.md."""
     lines = ["| way | p50 ms | p99 ms | p99 over alone | it/s | of alone |", "|---|---|---|---|---|---|"]
     steps = result.get("steps", {})
     for name in ("service alone", "training alone", *(way.name for way in WAYS)):

@@ -1,6 +1,6 @@
-"""Write the figures of docs/explanation/heterogeneity.md: estimated speeds, swaps, policies on mixed clusters.
+"""Write the figures of docs/results/heterogeneity.md: estimated speeds, swaps, policies on mixed clusters.
 
-    python bench/heterogeneous.py [--data ../shared/data] [--output docs/explanation/heterogeneity.md]
+    python bench/heterogeneous.py [--data ../shared/data] [--output docs/results/heterogeneity.md]
 
 Replaces what stands between the marks `<!-- figures: NAME -->` and `<!-- end -->`; the rest of the page is written by
 hand. Takes about four minutes on one core.
@@ -341,7 +341,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--output", type=Path, default=REPO / "docs" / "explanation" / "heterogeneity.md")
+    parser.add_argument("--output", type=Path, default=REPO / "docs" / "results" / "heterogeneity.md")
     parser.add_argument("--only", choices=list(PARTS), help="make this part alone")
     options = parser.parse_args()
     need(options.data, "gavel", "shockwave", "elasticflow", "muri")

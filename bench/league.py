@@ -1,4 +1,4 @@
-"""The league table: every policy on every trace, written into docs/reference/policies.md (`make league`).
+"""The league table: every policy on every trace, written into docs/results/league.md (`make league`).
 
     python bench/league.py                                  all of it, and the page
     python bench/league.py --only-traces muri,itp/cluster05 --only-policies srsf,weave      printed only
@@ -41,7 +41,7 @@ from pages import with_part
 from public_data import DATA, need
 
 REPO = Path(__file__).resolve().parents[1]
-PAGE = REPO / "docs" / "reference" / "policies.md"
+PAGE = REPO / "docs" / "results" / "league.md"
 BEGIN, END = "<!-- league:begin -->", "<!-- league:end -->"
 HEADING = "## League table"
 OURS = "weave"
@@ -334,16 +334,16 @@ class Writer:
     def page(self) -> str:
         lines = [self._introduction(), ""]
         for title, attribute in (("Average JCT", "avg_jct_s"), ("p99 JCT", "p99_jct_s")):
-            lines += [f"### {title}", "", "Policies that are told no durations:", ""]
+            lines += [f"## {title}", "", "Policies that are told no durations:", ""]
             lines += self.ratios(attribute, self.blind, size=attribute == "avg_jct_s")
             if self.told:
                 lines += ["Policies that are told durations or their distribution, relative to the same best:", ""]
                 lines += self.ratios(attribute, self.told, size=False)
-        lines += ["### By family of traces", "", "Geometric means of the ratios above, average JCT:", ""]
+        lines += ["## By family of traces", "", "Geometric means of the ratios above, average JCT:", ""]
         lines += self.families("avg_jct_s")
         lines += ["p99 JCT:", "", *self.families("p99_jct_s")]
-        lines += [f"### `{self.ours}` and its rivals", "", *self.rivals()]
-        lines += ["### CPU time", "", *self.cost()]
+        lines += [f"## `{self.ours}` and its rivals", "", *self.rivals()]
+        lines += ["## CPU time", "", *self.cost()]
         return "\n".join(lines).rstrip() + "\n"
 
     def _introduction(self) -> str:
@@ -532,7 +532,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help="CPU seconds of a run [120]")
     parser.add_argument("--ours", default=OURS, metavar="ID", help=f"policy that is set against its rivals [{OURS}]")
     parser.add_argument("--store", type=Path, default=REPO / "out" / "league.json", help="where results are kept")
-    parser.add_argument("--out", type=Path, help="page to write [docs/reference/policies.md; with --only-…: none]")
+    parser.add_argument("--out", type=Path, help="page to write [docs/results/league.md; with --only-…: none]")
     parser.add_argument("--known", action="store_true", help="run nothing: show what is known")
     parser.add_argument("--json", action="store_true", help="print the runs as JSON")
     asked = parser.parse_args(arguments)

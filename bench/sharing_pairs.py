@@ -1,4 +1,4 @@
-"""Pairs of a service and a training job on one GPU, from Orion's recorded kernels; writes docs/explanation/sharing.md.
+"""Pairs of a service and a training job on one GPU, from recorded kernels; rewrites a part of docs/results/sharing.md.
 
 python bench/sharing_pairs.py                     nine pairs, all loads and rules (a few minutes), into the page
 python bench/sharing_pairs.py --print             the first load only, print, change nothing
@@ -30,7 +30,7 @@ from public_data import DATA, need
 
 ROOT = Path(__file__).resolve().parents[1]
 ORION = DATA / "orion"
-PAGE = ROOT / "docs" / "explanation" / "sharing.md"
+PAGE = ROOT / "docs" / "results" / "sharing.md"
 BEGIN, END = "<!-- pairs: begin -->", "<!-- pairs: end -->"
 PAIRS = (
     ("resnet50_4_fwd", "resnet50_32_fb1"),

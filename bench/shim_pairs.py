@@ -1,4 +1,4 @@
-"""The real shim on pairs of recorded kernels, on the fake driver's clock; for docs/reference/sharing-shim.md.
+"""The real shim on pairs of recorded kernels, on the fake driver's clock; for docs/results/sharing.md.
 
 python bench/shim_pairs.py                 all pairs under three rules, beside the simulator, figures into the page
 python bench/shim_pairs.py --print         print, change nothing
@@ -20,7 +20,7 @@ from sharing_pairs import ORION, PAIRS
 from shim_kit import built
 from shim_pairs_kit import ShimPair
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "sharing-shim.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "sharing.md"
 BEGIN, END = "<!-- shim pairs: begin -->", "<!-- shim pairs: end -->"
 RULES = ("none", "priority", "gpuloom")
 

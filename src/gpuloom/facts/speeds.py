@@ -3,7 +3,7 @@
 A job's speed on a model is taken to grow as √(FP32 rate × memory bandwidth), from the measured model that is nearest
 by this number. It errs by a factor of about 1.4 in the median over Gavel's K80, P100 and V100, hardly more than
 bandwidth alone, and by less than that on most of ElasticFlow's T4 and A100, which is why it was chosen
-(docs/explanation/heterogeneity.md has the figures of all rules that were tried). Speeds that were
+(docs/results/heterogeneity.md has the figures of all rules that were tried). Speeds that were
 measured, and models that a job does not fit, are never touched.
 """
 

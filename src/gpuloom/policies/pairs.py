@@ -306,7 +306,7 @@ class KernelSharing:
 
     Args:
         speed: of a best-effort job beside a high one, relative to alone, 0 to 1. Beside services that are busy half of
-            the time the shim gives it 0.5, the rule 0.55 simulated (docs/explanation/sharing.md, Pairs).
+            the time the shim gives it 0.5, the rule 0.55 simulated (docs/results/sharing.md, Pairs).
     """
 
     starts_together = False
