@@ -575,18 +575,18 @@ class Page:
         self.bars.clear()
         whole = tuple(only) == SECTIONS
         body = {name: getattr(self, name)() for name in only}
-        lines = [INTRODUCTION, *self._short(), HOW] if whole else []
+        lines = [INTRODUCTION, *self._short()] if whole else []
         for name in SECTIONS:
             if name not in body:
                 continue
             if whole and name == "reproduction":
                 lines += ["## The paper's figures with `--compat muri`", ""]
             if whole and name == "fig9" and pictures:
-                lines += ["![Improvement of the average JCT, by trace and baseline](figures/improvement.svg)", ""]
+                lines += [f"![Improvement of the average JCT, by trace and baseline]({pictures}/improvement.svg)", ""]
             if whole and name == "fig11":
                 lines += [ABLATIONS]
                 if pictures:
-                    lines += ["![Ablations, ours beside the published](figures/ablations.svg)", ""]
+                    lines += [f"![Ablations, ours beside the published]({pictures}/ablations.svg)", ""]
             if whole and name == "speed":
                 lines += part("How far the paper's heuristic is from the optimum", "weaving_grouping.md")
             lines += body[name]
@@ -734,94 +734,15 @@ def plots(bars: dict[str, list[tuple[str, float, float]]], folder: Path, suffix:
 
 # -- prose ------------------------------------------------------------------------------------------------------------
 
-INTRODUCTION = """# Weaving
+INTRODUCTION = """# Weaving, measured
 
-Jobs that are slow on different resources can share the same GPUs. This page says how gpuloom weaves them and what it
-brings on Muri's traces, beside the figures that the authors of Muri (Zhao et al., "Multi-Resource Interleaving for
-Deep Learning Training", SIGCOMM'22) published. It is written by one command, `make figures`, from the traces in
-`muri/` of the [public traces](../reference/data.md); results are kept in `out/figures.json` and used again until the
-code that made them changes. Cluster: 8 nodes of 8 GPUs. Times in seconds.
+What [weaving](../explanation/weaving.md) brings on Muri's traces, beside the figures that its authors (Zhao et al.,
+"Multi-Resource Interleaving for Deep Learning Training", SIGCOMM'22) published. Written by one command, `make figures`,
+from the traces in `muri/` of the [public traces](../reference/data.md). Results are kept in `out/figures.json` and used
+again until the code that made them changes. Cluster: 8 nodes of 8 GPUs. Times in seconds.
 """
 
 SHORT = """## In short
-"""
-
-HOW = """## How it works
-
-### The idea
-
-An iteration of a training job goes through stages: it reads from storage, prepares data on the CPU, computes on the
-GPU, synchronises over the network. Alone, it leaves the other resources idle meanwhile. Jobs on the same GPUs are
-shifted against each other by whole stages, so that each is in another stage than the rest; all make one iteration in
-the time T. Every job becomes slower, together they do more: the *normalised throughput* of a group is the sum of its
-jobs' iteration times alone, over T, and above 1 weaving gains. Efficiency γ is the mean busy share of the k
-resources.
-
-### An example by hand
-
-Two resources, CPU and GPU. Job A needs 2 and 1 s of them in an iteration, B 1 and 2, C 2 and 1. While one computes,
-the other prepares; then they change places:
-
-    A with B:  T = max(2, 2) + max(1, 1) = 3   CPU and GPU are busy 3 s of 3:          γ = 1
-    A with C:  T = max(2, 1) + max(1, 2) = 4   CPU busy 4 of 4, GPU 2 of 4:            γ = 0.75
-
-Alone each takes 3 s an iteration. A and B in turn need 6 s for what they do woven in 3; A and C do it in 4.
-
-### The two models
-
-- `barrier`: T = Σ_j max_i t[i][(i + j) mod k], a barrier after every step (the paper, section 4.1), for any k.
-  `gpuloom weave` uses it for jobs with four stages.
-- `measured`: the steady state of a pipeline without barriers (the released simulator), for the three stages load,
-  compute and network. The policies and the simulator use it, and `gpuloom weave` for jobs with three stages.
-
-What the traces and the published profiles hold was measured in three stages: storage and CPU are one, *load*. The
-`measured` model gives it two of four slots, and lets a job go on as soon as its resources are free. The policies
-use it because it needs no split of the load that nobody measured, and because the published results rest on it. T is
-the least over all orders of the jobs. For two jobs, that is often the way in which each loads while the other
-computes and synchronises:
-
-    shufflenet_v2 on 1 GPU: load 706, compute 59 ms, alone 798 ms     gpt2: load 0.6, compute 410 ms, alone 426 ms
-    T = max(706, 410 + 0) + max(0.6, 59 + 0) = 765 ms
-
-Sharing costs more than the stages say. The authors measured factors on V100 GPUs: 1.33, 1.5 and 1.37 for 2, 3 and 4
-jobs, where a job alone is at 1.015 of its profile. So T becomes 765 · 1.33 / 1.015 = 1,002 ms. Alone the two take
-798 · 1.015 + 426 · 1.015 = 1,242 ms: the normalised throughput is 1.24. (The stages alone promise 1.60.) The three
-factors are one number for all models, the largest guess in all figures below; they can be set
-(`--interleave-overhead`). Stages that were measured may overlap alone already (vgg16 on one GPU: 117 + 68 against
-107 ms an iteration): the slowdown is always counted against the measured iteration, not against the sum of stages.
-
-```sh
-gpuloom weave examples/weave/jobs.csv --plot woven.png
-```
-
-### What a plan does
-
-1. Jobs are ordered: `muri-s` by remaining time × GPUs, `muri-l` by attained service, both small first.
-2. Down the order, every job that still fits the cluster brings along the next jobs of as many GPUs, up to
-   `--group-size`. Jobs of different GPU counts never share.
-3. Rounds of maximum weight matching merge them, pair by pair, the weight being γ; two rounds make groups of four.
-   They stop as soon as all groups fit: when there is room for everybody, nobody shares. Jobs with the same profile are
-   interchangeable, so that the matching is solved over kinds of jobs and counts, and equal problems once.
-4. Groups go in the order of their first members; those that fit run.
-
-A group is formed only if the memory of a GPU holds all its jobs and if its normalised throughput is at least 1: never
-slower than its jobs one after another. (The paper leaves the first out; its simulator splits slow groups after
-matching.) A job of unknown stages runs alone. A job that ends or fails leaves its group running.
-
-### Restarts
-
-The jobs of a group share one process, which starts them one after another: a group begins when all its jobs have
-started. A job that joins a running group restarts its members; one that leaves does not. Groups keep their GPUs, among
-equal merges those that exist are preferred, and only jobs whose group gains a member or whose place changes pay.
-Running jobs are regrouped at multiples of `--interval`; in between new groups start on free GPUs.
-
-### What `--compat muri` changes
-
-The rules of the released simulator: there is no interval; at every event everybody is planned anew, and every running
-job pays the start-up overhead of all members of its group; joining restarts nobody; nodes are filled first-fit;
-groups that are slower than one after another are matched, then split; `muri-s` orders a job that never ran by the
-trace's estimate of its duration. The released code's matching is not always of maximum weight: figures here rest on
-the best matching unless a table says otherwise. [fidelity.md](fidelity.md) holds what else the mode does.
 """
 
 REPRODUCTION = """### Beside the artifact, run again

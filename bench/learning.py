@@ -312,22 +312,17 @@ def first_at_level(values: F8, level: float) -> str:
 
 
 TEXT = """\
-# Learnt placement
+# Learnt placement, measured
 
 How fast [`rl`](../reference/policies.md#rl) learns, against choices that don't learn. Made by `make learning`
 (`bench/learning.py`) from Pollux' profiles and jobs; figures of time are of the machine that ran it.
 
 ## The model of throughput
 
-Step time = compute and the part of the communication that it does not hide (`learning/comm_model.py`): a ring
-all-reduce, 2(n - 1)/n of the gradients over the bandwidth inside a node or between nodes, and a latency per hop. Fitted
-to every measurement of an application: placements on 1 to 16 nodes of 4 T4 GPUs, and local batch sizes.
+The [model](../explanation/learning.md#the-model-of-throughput) fitted to every measurement of an application:
+placements on 1 to 16 nodes of 4 T4 GPUs, and local batch sizes.
 
 {fits}
-
-Throughput curves by GPUs and nodes (`facts/scaling.py`) keep measured points exactly; the model, bent through
-them, fills the rest. They are the physics of the simulation. What `rl` begins with is another fit, to a few points of a
-job's curve.
 
 ## Learning curves
 
@@ -361,15 +356,12 @@ the model's first 100 jobs is reached after {reach} jobs, exploring more after {
 
 {busy}
 
-## Weak spots
+## A few long jobs
 
-- A job keeps its placement until it ends. The mean completion time is ruled by a few jobs that scale well and last for
-  days on one GPU: the longest 3 % of the jobs are {heavy} of the sum. One of them that takes the last free GPU counts
-  more than a hundred good choices. `accept` and `patience` are there for that (a job may wait more than once,
-  other than in the patent; `accept=0` is the patent's); the method does not resize running jobs.
-- The reward sees the job, not the queue behind it: under heavy load smaller placements are better than those that `rl`
-  learns. `thrift=1`, the patent's own reward, takes the smallest.
-- Groups know jobs by one number. Two applications of one group share their row, also if they scale differently.
+A job keeps its placement until it ends. The mean completion time is ruled by a few jobs that scale well and last for
+days on one GPU: the longest 3 % of the jobs are {heavy} of the sum. One of them that takes the last free GPU counts
+more than a hundred good choices. `accept` and `patience` are there for that (a job may wait more than once,
+other than in the patent; `accept=0` is the patent's); the method does not resize running jobs.
 
 ## Cost
 
@@ -377,23 +369,6 @@ A decision takes {mean_ms} ms of processor time on average, {p99_ms} ms at the 9
 first of a run, which fits the models of all curves, up to {first_ms} ms. Whole simulations, best of three:
 
 {speed}
-
-## A table of your own
-
-`simulate --policy rl --save-memory table.json` writes what was learnt; `rl:state=table.json` begins with it, and
-`rl:mode=frozen;state=table.json` runs it as it is. Any program may write such a file, as
-[examples/gym_agent](../../examples/gym_agent/README.md) does after training in the Gymnasium environment
-`gpuloom/Placement-v0` (`gpuloom.sim.gym`):
-
-```json
-{{"format": "gpuloom-learnt-placement-1",
- "choices": ["wait", "1x1", "1x2", "2x4"],
- "centres": [0.9, 3.1],
- "values": [[0, 1.5, 0.2, null], [0, 0.1, 0.4, 2.0], [0, 0, 0, 0]]}}
-```
-
-`choices` are placements (nodes x GPUs per node), `centres` the groups' logarithms of compute over communication,
-`values` a row per group and a last one for jobs of which no ratio is known; larger is better, null: never tried.
 """
 
 

@@ -120,48 +120,10 @@ def row(name: str, cells: list[float]) -> str:
     return f"| {name} | {' | '.join(f'{cell:,.1f}' for cell in cells)} |"
 
 
-TEXT = """# Pollux' simulation
+TEXT = """# Pollux' simulation, measured
 
-`gpuloom pollux` replays workloads by the rules of the simulator published with Pollux (OSDI '21,
-github.com/petuum/adaptdl, branch osdi21-artifact). Jobs there adapt their batch size: what counts is *goodput*,
-throughput times statistical efficiency, and work is epochs of training instead of seconds. This page is written by
-one command, `make pollux`, from `pollux/` of the [public traces](../reference/data.md). Times in seconds.
-
-*Needs the public traces, see [data.md](../reference/data.md).*
-
-```sh
-cd $GPULOOM_DATA/pollux
-gpuloom pollux workloads.tar.gz::workloads/workload-6.csv --throughputs profiles_traces.tar.gz
-```
-
-| option | |
-|---|---|
-| `--policies` | `tiresias`, `optimus`, `goodput`; separated by commas (default: all three) |
-| `--cluster` | NODESxGPUS, at most what was measured: `16x4`, the default |
-| `--interval` | how often GPUs are given anew, whole seconds (`60`) |
-| `--throughputs` | the profiles, `profiles_traces.tar.gz` or its folder; also looked for beside the workload |
-| `--json`, `--jobs-csv` | results, and a row per job, to a file or `-` |
-
-`tiresias` and `optimus` ask for step times between measured placements, which needs SciPy:
-`pip install 'gpuloom[pollux]'`. `goodput` uses measured placements only and does without.
-
-In gpuloom's own simulation, with fixed batch sizes, failures and all policies, the same workloads run with
-`gpuloom simulate` ([traces.md](../reference/traces.md)).
-
-## The rules
-
-- Time runs in steps of 60 s. In a step every job trains on what it holds; then all submitted, unfinished jobs are
-  handed to the policy, and GPUs change hands. A job starts at the first whole minute from its submission on.
-- A job that gets other GPUs, or other places, holds them for 30 s without training, at its first start as well.
-- Progress is counted in iterations at the application's smallest batch size m₀. An iteration at batch size m brings
-  (σ² + μ²) / (σ² · m₀/m + μ²) of them, with the gradient's variance σ² and squared norm μ² as measured in that epoch.
-  It takes the measured step time of its placement and local batch; a share that does not fit a GPU is accumulated
-  in several passes, of which the last synchronises.
-- A job is done after the epochs of its application (bert 2, cifar10 100, ncf 10, imagenet 90, deepspeech2 80, yolov3
-  50). An epoch ends on a whole second.
-- `tiresias` and `optimus` keep the batch size of the submission. GPUs come from the nodes with the most free ones.
-- Between measured placements step times are interpolated in a Delaunay triangulation. As the points lie on a grid it
-  is not unique; the published figures come out with Qhull's.
+[Pollux' simulation](../explanation/pollux.md), its published figures and ours. Written by one command, `make pollux`,
+from `pollux/` of the [public traces](../reference/data.md). Times in seconds.
 
 ## Fidelity
 
@@ -184,15 +146,7 @@ Mean of the 8 workloads at each load (80, 160, 240, 320 jobs):
 
 ## gpuloom's own: `goodput`
 
-Each minute GPUs are shared out so that Σ weight · √(goodput / goodput on one GPU) is largest, exactly, by dynamic
-programming; a change of size counts less by what the restart costs. Batch sizes follow, at each change and each epoch.
-Jobs get 1, 2, 4 GPUs of a node or whole nodes, so that all that fit by number find a place; those that stay keep
-theirs as far as possible. By default neither ends nor remaining work are known: little-served jobs weigh more.
-
-| parameter | |
-|---|---|
-| `ends` | `unknown`, or `known`: work left is known, and short jobs weigh more |
-| `explore` | `at-once`, or `doubling`: from one GPU on, at most twice as many as it has trained on, as Pollux does |
+[Its rule](../explanation/pollux.md#gpulooms-own-goodput) knows neither ends nor remaining work by default.
 
 On workload 6 (Pollux: 2,446.1): {six}; with `explore=doubling` {six_doubling}, with `ends=known` {six_known}. At the
 usual load the mean is {saved} below the published Pollux ({saved_doubling}, {saved_known}). On {ahead} of all {all}

@@ -62,7 +62,7 @@ class SoftmaxAgent:
         self.preferences[group] += self.step * off / max(self.scale[group], 1e-9) * gradient * mask
 
     def table(self, choices: tuple[str, ...]) -> str:
-        """The agent as a learnt table of gpuloom (docs/results/learning.md)."""
+        """The agent as a learnt table of gpuloom (docs/explanation/learning.md)."""
         return json.dumps(
             {
                 "format": "gpuloom-learnt-placement-1",

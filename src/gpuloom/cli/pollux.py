@@ -54,7 +54,7 @@ def pollux(
 
     Jobs train for so many epochs on measured applications; with other batch sizes they run faster or learn less by
     each sample. tiresias and optimus give the figures that were published to the digit; goodput is gpuloom's own
-    (docs/results/pollux.md). A WORKLOAD is a file, a folder, or a file in an archive (FILE.tar.gz::MEMBER).
+    (docs/explanation/pollux.md). A WORKLOAD is a file, a folder, or a file in an archive (FILE.tar.gz::MEMBER).
 
     \b
     Examples:
