@@ -13,6 +13,7 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Phase
 from gpuloom.core.share_class import is_pair, share_class_of
 from gpuloom.live.forecasts.estimates import Estimates
+from gpuloom.live.planning.claims import ON_DISK, Step
 from gpuloom.live.planning.fleet import slots_of
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.work import WorkDone
@@ -132,7 +133,7 @@ class Planned:
         job = self.book.jobs[number]
         self.work.end(number)
         if job.phase in ENDED:
-            self.planning.grants.pop(number, None)
+            self.planning.claims.take_back(number)
             self.planning.job_left(job, attempt.allocation)
         elif self.planning.world is None:
             self.planning.stale()
@@ -159,7 +160,7 @@ class Planned:
         for attempt in self.book.attempts.values():
             for slot in slots_of(attempt.allocation):
                 held.setdefault(slot, []).append(attempt.job)
-        for number, allocation in list(self.planning.grants.items()):
+        for number, allocation in list(self.planning.claims.grants.items()):
             slots = slots_of(allocation)
             job, task = self.book.jobs[number], self.tasks[number - 1]
             there = {other for slot in slots for other in held.get(slot, ())}
@@ -168,11 +169,10 @@ class Planned:
             where = [[name, list(gpus)] for name, gpus in allocation]
             self._tell("attempt.starting", number, now, attempt=job.attempts + 1, allocation=where)
             self._at(now + task.late_s, "run", number)
-            del self.planning.grants[number]
             for slot in slots:
                 held.setdefault(slot, []).append(number)
             self.work.begin(number, now)
-            self.work.rate(number, self.planning.rates.pop(number, 1.0))
+            self.work.rate(number, self.planning.claims.take_rate(number))
             left = task.late_s + task.takes_s - job.work_s
             self._ends[number] = self._at(now + left + self.noticed_s, "end", number)
             self.first_s.setdefault(number, now)
@@ -192,3 +192,5 @@ class Planned:
     def _tell(self, kind: str, job: int | None, at_s: float, **data: Any) -> None:
         self._events += 1
         self.book.commit(self.book.stage([Event(self._events, at_s, kind, job, data)]))
+        if job is not None and kind in ON_DISK:
+            self.planning.claims.on(Step(kind), job, now_s=at_s)

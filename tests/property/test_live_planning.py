@@ -114,7 +114,7 @@ def test_jobs_that_wait_beside_others_that_are_about_to_start_are_looked_at_agai
     for number in (1, 2):
         live._submit(number, 0.3, 0)
     live.planning.run(0.3)
-    assert live.planning.grants.keys() == {1}
+    assert live.planning.claims.grants.keys() == {1}
     assert live.planning.next_s() == 60.0
 
 

@@ -63,6 +63,10 @@ class EndReason(StrEnum):
     """Its node or GPU was taken out of service."""
 
 
+MAKES_WAY = frozenset({EndReason.PREEMPTED, EndReason.NODE})
+"""Reasons of a stop after which the job waits again, as the policy sees it."""
+
+
 class SavedBy(StrEnum):
     """How it is known that an attempt which was told to make way saved its work."""
 

@@ -35,6 +35,7 @@ from gpuloom.live.dispatch.launch import end_unseen, exit_on_disk, run_directory
 from gpuloom.live.forecasts.estimates import Estimates
 from gpuloom.live.forecasts.left import Left, left_of
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
+from gpuloom.live.planning.claims import Step
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.standby import FALLBACK
 from gpuloom.live.records.ledger import Ledger
@@ -279,7 +280,7 @@ class Scheduler:
         """Whether there is something left to do now. In the scheduler's thread."""
         now = self.clock.now()
         return (
-            bool(self.intake.statuses or self.dispatch.to_start)
+            bool(self.intake.statuses or self.planning.claims.untold())
             or not self._inbox.empty()
             or self.planning.due_s() <= max(now, self.planning.quiet_until_s)
         )
@@ -369,7 +370,7 @@ class Scheduler:
             self._trouble("store", str(error))
             self._blocked_until_s = now + RETRY_S
             self.dispatch.retry_s = now + RETRY_S
-            self.planning.grants.clear()
+            self.planning.claims.take_all_back()
             self.planning.stale()
         if self._leaving and not self.book.attempts:
             self._stop = True
@@ -403,7 +404,7 @@ class Scheduler:
             failure = said(error)
             if failure != self.planning.failure:  # told once; the status goes on saying it
                 log.exception("neither policy %s nor the fallback could decide", self.planning.written)
-            self.planning.grants.clear()
+            self.planning.claims.take_all_back()
             self.planning.rest(now + 10 * RETRY_S, failure)
             return
         self._unsaved = True
@@ -485,7 +486,7 @@ class Scheduler:
             if status is not None and status.phase is not RunPhase.EXITED:
                 self.set_limit(attempt.job)
             if status is None and attempt.phase is Phase.STARTING and attempt.stop_reason is None:
-                self.dispatch.to_start[attempt.run] = attempt
+                self.planning.claims.on(Step.UNKNOWN, attempt.job)
             elif status is None and attempt.pid is None and attempt.stop_reason is not None:
                 how = RunExit(None, None, attempt.stop_reason.value, "it was stopped before it began", time.time())
                 self.intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
@@ -545,7 +546,7 @@ class Scheduler:
                 and self.book.jobs[number].spec.get("on_preempt") != "never"
             ]
             for number in on_it:
-                self.planning.grants.pop(number, None)
+                self.planning.claims.take_back(number)
             if on_it:
                 self.dispatch.end_attempts(on_it, EndReason.NODE, None)
 
@@ -559,7 +560,7 @@ class Scheduler:
     def left(self, job: Job) -> Left:
         """What is known of the work left of a job that has not ended."""
         done = self.work.expected(job.id, self.clock.now()) if job.id in self.book.attempts else 0.0
-        return left_of(self.planning.estimate(job), job.work_s + done, self.work.told_s.get(job.id))
+        return left_of(self.planning.scene.estimate(job), job.work_s + done, self.work.told_s.get(job.id))
 
     def _ended_gpu_s(self) -> list[float]:
         ended = self.store.jobs(JobQuery(phases=(Phase.FINISHED.value,), limit=1000))

@@ -7,9 +7,9 @@ import logging
 import threading
 from collections.abc import Callable
 
+from gpuloom.core.job import MAKES_WAY
 from gpuloom.executors.port import RunPhase, RunStatus
 from gpuloom.live.dispatch.saved import checkpoint_written_s
-from gpuloom.live.planning.occupancy import MAKES_WAY
 
 log = logging.getLogger("gpuloom.scheduler")
 

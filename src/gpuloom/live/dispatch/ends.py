@@ -5,10 +5,9 @@ from __future__ import annotations
 import signal as signals
 from typing import Any
 
-from gpuloom.core.job import Attempt, EndReason, Job, Phase, SavedBy
+from gpuloom.core.job import MAKES_WAY, Attempt, EndReason, Job, Phase, SavedBy
 from gpuloom.executors.port import Cause, RunExit
 from gpuloom.live.dispatch.saved import SAVED, Saved
-from gpuloom.live.planning.occupancy import MAKES_WAY
 
 MOST_PAUSE_S = 60.0
 NO_SAVES = Saved()

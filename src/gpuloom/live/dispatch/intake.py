@@ -10,15 +10,15 @@ from functools import partial
 from typing import Any
 
 from gpuloom.core.errors import InvalidTransition
-from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Phase
+from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, EndReason, Job, Phase
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.dispatch import Dispatch, as_json
 from gpuloom.live.dispatch.ends import ended, kept_from_starting
 from gpuloom.live.dispatch.saved import noticed_s, saved
 from gpuloom.live.forecasts.estimates import Estimates, like_of
+from gpuloom.live.planning.claims import ON_DISK, Do, Step
 from gpuloom.live.planning.eligible import broken, throttle_of
-from gpuloom.live.planning.occupancy import MAKES_WAY
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.ledger import Draft, Ledger
 from gpuloom.live.records.policy_memory import node_data
@@ -52,7 +52,7 @@ class Intake:
         """node: this machine. reported: what a run reported last of its progress."""
         self.ledger, self.planning, self.work, self.estimates = ledger, planning, work, estimates
         self.dispatch, self.clock, self.node, self.reported = dispatch, clock, node, reported
-        self.book = ledger.book
+        self.book, self.claims = ledger.book, planning.claims
         self.statuses: dict[str, RunStatus] = {}
         self.checkpoints: dict[str, float] = {}
         """When the checkpoints of runs that made way were last written."""
@@ -78,7 +78,7 @@ class Intake:
         exits: list[tuple[Job, Attempt, RunExit]] = []
         ends: dict[int, Job] = {}
         frozen: list[int] = []
-        thawed: list[tuple[int, Allocation]] = []
+        thawed: list[int] = []
         done: list[str] = []
         gpus: dict[int, tuple[str, str]] = {}
         free: list[str] = []
@@ -98,9 +98,8 @@ class Intake:
                     drafts.append(("attempt.frozen", job.id, {}))
                 frozen.append(job.id)
             elif status.phase is RunPhase.RUNNING and attempt.phase is Phase.FROZEN:
-                allocation = self.planning.thawing.get(job.id, attempt.allocation)
-                drafts.append(("attempt.thawed", job.id, {"allocation": as_json(allocation)}))
-                thawed.append((job.id, allocation))
+                drafts.append(("attempt.thawed", job.id, {"allocation": as_json(self.claims.where(job.id))}))
+                thawed.append(job.id)
             elif status.phase is RunPhase.EXITED and status.exit is not None:
                 data = self._end(job, attempt, status.exit, now)
                 exits.append((job, attempt, status.exit))
@@ -123,16 +122,14 @@ class Intake:
         for status in statuses:
             if status.phase is RunPhase.RUNNING and (begun := self.attempt_of(status.run)) is not None:
                 self.dispatch.starts.began(status.run, begun.job)
+        told = [(job, self.claims.on(Step(kind), job, now_s=now)) for kind, job, _ in drafts if job and kind in ON_DISK]
         for job_id in frozen:
-            self.planning.freezing.pop(job_id, None)
             self.work.pause(job_id, now)
-        for job_id, _ in thawed:
-            self.planning.thawing.pop(job_id, None)
+        for job_id in thawed:
             self.work.resume(job_id, now)
-            self.work.rate(job_id, self.planning.rates.pop(job_id, 1.0))
-            if job_id in self.planning.refreeze:
-                self.planning.refreeze.discard(job_id)
-                self.dispatch.freeze(self.book.attempts[job_id], now)
+            self.work.rate(job_id, self.claims.take_rate(job_id))
+        for job_id in [job for job, do in told if do is Do.FREEZE]:
+            self.dispatch.freeze(job_id)
         for job, attempt, how in exits:
             self._left(job, attempt, how, now)
         for run in done:
@@ -140,7 +137,7 @@ class Intake:
 
     def _running(self, attempt: Attempt, status: RunStatus) -> list[Draft]:
         """The event that a run has begun, if it is not written down yet."""
-        self.dispatch.to_start.pop(attempt.run, None)
+        self.claims.on(Step.TAKEN, attempt.job)
         began = status.pid is not None and status.phase is not RunPhase.STARTING
         if attempt.phase is not Phase.STARTING or not began:
             return []
@@ -234,10 +231,6 @@ class Intake:
         attempted_s = self.work.of(job.id, now)
         self.work.end(job.id)
         self.checkpoints.pop(attempt.run, None)
-        self.dispatch.to_start.pop(attempt.run, None)
-        self.planning.freezing.pop(job.id, None)
-        self.planning.thawing.pop(job.id, None)
-        self.planning.refreeze.discard(job.id)
         starts = self.dispatch.starts
         if kept_from_starting(how):
             everywhere = how.cause is Cause.EXECUTOR
@@ -248,7 +241,7 @@ class Intake:
             starts.gone(attempt.run, job.id)
         log.info("run %s ended: %s %s", attempt.run, job.reason, job.message)
         if job.phase in ENDED:
-            self.planning.grants.pop(job.id, None)
+            self.claims.take_back(job.id)
             self.planning.job_left(job, attempt.allocation)
             if job.phase is Phase.FINISHED:
                 like = like_of(job.spec, job.user, job.gpus, job.array_id)

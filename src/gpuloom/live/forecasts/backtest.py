@@ -19,6 +19,7 @@ from gpuloom.core.job import ENDED, Attempt, EndReason, Job, Phase
 from gpuloom.live.forecasts.estimates import Estimates, Source, like_of
 from gpuloom.live.forecasts.forecast import NOTHING, SAME_S, Queue, Span, outlook
 from gpuloom.live.forecasts.preview import gate_of, preview
+from gpuloom.live.planning.claims import Claims, Step
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.work import WorkDone
 from gpuloom.store.port import Store
@@ -152,6 +153,7 @@ class Past:
         self._open = Book()
         """Jobs that have not ended alone: a forecast need not look at the others."""
         self._work, self._estimates = WorkDone(), Estimates(lambda user, name, limit: ())
+        self._claims = Claims()
         self._ended_gpu_s: list[float] = []
         self._set(policy, interval_s)
 
@@ -165,6 +167,7 @@ class Past:
             interval_s=interval_s,
             overhead_s=1.0,
             stored=True,
+            claims=self._claims,
         )
 
     def take(self, event: Event) -> None:
@@ -186,6 +189,7 @@ class Past:
             self._set(str(event.data["policy"]), float(event.data["interval_s"]))
 
     def _follow(self, event: Event, attempt: Attempt, job: Job) -> None:
+        self._claims.on(Step(event.type), job.id, allocation=attempt.allocation, now_s=event.at_s)
         match event.type:
             case "attempt.starting":
                 self._work.begin(job.id, event.at_s)

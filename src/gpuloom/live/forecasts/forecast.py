@@ -220,7 +220,7 @@ class _Forecast:
         self.pace = max(len(self.others) / PART, 1.0)
         self.begun_s = time.thread_time()
         self.sample = self._sampled(middle=True)
-        self.follows = self.preview.planning.preempts or self.policy.max_jobs_per_gpu > 1
+        self.follows = self.preview.planning.scene.preempts or self.policy.max_jobs_per_gpu > 1
         """Whether its end can only be told by going on with the simulation after its start."""
 
     @cached_property

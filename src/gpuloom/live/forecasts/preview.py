@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,12 +13,8 @@ from gpuloom.core.state import JobState, State
 from gpuloom.core.workload import F8
 from gpuloom.live.forecasts.estimates import LEAST_S, Source
 from gpuloom.live.forecasts.left import Left, left_of
+from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.world import World
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gpuloom.live.planning.planning import Planning
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +71,7 @@ class Preview:
         done = job.work_s if attempt is None else job.work_s + planning.work.expected(number, self.now_s)
         if attempt is not None and attempt.stop_reason is not None and self.world.is_running(number):
             return Left(Source.PROGRESS, done + LEAST_S, done)  # it was told to end
-        return left_of(planning.estimate(job), done, planning.work.told_s.get(number))
+        return left_of(planning.scene.estimate(job), done, planning.work.told_s.get(number))
 
 
 def preview(planning: Planning, priority: int, now_s: float, *, asked_now: bool = False) -> Preview | None:
@@ -87,8 +83,8 @@ def preview(planning: Planning, priority: int, now_s: float, *, asked_now: bool 
     eligible, reasons, _ = planning.eligible(now_s)
     seen = {number for number in eligible if planning.book.jobs[number].priority >= priority}
     # Higher priorities are forecast as if they had come long before: what goes by submission takes them first.
-    levels = sorted({planning.level(number) for number in seen})
-    rank = {number: levels.index(planning.level(number)) for number in seen} if len(levels) > 1 else {}
+    levels = sorted({planning.scene.level(number) for number in seen})
+    rank = {number: levels.index(planning.scene.level(number)) for number in seen} if len(levels) > 1 else {}
     world = planning.build(seen, math.inf, now_s, planning.policy.twin(), rank)
     if world is None:
         return None

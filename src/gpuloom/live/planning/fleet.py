@@ -59,6 +59,11 @@ def slots_of(allocation: Allocation) -> list[Slot]:
     return [(name, gpu) for name, gpus in allocation for gpu in gpus]
 
 
+def open_slots(nodes: Iterable[NodeRecord]) -> set[Slot]:
+    """GPUs that may be given away or are: in service, on machines that are open to new jobs."""
+    return {(node.name, gpu.index) for node in nodes for gpu in node.gpus if node.state == "up" and gpu.state == "ok"}
+
+
 def fleet_of(nodes: Iterable[NodeRecord], *, without: Collection[Slot] = (), everything: bool = False) -> Fleet | None:
     """The GPUs in service that are not in `without`; None if there is none.
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from gpuloom.core.job import ENDED
 from gpuloom.core.words import plural
-
-if TYPE_CHECKING:
-    from gpuloom.live.planning.planning import Planning
+from gpuloom.live.planning.planning import Planning
 
 
 class Input(StrEnum):

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from gpuloom.core.book import Book
-from gpuloom.core.job import Allocation, EndReason, Job, Phase
+from gpuloom.core.job import MAKES_WAY, Allocation
 from gpuloom.core.share_class import BEST_EFFORT, is_pair, share_class_of
-from gpuloom.live.forecasts.estimates import left_s
-from gpuloom.live.planning.fleet import Slot, slots_of, wanted_types
-from gpuloom.live.planning.hold import Hold, hold_for
-from gpuloom.placement.shapes import model_allowed
-
-if TYPE_CHECKING:
-    from gpuloom.live.planning.planning import Planning
-
-MAKES_WAY = frozenset({EndReason.PREEMPTED, EndReason.NODE})
-"""Reasons of a stop after which the job waits again, as the policy sees it."""
-
-
-def open_slots(book: Book) -> set[Slot]:
-    """GPUs that may be given away or are: in service, on machines that are open to new jobs."""
-    return {
-        (node.name, gpu.index)
-        for node in book.nodes.values()
-        for gpu in node.gpus
-        if node.state == "up" and gpu.state == "ok"
-    }
+from gpuloom.live.planning.claims import State
+from gpuloom.live.planning.fleet import Slot, open_slots, slots_of
+from gpuloom.live.planning.scene import Scene
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +26,27 @@ class Occupancy:
     leaving: frozenset[int] = frozenset()
 
 
-def occupancy(planning: Planning, priority: float) -> Occupancy:
-    """Who has which GPUs, for a pass of this priority."""
-    book, pairs = planning.book, planning.policy.pairs
+def occupancy(scene: Scene, priority: float, yielding: Collection[int]) -> Occupancy:
+    """Who has which GPUs, for a pass of this priority. yielding: jobs that the passes before it have told to leave."""
+    book, claims, policy, pairs = scene.book, scene.claims, scene.policy, scene.policy.pairs
     fixed: set[int] = set()
     leaving: set[int] = set()
-    free_for_all = open_slots(planning.book)
+    free_for_all = open_slots(book.nodes.values())
     found: dict[int, tuple[Allocation, float]] = {}
     pinned: set[Slot] = set()
-    for number in {**planning.grants, **book.attempts}:
-        job, attempt = book.jobs[number], book.attempts.get(number)
-        granted = planning.grants.get(number) or planning.thawing.get(number)
-        if number in planning.refreeze and number not in planning.grants:
+    for number in {**claims.grants, **book.attempts}:
+        job, attempt, state = book.jobs[number], book.attempts.get(number), claims.state(number)
+        if state is State.REFREEZING and number not in claims.grants:
             continue
-        if granted is not None:
-            allocation, since_s = granted, planning.work.since(number)
-        elif attempt is None or number in planning.yielding or job.phase is Phase.FROZEN or number in planning.freezing:
+        target = claims.target(number)
+        if target is not None:
+            allocation, since_s = target, scene.work.since(number)
+        elif attempt is None or number in yielding or state in (State.FROZEN, State.FREEZING):
             continue
         elif attempt.stop_reason is not None:
             if attempt.stop_reason in MAKES_WAY:
                 continue
-            if planning.preempts or (planning.policy.max_jobs_per_gpu > 1 and not pairs):  # who might start it again
+            if scene.preempts or (policy.max_jobs_per_gpu > 1 and not pairs):  # who might start it again
                 pinned.update(slots_of(attempt.allocation))
                 continue
             leaving.add(number)
@@ -73,8 +54,8 @@ def occupancy(planning: Planning, priority: float) -> Occupancy:
         else:
             allocation, since_s = attempt.allocation, attempt.since_s
         slots = slots_of(allocation)
-        stays = planning.preempts and job.spec.get("on_preempt") == "never" and granted is None
-        is_fixed = stays or planning.level(number) > priority
+        stays = scene.preempts and job.spec.get("on_preempt") == "never" and target is None
+        is_fixed = stays or scene.level(number) > priority
         if not free_for_all.issuperset(slots) or (is_fixed and not (pairs and share_class_of(job.spec))):
             pinned.update(slots)
             continue
@@ -84,7 +65,7 @@ def occupancy(planning: Planning, priority: float) -> Occupancy:
     # Who shares a GPU with a pinned job is pinned as well; so is who finds no sharing layer (the policy before
     # may have shared more). Who was on which layer is not written down; AntMan's opportunistic jobs are never on
     # the first.
-    layers = planning.policy.max_jobs_per_gpu
+    layers = policy.max_jobs_per_gpu
     while True:
         layer_of: dict[int, int] = {}
         on: dict[Slot, str] = {}
@@ -97,7 +78,7 @@ def occupancy(planning: Planning, priority: float) -> Occupancy:
             for slot in slots:
                 taken |= used.get(slot, 0)
             behind = book.jobs[number].priority < 0 or share_class_of(book.jobs[number].spec) == BEST_EFFORT
-            first = int(layers > 1 and planning.policy.own_priorities and behind)
+            first = int(layers > 1 and policy.own_priorities and behind)
             free = [layer for layer in (*range(first, layers), *range(first)) if not taken >> layer & 1]
             if not free or not pinned.isdisjoint(slots) or (pairs and taken and not _is_pair(on, job_class, slots)):
                 out.add(number)
@@ -116,34 +97,3 @@ def occupancy(planning: Planning, priority: float) -> Occupancy:
 def _is_pair(on: Mapping[Slot, str], job_class: str, slots: Sequence[Slot]) -> bool:
     """Whether a job of this class and the one that is there may share a GPU."""
     return len(slots) == 1 and is_pair([on[slots[0]], job_class])
-
-
-def reservation(planning: Planning, job: Job, before: Hold | None, now_s: float) -> Hold | None:
-    """What is kept for the first job of a priority that waits on, from all of lower ones."""
-    slots = open_slots(planning.book)
-    models = {
-        (node.name, gpu.index)
-        for node in planning.book.nodes.values()
-        for gpu in node.gpus
-        if model_allowed(wanted_types(job.spec), gpu.model)
-    }
-    ends: list[tuple[float, int]] = []
-    held: set[Slot] = set()
-    for number in {**planning.grants, **planning.book.attempts}:
-        attempt = planning.book.attempts.get(number)
-        allocation = planning.grants.get(number) or planning.thawing.get(number)
-        if allocation is None and attempt is not None and attempt.phase is not Phase.FROZEN:
-            allocation = attempt.allocation
-        if allocation is None:
-            continue
-        mine = slots & models & set(slots_of(allocation))
-        other, done = planning.book.jobs[number], planning.work.expected(number, now_s)
-        stopping = attempt is not None and attempt.stop_reason is not None
-        left = (
-            0.0
-            if stopping
-            else left_s(planning.estimate(other).total_s, other.work_s + done, planning.work.told_s.get(number))
-        )
-        ends.append((now_s + left, len(mine - held)))
-        held |= mine
-    return hold_for(job, len((slots & models) - held), ends, before, now_s=now_s)

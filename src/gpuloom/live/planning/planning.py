@@ -25,22 +25,24 @@ from gpuloom.core.book import Book
 from gpuloom.core.commands import Command, Resize, Start, Stop
 from gpuloom.core.decision import Reason
 from gpuloom.core.errors import PolicyError
-from gpuloom.core.job import ENDED, Allocation, Job, Phase
+from gpuloom.core.job import ENDED, MAKES_WAY, Allocation, Job, Phase
 from gpuloom.core.profile import Profiles
 from gpuloom.core.share_class import share_class_of
 from gpuloom.engine.alarms import next_alarm_s
 from gpuloom.facts.inputs import load_policy
 from gpuloom.facts.profiles import load_profiles
-from gpuloom.live.forecasts.estimates import NOW_S, Estimate, Estimates, left_s, like_of, stands_s
+from gpuloom.live.forecasts.estimates import NOW_S, Estimates, left_s, stands_s
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.chosen import learn, made, recalled
+from gpuloom.live.planning.claims import Claims, State
 from gpuloom.live.planning.eligible import Throttles, blocked, throttle_of
 from gpuloom.live.planning.fleet import fleet_of, slots_of
-from gpuloom.live.planning.hold import Hold
 from gpuloom.live.planning.lines import Lines
-from gpuloom.live.planning.occupancy import MAKES_WAY, occupancy, reservation
-from gpuloom.live.planning.reasons import nothing_to_give, unplaceable
+from gpuloom.live.planning.occupancy import occupancy
+from gpuloom.live.planning.reserve import Reservation, reservation
 from gpuloom.live.planning.roster import Roster, kind_of
+from gpuloom.live.planning.scene import Scene
+from gpuloom.live.planning.shortage import nothing_to_give, unplaceable
 from gpuloom.live.planning.standby import FALLBACK, Standby
 from gpuloom.live.planning.world import Memory, Placed, World
 from gpuloom.live.records.work import WorkDone
@@ -77,11 +79,7 @@ class Planning:
     """Used by the scheduler's thread alone.
 
     Attributes:
-        grants: GPUs that the policy has given to jobs that have not been started on them yet.
-        freezing: jobs that were told to freeze and have not yet, and when they were told.
-        thawing: jobs that were told to go on and have not yet, and the GPUs on which they will. refreeze: of those,
-            the ones that are to freeze again.
-        rates: how fast jobs with grants will work.
+        scene: what there is to decide about, as it is now. claims: of it, what each job has of GPUs.
         reasons: why eligible jobs are not in the policy's sight.
     """
 
@@ -100,18 +98,16 @@ class Planning:
         saved: bytes | None = None,
         now_s: float = 0.0,
         timer: Callable[[], float] = time.perf_counter,
+        claims: Claims | None = None,
     ) -> None:
         """stored: nobody has just asked for this policy, it was set before: if it can't be had any more the fallback
         decides. saved: its memory as it was written down last. beside: best-effort jobs may share GPUs with
         high-priority ones, if the policy's text does not say otherwise. ended_gpu_s: GPU-seconds of the last jobs that
-        ended, for policies that go by their distribution."""
+        ended, for policies that go by their distribution. claims: None: those that the book tells of."""
         self.book, self.work, self.estimates, self._ended_gpu_s = book, work, estimates, ended_gpu_s
         self.overhead_s, self.beside = overhead_s, beside
-        self.grants: dict[int, Allocation] = {}
-        self.freezing: dict[int, float] = {}
-        self.thawing: dict[int, Allocation] = {}
-        self.refreeze: set[int] = set()
-        self.rates: dict[int, float] = {}
+        self.claims = Claims.of(book.attempts.values()) if claims is None else claims
+        self.scene = Scene(book, work, estimates, self.claims, load_policy(FALLBACK))
         self.yielding: set[int] = set()
         """Jobs that the pass under way has told to make way."""
         self.no_starts = ""
@@ -149,7 +145,6 @@ class Planning:
         self._asked = False
         """The pass under way has asked the policy."""
         self._pass_since_s: float | None = None
-        self.policy: Policy
         self.written, self.interval_s = policy, interval_s
         try:
             chosen = self.made(policy)
@@ -176,7 +171,7 @@ class Planning:
         self._install(policy, Memory())
 
     def _install(self, policy: Policy, memory: Memory) -> None:
-        self.world, self.policy, self.kept, self._ends = None, policy, memory, 0
+        self.world, self.scene.policy, self.kept, self._ends = None, policy, memory, 0
         self._met = set(memory.met)
         self._finished.clear()
         self.stale()
@@ -187,7 +182,7 @@ class Planning:
         self.caught = how
         self.standby.fails(self.written, how, now_s, self._jobs())
         self._left.clear()
-        self.rates.clear()
+        self.claims.forget_rates()
         self._install(load_policy(FALLBACK), Memory())
 
     def _ask_again(self, now_s: float) -> None:
@@ -212,9 +207,9 @@ class Planning:
         return 0.0 if since_s is None else self._timer() - since_s
 
     @property
-    def preempts(self) -> bool:
-        """Whether the policy stops running jobs."""
-        return self.policy.traits.preemptive != "no"
+    def policy(self) -> Policy:
+        """The policy that decides."""
+        return self.scene.policy
 
     def memory(self) -> Memory:
         """The policy's memory as it is now."""
@@ -228,13 +223,11 @@ class Planning:
         Of the policy only `twin`s may be asked.
         """
         twin = copy(self)
-        twin.book = self.book.copy()
-        twin.work = deepcopy(self.work)
-        twin.estimates = self.estimates.copy()
+        twin.scene = scene = self.scene.copy()
+        twin.book, twin.work, twin.estimates, twin.claims = scene.book, scene.work, scene.estimates, scene.claims
         twin._roster = self._roster.copy(twin.estimates)
-        twin.grants, twin.freezing, twin.thawing = dict(self.grants), dict(self.freezing), dict(self.thawing)
-        twin.refreeze, twin.yielding, twin._met = set(self.refreeze), set(self.yielding), set(self._met)
-        twin.reasons, twin.rates, twin._left = {}, {}, {}
+        twin.yielding, twin._met = set(self.yielding), set(self._met)
+        twin.reasons, twin._left = {}, {}
         twin.world, twin.kept = None, Memory()
         with suppress(PolicyFailure), Asking(Call.WRITE_MEMORY, self.policy):
             twin.kept = deepcopy(self.memory())
@@ -255,14 +248,14 @@ class Planning:
         self.failed, self.failure = True, failure
         self.standby.nobody_serves()
         self._left.clear()
-        self.rates.clear()
+        self.claims.forget_rates()
         self.stale()
         self._again = False
         self._due_s, self._overrun_s, self._pause_s = until_s, math.inf, math.inf
 
     def asks_anew(self, job: int) -> None:
         """A waiting job asks for something else than before: to the policy it is a new one."""
-        self.grants.pop(job, None)
+        self.claims.take_back(job)
         self._met.discard(job)
 
     def job_left(self, job: Job, allocation: Allocation) -> None:
@@ -312,14 +305,13 @@ class Planning:
         """
         if self.standby.serving and self.standby.asks_again(now_s, self._jobs()):
             self._ask_again(now_s)
-        grants = dict(self.grants)
+        given = dict(self.claims.grants)
         try:
             outcome = self._run(now_s)
         except StoreError:
             raise
         except Exception as error:
-            self.grants.clear()
-            self.grants.update(grants)
+            self.claims.put_back(given)
             if self.standby.serving:
                 raise
             how = error if isinstance(error, PolicyFailure) else PolicyFailure(Call.DECIDE, error, self.policy)
@@ -351,7 +343,7 @@ class Planning:
             self._drop_grants(now_s)
             eligible, self.reasons, self._pause_s = self._first(now_s)
             # Who was held, or waited for something else, comes to the policy anew.
-            self._met &= eligible | self.book.attempts.keys() | self.grants.keys()
+            self._met &= eligible | self.book.attempts.keys() | self.claims.grants.keys()
             wake, waiting = self._levels(eligible, outcome, now_s, at_interval=may_preempt)
         else:
             world = self.world
@@ -373,11 +365,11 @@ class Planning:
         may_preempt = self._may_preempt(at_interval)
         by_level: dict[int, set[int]] = {}
         for job in eligible:
-            by_level.setdefault(self.level(job), set()).add(job)
+            by_level.setdefault(self.scene.level(job), set()).add(job)
         if not by_level:
-            by_level[min((self.level(job) for job in self.book.attempts), default=0)] = set()
+            by_level[min((self.scene.level(job) for job in self.book.attempts), default=0)] = set()
         wake, passes, tried, whole = math.inf, 0, False, True
-        hold: Hold | None = None
+        hold: Reservation | None = None
         self.seen.clear()
         self.yielding = set()
         while by_level:
@@ -388,7 +380,7 @@ class Planning:
                 whole = False
                 continue
             if hold is not None:
-                waiting, left_out = hold.admitted([self.book.jobs[job] for job in sorted(waiting)], self.left_s)
+                waiting, left_out = hold.admitted([self.book.jobs[job] for job in sorted(waiting)], self.scene.left_s)
                 self.reasons |= left_out
                 whole = whole and not left_out
             world, tried = self.build(waiting, level, now_s), True
@@ -404,12 +396,12 @@ class Planning:
                 gone = self.seen[0]
                 self.reasons |= {job: _BEHIND for job in gone.jobs if gone.is_waiting(job)}
             self.seen.append(world)
-            if by_level and (left := [job for job in waiting if job not in self.grants]):
-                hold = reservation(self, self.book.jobs[min(left, key=self._turn)], hold, now_s)
+            if by_level and (left := [job for job in waiting if job not in self.claims.grants]):
+                hold = reservation(self.scene, self.book.jobs[min(left, key=self._turn)], hold, now_s)
             for job in outcome.stop[before:]:
                 self.yielding.add(job)
-                if job not in self.grants and self.level(job) < level:
-                    by_level.setdefault(self.level(job), set()).add(job)
+                if job not in self.claims.grants and self.scene.level(job) < level:
+                    by_level.setdefault(self.scene.level(job), set()).add(job)
         if passes > 1 or not whole:
             self.world = None
         return wake, bool(eligible)
@@ -417,22 +409,13 @@ class Planning:
     def _turn(self, job: int) -> tuple[float, int]:
         return self.book.jobs[job].submitted_s, job
 
-    def left_s(self, job: Job) -> float:
-        """Expected work left of a job that waits, seconds."""
-        return left_s(self.estimate(job).total_s, job.work_s)
-
-    def level(self, job: int) -> int:
-        """The priority of a job as passes see it. What a policy with classes of its own reads from it stays in one."""
-        priority = self.book.jobs[job].priority
-        return max(priority, 0) if self.policy.own_priorities else priority
-
     def _anything_for(self, level: int, waiting: Collection[int], may_preempt: bool) -> bool:
         """Whether a pass for this priority could give anything away."""
-        there = occupancy(self, level)
+        there = occupancy(self.scene, level, self.yielding)
         fleet = fleet_of(self.book.nodes.values(), without=there.pinned)
         if fleet is None:
             return False
-        if self.preempts and may_preempt and there.jobs:
+        if self.scene.preempts and may_preempt and there.jobs:
             return True
         if self.policy.max_jobs_per_gpu > 1:
             jobs = self.book.jobs
@@ -449,7 +432,7 @@ class Planning:
         interval = self.interval_s
         gated = interval > 0 and self.policy.preempts_at_intervals
         restless = interval > 0 and self.policy.periodic
-        running = bool(self.book.attempts or self.grants)
+        running = bool(self.book.attempts or self.claims.grants)
         pending = waiting and running and (restless or (gated and not at_interval))
         self._due_s = next_alarm_s(now_s, wake_s, interval_s=interval, aligned=gated, pending=pending)
         self._overrun_s = math.inf
@@ -461,28 +444,28 @@ class Planning:
         for command in commands:
             job = world.jobs[command.job]
             if isinstance(command, Stop):
-                if self.grants.pop(job, None) is None:
+                if not self.claims.take_back(job):
                     outcome.stop.append(job)
             elif isinstance(command, Start):
                 self._lasts -= 1
-                self.grants[job] = world.fleet.allocation(command.placement)
+                self.claims.give(job, world.fleet.allocation(command.placement))
             elif isinstance(command, Resize):
                 outcome.stop.append(job)
-                self.grants[job] = world.fleet.allocation(command.placement)
+                self.claims.give(job, world.fleet.allocation(command.placement))
         if world.state.layers > 1:
             for row in world.state.placements:
                 job, rate = world.jobs[row], world.state.rate[row]
-                if job in self.grants:
-                    self.rates[job] = rate
+                if job in self.claims.grants:
+                    self.claims.set_rate(job, rate)
                 else:
                     self.work.rate(job, rate)
 
     def _drop_grants(self, now_s: float) -> None:
         """Take back what was given to jobs that may not start any more (held, waiting again for others, …)."""
-        for number in list(self.grants):
+        for number in list(self.claims.grants):
             job = self.book.jobs[number]
             if job.phase in ENDED or (job.phase in (Phase.QUEUED, Phase.HELD) and blocked(job, self.book.jobs, now_s)):
-                del self.grants[number]
+                self.claims.take_back(number)
 
     def eligible(self, now_s: float) -> tuple[set[int], dict[int, Reason], float]:
         """Jobs for the policy; why others that wait are not; when the first pause before a retry ends."""
@@ -494,7 +477,7 @@ class Planning:
         self, numbers: Iterable[int], special: list[int], found: set[int], throttles: Throttles, now_s: float
     ) -> tuple[set[int], dict[int, Reason], float]:
         """What `eligible` says of these jobs. special, found: others, to be looked at more closely, or not."""
-        jobs, grants = self.book.jobs, self.grants
+        jobs, grants = self.book.jobs, self.claims.grants
         reasons: dict[int, Reason] = {}
         pause = math.inf
         for number in grants:
@@ -540,20 +523,19 @@ class Planning:
         special: list[int] = []
         for line in self.lines:
             if line.throttle is not None:
-                special += line.first(throttle_of(jobs[line.one()]) + len(self.grants))
+                special += line.first(throttle_of(jobs[line.one()]) + len(self.claims.grants))
                 continue
             if len(line) > sees + SPARE:
                 self._lasts = SPARE
-            found.update(line.first(sees + SPARE + len(self.grants)))
-        found -= self.grants.keys()
+            found.update(line.first(sees + SPARE + len(self.claims.grants)))
+        found -= self.claims.grants.keys()
         return self._looked_at(self.lines.others, special, found, throttles, now_s)
 
     def _makes_way(self, job: Job) -> bool:
         """Whether an active job waits, as the policy sees it."""
         attempt = self.book.attempts.get(job.id)
         stopping = job.phase is Phase.STOPPING and attempt is not None and attempt.stop_reason in MAKES_WAY
-        frozen = job.phase is Phase.FROZEN and job.id not in self.thawing
-        return stopping or frozen or job.id in self.freezing or job.id in self.refreeze
+        return stopping or self.claims.state(job.id) in (State.FREEZING, State.FROZEN, State.REFREEZING)
 
     def build(
         self,
@@ -568,14 +550,14 @@ class Planning:
         aside: another policy object, for a world that is looked at and not acted on. rank: as in `World`.
         """
         book = self.book
-        there = occupancy(self, priority)
+        there = occupancy(self.scene, priority, self.yielding)
         placements = {}
         fleet = fleet_of(book.nodes.values(), without=there.pinned)
         if fleet is not None:
             for job, (allocation, since_s, layer) in there.jobs.items():
                 record = book.jobs[job]
                 done = self.work.expected(job, now_s)
-                known = self.estimate(record).total_s, record.work_s + done, self.work.told_s.get(job)
+                known = self.scene.estimate(record).total_s, record.work_s + done, self.work.told_s.get(job)
                 leaves = job in there.leaving
                 placements[job] = Placed(
                     allocation,
@@ -588,7 +570,7 @@ class Planning:
                 )
         if fleet is None:
             if aside is None:
-                self.reasons |= dict.fromkeys(waiting, nothing_to_give(self))
+                self.reasons |= dict.fromkeys(waiting, nothing_to_give(book))
             return None
         seen = waiting | placements.keys()
         # A policy that need not see all is shown those that it has to, and those of whom it may remember something.
@@ -606,7 +588,7 @@ class Planning:
             fixed=there.fixed,
             # What they did and held is in their records already: here they end at once.
             left={
-                n: Placed(where, now_s, max(self.estimate(j).total_s - j.work_s, 0.0), 0.0)
+                n: Placed(where, now_s, max(self.scene.estimate(j).total_s - j.work_s, 0.0), 0.0)
                 for n, (j, where) in ended.items()
             },
             roster=self._roster,
@@ -623,10 +605,5 @@ class Planning:
         self._met = (self._met | seen) & {job.id for job in active}
         self._left.clear()
         for job in world.unplaceable:
-            self.reasons[job] = unplaceable(self, book.jobs[job], world)
+            self.reasons[job] = unplaceable(book, book.jobs[job], world)
         return world
-
-    def estimate(self, job: Job) -> Estimate:
-        """What is known now of a job's whole work."""
-        like = like_of(job.spec, job.user, job.gpus, job.array_id)
-        return self.estimates.of(like, given_s=job.spec.get("estimate"), time_limit_s=job.spec.get("time_limit"))

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from gpuloom.core.decision import Reason
 from gpuloom.core.job import ACTIVE, ENDED, Job, Phase
 from gpuloom.core.words import are, plural
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.eligible import Throttles, blocked
-from gpuloom.live.planning.fleet import fleet_of, slots_of
-from gpuloom.live.planning.occupancy import open_slots
-
-if TYPE_CHECKING:
-    from gpuloom.live.planning.planning import Planning
-    from gpuloom.live.planning.world import World
-
+from gpuloom.live.planning.fleet import open_slots, slots_of
+from gpuloom.live.planning.planning import Planning
+from gpuloom.live.planning.world import World
 
 _BEHIND_EQUALS = Reason("behind_equals", "Jobs that are like it in all respects came before it, and wait as well.")
 
@@ -30,7 +25,7 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
             continue
         if planning.no_starts and job.phase is Phase.QUEUED and blocked(job, planning.book.jobs, now_s) is None:
             found[number] = Reason("executor_in_trouble", f"Nothing can be started now: {planning.no_starts}.")
-        elif number in planning.grants:
+        elif number in planning.claims.grants:
             found[number] = vacated(planning, number)
         elif job.phase is Phase.HELD:
             found[number] = blocked(job, planning.book.jobs, now_s) or Reason("held", "It is held.")
@@ -64,7 +59,7 @@ def _of_line(planning: Planning, job: Job) -> Reason | None:
         return planning.reasons[first]
     if line.throttle is not None:
         jobs = planning.book.jobs
-        return Throttles(jobs[n] for n in {**planning.book.attempts, **planning.grants}).take(job)
+        return Throttles(jobs[n] for n in {**planning.book.attempts, **planning.claims.grants}).take(job)
     return _BEHIND_EQUALS if any(world.is_waiting(first) for world in planning.seen) else None
 
 
@@ -88,7 +83,7 @@ def _of_policy(planning: Planning, world: World, job: int) -> Reason:
 
 def vacated(planning: Planning, job: int) -> Reason:
     """The job has been given GPUs that others are leaving."""
-    slots = set(slots_of(planning.grants[job]))
+    slots = set(slots_of(planning.claims.grants[job]))
     there = [n for n, a in planning.book.attempts.items() if n != job and not slots.isdisjoint(slots_of(a.allocation))]
     who = f"job {there[0]}" if len(there) == 1 else f"jobs {', '.join(map(str, sorted(there)))}"
     text = f"Its GPUs are being vacated by {who}." if there else "Its GPUs are free; it is about to start."
@@ -98,40 +93,5 @@ def vacated(planning: Planning, job: int) -> Reason:
 def free_gpus(planning: Planning) -> int:
     """GPUs in service that nobody has or is about to have."""
     busy = [a.allocation for a in planning.book.attempts.values() if a.phase is not Phase.FROZEN]
-    held = {slot for allocation in (*busy, *planning.grants.values()) for slot in slots_of(allocation)}
-    return len(open_slots(planning.book) - held)
-
-
-def nothing_to_give(planning: Planning) -> Reason:
-    """There is no GPU that a policy could give away."""
-    if (fleet := fleet_of(planning.book.nodes.values())) is not None:
-        have = fleet.cluster.gpus
-        all_of = f"All {have:,} GPUs in service are" if have > 1 else "The one GPU in service is"
-        text = f"{all_of} held by jobs that are not stopped for it."
-        return Reason("not_enough_free_gpus", text, {"gpus_in_service": have, "free_gpus": 0})
-    states = ", ".join(f"{node.name} is {node.state}" for node in planning.book.nodes.values())
-    text = f"No GPU is in service and open to new jobs ({states or 'no machine is known'})."
-    return Reason("no_gpu_in_service", text)
-
-
-def unplaceable(planning: Planning, job: Job, world: World) -> Reason:
-    """The GPUs that could be given away don't do for the job, however they are free."""
-    have, total = world.fleet.cluster.gpus, sum(len(node.gpus) for node in planning.book.nodes.values())
-    out = total - len(open_slots(planning.book))
-    slots = set(world.fleet.at)
-    keep = sorted(n for n, a in planning.book.attempts.items() if slots.isdisjoint(slots_of(a.allocation)))
-    why = []
-    if keep:
-        who = f"job {keep[0]}" if len(keep) == 1 else f"jobs {', '.join(map(str, keep[:5]))}" + "…" * (len(keep) > 5)
-        verb = "is not stopped for it, holds" if len(keep) == 1 else "are not stopped for it, hold"
-        why.append(f"{who}, which {verb} others")
-    if out:
-        why.append(f"{are(out)} out of service")
-    text = f"It needs {plural(job.gpus, 'GPU')}{_types(job)}; {have} of {total} could be given to it"
-    text += f", as {' and '.join(why)}." if why else ", not together as it needs them."
-    return Reason("gpus_out_of_service", text, {"gpus": job.gpus, "gpus_in_service": have})
-
-
-def _types(job: Job) -> str:
-    types = job.spec.get("gpu_types") or ()
-    return f" of {' or '.join(types)}" if types else ""
+    held = {slot for allocation in (*busy, *planning.claims.grants.values()) for slot in slots_of(allocation)}
+    return len(open_slots(planning.book.nodes.values()) - held)

@@ -11,11 +11,10 @@ from statistics import median
 import numpy as np
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.job import ENDED, Attempt, Job
+from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Job
 from gpuloom.core.share_class import share_class_of
 from gpuloom.core.workload import Labels, Ran, Workload
 from gpuloom.live.planning.fleet import slots_of, wanted_types
-from gpuloom.live.planning.occupancy import MAKES_WAY
 from gpuloom.traces.write import write_csv
 
 HOUR_S = 3600.0

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from gpuloom.core.job import ACTIVE, ENDED, Attempt, EndReason, Job, Phase
-from gpuloom.live.planning.occupancy import MAKES_WAY
+from gpuloom.core.job import ACTIVE, ENDED, MAKES_WAY, Attempt, EndReason, Job, Phase
 
 
 class Action(StrEnum):

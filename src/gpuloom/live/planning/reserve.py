@@ -15,10 +15,15 @@ from dataclasses import dataclass
 from gpuloom.core.decision import Reason
 from gpuloom.core.job import Job
 from gpuloom.core.units import format_duration
+from gpuloom.live.forecasts.estimates import left_s
+from gpuloom.live.planning.claims import State
+from gpuloom.live.planning.fleet import Slot, open_slots, slots_of, wanted_types
+from gpuloom.live.planning.scene import Scene
+from gpuloom.placement.shapes import model_allowed
 
 
 @dataclass(slots=True)
-class Hold:
+class Reservation:
     """Jobs of lower priority may start if they end within `within_s` (seconds from now), or on `spare` GPUs in all."""
 
     job: Job
@@ -46,10 +51,42 @@ class Hold:
         return found, out
 
 
-def hold_for(
-    job: Job, free: int, ends: Iterable[tuple[float, int]], before: Hold | None, *, now_s: float
-) -> Hold | None:
-    """The hold for a job that waits; the stricter of it and the one `before`. None if its GPUs can't come free.
+def reservation(scene: Scene, job: Job, before: Reservation | None, now_s: float) -> Reservation | None:
+    """What is kept for the first job of a priority that waits on, from all of lower ones."""
+    claims = scene.claims
+    slots = open_slots(scene.book.nodes.values())
+    models = {
+        (node.name, gpu.index)
+        for node in scene.book.nodes.values()
+        for gpu in node.gpus
+        if model_allowed(wanted_types(job.spec), gpu.model)
+    }
+    ends: list[tuple[float, int]] = []
+    held: set[Slot] = set()
+    for number in {**claims.grants, **scene.book.attempts}:
+        attempt = scene.book.attempts.get(number)
+        allocation = claims.target(number)
+        if allocation is None and attempt is not None and claims.state(number) is not State.FROZEN:
+            allocation = attempt.allocation
+        if allocation is None:
+            continue
+        mine = slots & models & set(slots_of(allocation))
+        other, done = scene.book.jobs[number], scene.work.expected(number, now_s)
+        stopping = attempt is not None and attempt.stop_reason is not None
+        left = (
+            0.0
+            if stopping
+            else left_s(scene.estimate(other).total_s, other.work_s + done, scene.work.told_s.get(number))
+        )
+        ends.append((now_s + left, len(mine - held)))
+        held |= mine
+    return _reserved(job, len((slots & models) - held), ends, before, now_s=now_s)
+
+
+def _reserved(
+    job: Job, free: int, ends: Iterable[tuple[float, int]], before: Reservation | None, *, now_s: float
+) -> Reservation | None:
+    """The reservation for a job that waits; the stricter of it and the one `before`. None if its GPUs can't come free.
 
     Args:
         free: GPUs that it could use and nobody has. ends: (predicted end, GPUs that come free then) of running jobs.
@@ -63,6 +100,6 @@ def hold_for(
         return before
     within, spare = at_s - now_s, free - job.gpus
     if before is None:
-        return Hold(job, within, spare)
-    nearer = before if before.within_s <= within else Hold(job, within, spare)
-    return Hold(nearer.job, nearer.within_s, min(before.spare, spare))
+        return Reservation(job, within, spare)
+    nearer = before if before.within_s <= within else Reservation(job, within, spare)
+    return Reservation(nearer.job, nearer.within_s, min(before.spare, spare))

@@ -1,0 +1,47 @@
+"""What there is to decide about, as it is now: the jobs, who holds which GPUs, and the policy that decides."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+
+from gpuloom.core.book import Book
+from gpuloom.core.job import Job
+from gpuloom.live.forecasts.estimates import Estimate, Estimates, left_s, like_of
+from gpuloom.live.planning.claims import Claims
+from gpuloom.live.records.work import WorkDone
+from gpuloom.policies.base import Policy
+
+
+@dataclass(slots=True)
+class Scene:
+    """Records, claims and the policy; whoever needs these, and not the planning, is handed this."""
+
+    book: Book
+    work: WorkDone
+    estimates: Estimates
+    claims: Claims
+    policy: Policy
+
+    @property
+    def preempts(self) -> bool:
+        """Whether the policy stops running jobs."""
+        return self.policy.traits.preemptive != "no"
+
+    def level(self, job: int) -> int:
+        """The priority of a job as passes see it. What a policy with classes of its own reads from it stays in one."""
+        priority = self.book.jobs[job].priority
+        return max(priority, 0) if self.policy.own_priorities else priority
+
+    def estimate(self, job: Job) -> Estimate:
+        """What is known now of a job's whole work."""
+        like = like_of(job.spec, job.user, job.gpus, job.array_id)
+        return self.estimates.of(like, given_s=job.spec.get("estimate"), time_limit_s=job.spec.get("time_limit"))
+
+    def left_s(self, job: Job) -> float:
+        """Expected work left of a job that waits, seconds."""
+        return left_s(self.estimate(job).total_s, job.work_s)
+
+    def copy(self) -> Scene:
+        """The same, for another thread: nothing of it changes any more. The policy is not copied."""
+        return Scene(self.book.copy(), deepcopy(self.work), self.estimates.copy(), self.claims.copy(), self.policy)
