@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpuloom.executors import cgroups
+from gpuloom.executors.runner import cgroups
 
 FILES = {
     "cgroup.type": "domain\n",

@@ -15,7 +15,7 @@ sys.path += [HERE, os.path.join(os.path.dirname(HERE), "src")]
 
 import fake_cgroups  # noqa: E402 - as below
 import faults  # noqa: E402 - its place is known by now
-from gpuloom.executors import runner  # noqa: E402 - as above
+from gpuloom.executors.runner import main as runner  # noqa: E402 - as above
 
 
 class Seen(dict[faults.Call, int]):

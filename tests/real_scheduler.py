@@ -84,7 +84,7 @@ class Real:
 
     def runner(self) -> int:
         """The process that is the parent of the jobs."""
-        found = [pid for pid, line in self.processes().items() if "executors/runner.py" in line]
+        found = [pid for pid, line in self.processes().items() if "executors/runner/main.py" in line]
         assert len(found) == 1, self.processes()
         return found[0]
 

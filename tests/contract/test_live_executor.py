@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuloom.executors import cgroups, procs
+from gpuloom.executors import procs
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.logs import read_log
 from gpuloom.executors.port import ExecutorError, LiveExecutor, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.runner import cgroups
 from until import until
 
 PYTHON = (sys.executable, "-I", "-S", "-c")

@@ -384,7 +384,7 @@ def test_a_runner_that_is_killed_is_replaced_and_the_jobs_go_on(live: Real) -> N
     before = live.attempts(jobs[:4])
     runner = live.runner()
     live.kill(runner)
-    until(lambda: [p for p, line in live.processes().items() if "executors/runner.py" in line], "another runner")
+    until(lambda: [p for p, line in live.processes().items() if "executors/runner/main.py" in line], "another runner")
     assert live.runner() != runner
     assert live.states(jobs[:4]) == dict.fromkeys(jobs[:4], "running")
     assert live.attempts(jobs[:4]) == before

@@ -303,7 +303,7 @@ def test_a_log_that_was_rotated_begins_at_a_line_and_says_what_is_missing(
 ) -> None:
     import live_api
     from gpuloom.executors.logs import read_log
-    from gpuloom.executors.rotation import Log
+    from gpuloom.executors.runner.rotation import Log
 
     api.stop()
     monkeypatch.setattr(live_api, "read_log", read_log)

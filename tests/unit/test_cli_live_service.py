@@ -37,7 +37,9 @@ def home(tmp_path: Path) -> Iterator[Path]:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if any(word.endswith(b"/executors/runner.py") for word in words) and str(folder).encode() in b"\0".join(words):
+        if any(word.endswith(b"/executors/runner/main.py") for word in words) and str(folder).encode() in b"\0".join(
+            words
+        ):
             os.kill(int(path.parent.name), signal.SIGKILL)
 
 

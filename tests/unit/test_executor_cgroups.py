@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from faults import Fault, Injector
-from gpuloom.executors import cgroups
-from gpuloom.executors.cgroups import Group, find
+from gpuloom.executors.runner import cgroups
+from gpuloom.executors.runner.cgroups import Group, find
 
 
 def mount(top: Path, kind: str = "cgroup2", options: str = "rw", root: str = "/") -> str:
@@ -195,12 +195,12 @@ def test_what_can_not_be_read_now_is_not_taken_for_gone(tmp_path: Path) -> None:
     def look() -> tuple[list[int], int]:
         return sorted(made.pids()), made.oom_kills()
 
-    with Injector(("executors/cgroups.py",)) as seen:
+    with Injector(("executors/runner/cgroups.py",)) as seen:
         assert look() == ([5, 7], 1)
     for call in seen.calls:
         for number in (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.EACCES):
-            with Injector(("executors/cgroups.py",), Fault(call, number)), pytest.raises(OSError, match="Errno"):
+            with Injector(("executors/runner/cgroups.py",), Fault(call, number)), pytest.raises(OSError, match="Errno"):
                 look()
-        with Injector(("executors/cgroups.py",), Fault(call, errno.ENODEV)):
+        with Injector(("executors/runner/cgroups.py",), Fault(call, errno.ENODEV)):
             look()  # one below it is just being removed
     assert Group(2, {"freezer": f"{run}/gone"}).pids() == []

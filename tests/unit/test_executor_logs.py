@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuloom.executors import rotation
 from gpuloom.executors.logs import NoLogError, read_log
-from gpuloom.executors.rotation import Log, Watch
+from gpuloom.executors.runner import rotation
+from gpuloom.executors.runner.rotation import Log, Watch
 
 LINES = [f"line {number}\n".encode() for number in range(40)]
 

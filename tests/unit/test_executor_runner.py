@@ -22,12 +22,14 @@ import pytest
 
 from faults import Call, Fault, Injector
 from gpuloom.core.errors import InputError
-from gpuloom.executors import launch, procs, verify, wire
-from gpuloom.executors.life import NOTHING, RunningJob
-from gpuloom.executors.limits import Limits
+from gpuloom.executors import procs, verify, wire
 from gpuloom.executors.local import LocalExecutor
-from gpuloom.executors.loop import Loop
 from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.runner import launch
+from gpuloom.executors.runner.hub import Hub
+from gpuloom.executors.runner.life import NOTHING, RunningJob
+from gpuloom.executors.runner.limits import Limits
+from gpuloom.executors.runner.loop import Loop
 from gpuloom.executors.verify import GpuCheck
 from until import until
 
@@ -153,6 +155,51 @@ class TestLoop:
         assert done == ["x"]
         for fd in (read, write):
             os.close(fd)
+
+
+class TestHub:
+    def test_what_fails_is_tried_again_once_a_turn_however_much_is_asked_meanwhile(self, tmp_path: Path) -> None:
+        loop, worked, full = Loop(), list[int](), True
+
+        def answer(message: dict[str, Any]) -> dict[str, Any]:
+            if full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            worked.append(message["id"])
+            loop.soon(lambda: None)  # the turn need not wait for what is left
+            return {"re": message["id"]}
+
+        with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as scheduler:
+            listener.bind(str(tmp_path / "sock"))
+            listener.listen()
+            Hub(loop, listener, answer, lambda: None)
+            scheduler.connect(str(tmp_path / "sock"))
+            loop.turn()
+            for number in range(20):
+                scheduler.sendall(wire.encode({"id": number, "op": "start"}))
+                loop.soon(lambda: None)
+                loop.turn()
+            assert len(loop._timers) == 1
+            full = False
+            while len(worked) < 20:
+                loop.turn()
+            scheduler.close()
+            loop.turn()  # it hangs up
+        assert worked == list(range(20))
+
+
+class TestStart:
+    def test_the_runner_loads_what_is_light(self) -> None:
+        code = "import sys; sys.path.append(sys.argv[1]); import gpuloom.executors.runner.main; print(*sys.modules)"
+        source = Path(__file__).parents[2] / "src"
+        loaded = subprocess.check_output([sys.executable, "-I", "-S", "-c", code, source], text=True).split()
+        heavy = {"asyncio", "concurrent.futures", "logging", "pathlib", "subprocess", "threading", "typing"}
+        assert heavy & set(loaded) == set()
+        assert {name for name in loaded if name.startswith("gpuloom.")} - {
+            name for name in loaded if name.startswith("gpuloom.executors.runner")
+        } == {
+            *("gpuloom.core", "gpuloom.core.faults", "gpuloom.core.waiting", "gpuloom.executors"),
+            *("gpuloom.executors.own_log", "gpuloom.executors.procs", "gpuloom.executors.wire"),
+        }
 
 
 class TestProcesses:

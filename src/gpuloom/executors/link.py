@@ -26,11 +26,10 @@ from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors import procs
 from gpuloom.executors.open_files import of_jobs
 from gpuloom.executors.port import ExecutorError
-from gpuloom.executors.runner import EXIT_LOCKED
-from gpuloom.executors.wire import LOCK, RUNNER_LOG, SOCKET, VERSION, LineBuffer, encode, socket_address
+from gpuloom.executors.wire import EXIT_LOCKED, LOCK, RUNNER_LOG, SOCKET, VERSION, LineBuffer, encode, socket_address
 from gpuloom.threads import Worker
 
-RUNNER = Path(__file__).with_name("runner.py")
+RUNNER = Path(__file__).parent / "runner" / "main.py"
 CONNECT_S = 10.0
 REPLY_S = 60.0
 """A runner writes small files; a disk that is busy with a job's gigabytes can make it wait for long."""

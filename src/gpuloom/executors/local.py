@@ -1,4 +1,4 @@
-"""Runs jobs as processes of this machine. The processes belong to the runner (runner.py), and outlive the scheduler."""
+"""Runs jobs as processes of this machine. The processes belong to the runner (runner/), and outlive the scheduler."""
 
 from __future__ import annotations
 

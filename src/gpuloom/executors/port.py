@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.usage import RunUsage as RunUsage
 from gpuloom.executors.wire import Cause as Cause
+from gpuloom.executors.wire import blamed as blamed
 
 
 class ExecutorError(GpuloomError):

@@ -5,6 +5,7 @@ The runner imports this, so it uses the standard library alone, and of that only
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 VERSION = 1
 """Of the protocol. A runner of another version is not talked to."""
+EXIT_LOCKED = 3
+"""The runner's exit code: another one works for this home."""
+EXIT_FAULT = 4
+"""It can't begin; the last line that it printed says why."""
 
 
 class Cause(StrEnum):
@@ -31,6 +36,25 @@ class Cause(StrEnum):
     """Nothing can be started here now: no space, no processes, no file handles, a folder of ours that is read-only."""
     RESTARTED = "restarted"
     """The machine was restarted: the run can't be going on any more."""
+
+
+_E = errno
+_JOBS_OWN = frozenset(
+    (
+        *(_E.ENOENT, _E.ENOTDIR, _E.EACCES, _E.EPERM, _E.ELOOP, _E.ENAMETOOLONG, _E.EISDIR, _E.EINVAL),
+        *(_E.ENOEXEC, _E.ELIBBAD, _E.E2BIG),
+    )
+)
+"""Errors of a program or a working directory that are the job's own doing; others pass."""
+_MACHINES = frozenset((_E.ENOMEM, _E.EAGAIN, _E.EMFILE, _E.ENFILE))
+"""Of those that pass: they would hit any other job as well."""
+
+
+def blamed(error: OSError) -> Cause:
+    """Whose fault it is that a place which a job names can't be used."""
+    if error.errno in _JOBS_OWN:
+        return Cause.JOB
+    return Cause.EXECUTOR if error.errno in _MACHINES else Cause.PLACE
 
 
 RUN_FILE = "run.json"

@@ -18,8 +18,7 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.faults import fault_text
 from gpuloom.core.job import Allocation, Attempt, EndReason, Job, Phase
 from gpuloom.core.share_class import is_pair, share_class_of
-from gpuloom.executors.launch import blamed
-from gpuloom.executors.port import Cause, ExecutorError, LiveExecutor, RunExit, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.port import Cause, ExecutorError, LiveExecutor, RunExit, RunPhase, RunRequest, RunStatus, blamed
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.launch import run_directory, run_request
 from gpuloom.live.dispatch.starts import Starts

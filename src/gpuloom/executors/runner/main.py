@@ -1,7 +1,7 @@
 """The runner: the parent of all job processes of one home, which outlives the scheduler.
 
-Started by path with `python -I -S` (see link.py), so that it loads a few light modules and nothing else. It has one
-thread, sleeps until something happens, and ends when no scheduler is connected and no run is left.
+Started by path with `python -I -S` (see executors/link.py), so that it loads a few light modules and nothing else. It
+has one thread, sleeps until something happens, and ends when no scheduler is connected and no run is left.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 
 if __name__ == "__main__":  # started by path: make `gpuloom` findable, behind the standard library
-    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
 
 import contextlib
 import ctypes
@@ -19,18 +19,12 @@ import signal
 import socket
 
 from gpuloom.core.faults import fault_text
-from gpuloom.executors import cgroups
-from gpuloom.executors.keeper import Keeper
-from gpuloom.executors.loop import log, log_to
-from gpuloom.executors.wire import LOCK, RUNNER_LOG, SOCKET, remove, socket_address
+from gpuloom.executors.runner import cgroups
+from gpuloom.executors.runner.keeper import Keeper
+from gpuloom.executors.runner.loop import log, log_to
+from gpuloom.executors.wire import EXIT_FAULT, EXIT_LOCKED, LOCK, RUNNER_LOG, SOCKET, remove, socket_address
 
 PR_SET_CHILD_SUBREAPER = 36
-EXIT_LOCKED = 3
-"""Another runner works for this home."""
-
-
-EXIT_FAULT = 4
-"""It can't begin; the last line that it printed says why."""
 
 
 def main(home: str, home_id: str, mode: str, scheduler: str, files: str) -> int:

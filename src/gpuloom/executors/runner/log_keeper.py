@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpuloom.executors.loop import RETRY_S, Loop, log
-from gpuloom.executors.rotation import Watch
+from gpuloom.executors.runner.loop import RETRY_S, Loop, log
+from gpuloom.executors.runner.rotation import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuloom.executors.life import RunningJob
+    from gpuloom.executors.runner.life import RunningJob
 
 
 class LogKeeper:

@@ -10,7 +10,7 @@ import resource
 import signal
 
 from gpuloom.core.faults import fault_text
-from gpuloom.executors.wire import LOG_FILE, Cause
+from gpuloom.executors.wire import LOG_FILE, Cause, blamed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,16 +21,6 @@ SAID = 3
 """Where a child says why it can't run its program; closed by the program's start."""
 MAX_FD = 1 << 20
 SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
-_E = errno
-JOBS_OWN = frozenset(
-    (
-        *(_E.ENOENT, _E.ENOTDIR, _E.EACCES, _E.EPERM, _E.ELOOP, _E.ENAMETOOLONG, _E.EISDIR, _E.EINVAL),
-        *(_E.ENOEXEC, _E.ELIBBAD, _E.E2BIG),
-    )
-)
-"""Errors of a program or a working directory that are the job's own doing; others pass."""
-MACHINES = frozenset((_E.ENOMEM, _E.EAGAIN, _E.EMFILE, _E.ENFILE))
-"""Of those that pass: they would hit any other job as well."""
 
 
 class Child:
@@ -128,13 +118,6 @@ class _Failed(Exception):  # noqa: N818 - never leaves this file
 
     def __init__(self, cause: Cause, text: str) -> None:
         self.cause, self.text = cause, text
-
-
-def blamed(error: OSError) -> Cause:
-    """Whose fault it is that a place which a job names can't be used."""
-    if error.errno in JOBS_OWN:
-        return Cause.JOB
-    return Cause.EXECUTOR if error.errno in MACHINES else Cause.PLACE
 
 
 def _reason(error: BaseException, request: Mapping[str, Any]) -> dict[str, str]:

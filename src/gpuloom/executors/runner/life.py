@@ -1,4 +1,4 @@
-"""What the runner knows of one run, and its files. The runner (runner.py) makes it move."""
+"""What the runner knows of one run, and its files. The runner (main.py) makes it move."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import time
 
 from gpuloom.executors import procs
-from gpuloom.executors.cgroups import MIB, Group, settle
-from gpuloom.executors.loop import log
-from gpuloom.executors.rotation import Log
+from gpuloom.executors.runner.cgroups import MIB, Group, settle
+from gpuloom.executors.runner.loop import log
+from gpuloom.executors.runner.rotation import Log
 from gpuloom.executors.wire import EXIT_FILE, NOTICE_FILE, RUN_FILE, STATE_FILE, Cause, read_json, write_atomic
 
 TYPE_CHECKING = False

@@ -7,13 +7,13 @@ import time
 from functools import partial
 
 from gpuloom.executors import procs
-from gpuloom.executors.loop import Loop
+from gpuloom.executors.runner.loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpuloom.executors.life import RunningJob
+    from gpuloom.executors.runner.life import RunningJob
 
 MEMORY_LOOK_S = 0.5
 

@@ -8,7 +8,7 @@ import struct
 import traceback
 from collections import deque
 
-from gpuloom.executors.loop import RETRY_S, Loop, log
+from gpuloom.executors.runner.loop import RETRY_S, Loop, log
 from gpuloom.executors.wire import LineBuffer, encode
 
 TYPE_CHECKING = False
@@ -21,13 +21,15 @@ MAX_UNSENT = 256 << 20
 
 
 class Client:
-    """A connected scheduler. asked: what it asked and has no answer to yet, in order."""
+    """A connected scheduler. asked: what it asked and has no answer to yet, in order. retry_due: what failed will soon
+    be tried again."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.lines = LineBuffer()
         self.asked: deque[dict[str, Any]] = deque()
         self.unsent = bytearray()
+        self.retry_due = False
 
 
 class Hub:
@@ -125,9 +127,20 @@ class Hub:
                 self.tell(told)
             if failed is not None:
                 self._loop.failed("a scheduler's message", failed)
-                self._loop.after(RETRY_S, lambda: self._work(client))
+                self._try_again(client)
             if reply is None:
                 return
+
+    def _try_again(self, client: Client) -> None:
+        """A little later, and once: however much it asks meanwhile."""
+
+        def work() -> None:
+            client.retry_due = False
+            self._work(client)
+
+        if not client.retry_due:
+            client.retry_due = True
+            self._loop.after(RETRY_S, work)
 
     def _send(self, client: Client, message: Mapping[str, Any]) -> None:
         client.unsent += encode(message)
