@@ -189,7 +189,7 @@ def cost(queued: int, policies: Iterable[str]) -> float:
             live = Live(Path(folder), FakeExecutor(), slots=GPUS, policy=policy, interval_s=360.0)
             for kind in range(20):
                 of = spec(1 + kind % 3, name=f"work{kind}")
-                like = like_of(of.model_dump(mode="json"), "ann", 1 + kind % 3, None)
+                like = like_of(of.kept(), "ann", 1 + kind % 3, None)
                 live.scheduler.estimates.of(like, given_s=None, time_limit_s=None)
                 for _ in range(12):
                     live.scheduler.estimates.finished(like, float(rng.lognormal(6.0, 0.4)))

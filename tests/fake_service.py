@@ -224,7 +224,7 @@ class FakeService:
                     f"job {job.id} is {job.phase}: its {' and '.join(refused)} can't change any more; "
                     f"{', '.join(sorted(RUNNING_MAY_CHANGE))} can"
                 )
-            spec = job_spec({**job.spec, **changes}, source=f"job {job.id}").model_dump(mode="json")
+            spec = job_spec({**job.spec.to_json(), **changes}, source=f"job {job.id}").model_dump(mode="json")
             data = {
                 "spec": spec,
                 "estimate_s": spec["estimate"] or job.estimate_s,
@@ -238,11 +238,11 @@ class FakeService:
     def move_to_top(self, jobs: Sequence[int]) -> Sequence[JobView]:
         def one(job: Job) -> None:
             others = [other.priority for other in self.book.jobs.values() if other.phase in WAITING and other != job]
-            spec = {**job.spec, "priority": max([job.priority, *(other + 1 for other in others)])}
+            spec = replace(job.spec, priority=max([job.priority, *(other + 1 for other in others)]))
             if spec == job.spec:
                 return
             data = {
-                "spec": spec,
+                "spec": spec.to_json(),
                 "estimate_s": job.estimate_s,
                 "estimate_from": job.estimate_from,
                 "after": [list(a) for a in job.after],
@@ -298,7 +298,7 @@ class FakeService:
             record = self._job(job)
             return {
                 "job": self._view(record),
-                "spec": dict(record.spec),
+                "spec": record.spec.to_json(),
                 "attempts": [attempt_view(attempt) for attempt in self._attempts(job)],
                 "events": [event_view(event) for event in self.events(job=job)],
                 "log": str(self.log_path(job)),
@@ -455,7 +455,7 @@ class FakeService:
             return views
 
     def _stop(self, job: int, reason: EndReason, grace_s: float | None) -> None:
-        grace_s = float(self._job(job).spec["grace"]) if grace_s is None else grace_s
+        grace_s = self._job(job).spec.grace if grace_s is None else grace_s
         self._emit("attempt.stopping", job, {"reason": reason, "deadline_s": self.clock() + grace_s})
 
     def _end(self, job: int, reason: EndReason, after: Phase, *, exit_code: int | None, message: str = "") -> None:

@@ -152,7 +152,7 @@ def matches(job: Job, query: JobQuery) -> bool:
     def like(pattern: str) -> bool:
         parts = (re.escape(c) if c not in "*?" else {"*": ".*", "?": "."}[c] for c in pattern)
         found = re.compile("".join(parts), re.DOTALL)
-        names = {job.name, str(job.spec["name"])} if job.array_id is not None else {job.name}
+        names = {job.name, job.spec.name} if job.array_id is not None else {job.name}
         return any(found.fullmatch(name) for name in names)
 
     return (

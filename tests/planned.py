@@ -11,7 +11,7 @@ from typing import Any
 from gpuloom.core.book import Book
 from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Phase
-from gpuloom.core.share_class import is_pair, share_class_of
+from gpuloom.core.share_class import is_pair
 from gpuloom.live.forecasts.estimates import Estimates
 from gpuloom.live.planning.claims import ON_DISK, Step
 from gpuloom.live.planning.fleet import slots_of
@@ -106,7 +106,8 @@ class Planned:
 
     def _submit(self, number: int, now: float, count: int) -> None:
         task = self.tasks[number - 1]
-        spec = {"name": f"job{number}", "gpus": task.gpus, "priority": 0, "estimate": task.said_s, **(task.more or {})}
+        said = {"command": ["train"], "name": f"job{number}", "gpus": task.gpus, "estimate": task.said_s}
+        spec = {**said, **(task.more or {})}
         data = {"user": "ann", "spec": spec, "first": number, "count": 1, "held": False, "after": []}
         self._tell("jobs.submitted", number, now, **data, estimates=[[task.said_s, "given"]])
         self.planning.stale()
@@ -182,7 +183,7 @@ class Planned:
         """Whether the GPUs given to a job are free, or have the other one of a pair on them that stays."""
         if any(self.book.attempts[other].stop_reason is not None for other in there):
             return False
-        return not there or is_pair([share_class_of(self.book.jobs[each].spec) for each in (number, *there)])
+        return not there or is_pair([self.book.jobs[each].spec.sharing_class for each in (number, *there)])
 
     def _at(self, at_s: float, what: str, job: int) -> int:
         self._count += 1

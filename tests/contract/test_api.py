@@ -56,7 +56,7 @@ def submit(api: Local, *specs: dict[str, Any]) -> list[list[int]]:
 def test_one_job_is_submitted(api: Local, service: FakeService) -> None:
     assert good(api("POST", "/v1/jobs", json={**SPEC, "gpus": 2, "gpu_memory": "12GiB"}), 201) == {"submitted": [[1]]}
     job = service.book.jobs[1]
-    assert (job.name, job.user, job.gpus, job.spec["gpu_memory"]) == ("train", "ada", 2, 12 * 1024)
+    assert (job.name, job.user, job.gpus, job.spec.gpu_memory) == ("train", "ada", 2, 12 * 1024)
 
 
 def test_a_batch_gives_the_numbers_of_each_spec(api: Local) -> None:

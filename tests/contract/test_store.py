@@ -127,7 +127,7 @@ class TestWriting:
         events = [Event(1, 1.0, "jobs.submitted", None, data)]
         store.append(events, Book().stage(events))
         data["spec"]["env"]["A"] = "2"
-        assert store.job(1).spec["env"] == {"A": "1"}  # type: ignore[union-attr]
+        assert store.job(1).spec.env == {"A": "1"}  # type: ignore[union-attr]
         assert store.events()[0].data["spec"]["env"] == {"A": "1"}
 
     def test_the_policys_memory_is_replaced(self, store: Store) -> None:
@@ -269,7 +269,7 @@ class TestEndedRuns:
         assert runs("a", 10) == [(1, 1.0, None), (1, 4.0, 4), (1, 5.0, None)]
         assert runs("a", 2) == [(1, 4.0, 4), (1, 5.0, None)]
         assert runs("", 3) == [(2, 2.0, None), (1, 4.0, 4), (1, 5.0, None)]
-        assert [run.spec["name"] for run in store.ended_runs("ada", "", 2)] == ["a", "a"]
+        assert [run.spec.name for run in store.ended_runs("ada", "", 2)] == ["a", "a"]
         assert list(store.ended_runs("ada", "", 0)) == []
         assert list(store.ended_runs("cy", "", 3)) == []
 

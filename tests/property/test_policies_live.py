@@ -26,7 +26,7 @@ from builders import POLICIES
 from fake_executor import short
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import Phase
-from gpuloom.core.share_class import is_pair, share_class_of
+from gpuloom.core.share_class import is_pair
 from gpuloom.live.trial.rehearsal import FLEET, Rehearsal
 from gpuloom.policies.registry import BUILT_IN
 
@@ -186,7 +186,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.shared_before or not wrong, (wrong, self.text)
 
     def is_pair(self, jobs: list[int]) -> bool:
-        return is_pair([share_class_of(self.live.jobs[job].spec) for job in jobs])
+        return is_pair([self.live.jobs[job].spec.sharing_class for job in jobs])
 
     def text_shares(self, wrong: list[list[int]]) -> bool:
         return True

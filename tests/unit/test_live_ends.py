@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuloom.core.job import Attempt, EndReason, Job, Phase, SavedBy
+from gpuloom.core.spec import Spec
 from gpuloom.executors.port import Cause, RunExit
 from gpuloom.live.dispatch.ends import ended
 from gpuloom.live.dispatch.saved import Saved
@@ -19,14 +20,14 @@ JOB = Job(
     priority=0,
     phase=Phase.RUNNING,
     spec_id=1,
-    spec={"retries": 1},
+    spec=Spec(("train",), retries=1),
     submitted_s=0.0,
     queued_s=0.0,
     attempts=1,
     work_s=50.0,
 )
 ATTEMPT = Attempt(1, 1, Phase.RUNNING, (("host", (0,)),), 0.0, 0.0, pid=7)
-NO_RETRIES = {"spec": {}}
+NO_RETRIES = {"spec": Spec(("train",))}
 
 
 def told(
@@ -128,7 +129,7 @@ def test_what_the_surroundings_kept_from_starting_waits_and_has_not_failed(cause
 
 def test_pauses_grow_and_containers_are_explained() -> None:
     how = RunExit(1, None, "", "", 100.0)
-    spec = {"retries": 9}
+    spec = Spec(("train",), retries=9)
     pauses = [
         ended(replace(JOB, failures=n, spec=spec), ATTEMPT, how, work_s=1.0, complete=False, now_s=100.0)[
             "not_before_s"
@@ -136,6 +137,6 @@ def test_pauses_grow_and_containers_are_explained() -> None:
         for n in (0, 1, 2, 8)
     ]
     assert pauses == [101.0, 102.0, 104.0, 160.0]
-    job = replace(JOB, spec={"container": "image"})
+    job = replace(JOB, spec=Spec(("train",), container="image"))
     data = ended(job, ATTEMPT, replace(how, exit_code=125), work_s=1.0, complete=False, now_s=1.0)
     assert "container could not be started" in data["message"]

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from gpuloom.core.spec import Spec
 from gpuloom.live.forecasts.estimates import DEFAULT_S, MOST_S, Estimate, Estimates, Like, Source, like_of
 from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, left_of
 from gpuloom.store.port import EndedRun
 
 
 def like(*command: str, name: str = "train", gpus: int = 1, array: int | None = None, **spec: Any) -> Like:
-    return like_of({"command": list(command), "name": name, **spec}, "ann", gpus, array)
+    return like_of(Spec(command, name=name, **spec), "ann", gpus, array)
 
 
 def known(one: Like, *runs: tuple[Like, float], given: float | None = None, limit: float | None = None) -> Estimate:
@@ -111,7 +112,7 @@ def test_what_the_store_knows_is_asked_for_once_a_name() -> None:
 
     def earlier(user: str, name: str, limit: int) -> Sequence[EndedRun]:
         asked.append((user, name))
-        spec = {"command": ["sleep", "100"], "name": "sleep"}
+        spec = Spec(("sleep", "100"), name="sleep")
         return [EndedRun(1, work_s, None, spec) for work_s in (100.0, 102.0)]
 
     estimates = Estimates(earlier)

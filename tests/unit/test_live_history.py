@@ -9,6 +9,7 @@ import pytest
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Attempt, EndReason, Job, Phase
+from gpuloom.core.spec import spec_of
 from gpuloom.live.records.history import trace_csv, trace_of
 from gpuloom.sim.simulator import simulate
 from gpuloom.traces import read_trace
@@ -48,10 +49,10 @@ def of(
     *attempts: Attempt, job: int = 1, submitted: float = 0.0, phase: str = "finished", **given: Any
 ) -> tuple[Job, tuple[Attempt, ...]]:
     """A job with these attempts."""
-    spec = {"name": f"job{job}", **given.pop("spec", {})}
+    spec = spec_of({"command": ["train"], "name": f"job{job}", **given.pop("spec", {})})
     record = Job(
         job,
-        spec["name"],
+        spec.name,
         "ann",
         given.pop("gpus", 1),
         given.pop("priority", 0),

@@ -37,7 +37,7 @@ from gpuloom.cli.live_tables import (
     troubles,
 )
 from gpuloom.cli.run_options import Duration
-from gpuloom.core.share_class import share_class_of
+from gpuloom.core.spec import Spec, spec_of
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _show(found: Mapping[str, Any]) -> None:
         ("state", job["state"] + (f": {words}" if words else "")),
         ("command", shlex.join(job["command"])),
         ("in", spec.get("workdir") or "-"),
-        ("asks for", _asks(spec)),
+        ("asks for", _asks(spec_of(spec))),
         ("where", job.get("where") or "-"),
         ("submitted", ago(job["submitted_s"])),
         ("waited, ran", f"{short(job.get('waited_s'))}, {short(job.get('run_s'))}"),
@@ -221,19 +221,22 @@ def _show(found: Mapping[str, Any]) -> None:
         show_table(ATTEMPT_COLUMNS, found["attempts"])
 
 
-def _asks(spec: Mapping[str, Any]) -> str:
-    parts = [plural(spec.get("gpus") or 1, "GPU")]
-    if spec.get("gpu_types"):
-        parts.append(f"of {' or '.join(spec['gpu_types'])}")
-    for field, text in (("gpu_memory", "{:,} MiB on each"), ("cpus", "{:g} cores"), ("memory", "{:,} MiB")):
-        if spec.get(field):
-            parts.append(text.format(spec[field]))
-    if klass := share_class_of(spec):
+def _asks(spec: Spec) -> str:
+    parts = [plural(spec.gpus, "GPU")]
+    if spec.gpu_types:
+        parts.append(f"of {' or '.join(spec.gpu_types)}")
+    if spec.gpu_memory:
+        parts.append(f"{spec.gpu_memory:,} MiB on each")
+    if spec.cpus:
+        parts.append(f"{spec.cpus:g} cores")
+    if spec.memory:
+        parts.append(f"{spec.memory:,} MiB")
+    if klass := spec.sharing_class:
         parts.append(f"class {klass}")
-    if spec.get("time_limit"):
-        parts.append(f"at most {short(spec['time_limit'])}")
-    if spec.get("priority"):
-        parts.append(f"priority {spec['priority']}")
+    if spec.time_limit:
+        parts.append(f"at most {short(spec.time_limit)}")
+    if spec.priority:
+        parts.append(f"priority {spec.priority}")
     return ", ".join(parts)
 
 

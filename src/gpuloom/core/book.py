@@ -27,6 +27,7 @@ from gpuloom.core.job import (
     SavedBy,
     gpus_in,
 )
+from gpuloom.core.spec import Spec, spec_of
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class Changes:
     environments: values of environment variables by spec; no event tells them (core/masked.py).
     """
 
-    specs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    specs: dict[int, Spec] = field(default_factory=dict)
     jobs: dict[int, Job] = field(default_factory=dict)
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
@@ -170,13 +171,13 @@ def _nothing(view: _View, event: Event) -> None:
 
 def _submitted(view: _View, event: Event) -> None:
     data, changes = event.data, view.changes
-    spec: Mapping[str, Any] = data["spec"]
+    spec = spec_of(data["spec"])
     first, indices = int(data["first"]), data.get("indices")
     changes.specs[event.id] = spec
     next_job = view.book.next_job if changes.next_job is None else changes.next_job
     if first < next_job:
         raise InvalidTransition(f"event {event.id} submits job {first}, but numbers up to {next_job - 1} are taken")
-    name = str(spec["name"])
+    name = spec.name
     for offset in range(int(data["count"])):
         index = None if indices is None else int(indices[offset])
         estimate_s, source = data["estimates"][min(offset, len(data["estimates"]) - 1)]
@@ -185,8 +186,8 @@ def _submitted(view: _View, event: Event) -> None:
             id=job,
             name=name if index is None else f"{name}[{index}]",
             user=str(data["user"]),
-            gpus=int(spec["gpus"]),
-            priority=int(spec["priority"]),
+            gpus=spec.gpus,
+            priority=spec.priority,
             phase=Phase.HELD if data["held"] else Phase.QUEUED,
             spec_id=event.id,
             spec=spec,
@@ -211,17 +212,17 @@ def _released(view: _View, event: Event) -> None:
 
 
 def _updated(view: _View, event: Event) -> None:
-    job, spec = view.job(event), event.data["spec"]
+    job, spec = view.job(event), spec_of(event.data["spec"])
     view.changes.specs[event.id] = spec
-    name = str(spec["name"])
+    name = spec.name
     view.put(
         event,
         job,
         spec=spec,
         spec_id=event.id,
         name=name if job.array_index is None else f"{name}[{job.array_index}]",
-        gpus=int(spec["gpus"]),
-        priority=int(spec["priority"]),
+        gpus=spec.gpus,
+        priority=spec.priority,
         after=tuple((int(other), str(how)) for other, how in event.data["after"]),
         estimate_s=float(event.data["estimate_s"]),
         estimate_from=str(event.data["estimate_from"]),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
+from gpuloom.core.spec import Spec
 from gpuloom.core.sums import sum_ints
 
 
@@ -110,7 +110,7 @@ def gpus_in(allocation: Allocation) -> int:
 class Job:
     """What is known of a job.
 
-    spec: what the user submitted (JSON, checked by `live/submission/spec.py`). spec_id: the event that brought it.
+    spec: what the user asked for; jobs of an array share it. spec_id: the event that brought it.
     priority: higher goes first. queued_s: when it last began to wait. not_before_s: the earliest next start.
     attempts: runs so far, the present one included. failures: those that count against `retries`.
     held_s, held_gpu_s: seconds and GPU-seconds for which it has held GPUs, the present run not included.
@@ -126,7 +126,7 @@ class Job:
     priority: int
     phase: Phase
     spec_id: int
-    spec: Mapping[str, Any]
+    spec: Spec
     submitted_s: float
     queued_s: float
     not_before_s: float = 0.0

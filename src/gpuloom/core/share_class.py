@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 HIGH, BEST_EFFORT = "high", "best-effort"
 CLASSES = (HIGH, BEST_EFFORT)
@@ -26,15 +25,3 @@ def job_class(klass: str | None, task_type: str | None, importance: str | None, 
     if klass or not (task_type or importance or real_time):
         return klass or ""
     return HIGH if task_type in URGENT_TASKS or importance == "high" or real_time else BEST_EFFORT
-
-
-def share_class_of(spec: Mapping[str, Any]) -> str:
-    """The class with which a job may share a GPU: 'high', 'best-effort', or '' if it may not.
-
-    Only jobs of one GPU, and not in containers, which the shim does not reach (docs/explanation/sharing.md).
-    """
-    if spec.get("gpus", 1) != 1 or spec.get("container"):
-        return ""
-    return job_class(
-        spec.get("share_class"), spec.get("task_type"), spec.get("importance"), real_time=bool(spec.get("real_time"))
-    )

@@ -78,7 +78,7 @@ class LiveService:
         attempts = self._store.attempts([job])
         return {
             "job": self._views([record])[0],
-            "spec": dict(record.spec),
+            "spec": record.spec.to_json(),
             "attempts": [attempt_view(attempt) for attempt in attempts],
             "events": [event_view(event) for event in self._store.events(job=job, limit=200, newest=True)],
             "log": self._log(attempts[-1]) if attempts else "",

@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from gpuloom.core.errors import GpuloomError, PolicyError
 from gpuloom.core.job import ENDED, EndReason, Gpu, Job, NodeRecord, Phase
+from gpuloom.core.spec import OnPreempt
 from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.port import ExecutorError, LiveExecutor, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
@@ -221,9 +222,9 @@ class Scheduler:
         """(checkpoint, working directory) of a run under way, as its job names them."""
         attempt = self.intake.attempt_of(run)
         job = None if attempt is None else self.book.jobs.get(attempt.job)
-        if job is None or not job.spec.get("checkpoint"):
+        if job is None or not job.spec.checkpoint:
             return None
-        return str(job.spec["checkpoint"]), str(job.spec.get("workdir") or "")
+        return job.spec.checkpoint, job.spec.workdir
 
     def checked(self, problem: str) -> None:
         """The store has been checked (in a thread of its own): what is wrong with it."""
@@ -543,7 +544,7 @@ class Scheduler:
                 for number, attempt in self.book.attempts.items()
                 if any(there == name for there, _ in attempt.allocation)
                 and attempt.stop_reason is None
-                and self.book.jobs[number].spec.get("on_preempt") != "never"
+                and self.book.jobs[number].spec.on_preempt is not OnPreempt.NEVER
             ]
             for number in on_it:
                 self.planning.claims.take_back(number)
@@ -554,7 +555,7 @@ class Scheduler:
         """Tell the executor the time limit of a job that runs, after it was changed."""
         attempt = self.book.attempts.get(job)
         if attempt is not None:
-            limit = self.book.jobs[job].spec.get("time_limit")
+            limit = self.book.jobs[job].spec.time_limit
             self.dispatch.tell(partial(self.executor.limit, attempt.run, limit))
 
     def left(self, job: Job) -> Left:

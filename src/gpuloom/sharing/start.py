@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gpuloom.core.job import NodeRecord
-from gpuloom.core.share_class import share_class_of
 from gpuloom.sharing.shim import attach as shim
 
 
@@ -43,10 +41,12 @@ NO_SHARING = Ability(False, False, "")
 
 
 def under_the_shim(
-    sharing: Ability, job: int, spec: Mapping[str, Any], argv: Sequence[str], env: Mapping[str, str]
+    sharing: Ability, job: int, klass: str, argv: Sequence[str], env: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Command and environment: of a job that may share its GPU by `gpuloom share run`, of others as they are."""
-    klass = share_class_of(spec)
+    """Command and environment: of a job that may share its GPU by `gpuloom share run`, of others as they are.
+
+    klass: the class with which it may share; '' if it may not.
+    """
     if not (klass and sharing.gated):
         return tuple(argv), dict(env)
     starter = (sys.executable, "-I", "-m", "gpuloom", "share", "run", "--class", klass, "--name", f"job {job}", "--")

@@ -100,7 +100,7 @@ def _log(reader: sqlite3.Connection) -> Iterator[Event]:
 
 def _records(reader: sqlite3.Connection, findings: Findings) -> Records:
     said = queries.statements()
-    specs = dict(_each(reader, (said["all_specs"], ()), lambda row: (row[0], rows.loads(row[1])), findings))
+    specs = dict(_each(reader, (said["all_specs"], ()), lambda row: (row[0], rows.spec_from(row[1])), findings))
     all_jobs = queries.jobs(JobQuery(oldest_first=True, limit=queries.LARGEST))
     all_runs = queries.attempts(None)
     kept = Records(

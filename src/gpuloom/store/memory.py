@@ -47,7 +47,7 @@ class MemoryStore:
     def append(self, events: Sequence[Event], changes: Changes, submissions: Sequence[Submission] = ()) -> None:
         # What a file would give back, so that nobody changes it from outside and nothing but JSON gets in.
         copied = [rows.event_of(row) for row in rows.event_rows(events)]
-        specs = {number: rows.loads(rows.dumps(spec)) for number, spec in changes.specs.items()}
+        specs = {number: rows.spec_from(rows.spec_text(spec)) for number, spec in changes.specs.items()}
         settings = {key: rows.loads(rows.dumps(value)) for key, value in changes.settings.items()}
         with self._lock:
             kept = self._open()

@@ -14,6 +14,7 @@ from gpuloom.core.book import Changes
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, Job, NodeRecord
+from gpuloom.core.spec import Spec
 
 
 class StoreError(GpuloomError):
@@ -86,7 +87,7 @@ class EndedRun:
     gpus: int
     work_s: float
     array_id: int | None
-    spec: Mapping[str, Any]
+    spec: Spec
 
 
 @dataclass(frozen=True, slots=True)

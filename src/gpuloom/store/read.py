@@ -9,13 +9,14 @@ from typing import Any
 
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, Job, NodeRecord, Phase
+from gpuloom.core.spec import Spec
 from gpuloom.store import queries, rows
 from gpuloom.store.usage import STRETCH_EVENTS, Stretch, UsageRun, held
 
 MALFORMED = (ValueError, TypeError, LookupError)
 """What making records raises of rows that no gpuloom wrote."""
 
-LOST_SPEC: Mapping[str, Any] = {"command": ["(lost)"], "name": "(lost)", "gpus": 1, "priority": 0}
+LOST_SPEC = Spec(("(lost)",), name="(lost)")
 
 
 def jobs(reader: sqlite3.Connection, statement: queries.Statement, *, lenient: bool = False) -> list[Job]:
@@ -24,12 +25,12 @@ def jobs(reader: sqlite3.Connection, statement: queries.Statement, *, lenient: b
     wanted = sorted({rows.spec_id_of(row) for row in found})
     asked = reader.execute(queries.statements()["specs"], (rows.dumps(wanted),)) if wanted else ()
     if not lenient:
-        specs = {number: rows.loads(spec) for number, spec in asked}
+        specs = {number: rows.spec_from(spec) for number, spec in asked}
         return [rows.job_of(row, specs) for row in found]
     specs = dict.fromkeys(wanted, LOST_SPEC)
     for number, spec in asked:
         with suppress(*MALFORMED):
-            specs[number] = rows.loads(spec)
+            specs[number] = rows.spec_from(spec)
     made = []
     for row in found:
         with suppress(*MALFORMED):

@@ -10,6 +10,7 @@ from gpuloom.core.book import Book
 from gpuloom.core.errors import InvalidTransition
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, Job, NodeRecord
+from gpuloom.core.spec import Spec
 from gpuloom.store.port import Finding
 
 MOST = 20
@@ -20,7 +21,7 @@ MOST = 20
 class Records:
     """Everything that a log leads to. events: how many there are."""
 
-    specs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    specs: dict[int, Spec] = field(default_factory=dict)
     jobs: dict[int, Job] = field(default_factory=dict)
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     nodes: dict[str, NodeRecord] = field(default_factory=dict)

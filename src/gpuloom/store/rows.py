@@ -14,6 +14,7 @@ from typing import Any
 from gpuloom.core.book import allocation_of, node_of
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, EndReason, Job, NodeRecord, Phase, SavedBy
+from gpuloom.core.spec import Spec, spec_of
 from gpuloom.store.port import Submission
 
 Row = Sequence[Any]
@@ -125,6 +126,18 @@ def untext(value: object) -> str:
     return value.decode("utf-8", "surrogatepass")
 
 
+# -- specs -----------------------------------------------------------------------------------------------------
+
+
+def spec_text(spec: Spec) -> str:
+    return dumps(spec.to_json())
+
+
+def spec_from(written: str) -> Spec:
+    """Raises: ValueError: it is no spec (the file is damaged)."""
+    return spec_of(loads(written))
+
+
 # -- jobs ------------------------------------------------------------------------------------------------------
 
 
@@ -164,14 +177,14 @@ def job_row(job: Job) -> Row:
 
 def spec_name(job: Job) -> str:
     """The name that all tasks of an array share; of other jobs, their name."""
-    return job.name if job.array_index is None else str(job.spec["name"])
+    return job.name if job.array_index is None else job.spec.name
 
 
 def spec_id_of(row: Row) -> int:
     return int(row[_SPEC_ID])
 
 
-def job_of(row: Row, specs: Mapping[int, Mapping[str, Any]]) -> Job:
+def job_of(row: Row, specs: Mapping[int, Spec]) -> Job:
     """From a row of JOB_COLUMNS; specs by number."""
     (
         id_, name, _, user, gpus, priority, phase, spec_id, submitted_s, queued_s, not_before_s, first_start_s, ended_s,

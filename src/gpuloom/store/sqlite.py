@@ -298,7 +298,7 @@ class SqliteStore:
         sql = queries.statements()["ended_runs_of_name" if name else "ended_runs_of_user"]
         with self._reading() as reader:
             found = reader.execute(sql, (*given, queries.bounded(max(limit, 0)))).fetchall()
-        specs = {spec: rows.loads(spec) for *_, spec in found}
+        specs = {spec: rows.spec_from(spec) for *_, spec in found}
         return [EndedRun(int(gpus), float(work_s), array, specs[spec]) for gpus, work_s, array, spec in reversed(found)]
 
     def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
@@ -355,7 +355,7 @@ def _batches(
     whole, parts = _by_change(events, changes)
     return (
         ("events", said["add_event"], rows.event_rows(events)),
-        ("specs", said["put_spec"], [(number, rows.dumps(spec)) for number, spec in changes.specs.items()]),
+        ("specs", said["put_spec"], [(number, rows.spec_text(spec)) for number, spec in changes.specs.items()]),
         ("specs", said["put_environment"], [(number, rows.dumps(env)) for number, env in changes.environments.items()]),
         ("jobs", rows.PUT_JOB, [rows.job_row(job) for job in whole]),
         *(("jobs", rows.CHANGE_JOBS[kind], rows.changed_rows(kind, jobs)) for kind, jobs in parts.items()),

@@ -17,7 +17,8 @@ from typing import Any
 from gpuloom.core.errors import InputError
 from gpuloom.core.faults import fault_text
 from gpuloom.core.job import Allocation, Attempt, EndReason, Job, Phase
-from gpuloom.core.share_class import is_pair, share_class_of
+from gpuloom.core.share_class import is_pair
+from gpuloom.core.spec import OnPreempt
 from gpuloom.executors.port import Cause, ExecutorError, LiveExecutor, RunExit, RunPhase, RunRequest, RunStatus, blamed
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.launch import run_directory, run_request
@@ -83,7 +84,7 @@ class Dispatch:
         """Have these jobs leave their GPUs: they freeze, or are told to save and end."""
         ends: list[int] = []
         for number in jobs:
-            freezes = self.book.jobs[number].spec.get("on_preempt") == "freeze"
+            freezes = self.book.jobs[number].spec.on_preempt is OnPreempt.FREEZE
             step = Step.MAKE_WAY_FROZEN if freezes else Step.MAKE_WAY
             match self.claims.on(step, number, now_s=now):
                 case Do.FREEZE:
@@ -122,7 +123,7 @@ class Dispatch:
                 self.end_run(run, reason, grace)
 
     def _grace(self, job: int) -> float:
-        return float(self.book.jobs[job].spec.get("grace", 30.0))
+        return self.book.jobs[job].spec.grace
 
     def _never_began(self, run: str, reason: EndReason) -> None:
         how = RunExit(None, None, reason.value, "it was stopped before it began", time.time())
@@ -203,7 +204,7 @@ class Dispatch:
 
     def _may_pair(self, number: int, others: Collection[int]) -> bool:
         """Whether a job and those on its GPU are a pair."""
-        return is_pair([share_class_of(self.book.jobs[n].spec) for n in (number, *others)])
+        return is_pair([self.book.jobs[n].spec.sharing_class for n in (number, *others)])
 
     def end_run(self, run: str, reason: EndReason, grace_s: float) -> None:
         self.tell(partial(self.executor.stop, run, reason=reason.value, grace_s=grace_s))
@@ -252,7 +253,7 @@ class Dispatch:
         # Attempts that were kept from starting have left nothing to go on from.
         before = self.ledger.store.attempts([job.id]) if attempt.number > 1 else ()
         ran = any(one.running_s is not None for one in before if one.number < attempt.number)
-        environment = self.ledger.store.environment(job.spec_id) if job.spec.get("env") else None
+        environment = self.ledger.store.environment(job.spec_id) if job.spec.env else None
         node = self.book.nodes[self.node]
         return run_request(job, attempt, node, self.runs, self.sharing, resumes=ran, environment=environment)
 

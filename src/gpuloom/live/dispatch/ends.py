@@ -68,7 +68,7 @@ def ended(
         after = Phase.QUEUED
     elif reason is not EndReason.NOT_STARTED:
         failure = True
-        if job.failures < int(job.spec.get("retries", 0)):
+        if job.failures < job.spec.retries:
             after = Phase.QUEUED
     pause = pause_s if after is Phase.QUEUED and kept_from_starting(how) else 0.0
     if failure and after is Phase.QUEUED:
@@ -79,7 +79,7 @@ def ended(
         "signal": how.signal,
         "message": how.message
         or (_unproven(how, kept > job.work_s) if made_way and not by and after is Phase.QUEUED else "")
-        or _message(how, reason, container=bool(job.spec.get("container"))),
+        or _message(how, reason, container=job.spec.container is not None),
         "saved": bool(by) and after is Phase.QUEUED,
         "saved_by": by.value if after is Phase.QUEUED else "",
         "work_s": kept,

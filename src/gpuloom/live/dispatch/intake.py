@@ -156,7 +156,7 @@ class Intake:
         worked = self.work.of if attempt.stop_reason is None else self.work.expected
         notice_s = noticed_s(self.dispatch.directory_of(attempt.run))
         if notice_s is None and attempt.deadline_s is not None:  # it could not be written; the signal was sent
-            notice_s = time.time() - (now - attempt.deadline_s) - float(job.spec.get("grace", 30.0))
+            notice_s = time.time() - (now - attempt.deadline_s) - job.spec.grace
         saves = saved(how, told, notice_s=notice_s, checkpoint_s=self.checkpoints.get(attempt.run))
         pause_s = self.dispatch.starts.pause_s(attempt.run, job.id, everywhere=how.cause is Cause.EXECUTOR)
         work_s = worked(job.id, at)
@@ -245,7 +245,7 @@ class Intake:
             self.planning.job_left(job, attempt.allocation)
             if job.phase is Phase.FINISHED:
                 like = like_of(job.spec, job.user, job.gpus, job.array_id)
-                self.estimates.finished(like, max(job.work_s, attempted_s), given_s=job.spec.get("estimate"))
+                self.estimates.finished(like, max(job.work_s, attempted_s), given_s=job.spec.estimate)
             if throttle_of(job) or self.ledger.waits_for(job.id):
                 self.planning.stale()
             return

@@ -76,7 +76,7 @@ def run_request(
     if missing:
         raise InputError(f"node {node.name} has no GPU {missing[0]} any more")
     env: dict[str, str] = {key: os.environ[key] for key in KEPT if key in os.environ}
-    if environment is None and spec.get("env"):
+    if environment is None and spec.env:
         raise InputError("the values of its environment variables are not kept any more: submit it again")
     env |= environment or {}
     env.setdefault("PYTHONUNBUFFERED", "1")  # what a script prints is in the log when it prints it
@@ -84,15 +84,15 @@ def run_request(
     if job.array_index is not None:
         env["GPULOOM_ARRAY_ID"] = str(job.array_id)
         env["GPULOOM_ARRAY_INDEX"] = str(job.array_index)
-    cwd = str(spec.get("workdir") or env.get("HOME") or "/")
+    cwd = spec.workdir or env.get("HOME") or "/"
     uuids = tuple(by_index[gpu].uuid for gpu in gpus)
     directory = str(run_directory(runs, attempt.run))
     argv, env = prepared(
-        tuple(str(word) for word in spec["command"]),
+        spec.command,
         env,
-        venv=spec.get("venv"),
-        conda=spec.get("conda"),
-        container=spec.get("container"),
+        venv=spec.venv,
+        conda=spec.conda,
+        container=spec.container,
         cwd=cwd,
         gpus=gpus,
         gpu_uuids=uuids,
@@ -100,7 +100,7 @@ def run_request(
         run=attempt.run,
         directory=directory,
     )
-    argv, env = under_the_shim(sharing, job.id, spec, argv, env)
+    argv, env = under_the_shim(sharing, job.id, spec.sharing_class, argv, env)
     return RunRequest(
         run=attempt.run,
         argv=argv,
@@ -110,9 +110,9 @@ def run_request(
         gpu_uuids=uuids,
         directory=directory,
         kind=node.kind,
-        limit_s=spec.get("time_limit"),
-        grace_s=float(spec.get("grace", 30.0)),
-        cpus=spec.get("cpus"),
-        memory_mib=spec.get("memory"),
+        limit_s=spec.time_limit,
+        grace_s=spec.grace,
+        cpus=spec.cpus,
+        memory_mib=spec.memory,
         resumes=resumes,
     )

@@ -202,7 +202,7 @@ class Past:
                 if job.phase is Phase.FINISHED:
                     like = like_of(job.spec, job.user, job.gpus, job.array_id)
                     self._estimates.of(like, given_s=None, time_limit_s=None)  # from now on its runs are remembered
-                    self._estimates.finished(like, job.work_s, given_s=job.spec.get("estimate"))
+                    self._estimates.finished(like, job.work_s, given_s=job.spec.estimate)
                     self._ended_gpu_s.append(job.held_gpu_s)
 
     def expected(self, number: int) -> Case | None:

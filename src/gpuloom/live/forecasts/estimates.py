@@ -15,12 +15,13 @@ import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from gpuloom.core.spec import Spec
 from gpuloom.store.port import EndedRun
 
 DEFAULT_S = 3600.0
@@ -79,10 +80,10 @@ class Estimate(NamedTuple):
     limit_s: float | None = None
 
 
-def like_of(spec: Mapping[str, Any], user: str, gpus: int, array_id: int | None) -> Like:
+def like_of(spec: Spec, user: str, gpus: int, array_id: int | None) -> Like:
     """The same for jobs that may be taken for runs of one job."""
-    exact, similar = _signatures(tuple(spec.get("command") or ()), str(spec.get("workdir") or ""))
-    return Like(user, str(spec.get("name") or ""), gpus, exact, similar, array_id)
+    exact, similar = _signatures(spec.command, spec.workdir)
+    return Like(user, spec.name, gpus, exact, similar, array_id)
 
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -173,7 +174,7 @@ class Estimates:
                     _Past(
                         _bounded(run.work_s),
                         like_of(run.spec, key[0], run.gpus, run.array_id),
-                        _number(run.spec.get("estimate")),
+                        _number(run.spec.estimate),
                     )
                     for run in self._earlier(*key, REMEMBER)
                 ]

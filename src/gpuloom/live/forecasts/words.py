@@ -35,7 +35,7 @@ HOW_TO_TELL = "no run of it has finished yet, and it names no --estimate"
 def source(left: Left, job: Job) -> str:
     """What is known of a job's own running time, and whence."""
     count = len(left.runs)
-    name = str(job.spec.get("name") or job.name)
+    name = job.spec.name or job.name
     if left.source is Source.GIVEN and count:
         return f"its user's estimate, by how {plural(count, 'earlier one')} turned out"
     if left.source is Source.ARRAY:

@@ -13,10 +13,7 @@ Jobs = Mapping[int, Job]
 
 def throttle_of(job: Job) -> int:
     """How many jobs of its array may run at once; 0: any number, or it is of no array."""
-    if job.array_id is None:
-        return 0
-    _, _, most = str(job.spec.get("array") or "").partition("%")
-    return int(most) if most else 0
+    return 0 if job.array_id is None else job.spec.at_once or 0
 
 
 class Throttles:

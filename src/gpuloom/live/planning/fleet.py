@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from gpuloom.core.cluster import ANY_MODEL, Cluster, Node
 from gpuloom.core.decision import Placement
 from gpuloom.core.job import Allocation, NodeRecord
+from gpuloom.core.spec import Spec
 from gpuloom.core.words import plural
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.placement.shapes import impossible_jobs, shapes_of, why_impossible
@@ -107,40 +109,50 @@ def _word(model: str) -> str:
     return "".join(c if c.isalnum() or c in "._+-" else "-" for c in model).strip("-._+") or ANY_MODEL
 
 
-def wanted_types(spec: Mapping[str, object]) -> str:
+class Needs(NamedTuple):
+    """What a job needs of a machine, as its spec says it."""
+
+    gpus: int
+    gpu_types: tuple[str, ...]
+    gpu_memory: int | None
+    memory: int | None
+    cpus: float | None
+
+
+def wanted_types(spec: Spec | Needs) -> str:
     """GPU models of a spec as `Workload.gpu_type` writes them ('' for any)."""
-    types = spec.get("gpu_types")
-    return "|".join(str(name) for name in types) if isinstance(types, list | tuple) else ""
+    return "|".join(spec.gpu_types)
 
 
-def why_never(nodes: Iterable[NodeRecord], spec: Mapping[str, object], gpus: int) -> str:
+def why_never(nodes: Iterable[NodeRecord], needs: Needs) -> str:
     """Why a job can never be placed on these machines, even if they were empty; '' if it can."""
     nodes = list(nodes)
     fleet = fleet_of(nodes, everything=True)
     if fleet is None:
         return "no machine with a GPU or a CPU slot is known"
-    memory = spec.get("gpu_memory")
     one = Workload(
         "submission",
         np.zeros(1),
         np.ones(1),
-        np.array([gpus], dtype=np.int32),
+        np.array([needs.gpus], dtype=np.int32),
         job_ids=("",),
-        gpu_type=Labels.of([wanted_types(spec)]),
-        gpu_memory_mib=None if memory is None else np.array([float(str(memory))]),
+        gpu_type=Labels.of([wanted_types(needs)]),
+        gpu_memory_mib=None if needs.gpu_memory is None else np.array([float(needs.gpu_memory)]),
     )
     if len(impossible_jobs(shapes_of(one, fleet.cluster), fleet.cluster)):
         if all(node.kind == "cpu" for node in nodes):
             most = max(len(node.gpus) for node in nodes)
-            if types := wanted_types(spec):
+            if types := wanted_types(needs):
                 return f"it asks for GPUs of model {types.replace('|', ' or ')}, and there are CPU slots only"
             has = plural(most, "CPU slot")
-            return f"it asks for {plural(gpus, 'GPU')}; this machine has {has} in their place, and no more"
+            return f"it asks for {plural(needs.gpus, 'GPU')}; this machine has {has} in their place, and no more"
         text = why_impossible(one, fleet.cluster, 0).removeprefix("job  ")
         return f"it {text}"
-    for key, name, unit in (("memory", "memory_mib", "MiB of main memory"), ("cpus", "cpus", "CPU cores")):
-        asked = spec.get(key)
-        most = max((getattr(node, name) or 0 for node in nodes), default=0)
-        if asked is not None and most and float(str(asked)) > most:
+    for asked, there, unit in (
+        (needs.memory, [node.memory_mib for node in nodes], "MiB of main memory"),
+        (needs.cpus, [node.cpus for node in nodes], "CPU cores"),
+    ):
+        most = max((has or 0 for has in there), default=0)
+        if asked is not None and most and asked > most:
             return f"it asks for {asked} {unit}, and the largest machine has {most}"
     return ""

@@ -38,7 +38,7 @@ def lacks(planning: Planning) -> list[Lack]:
     if policy.uses_stages:
         kinds: dict[tuple[str, int], int] = {}
         for job in jobs:
-            kind = str(job.spec.get("model") or ""), job.gpus
+            kind = job.spec.model or "", job.gpus
             kinds[kind] = kinds.get(kind, 0) + 1
         without = sum(count for kind, count in kinds.items() if not kind[0] or planning.profiles.find(*kind) is None)
         if without:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import islice
 
 from gpuloom.core.job import ENDED, Job, Phase
-from gpuloom.core.share_class import share_class_of
 
 
 class Line:
@@ -106,7 +105,7 @@ class Lines:
                     last = job, key
                 line = self._lines.get(key)
                 if line is None:
-                    line = self._lines[key] = Line(key, key[1], shares=bool(share_class_of(job.spec)))
+                    line = self._lines[key] = Line(key, key[1], shares=bool(job.spec.sharing_class))
                 line.add(job)
             before = self._line_of.pop(number, None)
             if before is not None and before is not line:

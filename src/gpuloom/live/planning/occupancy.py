@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuloom.core.job import MAKES_WAY, Allocation
-from gpuloom.core.share_class import BEST_EFFORT, is_pair, share_class_of
+from gpuloom.core.share_class import BEST_EFFORT, is_pair
+from gpuloom.core.spec import OnPreempt
 from gpuloom.live.planning.claims import State
 from gpuloom.live.planning.fleet import Slot, open_slots, slots_of
 from gpuloom.live.planning.scene import Scene
@@ -54,9 +55,9 @@ def occupancy(scene: Scene, priority: float, yielding: Collection[int]) -> Occup
         else:
             allocation, since_s = attempt.allocation, attempt.since_s
         slots = slots_of(allocation)
-        stays = scene.preempts and job.spec.get("on_preempt") == "never" and target is None
+        stays = scene.preempts and job.spec.on_preempt is OnPreempt.NEVER and target is None
         is_fixed = stays or scene.level(number) > priority
-        if not free_for_all.issuperset(slots) or (is_fixed and not (pairs and share_class_of(job.spec))):
+        if not free_for_all.issuperset(slots) or (is_fixed and not (pairs and job.spec.sharing_class)):
             pinned.update(slots)
             continue
         found[number] = (allocation, since_s)
@@ -73,11 +74,11 @@ def occupancy(scene: Scene, priority: float, yielding: Collection[int]) -> Occup
         out: set[int] = set()
         for number, (allocation, _) in found.items():
             slots = slots_of(allocation)
-            job_class = share_class_of(book.jobs[number].spec) if pairs else ""
+            job_class = book.jobs[number].spec.sharing_class if pairs else ""
             taken = 0
             for slot in slots:
                 taken |= used.get(slot, 0)
-            behind = book.jobs[number].priority < 0 or share_class_of(book.jobs[number].spec) == BEST_EFFORT
+            behind = book.jobs[number].priority < 0 or book.jobs[number].spec.sharing_class == BEST_EFFORT
             first = int(layers > 1 and policy.own_priorities and behind)
             free = [layer for layer in (*range(first, layers), *range(first)) if not taken >> layer & 1]
             if not free or not pinned.isdisjoint(slots) or (pairs and taken and not _is_pair(on, job_class, slots)):

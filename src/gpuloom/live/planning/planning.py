@@ -27,7 +27,6 @@ from gpuloom.core.decision import Reason
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.job import ENDED, MAKES_WAY, Allocation, Job, Phase
 from gpuloom.core.profile import Profiles
-from gpuloom.core.share_class import share_class_of
 from gpuloom.engine.alarms import next_alarm_s
 from gpuloom.facts.inputs import load_policy
 from gpuloom.facts.profiles import load_profiles
@@ -419,7 +418,7 @@ class Planning:
             return True
         if self.policy.max_jobs_per_gpu > 1:
             jobs = self.book.jobs
-            if not self.policy.pairs or any(share_class_of(jobs[job].spec) for job in waiting):
+            if not self.policy.pairs or any(jobs[job].spec.sharing_class for job in waiting):
                 return True
         held = {slot for has in there.jobs.values() for slot in slots_of(has[0])}
         return any(slot not in held for slot in fleet.at)

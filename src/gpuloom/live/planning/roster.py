@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuloom.core.job import Job
-from gpuloom.core.share_class import share_class_of
 from gpuloom.core.workload import F8, Labels, Workload
 from gpuloom.live.forecasts.estimates import Estimates, Like, like_of
 from gpuloom.live.planning.fleet import wanted_types
@@ -95,16 +94,15 @@ def kind_of(job: Job) -> Hashable:
 
 def _row(job: Job) -> _Row:
     spec = job.spec
-    memory = spec.get("gpu_memory")
     return _Row(
         job.submitted_s,
         job.gpus,
         str(job.id),
         job.user,
-        str(spec.get("model") or ""),
+        spec.model or "",
         wanted_types(spec),
-        np.nan if memory is None else float(memory),
+        np.nan if spec.gpu_memory is None else float(spec.gpu_memory),
         job.priority < 0,
-        share_class_of(spec),
-        (like_of(spec, job.user, job.gpus, job.array_id), spec.get("estimate"), spec.get("time_limit")),
+        spec.sharing_class,
+        (like_of(spec, job.user, job.gpus, job.array_id), spec.estimate, spec.time_limit),
     )

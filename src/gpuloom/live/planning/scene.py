@@ -36,7 +36,7 @@ class Scene:
     def estimate(self, job: Job) -> Estimate:
         """What is known now of a job's whole work."""
         like = like_of(job.spec, job.user, job.gpus, job.array_id)
-        return self.estimates.of(like, given_s=job.spec.get("estimate"), time_limit_s=job.spec.get("time_limit"))
+        return self.estimates.of(like, given_s=job.spec.estimate, time_limit_s=job.spec.time_limit)
 
     def left_s(self, job: Job) -> float:
         """Expected work left of a job that waits, seconds."""

@@ -41,5 +41,5 @@ def unplaceable(book: Book, job: Job, world: World) -> Reason:
 
 
 def _types(job: Job) -> str:
-    types = job.spec.get("gpu_types") or ()
+    types = job.spec.gpu_types
     return f" of {' or '.join(types)}" if types else ""

@@ -12,7 +12,6 @@ import numpy as np
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Job
-from gpuloom.core.share_class import share_class_of
 from gpuloom.core.workload import Labels, Ran, Workload
 from gpuloom.live.planning.fleet import slots_of, wanted_types
 from gpuloom.traces.write import write_csv
@@ -66,9 +65,9 @@ def trace_of(history: History, interval_s: float) -> Workload:
     origin = math.floor(min(submitted) / step) * step
     specs = [job.spec for job, _ in rows]
     types = [wanted_types(spec) for spec in specs]
-    memory = [spec.get("gpu_memory") for spec in specs]
-    classes = [share_class_of(spec) for spec in specs]
-    models = [str(spec.get("model") or "") for spec in specs]
+    memory = [spec.gpu_memory for spec in specs]
+    classes = [spec.sharing_class for spec in specs]
+    models = [spec.model or "" for spec in specs]
     return Workload.sorted_by_submit(
         "history",
         np.array(submitted) - origin,

@@ -43,7 +43,7 @@ class StoredService:
         record, attempts = self._get(job), self._store.attempts([job])
         return {
             "job": self._views([record])[0],
-            "spec": dict(record.spec),
+            "spec": record.spec.to_json(),
             "attempts": [attempt_view(attempt) for attempt in attempts],
             "events": [event_view(event) for event in self._store.events(job=job, limit=200, newest=True)],
             "log": self._log(attempts[-1]) if attempts else "",

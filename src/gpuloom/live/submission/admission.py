@@ -10,11 +10,10 @@ from typing import Any
 
 from gpuloom.core.errors import ImpossibleJobError, InputError
 from gpuloom.core.job import ENDED, Job, NodeRecord
-from gpuloom.core.masked import masked
 from gpuloom.executors.environment import prepared
 from gpuloom.live.forecasts.estimates import Estimates, like_of
 from gpuloom.live.planning.eligible import broken
-from gpuloom.live.planning.fleet import why_never
+from gpuloom.live.planning.fleet import Needs, why_never
 from gpuloom.live.submission.spec import JobSpec, indices_of
 
 
@@ -29,25 +28,19 @@ class Checks:
 
     def __init__(self, nodes: Iterable[NodeRecord], find: Callable[[int], Job | None]) -> None:
         self._nodes, self._find = list(nodes), find
-        self._never: dict[tuple[Any, ...], str] = {}
+        self._never: dict[Needs, str] = {}
         self._folders: set[str] = set()
 
     def spec(self, spec: JobSpec, where: str) -> None:
         """Raises ImpossibleJobError or InputError, naming the submission, what can't be and what there is."""
-        data = {
-            "gpu_types": tuple(spec.gpu_types),
-            "gpu_memory": spec.gpu_memory,
-            "memory": spec.memory,
-            "cpus": spec.cpus,
-        }
         if spec.gpu_memory is not None and all(node.kind == "cpu" for node in self._nodes):
             raise ImpossibleJobError(
                 f"{where} can never start: it asks for {spec.gpu_memory} MiB of GPU memory; there are CPU slots only"
             )
-        key = (spec.gpus, *data.values())
-        never = self._never.get(key)
+        needs = Needs(spec.gpus, tuple(spec.gpu_types), spec.gpu_memory, spec.memory, spec.cpus)
+        never = self._never.get(needs)
         if never is None:
-            never = self._never[key] = why_never(self._nodes, data, spec.gpus)
+            never = self._never[needs] = why_never(self._nodes, needs)
         if never:
             raise ImpossibleJobError(f"{where} can never start: {never}")
         self._places(spec, where)
@@ -93,13 +86,13 @@ def dependencies(spec: JobSpec) -> list[tuple[int, str]]:
 def submitted(spec: JobSpec, user: str, first: int, estimates: Estimates) -> tuple[Mapping[str, Any], int]:
     """Data of the event `jobs.submitted`, and how many jobs it brings."""
     indices = None if spec.array is None else indices_of(spec.array)[0]
-    data = spec.model_dump(mode="json")
-    like = like_of(data, user, spec.gpus, None if indices is None else first)
+    kept = spec.kept()
+    like = like_of(kept, user, spec.gpus, None if indices is None else first)
     estimate = estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
     count = 1 if indices is None else len(indices)
     return {
         "user": user,
-        "spec": masked(data),
+        "spec": kept.to_json(),
         "first": first,
         "count": count,
         "indices": indices,

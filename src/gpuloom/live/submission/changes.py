@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import ACTIVE, ENDED, WAITING, EndReason, Job, Phase
-from gpuloom.core.masked import masked, unmasked
+from gpuloom.core.masked import unmasked
 from gpuloom.live.forecasts.estimates import like_of
 from gpuloom.live.records.ledger import Draft
 from gpuloom.live.scheduler import KEEP_ENVIRONMENTS_S, Scheduler
@@ -107,7 +107,7 @@ class JobChanges:
                 continue
             checks.after(job.after, f"job {job.id}")
             if job.spec_id not in kept:
-                gone = bool(job.spec.get("env")) and self._store.environment(job.spec_id) is None
+                gone = bool(job.spec.env) and self._store.environment(job.spec_id) is None
                 kept[job.spec_id] = not gone
             if not kept[job.spec_id]:
                 raise ConflictError(
@@ -158,21 +158,21 @@ class JobChanges:
                     f"job {job.id} is {job.phase}: {', '.join(late)} can only be changed while it waits "
                     f"(now: {', '.join(sorted(WHILE_ACTIVE))})"
                 )
-            spec = job_spec({**within_bounds(job.spec), **changes}, source=f"job {job.id}")
+            spec = job_spec({**within_bounds(job.spec.to_json()), **changes}, source=f"job {job.id}")
             before = (self._store.environment(job.spec_id) or {}) if spec.env else {}
             spec = spec.model_copy(update={"env": unmasked(spec.env, before)})
             if job.phase not in ACTIVE:
                 checks.spec(spec, f"job {job.id}")
             if any(other == job.id for other, _ in dependencies(spec)):
                 raise InputError(f"job {job.id} can't wait for itself")
-            written = masked(spec.model_dump(mode="json"))
-            if all(written[name] == job.spec.get(name) for name in changes) and spec.env == before:
+            kept = spec.kept()
+            if all(getattr(kept, name) == getattr(job.spec, name) for name in changes) and spec.env == before:
                 continue
             environments[len(drafts)] = spec.env
-            like = like_of(written, job.user, spec.gpus, job.array_id)
+            like = like_of(kept, job.user, spec.gpus, job.array_id)
             estimate = self._scheduler.estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
             data = {
-                "spec": written,
+                "spec": kept.to_json(),
                 "after": [list(entry) for entry in dependencies(spec)],
                 "estimate_s": estimate.total_s,
                 "estimate_from": estimate.source.value,

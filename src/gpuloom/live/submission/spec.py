@@ -22,6 +22,8 @@ from pydantic import (
 
 from gpuloom.bounded.text import cut, shown
 from gpuloom.core.errors import InputError
+from gpuloom.core.masked import masked
+from gpuloom.core.spec import DEFAULTS, Spec, spec_of
 from gpuloom.core.units import parse_duration_s, parse_memory_mib
 
 MAX_ARRAY = 100_000
@@ -149,7 +151,11 @@ class JobSpec(BaseModel):
     command: list[str] = Field(min_length=1, description="Program and arguments. Never passed through a shell.")
     name: str = Field("", max_length=200, description="Name shown in lists; by default the script's file name.")
     gpus: int = Field(
-        1, strict=True, ge=1, le=1_000_000, description="GPUs, all of them at once (CPU slots where there are none)."
+        DEFAULTS.gpus,
+        strict=True,
+        ge=1,
+        le=1_000_000,
+        description="GPUs, all of them at once (CPU slots where there are none).",
     )
     gpu_types: Words = Field(default_factory=list, description="GPU models that will do, best first; none: any.")
     gpu_memory: Mib | None = Field(None, description="Memory that the job needs on each GPU.")
@@ -157,7 +163,7 @@ class JobSpec(BaseModel):
         None, strict=True, ge=LEAST_CPUS, le=MOST_CPUS, description="CPU cores that it may use (enforced by cgroup)."
     )
     memory: Mib | None = Field(None, description="Main memory that it may use (enforced).")
-    priority: int = Field(0, strict=True, ge=-1_000_000, le=1_000_000, description="Higher goes first.")
+    priority: int = Field(DEFAULTS.priority, strict=True, ge=-1_000_000, le=1_000_000, description="Higher goes first.")
     after: Annotated[list[JobNumber], BeforeValidator(_dependencies)] = Field(
         default_factory=list, max_length=MOST_AFTER, description="Jobs that must finish well first."
     )
@@ -172,13 +178,15 @@ class JobSpec(BaseModel):
     )
     time_limit: Seconds | None = Field(None, description="Running time after which the job is ended.")
     estimate: Seconds | None = Field(None, description="Running time expected; learnt from earlier runs if not given.")
-    retries: int = Field(0, strict=True, ge=0, le=1000, description="Times to start anew after a failure.")
+    retries: int = Field(
+        DEFAULTS.retries, strict=True, ge=0, le=1000, description="Times to start anew after a failure."
+    )
     on_preempt: Literal["checkpoint", "freeze", "never"] = Field(
-        "checkpoint",
+        DEFAULTS.on_preempt.value,
         description="checkpoint: notice, then end, and start again later; freeze: stop in place and go on later; "
         "never: run to the end once started.",
     )
-    grace: Grace = Field(30.0, description="Time between notice and end.")
+    grace: Grace = Field(DEFAULTS.grace, description="Time between notice and end.")
     checkpoint: str | None = Field(
         None,
         max_length=4096,
@@ -256,6 +264,10 @@ class JobSpec(BaseModel):
                 f"command and env hold {size:,} characters, {MOST_BYTES:,} may be: put the rest into a file"
             )
         return self
+
+    def kept(self) -> Spec:
+        """As records and events hold it: the values of environment variables are not in it."""
+        return spec_of(masked(self.model_dump(mode="json")))
 
     def named(self) -> JobSpec:
         """The same with a name."""
