@@ -15,7 +15,7 @@ import pytest
 
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.core.workload import Labels
-from gpuloom.files import table
+from gpuloom.files import load, table
 from gpuloom.traces import Head, Part, Reader, ReadOptions, Source, formats, read_trace, registry
 
 HEADER = "submit_s,duration_s,gpus,job_id\n"
@@ -39,6 +39,36 @@ def test_damaged_gzip(tmp_path: Path, cut: int) -> None:
     file.write_bytes(gzip.compress(own("1,2,3,a").encode())[:cut])
     with pytest.raises(TraceError, match="damaged gzip file"):
         read_trace(file)
+
+
+def test_what_unpacks_to_far_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "t.csv.gz"
+    file.write_bytes(gzip.compress(own("1,2,3,a").encode() + b"\n" * 10**6))
+    assert len(read_trace(file).workload) == 1
+    monkeypatch.setattr(load, "DENSE_BYTES", 10**5)
+    with pytest.raises(TraceError, match=r"t\.csv\.gz: holds more than 0 MiB, packed it is .* \(gunzip\)"):
+        read_trace(file)
+    monkeypatch.setattr(load, "MOST_TIMES", 2000)
+    assert len(read_trace(file).workload) == 1
+    monkeypatch.setattr(load, "MOST_BYTES", 10**6)
+    with pytest.raises(TraceError, match="holds more than 0 MiB"):
+        read_trace(file)
+
+
+def test_a_file_of_holes_in_an_archive_is_refused(tmp_path: Path) -> None:
+    """GNU's sparse files: their size is what their header says."""
+    archive = tmp_path / "t.tar"
+    with tarfile.open(archive, "w", format=tarfile.GNU_FORMAT) as tar:
+        info = tarfile.TarInfo("t.csv")
+        info.type = tarfile.GNUTYPE_SPARSE
+        tar.addfile(info)
+    data = bytearray(archive.read_bytes())
+    data[483:495] = b"%011o\0" % 2**30  # its real size
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    archive.write_bytes(data)
+    with pytest.raises(TraceError, match=r"t\.csv says that it is larger than the archive"):
+        read_trace(f"{archive}::t.csv")
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import math
 import zlib
@@ -15,6 +13,7 @@ import numpy as np
 from gpuloom.core.cluster import Cluster, cluster_from_mapping, parse_cluster
 from gpuloom.core.errors import ClusterError, PolicyError
 from gpuloom.facts.gpus import hand_in_facts
+from gpuloom.files.unpack import GZIP, UnpackedTooLargeError, gunzip
 from gpuloom.policies.base import Parameter, Policy
 from gpuloom.policies.registry import create_policy
 
@@ -72,12 +71,12 @@ def _of_file(policy_id: str, parameter: Parameter, path: Path) -> Any:
     where = f"policy {policy_id!r}: {parameter.name}={path}"
     try:
         raw = path.read_bytes()
-        text = (_unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
+        text = (gunzip(raw, MOST_BYTES) if raw.startswith(GZIP) else raw).decode("utf-8")
     except FileNotFoundError as error:
         raise PolicyError(f"{where}: no such file") from error
     except OSError as error:
         raise PolicyError(f"{where}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, EOFError, zlib.error) as error:
+    except (UnicodeDecodeError, EOFError, UnpackedTooLargeError, zlib.error) as error:
         raise PolicyError(f"{where}: {error} (expected: {parameter.help})") from error
     if parameter.content is None:
         return _numbers(where, text)
@@ -87,14 +86,6 @@ def _of_file(policy_id: str, parameter: Parameter, path: Path) -> Any:
         raise PolicyError(f"{where}: is not JSON ({error}); expected: {parameter.help}") from error
     except ValueError as error:
         raise PolicyError(f"{where}: {error}; expected: {parameter.help}") from error
-
-
-def _unpacked(raw: bytes) -> bytes:
-    with gzip.open(io.BytesIO(raw)) as packed:
-        found: bytes = packed.read(MOST_BYTES + 1)
-    if len(found) > MOST_BYTES:
-        raise EOFError(f"holds more than {MOST_BYTES // 2**20} MiB")
-    return found
 
 
 def _yaml(where: str, text: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import sys
 import tarfile
@@ -12,11 +11,16 @@ from pathlib import Path
 
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.files.source import Source
+from gpuloom.files.unpack import GZIP, UnpackedTooLargeError, gunzip
 
-GZIP = b"\x1f\x8b"
 MEMBER = "::"
 _SUFFIXES = {".gz", ".csv", ".tsv", ".txt", ".trace", ".parquet"}
 _TAR_MAGIC = slice(257, 262)
+
+MOST_BYTES = 8 * 2**30
+"""Of a file, unpacked."""
+DENSE_BYTES, MOST_TIMES = 2**30, 200
+"""Above so many bytes nothing may become so many times larger: traces become 3 to 30 times larger."""
 
 
 def expand(paths: Sequence[Path | str]) -> list[tuple[Path | str, Path | None]]:
@@ -96,11 +100,15 @@ def read_members(archive: Path, suffix: str = ".csv") -> dict[str, bytes]:
     if not is_tar(data):
         raise TraceError("is not a tar archive", file=str(archive))
     found: dict[str, bytes] = {}
+    total = 0
     try:
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             for member in tar:
                 if not member.isfile() or not member.name.endswith(suffix):
                     continue
+                total += member.size
+                if total > len(data):  # a sparse file: holes take no room in an archive
+                    raise TraceError(f"{member.name} says that it is larger than the archive", file=str(archive))
                 file = tar.extractfile(member)
                 if file is not None:
                     found[member.name] = file.read()
@@ -129,7 +137,12 @@ def _gunzip(data: bytes, name: str) -> bytes:
     if not data.startswith(GZIP):
         return data
     try:
-        return gzip.decompress(data)
+        return gunzip(data, min(MOST_BYTES, max(DENSE_BYTES, MOST_TIMES * len(data))))
+    except UnpackedTooLargeError as error:
+        raise TraceError(
+            f"{error}, packed it is {len(data) / 2**20:,.1f} MiB; if that is meant, unpack it before (gunzip)",
+            file=name,
+        ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"damaged gzip file: {error}", file=name) from error
 

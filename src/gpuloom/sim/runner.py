@@ -148,13 +148,13 @@ def _run_in_processes(
                         target=_work, args=(tasks[index], settings, theirs, [ours, *running]), daemon=True
                     )
                     # It takes signals when it can answer them, not in the middle of beginning.
-                    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+                    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
                     try:
                         worker.start()
                         theirs.close()
                         running[ours] = (index, worker)
                     finally:
-                        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+                        signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 if not running:
                     break
                 ready = wait(list(running), timeout=min(0.5, max(deadline - time.monotonic(), 0.0)))
