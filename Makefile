@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test check static api-check format bench live speed fidelity figures learning league heterogeneous elastic pollux reference clean
+.PHONY: help setup demo test check static api-check format bench live speed fidelity figures learning league heterogeneous elastic pollux reference docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -72,6 +72,15 @@ pollux: $(STAMP) ## Rewrite docs/results/pollux.md: the figures of Pollux and ou
 
 reference: $(STAMP) ## Rewrite docs/reference/commands.md and docs/reference/job-fields.md, what the program has, and docs/reference/job.schema.json
 	@$(BIN)/python scripts/reference.py
+
+docs: $(VENV)/.docs ## Make a site of docs/ in build/docs (works offline, with search); warnings are errors
+	@rm -rf build/docs
+	@$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
+
+$(VENV)/.docs: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 clean: ## Remove what was made
 	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis
