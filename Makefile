@@ -70,8 +70,9 @@ elastic: $(STAMP) ## Rewrite the figures of docs/results/elastic.md (public trac
 pollux: $(STAMP) ## Rewrite docs/results/pollux.md: the figures of Pollux and ours (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/pollux.py
 
-reference: $(STAMP) ## Rewrite docs/reference/commands.md and docs/reference/job-fields.md, what the program has, and docs/reference/job.schema.json
+reference: $(STAMP) ## Rewrite the pages that list what the program has: commands, job fields, job.schema.json, layout
 	@$(BIN)/python scripts/reference.py
+	@$(BIN)/python scripts/layout.py
 
 docs: $(VENV)/.docs ## Make a site of docs/ in build/docs (works offline, with search); warnings are errors
 	@rm -rf build/docs

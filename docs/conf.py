@@ -32,7 +32,8 @@ DOCS = Path(__file__).parent
 def contents(index: str) -> str:
     """A table of contents for each shelf of the index, in its order."""
     trees = []
-    for shelf in index.split("\n## ")[1:]:
+    _, *shelves = index.split("\n## ")
+    for shelf in shelves or [index.removeprefix("# ")]:
         pages = re.findall(r"^\| \[[^\]]+\]\(([\w/-]+)\.md\)", shelf, flags=re.MULTILINE)
         lines = ["```{toctree}", ":hidden:", f":caption: {shelf.splitlines()[0]}", "", *pages, "```", ""]
         trees.append("\n".join(lines))
@@ -54,7 +55,7 @@ def inside(page: str, text: str) -> str:
 
 def read(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = inside(page, source[0])
-    if page == "index":
+    if page in ("index", "decisions/index"):
         source[0] += "\n" + contents(source[0])
 
 

@@ -18,7 +18,7 @@ ROOMS = ("live", "sharing", "cli")
 
 
 def told(package: Path) -> tuple[str, str]:
-    """What a package is for, and what it may import: the first paragraph and the line `May import: …` of its docstring."""
+    """What a package is for, and what it may import: its docstring's first paragraph and line `May import: …`."""
     text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
     allowed = re.search(r"May import: (.*?)\.?(?:\n\n|\Z)", text, flags=re.DOTALL)
     return " ".join(text.partition("\n\n")[0].split()), " ".join(allowed[1].split()) if allowed else ""

@@ -155,6 +155,14 @@ def test_the_reference_pages_are_those_of_this_program() -> None:
         )
 
 
+def test_the_layout_table_is_what_the_packages_say() -> None:
+    """`make reference` writes it."""
+    layout = runpy.run_path(str(ROOT / "scripts" / "layout.py"))
+    page = layout["PAGE"].read_text()
+    assert layout["with_table"](page) == page, "the layout table is of another version: make reference"
+    assert all(all(layout["told"](package)) for package in layout["packages"]()), "a package says too little of itself"
+
+
 def test_every_option_of_every_command_is_in_the_reference() -> None:
     page = (ROOT / "docs" / "reference" / "commands.md").read_text()
     todo: list[tuple[str, click.Command]] = [("gpuloom", cli)]
@@ -196,7 +204,8 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_the_index_leads_to_every_document() -> None:
     """And the README to the index."""
     docs = ROOT / "docs"
-    index = (docs / "index.md").read_text()
+    records = (docs / "decisions" / "index.md").read_text().replace("](", "](decisions/")
+    index = (docs / "index.md").read_text() + records
     written = {str(path.relative_to(docs)) for path in docs.glob("**/*.md")} - {"index.md"}
     assert {name for name in written if f"({name})" not in index} == set()
     assert "(docs/index.md)" in (ROOT / "README.md").read_text()
