@@ -199,7 +199,7 @@ class FakeService:
         }
         jobs = [job.id for job in self.book.jobs.values() if job.array_id == array]
         if not jobs:
-            raise NotFoundError(f"job {array} is not the first of an array")
+            raise NotFoundError(f"job {array} is not the first job of an array")
         todo = [number for number in jobs if self.book.jobs[number].phase in phases[action]]
         given = {"grace_s": grace_s} if action == "cancel" else {}
         if todo:

@@ -54,7 +54,7 @@ class Live:
             if scheduler.do(lambda: not scheduler.busy()):
                 return
             time.sleep(0.002)
-        raise AssertionError(f"the scheduler does not come to rest: {scheduler.problem}")
+        raise AssertionError(f"the scheduler does not settle: {scheduler.problem}")
 
     def end(self, job: int, code: int | None = 0, **how: Any) -> None:
         """The run of a job ends."""

@@ -142,7 +142,7 @@ def test_the_story_and_the_chart_tell_who_had_which_slot(tmp_path: Path) -> None
     assert told == [
         "   0.0 s  submitted  alpha     2 slots, 4 s of work",
         "   0.0 s  starts     alpha     on slots 0,1",
-        "   2.0 s  notice     alpha     is asked to save and make way",
+        "   2.0 s  notice     alpha     is asked to save and free its GPUs",
         "   2.2 s  preempted  alpha     has saved (exit code 85), waits again",
         "   2.2 s  submitted  bravo     1 slot, 4 s of work",
         "   2.5 s  starts     bravo     on slot 1",

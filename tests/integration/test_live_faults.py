@@ -361,9 +361,9 @@ def test_a_policy_that_raises_leaves_running_jobs_alone_and_fifo_serves_until_it
     assert "on purpose" in live.client.status()["policy_problem"]
     assert live.client.status()["store"]["ok"]
     assert "on purpose" in live.run("status").stdout
-    live.in_state("running", [first])  # fifo decides in its place
+    live.in_state("running", [first])  # fifo is used in its place
     assert live.states([running, second]) == {running: "running", second: "queued"}
-    assert "fifo decides in its place" in live.client.why(second)["text"]
+    assert "fifo is used in its place" in live.client.why(second)["text"]
     assert live.client.status()["policy_failure"]["serves"] == "fifo"
     live.end(running)  # an end is taken in all the same
     live.in_state("finished", [running])

@@ -77,7 +77,7 @@ def test_what_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> None:
         assert f"job {first} (other)" in told(live, second)
         view = live.view(first)
         assert (view["estimate_from"], view["estimate_s"], view["predicted_end_s"]) == ("unknown", None, None)
-        assert "names no --estimate" in told(live, first)
+        assert "it has no --estimate" in told(live, first)
 
 
 def test_a_job_of_which_nothing_is_known_is_never_late(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_predicted_end_is_never_in_the_past(tmp_path: Path) -> None:
         view = live.view(job)
         assert view["predicted_end_s"] is None
         assert view["overrun_s"] >= 15.0
-        assert "past what its user's estimate said by" in told(live, job)
+        assert "longer than its user's estimate said, so when it ends can't be said" in told(live, job)
         found = live.service.why(next_one)
         assert found["start_s_high"] > found["start_s_low"] > live.parts.clock.now() - 1.0
         assert any("running longer" in text for text in found["assumptions"])
@@ -178,7 +178,7 @@ def test_a_policy_without_its_inputs_says_so(tmp_path: Path) -> None:
     with living(tmp_path, slots=2, policy="muri-l") as live:
         live.submit(2, estimate=10, model="resnet18")
         job = live.submit(2, estimate=10)
-        assert "not known for 1 of 2 jobs" in live.service.why(job)["lacks"][0]
+        assert "unknown for 1 of 2 jobs" in live.service.why(job)["lacks"][0]
         assert [lack["input"] for lack in live.service.status()["policy_lacks"]] == ["stages"]
     with living(tmp_path / "other", slots=2) as live:
         job = live.submit(2, estimate=10)

@@ -99,11 +99,11 @@ def test_a_run_of_another_past_that_goes_on_is_ended_and_told(live: Real, tmp_pa
     live.kill()
     done = live.run("db", "restore", str(copy))
     assert done.returncode == 0
-    assert "1 run that the backup does not know goes on" in done.stdout
+    assert "1 run that the backup does not know is still running" in done.stdout
     live.up("--slots", "1")
     found = live.client.status()["executor"]
     assert not found["ok"]
-    assert "does not know as going on" in found["problem"]
+    assert "does not know to be running" in found["problem"]
     live.client.submit([live.shell('echo "$GPULOOM_JOB_ID" >> marks; echo new')])
     live.in_state("finished", [2])
     assert not alive(pid)

@@ -34,9 +34,9 @@ def test_jobs_run_in_turn_and_say_why_they_wait(tmp_path: Path) -> None:
 
 def test_what_can_never_run_is_refused_with_the_reason(tmp_path: Path) -> None:
     with living(tmp_path) as live:
-        with pytest.raises(ImpossibleJobError, match="asks for 5 GPUs; this machine has 4 CPU slots"):
+        with pytest.raises(ImpossibleJobError, match="asks for 5 GPUs; this machine has only 4 CPU slots"):
             live.submit(5)
-        with pytest.raises(ImpossibleJobError, match=r"model V100.*CPU slots only"):
+        with pytest.raises(ImpossibleJobError, match=r"model V100.*only CPU slots"):
             live.submit(1, gpu_types=["V100"])
         with pytest.raises(ImpossibleJobError, match="main memory"):
             live.submit(1, memory="900TiB")
@@ -425,7 +425,7 @@ def test_a_whole_array_is_held_released_cancelled_and_requeued_in_one_step(tmp_p
         assert live.service.act_on_array(jobs[0], "requeue") == {"queued": 20}
         live.settle()
         assert live.state(*jobs) == ["running"] * 4 + ["queued"] * 16
-        with pytest.raises(NotFoundError, match="is not the first of an array"):
+        with pytest.raises(NotFoundError, match="is not the first job of an array"):
             live.service.act_on_array(alone, "cancel")
         with pytest.raises(NotFoundError, match="no job 99"):
             live.service.act_on_array(99, "cancel")

@@ -116,7 +116,10 @@ def test_who_does_not_share(tmp_path: Path) -> None:
         first, second = live.submit(), live.submit(**SERVICE)
         assert live.state(training, first, second) == ["running", "running", "queued"]
         assert live.service.status()["sharing"]["on"] is False
-        assert live.service.status()["sharing"]["text"] == "policy fifo:beside=no forms no pairs"
+        assert (
+            live.service.status()["sharing"]["text"]
+            == "policy fifo:beside=no can't put jobs beside each other on a GPU"
+        )
         live.service.set_policy("fifo")
         live.settle()
         assert live.service.status()["sharing"]["on"] is True

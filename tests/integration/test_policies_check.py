@@ -58,7 +58,7 @@ def test_a_memory_of_another_class() -> None:
             return {1, 2}
 
     found = failed(Odd)
-    assert "memory is a set, which can't be written down" in found["memory can be written down"]
+    assert "memory is a set, which can't be written down" in found["memory can be saved and loaded"]
 
 
 class ByTurn:
@@ -120,7 +120,7 @@ def test_one_that_starts_nobody() -> None:
 
     found = failed(Idle)
     assert "every job ends" in found
-    assert "for ever" in found["live, in any order of events"]
+    assert "wait forever" in found["live, in any order of events"]
 
 
 def test_reasons_that_are_none() -> None:

@@ -92,7 +92,7 @@ def test_what_it_decides_costs_one_decision(live: Rehearsal, faults: dict[str, A
     assert live.service.policy()["serves"] == "fifo"
     why = live.service.why(third)
     assert "failing" in why["text"]
-    assert "fifo decides in its place" in why["text"]
+    assert "fifo is used in its place" in why["text"]
     live.end(f"{first}.1")
     assert running(live) == [second, third]
     faults.clear()
@@ -322,9 +322,9 @@ def test_one_that_does_not_come_back_is_said_to(
 
 def test_one_that_cannot_begin_is_refused_by_name(live: Rehearsal, faults: dict[str, Any]) -> None:
     faults["learn_from"] = raises(KeyError("what"))
-    with pytest.raises(PolicyError, match="policy 'failing' can't begin: KeyError: 'what'"):
+    with pytest.raises(PolicyError, match="policy 'failing' can't start: KeyError: 'what'"):
         live.service.set_policy("failing")
-    with pytest.raises(PolicyError, match="policy 'failing' can't begin"):
+    with pytest.raises(PolicyError, match="policy 'failing' can't start"):
         Rehearsal("failing")
     assert not live.scheduler.problem
 

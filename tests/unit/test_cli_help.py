@@ -95,7 +95,7 @@ def test_what_was_mistyped_is_answered_with_what_is_close(words: list[str], mean
 def test_what_is_like_nothing_lists_what_there_is() -> None:
     found = CliRunner().invoke(cli, ["db", "xyzzy"])
     assert found.exit_code == 2
-    assert "there are backup, check, restore" in found.output
+    assert "commands: backup, check, restore" in found.output
 
 
 def test_one_verb_lists_and_the_old_one_works() -> None:

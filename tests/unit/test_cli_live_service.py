@@ -160,7 +160,9 @@ def test_one_that_is_slow_to_be_ready_says_what_it_waits_for_and_goes_on(
     monkeypatch.setattr(service, "_answers", lambda home, pid: False)
     (tmp_path / "scheduler.log").write_text("of before\n")
     monkeypatch.setattr(service.subprocess, "Popen", popen)
-    with pytest.raises(service.UpError, match=r"(?s)not ready after 1 s, and goes on: .*ends it; .*opening the store"):
+    with pytest.raises(
+        service.UpError, match=r"(?s)not ready after 1 s, and is still starting: .*stops it; .*opening the store"
+    ):
         service.start_detached(tmp_path, [], timeout_s=1.0)
     (process,) = begun
     assert Path(f"/proc/{process.pid}").exists()

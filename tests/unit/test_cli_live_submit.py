@@ -168,7 +168,7 @@ def test_bad_usage(args: list[str], says: str) -> None:
 
 def test_bad_values_name_the_field() -> None:
     assert "array is '5-2'" in refused("--array", "5-2", "--", "x")
-    assert "venv and conda can't go together" in refused("--venv", "v", "--conda", "c", "--", "x")
+    assert "give only one of venv and conda" in refused("--venv", "v", "--conda", "c", "--", "x")
     assert "write KEY=VALUE" in refused("--env", "NOT_THERE_AT_ALL", "--", "x")
 
 
@@ -219,9 +219,9 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("command:\n- a\n- 3\n", "job.yaml:3: command.1 is 3"),
         ("command: [a]\ntime_limit: soon\n", "job.yaml:2: time_limit is 'soon'"),
         ("command: [a]\nenv:\n  A: [1]\n", "job.yaml:3: env.A is [1]"),
-        ("command: [a]\nvenv: v\nconda: c\n", "venv and conda can't go together"),
-        ("command: [a]\ngpus: 1\ngpus: 2\n", "job.yaml:3: gpus stands on line 2 already"),
-        ("command: [a\n", "job.yaml:2:1: no YAML"),
+        ("command: [a]\nvenv: v\nconda: c\n", "give only one of venv and conda"),
+        ("command: [a]\ngpus: 1\ngpus: 2\n", "job.yaml:3: gpus is on line 2 already"),
+        ("command: [a\n", "job.yaml:2:1: not YAML"),
         ("command: [a]\n  gpus: 1\n", "job.yaml:2:"),
         ("- command: [a]\n- 7\n", "job.yaml:2: a job is fields and values"),
         ("", "holds no job"),
@@ -244,9 +244,9 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("command: [a]\narray: 1-99999999999\n", "job.yaml:2: array is '1-99999999999'"),
         ("command: [a]\nafter: [" + "7, " * 1001 + "]\n", "job.yaml:2: after is [7, 7"),
         ("command: [a]\nname: '" + "x" * 4_200_000 + "'\n", "job.yaml: longer than 4 MiB"),
-        ("command: [a]\nenv: {A: " + "x" * 200_000 + "}\n", "200,002 bytes, 131,071 may be"),
+        ("command: [a]\nenv: {A: " + "x" * 200_000 + "}\n", "200,002 bytes, at most 131,071 are allowed"),
         ("command: [a]\n" + "".join(f"wrong{n}: 1\n" for n in range(3000)), "and 2,980 more"),
-        ('command: [a]\nname: "\x01"\n', "job.yaml: no YAML"),
+        ('command: [a]\nname: "\x01"\n', "job.yaml: not YAML"),
         ("command: &c [a]\nenv: &e {X: *e}\n", "job.yaml:"),
         ("? [a]\n: b\n", "job.yaml:1: a field's name must be plain text"),
     ],
@@ -373,4 +373,4 @@ def test_from_a_folder_that_has_been_removed(tmp_path: Path, monkeypatch: pytest
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert refused("--", "true") == "the present folder has been removed: cd to one that is there"
+    assert refused("--", "true") == "the current folder has been removed: cd to one that exists"

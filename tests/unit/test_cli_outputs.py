@@ -61,7 +61,7 @@ def test_no_output_replaces_the_trace(trace: Path, option: str, how: str) -> Non
         os.link(trace, target)
     else:
         target = trace.parent / ".." / trace.parent.name / trace.name
-    with pytest.raises(InputError, match=r"is an input \(.*jobs.csv\), and would be overwritten"):
+    with pytest.raises(InputError, match=r"is an input \(.*jobs.csv\) and would be overwritten"):
         run("simulate", trace, "--cluster", "1x2", "--policy", "rl", option, target, "-q")
     assert trace.read_text() == ROWS
 

@@ -113,10 +113,10 @@ def test_lines_of_slurm_are_refused_with_the_line_to_type(here: Path) -> None:
         "#SBATCH -c4 --mem 16G -N 1 --array=0-9%3 -o out.txt\necho hi\n#SBATCH --time=1\n"
     )
     told = said("job.sh")
-    assert "nothing here is like --partition, --output" in told
-    typed = told[told.index("gpuloom submit") : told.index(" (nothing")].split()[2:]
+    assert "gpuloom has no option like --partition, --output" in told
+    typed = told[told.index("gpuloom submit") : told.index(" (gpuloom has")].split()[2:]
     done = submit(*typed)
-    assert "#SBATCH lines are not read" in done.stderr
+    assert "does not read its #SBATCH lines" in done.stderr
     found = json.loads(done.stdout)
     assert found["command"] == ["/bin/sh", str(here / "job.sh")]
     assert {name: found[name] for name in ("gpus", "gpu_types", "time_limit", "name", "cpus", "memory", "array")} == {

@@ -77,7 +77,7 @@ def test_show_names_skipped_rows_on_standard_error(own: Path) -> None:
 def test_show_jobs_that_all_come_at_once(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("submit_s,duration_s,gpus\n5,0,1\n5,0,4\n")
-    assert "no average, all jobs come at once" in run("show", file).stdout
+    assert "no average, as all jobs come at once" in run("show", file).stdout
     shown = json.loads(run("show", file, "--json").stdout)
     assert (shown["mean_offered_gpus"], shown["gpus"]["4"]["gpu_time_share"]) == (None, 0)
 
@@ -100,7 +100,7 @@ def test_an_output_is_not_overwritten_unless_forced(own: Path, tmp_path: Path) -
     output = tmp_path / "out.csv"
     output.write_text("mine")
     for args in (("convert", own), ("generate", "--jobs", 2, "--gpus", 2)):
-        with pytest.raises(InputError, match="is there already; --overwrite replaces it"):
+        with pytest.raises(InputError, match="exists already; --overwrite replaces it"):
             run(*args, "-o", output)
         assert output.read_text() == "mine"
     run("convert", own, "-o", output, "--overwrite")

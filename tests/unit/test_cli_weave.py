@@ -199,7 +199,7 @@ def test_import_then_list(tmp_path: Path) -> None:
     }
     with pytest.raises(InputError, match="has a profile of bert on 1 GPU, batch size 4 already \\(and 1 more\\)"):
         run("profiles", "import", file)
-    assert "2 of them in place of others" in run("profiles", "import", file, "--replace").stderr
+    assert "2 of them replaced others" in run("profiles", "import", file, "--replace").stderr
     assert "49 profiles of 9 models, 2 yours" in run("profiles", "list").stdout
 
 

@@ -76,6 +76,6 @@ def test_an_empty_policy_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_who_jobs_run_as_is_said() -> None:
-    assert "All jobs run as the user who starts it" in " ".join(
+    assert "All jobs run as the user who starts the scheduler" in " ".join(
         CliRunner().invoke(cli, ["up", "--help"]).output.split()
     )

@@ -205,7 +205,7 @@ def test_numbers_as_people_write_them(client: Client) -> None:
     assert client.numbers(["2_"]) == [2, 3, 4, 5, 6]
     with pytest.raises(RequestError, match="array 2 has no index 7; it has 0 to 20"):
         client.numbers(["2_7"])
-    with pytest.raises(RequestError, match="not the first of an array"):
+    with pytest.raises(RequestError, match="not the first job of an array"):
         client.numbers(["1_0"])
 
 

@@ -332,7 +332,7 @@ def test_options_make_a_trace_elastic_and_choose_the_base(tmp_path: Path) -> Non
     [
         (("--policy", "srtf", "--base", "fifo"), "--base is for elastic, elastic-goodput"),
         (("--policy", "elastic", "--elastic", "8-1"), "is no range of sizes"),
-        (("--policy", "elastic", "--scaling-profiles", "."), "goes with --elastic"),
+        (("--policy", "elastic", "--scaling-profiles", "."), "needs --elastic"),
         (("--policy", "elastic", "--elastic-config", "none.yaml"), "none.yaml"),
         (("--policy", "srtf", "--elastic-config", "none.yaml"), "--elastic-config is for elastic"),
     ],

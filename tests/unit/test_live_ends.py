@@ -99,7 +99,7 @@ def test_an_end_without_proof_is_said() -> None:
         return str(data["message"])
 
     assert "exit code 0 after the notice, without proof that it saved: its work in this attempt" in message(0, Saved())
-    assert "since the last save that it reported counts as lost" in message(0, Saved(part=0.9))
+    assert "since the last save it reported counts as lost" in message(0, Saved(part=0.9))
     assert "proof" not in message(0, Saved(SavedBy.CHECKPOINT))
 
 

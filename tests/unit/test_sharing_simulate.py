@@ -287,7 +287,7 @@ def test_cli_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert compared["total_ns"][0] == 7000
     hidden = CliRunner().invoke(share, ["profiles", "import", str(source), "--name", "resnet50"])
     assert hidden.exit_code == 0
-    assert "resnet50 now is this profile, not the shipped one" in hidden.stderr
+    assert "resnet50 now names this profile instead of the shipped one" in hidden.stderr
 
 
 def test_compiled_once_and_said_where_it_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

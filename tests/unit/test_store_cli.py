@@ -100,7 +100,7 @@ def test_backup_and_restore(home: Home, tmp_path: Path) -> None:
         assert store.load().memory is None
     with SqliteStore(Path(done["replaced"])) as store:
         assert store.load().memory == ("rl", b"later")
-    assert "what was there is kept as" in run("restore", copy).output
+    assert "the old store is kept as" in run("restore", copy).output
 
 
 def test_restore_of_what_is_no_backup(home: Home, tmp_path: Path) -> None:

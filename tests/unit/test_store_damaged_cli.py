@@ -58,7 +58,7 @@ def test_what_reads_still_reads(home: Path, tmp_path: Path, kind: str) -> None:
     found = gpuloom(home, "ls", "--all", "--json")
     assert found.exception is None, found.exception
     assert [job["id"] for job in json.loads(found.stdout)] == [3, 2, 1]
-    assert "no scheduler runs; this is what can be read" in found.stderr
+    assert "no scheduler is running; this was read from the store" in found.stderr
     shown = gpuloom(home, "show", "1", "--json")
     assert json.loads(shown.stdout)["job"]["state"] == "finished"
     assert gpuloom(home, "show", "2").exception is None
@@ -68,7 +68,7 @@ def test_what_reads_still_reads(home: Path, tmp_path: Path, kind: str) -> None:
     assert gpuloom(home, "db", "check").return_value == 1
     change = gpuloom(home, "cancel", "3").exception
     assert isinstance(change, GpuloomError)
-    assert "no scheduler runs, and none can" in str(change)
+    assert "no scheduler is running, and none can start" in str(change)
 
 
 def test_a_sound_store_without_a_scheduler_is_not_read_behind_its_back(home: Path) -> None:

@@ -28,7 +28,7 @@ def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
     """JOB..., --all, --name."""
     for option in (
         click.option("--name", "names", multiple=True, metavar="PATTERN", help="Your jobs of this name, with * and ?."),
-        click.option("--all", "every", is_flag=True, help="All your jobs in a state in which this can be done."),
+        click.option("--all", "every", is_flag=True, help="All your jobs in a state that this command applies to."),
         click.argument("jobs", nargs=-1, metavar="[JOB]..."),
     ):
         command = option(command)
@@ -112,7 +112,7 @@ def report(jobs: Sequence[Mapping[str, Any]], as_json: bool, done: Callable[[Map
         which = which if which.count(",") < FEW else f"{min(numbers)} to {max(numbers)}"
         click.echo(plain(f"{len(group):,} jobs{what} ({which}): {how}"))
     if not jobs:
-        click.echo("no jobs to do this to")
+        click.echo("no job that this applies to")
 
 
 def _so(job: Mapping[str, Any], text: str) -> str:
@@ -123,7 +123,7 @@ def _so(job: Mapping[str, Any], text: str) -> str:
 def _ended(job: Mapping[str, Any]) -> str:
     if job["state"] in ENDED:
         return _so(job, str(job["state"]))
-    return _so(job, "told to end")
+    return _so(job, "told to stop")
 
 
 @click.command(epilog=JOBS_HELP)
@@ -133,7 +133,7 @@ def _ended(job: Mapping[str, Any]) -> str:
     "grace_s",
     type=Duration(),
     metavar="TIME",
-    help="From notice to end, instead of what the job says; 0: at once.",
+    help="Time between notice and kill, instead of the job's own; 0: kill at once.",
 )
 def cancel(
     jobs: tuple[str, ...],
@@ -143,7 +143,7 @@ def cancel(
     as_json: bool,
     home: Path | None,
 ) -> None:
-    """End jobs: those that wait leave the queue, those that run get notice (SIGTERM) and are killed after the grace.
+    """Cancel jobs. Waiting jobs leave the queue; running jobs get SIGTERM, and are killed after the grace period.
 
     \b
     Examples:
@@ -154,7 +154,7 @@ def cancel(
     with connect(home) as client:
         arrays, jobs_named = large_arrays(client, jobs, as_json)
         do_to_arrays(
-            client, "cancel", arrays, OPEN, lambda s: "cancelled" if s == "cancelled" else "told to end", grace_s
+            client, "cancel", arrays, OPEN, lambda s: "cancelled" if s == "cancelled" else "told to stop", grace_s
         )
         if arrays and not jobs_named:
             return
@@ -165,7 +165,7 @@ def cancel(
 @click.command(epilog=JOBS_HELP)
 @choosing
 def hold(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bool, home: Path | None) -> None:
-    """Keep back jobs that wait, until they are released.
+    """Hold waiting jobs until they are released.
 
     \b
     Example:
@@ -183,7 +183,7 @@ def hold(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bo
 @click.command(epilog=JOBS_HELP)
 @choosing
 def release(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bool, home: Path | None) -> None:
-    """Let jobs that are held queue.
+    """Release held jobs: they queue again.
 
     \b
     Example:
@@ -202,7 +202,7 @@ def release(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json:
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @live_options
 def requeue(jobs: tuple[str, ...], as_json: bool, home: Path | None) -> None:
-    """Put jobs that run, or have ended, back into the queue. They keep their numbers and get a new attempt.
+    """Put running or ended jobs back into the queue. They keep their numbers; the next run is a new attempt.
 
     \b
     Example:
@@ -216,7 +216,7 @@ def requeue(jobs: tuple[str, ...], as_json: bool, home: Path | None) -> None:
             "requeue",
             arrays,
             states,
-            lambda s: "back in the queue" if s == "queued" else "told to end, queue then",
+            lambda s: "back in the queue" if s == "queued" else "told to stop; they queue again once stopped",
         )
         if arrays and not jobs_named:
             return
@@ -224,7 +224,9 @@ def requeue(jobs: tuple[str, ...], as_json: bool, home: Path | None) -> None:
     report(
         changed,
         as_json,
-        lambda job: _so(job, "back in the queue" if job["state"] == "queued" else "told to end, queues then"),
+        lambda job: _so(
+            job, "back in the queue" if job["state"] == "queued" else "told to stop; it queues again once stopped"
+        ),
     )
 
 
@@ -243,20 +245,25 @@ class OrNone(click.ParamType[Any]):
 @click.option("--name", metavar="TEXT", help="Name.")
 @click.option("--priority", type=int, metavar="N", help="Higher goes first.")
 @click.option(
-    "--time-limit", type=OrNone(Duration()), metavar="TIME|none", help="Running time after which it is ended."
+    "--time-limit", type=OrNone(Duration()), metavar="TIME|none", help="Running time after which the job is stopped."
 )
-@click.option("--estimate", type=OrNone(Duration()), metavar="TIME|none", help="Running time expected; none: learnt.")
-@click.option("--retries", type=click.IntRange(0), metavar="N", help="Times to start anew after a failure.")
-@click.option("--grace", type=Duration(), metavar="TIME", help="Time between notice and end.")
-@click.option("--gpus", "-g", type=click.IntRange(1), metavar="N", help="GPUs; of jobs that wait.")
-@click.option("--gpu-type", "gpu_types", metavar="MODELS|none", help="GPU models that will do; of jobs that wait.")
-@click.option("--gpu-memory", type=OrNone(Memory()), metavar="SIZE|none", help="Memory on each GPU; of jobs that wait.")
-@click.option("--cpus", type=OrNone(click.FLOAT), metavar="N|none", help="CPU cores; of jobs that wait.")
-@click.option("--memory", type=OrNone(Memory()), metavar="SIZE|none", help="Main memory; of jobs that wait.")
-@click.option("--on-preempt", type=Choice(["checkpoint", "freeze", "never"]), help="Of jobs that wait.")
+@click.option("--estimate", type=OrNone(Duration()), metavar="TIME|none", help="Expected running time; none: learnt.")
+@click.option("--retries", type=click.IntRange(0), metavar="N", help="How often to retry after a failure.")
+@click.option("--grace", type=Duration(), metavar="TIME", help="Time between notice and kill.")
+@click.option("--gpus", "-g", type=click.IntRange(1), metavar="N", help="GPUs (waiting jobs only).")
+@click.option("--gpu-type", "gpu_types", metavar="MODELS|none", help="Acceptable GPU models (waiting jobs only).")
+@click.option(
+    "--gpu-memory", type=OrNone(Memory()), metavar="SIZE|none", help="Memory on each GPU (waiting jobs only)."
+)
+@click.option("--cpus", type=OrNone(click.FLOAT), metavar="N|none", help="CPU cores (waiting jobs only).")
+@click.option("--memory", type=OrNone(Memory()), metavar="SIZE|none", help="Main memory (waiting jobs only).")
+@click.option(
+    "--on-preempt", type=Choice(["checkpoint", "freeze", "never"]), help="What preemption does (waiting jobs only)."
+)
 @live_options
 def update(jobs: tuple[str, ...], as_json: bool, home: Path | None, **fields: Any) -> None:
-    """Change what jobs ask for. Of a running job: name, priority, time limit, estimate, retries and grace.
+    """Change what jobs ask for. Of a running job only name, priority, time limit, estimate, retries and grace can
+    change.
 
     \b
     Examples:
@@ -266,7 +273,7 @@ def update(jobs: tuple[str, ...], as_json: bool, home: Path | None, **fields: An
     """
     changes = {name: value for name, value in fields.items() if value is not None}
     if not changes:
-        raise click.UsageError("what is to change? Such as --priority 10; all: gpuloom update --help")
+        raise click.UsageError("name what to change, such as --priority 10 (gpuloom update --help lists all)")
     for name, value in changes.items():
         if name == "gpu_types":
             changes[name] = [] if value == "none" else [w.strip() for w in value.split(",") if w.strip()]
@@ -275,4 +282,4 @@ def update(jobs: tuple[str, ...], as_json: bool, home: Path | None, **fields: An
     with connect(home) as client:
         changed = client.update(chosen(client, jobs, False, (), OPEN), changes)
     names = ", ".join(name.replace("_", " ") for name in sorted(changes))
-    report(changed, as_json, lambda job: f"{names} {'changed' if job['changed'] else 'so already'}")
+    report(changed, as_json, lambda job: f"{names} {'changed' if job['changed'] else 'already as asked'}")

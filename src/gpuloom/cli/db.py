@@ -31,13 +31,13 @@ def db() -> None:
     """Check, back up and restore the scheduler's store, one SQLite file in its home (docs/reference/store.md)."""
 
 
-@db.command(short_help="Verify the store: the file, and records against the events.")
+@db.command(short_help="Check the store: the file, and its records against the events.")
 @home_option
 @json_option
 def check(home: Path | None, as_json: bool) -> int:
-    """Verify the store: the file, and that its records are what its event log tells.
+    """Check the store: the file itself, and its records against its event log.
 
-    May be run beside a scheduler. Exit codes: 0 sound, 1 something is wrong, 2 there is no store.
+    It may run beside a scheduler. Exit codes: 0 the store is sound, 1 something is wrong, 2 there is no store.
 
     \b
     Examples:
@@ -57,7 +57,7 @@ def check(home: Path | None, as_json: bool) -> int:
             click.echo(f"  {finding.what}: {finding.detail}")
         click.echo("sound" if not report.findings else are(len(report.findings), "thing") + " wrong")
         if report.findings:
-            click.echo("`gpuloom db restore FILE` puts a backup in its place; this file is kept beside it")
+            click.echo("`gpuloom db restore FILE` replaces it by a backup, and keeps this file beside it")
     return 1 if report.findings else 0
 
 
@@ -67,7 +67,7 @@ def check(home: Path | None, as_json: bool) -> int:
 @home_option
 @json_option
 def backup(file: Path, overwrite: bool, home: Path | None, as_json: bool) -> int:
-    """Write a consistent copy of the store to FILE, while the scheduler runs on.
+    """Write a consistent copy of the store to FILE. The scheduler may keep running.
 
     \b
     Examples:
@@ -92,10 +92,10 @@ def backup(file: Path, overwrite: bool, home: Path | None, as_json: bool) -> int
 @home_option
 @json_option
 def restore(file: Path, home: Path | None, as_json: bool) -> int:
-    """Put the backup FILE in the place of the store.
+    """Replace the store by the backup FILE.
 
-    The backup is checked first. The scheduler must be down (gpuloom down). The file that was there is kept
-    beside it under another name.
+    The backup is checked first. The scheduler must be down (gpuloom down). The old file is kept beside the new one,
+    under another name.
 
     \b
     Example:
@@ -111,11 +111,11 @@ def restore(file: Path, home: Path | None, as_json: bool) -> int:
     else:
         click.echo(f"{done.path}: restored from {file}, {_counts(done.report)}")
         if replaced is not None:
-            click.echo(f"what was there is kept as {replaced}")
+            click.echo(f"the old store is kept as {replaced}")
         if count := len(done.strangers):
             click.echo(
-                f"{count} run{'s' * (count > 1)} that the backup does not know go{'es' * (count == 1)} on: "
-                f"{', '.join(done.strangers[:5])}{', …' * (count > 5)}; the next `gpuloom up` ends them"
+                f"{count} run{'s' * (count > 1)} that the backup does not know {'is' if count == 1 else 'are'} still "
+                f"running: {', '.join(done.strangers[:5])}{', …' * (count > 5)}; the next `gpuloom up` stops them"
             )
     return 0
 

@@ -24,12 +24,18 @@ GUESSES = ("unknown", "time_limit")
 
 
 @click.command()
-@click.option("--follow", "-f", is_flag=True, help="Go on with new ones until Ctrl-C, over restarts of the scheduler.")
-@click.option("--job", metavar="JOB", help="Those about one job.")
 @click.option(
-    "--type", "types", multiple=True, metavar="TYPE", help="Of this type, such as attempt.ended (repeatable)."
+    "--follow", "-f", is_flag=True, help="Keep printing new events until Ctrl-C, also across restarts of the scheduler."
 )
-@click.option("--after", type=click.IntRange(0), metavar="ID", help="Those after this one, the first first.")
+@click.option("--job", metavar="JOB", help="Only events about this job.")
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    metavar="TYPE",
+    help="Only events of this type, such as attempt.ended (repeatable).",
+)
+@click.option("--after", type=click.IntRange(0), metavar="ID", help="Events after this number, oldest first.")
 @click.option(
     "--lines",
     "-n",
@@ -37,7 +43,7 @@ GUESSES = ("unknown", "time_limit")
     default=20,
     show_default=True,
     metavar="N",
-    help="At most N (with -f: to begin with).",
+    help="At most N events (with -f: to begin with).",
 )
 @live_options
 def events(
@@ -49,7 +55,7 @@ def events(
     as_json: bool,
     home: Path | None,
 ) -> None:
-    """Show the event log: all that happened to jobs, nodes and the scheduler.
+    """Show the event log: everything that happened to jobs, nodes and the scheduler.
 
     With --json a list, or with -f one object a line.
 
@@ -138,13 +144,13 @@ def _told(data: Mapping[str, Any], at_s: float) -> str:
 
 @click.group(cls=Group)
 def history() -> None:
-    """What ran here, as a trace for gpuloom simulate and compare."""
+    """Export what ran here as a trace for gpuloom simulate and compare."""
 
 
 @history.command("export")
 @click.argument("file", metavar="FILE|-")
 @click.option(
-    "--since", type=Moment(), metavar="TIME", help="Jobs submitted from then on: 7d (ago), or 2026-11-21T14:30."
+    "--since", type=Moment(), metavar="TIME", help="Jobs submitted since then: 7d (ago), or 2026-11-21T14:30."
 )
 @click.option("--until", type=Moment(), metavar="TIME", help="Jobs submitted before then.")
 @overwrite_option("a file")
@@ -164,7 +170,7 @@ def export(
         raise click.UsageError("--json says what was written where; with - the trace itself is on stdout")
     check_outputs([file], None)
     if file != "-" and not overwrite and Path(file).exists():
-        raise InputError(f"{file}: is there already; --overwrite replaces it")
+        raise InputError(f"{file} exists already; --overwrite replaces it")
     with connect(home) as client:
         text = client.history(since_s=since, until_s=until)
     if file == "-":
@@ -184,13 +190,13 @@ def export(
     type=Choice(["user", "name", "day", "node"]),
     default="user",
     show_default=True,
-    help="What to add up by.",
+    help="What a row stands for.",
 )
-@click.option("--since", type=Moment(), metavar="TIME", help="From then on: 7d (ago), or 2026-11-21.")
-@click.option("--until", type=Moment(), metavar="TIME", help="Up to then; by default now.")
+@click.option("--since", type=Moment(), metavar="TIME", help="Use since then: 7d (ago), or 2026-11-21.")
+@click.option("--until", type=Moment(), metavar="TIME", help="Use until then [now].")
 @live_options
 def usage(by: str, since: float | None, until: float | None, as_json: bool, home: Path | None) -> None:
-    """Show who used how much.
+    """Show how much GPU time was used, and by whom.
 
     \b
     Examples:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuloom.sim.explain import Alternative, Explanation, Step
 
 FIRST_SHOWN, LAST_SHOWN = 40, 10
-"""Steps of a long story that are printed."""
+"""Most steps that are printed."""
 WHAT = {
     "submit": "is submitted",
     "start": "starts on",
@@ -66,7 +66,7 @@ def explain(job: str, policy: str, as_json: bool, quiet: bool, **options: Any) -
     else:
         _print(found)
     if found.result.interrupted:
-        click.echo("interrupted: the story ends where the simulation did", err=True)
+        click.echo("interrupted: only what had been simulated is shown", err=True)
         sys.exit(1)
 
 
@@ -89,7 +89,7 @@ def _print(found: Explanation) -> None:
             if last is not None and step.what in {"move", "resize"}:
                 line += f" (from {_gpus(last)}, node {', '.join(last.nodes)})"
             elif step.waited_s > 0:
-                line += f", having waited {format_duration(step.waited_s)}"
+                line += f", after waiting {format_duration(step.waited_s)}"
             last = step
         elif step.model:
             line += f" on {step.model}, node {', '.join(step.nodes)}"

@@ -13,12 +13,12 @@ from gpuloom.core.words import did_you_mean
 
 @click.command()
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with aliases and sources.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, which also has aliases and sources.")
 def gpus(models: tuple[str, ...], as_json: bool) -> None:
     """Show what is known of GPU models: memory, rates, price per hour.
 
-    They weigh service (hlas), estimate speeds on models on which nothing was measured, tell which jobs fit, and price
-    what jobs hold. Sources stand in each row (--json).
+    These numbers weigh service (hlas), estimate speeds on models that were not measured, tell which jobs fit, and give
+    the cost of jobs. --json gives the source of each.
 
     \b
     Examples:
@@ -61,7 +61,7 @@ def gpus(models: tuple[str, ...], as_json: bool) -> None:
             row["source"],
         )
     Console(highlight=False, width=None if Console().is_terminal else 160).print(table)
-    click.echo("\nPrices are on-demand prices of one GPU; who asks them, and of what date: --json")
+    click.echo("\nPrices are on-demand prices per GPU; --json gives their source and date.")
 
 
 def describe(gpu: Any) -> dict[str, Any]:

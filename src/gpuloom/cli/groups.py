@@ -53,7 +53,7 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
-            hint = did_you_mean(name, self.list_commands(ctx)) or f"; there are {', '.join(self.list_commands(ctx))}"
+            hint = did_you_mean(name, self.list_commands(ctx)) or f"; commands: {', '.join(self.list_commands(ctx))}"
             if name in self.elsewhere:
                 hint = f"; did you mean {self.elsewhere[name]!r}?"
             ctx.fail(f"no such command {name!r}{hint}")

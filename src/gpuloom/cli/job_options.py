@@ -47,35 +47,44 @@ class SubmitCommand(click.Command):
 
 
 OPTIONS = (
-    click.option("--gpus", "-g", type=click.IntRange(1), metavar="N", help="GPUs, all at once [1]."),
+    click.option("--gpus", "-g", type=click.IntRange(1), metavar="N", help="Number of GPUs, all given at once [1]."),
     click.option(
         "--gpu-type",
         "gpu_types",
         multiple=True,
         metavar="MODELS",
-        help="GPU models that will do, best first (A100,V100).",
+        help="Acceptable GPU models, best first (A100,V100).",
     ),
-    click.option("--gpu-memory", type=Memory(), metavar="SIZE", help="Memory that it needs on each GPU (12GiB)."),
-    click.option("--cpus", type=click.FloatRange(0, min_open=True), metavar="N", help="CPU cores that it may use."),
-    click.option("--memory", type=Memory(), metavar="SIZE", help="Main memory that it may use (16GiB)."),
+    click.option("--gpu-memory", type=Memory(), metavar="SIZE", help="Memory that the job needs on each GPU (12GiB)."),
+    click.option(
+        "--cpus", type=click.FloatRange(0, min_open=True), metavar="N", help="CPU cores that the job may use."
+    ),
+    click.option("--memory", type=Memory(), metavar="SIZE", help="Main memory that the job may use (16GiB)."),
     click.option("--priority", type=int, metavar="N", help="Higher goes first [0]."),
-    click.option("--after", multiple=True, metavar="JOBS", help="Jobs that must finish well first (12,13 or 12_)."),
-    click.option("--after-any", multiple=True, metavar="JOBS", help="Jobs that must end first, however."),
+    click.option("--after", multiple=True, metavar="JOBS", help="Wait until these jobs have succeeded (12,13 or 12_)."),
+    click.option(
+        "--after-any", multiple=True, metavar="JOBS", help="Wait until these jobs have ended, in whatever way."
+    ),
     click.option(
         "--array", metavar="INDICES", help="One job for each index (0-9, 1,5,7, 0-99:10), 0-9%3: three at once."
     ),
-    click.option("--time-limit", type=Duration(), metavar="TIME", help="Running time after which it is ended (4h)."),
     click.option(
-        "--estimate", type=Duration(), metavar="TIME", help="Running time expected [learnt from earlier runs]."
+        "--time-limit", type=Duration(), metavar="TIME", help="Running time after which the job is stopped (4h)."
+    ),
+    click.option(
+        "--estimate", type=Duration(), metavar="TIME", help="Expected running time [learnt from earlier runs]."
     ),
     click.option(
         "--retries",
         type=click.IntRange(0),
         metavar="N",
-        help="Times to start anew after a failure, a time limit reached included [0].",
+        help="How often to retry after a failure or a reached time limit [0].",
     ),
     click.option(
-        "--env", multiple=True, metavar="KEY=VALUE", help="Environment variable (repeatable); KEY alone: this shell's."
+        "--env",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Environment variable (repeatable); KEY alone takes the value from this shell.",
     ),
     click.option(
         "--env-file",
@@ -89,39 +98,45 @@ OPTIONS = (
         type=Choice(["all", "none"]),
         default="all",
         show_default=True,
-        help="What of this shell's environment goes along.",
+        help="Which part of this shell's environment the job gets.",
     ),
     click.option("--venv", metavar="DIR", help="Virtual environment to run in."),
     click.option("--conda", metavar="NAME|DIR", help="Conda environment to run in."),
     click.option("--container", metavar="IMAGE", help="Image to run in (apptainer, podman or docker)."),
     click.option("--name", metavar="TEXT", help="Name shown in lists [the script's]."),
-    click.option("--workdir", metavar="DIR", help="Where it runs [here]."),
-    click.option("--grace", type=Duration(), metavar="TIME", help="Time between notice and end [30s]."),
+    click.option("--workdir", metavar="DIR", help="Working directory [the current one]."),
+    click.option("--grace", type=Duration(), metavar="TIME", help="Time between notice and kill [30s]."),
     click.option(
         "--checkpoint",
         metavar="PATH",
-        help="File, folder or pattern that it saves to: newer than the notice, it proves that it saved.",
+        help="File, folder or pattern that the job saves to. If it is newer than the notice, the job has saved.",
     ),
     click.option(
         "--on-preempt",
         type=Choice(["checkpoint", "freeze", "never"]),
-        help="What preemption does: notice and end, stop in place, or nothing [checkpoint].",
+        help="What preemption does: notice and stop, freeze in place, or nothing [checkpoint].",
     ),
     click.option("--model", metavar="NAME", help="Name of the training model, for profiles (gpuloom profiles)."),
     click.option(
         "--class",
         "share_class",
         type=Choice(CLASSES),
-        help="May share its GPU: high keeps its latency, best-effort takes what is left.",
+        help="May share its GPU: high keeps its latency, best-effort takes what high leaves.",
     ),
     click.option(
         "--task-type",
         type=Choice(TASK_TYPES),
-        help="Without --class: inference, interactive: high; else best-effort.",
+        help="Without --class: inference and interactive are high, others best-effort.",
     ),
-    click.option("--importance", type=Choice(IMPORTANCES), help="Without --class: to the business; high: high."),
-    click.option("--real-time", is_flag=True, help="Without --class: it must answer in real time: high."),
-    click.option("--hold", is_flag=True, help="Keep it back until gpuloom release."),
+    click.option(
+        "--importance",
+        type=Choice(IMPORTANCES),
+        help="Importance to the business. Without --class, high makes it class high.",
+    ),
+    click.option(
+        "--real-time", is_flag=True, help="It must answer in real time. Without --class, this makes it class high."
+    ),
+    click.option("--hold", is_flag=True, help="Hold it until gpuloom release."),
 )
 
 
@@ -141,7 +156,7 @@ def fields_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     try:
         here = Path.cwd()
     except FileNotFoundError:
-        raise InputError("the present folder has been removed: cd to one that is there") from None
+        raise InputError("the current folder has been removed: cd to one that exists") from None
     given = {name: value for name, value in flags.items() if value is not None and value is not False and value != ()}
     if "gpu_types" in given:
         given["gpu_types"] = [word.strip() for text in given["gpu_types"] for word in text.split(",") if word.strip()]
@@ -219,7 +234,7 @@ def read_env_file(path: Path) -> dict[str, str]:
             except ValueError as error:
                 raise InputError(f"{path}:{number}: {match[1]}: {error}") from None
             if len(words) != 1:
-                raise InputError(f"{path}:{number}: {match[1]}: something stands after the closing quote")
+                raise InputError(f"{path}:{number}: {match[1]}: there is text after the closing quote")
             value = words[0]
         found[match[1]] = value
     return found

@@ -50,7 +50,7 @@ RECENT = 5
 
 
 @click.command()
-@click.option("--all", "-a", "every", is_flag=True, help="All jobs, ended ones too.")
+@click.option("--all", "-a", "every", is_flag=True, help="All jobs, including ended ones.")
 @click.option("--state", "states", multiple=True, type=Choice([*OPEN, *ENDED]), help="Jobs in this state (repeatable).")
 @click.option("--user", "users", multiple=True, metavar="NAME", help="Jobs of this user (repeatable).")
 @click.option("--me", is_flag=True, help="Your own jobs.")
@@ -60,11 +60,17 @@ RECENT = 5
     "-n",
     type=click.IntRange(1),
     metavar="N",
-    help="At most N, the first of the list.",
+    help="At most the first N of the list.",
 )
 @click.option("--watch", "-w", is_flag=True, help="Keep the table on the screen until Ctrl-C.")
 @click.option(
-    "--every", "every_s", type=Duration(), default="2", show_default=True, metavar="TIME", help="Of --watch: how often."
+    "--every",
+    "every_s",
+    type=Duration(),
+    default="2",
+    show_default=True,
+    metavar="TIME",
+    help="With --watch: time between updates.",
 )
 @live_options
 def ls(
@@ -79,9 +85,9 @@ def ls(
     as_json: bool,
     home: Path | None,
 ) -> None:
-    """List jobs: those that have not ended, and the last few that have.
+    """List jobs that have not ended, and the last few that have.
 
-    Running ones come first, then those that wait, by priority and submission, then ended ones, newest first.
+    Running jobs come first, then waiting ones by priority and submission, then ended ones, newest first.
 
     \b
     Examples:
@@ -169,7 +175,7 @@ def _order(job: Mapping[str, Any]) -> tuple[Any, ...]:
 @click.argument("job", metavar="JOB")
 @live_options
 def show(job: str, as_json: bool, home: Path | None) -> None:
-    """Show all that is known of a job: what was asked for, its attempts and how each ended, its log.
+    """Show all that is known about a job: what it asked for, its attempts and how each ended, its log.
 
     \b
     Examples:
@@ -273,9 +279,9 @@ ATTEMPT_COLUMNS = (
 def wait(
     ctx: click.Context, jobs: tuple[str, ...], every: bool, timeout_s: float | None, as_json: bool, home: Path | None
 ) -> None:
-    """Wait for jobs to end; a line for each as it ends. Exit code 1 if any did not finish well.
+    """Wait for jobs to end, and print a line for each as it does. Exit code 1 if one did not succeed.
 
-    A job that is preempted or retried has not ended. The scheduler may be restarted meanwhile.
+    A preempted or retried job has not ended. The scheduler may be restarted meanwhile.
 
     \b
     Examples:

@@ -54,7 +54,7 @@ def connect(home: Path | None, *, follows: bool = False) -> Iterator[Client]:
         with readable(folder) as place:
             if place is not None:
                 url, token, problem = place
-                click.echo(f"gpuloom: no scheduler runs; this is what can be read: {problem}", err=True)
+                click.echo(f"gpuloom: no scheduler is running; this was read from the store: {problem}", err=True)
                 with Client(url=url, token=token, patience_s=0.0) as client:
                     yield client
                 return
@@ -146,7 +146,9 @@ class Moment(click.ParamType[Any]):
         try:
             return time.time() - parse_duration_s(text)
         except InputError:
-            self.fail(f"{value!r} is no time: write how long ago (12h, 7d), 2026-11-21 or 2026-11-21T14:30", param, ctx)
+            self.fail(
+                f"{value!r} is not a time: write how long ago (12h, 7d), 2026-11-21 or 2026-11-21T14:30", param, ctx
+            )
 
 
 def short(seconds: float | None) -> str:

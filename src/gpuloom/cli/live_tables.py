@@ -249,7 +249,7 @@ def predicted_end(job: Mapping[str, Any], now_s: float) -> str:
         past = "what earlier runs took" if job.get("estimate_from") in ("earlier_runs", "array") else how
         return f"past {past} by {short(overrun_s)}{most}"
     if end is None:
-        return f"unknown: no run of it has finished yet, and it names no --estimate{most}"
+        return f"unknown: none of its earlier runs has finished, and it has no --estimate{most}"
     if low is not None and high is not None and high - low > max(1.0, 0.05 * (high - now_s)):
         return f"in {short(low - now_s)} to {short(high - now_s)} (by {how})"
     return f"in {short(end - now_s)} (by {how})"

@@ -22,19 +22,19 @@ LONGEST_CUT = 1 << 16
 
 @click.command(epilog=JOBS_HELP)
 @click.argument("job", metavar="JOB")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job ends, over preemptions and restarts.")
 @click.option(
-    "--lines", "-n", "tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of what is there."
+    "--follow", "-f", is_flag=True, help="Follow the log until the job ends, across preemptions and restarts."
 )
-@click.option("--attempt", type=click.IntRange(1), metavar="K", help="Of this attempt, instead of the last.")
+@click.option("--lines", "-n", "tail", type=click.IntRange(0), metavar="N", help="Begin with the last N lines.")
+@click.option("--attempt", type=click.IntRange(1), metavar="K", help="The log of this attempt [the last].")
 @live_options
 def logs(job: str, follow: bool, tail: int | None, attempt: int | None, as_json: bool, home: Path | None) -> None:
-    """Print what a job has written, standard output and error together.
+    """Print what a job has written to standard output and error.
 
-    Without -f it never waits. With -f it says at the end on standard error how the job ended, exit code 0 however it
-    did (gpuloom wait tells by its exit code); Ctrl-C ends the watching only: the job goes on. Of a long log the oldest
-    parts are not kept: standard error says how much is missing. With --json one object, or with -f one a line:
-    {attempt, text}, at the end {end: {state, exit_code}}.
+    With -f it follows the log, and at the end says on standard error how the job ended. The exit code is 0 however the
+    job ended (that of gpuloom wait differs). Ctrl-C stops the watching only: the job keeps running. The oldest parts of
+    a long log are not kept; standard error says how much is missing. --json prints one object, {attempt, text}; with -f
+    it prints such an object per line, and at the end {end: {state, exit_code}}.
 
     \b
     Examples:
@@ -50,7 +50,7 @@ def logs(job: str, follow: bool, tail: int | None, attempt: int | None, as_json:
                 if not as_json:
                     _say_end(client, number)
             except KeyboardInterrupt:
-                click.echo(f"\njob {number} goes on", err=True)
+                click.echo(f"\njob {number} keeps running", err=True)
             return
         if not as_json:
             print_log(client, number, tail=tail, attempt=attempt)

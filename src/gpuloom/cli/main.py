@@ -18,18 +18,18 @@ from gpuloom.core.errors import GpuloomError
 SECTIONS: dict[str, Commands] = {
     "Run jobs on this machine (live)": {
         "up": ("gpuloom.cli.service", "Start the scheduler of this machine."),
-        "down": ("gpuloom.cli.service", "End the scheduler; jobs go on."),
+        "down": ("gpuloom.cli.service", "Stop the scheduler; jobs keep running."),
         "status": ("gpuloom.cli.service", "Show the scheduler: pid, URL, store, executor."),
         "submit": ("gpuloom.cli.submit", "Submit a command, a script, or the jobs of a YAML file."),
         "ls": ("gpuloom.cli.jobs", "List jobs."),
-        "show": ("gpuloom.cli.jobs", "Show all that is known of a job."),
+        "show": ("gpuloom.cli.jobs", "Show all that is known about a job."),
         "logs": ("gpuloom.cli.logs", "Print or follow what a job writes."),
-        "why": ("gpuloom.cli.why", "Tell why a job waits and when it will start."),
+        "why": ("gpuloom.cli.why", "Explain why a job waits, and when it will start."),
         "wait": ("gpuloom.cli.jobs", "Wait for jobs to end."),
         "top": ("gpuloom.cli.watch", "Watch GPUs and jobs, or move a job to the top of the queue."),
-        "cancel": ("gpuloom.cli.control", "End jobs."),
-        "hold": ("gpuloom.cli.control", "Keep back jobs that wait."),
-        "release": ("gpuloom.cli.control", "Let held jobs queue."),
+        "cancel": ("gpuloom.cli.control", "Cancel jobs."),
+        "hold": ("gpuloom.cli.control", "Hold waiting jobs."),
+        "release": ("gpuloom.cli.control", "Release held jobs."),
         "requeue": ("gpuloom.cli.control", "Put jobs back into the queue."),
         "update": ("gpuloom.cli.control", "Change what jobs ask for."),
         "policy": ("gpuloom.cli.policy", "Show or swap the policy of the running scheduler."),
@@ -40,9 +40,9 @@ SECTIONS: dict[str, Commands] = {
         "nodes": ("gpuloom.cli.nodes", "Show nodes and GPUs."),
         "drain": ("gpuloom.cli.nodes", "Take a node out of service; its jobs move."),
         "cordon": ("gpuloom.cli.nodes", "Start nothing new on a node."),
-        "uncordon": ("gpuloom.cli.nodes", "Take a node into service again."),
-        "events": ("gpuloom.cli.events", "Show or follow all that happened."),
-        "usage": ("gpuloom.cli.events", "Show who used how much."),
+        "uncordon": ("gpuloom.cli.nodes", "Put a node back into service."),
+        "events": ("gpuloom.cli.events", "Show or follow the event log."),
+        "usage": ("gpuloom.cli.events", "Show how much GPU time was used, and by whom."),
         "db": ("gpuloom.cli.db", "Check, back up and restore the store."),
     },
     "Simulate (no scheduler is needed)": {
@@ -51,11 +51,11 @@ SECTIONS: dict[str, Commands] = {
         "explain": ("gpuloom.cli.explain", "Explain where a job of a trace ran, and why."),
         "trace": ("gpuloom.cli.trace", "Show, convert and generate traces."),
         "policies": ("gpuloom.cli.policies", "List the scheduling policies and their parameters."),
-        "weave": ("gpuloom.cli.weave", "Find which jobs to weave on shared GPUs, and the gain."),
+        "weave": ("gpuloom.cli.weave", "Find which jobs to weave on shared GPUs, and what it gains."),
         "profiles": ("gpuloom.cli.profiles", "Show and keep the stage times of models."),
-        "gpus": ("gpuloom.cli.gpus", "Show what is known of GPU models."),
+        "gpus": ("gpuloom.cli.gpus", "Show what is known about GPU models."),
         "pollux": ("gpuloom.cli.pollux", "Replay workloads of Pollux by the rules of its simulator."),
-        "demo": ("gpuloom.cli.demo.command", "Run eight small jobs live, beside what the simulator says."),
+        "demo": ("gpuloom.cli.demo.command", "Run eight small jobs live, and compare with the simulator."),
     },
     "Share one GPU (no scheduler is needed)": {
         "share": ("gpuloom.cli.share.group", "Share a GPU between a service and training, by kernels."),
@@ -83,7 +83,7 @@ ELSEWHERE = {
     sections=SECTIONS,
     elsewhere=ELSEWHERE,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Help on one: gpuloom COMMAND --help. Completion by the Tab key, in bash (in zsh: zsh_source): "
+    epilog="Help on a command: gpuloom COMMAND --help. Tab completion in bash (in zsh: zsh_source): "
     'eval "$(_GPULOOM_COMPLETE=bash_source gpuloom)"',
 )
 @click.version_option(__version__, prog_name="gpuloom")

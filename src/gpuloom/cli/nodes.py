@@ -19,10 +19,10 @@ STATES = {"up": "up", "cordon": "cordoned", "cordoned": "cordoned", "drain": "dr
 @click.command()
 @click.argument("node", required=False)
 @click.argument("state", required=False, type=Choice(list(STATES)), metavar="[up|cordon|drain]")
-@click.option("--reason", default="", metavar="TEXT", help="With a state: why, for others to read.")
+@click.option("--reason", default="", metavar="TEXT", help="With a state: the reason, shown to others.")
 @live_options
 def nodes(node: str | None, state: str | None, reason: str, as_json: bool, home: Path | None) -> None:
-    """Show nodes and GPUs: what is used, by whom, and what is out of service and why. With a state: set it.
+    """Show nodes and GPUs: what is in use, by whom, and what is out of service and why. With a state: set it.
 
     \b
     Examples:
@@ -68,18 +68,20 @@ def _say(node: Mapping[str, Any], as_json: bool) -> None:
     state, one = str(node["state"]), len(held) == 1
     text = f"{node['name']}: {state}"
     if state in ("cordoned", "draining"):
-        text += "; nothing new starts there"
-        fate = ("goes on" if one else "go on") if state == "cordoned" else ("makes way" if one else "make way")
-        text += f", {'job' if one else 'jobs'} {runs_of(held)} {fate}" if held else ""
+        text += "; no new job starts there"
+        verb = "keep running" if state == "cordoned" else "move"
+        if one:
+            verb = "keeps running" if state == "cordoned" else "moves"
+        text += f", {'job' if one else 'jobs'} {runs_of(held)} {verb}" if held else ""
     click.echo(plain(text))
 
 
 @click.command()
 @click.argument("node")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for others to read.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason, shown to others.")
 @live_options
 def drain(node: str, reason: str, as_json: bool, home: Path | None) -> None:
-    """Take a node out of service: nothing new starts there, and its jobs are preempted and go on elsewhere.
+    """Take a node out of service: no job starts there, and its jobs are preempted and go on elsewhere.
 
     \b
     Example:
@@ -90,10 +92,10 @@ def drain(node: str, reason: str, as_json: bool, home: Path | None) -> None:
 
 @click.command()
 @click.argument("node")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for others to read.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason, shown to others.")
 @live_options
 def cordon(node: str, reason: str, as_json: bool, home: Path | None) -> None:
-    """Start nothing new on a node; jobs that run there go on.
+    """Start nothing new on a node; jobs that run there keep running.
 
     \b
     Example:
@@ -106,7 +108,7 @@ def cordon(node: str, reason: str, as_json: bool, home: Path | None) -> None:
 @click.argument("node")
 @live_options
 def uncordon(node: str, as_json: bool, home: Path | None) -> None:
-    """Take a node that was cordoned or drained into service again.
+    """Put a cordoned or drained node back into service.
 
     \b
     Example:

@@ -30,7 +30,7 @@ def overwrite_option(what: str) -> Callable[[Any], Any]:
         "overwrite",
         cls=Overwrite,
         is_flag=True,
-        help=f"Replace {what} that is there already.",
+        help=f"Replace {what} that exists already.",
     )
 
 
@@ -39,7 +39,7 @@ def check_outputs(targets: list[str | None], plot_target: str | None) -> None:
     files = [Path(target) for target in (*targets, plot_target) if target is not None and target != "-"]
     for index, file in enumerate(files):
         if any(_same(file, other) for other in files[:index]):
-            raise InputError(f"two outputs go to the same file {file.absolute()}")
+            raise InputError(f"two outputs name the same file {file.absolute()}")
     for target in (*targets, plot_target):
         if target is None or target == "-":
             continue
@@ -70,7 +70,7 @@ def check_overwrites(targets: Iterable[str | None], inputs: Iterable[Path]) -> N
             continue
         for path in read:
             if _same(Path(target), path):
-                raise InputError(f"{target}: is an input ({path}), and would be overwritten; choose another file")
+                raise InputError(f"{target}: is an input ({path}) and would be overwritten; choose another file")
 
 
 def _same(one: Path, other: Path) -> bool:

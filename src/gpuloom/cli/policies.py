@@ -24,20 +24,20 @@ COLUMNS = (
     Column("GPU models", lambda row: "yes" if row["heterogeneity"] else "no", least=156),
     Column("shares GPUs", lambda row: "yes" if row["sharing"] else "no", least=170),
 )
-"""Where no terminal is, all are printed."""
+"""Without a terminal, all are printed."""
 
 
 @click.command()
 @click.argument("policy", required=False)
 @click.argument("checked", required=False, metavar="[NAME]")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of check: what is tried.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="With check: the policy to check.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def policies(policy: str | None, checked: str | None, seed: int, as_json: bool) -> None:
-    """List the scheduling policies, or show what one needs to know, and its parameters.
+    """List the scheduling policies, or show the parameters of one and what it needs to know.
 
-    `policies check NAME` tries one, of a package of yours or a shipped one, as the simulator and the live scheduler
-    use it: through restarts, jobs numbered anew, GPUs that come and go, swaps. NAME: an id with its parameters, or a
-    class (my_package.policies:Mine, mine.py:Mine). Exit code 1: something does not hold.
+    `policies check NAME` tries a policy, yours or a shipped one, as the simulator and the live scheduler use it: with
+    restarts, renumbered jobs, GPUs that come and go, and policy swaps. NAME is an id with its parameters, or a class
+    (my_package.policies:Mine, mine.py:Mine). Exit code 1: a check failed.
 
     \b
     Examples:
@@ -54,7 +54,7 @@ def policies(policy: str | None, checked: str | None, seed: int, as_json: bool) 
         _check(checked, seed, as_json)
         return
     if checked is not None:
-        raise click.UsageError(f"{checked!r} is one argument too many (gpuloom policies check NAME tries a policy)")
+        raise click.UsageError(f"{checked!r} is one argument too many (gpuloom policies check NAME)")
 
     rows = [describe(policy_class(name), name) for name in ([policy] if policy else policy_ids())]
     if as_json:
@@ -121,7 +121,7 @@ def _show(row: Mapping[str, Any]) -> None:
         ("by", row["paper"]),
         ("needs to know", row["knows"]),
         ("preemptive", row["preemptive"]),
-        ("GPU models", "tells them apart" if row["heterogeneity"] else "are all alike to it"),
+        ("GPU models", "tells them apart" if row["heterogeneity"] else "are all equally fast to it"),
         ("shares GPUs", "yes" if row["sharing"] else "no"),
         ("parameters", "none" if not row["parameters"] else f"{row['id']}:name=value;name=value"),
     ]

@@ -29,7 +29,7 @@ def policy() -> None:
 @policy.command("get")
 @live_options
 def get_policy(as_json: bool, home: Path | None) -> None:
-    """Show which policy decides."""
+    """Show the policy in use."""
     with connect(home) as client:
         found = client.policy()
     say_json(found) if as_json else _say(found)
@@ -37,12 +37,12 @@ def get_policy(as_json: bool, home: Path | None) -> None:
 
 @policy.command("set")
 @click.argument("written", metavar="POLICY")
-@click.option("--interval", type=Duration(), metavar="TIME", help="Time between preemptions from now on.")
+@click.option("--interval", type=Duration(), metavar="TIME", help="New time between preemptions.")
 @live_options
 def set_policy(written: str, interval: float | None, as_json: bool, home: Path | None) -> None:
-    """Swap the policy; running jobs go on, and none is lost.
+    """Swap the policy. Running jobs keep running, and no job is lost.
 
-    POLICY is written as for gpuloom simulate: an id, or ID:name=value;name=value.
+    POLICY is written as for gpuloom simulate: ID, or ID:name=value;name=value.
     """
     if not written.strip():
         raise click.UsageError("which policy? gpuloom policies lists them")
@@ -54,7 +54,7 @@ def set_policy(written: str, interval: float | None, as_json: bool, home: Path |
 @policy.command("ls")
 @live_options
 def list_policies(as_json: bool, home: Path | None) -> None:
-    """List the policies that can be set, and mark the one that decides."""
+    """List the policies that can be set, and mark the one in use."""
     from gpuloom.cli.live_tables import Column, show_table
     from gpuloom.cli.policies import describe
     from gpuloom.policies.registry import policy_class, policy_ids
@@ -76,7 +76,7 @@ def list_policies(as_json: bool, home: Path | None) -> None:
     )
     show_table(columns, rows)
     click.echo()
-    click.echo(plain(f"* decides now: {present}. Parameters of one: gpuloom policies ID"))
+    click.echo(plain(f"* in use: {present}. Parameters of one: gpuloom policies ID"))
 
 
 def preempts(found: Mapping[str, Any]) -> str:
@@ -102,5 +102,5 @@ def _say(found: Mapping[str, Any]) -> None:
     if found.get("previous"):
         text += f"; before: {found['previous']}"
     if found.get("serves") not in (None, found["policy"]):
-        text += f". It fails: {found['serves']} decides in its place (gpuloom status says why)"
+        text += f". It fails: {found['serves']} is used in its place (gpuloom status says why)"
     click.echo(plain(text))

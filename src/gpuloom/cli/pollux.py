@@ -27,17 +27,19 @@ if TYPE_CHECKING:
     default="tiresias,optimus,goodput",
     show_default=True,
     metavar="LIST",
-    help="Policies of this simulation, separated by commas; goodput takes ends=known and explore=doubling.",
+    help="Policies, separated by commas; goodput has the parameters ends=known and explore=doubling.",
 )
-@click.option("--cluster", default="16x4", show_default=True, metavar="SPEC", help="NODESxGPUS, at most 16x4.")
 @click.option(
-    "--interval", type=Duration(), default="60", show_default=True, metavar="TIME", help="GPUs are given anew each."
+    "--cluster", default="16x4", show_default=True, metavar="SPEC", help="Cluster, at most 16x4 (NODESxGPUS)."
+)
+@click.option(
+    "--interval", type=Duration(), default="60", show_default=True, metavar="TIME", help="Time between allocations."
 )
 @click.option(
     "--throughputs",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The applications' profiles (profiles_traces.tar.gz, or its folder); also looked for beside the workload.",
+    help="Profiles of the applications (profiles_traces.tar.gz, or its folder); also looked for beside the workload.",
 )
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the results as JSON; - prints nothing else.")
 @click.option("--jobs-csv", "jobs_target", metavar="FILE|-", help="Write a row per workload, policy and job.")
@@ -52,9 +54,9 @@ def pollux(
 ) -> None:
     """Replay workloads of Pollux (OSDI '21) by the rules of its simulator.
 
-    Jobs train for so many epochs on measured applications; with other batch sizes they run faster or learn less by
-    each sample. tiresias and optimus give the figures that were published to the digit; goodput is gpuloom's own
-    (docs/explanation/pollux.md). A WORKLOAD is a file, a folder, or a file in an archive (FILE.tar.gz::MEMBER).
+    Jobs train for a number of epochs on measured applications. Larger batches run faster, but learn less per sample.
+    tiresias and optimus give the published figures to the digit; goodput is gpuloom's own (docs/explanation/pollux.md).
+    A WORKLOAD is a file, a folder, or a file in an archive (FILE.tar.gz::MEMBER).
 
     \b
     Examples:

@@ -34,10 +34,10 @@ replace_option = overwrite_option("profiles")
 
 @click.group(cls=Group, aliases={"list": "ls"})
 def profiles() -> None:
-    """Show and keep profiles: how long each stage of a model's iteration takes.
+    """Show and store profiles: how long each stage of a model's iteration takes.
 
-    Profiles of eight models ship with gpuloom; your own are kept in a library, a CSV file, and win over shipped
-    ones of the same model and number of GPUs (docs/howto/profiles.md).
+    Profiles of eight models ship with gpuloom. Your own are kept in a CSV file, your library; they replace shipped ones
+    of the same model and number of GPUs (docs/howto/profiles.md).
     """
 
 
@@ -75,8 +75,10 @@ def show(model: str, as_json: bool, library: Path | None) -> None:
 
 @profiles.command()
 @click.argument("model")
-@click.option("--gpus", type=click.IntRange(1), required=True, metavar="N", help="GPUs it was measured on.")
-@click.option("--iteration", required=True, metavar="TIME", help="Time of an iteration, alone (0.2s, 200ms).")
+@click.option("--gpus", type=click.IntRange(1), required=True, metavar="N", help="Number of GPUs it was measured on.")
+@click.option(
+    "--iteration", required=True, metavar="TIME", help="Time of an iteration when it runs alone (0.2s, 200ms)."
+)
 @click.option(
     "--stages",
     required=True,
@@ -156,16 +158,16 @@ def import_(file: str, overwrite: bool, library: Path | None) -> None:
     path = library or library_path()
     replaced = add_profiles(path, found, replacing=overwrite)
     _warn(found)
-    more = f", {replaced} of them in place of others" if replaced else ""
+    more = f", {replaced} of them replaced others" if replaced else ""
     click.echo(f"imported {plural(len(found), 'profile')} into {path}{more}", err=True)
 
 
 @profiles.command()
 @click.argument("model")
-@click.option("--gpus", type=click.IntRange(1), metavar="N", help="Only the profiles of so many GPUs.")
+@click.option("--gpus", type=click.IntRange(1), metavar="N", help="Only the profiles of this number of GPUs.")
 @library_option
 def remove(model: str, gpus: int | None, library: Path | None) -> None:
-    """Take a model's profiles out of your library.
+    """Remove a model's profiles from your library.
 
     \b
     Example:

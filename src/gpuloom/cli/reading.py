@@ -16,14 +16,14 @@ BAD_ROWS_SHOWN = 5
 def reading_options(command: Any) -> Any:
     """The arguments and options of every command that reads a trace."""
     for decorate in (
-        click.option("--gpu-model", metavar="MODEL", help="GPU model on which durations are counted [V100]."),
+        click.option("--gpu-model", metavar="MODEL", help="GPU model that durations are for [V100]."),
         click.option(
             "--throughputs",
             type=click.Path(path_type=Path),
             metavar="FILE",
             help="Measured throughputs, for traces of Gavel, Shockwave and Pollux; also looked for beside the trace.",
         ),
-        click.option("--skip-bad-rows", is_flag=True, help="Pass over rows that can't be read, and count them."),
+        click.option("--skip-bad-rows", is_flag=True, help="Skip rows that can't be read, and count them."),
         click.option("--format", "format_", metavar="ID", help="Format of the trace (see: gpuloom trace formats)."),
         click.argument("traces", nargs=-1, required=True, metavar="TRACE..."),
     ):

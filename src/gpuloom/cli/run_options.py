@@ -47,12 +47,12 @@ WEAVING_OPTIONS = ("group_size", "ordering", "grouping", "profile_noise", "inter
 def weaving_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of the policies that interleave jobs; each stands for the policy parameter of its name."""
     options = [
-        click.option("--group-size", metavar="1..4", help="Weaving: most jobs that share GPUs."),
+        click.option("--group-size", metavar="1..4", help="Weaving: most jobs that share a GPU."),
         click.option("--ordering", metavar="best|worst|none", help="Weaving: order of the jobs inside a group."),
         click.option(
             "--grouping", metavar="multiround|exact|greedy", help="Weaving: how muri-s and muri-l form groups."
         ),
-        click.option("--profile-noise", metavar="0..1", help="Weaving: by how much profiled stage times may be off."),
+        click.option("--profile-noise", metavar="0..1", help="Weaving: relative error added to profiled stage times."),
         click.option(
             "--interleave-overhead",
             metavar="FACTORS",
@@ -71,24 +71,25 @@ ELASTIC_OPTIONS = {"base": "base", "elastic_config": "config"}
 def elastic_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options about jobs of several sizes."""
     options = [
-        click.option("--base", metavar="POLICY", help="Elastic: the policy that decides who runs (tiresias)."),
+        click.option("--base", metavar="POLICY", help="Elastic: the policy that decides which jobs run (tiresias)."),
         click.option(
             "--elastic-config",
             type=click.Path(dir_okay=False),
             metavar="FILE",
-            help="Elastic: YAML file with the thresholds and their like.",
+            help="Elastic: YAML file with thresholds and other settings.",
         ),
         click.option(
             "--elastic",
             "elastic_range",
             metavar="MIN-MAX",
-            help="Make the jobs elastic: GPUs (1-8), or factors on what each asks for (0.5x-4x).",
+            help="Make jobs elastic: a range of GPUs (1-8), or factors on what each asks for (0.5x-4x).",
         ),
         click.option(
             "--scaling-profiles",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
             metavar="DIR",
-            help="With --elastic: throughputs by GPUs, a <model>.csv each, for jobs of which the trace has none.",
+            help="With --elastic: folder of <model>.csv with throughputs by GPUs, for jobs that have none in the "
+            "trace.",
         ),
     ]
     for option in reversed(options):
@@ -103,7 +104,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=Choice(["measured", "facts"]),
         default="measured",
         show_default=True,
-        help="Speeds by GPU model where the trace has none: all alike, or estimated from the models' facts.",
+        help="Speeds by GPU model where the trace has none: all equal, or estimated from facts about the models.",
     )(command)
     return click.option(
         "--hlas",
@@ -127,14 +128,14 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default="360",
             show_default=True,
             metavar="TIME",
-            help="Jobs are stopped for others at multiples of this (seconds, or 6m); 0: at every event.",
+            help="Jobs are preempted at multiples of this time only (seconds, or 6m); 0: at every event.",
         ),
         click.option(
             "--schedule",
             type=Choice(["events", "rounds"]),
             default="events",
             show_default=True,
-            help="events: free GPUs are given away at once; rounds: at intervals only.",
+            help="When free GPUs are allocated: at every event, or in rounds (at intervals only).",
         ),
         click.option(
             "--restart-overhead",
@@ -142,21 +143,26 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default="profile",
             show_default=True,
             metavar="TIME|profile",
-            help="What every (re)start of a job costs; profile: by the trace or the job's model, else 10 s.",
+            help="What every start and restart of a job costs; profile: by the trace or the job's model, else 10 s.",
         ),
         click.option(
             "--resize-overhead",
             type=Duration(),
             metavar="TIME",
-            help="What a change of a running job's size costs; as much as a restart unless given.",
+            help="What resizing a running job costs [as much as a restart].",
         ),
-        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of what is random."),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed."),
         click.option(
-            "--compat", type=Choice(["muri"]), help="Semantics of another simulator (docs/results/fidelity.md)."
+            "--compat", type=Choice(["muri"]), help="Follow the rules of another simulator (docs/results/fidelity.md)."
         ),
         click.option("--mtbf", type=Duration(), metavar="TIME", help="Mean time between failures of a node (30d)."),
         click.option(
-            "--repair", type=Duration(), default="1h", show_default=True, metavar="TIME", help="Mean time to repair."
+            "--repair",
+            type=Duration(),
+            default="1h",
+            show_default=True,
+            metavar="TIME",
+            help="Mean time to repair a node.",
         ),
         click.option(
             "--checkpoint",
@@ -164,10 +170,12 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default="0",
             show_default=True,
             metavar="TIME",
-            help="Work between checkpoints; a job that loses its node goes back to the last. 0: loses nothing.",
+            help="Work between checkpoints; a job whose node fails goes back to the last one. 0: it loses nothing.",
         ),
         click.option(
-            "--skip-impossible", is_flag=True, help="Leave out jobs that can never be placed on the cluster, counted."
+            "--skip-impossible",
+            is_flag=True,
+            help="Leave out jobs that can never be placed on the cluster, and say how many.",
         ),
     ]
     for option in reversed(options):
@@ -266,7 +274,7 @@ def checked(
     parameters = {name: value for name, value in given.items() if value is not None}
     sizes = None if elastic_range is None else parse_range(elastic_range)
     if scaling_profiles is not None and sizes is None:
-        raise InputError("--scaling-profiles goes with --elastic MIN-MAX, which says how many GPUs the jobs may have")
+        raise InputError("--scaling-profiles needs --elastic MIN-MAX, which says how many GPUs the jobs may have")
     if hlas is not None:
         if not any(policy.partition(":")[0] == "hlas" for policy in policies):
             raise InputError(f"--hlas is for hlas, which is not among {', '.join(policies)}")
@@ -317,7 +325,7 @@ def _where_taken(found: TraceRead) -> str:
     """
     if not found.workload.cluster:
         raise InputError(
-            f"on which cluster? {found.workload.name} does not say where it was taken: give --cluster, "
+            f"the trace {found.workload.name} names no cluster: give --cluster, "
             "NODESxGPUS[:MODEL] (8x8, 4x8:V100,16x4:K80) or a YAML file"
         )
     return found.workload.cluster
@@ -365,7 +373,7 @@ def _say_profiled(workload: Workload, policies: list[Any]) -> None:
     if lacking and any("group_size" in policy.values for policy in policies):
         what = "no job has" if lacking == len(filled) else f"{lacking:,} of {plural(len(filled), 'job')} have no"
         click.echo(
-            f"note: {what} known stage times: they share GPUs with nobody by weaving (see: gpuloom profiles --help)",
+            f"note: {what} known stage times: they are not woven with other jobs (see: gpuloom profiles --help)",
             err=True,
         )
 

@@ -6,9 +6,9 @@ import click
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (it always is).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (the output is always JSON).")
 def schema(as_json: bool) -> None:
-    """Print the JSON schema of job.yaml, with which editors complete and check it.
+    """Print the JSON schema of job.yaml, by which editors complete and check it.
 
     \b
     Examples:

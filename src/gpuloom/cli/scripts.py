@@ -58,7 +58,7 @@ def _python(file: str, own: bool) -> str:
     for name in ("python", "python3"):
         if own or shutil.which(name):
             return name
-    raise InputError(f"no python is on PATH; name the one that is to run it: gpuloom submit -- /path/to/python {file}")
+    raise InputError(f"no python is on PATH; name the one to run it with: gpuloom submit -- /path/to/python {file}")
 
 
 def instead(args: Sequence[str], bare: Collection[str]) -> str | None:
@@ -212,13 +212,13 @@ def check_slurm(file: str, args: Sequence[str], given: Mapping[str, Any]) -> str
     """
     asked = slurm_of(file)
     missing = [word for name, words in asked.flags.items() if name not in given for word in words]
-    unlike = f"nothing here is like {', '.join(dict.fromkeys(asked.unlike))}" if asked.unlike else ""
+    unlike = f"gpuloom has no option like {', '.join(dict.fromkeys(asked.unlike))}" if asked.unlike else ""
     if missing:
         line = f"gpuloom submit {shlex.join([*missing, *args])}"
         raise InputError(
-            f"{file} has #SBATCH lines, which are not read here; the same by options: {line}"
+            f"{file} has #SBATCH lines, which gpuloom does not read; as options: {line}"
             + (f" ({unlike})" if unlike else "")
         )
     if asked.flags or asked.unlike:
-        return f"{file}: its #SBATCH lines are not read" + (f"; {unlike}" if unlike else "")
+        return f"{file}: gpuloom does not read its #SBATCH lines" + (f"; {unlike}" if unlike else "")
     return None

@@ -33,23 +33,21 @@ class UpError(GpuloomError):
 
 
 @click.command()
-@click.option(
-    "--slots", type=click.IntRange(1), metavar="N", help="N CPU slots in place of GPUs, as on a machine without."
-)
+@click.option("--slots", type=click.IntRange(1), metavar="N", help="Schedule N CPU slots in place of GPUs.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    help="Port of the API; 0 for any that is free [7411, or a free one if that is taken].",
+    help="Port of the API; 0 for any free one [7411, or a free one if that is taken].",
 )
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
     metavar="ADDRESS",
-    help="Address to listen at; all but loopback must be meant.",
+    help="Address to listen at. Other machines can connect unless it is a loopback address.",
 )
-@click.option("--policy", "written", metavar="POLICY", help=f"Policy to begin with [that of before, else {POLICY}].")
-@click.option("--interval", type=Duration(), metavar="TIME", help="Time between preemptions [that of before].")
+@click.option("--policy", "written", metavar="POLICY", help=f"Policy to start with [the last one, else {POLICY}].")
+@click.option("--interval", type=Duration(), metavar="TIME", help="Time between preemptions [the last one].")
 @click.option(
     "--log-level",
     type=Choice(["debug", "info", "warning", "error"]),
@@ -61,7 +59,7 @@ class UpError(GpuloomError):
     "--detach",
     "-d",
     is_flag=True,
-    help="Return when it is ready; it goes on in the background, its log is HOME/scheduler.log.",
+    help="Return when it is ready. It runs on in the background, with its log in HOME/scheduler.log.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as JSON.")
 @home_option
@@ -78,12 +76,12 @@ def up(
     as_json: bool,
     home: Path | None,
 ) -> None:
-    """Start scheduler, API and local executor, and go on where the last one stopped.
+    """Start the scheduler, with API and local executor, and continue where the last one stopped.
 
-    All jobs run as the user who starts it, whoever submits them. GPUs are found by themselves; without any, --slots
-    says how many CPU slots stand in for them. In the foreground Ctrl-C ends the scheduler; jobs go on, and are found
-    again at the next start. Where one runs already it says so: exit code 1, or 0 with --detach, unless other options
-    than its own are given.
+    All jobs run as the user who starts the scheduler, whoever submits them. GPUs are detected; without GPUs, --slots
+    says how many CPU slots stand in for them. In the foreground Ctrl-C stops the scheduler; jobs keep running, and the
+    next start finds them. If a scheduler runs already, the exit code is 1; with --detach it is 0, unless the options
+    differ from those it runs with.
 
     \b
     Examples:
@@ -94,7 +92,7 @@ def up(
     from gpuloom.client.home import alive, home_directory, running
 
     if not sys.platform.startswith("linux"):
-        raise UpError("gpuloom up runs on Linux only: it needs its process groups, cgroups and /proc")
+        raise UpError("gpuloom up runs on Linux only: it needs process groups, cgroups and /proc")
     if written is not None:
         from gpuloom.policies.registry import create_policy
 
@@ -107,7 +105,7 @@ def up(
     except ClientError:  # a crash of the machine left half of the file; this start writes it anew
         found = None
     if found is not None and alive(found.pid) and _answers(folder, found.pid):
-        text = f"a scheduler runs here already: pid {found.pid}, {found.url}, home {folder}"
+        text = f"a scheduler is running here already: pid {found.pid}, {found.url}, home {folder}"
         if not detach:
             raise UpError(text)
         if differing := _differences(ctx, _ready(folder, found.pid), found.url):
@@ -314,8 +312,8 @@ def start_detached(home: Path, arguments: Sequence[str], *, timeout_s: float = R
     # What takes so long may be the update of a large store: to end it would only mean to begin anew.
     pid, process.returncode = process.pid, 0
     raise UpError(
-        f"the scheduler (pid {pid}) is not ready after {timeout_s:g} s, and goes on: `gpuloom status` says when it is, "
-        f"`kill {pid}` ends it{_end_of(log, start)}"
+        f"the scheduler (pid {pid}) is not ready after {timeout_s:g} s, and is still starting: `gpuloom status` says "
+        f"when it is ready, `kill {pid}` stops it{_end_of(log, start)}"
     )
 
 
@@ -348,7 +346,7 @@ def _written(log: Path, start: int) -> str:
 @click.option(
     "--stop-jobs",
     is_flag=True,
-    help="Stop all jobs that run, with their grace, before it ends; they wait, and go on at the next up.",
+    help="Stop running jobs first, with their grace period. They queue, and go on at the next up.",
 )
 @click.option(
     "--timeout",
@@ -357,13 +355,13 @@ def _written(log: Path, start: int) -> str:
     default="60",
     show_default=True,
     metavar="TIME",
-    help="How long to wait for its end.",
+    help="How long to wait for it to stop.",
 )
 @live_options
 def down(stop_jobs: bool, timeout_s: float, as_json: bool, home: Path | None) -> None:
-    """End the scheduler. Jobs that run go on, unless --stop-jobs; those that wait are kept.
+    """Stop the scheduler. Running jobs keep running, unless --stop-jobs; waiting jobs stay queued.
 
-    With --stop-jobs they are put back into the queue (not cancelled), and go on at the next gpuloom up.
+    With --stop-jobs running jobs are put back into the queue (not cancelled), and go on at the next gpuloom up.
 
     \b
     Examples:
@@ -378,7 +376,7 @@ def down(stop_jobs: bool, timeout_s: float, as_json: bool, home: Path | None) ->
         except NoSchedulerError as error:
             # What was asked for is so; but who mistook the home should see it.
             say_json({"was_running": False, "detail": str(error)}) if as_json else click.echo(
-                f"nothing to end: {error}"
+                f"nothing to stop: {error}"
             )
             return
         pid, jobs = int(found["pid"]), found.get("jobs") or {}
@@ -387,7 +385,7 @@ def down(stop_jobs: bool, timeout_s: float, as_json: bool, home: Path | None) ->
         until = time.monotonic() + timeout_s
         while _there(client, pid, local):
             if time.monotonic() > until:
-                raise UpError(f"the scheduler (pid {pid}) still runs after {short(timeout_s)}; it was asked to end")
+                raise UpError(f"the scheduler (pid {pid}) still runs after {short(timeout_s)}; it was asked to stop")
             time.sleep(0.05)
     if as_json:
         say_json({"was_running": True, "pid": pid, "stopped_jobs": stop_jobs})

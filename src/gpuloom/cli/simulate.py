@@ -24,14 +24,14 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--json", "json_target", metavar="FILE|-", help="Write the results as JSON; - prints nothing else."
         ),
-        click.option("--csv", "csv_target", metavar="FILE|-", help="Write the table as CSV, a row per policy."),
-        click.option("--jobs-csv", "jobs_target", metavar="FILE|-", help="Write a row per policy and job."),
+        click.option("--csv", "csv_target", metavar="FILE|-", help="Write the table as CSV, with a row per policy."),
+        click.option("--jobs-csv", "jobs_target", metavar="FILE|-", help="Write a CSV with a row per policy and job."),
         click.option(
             "--html",
             "html_target",
             type=click.Path(dir_okay=False),
             metavar="FILE",
-            help="Write a report: one page, readable offline.",
+            help="Write a report: one HTML page that needs no network.",
         ),
         click.option(
             "--plot",
@@ -65,7 +65,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--save-memory",
     "memory_target",
     metavar="FILE|-",
-    help="Write what the policy has learnt; rl:state=FILE begins with it.",
+    help="Write what the policy has learnt, for use as rl:state=FILE.",
 )
 def simulate(policy: str, **options: Any) -> None:
     """Replay a trace on a cluster under one policy.
@@ -89,13 +89,19 @@ def simulate(policy: str, **options: Any) -> None:
     help="Policies, separated by commas (see: gpuloom policies).",
 )
 @click.option(
-    "--jobs", "-j", "processes", type=click.IntRange(1), default=1, show_default=True, help="Processes to run at once."
+    "--jobs",
+    "-j",
+    "processes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of processes to run at once.",
 )
 def compare(policies: str, processes: int, **options: Any) -> None:
     """Replay a trace on a cluster under several policies and compare them.
 
-    Of a trace that says what happened where it was taken (gpuloom history export), the first row, "as it ran", shows
-    that. Interrupted (Ctrl-C), it prints what is done so far.
+    If the trace says what really happened (gpuloom history export), the first row, "as it ran", shows that. After
+    Ctrl-C the results so far are printed.
 
     \b
     Examples:

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 @click.option(
     "--watch", "-w", is_flag=True, help="Follow state and log to the end; exit code 0 if it finished well, else 1."
 )
-@click.option("--idempotency-key", metavar="TEXT", help="Submit once, however often this is run with the same key.")
-@click.option("--dry-run", is_flag=True, help="Check it and print what would be sent, as JSON.")
+@click.option(
+    "--idempotency-key", metavar="TEXT", help="Submit only once, however often this is run with the same key."
+)
+@click.option("--dry-run", is_flag=True, help="Check the job and print what would be sent, as JSON.")
 @live_options
 @click.pass_context
 def submit(
@@ -49,10 +51,11 @@ def submit(
 ) -> None:
     """Submit a command, a script, or the jobs of a YAML file (- for standard input).
 
-    The command goes after --, so that its own options are left alone; it is no shell line (write -- sh -c '…' for one).
-    It runs where it was submitted, with the environment of this shell, which --export none leaves out; GPUs are all
-    given at once. A script alone needs no --: one with #! runs by what that names, .py by python, .sh by sh. A YAML
-    file holds one job, a list of them, or several documents; flags override what it says. Its fields: gpuloom schema.
+    The command stands after --, so that its options are not taken for those of gpuloom. No shell reads it; for a shell
+    line write -- sh -c '…'. It runs in the folder where it was submitted, with the environment of this shell unless
+    --export none is given. All its GPUs are given at once. A script alone needs no --: one with #! is run by the
+    program named there, .py by python, .sh by sh. A YAML file holds one job, a list, or several documents; options
+    override its fields (gpuloom schema lists them).
 
     \b
     Examples:
@@ -88,8 +91,8 @@ def submit(
                 raise InputError(f"{error}; {hint}") from None
             if command is not None and len(specs) > 1:
                 raise click.UsageError(
-                    f"{given[0]} holds {len(specs)} jobs, and the command after -- would be that of all of them: "
-                    "leave it out, or submit a file of one job"
+                    f"{given[0]} holds {len(specs)} jobs, and the command after -- would replace that of each: leave "
+                    f"it out, or submit a file with one job"
                 )
         else:
             specs = [{"workdir": os.getcwd(), **own, "env": {**shell, **extra}}]
@@ -126,7 +129,7 @@ def _script(
         line = shlex.join(["--", *(command if given[0] in command else [*found, *command])])
         raise click.UsageError(f"{given[0]} is a script and takes no command after --; write: gpuloom submit {line}")
     if len(given) > 1:
-        raise click.UsageError(f"what goes to the script stands after --: {_instead(arguments)}")
+        raise click.UsageError(f"arguments of the script must stand after --: {_instead(arguments)}")
     note = check_slurm(given[0], arguments, fields_of(flags))
     if note:
         click.echo(f"note: {note}", err=True)
@@ -143,7 +146,7 @@ def _check(given: Sequence[str], command: Sequence[str] | None, arguments: Seque
     if command is not None and not command:
         raise click.UsageError("no command after --")
     if not given and command is None:
-        raise click.UsageError("what is to run? gpuloom submit -- COMMAND..., or gpuloom submit job.yaml")
+        raise click.UsageError("name what to run: gpuloom submit -- COMMAND..., or gpuloom submit job.yaml")
     if not given:
         return
     first = given[0]
@@ -191,7 +194,7 @@ def shell_environment() -> dict[str, str]:
             continue
         kept[name] = value
     if odd:
-        click.echo(f"note: not sent, as they are not UTF-8: {', '.join(map(ascii, odd))}", err=True)
+        click.echo(f"note: these variables are not UTF-8 and were not sent: {', '.join(map(ascii, odd))}", err=True)
     return kept
 
 
@@ -202,7 +205,8 @@ def _watch(client: Client, jobs: Sequence[int], as_json: bool) -> bool:
     except KeyboardInterrupt:
         which = runs_of(jobs)
         click.echo(
-            f"\njob {which} goes on; follow it: gpuloom logs -f {jobs[0]}; end it: gpuloom cancel {which}", err=True
+            f"\njob {which} keeps running; follow it: gpuloom logs -f {jobs[0]}; end it: gpuloom cancel {which}",
+            err=True,
         )
         return False
 

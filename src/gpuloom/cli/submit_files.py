@@ -52,7 +52,7 @@ def read_jobs(
             )
         found.append(_job(data, written, lines, source, line, base, flags, env, shell))
     if not found:
-        raise InputError(f"{source}: holds no job; the least is: command: [python, train.py]")
+        raise InputError(f"{source}: holds no job; the shortest one is: command: [python, train.py]")
     return found
 
 
@@ -81,14 +81,14 @@ def _nodes(text: str, source: str) -> list[tuple[yaml.Node, Loader]]:
     except yaml.MarkedYAMLError as error:
         raise _no_yaml(error, source) from None
     except yaml.YAMLError as error:
-        raise InputError(f"{source}: no YAML: {cut(' '.join(str(error).split()), 200)}") from None
+        raise InputError(f"{source}: not YAML: {cut(' '.join(str(error).split()), 200)}") from None
     return found
 
 
 def _no_yaml(error: yaml.MarkedYAMLError, source: str) -> InputError:
     mark = error.problem_mark or error.context_mark
     where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-    kind = "" if isinstance(error, RefusedError) else "no YAML: "
+    kind = "" if isinstance(error, RefusedError) else "not YAML: "
     return InputError(f"{where}: {kind}{cut(str(error.problem or error.context), 200)}")
 
 
@@ -106,7 +106,7 @@ def _mark(node: yaml.Node, path: tuple[object, ...], lines: Lines, source: str) 
             there = (*path, key.value)
             if there in lines:
                 here = f"{source}:{key.start_mark.line + 1}"
-                raise InputError(f"{here}: {cut(key.value, 60)} stands on line {lines[there]} already: write it once")
+                raise InputError(f"{here}: {cut(key.value, 60)} is on line {lines[there]} already: write it once")
             lines[there] = key.start_mark.line + 1
             if len(path) < 4:  # no field is deeper
                 _mark(value, there, lines, source)
@@ -186,7 +186,7 @@ def _told(error: ValidationError, lines: Lines, source: str, line: int, flags: M
         elif entry["loc"] == ("command",) and isinstance(entry.get("input"), str):
             sentence = f"command is one text: write program and arguments as a list, such as {entry['input'].split()}"
         elif entry["loc"][:1] == ("env",):
-            sentence += " (quote values that are no text)"
+            sentence += " (quote values that are not text)"
         if entry["loc"] == ("share_class",) and ("class",) in lines:
             sentence = sentence.replace("share_class", "class", 1)  # as it is written
         by_flag = bool(entry["loc"]) and entry["loc"][0] in flags

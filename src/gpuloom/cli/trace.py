@@ -96,8 +96,10 @@ def convert(
 
 @trace.command()
 @click.option("--jobs", type=int, required=True, metavar="N", help="Number of jobs.")
-@click.option("--gpus", type=int, required=True, metavar="N", help="GPUs of the cluster the load is for.")
-@click.option("--load", type=float, default=0.8, show_default=True, help="Arriving GPU-seconds per second and GPU.")
+@click.option("--gpus", type=int, required=True, metavar="N", help="GPUs of the cluster that --load refers to.")
+@click.option(
+    "--load", type=float, default=0.8, show_default=True, help="Offered load: GPU-seconds submitted per second and GPU."
+)
 @click.option(
     "--arrival",
     default="poisson",
@@ -105,8 +107,14 @@ def convert(
     metavar="KIND",
     help="poisson, uniform, bursty, diurnal, or batch (all at 0).",
 )
-@click.option("--burstiness", type=float, default=4.0, show_default=True, help="bursty: deviation over mean of gaps.")
-@click.option("--swing", type=float, default=0.8, show_default=True, help="diurnal: relative swing of the rate.")
+@click.option(
+    "--burstiness",
+    type=float,
+    default=4.0,
+    show_default=True,
+    help="bursty: standard deviation of the gaps over their mean.",
+)
+@click.option("--swing", type=float, default=0.8, show_default=True, help="diurnal: relative amplitude of the rate.")
 @click.option(
     "--duration",
     default="lognormal",
@@ -116,27 +124,31 @@ def convert(
 )
 @click.option("--mean", type=parse_duration_s, metavar="TIME", help="Mean duration (2h).")
 @click.option("--median", type=parse_duration_s, metavar="TIME", help="Median duration (30m).")
-@click.option("--max-duration", type=parse_duration_s, metavar="TIME", help="Cut longer durations to this.")
+@click.option(
+    "--max-duration", type=parse_duration_s, metavar="TIME", help="Upper limit of durations; longer ones are cut."
+)
 @click.option("--pareto-shape", type=float, default=1.5, show_default=True, help="pareto: exponent of the tail.")
 @click.option(
     "--gpu-mix",
     default="gavel",
     show_default=True,
     metavar="MIX",
-    help="Shares by GPU count: gavel, philly, or such as 1=0.7,2=0.1,8=0.2.",
+    help="Shares by GPU count: gavel, philly, or a list (1=0.7,2=0.1,8=0.2).",
 )
 @click.option("--max-gpus", type=int, metavar="N", help="Most GPUs of one job [--gpus].")
-@click.option("--models", metavar="MIX", help="Shares by model, such as bert=1,vgg16=3 [Muri's eight models].")
+@click.option("--models", metavar="MIX", help="Shares by model (bert=1,vgg16=3) [Muri's eight models].")
 @click.option("--users", type=int, default=20, show_default=True, help="Number of users; 0 for none.")
 @click.option("--user-skew", type=float, default=1.0, show_default=True, help="Zipf exponent of the users.")
 @click.option("--opportunistic", type=float, default=0.0, show_default=True, help="Share of jobs of priority 1.")
 @click.option("--high", type=float, default=0.0, show_default=True, help="Share of jobs of class high.")
 @click.option("--best-effort", type=float, default=0.0, show_default=True, help="Share of jobs of class best-effort.")
-@click.option("--elastic", metavar="MIN-MAX", help="Sizes of every job: GPUs (1-8), or factors (0.5x-4x).")
+@click.option(
+    "--elastic", metavar="MIN-MAX", help="Make every job elastic: a range of GPUs (1-8), or factors (0.5x-4x)."
+)
 @click.option(
     "--gpu-models",
     metavar="MODELS",
-    help="Give jobs speeds on these GPU models, such as V100,K80; durations are those on the first.",
+    help="Give jobs speeds on these GPU models (V100,K80); durations are for the first.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same trace.")
 @click.option("--output", "-o", required=True, metavar="FILE", help="File to write; - for standard output (CSV).")
@@ -358,7 +370,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
             "offered GPUs",
             f"{offered:,.1f} busy on average, if none waited; the largest job takes {summary['max_gpus']}"
             if offered is not None
-            else f"no average, all jobs come at once; the largest takes {summary['max_gpus']}",
+            else f"no average, as all jobs come at once; the largest takes {summary['max_gpus']}",
         ),
     ]
     if (elastic := summary["elastic"]) is not None:
@@ -479,7 +491,7 @@ def _count(text: str) -> int:
 def _check_output(output: str, overwrite: bool) -> None:
     check_outputs([output], None)
     if output != "-" and Path(output).exists() and not overwrite:
-        raise InputError(f"{output}: is there already; --overwrite replaces it")
+        raise InputError(f"{output} exists already; --overwrite replaces it")
     if output != "-" and not Path(output).name.lower().endswith((".csv", ".csv.gz", ".parquet")):
         raise InputError(f"{output}: the file's name must end with .csv, .csv.gz or .parquet")
 

@@ -20,15 +20,15 @@ from gpuloom.core.words import plural
 
 @click.command(epilog=JOBS_HELP)
 @click.argument("jobs", nargs=-1, metavar="[JOB]...")
-@click.option("--once", is_flag=True, help="Show it once, and end.")
-@click.option("--times", "-n", type=click.IntRange(1), metavar="N", help="Show it N times, and end.")
+@click.option("--once", is_flag=True, help="Show it once, and exit.")
+@click.option("--times", "-n", type=click.IntRange(1), metavar="N", help="Show it N times, and exit.")
 @click.option("--every", "every_s", type=Duration(), default="2", show_default=True, metavar="TIME", help="How often.")
 @live_options
 def top(jobs: tuple[str, ...], once: bool, times: int | None, every_s: float, as_json: bool, home: Path | None) -> None:
     """Watch GPUs and running jobs with their rates, like top(1); or, with JOB, move it to the top of the queue.
 
-    q or Ctrl-C ends it. A job that is moved gets a priority above all others that wait; none is ever lowered. --json
-    prints one object a look, and ends after one unless --times says otherwise.
+    q or Ctrl-C quits. A moved job gets a priority above all other waiting jobs; a priority is never lowered. --json
+    prints one object per update, and exits after one unless --times is given.
 
     \b
     Examples:
@@ -56,7 +56,7 @@ def top(jobs: tuple[str, ...], once: bool, times: int | None, every_s: float, as
 
 def _moved(job: Mapping[str, Any]) -> str:
     if job["state"] in ("running", "starting"):
-        return "runs already; top moves jobs that wait"
+        return "runs already; top moves waiting jobs"
     return f"first in the queue{'' if job['changed'] else ' already'} (priority {job['priority']})"
 
 

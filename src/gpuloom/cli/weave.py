@@ -27,12 +27,12 @@ OBJECTIVES = {"throughput": "normalised throughput", "efficiency": "γ, the mean
 
 @click.command()
 @click.argument("profiles", metavar="PROFILES.csv")
-@click.option("--group-size", type=click.IntRange(1, 4), metavar="1..4", help="At most so many jobs in a group [4].")
+@click.option("--group-size", type=click.IntRange(1, 4), metavar="1..4", help="Most jobs in a group [4].")
 @click.option(
     "--groups",
     type=click.IntRange(1),
     metavar="N",
-    help="At most N groups for each number of GPUs [as few as full groups need].",
+    help="At most N groups per number of GPUs [as few as full groups need].",
 )
 @click.option(
     "--method",
@@ -60,21 +60,21 @@ OBJECTIVES = {"throughput": "normalised throughput", "efficiency": "γ, the mean
     type=Choice(["auto", "measured", "barrier"]),
     default="auto",
     show_default=True,
-    help="How woven jobs slow each other down; auto: measured for 3 stages, barrier for 4.",
+    help="Model of how woven jobs slow each other down; auto: measured for 3 stages, barrier for 4.",
 )
 @click.option(
     "--interleave-overhead",
     metavar="measured|none|F|F2/F3/F4",
-    help="Factors on the iteration of 2, 3, 4 jobs [measured under the measured model, none under barrier].",
+    help="Slowdown of a group of 2, 3, 4 jobs [as measured with the measured model; none with barrier].",
 )
-@click.option("--gpu-memory", metavar="SIZE", help="Memory of a GPU (16GiB): a group has to fit.")
+@click.option("--gpu-memory", metavar="SIZE", help="Memory of a GPU (16GiB); a group must fit.")
 @click.option(
     "--json",
     "json_target",
     is_flag=False,
     flag_value="-",
     metavar="[FILE]",
-    help="Write JSON to FILE; without FILE (or -) print it and nothing else.",
+    help="Write JSON to FILE; without FILE, or with -, print only that.",
 )
 @click.option(
     "--plot", "plot_target", type=click.Path(dir_okay=False), metavar="FILE", help="Plot to .png, .svg, .pdf."
@@ -94,10 +94,10 @@ def weave(
     plot_target: str | None,
     library: Path | None,
 ) -> None:
-    """Find which of a set of jobs to weave on shared GPUs, in which order, and what it gains.
+    """Find which jobs to weave on shared GPUs, in which order, and what it gains.
 
-    PROFILES.csv (- for standard input) has a row per job: its name, GPUs, and the times of its stages in an
-    iteration, or a model whose profile has them (docs/howto/profiles.md). Jobs are woven with jobs of as many GPUs.
+    PROFILES.csv (- for standard input) has a row per job: its name, its GPUs, and its stage times per iteration or a
+    model whose profile has them (docs/howto/profiles.md). Jobs are woven only with jobs of the same number of GPUs.
 
     \b
     Examples:
@@ -191,7 +191,7 @@ def _check_memory(jobs: JobSet, gpu_memory_mib: int) -> list[str]:
 
 
 MOST_EXACT = 40
-"""Different jobs up to which the exact method takes a few seconds at most."""
+"""Most different jobs for which the exact method takes a few seconds at most."""
 
 
 def _weave(
@@ -314,7 +314,7 @@ def _print(found: Sequence[WovenGroup], summary: dict[str, Any]) -> None:
         f"{plural(summary['jobs_in_groups'], 'job')} in {plural(summary['group_count'], 'group')} on "
         f"{plural(summary['gpus_after'], 'GPU')} "
         f"instead of {summary['gpus_before']:,}"
-        + (f"; a GPU does {total:.2f} times the work" if total is not None else "")
+        + (f"; each GPU does {total:.2f} times the work" if total is not None else "")
         + (f"; {are(left_out, 'job')} in no group" if left_out else "")
     )
     by_quality: dict[str, list[int]] = {}

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @click.command(epilog=JOBS_HELP)
 @click.argument("job", metavar="[JOB]", required=False)
-@click.option("--no-forecast", is_flag=True, help="Only why it waits, without looking ahead.")
-@click.option("--check", is_flag=True, help="Compare forecasts with what happened here, by the log of this home.")
-@click.option("--since", type=Moment(), metavar="TIME", help="With --check: submissions from then on (7d: ago).")
+@click.option("--no-forecast", is_flag=True, help="Only say why it waits, without a forecast.")
+@click.option("--check", is_flag=True, help="Compare past forecasts with what happened, by the log of this home.")
+@click.option("--since", type=Moment(), metavar="TIME", help="With --check: submissions since then (7d: ago).")
 @click.option(
     "--sample",
     type=click.IntRange(1),
     default=200,
     show_default=True,
     metavar="N",
-    help="With --check: at most so many submissions.",
+    help="With --check: at most this many submissions.",
 )
 @live_options
 def why(
@@ -39,13 +39,13 @@ def why(
     as_json: bool,
     home: Path | None,
 ) -> None:
-    """Tell why a job waits, its position, and when it will start.
+    """Explain why a job waits, its position, and when it will start.
 
-    The forecast runs the simulator forward from what runs and waits now; what it rests on and assumes is said. A range
-    holds eight of ten cases; what is not known is said to be unknown.
+    The forecast simulates ahead from the jobs that run and wait now, and says what it rests on and assumes. A range
+    covers eight of ten cases; what is not known is called unknown.
 
-    --check makes the forecasts of past submissions again, with what was known then, and compares them with what
-    happened. It needs no scheduler; Ctrl-C shows what there is so far.
+    --check repeats the forecasts of past submissions with what was known then, and compares them with what happened. It
+    needs no scheduler; Ctrl-C shows the results so far.
 
     \b
     Examples:
@@ -59,9 +59,9 @@ def why(
         _check(home, since, sample, as_json)
         return
     if job is None:
-        raise click.UsageError("which job? Give its number, such as 12 (gpuloom ls lists them); or --check")
+        raise click.UsageError("which job? Give its number, such as 12 (gpuloom ls lists them), or --check")
     if since is not None:
-        raise click.UsageError("--since goes with --check")
+        raise click.UsageError("--since needs --check")
     with connect(home) as client:
         found = client.why(one_number(client, job), forecast=not no_forecast)
     if as_json:
@@ -99,7 +99,7 @@ def _check(home: Path | None, since_s: float | None, sample: int, as_json: bool)
     else:
         _show(found, str(where.db))
     if found.ended_early:
-        click.echo("interrupted: this is of the forecasts made so far", err=True)
+        click.echo("interrupted: only the forecasts made so far are counted", err=True)
         sys.exit(1)
 
 

@@ -289,7 +289,7 @@ class Client:
                 continue
             array = list(self.jobs(array=low, oldest_first=True))
             if not array:
-                raise RequestError(f"{text}: job {low} is not the first of an array")
+                raise RequestError(f"{text}: job {low} is not the first job of an array")
             chosen = [job["id"] for job in array if wanted == "" or str(job.get("array_index")) == wanted]
             if not chosen:
                 known = sorted(i for job in array if (i := job.get("array_index")) is not None)

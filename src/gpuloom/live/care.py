@@ -68,11 +68,11 @@ class StoreCheck:
                 return
             found = json.loads(said) if self._process.returncode in (0, 1) else None
         except (OSError, ValueError) as error:
-            self._told(f"the rest of the store could not be checked ({error}); `gpuloom db check` does it")
+            self._told(f"the rest of the store could not be checked ({error}); run `gpuloom db check`")
             return
         if found is None:
             last = complained.decode(errors="replace").strip().rpartition("\n")[2]
-            self._told(f"the rest of the store could not be checked ({last}); `gpuloom db check` does it")
+            self._told(f"the rest of the store could not be checked ({last}); run `gpuloom db check`")
         elif found["sound"]:
             self.checked = Checked.WHOLE
             log.info("the whole store was checked: it is sound")

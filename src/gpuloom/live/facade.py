@@ -237,7 +237,7 @@ class LiveService:
                 "gated": scheduler.sharing.gated,
                 "text": scheduler.sharing.why
                 if scheduler.planning.policy.pairs or not scheduler.sharing.able
-                else f"policy {scheduler.planning.written} forms no pairs",
+                else f"policy {scheduler.planning.written} can't put jobs beside each other on a GPU",
             },
             "jobs": dict(self._store.counts()),
             "gpus": {

@@ -65,7 +65,7 @@ class Machine:
                 try:
                     self.look(runs, take)
                 except Exception as error:  # a monitor that fails must not take the scheduler with it
-                    text = f"a look at the machine failed: {type(error).__name__}: {error}; the next one may work"
+                    text = f"the machine could not be checked: {type(error).__name__}: {error}; the next check may work"
                     if text != self._problem:
                         log.exception("%s", text)
                     self._problem = text

@@ -37,7 +37,7 @@ from gpuloom.store.sqlite import SqliteStore
 log = logging.getLogger("gpuloom")
 
 DEFAULT_POLICY = "fifo:backfill=easy"
-"""Stops no running job, and lets small ones go ahead only where that delays no larger one."""
+"""Preempts no running job, and lets small jobs go first only if that delays no larger job."""
 DEFAULT_INTERVAL_S = 360.0
 
 

@@ -202,7 +202,7 @@ class Scheduler:
                 return future.result(timeout=1.0)
             except TimeoutError:
                 if not self._thread.is_alive() and not future.done():
-                    raise StoreError("the scheduler is ending") from None
+                    raise StoreError("the scheduler is stopping") from None
                 if self.planning.deciding_s() >= SLOW_PASS_S and future.cancel():
                     raise StoreError(self.policy_problem()) from None
 
@@ -255,7 +255,7 @@ class Scheduler:
                     before_s = self.book.jobs[attempt.job].work_s
                     self.work.report(attempt.job, fraction, told_s, before_s, again=attempt.number > 1)
             if jump := self.clock.jumped_s():
-                log.warning("the machine's clock was set by %+.1f s; times go on as they were", jump)
+                log.warning("the machine's clock was changed by %+.1f s; the scheduler's own time is unaffected", jump)
                 self.ledger.write([("clock.jumped", None, {"seconds": jump})])
             # Each change is told once: what can't be written now is written with the next sample.
             self._seen_gpus |= {gpu.index: (gpu.state, gpu.reason) for gpu in gpus}
@@ -301,9 +301,9 @@ class Scheduler:
         if lasts_s < SLOW_PASS_S:
             return ""
         return (
-            f"policy {self.planning.written} has been deciding for {lasts_s:.0f} s, and nothing else is done until it "
-            f"answers; to go on without it, end process {os.getpid()} (SIGKILL: jobs go on) and start the scheduler "
-            f"with another one (gpuloom up --policy {FALLBACK})"
+            f"policy {self.planning.written} has been deciding for {lasts_s:.0f} s, and the scheduler does nothing "
+            f"else until it answers; to go on without it, kill process {os.getpid()} (SIGKILL: jobs keep running) "
+            f"and start the scheduler with another one (gpuloom up --policy {FALLBACK})"
         )
 
     def on_end(self, call: Callable[[], None]) -> None:
@@ -323,14 +323,14 @@ class Scheduler:
                 self._turn()
         except BaseException as error:
             self.failed = error
-            log.critical("the scheduler ends by an error of ours", exc_info=True)
+            log.critical("the scheduler stops because of an internal error", exc_info=True)
         finally:
             self._ending.set()
             try:
                 self._save_memory(force=True)
             except Exception as error:  # whatever it is, whoever waits for the end is told of it
                 self.failed = self.failed or error
-                log.critical("the policy's memory could not be written down", exc_info=True)
+                log.critical("the policy's memory could not be saved", exc_info=True)
             finally:
                 self._ended()
 
@@ -384,7 +384,7 @@ class Scheduler:
         try:
             call()
         except Exception:  # a bug of ours; what it was about is lost, all else goes on
-            log.exception("a message could not be worked on")
+            log.exception("a message could not be handled")
 
     def _trouble(self, part: str, problem: str) -> None:
         if problem != self.problems.get(part, ""):
@@ -464,7 +464,7 @@ class Scheduler:
             pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
     def _not_met(self, error: GpuloomError) -> None:
-        self._unmet = f"{error} (nothing is started, and what runs goes on; it is tried again)"
+        self._unmet = f"{error} (no job is started, running jobs keep running; the scheduler tries again)"
         self._trouble("executor", self._unmet)
         self.planning.no_starts = self._unmet
 
@@ -477,8 +477,8 @@ class Scheduler:
             status = known.get(attempt.run)
             if status is not None and not same_process(attempt, status.pid, status.start_ticks):
                 raise ExecutorError(  # an older gpuloom gave runs of two pasts one name
-                    f"run {attempt.run} goes on as process {status.pid}, and the store, which was put back to an older "
-                    f"state, knows it as process {attempt.pid}: end that process, then start the scheduler again"
+                    f"run {attempt.run} is process {status.pid}, but the store says process {attempt.pid} (an older "
+                    f"backup was restored): end process {status.pid}, then start the scheduler again"
                 )
             # What it did before it was last frozen; start-up included, which is not known any more.
             self.work.begin(attempt.job, now, attempt.since_s, done_s=attempt.held_s)
@@ -489,7 +489,7 @@ class Scheduler:
             if status is None and attempt.phase is Phase.STARTING and attempt.stop_reason is None:
                 self.planning.claims.on(Step.UNKNOWN, attempt.job)
             elif status is None and attempt.pid is None and attempt.stop_reason is not None:
-                how = RunExit(None, None, attempt.stop_reason.value, "it was stopped before it began", time.time())
+                how = RunExit(None, None, attempt.stop_reason.value, "it was stopped before it started", time.time())
                 self.intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
             elif status is None:
                 # A store that was put back to an older state has forgotten an end that was acknowledged.
@@ -521,7 +521,7 @@ class Scheduler:
         try:
             policy = self.planning.made(written)
         except PolicyFailure as failure:
-            raise PolicyError(f"policy {written!r} can't begin: {failure}") from failure
+            raise PolicyError(f"policy {written!r} can't start: {failure}") from failure
         self.ledger.write([("policy.set", None, {"policy": written, "interval_s": interval})])
         self.planning.use(policy, written, interval)
         self._told.clear()
@@ -596,7 +596,7 @@ class Scheduler:
         try:
             self.store.forget_environments(now - KEEP_ENVIRONMENTS_S)
         except StoreError as error:  # it is tried again; what else is written says so too
-            log.warning("environments of jobs that ended long ago are not forgotten yet: %s", error)
+            log.warning("the environments of jobs that ended long ago could not be deleted: %s", error)
 
     def _forget(self) -> None:
         """Drop the oldest ended jobs from memory."""

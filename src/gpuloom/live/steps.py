@@ -19,22 +19,22 @@ AGAIN_S = 15.0
 class Step(Enum):
     """What a start is at: (what it does, what to do if it takes long)."""
 
-    HOME = "making the home directory", "is its disk there? `ls` the directory above it"
-    LOCK = "taking the home's lock", "is the home on a local disk? Locks of network file systems can hang"
+    HOME = "making the home directory", "is its disk mounted? Try `ls` on the directory above it"
+    LOCK = "taking the home's lock", "is the home on a local disk? Locks on network file systems can hang"
     STORE = (
         "opening the store",
-        "one of an older gpuloom is brought up to date now, which takes minutes if it is large; else look whether its "
-        "disk is slow (`dmesg`) or another program keeps it locked (`fuser store.db`)",
+        "a large store of an older gpuloom takes minutes to upgrade; otherwise its disk may be slow (`dmesg`) or "
+        "another program may keep it locked (`fuser store.db`)",
     )
-    CHECK = "checking the store", "a slow disk, or a busy machine: it goes on by itself"
-    LOAD = "reading the store", "a slow disk, or a busy machine: it goes on by itself"
+    CHECK = "checking the store", "a slow disk, or a busy machine: it continues by itself"
+    LOAD = "reading the store", "a slow disk, or a busy machine: it continues by itself"
     MACHINE = "looking at the machine and its GPUs", "does `nvidia-smi` answer? A driver that hangs needs a restart"
-    WRITE = "writing that the scheduler begins", "is the home's disk full, read-only or slow? (`df`, `dmesg`)"
+    WRITE = "recording the start of the scheduler", "is the home's disk full, read-only or slow? (`df`, `dmesg`)"
     RUNNER = (
-        "connecting to the runner, the process that keeps the jobs",
-        "runner.log in the home says more. A runner that was stopped goes on by `kill -CONT PID`; its jobs run on",
+        "connecting to the runner, the process that runs the jobs",
+        "runner.log in the home says more. A stopped runner continues after `kill -CONT PID`; its jobs keep running",
     )
-    ADDRESS = "listening for requests", "does the name of --host resolve? 127.0.0.1 needs no name server"
+    ADDRESS = "listening for requests", "does the name given as --host resolve? 127.0.0.1 needs no name server"
 
     @property
     def doing(self) -> str:

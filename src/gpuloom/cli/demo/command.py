@@ -27,7 +27,7 @@ INTERVAL_S = 2.0
 ALSO = ("fifo:backfill=easy", "sjf")
 """The same jobs run under these at the same time, on schedulers of their own: the default policy, and one more."""
 OTHERS = ("fifo", "fifo:backfill=easy", "sjf", "srtf", "tiresias:thresholds=5/15")
-"""Limits of Tiresias in GPU-seconds, fit for jobs of seconds."""
+"""Queue limits of Tiresias in GPU-seconds, for jobs that take seconds."""
 MOST_S = 120.0
 """How long the jobs may take."""
 
@@ -142,7 +142,12 @@ def _run(scheduler: TemporaryScheduler, plan: Sequence[Planned], story: Story, l
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON; the story goes to standard error.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the results as JSON; the account of what happens goes to standard error.",
+)
 @click.option("--simulate", is_flag=True, help="Only simulate: compare policies on a generated trace.")
 @click.option("--jobs", type=click.IntRange(1), default=2000, show_default=True, help="--simulate: jobs of the trace.")
 @click.option(
@@ -165,8 +170,8 @@ def demo(ctx: click.Context, as_json: bool, simulate: bool, jobs: int, load: flo
     """Run eight small training jobs on a scheduler of their own, and compare with what the simulator says.
 
     They queue, run, are preempted, go on from their checkpoints and finish on four CPU slots, within a minute. The same
-    jobs run beside them under two more policies, the default one among them. Schedulers, jobs and files are gone
-    afterwards. Exit code 1 if a job failed, or the average JCTs, live and simulated, differ by more than 3 %.
+    jobs run under two more policies at the same time; one of these is the default. Schedulers, jobs and files are
+    removed afterwards. Exit code 1 if a job failed, or the average JCTs, live and simulated, differ by more than 3 %.
 
     With --simulate nothing is run: policies are compared on a generated trace and, where ../shared/data exists, a real
     one.
@@ -213,7 +218,7 @@ def _say(outcome: Outcome, took_s: float) -> None:
             f"  {name:<26} live {what.live_s:6.2f} s  simulated {what.simulated_s:6.2f} s  "
             f"{100 * what.difference:+.1f} %{verdict}"
         )
-    click.echo(f"\nSchedulers, jobs and files are gone again. All took {took_s:.0f} s.")
+    click.echo(f"\nSchedulers, jobs and files are removed. It all took {took_s:.0f} s.")
     if not outcome.within:
         click.echo(f"gpuloom: live and simulated differ by more than {100 * BOUND:g} %", err=True)
 

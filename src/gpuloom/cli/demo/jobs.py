@@ -88,7 +88,7 @@ class Story:
             return "resumes", f"{where}, goes on from step {step} of {steps}"
         if kind == "attempt.stopping":
             self.state[job] = "stopping"
-            return "notice", "is asked to save and make way"
+            return "notice", "is asked to save and free its GPUs"
         if kind == "attempt.ended":
             for span in self.spans:
                 if span[3] == job and span[2] is None:

@@ -51,7 +51,7 @@ def compare_policies(jobs: int, load: float, seed: int, output: Path) -> None:
     if data is not None and (data / REAL).is_file():
         workloads.append(read_trace(data / REAL).workload)
     else:
-        click.echo(f"no real trace at hand ({REAL} in ../shared/data or $GPULOOM_DATA): the generated one alone")
+        click.echo(f"no real trace found ({REAL} in ../shared/data or $GPULOOM_DATA): only the generated one is used")
     for workload in workloads:
         click.echo(f"{workload.name}: {plural(len(workload), 'job')} on {plural(cluster.gpus, 'GPU')} ({CLUSTER})")
     tasks = [Task(workload, cluster, policy) for workload in workloads for policy in POLICIES]

@@ -15,9 +15,9 @@ MARKS = {True: "ok", False: "missing", None: "note"}
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def doctor(as_json: bool) -> None:
-    """Tell what this machine offers (driver, shim, MPS, profiling) and whether `share run` would put the shim to work.
+    """Say what this machine offers (driver, shim, MPS, profiling), and whether `share run` could use the shim.
 
-    Exit code 1 where it would not.
+    Exit code 1 if it could not.
 
     \b
     Examples:

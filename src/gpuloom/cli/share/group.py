@@ -9,7 +9,7 @@ from gpuloom.cli.groups import Commands, LazyGroup
 COMMANDS: Commands = {
     "run": ("gpuloom.cli.share.run", "Run a program as high-priority or best-effort on a shared GPU."),
     "top": ("gpuloom.cli.share.top", "Watch the programs that share GPUs."),
-    "doctor": ("gpuloom.cli.share.doctor", "Tell what this machine offers for sharing a GPU."),
+    "doctor": ("gpuloom.cli.share.doctor", "Say what this machine offers for sharing a GPU."),
     "simulate": ("gpuloom.cli.share.simulate", "Simulate a service and a training job on one GPU."),
     "profile": ("gpuloom.cli.share.profile", "Profile the kernels of your own program."),
     "profiles": ("gpuloom.cli.share.profiles", "Show, compare and import kernel profiles."),

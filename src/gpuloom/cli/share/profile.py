@@ -34,12 +34,12 @@ LOOK_EVERY_S = 0.1
     default=10,
     show_default=True,
     metavar="K",
-    help="Iterations before (seconds with --seconds).",
+    help="Iterations to skip first (seconds with --seconds).",
 )
 @click.option(
     "--iterations", type=click.IntRange(1), default=5, show_default=True, metavar="N", help="Iterations to record."
 )
-@click.option("--seconds", type=Duration(), metavar="TIME", help="Record a stretch of time, not iterations.")
+@click.option("--seconds", type=Duration(), metavar="TIME", help="Record for this long, instead of by iterations.")
 @click.option(
     "--by",
     type=Choice(["auto", "step", "forward"]),
@@ -53,13 +53,13 @@ LOOK_EVERY_S = 0.1
     default=0.6,
     show_default=True,
     metavar="SHARE",
-    help="Utilisation from which on a kernel is compute-bound or memory-bound.",
+    help="Utilisation above which a kernel counts as compute-bound or memory-bound.",
 )
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the profile there [your library].",
+    help="Write the profile to this file [your library].",
 )
 @overwrite_option("a profile of that name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as the last line after the program's output.")
@@ -78,8 +78,8 @@ def profile(
 ) -> None:
     """Run COMMAND, an unmodified PyTorch program, and keep the profile of its kernels.
 
-    Needs no administrator rights. The profile is written as soon as the iterations are recorded; COMMAND runs on to its
-    end, and its exit code is this command's, or 1 where it is 0 and no profile came of it.
+    It needs no administrator rights. The profile is written as soon as the iterations are recorded, and COMMAND runs on
+    to its end. The exit code is that of COMMAND; or 1 if COMMAND succeeded but no profile could be made.
 
     \b
     Examples:

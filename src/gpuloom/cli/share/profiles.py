@@ -84,9 +84,9 @@ def ls(folder: Path | None, as_json: bool) -> None:
 @folder_option
 @json_option
 @click.option("--top", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="Kernels, by time.")
-@click.option("--each", is_flag=True, help="Each grid, block and shared memory by itself, with all that is recorded.")
+@click.option("--each", is_flag=True, help="A row for each grid, block and shared memory, with all that is recorded.")
 def show(name: str, folder: Path | None, as_json: bool, top: int, each: bool) -> None:
-    """Show the kernels of a profile, those that take longest first. NAME can be a file.
+    """Show the kernels of a profile, longest first. NAME can be a file.
 
     \b
     Examples:
@@ -214,7 +214,9 @@ def say_if_hidden(name: str) -> None:
 
     if name in SHIPPED:
         path = library_folder() / f"{name}{SUFFIX}"
-        click.echo(f"gpuloom: {name} now is this profile, not the shipped one, until {path} is removed", err=True)
+        click.echo(
+            f"gpuloom: {name} now names this profile instead of the shipped one, until {path} is removed", err=True
+        )
 
 
 def _summary(profile: KernelProfile, where: str) -> dict[str, Any]:

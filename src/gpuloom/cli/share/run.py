@@ -41,19 +41,32 @@ class NotStartedError(GpuloomError):
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--class", "klass", type=Choice(CLASSES), help="The program's class.")
-@click.option("--task-type", type=Choice(TASK_TYPES), help="Without --class: inference, interactive: high.")
-@click.option("--importance", type=Choice(IMPORTANCES), help="Without --class: to the business.")
-@click.option("--real-time", is_flag=True, help="Without --class: it must answer in real time, so high.")
-@click.option("--gpu", metavar="GPU", help="Its index or UUID (CUDA_VISIBLE_DEVICES).")
-@click.option("--rule", type=Choice(RULES), help="Admission rule of best effort.  [default: gpuloom]")
-@click.option("--max-hold", "max_hold_s", type=Duration(), metavar="TIME", help="Longest hold.  [default: 0.1]")
-@click.option("--profile", metavar="NAME|FILE", help="Profile of its kernels: a stored one, or any file that is one.")
-@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the shim writes what it does.")
-@click.option("--name", metavar="NAME", help="What `share top` calls it.")
 @click.option(
-    "--mps/--no-mps", "use_mps", default=None, help="Private MPS.  [default: where it is installed and one GPU is used]"
+    "--task-type", type=Choice(TASK_TYPES), help="Without --class, inference and interactive make it class high."
 )
-@click.option("--require", is_flag=True, help="Fail where the shim can't be active, instead of running without.")
+@click.option(
+    "--importance",
+    type=Choice(IMPORTANCES),
+    help="Importance to the business. Without --class, high makes it class high.",
+)
+@click.option(
+    "--real-time", is_flag=True, help="It must answer in real time. Without --class, this makes it class high."
+)
+@click.option("--gpu", metavar="GPU", help="Its index or UUID (CUDA_VISIBLE_DEVICES).")
+@click.option("--rule", type=Choice(RULES), help="Rule by which best-effort launches are admitted.  [default: gpuloom]")
+@click.option(
+    "--max-hold", "max_hold_s", type=Duration(), metavar="TIME", help="Longest time a launch is held.  [default: 0.1]"
+)
+@click.option("--profile", metavar="NAME|FILE", help="Profile of its kernels: a stored one, or a file.")
+@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Log file of the shim.")
+@click.option("--name", metavar="NAME", help="Name in `share top`.")
+@click.option(
+    "--mps/--no-mps",
+    "use_mps",
+    default=None,
+    help="Start a private MPS.  [default: where it is installed and one GPU is used]",
+)
+@click.option("--require", is_flag=True, help="Fail if the shim can't be active, instead of running without it.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     klass: str | None,
@@ -70,10 +83,10 @@ def run(
     require: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND so that it shares its GPU: as the protected program (high) or as one that takes what is left.
+    """Run COMMAND on a shared GPU: as the protected program (high), or as one that takes what is left (best-effort).
 
-    Ends with COMMAND's exit code, or 127 where there is no such program and 126 where it can't be run. Where the shim
-    can't be active (no driver, no compiler, GPULOOM_SHARE=off), COMMAND runs without it and a warning says so.
+    The exit code is COMMAND's; 127 if there is no such program, 126 if it can't be run. If the shim can't be active (no
+    driver, no compiler, GPULOOM_SHARE=off), COMMAND runs without it, with a warning.
 
     \b
     Examples:
@@ -82,7 +95,7 @@ def run(
       gpuloom share run --task-type inference -- ./server
     """
     if klass is None and task_type is None and importance is None and not real_time:
-        raise click.UsageError("say --class, or what the class follows from: --task-type, --importance, --real-time")
+        raise click.UsageError("give --class, or what determines the class: --task-type, --importance, --real-time")
     chosen = job_class(klass, task_type, importance, real_time=real_time)
     check(gpu, max_hold_s, name, log)
     settings = shim.ShimSettings(chosen, gpu or "", name or "", rule or "", max_hold_s, log=log)

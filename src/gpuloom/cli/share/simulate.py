@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     "--high", required=True, metavar="NAME[:RATE]", help="Profile of the service and its rate (resnet50:15rps)."
 )
 @click.option("--best-effort", required=True, metavar="NAME", help="Profile of the training job.")
-@click.option("--profiles", type=click.Path(path_type=Path), metavar="DIR", help="Take profiles from files below DIR.")
-@click.option(
-    "--load", type=float, metavar="SHARE", help="Share of the time the service is busy, instead of a rate [0.5]."
-)
-@click.option("--rule", "rules", multiple=True, type=Choice(RULES), help="Rule, may be repeated [all].")
+@click.option("--profiles", type=click.Path(path_type=Path), metavar="DIR", help="Read profiles from files below DIR.")
+@click.option("--load", type=float, metavar="SHARE", help="Share of time the service is busy, instead of a rate [0.5].")
+@click.option("--rule", "rules", multiple=True, type=Choice(RULES), help="Admission rule, repeatable [all].")
 @click.option("--requests", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, metavar="N")
 @click.option("--arrivals", metavar="FILE", help="Gaps between requests in seconds, a JSON list, instead of Poisson.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
@@ -45,7 +43,7 @@ def simulate(
     plot: str | None,
     json_target: str | None,
 ) -> None:
-    """Simulate a service and a training job that share one GPU, under each admission rule. Needs no GPU.
+    """Simulate a service and a training job that share one GPU, under each admission rule. It needs no GPU.
 
     \b
     Examples:

@@ -37,14 +37,15 @@ COLUMNS = [
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print once and end.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object a line for each look.")
+@click.option("--once", is_flag=True, help="Print once and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per update, one per line.")
 @click.option("--every", "every_s", type=Duration(), default="1", show_default=True, metavar="TIME", help="How often.")
 def top(once: bool, as_json: bool, every_s: float) -> None:
     """Show, for each program on a shared GPU: kernels/s, share of the GPU, held time, and why launches were held.
 
-    Rates are over the time between two looks; the share of the GPU is by predicted kernel durations. `admitted` counts
-    launches since the program began, by what let them pass; `held for` those that had to wait, by why at first.
+    Rates are averages between two updates; the share of the GPU is by predicted kernel durations. `admitted` counts
+    launches since the program started, by why they were admitted; `held for` counts those that had to wait, by their
+    first reason.
 
     \b
     Examples:

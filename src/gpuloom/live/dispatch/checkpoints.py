@@ -53,20 +53,20 @@ class Checkpoints:
             look.start()
         except RuntimeError as error:  # no thread is to be had: it counts as not looked at
             timer.cancel()
-            log.warning("run %s: its checkpoint can't be looked at: %s", status.run, error)
+            log.warning("run %s: its checkpoint can't be checked: %s", status.run, error)
             self._done(status.run, None, take)
 
     def _look(self, run: str, where: tuple[str, str], timer: threading.Timer, take: Take) -> None:
         try:
             found = checkpoint_written_s(*where)
         except (OSError, ValueError, RecursionError) as error:
-            log.warning("run %s: its checkpoint %s can't be looked at: %s", run, where[0], error)
+            log.warning("run %s: its checkpoint %s can't be checked: %s", run, where[0], error)
             found = None
         timer.cancel()
         self._done(run, found, take)
 
     def _late(self, run: str, written: str, take: Take) -> None:
-        log.warning("run %s: its checkpoint %s does not answer within %g s", run, written, self._look_s)
+        log.warning("run %s: the check of its checkpoint %s took longer than %g s", run, written, self._look_s)
         self._done(run, None, take)
 
     def _done(self, run: str, found: float | None, take: Take) -> None:

@@ -126,7 +126,7 @@ class Dispatch:
         return self.book.jobs[job].spec.grace
 
     def _never_began(self, run: str, reason: EndReason) -> None:
-        how = RunExit(None, None, reason.value, "it was stopped before it began", time.time())
+        how = RunExit(None, None, reason.value, "it was stopped before it started", time.time())
         self.say(RunStatus(run, RunPhase.EXITED, exit=how))
 
     def end_attempts(self, jobs: list[int], reason: EndReason, grace_s: float | None) -> None:

@@ -94,10 +94,11 @@ def ended(
 
 
 def _unproven(how: RunExit, some: bool) -> str:
-    since = "since the last save that it reported" if some else "in this attempt"
+    since = "since the last save it reported" if some else "in this attempt"
     return (
-        f"exit code {how.exit_code} after the notice, without proof that it saved: its work {since} counts as lost; "
-        "let it exit with 85 once it has saved, report saved_step, or name its checkpoint (docs/howto/write-jobs.md)"
+        f"exit code {how.exit_code} after the notice, without proof that it saved: its work {since} counts as lost. "
+        f"A job proves a save by exit code 85, by reporting saved_step, or by a "
+        "declared checkpoint (docs/howto/write-jobs.md)"
     )
 
 
@@ -127,5 +128,5 @@ def _message(how: RunExit, reason: EndReason, *, container: bool) -> str:
     if container and how.exit_code in _CONTAINER:
         return f"exit code {how.exit_code}: {_CONTAINER[how.exit_code]}; the log says why"
     if reason is EndReason.FAILED and how.exit_code == SAVED:
-        return f"exit code {SAVED} means 'preempted, saved', but nobody had asked it to stop"
+        return f"exit code {SAVED} means 'preempted, saved', but the job had not been asked to stop"
     return "" if how.exit_code in (0, None) else f"exit code {how.exit_code}"

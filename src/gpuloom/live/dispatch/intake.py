@@ -70,7 +70,7 @@ class Intake:
                 try:
                     self._take([status], now)
                 except InvalidTransition:  # a bug of ours or of the executor's; the others are right
-                    log.exception("run %s: what the executor says can't be", status.run)
+                    log.exception("run %s: the executor's report can't be right", status.run)
                     self.statuses.pop(status.run, None)
 
     def _take(self, statuses: list[RunStatus], now: float) -> None:
@@ -166,7 +166,7 @@ class Intake:
     def _end_stranger(self, run: str) -> None:
         if run not in self.dispatch.strangers:
             self.dispatch.strangers.add(run)
-            log.error("run %s goes on, and this store does not know it as going on: it is told to end", run)
+            log.error("run %s is running, which this store does not expect: it is stopped", run)
             self.dispatch.end_run(run, EndReason.CANCELLED, STRANGER_GRACE_S)
 
     def _strangers_gone(self, statuses: Iterable[RunStatus]) -> None:
@@ -174,7 +174,7 @@ class Intake:
         if gone:
             self.dispatch.strangers -= gone
             self.planning.stale()
-            log.warning("%s ended, which this store did not know as going on", ", ".join(sorted(gone)))
+            log.warning("%s ended, which this store did not know to be running", ", ".join(sorted(gone)))
 
     @property
     def strangers_text(self) -> str:
@@ -184,15 +184,15 @@ class Intake:
         some = sorted(self.dispatch.strangers)
         named = ", ".join(some[:5]) + (f" and {len(some) - 5} more" if len(some) > 5 else "")
         return (
-            f"runs that this store does not know as going on (it was put back to an older state): {named}; they were "
-            f"told to end, which takes at most {STRANGER_GRACE_S:g} s, and nothing starts until they have"
+            f"runs that this store does not know to be running (an older backup was restored): {named}; they were "
+            f"told to stop, which takes at most {STRANGER_GRACE_S:g} s; no job starts before they have"
         )
 
     def _not_released(self, attempt: Attempt, how: RunExit) -> dict[int, tuple[str, str]]:
         """GPUs that something of the run still holds are given to nobody."""
         held = {gpu for name, gpus in attempt.allocation if name == self.node for gpu in gpus}
         self._unreleased[attempt.run] = held
-        return dict.fromkeys(held, ("unhealthy", how.message or "not free after its job ended"))
+        return dict.fromkeys(held, ("unhealthy", how.message or "still in use after its job ended"))
 
     def _released(self, runs: list[str]) -> dict[int, tuple[str, str]]:
         """GPUs that ended runs held on to are free after all."""

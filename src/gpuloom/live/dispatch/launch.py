@@ -47,9 +47,9 @@ def end_unseen(attempt: Attempt, boot: str) -> RunExit:
 
     A machine that loses its power may lose what was last written to files: then its restart is what ended the run.
     """
-    cause, message = Cause.NONE, "its run is not known any more; how it ended was not seen"
+    cause, message = Cause.NONE, "the executor no longer knows its run; how it ended is unknown"
     if boot and attempt.boot_id is not None and attempt.boot_id != boot:
-        cause, message = Cause.RESTARTED, "the machine was restarted while it ran: how it ended is not known"
+        cause, message = Cause.RESTARTED, "the machine was restarted while it ran; how it ended is unknown"
     return RunExit(None, None, EndReason.LOST.value, message, time.time(), cause=cause)
 
 
@@ -74,10 +74,10 @@ def run_request(
     gpus = tuple(gpu for name, indices in attempt.allocation if name == node.name for gpu in indices)
     missing = [gpu for gpu in gpus if gpu not in by_index]
     if missing:
-        raise InputError(f"node {node.name} has no GPU {missing[0]} any more")
+        raise InputError(f"node {node.name} no longer has GPU {missing[0]}")
     env: dict[str, str] = {key: os.environ[key] for key in KEPT if key in os.environ}
     if environment is None and spec.env:
-        raise InputError("the values of its environment variables are not kept any more: submit it again")
+        raise InputError("the values of its environment variables are no longer kept: submit it again")
     env |= environment or {}
     env.setdefault("PYTHONUNBUFFERED", "1")  # what a script prints is in the log when it prints it
     env["GPULOOM_JOB_NAME"] = job.name

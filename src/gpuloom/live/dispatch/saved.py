@@ -26,8 +26,8 @@ MOST_FILES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """by: how it is known that it saved when it was told to end. part: so much of all work that the job had reported as
-    done was saved at some time, from 0 to 1; None: it said nothing."""
+    """by: how it is known that it saved when it was told to stop. part: so much of all work that the job had reported
+    as done was saved at some time, from 0 to 1; None: it said nothing."""
 
     by: SavedBy = SavedBy.NOTHING
     part: float | None = None

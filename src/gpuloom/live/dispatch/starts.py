@@ -59,7 +59,7 @@ class Starts:
         if everywhere:
             self._failures = failures
             self._next_s, self._until_s = now_s + pause_after(failures), now_s + STALE_S
-            self.problem = f"{why} (jobs wait, and it is tried again at least every {format_duration(MOST_PAUSE_S)})"
+            self.problem = f"{why} (jobs wait; the next try is within {format_duration(MOST_PAUSE_S)})"
 
     def _failures_with(self, run: str) -> int:
         # Those that were under way together count as one.

@@ -430,10 +430,10 @@ class _Forecast:
 
     def _why_not(self, case: _Case) -> str:
         if self.gate.waits_for and case.complete:
-            return "those that it waits for don't end in the forecast"
+            return "the jobs it waits for don't end in the forecast"
         if not case.complete:
             return "the forecast would take too long"
-        return "it does not start as long as what runs now runs"
+        return "it does not start while the present jobs run"
 
 
 def _array(values: list[float]) -> F8:

@@ -70,7 +70,7 @@ class Preview:
         attempt = planning.book.attempts.get(number)
         done = job.work_s if attempt is None else job.work_s + planning.work.expected(number, self.now_s)
         if attempt is not None and attempt.stop_reason is not None and self.world.is_running(number):
-            return Left(Source.PROGRESS, done + LEAST_S, done)  # it was told to end
+            return Left(Source.PROGRESS, done + LEAST_S, done)  # it was told to stop
         return left_of(planning.scene.estimate(job), done, planning.work.told_s.get(number))
 
 
@@ -98,11 +98,11 @@ def gate_of(preview: Preview, job: Job) -> Gate:
     planning, world = preview.planning, preview.world
     code = preview.kept_back.get(job.id)
     if job.id in world.unplaceable:
-        return Gate(never="the GPUs that it needs are not in service")
+        return Gate(never="the GPUs it needs are not in service")
     if job.phase is Phase.HELD:
         return Gate(never="it is held")
     if code == "dependency_failed":
-        return Gate(never="a job that it waits for ended badly")
+        return Gate(never="a job it waits for did not succeed")
     if code == "dependency":
         return Gate(waits_for=tuple([world.row_of[other] for other, _ in job.after if other in world.row_of]))
     if code in ("pause_before_retry", "start_failed"):
@@ -114,7 +114,7 @@ def gate_of(preview: Preview, job: Job) -> Gate:
             kept == code and n < job.id and jobs[n].array_id == job.array_id for n, kept in preview.kept_back.items()
         )
         if not runs:
-            return Gate(never="no job of its array runs, for whose end it could wait")
+            return Gate(never="its array has reached its limit, and no job of the array runs")
         return Gate(turns=(before, tuple([world.row_of[n] for n in runs])))
     if job.id not in world.row_of:
         return Gate(never="it is not in the queue")

@@ -25,11 +25,11 @@ OF_OTHERS = {
     Source.GIVEN: "their users' estimates",
     Source.PROGRESS: "their own reports of progress",
     Source.ARRAY: "members of their arrays that have ended",
-    Source.EARLIER_RUNS: "earlier runs of the same",
+    Source.EARLIER_RUNS: "earlier runs of the same job",
     Source.TIME_LIMIT: "nothing but their time limits",
-    Source.UNKNOWN: "a guess, as nothing is known of them",
+    Source.UNKNOWN: "a guess, as nothing is known about them",
 }
-HOW_TO_TELL = "no run of it has finished yet, and it names no --estimate"
+HOW_TO_TELL = "none of its earlier runs has finished, and it has no --estimate"
 
 
 def source(left: Left, job: Job) -> str:
@@ -37,7 +37,7 @@ def source(left: Left, job: Job) -> str:
     count = len(left.runs)
     name = job.spec.name or job.name
     if left.source is Source.GIVEN and count:
-        return f"its user's estimate, by how {plural(count, 'earlier one')} turned out"
+        return f"its user's estimate, corrected by how {plural(count, 'earlier one')} turned out"
     if left.source is Source.ARRAY:
         return f"{plural(count, 'member')} of its array that finished" if count else "its array"
     if left.source is Source.EARLIER_RUNS:
@@ -79,7 +79,7 @@ def end_of_one_that_runs(
     at_most = "" if high is None else f", but in {format_duration(high)} at the latest (its time limit)"
     if left.late_s > 0.0:
         late = format_duration(left.late_s)
-        return f"It is past what {source(left, job)} said by {late}: when it ends can't be said{at_most}."
+        return f"It runs {late} longer than {source(left, job)} said, so when it ends can't be said{at_most}."
     if low is None or median is None or high is None:
         return f"When it ends is unknown: {HOW_TO_TELL}{at_most}."
     text = f"It is expected to end in {span(low, high)} ({clocks(now + low, now + high, now)})"
@@ -101,17 +101,17 @@ def start(found: Outlook, names: Mapping[int, str], now: float) -> str:
     """When it starts."""
     low, median, high = found.start
     if found.cause:
-        return f"When it will start can't be said: {found.cause}."
+        return f"The start can't be predicted: {found.cause}."
     if low is not None and high is not None:
         text = f"It is expected to start in {span(low - now, high - now)} ({clocks(low, high, now)})"
         if median is not None and not nearly_same(low - now, high - now):
             text += f", most likely in about {format_duration(median - now)}"
-        return f"{text}{_unknown(found, names, 'of the running time of {} only a bound is known, or nothing')}."
+        return f"{text}{_unknown(found, names, 'the running time of {} is unknown, or only bounded')}."
     if median is not None:
         return f"It is expected to start in about {format_duration(median - now)} ({clock(median, now)}); " + (
-            "there was no time to say how sure that is."
+            "there was no time to compute a range."
         )
-    reason = _unknown(found, names, f"of the running time of {{}} nothing is known ({HOW_TO_TELL})")
+    reason = _unknown(found, names, f"the running time of {{}} is unknown ({HOW_TO_TELL})")
     if low is not None and low - now > SAME_S:
         text = f"It will not start before {clock(low, now)} (in {format_duration(low - now)})"
         return f"{text}; when it will is unknown{reason}."
@@ -152,24 +152,22 @@ def assumptions(found: Outlook, preview: Preview) -> list[str]:
     """What the forecast takes for granted."""
     planning = preview.planning
     parts = [
-        "until then nobody submits, cancels or changes a job, and no machine fails",
-        f"policy {planning.written} goes on"
-        + (f", stopping jobs at multiples of {format_duration(planning.interval_s)}" if preview.gated else ""),
+        "until then no job is submitted, cancelled or changed, and no machine fails",
+        f"policy {planning.written} stays in use"
+        + (f", preempting jobs at multiples of {format_duration(planning.interval_s)}" if preview.gated else ""),
         f"each start costs {format_duration(preview.overhead_s)}",
     ]
     if found.rests_on:
         known = [f"{count:,} by {OF_OTHERS[source]}" for source, count in sorted(found.rests_on.items())]
-        parts.insert(0, f"running times of those that run or go before it: {', '.join(known)}")
+        parts.insert(0, f"running times of jobs that run or go before it: {', '.join(known)}")
     spans = [span for span in (found.start, found.end) if span.median is not None and span.low != span.high]
     if spans:
-        parts.insert(0, "a range holds eight of ten cases, if all of this is so")
+        parts.insert(0, "a range covers eight of ten cases, if all of this holds")
     if found.late:
         late = ", ".join(map(str, found.late[:FEW])) + ("…" if len(found.late) > FEW else "")
-        parts.append(
-            f"running longer than was known of them: {late}; they are taken to go on about as long as they are late"
-        )
+        parts.append(f"running longer than expected: {late}; each is assumed to run on about as long as it is late")
     if preview.lower:
-        parts.append(f"jobs of lower priority that wait ({preview.lower:,}) are left out")
+        parts.append(f"waiting jobs of lower priority ({preview.lower:,}) are left out")
     if found.pace > 1.0:
-        parts.append(f"of the queue one job in {found.pace:.0f} was simulated, for all")
+        parts.append(f"one job in {found.pace:.0f} of the queue was simulated, and stands for the rest")
     return parts

@@ -51,5 +51,5 @@ def recalled(policy: Policy, saved: bytes | None) -> Memory:
         with Asking(Call.READ_MEMORY, policy):
             return memory_from_bytes(saved, policy)
     except PolicyFailure as error:
-        log.warning("the memory of policy %s can't be read, it begins anew: %s", policy.id, error)
+        log.warning("the memory of policy %s can't be read, so it starts without: %s", policy.id, error)
         return Memory()

@@ -8,14 +8,14 @@ States of a run's hold (in brackets the phase in which the records have the job)
     without     no run is open (queued, held or ended)
     written     its start is on disk, the executor has not been asked for it (starting)
     asked       the executor was asked for it and has not answered: it may have begun (starting)
-    doubtful    as `asked`, and it was told to end (stopping)
+    doubtful    as `asked`, and it was told to stop (stopping)
     starting    the executor has it, its process is not known yet (starting)
     running     (running)
     freezing    it was told to freeze (running)
     frozen      its processes stand still; it holds no GPU (frozen)
     thawing     it was told to go on, on the GPUs that it was given (frozen)
     refreezing  as `thawing`, and it is to freeze again once it goes on (frozen)
-    stopping    it was told to end (stopping)
+    stopping    it was told to stop (stopping)
 
 Steps, and where they lead (`TABLE`; what is not named here raises `InvalidTransition` with the job's story):
 

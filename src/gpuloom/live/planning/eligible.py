@@ -30,7 +30,7 @@ class Throttles:
         if self._taken[array] < most:
             self._taken[array] += 1
             return None
-        text = f"Its array {array} may run {most} at once, and so many run or are before it."
+        text = f"Its array {array} may run {most} jobs at once, and that many run or come before it."
         return Reason("array_throttle", text, {"throttle": most})
 
 
@@ -41,15 +41,15 @@ def blocked(job: Job, jobs: Jobs, now_s: float) -> Reason | None:
     counts as done (`broken` looks at those that ended badly).
     """
     if job.phase is Phase.HELD:
-        return Reason("held", f"It is held; `gpuloom release {job.id}` lets it go.")
+        return Reason("held", f"It is held; `gpuloom release {job.id}` releases it.")
     for other, how in job.after:
         if other in jobs and (why := broken(job, jobs[other], how)):
-            return Reason("dependency_failed", f"It can't start, as {why}; `gpuloom cancel {job.id}` ends it.")
+            return Reason("dependency_failed", f"It can't start, as {why}; `gpuloom cancel {job.id}` removes it.")
     waits_for = [(other, how) for other, how in job.after if other in jobs and jobs[other].phase not in ENDED]
     if waits_for:
         first, how = waits_for[0]
         more = f" and {len(waits_for) - 1} more" if len(waits_for) > 1 else ""
-        what = "finish well" if how == "ok" else "end"
+        what = "succeed" if how == "ok" else "end"
         return Reason(
             "dependency",
             f"It waits for job {first} ({jobs[first].phase}){more} to {what}.",
@@ -58,10 +58,10 @@ def blocked(job: Job, jobs: Jobs, now_s: float) -> Reason | None:
     if job.not_before_s > now_s:
         left = job.not_before_s - now_s
         if job.reason is EndReason.NOT_STARTED:
-            text = f"It could not be started, through no fault of its own: {job.message}. The next try comes in"
+            text = f"It could not be started, through no fault of its own: {job.message}. The next attempt is in"
             return Reason("start_failed", f"{text} {max(left, 1.0):.0f} s.", {"seconds": left})
         return Reason(
-            "pause_before_retry", f"Its last attempt failed; the next one comes in {left:.0f} s.", {"seconds": left}
+            "pause_before_retry", f"Its last attempt failed; the next one is in {left:.0f} s.", {"seconds": left}
         )
     return None
 

@@ -129,7 +129,7 @@ def why_never(nodes: Iterable[NodeRecord], needs: Needs) -> str:
     nodes = list(nodes)
     fleet = fleet_of(nodes, everything=True)
     if fleet is None:
-        return "no machine with a GPU or a CPU slot is known"
+        return "no machine has a GPU or a CPU slot"
     one = Workload(
         "submission",
         np.zeros(1),
@@ -143,9 +143,9 @@ def why_never(nodes: Iterable[NodeRecord], needs: Needs) -> str:
         if all(node.kind == "cpu" for node in nodes):
             most = max(len(node.gpus) for node in nodes)
             if types := wanted_types(needs):
-                return f"it asks for GPUs of model {types.replace('|', ' or ')}, and there are CPU slots only"
+                return f"it asks for GPUs of model {types.replace('|', ' or ')}, and this cluster has only CPU slots"
             has = plural(most, "CPU slot")
-            return f"it asks for {plural(needs.gpus, 'GPU')}; this machine has {has} in their place, and no more"
+            return f"it asks for {plural(needs.gpus, 'GPU')}; this machine has only {has} in their place"
         text = why_impossible(one, fleet.cluster, 0).removeprefix("job  ")
         return f"it {text}"
     for asked, there, unit in (

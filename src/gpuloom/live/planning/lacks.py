@@ -43,15 +43,15 @@ def lacks(planning: Planning) -> list[Lack]:
         without = sum(count for kind, count in kinds.items() if not kind[0] or planning.profiles.find(*kind) is None)
         if without:
             of = plural(len(jobs), "job")
-            text = f"Policy {written} weaves jobs by their stage times, which are not known for {without:,} of {of}"
+            text = f"Policy {written} weaves jobs by their stage times, which are unknown for {without:,} of {of}"
             found.append(Lack(Input.STAGES, without, f"{text}: name a --model that `gpuloom profiles list` has."))
     if policy.resizes and jobs:
-        text = f"Policy {written} gives jobs other numbers of GPUs where it is told how fast they run on them"
+        text = f"Policy {written} resizes jobs whose speed on other numbers of GPUs is known"
         found.append(
-            Lack(Input.SIZES, len(jobs), f"{text}; live jobs don't say, so each keeps the number it asks for.")
+            Lack(Input.SIZES, len(jobs), f"{text}; live jobs don't state it, so each keeps the GPUs it asks for.")
         )
     models = {gpu.model for node in list(planning.book.nodes.values()) if node.state != "down" for gpu in node.gpus}
     if policy.traits.heterogeneity and len(models) > 1 and jobs:
-        text = f"Policy {written} goes by how fast each job runs on each GPU model"
-        found.append(Lack(Input.SPEEDS, len(jobs), f"{text}; live it takes all models for equally fast."))
+        text = f"Policy {written} uses the speed of each job on each GPU model"
+        found.append(Lack(Input.SPEEDS, len(jobs), f"{text}; live it takes all models as equally fast."))
     return found

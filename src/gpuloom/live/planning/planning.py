@@ -64,7 +64,9 @@ submissions is worked off in batches, and the API stays quick."""
 SPARE = 256
 """Of equal jobs that wait so many more are shown than the policy has to see: a world lasts until they have started."""
 
-_BEHIND = Reason("behind_others", "Jobs of a higher priority go first, and what they leave does not do for it.")
+_BEHIND = Reason(
+    "behind_others", "Jobs of higher priority go first, and the remaining GPUs are not enough for this job."
+)
 
 
 @dataclass(slots=True)
@@ -149,7 +151,7 @@ class Planning:
             chosen = self.made(policy)
         except PolicyError as error:
             if isinstance(error, PolicyFailure) and not stored:
-                raise PolicyError(f"policy {policy!r} can't begin: {error}") from error
+                raise PolicyError(f"policy {policy!r} can't start: {error}") from error
             if not stored:
                 raise
             self.fall_back(error, now_s)

@@ -13,7 +13,7 @@ from gpuloom.live.planning.fleet import open_slots, slots_of
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.world import World
 
-_BEHIND_EQUALS = Reason("behind_equals", "Jobs that are like it in all respects came before it, and wait as well.")
+_BEHIND_EQUALS = Reason("behind_equals", "Identical jobs were submitted before it, and wait as well.")
 
 
 def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, Reason]:
@@ -24,7 +24,7 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
         if job is None or job.phase in ENDED or (job.phase in ACTIVE and job.phase is not Phase.FROZEN):
             continue
         if planning.no_starts and job.phase is Phase.QUEUED and blocked(job, planning.book.jobs, now_s) is None:
-            found[number] = Reason("executor_in_trouble", f"Nothing can be started now: {planning.no_starts}.")
+            found[number] = Reason("executor_in_trouble", f"No job can be started now: {planning.no_starts}.")
         elif number in planning.claims.grants:
             found[number] = vacated(planning, number)
         elif job.phase is Phase.HELD:
@@ -45,7 +45,7 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
         elif planning.failed:
             found[number] = Reason("policy_failed", f"No decision can be made: {planning.failure}")
         else:
-            found[number] = Reason("queued", "The scheduler has not looked at it yet.")
+            found[number] = Reason("queued", "The scheduler has not considered it yet.")
     return found
 
 
@@ -76,7 +76,7 @@ def _of_policy(planning: Planning, world: World, job: int) -> Reason:
     if failure is None or not planning.standby.serving:
         return found
     text = (
-        f"{found.text} Policy {failure.policy} fails (gpuloom status says how); {failure.serves} decides in its place."
+        f"{found.text} Policy {failure.policy} fails (gpuloom status says how); {failure.serves} is used in its place."
     )
     return Reason(found.code, text, found.numbers)
 
@@ -86,7 +86,7 @@ def vacated(planning: Planning, job: int) -> Reason:
     slots = set(slots_of(planning.claims.grants[job]))
     there = [n for n, a in planning.book.attempts.items() if n != job and not slots.isdisjoint(slots_of(a.allocation))]
     who = f"job {there[0]}" if len(there) == 1 else f"jobs {', '.join(map(str, sorted(there)))}"
-    text = f"Its GPUs are being vacated by {who}." if there else "Its GPUs are free; it is about to start."
+    text = f"Its GPUs are being freed by {who}." if there else "Its GPUs are free; it is about to start."
     return Reason("gpus_being_vacated", text, {"jobs": len(there)})
 
 

@@ -44,8 +44,9 @@ class Reservation:
             else:
                 out[job.id] = Reason(
                     "reservation",
-                    f"GPUs are kept for job {self.job.id} (priority {self.job.priority}), which is to start in about "
-                    f"{format_duration(self.within_s)}; this one would not end before.",
+                    f"GPUs are kept for job {self.job.id} (priority {self.job.priority}), which is expected to start "
+                    f"in about "
+                    f"{format_duration(self.within_s)}; this job would not end before that.",
                     {"job": self.job.id, "start_in_s": self.within_s, "runs_s": left},
                 )
         return found, out

@@ -15,10 +15,10 @@ def nothing_to_give(book: Book) -> Reason:
     if (fleet := fleet_of(book.nodes.values())) is not None:
         have = fleet.cluster.gpus
         all_of = f"All {have:,} GPUs in service are" if have > 1 else "The one GPU in service is"
-        text = f"{all_of} held by jobs that are not stopped for it."
+        text = f"{all_of} held by jobs that are not preempted for it."
         return Reason("not_enough_free_gpus", text, {"gpus_in_service": have, "free_gpus": 0})
     states = ", ".join(f"{node.name} is {node.state}" for node in book.nodes.values())
-    text = f"No GPU is in service and open to new jobs ({states or 'no machine is known'})."
+    text = f"No GPU in service accepts new jobs ({states or 'no machine is known'})."
     return Reason("no_gpu_in_service", text)
 
 
@@ -31,12 +31,12 @@ def unplaceable(book: Book, job: Job, world: World) -> Reason:
     why = []
     if keep:
         who = f"job {keep[0]}" if len(keep) == 1 else f"jobs {', '.join(map(str, keep[:5]))}" + "…" * (len(keep) > 5)
-        verb = "is not stopped for it, holds" if len(keep) == 1 else "are not stopped for it, hold"
+        verb = "is not preempted for it, holds" if len(keep) == 1 else "are not preempted for it, hold"
         why.append(f"{who}, which {verb} others")
     if out:
         why.append(f"{are(out)} out of service")
     text = f"It needs {plural(job.gpus, 'GPU')}{_types(job)}; {have} of {total} could be given to it"
-    text += f", as {' and '.join(why)}." if why else ", not together as it needs them."
+    text += f", as {' and '.join(why)}." if why else ", but not together as it needs them."
     return Reason("gpus_out_of_service", text, {"gpus": job.gpus, "gpus_in_service": have})
 
 

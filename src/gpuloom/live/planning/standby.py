@@ -42,14 +42,14 @@ class Failure:
         how = f"{self.error}{f' ({self.where})' if self.where else ''}"
         often = "" if self.times == 1 else f", {self.times} times"
         if self.call is Call.WRITE_MEMORY:
-            after = "it decides all the same, but begins anew when the scheduler does"
-            return f"the memory of policy {self.policy} can't be written down since {clock}: {how}; {after}"
+            after = "it still decides, but forgets what it knows when the scheduler restarts"
+            return f"the memory of policy {self.policy} can't be saved since {clock}: {how}; {after}"
         if self.serves == self.policy:
-            after = "it decides again, on trial"
+            after = "it is in use again, on trial"
         elif self.serves:
-            after = f"{self.serves} decides in its place until it works again"
+            after = f"{self.serves} is used in its place until it works again"
         else:
-            after = "the fallback fails as well: nothing is started"
+            after = "the fallback policy fails as well: no job is started"
         return f"policy {self.policy} fails since {clock}{often}: {how}, in {self.call.value}; {after}"
 
     def view(self) -> FailureView:

@@ -50,7 +50,7 @@ def trace_of(history: History, interval_s: float) -> Workload:
     every = [(job, tuple(a for a in attempts if a.started_s >= job.submitted_s)) for job, attempts in history]
     rows = [(job, attempts) for job, attempts in every if job.phase in ENDED and attempts and job.held_s > 0]
     if not rows:
-        raise InputError("no job has run and ended in that span of time: there is nothing to replay")
+        raise InputError("no job ran and ended in that time: there is nothing to replay")
     shared = _shared([attempt for _, attempts in rows for attempt in attempts])
     work, overhead = [], []
     for job, attempts in rows:

@@ -38,7 +38,7 @@ def memory_from_bytes(data: bytes, policy: Policy) -> Memory:
         met = tuple(map(int, read["met"]))
         held = {int(job): tuple(map(int, on)) for job, on in read.get("held", ())}
         if not all(0 <= node < len(nodes) for on in held.values() for node in on):
-            raise ValueError("a job ran on a node that is not there")
+            raise ValueError("a job ran on a node that no longer exists")
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"the head of a policy's memory can't be read: {error}") from error
     return Memory(None if empty else load(body, policy), jobs, nodes, met, held)

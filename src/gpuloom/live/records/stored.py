@@ -159,12 +159,12 @@ class StoredService:
     # -- inside -----------------------------------------------------------------------------------------------
 
     def _refuse(self) -> NoReturn:
-        raise StoreDamagedError(f"no scheduler runs, and none can: {self._problem}")
+        raise StoreDamagedError(f"no scheduler is running, and none can start: {self._problem}")
 
     def _get(self, job: int) -> Job:
         found = self._store.job(job)
         if found is None:
-            raise NotFoundError(f"there is no job {job} that can be read")
+            raise NotFoundError(f"job {job} does not exist or can't be read")
         return found
 
     def _log(self, attempt: Attempt) -> str:

@@ -62,7 +62,7 @@ def impossible(action: Action, job: Job, attempt: Attempt | None) -> str:
     elif action is Action.REQUEUE and job.phase is Phase.HELD:
         hint = "it is in the queue; release lets it go"
     elif action is Action.TOP and job.phase is Phase.STOPPING and told not in MAKES_WAY:
-        hint = "it was told to end"
+        hint = "it was told to stop"
     if hint is None:
         return ""
     return f"job {job.id} is {job.phase} and can't be {DONE[action]}" + (f"; {hint}" if hint else "")

@@ -35,7 +35,8 @@ class Checks:
         """Raises ImpossibleJobError or InputError, naming the submission, what can't be and what there is."""
         if spec.gpu_memory is not None and all(node.kind == "cpu" for node in self._nodes):
             raise ImpossibleJobError(
-                f"{where} can never start: it asks for {spec.gpu_memory} MiB of GPU memory; there are CPU slots only"
+                f"{where} can never start: it asks for {spec.gpu_memory} MiB of GPU memory; this cluster has only "
+                f"CPU slots"
             )
         needs = Needs(spec.gpus, tuple(spec.gpu_types), spec.gpu_memory, spec.memory, spec.cpus)
         never = self._never.get(needs)
@@ -51,7 +52,7 @@ class Checks:
         for number, how in dependencies:
             other = self._find(number)
             if other is None:
-                raise InputError(f"{where}: after is {number}, and there is no job {number}")
+                raise InputError(f"{where}: after is {number}, but there is no job {number}")
             if other.phase in ENDED and (why := broken(other, other, how)):
                 raise InputError(f"{where} can never start: {why.replace(', which it waits for,', '')}")
 

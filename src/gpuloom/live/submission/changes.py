@@ -60,7 +60,7 @@ class JobChanges:
         def act() -> Mapping[str, int]:
             first, book = self._jobs.get(array), self._scheduler.book
             if first.array_id != array:
-                raise NotFoundError(f"job {array} is not the first of an array")
+                raise NotFoundError(f"job {array} is not the first job of an array")
             asked = JobQuery(array_id=array, oldest_first=True, limit=book.next_job)
             every = self._store.jobs(asked) if phases & ENDED else book.jobs.values()
             records = [
@@ -155,8 +155,8 @@ class JobChanges:
             late = sorted(changes.keys() - WHILE_ACTIVE)
             if job.phase in ACTIVE and late:
                 raise ConflictError(
-                    f"job {job.id} is {job.phase}: {', '.join(late)} can only be changed while it waits "
-                    f"(now: {', '.join(sorted(WHILE_ACTIVE))})"
+                    f"job {job.id} is {job.phase}: {', '.join(late)} can only be changed while it waits (what can be "
+                    f"changed now: {', '.join(sorted(WHILE_ACTIVE))})"
                 )
             spec = job_spec({**within_bounds(job.spec.to_json()), **changes}, source=f"job {job.id}")
             before = (self._store.environment(job.spec_id) or {}) if spec.env else {}

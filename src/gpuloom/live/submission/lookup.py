@@ -20,5 +20,5 @@ class JobRecords:
         found = self.find(job)
         if found is None:
             last = self._scheduler.book.next_job - 1
-            raise NotFoundError(f"there is no job {job}" + (f"; numbers go up to {last}" if last else "; none yet"))
+            raise NotFoundError(f"there is no job {job}" + (f"; the last job is {last}" if last else "; none yet"))
         return found

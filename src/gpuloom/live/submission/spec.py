@@ -155,20 +155,24 @@ class JobSpec(BaseModel):
         strict=True,
         ge=1,
         le=1_000_000,
-        description="GPUs, all of them at once (CPU slots where there are none).",
+        description="Number of GPUs, all given at once (CPU slots on a machine without GPUs).",
     )
-    gpu_types: Words = Field(default_factory=list, description="GPU models that will do, best first; none: any.")
+    gpu_types: Words = Field(default_factory=list, description="Acceptable GPU models, best first; none: any.")
     gpu_memory: Mib | None = Field(None, description="Memory that the job needs on each GPU.")
     cpus: float | None = Field(
-        None, strict=True, ge=LEAST_CPUS, le=MOST_CPUS, description="CPU cores that it may use (enforced by cgroup)."
+        None,
+        strict=True,
+        ge=LEAST_CPUS,
+        le=MOST_CPUS,
+        description="CPU cores that the job may use (enforced by cgroup).",
     )
-    memory: Mib | None = Field(None, description="Main memory that it may use (enforced).")
+    memory: Mib | None = Field(None, description="Main memory that the job may use (enforced).")
     priority: int = Field(DEFAULTS.priority, strict=True, ge=-1_000_000, le=1_000_000, description="Higher goes first.")
     after: Annotated[list[JobNumber], BeforeValidator(_dependencies)] = Field(
-        default_factory=list, max_length=MOST_AFTER, description="Jobs that must finish well first."
+        default_factory=list, max_length=MOST_AFTER, description="Wait until these jobs have succeeded."
     )
     after_any: Annotated[list[JobNumber], BeforeValidator(_dependencies)] = Field(
-        default_factory=list, max_length=MOST_AFTER, description="Jobs that must end first, however."
+        default_factory=list, max_length=MOST_AFTER, description="Wait until these jobs have ended, in whatever way."
     )
     array: str | None = Field(
         None,
@@ -177,26 +181,26 @@ class JobSpec(BaseModel):
         description="Indices: '0-9', '0-99:10', '1,5,7', with '%3' for at most three at once.",
     )
     time_limit: Seconds | None = Field(None, description="Running time after which the job is ended.")
-    estimate: Seconds | None = Field(None, description="Running time expected; learnt from earlier runs if not given.")
+    estimate: Seconds | None = Field(None, description="Expected running time; learnt from earlier runs if not given.")
     retries: int = Field(
-        DEFAULTS.retries, strict=True, ge=0, le=1000, description="Times to start anew after a failure."
+        DEFAULTS.retries, strict=True, ge=0, le=1000, description="How often to retry after a failure."
     )
     on_preempt: Literal["checkpoint", "freeze", "never"] = Field(
         DEFAULTS.on_preempt.value,
-        description="checkpoint: notice, then end, and start again later; freeze: stop in place and go on later; "
+        description="checkpoint: notice, then stop, and start again later; freeze: freeze in place and go on later; "
         "never: run to the end once started.",
     )
-    grace: Grace = Field(DEFAULTS.grace, description="Time between notice and end.")
+    grace: Grace = Field(DEFAULTS.grace, description="Time between notice and kill.")
     checkpoint: str | None = Field(
         None,
         max_length=4096,
-        description="Where it saves to: a file, a folder or a pattern (* and **), relative to workdir. One that is "
-        "newer than the notice proves that it saved before it made way.",
+        description="Where the job saves to: a file, a folder or a pattern (* and **), relative to workdir. If it is "
+        "newer than the notice, the job has saved.",
     )
     workdir: str = Field(
         "",
         description="Working directory, absolute. `gpuloom submit` and the Python client send their own; "
-        "by the API alone, the home directory of whoever started the scheduler.",
+        "without them, the default is the home directory of the user who started the scheduler.",
     )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
     venv: str | None = Field(None, description="A virtual environment to run in.")
@@ -205,21 +209,22 @@ class JobSpec(BaseModel):
     model: str | None = Field(None, description="Name of the training model, for profiles (`gpuloom profiles`).")
     share_class: Literal["high", "best-effort"] | None = Field(
         None,
-        description="May share its GPU kernel by kernel: high keeps its latency, best-effort takes what is left; "
-        "job.yaml may call it `class`. None: follows from task_type, importance and real_time, if one is given.",
+        description="May share its GPU kernel by kernel: high keeps its latency, best-effort takes what high leaves. "
+        "job.yaml may call it `class`. None: it follows from task_type, importance and real_time, if one is given.",
     )
     task_type: Literal["inference", "interactive", "training", "batch"] | None = Field(
-        None, description="inference and interactive make it of class high, training and batch best-effort."
+        None, description="inference and interactive make it class high, training and batch best-effort."
     )
     importance: Literal["high", "low"] | None = Field(
-        None, description="To the business: high makes it of class high, whatever the task type."
+        None, description="Importance to the business: high makes it class high, whatever the task type."
     )
     real_time: bool = Field(
         False,
         strict=True,
-        description="It must answer in real time: high, whatever task type and importance; a given class wins.",
+        description="It must answer in real time: this makes it class high, whatever task type and importance. A "
+        "given class takes precedence.",
     )
-    hold: bool = Field(False, strict=True, description="Keep it back until released.")
+    hold: bool = Field(False, strict=True, description="Hold it until it is released.")
 
     @field_validator("command")
     @classmethod
@@ -257,11 +262,12 @@ class JobSpec(BaseModel):
     def _together(self) -> JobSpec:
         given = [name for name in ("venv", "conda", "container") if getattr(self, name)]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} can't go together: choose one")
+            raise ValueError(f"give only one of {' and '.join(given)}")
         size = sum(map(len, self.command)) + sum(len(key) + len(text) for key, text in self.env.items())
         if size > MOST_BYTES:
             raise ValueError(
-                f"command and env hold {size:,} characters, {MOST_BYTES:,} may be: put the rest into a file"
+                f"command and env have {size:,} characters, at most {MOST_BYTES:,} are allowed: put the rest into a "
+                f"file"
             )
         return self
 
@@ -280,9 +286,13 @@ def _check_text(word: str) -> None:
     try:
         size = len(os.fsencode(word))
     except UnicodeEncodeError:
-        raise ValueError(f"{shown(word)} holds half a character, which no program can be given") from None
+        raise ValueError(
+            f"{shown(word)} contains half a character (a lone surrogate), which can't be passed to a program"
+        ) from None
     if size > LONGEST_WORD:
-        raise ValueError(f"{shown(word, 40)} has {size:,} bytes, {LONGEST_WORD:,} may be: put it into a file")
+        raise ValueError(
+            f"{shown(word, 40)} has {size:,} bytes, at most {LONGEST_WORD:,} are allowed: put it into a file"
+        )
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -337,10 +347,10 @@ def indices_of(array: str) -> tuple[list[int], int | None]:
             raise ValueError(f"more than {MAX_ARRAY:,} jobs in one array")
         for index in range(low, high + 1, step):
             if index in found:
-                raise ValueError(f"index {index} comes twice")
+                raise ValueError(f"index {index} is given twice")
             found[index] = None
     if throttle and int(throttle) < 1:
-        raise ValueError("%0 would never start one: write %1 or more")
+        raise ValueError("%0 would never start a job: write %1 or more")
     return list(found), int(throttle) if throttle else None
 
 

@@ -148,7 +148,7 @@ def _nothing_to_decide(text: str, seed: int) -> None:
         state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
         decision, _ = policy.decide(Snapshot(state, np.zeros(len(workload))), policy.new_memory(workload, cluster))
         if decision.run or list(decision.wait):
-            raise Fault("it decides something although no job has been submitted")
+            raise Fault("it makes a decision although no job has been submitted")
 
 
 def _one_model(text: str, seed: int) -> None:
@@ -176,8 +176,8 @@ def _the_same_twice(text: str, seed: int) -> None:
     workload, policy = _workload(seed), load_policy(text)
     first = _simulated(policy, workload, "2x8")
     _simulated(policy, _workload(seed + 1), "2x8")
-    _same(first, _simulated(policy, workload, "2x8"), "one object decides otherwise after other runs")
-    _same(first, _simulated(text, workload, "2x8"), "another object decides otherwise")
+    _same(first, _simulated(policy, workload, "2x8"), "the same object decides differently after other runs")
+    _same(first, _simulated(text, workload, "2x8"), "another object of the policy decides differently")
 
 
 def _memory_written_down(text: str, seed: int) -> None:
@@ -186,7 +186,7 @@ def _memory_written_down(text: str, seed: int) -> None:
             decision, after = super().decide(snapshot, memory)
             written = dump(after, self.policy)
             if dump(load(written, self.policy), self.policy) != written:
-                raise Fault("a memory that is written down and read back is another one")
+                raise Fault("its memory differs after it was saved and loaded")
             return decision, after
 
     _simulated(Watched(text), _workload(seed), "2x8")
@@ -196,14 +196,14 @@ def _restarts(text: str, seed: int) -> None:
     workload = _workload(seed)
     plain = _simulated(text, workload, "2x8")
     again = _simulated(Rebuilt(text, compact=False), workload, "2x8")
-    _same(plain, again, "restarted before each decision it decides otherwise, so its memory lacks something")
+    _same(plain, again, "it decides differently when restarted before each decision, so its memory lacks something")
 
 
 def _other_numbers(text: str, seed: int) -> None:
     workload = _workload(seed)
     plain = _simulated(text, workload, "2x8")
     again = _simulated(Rebuilt(text, compact=True), workload, "2x8")
-    _same(plain, again, "with jobs numbered anew it decides otherwise (Policy.carried, core/carrying.py)")
+    _same(plain, again, "it decides differently when jobs are renumbered (Policy.carried, core/carrying.py)")
 
 
 def _sharing(text: str, seed: int) -> None:
@@ -213,7 +213,7 @@ def _sharing(text: str, seed: int) -> None:
     workload = _workload(seed)
     rates = policy.sharing(workload)
     if rates is None:
-        raise Fault(f"max_jobs_per_gpu is {policy.max_jobs_per_gpu}, and sharing() says nothing of speeds")
+        raise Fault(f"max_jobs_per_gpu is {policy.max_jobs_per_gpu}, but sharing() gives no speeds")
     _simulated(text, replace(workload, gpu_memory_mib=np.full(len(workload), 6_000.0)), "2x8:V100")
 
 
@@ -354,19 +354,19 @@ class _Walk:
             live.later(1000.0 if turn % 3 else 1.0)
             self.well()
         if left := live.going():
-            raise Fault(f"{len(left)} jobs wait for ever although all GPUs are free, after: {', '.join(self.did[-6:])}")
+            raise Fault(f"{len(left)} jobs wait forever although all GPUs are free, after: {', '.join(self.did[-6:])}")
 
 
 CHECKS: dict[str, Callable[[str, int], None]] = {
     "says what it is": _says_what_it_is,
-    "decides nothing where there is nothing": _nothing_to_decide,
+    "decides nothing without jobs": _nothing_to_decide,
     "every job ends": _one_model,
     "several GPU models": _several_models,
     "machines that fail": _machines_fail,
     "jobs that share GPUs": _sharing,
     "decides the same twice": _the_same_twice,
     "gives reasons": _reasons,
-    "memory can be written down": _memory_written_down,
+    "memory can be saved and loaded": _memory_written_down,
     "restarts": _restarts,
     "jobs numbered anew": _other_numbers,
     "live, in any order of events": _live,

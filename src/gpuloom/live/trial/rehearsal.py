@@ -99,7 +99,7 @@ class Rehearsal:
             scheduler._turn()
             if not scheduler.busy():
                 return
-        raise AssertionError("the scheduler does not come to rest")
+        raise AssertionError("the scheduler does not settle")
 
     def tell(self, call: Callable[[], Any]) -> Any:
         """Call the service, then let the scheduler act on it."""

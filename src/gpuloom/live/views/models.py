@@ -128,7 +128,7 @@ class AttemptView(TypedDict):
     message: str
     pid: int | None
     stop_reason: str | None
-    """Why it was told to end, if it was."""
+    """Why it was told to stop, if it was."""
     deadline_s: float | None
     """When it is ended, if it has not by then."""
     peak_memory_mib: float | None

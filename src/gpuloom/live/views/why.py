@@ -144,7 +144,7 @@ def _of_one_that_does_not_wait(known: _Facts) -> WhyView:
             text += f" {job.message[0].upper()}{job.message[1:]}."
         view["end_s"] = job.ended_s
     elif job.phase is Phase.STOPPING:
-        text = f"Job {job.id} does not wait: it was told to end, and saves its work or ends now."
+        text = f"Job {job.id} does not wait: it was told to stop, and is saving its work or ending."
     else:
         since = format_duration(max(now - (known.since_s or now), 0.0))
         text = f"Job {job.id} does not wait: it is {job.phase} and has held its GPUs for {since}."
