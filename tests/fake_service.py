@@ -9,7 +9,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 import threading
 import time
 from collections import Counter
@@ -19,18 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import gpuloom
-from fake_views import job_view, matches, node_data, node_views, submits, why_view
+from fake_views import job_view, matches, node_data, sample, submits, why_view
 from gpuloom.core.book import Book
 from gpuloom.core.errors import ImpossibleJobError, InputError, PolicyError
 from gpuloom.core.events import Event
-from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Gpu, Job, NodeRecord, Phase, gpus_in
-from gpuloom.live.service import ConflictError, NotFoundError
+from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Gpu, Job, NodeRecord, Phase
+from gpuloom.live.care import Checked
+from gpuloom.live.service import ConflictError, LogFile, NotFoundError
 from gpuloom.live.submission.actions import Action, impossible, so_already
 from gpuloom.live.submission.spec import JobSpec, indices_of, job_spec
-from gpuloom.live.views.jobs import attempt_view, event_view
-from gpuloom.live.views.models import JobView, WhyView
+from gpuloom.live.views import cluster
+from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
+from gpuloom.live.views.jobs import show_view
 from gpuloom.policies.registry import create_policy
-from gpuloom.store.port import JobQuery, StoreError
+from gpuloom.store.port import JobQuery, StoreError, Usage
 
 RUNNING_MAY_CHANGE = {"name", "priority", "time_limit", "retries", "estimate", "grace"}
 
@@ -52,7 +53,6 @@ class FakeService:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.stopped = threading.Event()
         self._changed = threading.Condition(threading.RLock())
-        self._previous: str | None = None
         self._started_s = clock()
         node = NodeRecord(
             "node0",
@@ -251,7 +251,7 @@ class FakeService:
 
         return self._each("move_to_top", jobs, one)
 
-    def set_node(self, node: str, state: str, *, reason: str = "") -> Mapping[str, Any]:
+    def set_node(self, node: str, state: str, *, reason: str = "") -> NodeView:
         with self._changed:
             self.calls.append(("set_node", {"node": node, "state": state, "reason": reason}))
             record = self.book.nodes.get(node)
@@ -261,11 +261,10 @@ class FakeService:
             self._emit("node.changed", None, {"node": node_data(record)})
             return next(found for found in self.nodes() if found["name"] == node)
 
-    def set_policy(self, written: str, *, interval_s: float | None = None) -> Mapping[str, Any]:
+    def set_policy(self, written: str, *, interval_s: float | None = None) -> PolicyView:
         with self._changed:
             self.calls.append(("set_policy", {"written": written, "interval_s": interval_s}))
             create_policy(written)
-            self._previous = self.book.settings["policy"]
             interval_s = self.book.settings["interval_s"] if interval_s is None else interval_s
             if interval_s <= 0:
                 raise PolicyError(f"interval {interval_s} must be above 0")
@@ -293,29 +292,28 @@ class FakeService:
             found = sorted(self.book.jobs.values(), key=lambda job: job.id, reverse=not query.oldest_first)
             return [self._view(job) for job in found if matches(job, query)][: query.limit]
 
-    def show(self, job: int) -> Mapping[str, Any]:
+    def show(self, job: int) -> ShowView:
         with self._changed:
             record = self._job(job)
-            return {
-                "job": self._view(record),
-                "spec": record.spec.to_json(),
-                "attempts": [attempt_view(attempt) for attempt in self._attempts(job)],
-                "events": [event_view(event) for event in self.events(job=job)],
-                "log": str(self.log_path(job)),
-            }
+            log = str(self.log_path(job))
+            return show_view(self._view(record), record.spec, self._attempts(job), self.events(job=job), log)
 
     def why(self, job: int, *, forecast: bool = True) -> WhyView:
         with self._changed:
             return why_view(self._job(job), self.book.jobs.values(), self.clock(), forecast=forecast)
 
-    def nodes(self) -> Sequence[Mapping[str, Any]]:
+    def nodes(self) -> Sequence[NodeView]:
         with self._changed:
-            return node_views(self.book.nodes.values(), self.book.attempts.values())
+            held, now = cluster.holders(self.book.attempts.values()), self.clock()
+            return [cluster.node_view(node, held, sample(node, now), {}) for node in self.book.nodes.values()]
 
-    def policy(self) -> Mapping[str, Any]:
+    def policy(self) -> PolicyView:
         with self._changed:
-            since = next(event.at_s for event in reversed(self.log) if event.type == "policy.set")
-            return {**self.book.settings, "since_s": since, "previous": self._previous}
+            written, interval_s = self.book.settings["policy"], self.book.settings["interval_s"]
+            swaps = self.events(types=["policy.set"], limit=2, newest=True)
+            return cluster.policy_view(
+                written, interval_s, swaps, serves=written, failure=None, began_s=self._started_s
+            )
 
     def events(
         self,
@@ -339,7 +337,7 @@ class FakeService:
             self._changed.wait_for(lambda: len(self.log) > after, timeout_s)
             return len(self.log)
 
-    def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[Mapping[str, Any]]:
+    def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[UsageRow]:
         keys: dict[str, Callable[[Job], str]] = {
             "user": lambda job: job.user,
             "name": lambda job: job.name,
@@ -361,7 +359,7 @@ class FakeService:
                 row["held_s"] += job.held_s
                 row["gpu_s"] += job.held_gpu_s
                 row["failed"] += job.phase is Phase.FAILED
-            return list(rows.values())
+            return [cluster.usage_row(Usage(**row)) for row in rows.values()]
 
     def history(self, *, since_s: float | None, until_s: float | None) -> str:
         with self._changed:
@@ -373,41 +371,41 @@ class FakeService:
                     rows.writerow([job.submitted_s, job.work_s, job.gpus])
             return out.getvalue()
 
-    def log_files(self, job: int, attempt: int | None = None) -> Sequence[Mapping[str, Any]]:
+    def log_files(self, job: int, attempt: int | None = None) -> Sequence[LogFile]:
         with self._changed:
             record = self._job(job)
             if attempt is not None and not 1 <= attempt <= record.attempts:
                 raise NotFoundError(f"job {job} has no attempt {attempt}: it has had {record.attempts}")
             numbers = range(1, record.attempts + 1) if attempt is None else [attempt]
             return [
-                {
-                    "attempt": number,
-                    "path": str(self._directory(job, number) / "output.log"),
-                    "live": number == record.attempts and record.phase in ACTIVE,
-                }
+                LogFile(
+                    number,
+                    self._directory(job, number) / "output.log",
+                    live=number == record.attempts and record.phase in ACTIVE,
+                )
                 for number in numbers
             ]
 
-    def status(self) -> Mapping[str, Any]:
+    def status(self) -> StatusView:
         with self._changed:
-            busy = sum(gpus_in(attempt.allocation) for attempt in self.book.attempts.values())
-            return {
-                "version": gpuloom.__version__,
-                "pid": os.getpid(),
-                "started_s": self._started_s,
-                "store": {
-                    "path": str(self.home / "store.db"),
-                    "schema_version": 1,
-                    "ok": not self.broken,
-                    "problem": self.broken,
-                },
-                "executor": {"name": "fake", "ok": True, "problem": ""},
-                "policy": self.book.settings["policy"],
-                "interval_s": self.book.settings["interval_s"],
-                "jobs": dict(Counter(job.phase.value for job in self.book.jobs.values())),
-                "gpus": {"total": sum(len(n.gpus) for n in self.book.nodes.values()), "busy": busy, "kind": "gpu"},
-                "now_s": self.clock(),
-            }
+            return cluster.status_view(
+                home=self.home,
+                started_s=self._started_s,
+                now_s=self.clock(),
+                store=cluster.store_view(str(self.home / "store.db"), 1, self.broken, Checked.WHOLE),
+                executor=cluster.executor_view("fake", "", {}),
+                monitor=cluster.monitor_view(""),
+                policy=self.book.settings["policy"],
+                policy_problem="",
+                policy_failure=None,
+                policy_lacks=(),
+                interval_s=self.book.settings["interval_s"],
+                sharing=cluster.sharing_view(on=False, gated=False, text="the scheduler of tests forms no pairs"),
+                jobs=Counter(job.phase.value for job in self.book.jobs.values()),
+                nodes=list(self.book.nodes.values()),
+                attempts=list(self.book.attempts.values()),
+                last_pass_s=0.0,
+            )
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from gpuloom.agent.sample import GpuSample, NodeRates, Sample
 from gpuloom.core.decision import Reason
 from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, WAITING, Attempt, EndReason, Job, NodeRecord, Phase
-from gpuloom.core.units import format_duration
 from gpuloom.core.usage import RunUsage
 from gpuloom.live.forecasts.estimates import Estimate, Source
+from gpuloom.live.forecasts.forecast import Outlook, Span
 from gpuloom.live.forecasts.left import left_of
+from gpuloom.live.submission.spec import job_spec
 from gpuloom.live.views import jobs as views
-from gpuloom.live.views.models import JobView, WhyView
+from gpuloom.live.views import why
+from gpuloom.live.views.answers import JobView, WhyView
 from gpuloom.store.port import JobQuery
 
 
@@ -37,110 +40,49 @@ def job_view(job: Job, runs: Sequence[Attempt], progress: Mapping[str, Any], now
     )
 
 
+def record(**changes: Any) -> Job:
+    """A job that waits for one GPU, but for these fields."""
+    spec = job_spec({"command": ["./a"]}).named().kept()
+    plain = Job(1, "a", "ada", 1, 0, Phase.QUEUED, 1, spec, submitted_s=0.0, queued_s=0.0)
+    return replace(plain, **changes)
+
+
+def attempt(**changes: Any) -> Attempt:
+    """The first run of that job, but for these fields."""
+    return replace(Attempt(1, 1, Phase.RUNNING, (("node0", (0,)),), started_s=0.0, since_s=0.0), **changes)
+
+
 def why_view(job: Job, jobs: Iterable[Job], now: float, *, forecast: bool) -> WhyView:
     """As if every job took ten minutes."""
     waiting = sorted(
         (other for other in jobs if other.phase is Phase.QUEUED),
         key=lambda other: (-other.priority, other.id),
     )
+    left = left_of(Estimate(job.estimate_s, Source.GIVEN), 0.0)
     if job not in waiting:
-        return {
-            **_nothing_expected(job),
-            "state": job.phase.value,
-            "code": job.phase.value,
-            "text": f"It is {job.phase}.",
-            "numbers": {},
-            "position": None,
-            "waiting": len(waiting),
-            "assumptions": [],
-            "sentences": [f"Job {job.id} is {job.phase}."],
-        }
+        return why.why_view(why.Known(job, None, now, left))
     position = waiting.index(job) + 1
-    start = now + 600.0 * position if forecast else None
-    sentences = [f"Job {job.id} waits for {job.gpus} GPUs; it is number {position} of {len(waiting)}."]
-    if start is not None:
-        sentences.append(f"It will start in about {format_duration(600.0 * position)}.")
-    end = None if start is None else start + job.estimate_s
-    return {
-        **_nothing_expected(job),
-        "state": "queued",
-        "code": "gpus",
-        "text": f"It needs {job.gpus} GPUs.",
-        "numbers": {"gpus": float(job.gpus)},
-        "position": position,
-        "waiting": len(waiting),
-        "start_s_low": start,
-        "start_s_median": start,
-        "start_s_high": start,
-        "end_s_low": end,
-        "end_s_median": end,
-        "end_s_high": end,
-        "rests_on": {} if start is None else {"given": position - 1},
-        "assumptions": ["every job runs for as long as its estimate says"] if forecast else [],
-        "sentences": sentences,
-    }
+    reason = Reason("gpus", f"It needs {job.gpus} GPUs.", {"gpus": job.gpus})
+    known = why.Known(job, reason, now, left)
+    if not forecast:
+        return why.why_view(known)
+    start, end = now + 600.0 * position, now + 600.0 * position + job.estimate_s
+    found = Outlook(
+        left,
+        start=Span(start, start, start),
+        end=Span(end, end, end),
+        position=position,
+        rests_on={Source.GIVEN: position - 1},
+    )
+    among = why.Among(len(waiting), assumptions=["every job runs for as long as its estimate says"])
+    return why.why_view(known, found, among)
 
 
-def _nothing_expected(job: Job) -> WhyView:
-    return {
-        "job": job.id,
-        "start_s": job.first_start_s,
-        "start_s_low": None,
-        "start_s_median": None,
-        "start_s_high": None,
-        "end_s": job.ended_s,
-        "end_s_low": None,
-        "end_s_median": None,
-        "end_s_high": None,
-        "source": "given",
-        "n": 0,
-        "overrun_s": 0.0,
-        "rests_on": {},
-        "unknown": [],
-        "lacks": [],
-    }
-
-
-def node_views(nodes: Iterable[NodeRecord], attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
-    """Nodes and who uses them."""
-    holders: dict[tuple[str, int], list[int]] = {}
-    for attempt in attempts:
-        for name, gpus in attempt.allocation:
-            for gpu in gpus:
-                holders.setdefault((name, gpu), []).append(attempt.job)
-    return [
-        {
-            "name": node.name,
-            "state": node.state,
-            "reason": node.reason,
-            "kind": node.kind,
-            "cpus": node.cpus,
-            "memory_mib": node.memory_mib,
-            "cpu_percent": 12.5,
-            "memory_used_mib": 2048,
-            "disk_free_mib": 100_000,
-            "load": 0.5,
-            "gpus": [
-                {
-                    "index": gpu.index,
-                    "uuid": gpu.uuid,
-                    "model": gpu.model,
-                    "memory_mib": gpu.memory_mib,
-                    "state": gpu.state,
-                    "reason": gpu.reason,
-                    "utilization": 0.0,
-                    "memory_used_mib": 0,
-                    "temperature_c": 30.0,
-                    "power_w": 60.0,
-                    "jobs": holders.get((node.name, gpu.index), []),
-                    "foreign": [],
-                }
-                for gpu in node.gpus
-            ],
-            "topology": [list(link) for link in node.topology],
-        }
-        for node in nodes
-    ]
+def sample(node: NodeRecord, now: float) -> Sample:
+    """A look at an idle machine."""
+    rates = NodeRates(12.5, 2048, 65_536, 0.5, 100_000, None, None)
+    gpus = [GpuSample(gpu.index, gpu.uuid, 0.0, 0, 30.0, 60.0) for gpu in node.gpus]
+    return Sample(now, rates, tuple(gpus))
 
 
 def submits(event: Event, job: int) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from fake_executor import FakeExecutor
 from gpuloom.core.errors import ImpossibleJobError, InputError
 from gpuloom.live.service import ConflictError, NotFoundError
-from gpuloom.live.views.models import JobView
+from gpuloom.live.views.answers import JobView
 from gpuloom.policies.registry import policy_ids
 from gpuloom.store.port import JobQuery
 from live_builders import living, spec
@@ -364,8 +364,8 @@ def test_usage_history_and_log_files(tmp_path: Path) -> None:
         assert rows[0]["gpu_s"] == pytest.approx(2 * rows[0]["held_s"])
         assert live.service.history(since_s=None, until_s=None).splitlines()[2].startswith(f"{job},")
         files = live.service.log_files(job)
-        assert files[0]["attempt"] == 1
-        assert not files[0]["live"]
+        assert files[0].attempt == 1
+        assert not files[0].live
         with pytest.raises(NotFoundError, match="has 1 attempt,"):
             live.service.log_files(job, 2)
 

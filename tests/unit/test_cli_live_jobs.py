@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,16 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from fake_views import attempt, record
 from gpuloom.cli.live import Moment, ago, plain, runs_of, short
 from gpuloom.cli.main import cli
 from gpuloom.client import Client, ConflictError, NotFoundError, RequestError, WaitTimeoutError
 from gpuloom.client.client import current_user
+from gpuloom.core.decision import Reason
 from gpuloom.core.errors import InputError
+from gpuloom.core.job import EndReason, Phase
 from gpuloom.live.submission.spec import JobSpec
+from gpuloom.live.views import jobs as views
 from live_api import Api, serving
 
 LIVE = ["ls", "show", "logs", "why", "wait", "top", "cancel", "hold", "release", "requeue", "update", "nodes", "drain"]
@@ -170,8 +175,12 @@ def test_a_table_on_a_terminal_keeps_numbers_whole() -> None:
 
     from gpuloom.cli.live_tables import JOB_COLUMNS, rich_table
 
-    job = {"id": 123456, "name": "n" * 80, "user": "ada", "state": "cancelled", "gpus": 128, "where": "w" * 90}
-    job |= {"waited_s": 7e5, "run_s": 60.0, "reason": "failed", "message": "m" * 99, "array_index": None}
+    failed = record(id=123456, name="n" * 80, gpus=128, reason=EndReason.FAILED, message="m" * 99, held_s=60.0)
+    ended = replace(failed, phase=Phase.CANCELLED, ended_s=7e5 + 60.0)
+    gpus = tuple((f"node{number}", (0, 1, 2, 3)) for number in range(9))
+    job = views.job_view(ended, attempt=None, preemptions=0, reason=None, usage=None, left=None, now_s=8e5) | {
+        "where": views.where(gpus)
+    }
     for width in (60, 80, 120, 200):
         out = StringIO()
         Console(file=out, width=width, highlight=False).print(rich_table(JOB_COLUMNS, [job], width))
@@ -215,14 +224,12 @@ def test_words_of_what_happened_before() -> None:
     from gpuloom.cli.jobs import _how
     from gpuloom.cli.live_tables import few_words
 
-    job = {
-        "state": "queued",
-        "attempts": 1,
-        "reason": "preempted",
-        "waiting": {"text": "It needs 2 GPUs and 0 are free."},
-    }
+    waits = Reason("gpus", "It needs 2 GPUs and 0 are free.")
+    again = record(attempts=1, reason=EndReason.PREEMPTED)
+    job = views.job_view(again, attempt=None, preemptions=1, reason=waits, usage=None, left=None, now_s=9.0)
     assert few_words(job) == "It needs 2 GPUs and 0 are free; preempted before"
-    assert _how({"ended_s": 1.0, "reason": "node", "message": ""}) == "moved: its machine was drained"
+    ended = attempt(phase=None, ended_s=1.0, reason=EndReason.NODE)
+    assert _how(views.attempt_view(ended)) == "moved: its machine was drained"
     data = {"reason": "node", "deadline_s": 1795282382.5, "work_s": 90.0, "not_before_s": 1795282382.5, "exit_code": 3}
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1795282382.5))
     assert _told(data, 1.0) == (
@@ -258,7 +265,7 @@ def test_show(api: Api) -> None:
 
 def test_why(api: Api) -> None:
     text = run("why", "3").stdout
-    assert "it is number 2 of 3." in text
+    assert "It is number 2 in the order in which jobs will start; 3 jobs wait" in text
     assert "assumes:\n  - every job runs for as long as its estimate says" in text
     assert "assumes" not in run("why", "3", "--no-forecast").stdout
     assert told("why", "2_2")["position"] == 3

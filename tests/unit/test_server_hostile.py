@@ -98,7 +98,7 @@ def test_a_log_that_is_none_any_more(tmp_path: Path, put: Any) -> None:
     service.submit([job_spec({"command": ["./a"]})], user="ada")
     service.run(1)
     service.write(1, "one\n")
-    path = Path(service.log_files(1)[0]["path"])
+    path = service.log_files(1)[0].path
     path.unlink()
     put(path)
     api = Local(make_app(service, token=TOKEN, logs=read_log))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuloom.core.job import Phase
-from gpuloom.live.views import models as views
+from gpuloom.live.views import answers as views
 from gpuloom.server.openapi import model_of
 from live_builders import living, spec
 

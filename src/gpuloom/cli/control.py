@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
+    from gpuloom.live.views.answers import JobView
 
 
 FEW = 10
@@ -91,14 +92,14 @@ def do_to_arrays(
         click.echo(f"{plural(sum(changed.values()), 'job')} of array {array}: {how}")
 
 
-def report(jobs: Sequence[Mapping[str, Any]], as_json: bool, done: Callable[[Mapping[str, Any]], str]) -> None:
+def report(jobs: Sequence[JobView], as_json: bool, done: Callable[[JobView], str]) -> None:
     """A line for each job that was changed; of many jobs, one for each array and one for all others."""
     if as_json:
         say_json(list(jobs))
         return
-    groups: dict[Any, list[Mapping[str, Any]]] = {}
+    groups: dict[int | None, list[JobView]] = {}
     for job in jobs:
-        groups.setdefault(job.get("array_id") if len(jobs) > FEW else job["id"], []).append(job)
+        groups.setdefault(job["array_id"] if len(jobs) > FEW else job["id"], []).append(job)
     for array, group in groups.items():
         if len(group) == 1 or (array is None and len(group) <= FEW):
             for job in group:
@@ -106,8 +107,8 @@ def report(jobs: Sequence[Mapping[str, Any]], as_json: bool, done: Callable[[Map
             continue
         words = Counter(done(job) for job in group)
         how = ", ".join(f"{count:,} {text}" for text, count in words.items()) if len(words) > 1 else next(iter(words))
-        what = "" if array is None else f" of array {array} {str(group[0]['name']).rpartition('[')[0]}"
-        numbers = [int(job["id"]) for job in group]
+        what = "" if array is None else f" of array {array} {group[0]['name'].rpartition('[')[0]}"
+        numbers = [job["id"] for job in group]
         which = runs_of(sorted(numbers))
         which = which if which.count(",") < FEW else f"{min(numbers)} to {max(numbers)}"
         click.echo(plain(f"{len(group):,} jobs{what} ({which}): {how}"))
@@ -115,14 +116,14 @@ def report(jobs: Sequence[Mapping[str, Any]], as_json: bool, done: Callable[[Map
         click.echo("no job that this applies to")
 
 
-def _so(job: Mapping[str, Any], text: str) -> str:
+def _so(job: JobView, text: str) -> str:
     """What was done, or was so already."""
     return text if job["changed"] else f"{text} already"
 
 
-def _ended(job: Mapping[str, Any]) -> str:
+def _ended(job: JobView) -> str:
     if job["state"] in ENDED:
-        return _so(job, str(job["state"]))
+        return _so(job, job["state"])
     return _so(job, "told to stop")
 
 
@@ -195,7 +196,7 @@ def release(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json:
         if arrays and not jobs_named:
             return
         changed = client.release(chosen(client, jobs_named, every, names, ("held",)))
-    report(changed, as_json, lambda job: str(job["state"]) if job["changed"] else f"not held; it is {job['state']}")
+    report(changed, as_json, lambda job: job["state"] if job["changed"] else f"not held; it is {job['state']}")
 
 
 @click.command(epilog=JOBS_HELP)

@@ -11,7 +11,7 @@ import click
 from gpuloom.cli.groups import Group
 from gpuloom.cli.outputs import overwrite_option
 from gpuloom.core.errors import InputError
-from gpuloom.core.words import are, plural
+from gpuloom.core.words import are, noun, plural
 
 if TYPE_CHECKING:
     from gpuloom.store.home import Home
@@ -114,7 +114,7 @@ def restore(file: Path, home: Path | None, as_json: bool) -> int:
             click.echo(f"the old store is kept as {replaced}")
         if count := len(done.strangers):
             click.echo(
-                f"{count} run{'s' * (count > 1)} that the backup does not know {'is' if count == 1 else 'are'} still "
+                f"{plural(count, 'run')} that the backup does not know {noun(count, 'is', 'are')} still "
                 f"running: {', '.join(done.strangers[:5])}{', …' * (count > 5)}; the next `gpuloom up` stops them"
             )
     return 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from gpuloom.cli.live_tables import MOVED, Column, show_table
 from gpuloom.cli.outputs import check_outputs, overwrite_option
 from gpuloom.core.errors import InputError
 from gpuloom.core.words import plural
+
+if TYPE_CHECKING:
+    from gpuloom.live.views.answers import EventView, UsageRow
 
 UNTOLD = ("estimates", "boot_id", "start_ticks", "failure")
 """Fields of events that say nothing to people; --json has them."""
@@ -68,7 +71,7 @@ def events(
     with connect(home, follows=follow) as client:
         about = None if job is None else one_number(client, job)
         last = client.last_event() if follow and after is None else None
-        found: list[dict[str, Any]] = []
+        found: list[EventView] = []
         if lines:
             found = client.events(after=after or 0, job=about, types=types, limit=lines, newest=after is None)
             found = [event for event in found if last is None or event["id"] <= last]
@@ -88,9 +91,9 @@ def events(
             return
 
 
-def _line(event: Mapping[str, Any]) -> str:
+def _line(event: EventView) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at_s"]))
-    about = "" if event.get("job") is None else f"job {event['job']}"
+    about = "" if event["job"] is None else f"job {event['job']}"
     return plain(
         f"{event['id']:>6}  {at}  {event['type']:<18} {about:<10} {_told(event['data'], event['at_s'])}"
     ).rstrip()
@@ -213,8 +216,8 @@ def usage(by: str, since: float | None, until: float | None, as_json: bool, home
         return
     whole = sum(row["gpu_s"] for row in found) or 1.0
     rows = found if by == "day" else sorted(found, key=lambda row: -row["gpu_s"])
-    columns = (
-        Column(by, lambda row: str(row["key"]), gives=True),
+    columns: Sequence[Column[UsageRow]] = (
+        Column(by, lambda row: row["key"], gives=True),
         Column("GPU time", lambda row: _gpu_time(row["gpu_s"]), right=True),
         Column("share", lambda row: f"{100 * row['gpu_s'] / whole:.0f}%", right=True),
         Column("jobs", lambda row: f"{row['jobs']:,}", right=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
+    from gpuloom.live.views.answers import AttemptView, JobView, ShowView
 
 OPEN = ("running", "starting", "stopping", "frozen", "queued", "held")
 ENDED = ("finished", "failed", "cancelled")
@@ -102,7 +103,7 @@ def ls(
         users = (*users, current_user())
     with connect(home, follows=watch) as client:
 
-        def found() -> tuple[list[Any], Counter[str]]:
+        def found() -> tuple[list[JobView], Counter[str]]:
             return listed(client, every=every, states=states, users=users, names=names, limit=limit)
 
         if not watch:
@@ -123,13 +124,13 @@ def ls(
 
         screen = Screen(every_s=every_s, as_json=as_json)
 
-        def heads(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+        def heads(jobs: Sequence[JobView]) -> list[str]:
             return [*troubles(client.status()), _counts(jobs)]
 
         screen.run(lambda: found()[0], lambda jobs: [(JOB_COLUMNS, jobs)], heads)
 
 
-def _counts(jobs: Sequence[Mapping[str, Any]]) -> str:
+def _counts(jobs: Sequence[JobView]) -> str:
     states = [state for state in (*OPEN, *ENDED) if any(job["state"] == state for job in jobs)]
     return ", ".join(f"{sum(job['state'] == s for job in jobs):,} {s}" for s in states) or "no jobs"
 
@@ -142,7 +143,7 @@ def listed(
     users: Sequence[str],
     names: Sequence[str],
     limit: int | None,
-) -> tuple[list[Any], Counter[str]]:
+) -> tuple[list[JobView], Counter[str]]:
     """The jobs that `ls` shows, in its order, with a limit the first of them; and the states of the others.
 
     Of those that have ended no more are asked for than are shown, so they are not counted.
@@ -162,10 +163,10 @@ def listed(
     return shown, Counter(job["state"] for job in ordered[len(shown) :])
 
 
-def _order(job: Mapping[str, Any]) -> tuple[Any, ...]:
+def _order(job: JobView) -> tuple[Any, ...]:
     state = job["state"]
     if state in ENDED:
-        return (2, -(job.get("ended_s") or 0.0), job["id"])
+        return (2, -(job["ended_s"] or 0.0), job["id"])
     if state in ("queued", "held"):
         return (1, state == "held", -job["priority"], job["id"])
     return (0, job["id"])
@@ -190,7 +191,7 @@ def show(job: str, as_json: bool, home: Path | None) -> None:
     _show(found)
 
 
-def _show(found: Mapping[str, Any]) -> None:
+def _show(found: ShowView) -> None:
     job, spec = found["job"], found["spec"]
     words = few_words(job)
     lines = [
@@ -199,27 +200,27 @@ def _show(found: Mapping[str, Any]) -> None:
         ("command", shlex.join(job["command"])),
         ("in", spec.get("workdir") or "-"),
         ("asks for", _asks(spec_of(spec))),
-        ("where", job.get("where") or "-"),
+        ("where", job["where"] or "-"),
         ("submitted", ago(job["submitted_s"])),
-        ("waited, ran", f"{short(job.get('waited_s'))}, {short(job.get('run_s'))}"),
+        ("waited, ran", f"{short(job['waited_s'])}, {short(job['run_s'])}"),
     ]
-    if job.get("jct_s") is not None:
-        lines.append(("ended", f"{ago(job.get('ended_s'))}, {short(job['jct_s'])} after submission"))
+    if job["jct_s"] is not None:
+        lines.append(("ended", f"{ago(job['ended_s'])}, {short(job['jct_s'])} after submission"))
     elif expected := predicted_end(job, time.time()):
         lines.append(("predicted end", expected))
     if progress := progress_of(job):
         lines.append(("done", progress))
-    if job.get("after"):
+    if job["after"]:
         lines.append(
             ("after", ", ".join(f"{n} ({'ended well' if how == 'ok' else 'ended'})" for n, how in job["after"]))
         )
-    if job["state"] in ENDED and job.get("exit_code") is not None:  # before, it is that of the last attempt
+    if job["state"] in ENDED and job["exit_code"] is not None:  # before, it is that of the last attempt
         lines.append(("exit code", str(job["exit_code"])))
     if spec.get("env"):
         lines.append(
             ("environment", f"{plural(len(spec['env']), 'variable')} (--json names them; values are not shown)")
         )
-    lines.append(("log", str(found.get("log") or "-")))
+    lines.append(("log", found["log"] or "-"))
     for title, text in lines:
         click.echo(f"{title + ':':<15}{plain(text)}")
     if found["attempts"]:
@@ -246,26 +247,26 @@ def _asks(spec: Spec) -> str:
     return ", ".join(parts)
 
 
-def _how(attempt: Mapping[str, Any]) -> str:
-    if attempt.get("ended_s") is None:
-        return f"{attempt.get('state') or attempt.get('phase') or ''}"
-    reason = str(attempt.get("reason") or "")
-    parts = [REASONS.get(reason, reason), str(attempt.get("message") or "")]
-    if attempt.get("signal"):
+def _how(attempt: AttemptView) -> str:
+    if attempt["ended_s"] is None:
+        return attempt["state"]
+    reason = attempt["reason"] or ""
+    parts = [REASONS.get(reason, reason), attempt["message"]]
+    if attempt["signal"]:
         parts.append(f"signal {attempt['signal']}")
-    elif attempt.get("exit_code") not in (None, 0) and "exit code" not in parts[1]:
+    elif attempt["exit_code"] not in (None, 0) and "exit code" not in parts[1]:
         parts.append(f"exit code {attempt['exit_code']}")
-    if attempt.get("saved"):
+    if attempt["saved"]:
         parts.append("checkpoint saved")
     return ", ".join(part for part in parts if part)
 
 
-ATTEMPT_COLUMNS = (
+ATTEMPT_COLUMNS: Sequence[Column[AttemptView]] = (
     Column("attempt", lambda a: str(a["number"]), right=True),
-    Column("where", lambda a: str(a.get("where") or ""), gives=True),
-    Column("started", lambda a: ago(a.get("started_s"))),
-    Column("held GPUs", lambda a: short(a.get("held_s")) if a.get("ended_s") is not None else "", right=True),
-    Column("peak MiB", lambda a: f"{a['peak_memory_mib']:,.0f}" if a.get("peak_memory_mib") else "-", right=True),
+    Column("where", lambda a: a["where"], gives=True),
+    Column("started", lambda a: ago(a["started_s"])),
+    Column("held GPUs", lambda a: short(a["held_s"]) if a["ended_s"] is not None else "", right=True),
+    Column("peak MiB", lambda a: f"{a['peak_memory_mib']:,.0f}" if a["peak_memory_mib"] else "-", right=True),
     Column("how it ended", _how, gives=True),
 )
 
@@ -308,10 +309,8 @@ def wait(
         ctx.exit(1)
 
 
-def ended_line(job: Mapping[str, Any]) -> str:
+def ended_line(job: JobView) -> str:
     """A sentence on a job that has ended, or on the state that it is in."""
     words = ended_words(job)
-    how = f"{job['state']} ({words})" if words else str(job["state"])
-    return plain(
-        f"job {job['id']} {job['name']}: {how}, ran {short(job.get('run_s'))}, waited {short(job.get('waited_s'))}"
-    )
+    how = f"{job['state']} ({words})" if words else job["state"]
+    return plain(f"job {job['id']} {job['name']}: {how}, ran {short(job['run_s'])}, waited {short(job['waited_s'])}")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import click
 
@@ -15,6 +14,10 @@ from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from gpuloom.live.views.answers import GpuView, JobView, NodeView, StatusView
+
+Row = TypeVar("Row")
 
 STYLES = {
     "running": "green",
@@ -41,17 +44,17 @@ RICH_ROWS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Column(Generic[Row]):
     """A column: title, cell of a row. gives: may be cut on a narrow terminal. least: narrower ones go without it."""
 
     title: str
-    cell: Callable[[Any], str]
+    cell: Callable[[Row], str]
     right: bool = False
     gives: bool = False
     least: int = 0
 
 
-def show_table(columns: Sequence[Column], rows: Sequence[Any]) -> None:
+def show_table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> None:
     """Print it."""
     if sys.stdout.isatty() and len(rows) <= RICH_ROWS:
         from rich.console import Console
@@ -66,7 +69,7 @@ def show_table(columns: Sequence[Column], rows: Sequence[Any]) -> None:
         click.echo("  ".join(aligned).rstrip())
 
 
-def rich_table(columns: Sequence[Column], rows: Sequence[Any], width: int) -> RenderableType:
+def rich_table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> RenderableType:
     """The table as something that rich prints. It is laid out here: rich's own tables take more than they need."""
     from rich.text import Text
 
@@ -110,7 +113,7 @@ def _cut(text: str, width: int) -> str:
     return set_cell_size(text, width - 1).rstrip() + "…"
 
 
-def _fitted(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
+def _fitted(columns: Sequence[Column[Row]], natural: Sequence[int], width: int) -> list[int]:
     """Widths that fit: those that may be cut are, the widest first, down to 4; the others keep theirs."""
     fitted = list(natural)
     room = width - 2 * (len(columns) - 1)
@@ -136,9 +139,9 @@ def shortened(text: str) -> str:
     return line if len(line) <= MOST_WORDS else f"{line[: MOST_WORDS - 1].rstrip()}…"
 
 
-def progress_of(job: Mapping[str, Any]) -> str:
+def progress_of(job: JobView) -> str:
     """What it reported last, in a word."""
-    progress = job.get("progress") or {}
+    progress = job["progress"]
     fraction, step, steps = progress.get("fraction"), progress.get("step"), progress.get("steps")
     if isinstance(step, int | float) and isinstance(steps, int | float) and steps > 0:
         fraction = step / steps if fraction is None else fraction
@@ -157,44 +160,43 @@ REASONS = {
 """Words for the reasons of an end that are no words."""
 
 
-def ended_words(job: Mapping[str, Any]) -> str:
+def ended_words(job: JobView) -> str:
     """How a job ended, in few words."""
-    reason, code = job.get("reason"), job.get("exit_code")
+    reason, code, message = job["reason"], job["exit_code"], job["message"]
     if job["state"] == "finished":
         return ""
-    words = {**REASONS, "timed_out": f"time limit of {short(job.get('time_limit_s'))}", "cancelled": ""}
-    text = words.get(str(reason), "" if reason is None else str(reason))
-    message = str(job.get("message") or "")
+    words = {**REASONS, "timed_out": f"time limit of {short(job['time_limit_s'])}", "cancelled": ""}
+    text = "" if reason is None else words.get(reason, reason)
     if reason == "failed":
         return message or ("failed" if code is None else f"exit code {code}")
     return message if message and (reason == "not_started" or not text) else text
 
 
-def few_words(job: Mapping[str, Any]) -> str:
+def few_words(job: JobView) -> str:
     """Why it waits or how it ended, and what the monitor says of it."""
     state = job["state"]
     parts = []
     if state in ("finished", "failed", "cancelled"):
         parts.append(ended_words(job))
-    elif waiting := job.get("waiting"):
-        parts.append(str(waiting.get("text") or ""))
-    if state == "queued" and job.get("attempts"):
+    elif waiting := job["waiting"]:
+        parts.append(waiting["text"])
+    if state == "queued" and job["attempts"]:
         before = {"preempted": "preempted before", "failed": "to be tried again", "lost": "lost before", "node": MOVED}
-        parts.append(before.get(str(job.get("reason")), ""))
-    parts += [str(text) for text in (job.get("flags") or {}).values()]
+        parts.append(before.get(job["reason"] or "", ""))
+    parts += job["flags"].values()
     said = [part for part in parts if part]
     return "; ".join([*(part.rstrip(".") for part in said[:-1]), *said[-1:]])
 
 
-JOB_COLUMNS = (
+JOB_COLUMNS: Sequence[Column[JobView]] = (
     Column("id", lambda j: str(j["id"]), right=True),
-    Column("name", lambda j: str(j["name"]), gives=True),
-    Column("user", lambda j: str(j["user"]), gives=True, least=90),
-    Column("state", lambda j: str(j["state"])),
+    Column("name", lambda j: j["name"], gives=True),
+    Column("user", lambda j: j["user"], gives=True, least=90),
+    Column("state", lambda j: j["state"]),
     Column("gpus", lambda j: str(j["gpus"]), right=True, least=60),
-    Column("where", lambda j: str(j.get("where") or ""), gives=True, least=70),
-    Column("waited", lambda j: short(j.get("waited_s")), right=True, least=56),
-    Column("ran", lambda j: short(j["run_s"]) if j.get("run_s") else "", right=True),
+    Column("where", lambda j: j["where"], gives=True, least=70),
+    Column("waited", lambda j: short(j["waited_s"]), right=True, least=56),
+    Column("ran", lambda j: short(j["run_s"]) if j["run_s"] else "", right=True),
     Column("done", progress_of, right=True, least=80),
     Column("reason", lambda j: shortened(few_words(j)), gives=True),
 )
@@ -202,30 +204,30 @@ JOB_COLUMNS = (
 # -- rates ------------------------------------------------------------------------------------------------------------
 
 
-def _number(value: Any, digits: int = 0, unit: str = "") -> str:
-    return f"{value:,.{digits}f}{unit}" if isinstance(value, int | float) else "-"
+def _number(value: float | None, digits: int = 0, unit: str = "") -> str:
+    return f"{value:,.{digits}f}{unit}" if value is not None else "-"
 
 
-def gib(mib: Any) -> str:
+def gib(mib: float | None) -> str:
     """MiB as GiB."""
-    return f"{mib / 1024:.1f}" if isinstance(mib, int | float) else "-"
+    return f"{mib / 1024:.1f}" if mib is not None else "-"
 
 
-def _of(used: Any, total: Any) -> str:
-    if not isinstance(total, int | float):
+def _of(used: float | None, total: float | None) -> str:
+    if total is None:
         return gib(used)
     return f"{gib(used)}/{gib(total)}"
 
 
-def left_words(job: Mapping[str, Any]) -> str:
-    """How long it will run yet; of one that has outlived what was known of it, by how much."""
-    if overrun_s := job.get("overrun_s"):
-        return f"late {short(overrun_s)}"
-    end = job.get("predicted_end_s")
+def left_words(job: JobView, now_s: float) -> str:
+    """How long it will run yet; of one that has outlived what was known of it, by how much. now_s: the scheduler's."""
+    if job["overrun_s"]:
+        return f"late {short(job['overrun_s'])}"
+    end = job["predicted_end_s"]
     if end is not None:
-        return short(max(end - time.time(), 0.0))
-    most = job.get("predicted_end_s_high")
-    return "-" if most is None else f"< {short(max(most - time.time(), 0.0))}"
+        return short(max(end - now_s, 0.0))
+    most = job["predicted_end_s_high"]
+    return "-" if most is None else f"< {short(max(most - now_s, 0.0))}"
 
 
 HOW_KNOWN = {
@@ -238,15 +240,15 @@ HOW_KNOWN = {
 """What a predicted end rests on, by source."""
 
 
-def predicted_end(job: Mapping[str, Any], now_s: float) -> str:
+def predicted_end(job: JobView, now_s: float) -> str:
     """When a job that runs is expected to end, on what that rests; '' if it does not run."""
     if job["state"] not in ("starting", "running"):
         return ""
-    how = HOW_KNOWN.get(str(job.get("estimate_from")), "").format(plural(int(job.get("estimate_runs") or 0), "run"))
-    low, end, high = (job.get(f"predicted_end_s{part}") for part in ("_low", "", "_high"))
+    how = HOW_KNOWN.get(job["estimate_from"], "").format(plural(job["estimate_runs"], "run"))
+    low, end, high = job["predicted_end_s_low"], job["predicted_end_s"], job["predicted_end_s_high"]
     most = "" if high is None or end is not None else f"; at the latest in {short(high - now_s)}, its time limit"
-    if overrun_s := job.get("overrun_s"):
-        past = "what earlier runs took" if job.get("estimate_from") in ("earlier_runs", "array") else how
+    if overrun_s := job["overrun_s"]:
+        past = "what earlier runs took" if job["estimate_from"] in ("earlier_runs", "array") else how
         return f"past {past} by {short(overrun_s)}{most}"
     if end is None:
         return f"unknown: none of its earlier runs has finished, and it has no --estimate{most}"
@@ -255,77 +257,91 @@ def predicted_end(job: Mapping[str, Any], now_s: float) -> str:
     return f"in {short(end - now_s)} (by {how})"
 
 
-RATE_COLUMNS = (
-    Column("id", lambda j: str(j["id"]), right=True),
-    Column("name", lambda j: str(j["name"]), gives=True),
-    Column("user", lambda j: str(j["user"]), gives=True, least=80),
-    Column("state", lambda j: str(j["state"])),
-    Column("where", lambda j: str(j.get("where") or ""), gives=True),
-    Column("ran", lambda j: short(j.get("run_s")), right=True),
-    Column("left", left_words, right=True, least=70),
-    Column("done", progress_of, right=True),
-    Column("GPU %", lambda j: _number((j.get("usage") or {}).get("gpu_utilization")), right=True),
-    Column("GPU GiB", lambda j: gib((j.get("usage") or {}).get("gpu_memory_mib")), right=True),
-    Column("cores", lambda j: _number((j.get("usage") or {}).get("cpu_cores"), 1), right=True),
-    Column("GiB", lambda j: gib((j.get("usage") or {}).get("memory_mib")), right=True),
-    Column("read MiB/s", lambda j: _number((j.get("usage") or {}).get("read_mib_per_s"), 1), right=True, least=110),
-    Column("write MiB/s", lambda j: _number((j.get("usage") or {}).get("write_mib_per_s"), 1), right=True, least=110),
-)
+def rate_columns(nodes: Sequence[NodeView], now_s: float) -> Sequence[Column[JobView]]:
+    """Running jobs with their rates. now_s: by the scheduler's clock."""
+    columns: Sequence[Column[JobView]] = (
+        Column("id", lambda j: str(j["id"]), right=True),
+        Column("name", lambda j: j["name"], gives=True),
+        Column("user", lambda j: j["user"], gives=True, least=80),
+        Column("state", lambda j: j["state"]),
+        Column("where", lambda j: j["where"], gives=True),
+        Column("ran", lambda j: short(j["run_s"]), right=True),
+        Column("left", lambda j: left_words(j, now_s), right=True, least=70),
+        Column("done", progress_of, right=True),
+        Column("GPU %", lambda j: _number(j["usage"].get("gpu_utilization")), right=True),
+        Column("GPU GiB", lambda j: gib(j["usage"].get("gpu_memory_mib")), right=True),
+        Column("cores", lambda j: _number(j["usage"].get("cpu_cores"), 1), right=True),
+        Column("GiB", lambda j: gib(j["usage"].get("memory_mib")), right=True),
+        Column("read MiB/s", lambda j: _number(j["usage"].get("read_mib_per_s"), 1), right=True, least=110),
+        Column("write MiB/s", lambda j: _number(j["usage"].get("write_mib_per_s"), 1), right=True, least=110),
+    )
+    return _with_gpus(columns, nodes, {"GPU %", "GPU GiB"})
 
 
-def _gpu_reason(row: tuple[Mapping[str, Any], Mapping[str, Any]]) -> str:
+def _gpu_reason(row: tuple[NodeView, GpuView]) -> str:
     gpu = row[1]
-    foreign = [f"{p.get('name')} ({p.get('user')}, pid {p.get('pid')})" for p in gpu.get("foreign") or []]
-    return "; ".join(part for part in (str(gpu.get("reason") or ""), *foreign) if part)
+    foreign = [f"{p['name']} ({p['user']}, pid {p['pid']})" for p in gpu["foreign"]]
+    return "; ".join(part for part in (gpu["reason"], *foreign) if part)
 
 
-GPU_COLUMNS = (
-    Column("node", lambda r: str(r[0]["name"]), gives=True),
+GPU_COLUMNS: Sequence[Column[tuple[NodeView, GpuView]]] = (
+    Column("node", lambda r: r[0]["name"], gives=True),
     Column("no", lambda r: str(r[1]["index"]), right=True),
-    Column("model", lambda r: str(r[1].get("model") or "-"), gives=True),
-    Column("state", lambda r: str(r[1].get("state") or "-")),
-    Column("jobs", lambda r: ",".join(map(str, r[1].get("jobs") or []))),
-    Column("GPU %", lambda r: _number(r[1].get("utilization")), right=True),
-    Column("GiB", lambda r: _of(r[1].get("memory_used_mib"), r[1].get("memory_mib")), right=True),
-    Column("°C", lambda r: _number(r[1].get("temperature_c")), right=True, least=80),
-    Column("W", lambda r: _number(r[1].get("power_w")), right=True, least=80),
+    Column("model", lambda r: r[1]["model"] or "-", gives=True),
+    Column("state", lambda r: r[1]["state"]),
+    Column("jobs", lambda r: ",".join(map(str, r[1]["jobs"]))),
+    Column("GPU %", lambda r: _number(r[1]["utilization"]), right=True),
+    Column("GiB", lambda r: _of(r[1]["memory_used_mib"], r[1]["memory_mib"]), right=True),
+    Column("°C", lambda r: _number(r[1]["temperature_c"]), right=True, least=80),
+    Column("W", lambda r: _number(r[1]["power_w"]), right=True, least=80),
     Column("reason", _gpu_reason, gives=True),
 )
 
-NODE_COLUMNS = (
-    Column("node", lambda n: str(n["name"]), gives=True),
-    Column("state", lambda n: str(n["state"])),
-    Column("busy", lambda n: f"{busy_gpus(n)}/{len(n.get('gpus') or [])} {'CPU slots' if is_slots(n) else 'GPUs'}"),
-    Column("cores", lambda n: _number(n.get("cpus")), right=True),
-    Column("CPU %", lambda n: _number(n.get("cpu_percent")), right=True),
-    Column("GiB", lambda n: _of(n.get("memory_used_mib"), n.get("memory_mib")), right=True),
-    Column("disk free GiB", lambda n: gib(n.get("disk_free_mib")), right=True, least=80),
-    Column("load", lambda n: _number(n.get("load"), 1), right=True),
-    Column("reason", lambda n: str(n.get("reason") or ""), gives=True),
+NODE_COLUMNS: Sequence[Column[NodeView]] = (
+    Column("node", lambda n: n["name"], gives=True),
+    Column("state", lambda n: n["state"]),
+    Column("busy", lambda n: f"{busy_gpus(n)}/{len(n['gpus'])} {'CPU slots' if is_slots(n) else 'GPUs'}"),
+    Column("cores", lambda n: _number(n["cpus"]), right=True),
+    Column("CPU %", lambda n: _number(n["cpu_percent"]), right=True),
+    Column("GiB", lambda n: _of(n["memory_used_mib"], n["memory_mib"]), right=True),
+    Column("disk free GiB", lambda n: gib(n["disk_free_mib"]), right=True, least=80),
+    Column("load", lambda n: _number(n["load"], 1), right=True),
+    Column("reason", lambda n: n["reason"], gives=True),
 )
 
 
-def is_slots(node: Mapping[str, Any]) -> bool:
+def is_slots(node: NodeView) -> bool:
     """Whether CPU slots stand in for GPUs."""
-    return node.get("kind") == "cpu"
+    return node["kind"] == "cpu"
 
 
-def busy_gpus(node: Mapping[str, Any]) -> int:
+def busy_gpus(node: NodeView) -> int:
     """GPUs that hold jobs."""
-    return sum(bool(gpu.get("jobs")) for gpu in node.get("gpus") or [])
+    return sum(bool(gpu["jobs"]) for gpu in node["gpus"])
 
 
-def troubles(status: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the scheduler itself, by its status: a line each."""
-    found = [("policy", status.get("policy_problem"))]
-    for name in ("store", "executor", "monitor"):
-        part = status.get(name) or {}
-        found.append((name, part.get("problem") or (None if part.get("ok", True) else "not ok")))
+def troubles(status: StatusView) -> list[str]:
+    """What is wrong with the scheduler itself: a line each."""
+    found = [("policy", status["policy_problem"])]
+    found += [
+        (name, part["problem"] or ("" if part["ok"] else "not ok"))
+        for name, part in (
+            ("store", status["store"]),
+            ("executor", status["executor"]),
+            ("monitor", status["monitor"]),
+        )
+    ]
     return [f"{name}: {text}" for name, text in found if text]
 
 
-def columns_for(columns: Sequence[Column], nodes: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Without rates of GPUs where there are only CPU slots, which have none."""
+def gpu_columns(nodes: Sequence[NodeView]) -> Sequence[Column[tuple[NodeView, GpuView]]]:
+    """GPUs with their rates."""
+    return _with_gpus(GPU_COLUMNS, nodes, {"GPU %", "°C", "W", "GiB", "model"})
+
+
+def _with_gpus(
+    columns: Sequence[Column[Row]], nodes: Sequence[NodeView], of_gpus: Collection[str]
+) -> list[Column[Row]]:
+    """Without what only GPUs have where there are none but CPU slots."""
     slots = bool(nodes) and all(is_slots(node) for node in nodes)
-    of_gpus = {"GPU %", "GPU GiB", "°C", "W"} | ({"GiB", "model"} if columns is GPU_COLUMNS else set())
     return [c for c in columns if not (slots and c.title in of_gpus)]

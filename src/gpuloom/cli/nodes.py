@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from gpuloom.cli.groups import Choice
 from gpuloom.cli.live import connect, live_options, plain, runs_of, say_json
-from gpuloom.cli.live_tables import GPU_COLUMNS, NODE_COLUMNS, columns_for, show_table
+from gpuloom.cli.live_tables import NODE_COLUMNS, gpu_columns, show_table
 from gpuloom.core.errors import InputError
+
+if TYPE_CHECKING:
+    from gpuloom.live.views.answers import NodeView
 
 STATES = {"up": "up", "cordon": "cordoned", "cordoned": "cordoned", "drain": "draining", "draining": "draining"}
 
@@ -46,11 +48,11 @@ def nodes(node: str | None, state: str | None, reason: str, as_json: bool, home:
         say_json(found[0] if node is not None else found)
         return
     show_table(NODE_COLUMNS, found)
-    if gpus := [(n, gpu) for n in found for gpu in n.get("gpus") or []]:
+    if gpus := [(n, gpu) for n in found for gpu in n["gpus"]]:
         click.echo()
-        show_table(columns_for(GPU_COLUMNS, found), gpus)
+        show_table(gpu_columns(found), gpus)
     for n in found:
-        if links := n.get("topology"):
+        if links := n["topology"]:
             click.echo(f"\n{plain(n['name'])}: " + ", ".join(f"{a}-{b} {link}" for a, b, link in links))
 
 
@@ -60,12 +62,12 @@ def _set(node: str, state: str, reason: str, as_json: bool, home: Path | None) -
     _say(changed, as_json)
 
 
-def _say(node: Mapping[str, Any], as_json: bool) -> None:
+def _say(node: NodeView, as_json: bool) -> None:
     if as_json:
         say_json(node)
         return
-    held = sorted({job for gpu in node.get("gpus") or [] for job in gpu.get("jobs") or []})
-    state, one = str(node["state"]), len(held) == 1
+    held = sorted({job for gpu in node["gpus"] for job in gpu["jobs"]})
+    state, one = node["state"], len(held) == 1
     text = f"{node['name']}: {state}"
     if state in ("cordoned", "draining"):
         text += "; no new job starts there"

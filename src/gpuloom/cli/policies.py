@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import click
 from gpuloom.cli.live_tables import Column, show_table
 from gpuloom.core.errors import PolicyError
 
-COLUMNS = (
+COLUMNS: Sequence[Column[Mapping[str, Any]]] = (
     Column("policy", lambda row: str(row["id"])),
     Column("what", lambda row: str(row["summary"]), gives=True),
     Column("needs to know", lambda row: str(row["knows"]), gives=True, least=128),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuloom.cli.groups import Group
 from gpuloom.cli.live import ago, connect, live_options, plain, say_json, short
 from gpuloom.cli.run_options import Duration
+
+if TYPE_CHECKING:
+    from gpuloom.live.views.answers import PolicyView, StatusView
 
 
 @click.group(cls=Group, aliases={"list": "ls"})
@@ -60,14 +63,14 @@ def list_policies(as_json: bool, home: Path | None) -> None:
     from gpuloom.policies.registry import policy_class, policy_ids
 
     with connect(home) as client:
-        present = str(client.policy()["policy"])
+        present = client.policy()["policy"]
     rows = [describe(policy_class(name), name) for name in policy_ids()]
     for row in rows:
         row["decides"] = row["id"] == present.partition(":")[0]
     if as_json:
         say_json(rows)
         return
-    columns = (
+    columns: Sequence[Column[dict[str, Any]]] = (
         Column("", lambda row: "*" if row["decides"] else ""),
         Column("policy", lambda row: str(row["id"])),
         Column("needs to know", lambda row: str(row["knows"]), gives=True),
@@ -79,28 +82,28 @@ def list_policies(as_json: bool, home: Path | None) -> None:
     click.echo(plain(f"* in use: {present}. Parameters of one: gpuloom policies ID"))
 
 
-def preempts(found: Mapping[str, Any]) -> str:
+def preempts(found: PolicyView | StatusView) -> str:
     """'srtf, preempts at most every 6m 00s', 'fifo, never preempts': of a policy that is set, with its interval."""
     from gpuloom.core.errors import PolicyError
     from gpuloom.policies.registry import create_policy
 
-    written, interval = str(found["policy"]), short(found.get("interval_s"))
+    written, interval = found["policy"], short(found["interval_s"])
     try:
         policy = create_policy(written)
     except PolicyError:  # one that only the scheduler knows
         return f"{written}, interval {interval}"
     if policy.traits.preemptive == "no":
         return f"{written}, never preempts"
-    if policy.preempts_at_intervals and found.get("interval_s"):
+    if policy.preempts_at_intervals and found["interval_s"]:
         return f"{written}, preempts at most every {interval}"
     when = policy.traits.preemptive
     return f"{written}, preempts {when}" if when.startswith("at ") else f"{written}, preempts"
 
 
-def _say(found: Mapping[str, Any]) -> None:
-    text = f"{preempts(found)}, set {ago(found.get('since_s'))}"
-    if found.get("previous"):
+def _say(found: PolicyView) -> None:
+    text = f"{preempts(found)}, set {ago(found['since_s'])}"
+    if found["previous"]:
         text += f"; before: {found['previous']}"
-    if found.get("serves") not in (None, found["policy"]):
+    if found["serves"] != found["policy"]:
         text += f". It fails: {found['serves']} is used in its place (gpuloom status says why)"
     click.echo(plain(text))

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -16,7 +16,8 @@ from gpuloom.cli.live_tables import Column, rich_table, show_table
 
 MOST_EVERY_S = 86_400.0
 
-Tables = Sequence[tuple[Sequence[Column], Sequence[Any]]]
+Tables = Sequence[tuple[Sequence[Column[Any]], Sequence[Any]]]
+Look = TypeVar("Look")
 
 
 class Screen:
@@ -32,7 +33,7 @@ class Screen:
         self.every_s, self.as_json, self.times = every_s, as_json, times
 
     def run(
-        self, look: Callable[[], Any], tables: Callable[[Any], Tables], heads: Callable[[Any], Sequence[str]]
+        self, look: Callable[[], Look], tables: Callable[[Look], Tables], heads: Callable[[Look], Sequence[str]]
     ) -> None:
         """look: asks the scheduler. tables, heads: what to show of the answer; heads are lines above the tables."""
         try:
@@ -44,7 +45,7 @@ class Screen:
             return
 
     def _print(
-        self, look: Callable[[], Any], tables: Callable[[Any], Tables], heads: Callable[[Any], Sequence[str]]
+        self, look: Callable[[], Look], tables: Callable[[Look], Tables], heads: Callable[[Look], Sequence[str]]
     ) -> None:
         for turn in self._turns():
             if turn:
@@ -63,7 +64,7 @@ class Screen:
                     show_table(columns, rows)
 
     def _live(
-        self, look: Callable[[], Any], tables: Callable[[Any], Tables], heads: Callable[[Any], Sequence[str]]
+        self, look: Callable[[], Look], tables: Callable[[Look], Tables], heads: Callable[[Look], Sequence[str]]
     ) -> None:
         from rich.console import Console, Group
         from rich.live import Live
@@ -93,7 +94,7 @@ class Screen:
             if self.times is not None:
                 ends_within(self.every_s)
 
-    def _turns(self, first: int = 0) -> Any:
+    def _turns(self, first: int = 0) -> Iterator[int]:
         turn = first
         while self.times is None or turn < self.times:
             yield turn

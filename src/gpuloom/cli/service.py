@@ -7,9 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,17 @@ from gpuloom.cli.live import connect, home_option, live_options, plain, say_json
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.words import plural
+
+if TYPE_CHECKING:
+    from gpuloom.client import Client
+    from gpuloom.live.views.answers import ExecutorView, StatusView, StoreView
+
+    class Ready(StatusView):
+        """The status of a scheduler that runs, and where it is reached."""
+
+        running: bool
+        url: str
+
 
 POLICY = "fifo:backfill=easy"
 READY_S = 60.0
@@ -156,20 +167,20 @@ def _arguments(ctx: click.Context) -> list[str]:
     return [word for name, value in _given(ctx).items() for word in (FLAGS[name], str(value))]
 
 
-def _differences(ctx: click.Context, running: Mapping[str, Any], url: str) -> list[str]:
+def _differences(ctx: click.Context, running: Ready, url: str) -> list[str]:
     """Which options were given that the scheduler which runs does not have, and how to change that."""
     from urllib.parse import urlsplit
 
-    given, address, gpus = _given(ctx), urlsplit(url), running.get("gpus") or {}
+    given, address, gpus = _given(ctx), urlsplit(url), running["gpus"]
     anew = "gpuloom down, then up again"
     found = []
-    if (slots := given.get("slots")) not in (None, gpus.get("total") if gpus.get("kind") == "cpu" else None):
+    if (slots := given.get("slots")) not in (None, gpus["total"] if gpus["kind"] == "cpu" else None):
         found.append(f"it has {_devices(running)}, and --slots is {slots} ({anew})")
     if given.get("port") not in (None, 0, address.port):  # 0: any
         found.append(f"its port is {address.port}, and --port is {given['port']} ({anew})")
     if "host" in given and not _same_host(given["host"], str(address.hostname)):
         found.append(f"it listens at {address.hostname}, and --host is {given['host']} ({anew})")
-    if "written" in given and not _same_policy(given["written"], str(running["policy"])):
+    if "written" in given and not _same_policy(given["written"], running["policy"]):
         found.append(f"its policy is {running['policy']}, and --policy is {given['written']} (gpuloom policy set)")
     if "interval" in given and given["interval"] != running["interval_s"]:
         found.append(
@@ -212,12 +223,12 @@ def _answers(home: Path, pid: int) -> bool:
         if found is None or found.pid != pid:
             return False
         with Client(home, timeout_s=5.0, patience_s=0.0) as client:
-            return bool(client.health()["ok"])
+            return client.health()["ok"]
     except ClientError:
         return False
 
 
-def _ready(home: Path, pid: int) -> dict[str, Any]:
+def _ready(home: Path, pid: int) -> Ready:
     """What the ready line says, of a scheduler that answers."""
     from gpuloom.client import Client
     from gpuloom.client.home import running
@@ -233,18 +244,17 @@ def _ready(home: Path, pid: int) -> dict[str, Any]:
         }
 
 
-def ready_line(ready: Mapping[str, Any]) -> str:
+def ready_line(ready: Ready) -> str:
     """What runs, where, on what."""
     where = f"{ready['url']} (pid {ready['pid']}, home {ready['home']})"
     return plain(f"gpuloom {ready['version']} is up at {where}, {_devices(ready)}")
 
 
-def _devices(status: Mapping[str, Any]) -> str:
-    gpus = status.get("gpus") or {}
-    total = int(gpus.get("total") or 0)
-    if gpus.get("kind") == "cpu":
-        return f"{plural(total, 'CPU slot')}, no GPUs"
-    return plural(total, "GPU")
+def _devices(status: StatusView) -> str:
+    gpus = status["gpus"]
+    if gpus["kind"] == "cpu":
+        return f"{plural(gpus['total'], 'CPU slot')}, no GPUs"
+    return plural(gpus["total"], "GPU")
 
 
 def _say_when_ready(home: Path, pid: int, as_json: bool) -> None:
@@ -266,7 +276,7 @@ def _say_when_ready(home: Path, pid: int, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def start_detached(home: Path, arguments: Sequence[str], *, timeout_s: float = READY_S) -> dict[str, Any]:
+def start_detached(home: Path, arguments: Sequence[str], *, timeout_s: float = READY_S) -> Ready:
     """Start `gpuloom up` in a session of its own and wait until it is ready. What `_ready` says of it.
 
     Raises:
@@ -379,7 +389,7 @@ def down(stop_jobs: bool, timeout_s: float, as_json: bool, home: Path | None) ->
                 f"nothing to stop: {error}"
             )
             return
-        pid, jobs = int(found["pid"]), found.get("jobs") or {}
+        pid, jobs = found["pid"], found["jobs"]
         local = client.connection.address.home is not None
         client.shutdown(stop_jobs=stop_jobs)
         until = time.monotonic() + timeout_s
@@ -395,7 +405,7 @@ def down(stop_jobs: bool, timeout_s: float, as_json: bool, home: Path | None) ->
     click.echo(f"the scheduler (pid {pid}) has ended{more}")
 
 
-def _there(client: Any, pid: int, local: bool) -> bool:
+def _there(client: Client, pid: int, local: bool) -> bool:
     from gpuloom.client import Client, ClientError
     from gpuloom.client.home import alive
 
@@ -434,7 +444,7 @@ def status(ctx: click.Context, as_json: bool, home: Path | None) -> None:
             else:
                 click.echo(str(error))
             ctx.exit(1)
-    shown = {"running": True, "url": address.url, "home": None if address.home is None else str(address.home), **found}
+    shown: Ready = {"running": True, "url": address.url, "home": found["home"], **found}
     if as_json:
         say_json(shown)
         return
@@ -442,33 +452,32 @@ def status(ctx: click.Context, as_json: bool, home: Path | None) -> None:
         click.echo(f"{title + ':':<11}{plain(text)}")
 
 
-def _status_lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    store, executor, gpus = found["store"], found["executor"], found.get("gpus") or {}
-    jobs = ", ".join(f"{count:,} {state}" for state, count in (found.get("jobs") or {}).items() if count)
-    sharing = found.get("sharing") or {}
+def _status_lines(found: Ready) -> list[tuple[str, str]]:
+    store, executor, sharing = found["store"], found["executor"], found["sharing"]
+    jobs = ", ".join(f"{count:,} {state}" for state, count in found["jobs"].items() if count)
     return [
         (
             "scheduler",
             f"gpuloom {found['version']}, pid {found['pid']}, up {short(round(found['now_s'] - found['started_s']))}",
         ),
-        ("url", str(found["url"])),
-        ("home", str(found["home"] or "-")),
+        ("url", found["url"]),
+        ("home", found["home"] or "-"),
         ("store", f"{store['path']} (schema {store['schema_version']}): {_health(store)}"),
         ("executor", f"{executor['name']}: {_health(executor)}"),
         ("policy", _policy(found)),
-        ("sharing", f"{'on' if sharing.get('on') else 'off'}: {sharing.get('text', '')}"),
-        ("devices", f"{_devices(found)}; {gpus.get('busy', 0)} busy"),
+        ("sharing", f"{'on' if sharing['on'] else 'off'}: {sharing['text']}"),
+        ("devices", f"{_devices(found)}; {found['gpus']['busy']} busy"),
         ("jobs", jobs or "none"),
     ]
 
 
-def _policy(found: Mapping[str, Any]) -> str:
+def _policy(found: StatusView) -> str:
     from gpuloom.cli.policy import preempts
 
-    problem = found.get("policy_problem")
-    lacks = [str(lack["text"]) for lack in found.get("policy_lacks") or []]
-    return "; ".join([preempts(found), *([str(problem)] if problem else []), *lacks])
+    problem = found["policy_problem"]
+    lacks = [lack["text"] for lack in found["policy_lacks"]]
+    return "; ".join([preempts(found), *([problem] if problem else []), *lacks])
 
 
-def _health(part: Mapping[str, Any]) -> str:
-    return "ok" if part.get("ok") else str(part.get("problem") or "not ok")
+def _health(part: StoreView | ExecutorView) -> str:
+    return "ok" if part["ok"] else part["problem"] or "not ok"

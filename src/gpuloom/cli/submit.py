@@ -250,7 +250,7 @@ def watch_many(client: Client, jobs: Sequence[int], as_json: bool) -> bool:
         elif view["state"] in ENDED:
             click.echo(ended_line(view))
         else:
-            text = view.get("where") or few_words(view)
+            text = view["where"] or few_words(view)
             click.echo(f"job {view['id']} {view['name']}: {view['state']}{f' ({text})' if text else ''}")
         if view["state"] in ENDED:
             good &= view["state"] == "finished"

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
 from gpuloom.cli.control import report
 from gpuloom.cli.live import JOBS_HELP, connect, live_options, numbers
-from gpuloom.cli.live_tables import GPU_COLUMNS, RATE_COLUMNS, busy_gpus, columns_for, is_slots, troubles
+from gpuloom.cli.live_tables import busy_gpus, gpu_columns, is_slots, rate_columns, troubles
 from gpuloom.cli.run_options import Duration
 from gpuloom.cli.screen import Screen, Tables
 from gpuloom.core.units import format_duration
 from gpuloom.core.words import plural
+
+if TYPE_CHECKING:
+    from gpuloom.live.views.answers import JobView, NodeView, StatusView
+
+
+class _Look(TypedDict):
+    """What `top` looks at."""
+
+    status: StatusView
+    nodes: list[NodeView]
+    jobs: list[JobView]
 
 
 @click.command(epilog=JOBS_HELP)
@@ -47,28 +57,28 @@ def top(jobs: tuple[str, ...], once: bool, times: int | None, every_s: float, as
         times = 1
     with connect(home, follows=times != 1) as client:
 
-        def look() -> dict[str, Any]:
+        def look() -> _Look:
             running = list(client.jobs(states=("running", "starting", "stopping", "frozen"), oldest_first=True))
             return {"status": client.status(), "nodes": client.nodes(), "jobs": running}
 
         Screen(every_s=every_s, as_json=as_json, times=times).run(look, _tables, _heads)
 
 
-def _moved(job: Mapping[str, Any]) -> str:
+def _moved(job: JobView) -> str:
     if job["state"] in ("running", "starting"):
         return "runs already; top moves waiting jobs"
     return f"first in the queue{'' if job['changed'] else ' already'} (priority {job['priority']})"
 
 
-def _tables(found: Mapping[str, Any]) -> Tables:
-    gpus = [(node, gpu) for node in found["nodes"] for gpu in node.get("gpus") or []]
+def _tables(found: _Look) -> Tables:
     nodes = found["nodes"]
-    return [(columns_for(GPU_COLUMNS, nodes), gpus), (columns_for(RATE_COLUMNS, nodes), found["jobs"])]
+    gpus = [(node, gpu) for node in nodes for gpu in node["gpus"]]
+    return [(gpu_columns(nodes), gpus), (rate_columns(nodes, found["status"]["now_s"]), found["jobs"])]
 
 
-def _heads(found: Mapping[str, Any]) -> list[str]:
+def _heads(found: _Look) -> list[str]:
     status = found["status"]
-    counts = status.get("jobs") or {}
+    counts = status["jobs"]
     waiting = counts.get("queued", 0)
     up = format_duration(max(round(status["now_s"] - status["started_s"]), 0))
     lines = [
@@ -77,17 +87,17 @@ def _heads(found: Mapping[str, Any]) -> list[str]:
         f"{plural(len(found['jobs']), 'job')} on GPUs, {waiting:,} queued, {counts.get('held', 0):,} held",
     ]
     for node in found["nodes"]:
-        total = len(node.get("gpus") or [])
+        total = len(node["gpus"])
         what = "CPU slots" if is_slots(node) else "GPUs"
-        used, whole = node.get("memory_used_mib"), node.get("memory_mib")
+        used, whole = node["memory_used_mib"], node["memory_mib"]
         parts = [f"{node['name']} {node['state']}", f"{busy_gpus(node)} of {total} {what} busy"]
-        if node.get("cpu_percent") is not None:
-            parts.append(f"CPU {node['cpu_percent']:.0f}% of {node.get('cpus') or '?'} cores")
+        if node["cpu_percent"] is not None:
+            parts.append(f"CPU {node['cpu_percent']:.0f}% of {node['cpus'] or '?'} cores")
         if used is not None and whole:
             parts.append(f"memory {used / 1024:.1f} of {whole / 1024:.1f} GiB")
-        if node.get("load") is not None:
+        if node["load"] is not None:
             parts.append(f"load {node['load']:.1f}")
-        if node.get("reason"):
-            parts.append(str(node["reason"]))
+        if node["reason"]:
+            parts.append(node["reason"])
         lines.append(", ".join(parts))
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +67,11 @@ def why(
     if as_json:
         say_json(found)
         return
-    sentences = list(found.get("sentences") or [found.get("text", "")])
+    sentences = found["sentences"]
     for sentence in sentences:
         click.echo(plain(sentence))
     told = " ".join(sentences)
-    if assumed := [text for text in found.get("assumptions") or [] if text not in told]:
+    if assumed := [text for text in found["assumptions"] if text not in told]:
         click.echo("\nThe forecast assumes:")
         for text in assumed:
             click.echo(f"  - {plain(text)}")
@@ -122,7 +122,7 @@ def _show(found: Checked, where: str) -> None:
     def share(value: float | None) -> str:
         return "-" if value is None else f"{100 * value:.0f} %"
 
-    columns = (
+    columns: Sequence[Column[Mapping[str, Any]]] = (
         Column("forecast of", lambda row: str(row["what"])),
         Column("rests on", lambda row: str(row["source"]).replace("_", " ")),
         Column("jobs", lambda row: f"{row['cases']:,}", right=True),

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpuloom.client.errors import ConnectionLostError, RequestError, WaitTimeoutError
 from gpuloom.client.http import SILENCE_S, Connection
-from gpuloom.client.sse import Message
 from gpuloom.core.errors import InputError
 from gpuloom.core.words import plural
 
@@ -21,7 +20,27 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gpuloom.live.submission.spec import JobSpec
-    from gpuloom.live.views.models import JobView, WhyView
+    from gpuloom.live.views.answers import (
+        ArrayChange,
+        EventPage,
+        EventView,
+        Health,
+        JobList,
+        JobPage,
+        JobView,
+        LogAttempt,
+        LogEnd,
+        LogText,
+        NodeList,
+        NodeView,
+        PolicyView,
+        ShowView,
+        StatusView,
+        Submitted,
+        UsageList,
+        UsageRow,
+        WhyView,
+    )
 
 ENDED = frozenset({"finished", "failed", "cancelled"})
 PAGE = 1000
@@ -40,7 +59,7 @@ class LogPart:
 
     attempt: int
     text: str
-    end: Mapping[str, Any] | None = None
+    end: LogEnd | None = None
     skipped: int = 0
 
 
@@ -125,17 +144,17 @@ class Client:
             raise InputError(f"{idempotency_key!r} can't be an idempotency key: write plain characters, one line")
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         body = jobs[0] if len(jobs) == 1 else {"jobs": jobs}
-        answer = self.connection.request("POST", "/v1/jobs", body=body, headers=headers, again=True).json()
+        answer: Submitted = self.connection.request("POST", "/v1/jobs", body=body, headers=headers, again=True).json()
         return [[int(number) for number in numbers] for numbers in answer["submitted"]]
 
     def job(self, job: int) -> JobView:
         """One job."""
-        found: JobView = self.show(job)["job"]
-        return found
+        return self.show(job)["job"]
 
-    def show(self, job: int) -> dict[str, Any]:
-        """{job, spec, attempts, events, log} of one job."""
-        return self._get(f"/v1/jobs/{int(job)}")
+    def show(self, job: int) -> ShowView:
+        """Everything about one job."""
+        found: ShowView = self._get(f"/v1/jobs/{int(job)}")
+        return found
 
     def jobs(
         self,
@@ -171,11 +190,11 @@ class Client:
                     "limit": PAGE if left is None else min(PAGE, left),
                     "cursor": cursor,
                 }
-                page = self._get("/v1/jobs", params)
+                page: JobPage = self._get("/v1/jobs", params)
                 for job in page["jobs"]:
                     yield job
                     left = None if left is None else left - 1
-                cursor = page.get("next")
+                cursor = page["next"]
                 if cursor is None:
                     break
 
@@ -202,8 +221,8 @@ class Client:
     def act_on_array(self, array: int, action: str, *, grace_s: float | None = None) -> dict[str, int]:
         """Cancel, hold, release or requeue all jobs of an array with which it can be done: {state: jobs changed}."""
         body = {} if grace_s is None else {"grace": grace_s}
-        changed: dict[str, int] = self._send("POST", f"/v1/arrays/{int(array)}/{action}", body)["changed"]
-        return changed
+        found: ArrayChange = self._send("POST", f"/v1/arrays/{int(array)}/{action}", body)
+        return found["changed"]
 
     def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> list[JobView]:
         """Change fields of the spec. Of a running job: name, priority, time_limit, retries, estimate, grace."""
@@ -211,7 +230,7 @@ class Client:
 
     def why(self, job: int, *, forecast: bool = True) -> WhyView:
         """Why it waits, and when it will start."""
-        found: WhyView = self._get(f"/v1/jobs/{int(job)}/why", {"forecast": forecast})  # type: ignore[assignment]
+        found: WhyView = self._get(f"/v1/jobs/{int(job)}/why", {"forecast": forecast})
         return found
 
     def wait(self, jobs: Sequence[int], *, timeout_s: float | None = None) -> list[JobView]:
@@ -244,7 +263,7 @@ class Client:
         def changed(job: JobView) -> bool:
             if job["state"] in ENDED:
                 open_jobs.pop(job["id"], None)
-            now = (job["state"], job.get("attempts"))
+            now = (job["state"], job["attempts"])
             before, seen[job["id"]] = seen.get(job["id"]), now
             return now != before
 
@@ -264,10 +283,9 @@ class Client:
                     if until is None:
                         continue
                     break  # look at the clock
-                event = _json(message)
-                last = int(event["id"])
-                about = event.get("job")
-                if about in open_jobs and changed(job := self.job(int(about))):
+                event: EventView = json.loads(message.data)
+                last, about = event["id"], event["job"]
+                if about is not None and about in open_jobs and changed(job := self.job(about)):
                     yield job
                 if not open_jobs:
                     return
@@ -290,9 +308,9 @@ class Client:
             array = list(self.jobs(array=low, oldest_first=True))
             if not array:
                 raise RequestError(f"{text}: job {low} is not the first job of an array")
-            chosen = [job["id"] for job in array if wanted == "" or str(job.get("array_index")) == wanted]
+            chosen = [job["id"] for job in array if wanted == "" or str(job["array_index"]) == wanted]
             if not chosen:
-                known = sorted(i for job in array if (i := job.get("array_index")) is not None)
+                known = sorted(i for job in array if (i := job["array_index"]) is not None)
                 raise RequestError(f"{text}: array {low} has no index {wanted}; it has {known[0]} to {known[-1]}")
             found.update(dict.fromkeys(chosen))
         return list(found)
@@ -360,17 +378,19 @@ class Client:
         for message in self.connection.stream(path, params, last_id="1:0" if from_first else "", ends_with="end"):
             if message.type == "log":
                 present = int(message.id.partition(":")[0] or present)
-                found = _json(message)
-                yield LogPart(present, str(found["text"]), skipped=int(found.get("skipped") or 0))
+                piece: LogText = json.loads(message.data)
+                yield LogPart(present, piece["text"], skipped=piece.get("skipped", 0))
             elif message.type == "attempt":
-                present = int(_json(message)["attempt"])
+                begun: LogAttempt = json.loads(message.data)
+                present = begun["attempt"]
                 yield LogPart(present, "")
             elif message.type == "end":
-                yield LogPart(present, "", end=_json(message))
+                yield LogPart(present, "", end=json.loads(message.data))
 
     def last_event(self) -> int:
         """Number of the newest event."""
-        return int(self._get("/v1/events", {"newest": True, "limit": 1})["last"])
+        page: EventPage = self._get("/v1/events", {"newest": True, "limit": 1})
+        return page["last"]
 
     def events(
         self,
@@ -380,15 +400,15 @@ class Client:
         types: Collection[str] = (),
         limit: int = 1000,
         newest: bool = False,
-    ) -> list[dict[str, Any]]:
-        """Events [{id, at_s, type, job, data}] after that number, in order; `newest`: the last `limit` of them."""
+    ) -> list[EventView]:
+        """Events after that number, in order; `newest`: the last `limit` of them."""
         params = {"after": after, "job": job, "type": sorted(types), "limit": limit, "newest": newest}
-        found: list[dict[str, Any]] = self._get("/v1/events", params)["events"]
-        return found
+        page: EventPage = self._get("/v1/events", params)
+        return page["events"]
 
     def follow_events(
         self, *, after: int | None = None, job: int | None = None, types: Collection[str] = ()
-    ) -> Generator[dict[str, Any], None, None]:
+    ) -> Generator[EventView, None, None]:
         """Events as they come, for ever: those after that number, by default those from now on.
 
         None is missed or repeated when the connection breaks or the scheduler is started again.
@@ -397,49 +417,53 @@ class Client:
         params = {"after": start, "job": job, "type": sorted(types)}
         for message in self.connection.stream("/v1/events", params):
             if message.type != "":
-                yield _json(message)
+                yield json.loads(message.data)
 
     # -- the cluster ------------------------------------------------------------------------------------------------
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[NodeView]:
         """Nodes with their GPUs, rates and jobs."""
-        found: list[dict[str, Any]] = self._get("/v1/nodes")["nodes"]
-        return found
+        found: NodeList = self._get("/v1/nodes")
+        return found["nodes"]
 
-    def set_node(self, node: str, state: str, *, reason: str = "") -> dict[str, Any]:
+    def set_node(self, node: str, state: str, *, reason: str = "") -> NodeView:
         """state: 'up', 'cordoned' (nothing new starts) or 'draining' (jobs are moved away as well)."""
         from urllib.parse import quote
 
-        return self._send("POST", f"/v1/nodes/{quote(node, safe='')}", {"state": state, "reason": reason}, again=True)
+        body = {"state": state, "reason": reason}
+        found: NodeView = self._send("POST", f"/v1/nodes/{quote(node, safe='')}", body, again=True)
+        return found
 
-    def policy(self) -> dict[str, Any]:
-        """{policy, interval_s, since_s, previous}."""
-        return self._get("/v1/policy")
+    def policy(self) -> PolicyView:
+        """The policy in use."""
+        found: PolicyView = self._get("/v1/policy")
+        return found
 
-    def set_policy(self, policy: str, *, interval_s: float | None = None) -> dict[str, Any]:
+    def set_policy(self, policy: str, *, interval_s: float | None = None) -> PolicyView:
         """Swap the policy of the running scheduler. Written as for `simulate --policy`."""
         body = {"policy": policy} | ({} if interval_s is None else {"interval": interval_s})
-        return self._send("PUT", "/v1/policy", body, again=True)
-
-    def usage(
-        self, *, by: str = "user", since_s: float | None = None, until_s: float | None = None
-    ) -> list[dict[str, Any]]:
-        """GPU-seconds held, by 'user', 'name', 'day' or 'node'. Times are epoch seconds."""
-        found: list[dict[str, Any]] = self._get("/v1/usage", {"by": by, "since": since_s, "until": until_s})["usage"]
+        found: PolicyView = self._send("PUT", "/v1/policy", body, again=True)
         return found
+
+    def usage(self, *, by: str = "user", since_s: float | None = None, until_s: float | None = None) -> list[UsageRow]:
+        """GPU-seconds held, by 'user', 'name', 'day' or 'node'. Times are epoch seconds."""
+        found: UsageList = self._get("/v1/usage", {"by": by, "since": since_s, "until": until_s})
+        return found["usage"]
 
     def history(self, *, since_s: float | None = None, until_s: float | None = None) -> str:
         """Past jobs as a trace (CSV) for `gpuloom simulate` and `compare`."""
         params = {"since": since_s, "until": until_s}
         return self.connection.request("GET", "/v1/history.csv", params=params, again=True).text
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> StatusView:
         """The scheduler about itself."""
-        return self._get("/v1/status")
+        found: StatusView = self._get("/v1/status")
+        return found
 
-    def health(self) -> dict[str, Any]:
-        """{ok, version}: whether it answers."""
-        return self._get("/v1/health")
+    def health(self) -> Health:
+        """Whether it answers."""
+        found: Health = self._get("/v1/health")
+        return found
 
     def shutdown(self, *, stop_jobs: bool = False) -> None:
         """Ask the scheduler to end. Jobs go on; with stop_jobs they are put back into the queue before."""
@@ -447,13 +471,11 @@ class Client:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _get(self, path: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        found: dict[str, Any] = self.connection.request("GET", path, params=params, again=True).json()
-        return found
+    def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
+        return self.connection.request("GET", path, params=params, again=True).json()
 
-    def _send(self, method: str, path: str, body: Any, *, again: bool = False) -> dict[str, Any]:
-        found: dict[str, Any] = self.connection.request(method, path, body=body, again=again).json()
-        return found
+    def _send(self, method: str, path: str, body: Any, *, again: bool = False) -> Any:
+        return self.connection.request(method, path, body=body, again=again).json()
 
     def _act(self, action: str, jobs: Sequence[int], more: Mapping[str, Any] | None = None) -> list[JobView]:
         numbers = [int(job) for job in jobs]
@@ -462,7 +484,8 @@ class Client:
         # requeue done twice is two.
         for start in range(0, len(numbers), MOST_JOBS):
             body = {"jobs": numbers[start : start + MOST_JOBS], **(more or {})}
-            found += self._send("POST", f"/v1/actions/{action}", body)["jobs"]
+            done: JobList = self._send("POST", f"/v1/actions/{action}", body)
+            found += done["jobs"]
         return found
 
     @staticmethod
@@ -472,11 +495,6 @@ class Client:
         return NotFoundError(
             f"there is no job {', '.join(map(str, jobs[:10]))}{', …' if len(jobs) > 10 else ''}", status=404
         )
-
-
-def _json(message: Message) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(message.data)
-    return found
 
 
 def _here() -> str:

@@ -6,9 +6,14 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def plural(count: int, noun: str, many: str | None = None) -> str:
+def noun(count: int, one: str, many: str | None = None) -> str:
+    """'job', 'jobs'. many: for several, where an s does not make it."""
+    return one if count == 1 else many or f"{one}s"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
     """'1 job', '2,000 jobs'. many: the noun for several, where an s does not make it."""
-    return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
+    return f"{count:,} {noun(count, one, many)}"
 
 
 def are(count: int, noun: str = "", verbs: tuple[str, str] = ("is", "are")) -> str:

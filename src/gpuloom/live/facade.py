@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuloom import __version__
 from gpuloom.core.decision import Reason
 from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
@@ -23,14 +21,33 @@ from gpuloom.live.planning.reasons import why
 from gpuloom.live.planning.standby import FALLBACK
 from gpuloom.live.records.history import trace_csv
 from gpuloom.live.scheduler import Scheduler
-from gpuloom.live.service import NotFoundError
+from gpuloom.live.service import LogFile, NotFoundError
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.changes import JobChanges
 from gpuloom.live.submission.lookup import JobRecords
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.submission.submitting import Submissions
-from gpuloom.live.views.jobs import attempt_view, event_view, job_view, preemptions_of
-from gpuloom.live.views.models import FailureView, JobView, NodeView, PolicyView, ShowView, StatusView, WhyView
+from gpuloom.live.views.answers import (
+    FailureView,
+    JobView,
+    NodeView,
+    PolicyView,
+    ShowView,
+    StatusView,
+    UsageRow,
+    WhyView,
+)
+from gpuloom.live.views.cluster import (
+    executor_view,
+    holders,
+    monitor_view,
+    policy_view,
+    sharing_view,
+    status_view,
+    store_view,
+    usage_row,
+)
+from gpuloom.live.views.jobs import job_view, preemptions_of, show_view
 from gpuloom.live.views.why import Whys
 from gpuloom.policies.registry import parse_policy
 from gpuloom.store.port import JobQuery
@@ -76,13 +93,9 @@ class LiveService:
     def show(self, job: int) -> ShowView:
         record = self._jobs.get(job)
         attempts = self._store.attempts([job])
-        return {
-            "job": self._views([record])[0],
-            "spec": record.spec.to_json(),
-            "attempts": [attempt_view(attempt) for attempt in attempts],
-            "events": [event_view(event) for event in self._store.events(job=job, limit=200, newest=True)],
-            "log": self._log(attempts[-1]) if attempts else "",
-        }
+        events = self._store.events(job=job, limit=200, newest=True)
+        log = str(self._log(attempts[-1])) if attempts else ""
+        return show_view(self._views([record])[0], record.spec, attempts, events, log)
 
     def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Sequence[JobView]:
         return self._changed(self._changes.cancel(jobs, grace_s=grace_s), jobs)
@@ -112,12 +125,8 @@ class LiveService:
 
     def nodes(self) -> Sequence[NodeView]:
         book = self._scheduler.book
-        jobs: dict[tuple[str, int], list[int]] = {}
-        for attempt in list(book.attempts.values()):
-            for name, gpus in attempt.allocation:
-                for gpu in gpus:
-                    jobs.setdefault((name, gpu), []).append(attempt.job)
-        return [self._machine.node_view(node, jobs) for node in list(book.nodes.values())]
+        held = holders(list(book.attempts.values()))
+        return [self._machine.node_view(node, held) for node in list(book.nodes.values())]
 
     def set_node(self, node: str, state: str, *, reason: str = "") -> NodeView:
         if state not in ("up", "cordoned", "draining"):
@@ -129,16 +138,15 @@ class LiveService:
         return next(view for view in self.nodes() if view["name"] == node)
 
     def policy(self) -> PolicyView:
-        events = self._store.events(types=["policy.set"], limit=2, newest=True)
         planning = self._scheduler.planning
-        return {
-            "policy": planning.written,
-            "interval_s": planning.interval_s,
-            "since_s": events[-1].at_s if events else self._started_s,
-            "previous": events[0].data["policy"] if len(events) > 1 else None,
-            "serves": FALLBACK if planning.standby.serving else planning.written,
-            "failure": self._policy_failure(),
-        }
+        return policy_view(
+            planning.written,
+            planning.interval_s,
+            self._store.events(types=["policy.set"], limit=2, newest=True),
+            serves=FALLBACK if planning.standby.serving else planning.written,
+            failure=self._policy_failure(),
+            began_s=self._started_s,
+        )
 
     def set_policy(self, written: str, *, interval_s: float | None = None) -> PolicyView:
         parse_policy(written)
@@ -162,11 +170,11 @@ class LiveService:
     def wait_for_events(self, after: int, timeout_s: float) -> int:
         return self._scheduler.ledger.wait(after, timeout_s)
 
-    def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[Mapping[str, Any]]:
+    def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[UsageRow]:
         # What runs has used its GPUs up to now, whatever span is asked for.
         now_s = self._scheduler.clock.now()
         until = now_s if until_s is None else min(until_s, now_s)
-        return [asdict(row) for row in self._store.usage(since_s=since_s or 0.0, until_s=until, by=by)]
+        return [usage_row(row) for row in self._store.usage(since_s=since_s or 0.0, until_s=until, by=by)]
 
     def history(self, *, since_s: float | None, until_s: float | None) -> str:
         until = self._scheduler.clock.now() if until_s is None else until_s
@@ -174,81 +182,46 @@ class LiveService:
         fleet = fleet_of(list(self._scheduler.book.nodes.values()), everything=True)
         return trace_csv(past, self._scheduler.planning.interval_s, "" if fleet is None else str(fleet.cluster))
 
-    def log_files(self, job: int, attempt: int | None = None) -> Sequence[Mapping[str, Any]]:
+    def log_files(self, job: int, attempt: int | None = None) -> Sequence[LogFile]:
         record = self._jobs.get(job)
         if attempt is not None and not 1 <= attempt <= record.attempts:
             raise NotFoundError(f"job {job} has {plural(record.attempts, 'attempt')}, so none with number {attempt}")
         return [
-            {
-                "attempt": run.number,
-                "path": self._log(run),
-                "live": run.number == record.attempts and record.phase in ACTIVE,
-            }
+            LogFile(run.number, self._log(run), live=run.number == record.attempts and record.phase in ACTIVE)
             for run in self._store.attempts([job])
             if attempt in (None, run.number)
         ]
 
-    def _log(self, attempt: Attempt) -> str:
-        return str(run_directory(self._scheduler.runs, attempt.run) / "output.log")
+    def _log(self, attempt: Attempt) -> Path:
+        return run_directory(self._scheduler.runs, attempt.run) / "output.log"
 
     def status(self) -> StatusView:
-        scheduler = self._scheduler
-        nodes = list(scheduler.book.nodes.values())
-        busy = {
-            slot
-            for a in list(scheduler.book.attempts.values())
-            for n, gpus in a.allocation
-            for slot in [(n, g) for g in gpus]
-        }
-        store = scheduler.problems.get("store", "") or scheduler.problems.get("check", "")
-        executor = (
-            scheduler.problems.get("executor", "") or scheduler.executor.healthy() or scheduler.intake.strangers_text
+        scheduler, planning = self._scheduler, self._scheduler.planning
+        problems = scheduler.problems
+        store = problems.get("store", "") or problems.get("check", "")
+        executor = problems.get("executor", "") or scheduler.executor.healthy() or scheduler.intake.strangers_text
+        checked = Checked.WHOLE if self._check is None else self._check.checked
+        sharing = scheduler.sharing.why
+        if scheduler.sharing.able and not planning.policy.pairs:
+            sharing = f"policy {planning.written} can't put jobs beside each other on a GPU"
+        return status_view(
+            home=scheduler.runs.parent,
+            started_s=self._started_s,
+            now_s=scheduler.clock.now(),
+            store=store_view(self._store_path, self._store.schema_version, store, checked),
+            executor=executor_view(scheduler.executor.name, executor, self._machine.limits()),
+            monitor=monitor_view(self._machine.problem),
+            policy=planning.written,
+            policy_problem=scheduler.policy_problem(),
+            policy_failure=self._policy_failure(),
+            policy_lacks=lacks(planning),
+            interval_s=planning.interval_s,
+            sharing=sharing_view(on=planning.policy.pairs, gated=scheduler.sharing.gated, text=sharing),
+            jobs=self._store.counts(),
+            nodes=list(scheduler.book.nodes.values()),
+            attempts=list(scheduler.book.attempts.values()),
+            last_pass_s=planning.last_pass_s,
         )
-        return {
-            "version": __version__,
-            "pid": os.getpid(),
-            "started_s": self._started_s,
-            "now_s": scheduler.clock.now(),
-            "home": str(scheduler.runs.parent),
-            "store": {
-                "kind": "sqlite",
-                "path": self._store_path,
-                "schema_version": self._store.schema_version,
-                "ok": not store,
-                "problem": store,
-                "checked": (Checked.WHOLE if self._check is None else self._check.checked).value,
-            },
-            "executor": {
-                "name": scheduler.executor.name,
-                "ok": not executor,
-                "problem": executor,
-                "limits": dict(self._machine.limits()),
-            },
-            "monitor": {"ok": not self._machine.problem, "problem": self._machine.problem},
-            "policy": scheduler.planning.written,
-            "policy_problem": scheduler.policy_problem(),
-            "policy_failure": self._policy_failure(),
-            "policy_lacks": [
-                {"input": lack.input.value, "jobs": lack.jobs, "text": lack.text} for lack in lacks(scheduler.planning)
-            ],
-            "interval_s": scheduler.planning.interval_s,
-            "sharing": {
-                "on": scheduler.planning.policy.pairs,
-                "gated": scheduler.sharing.gated,
-                "text": scheduler.sharing.why
-                if scheduler.planning.policy.pairs or not scheduler.sharing.able
-                else f"policy {scheduler.planning.written} can't put jobs beside each other on a GPU",
-            },
-            "jobs": dict(self._store.counts()),
-            "gpus": {
-                "total": sum(len(node.gpus) for node in nodes),
-                "busy": len(busy),
-                "in_service": sum(gpu.state == "ok" for node in nodes if node.state == "up" for gpu in node.gpus),
-                "kind": nodes[0].kind if nodes else "gpu",
-            },
-            "nodes": len(nodes),
-            "last_pass_s": scheduler.planning.last_pass_s,
-        }
 
     def stop(self, *, stop_jobs: bool) -> None:
         self._scheduler.stop(stop_jobs=stop_jobs)

@@ -13,10 +13,11 @@ from gpuloom.agent.health import Changes, Health, HealthSettings
 from gpuloom.agent.monitor import Monitor, progress_of
 from gpuloom.agent.nvml import Nvml
 from gpuloom.agent.processes import read_small
-from gpuloom.agent.sample import Foreign, RunOnNode, Sample
+from gpuloom.agent.sample import RunOnNode, Sample
 from gpuloom.core.job import Gpu, NodeRecord
 from gpuloom.executors.port import RunUsage
-from gpuloom.live.views.models import ForeignView, GpuView, NodeView
+from gpuloom.live.views.answers import NodeView
+from gpuloom.live.views.cluster import Holders, node_view
 from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom.monitor")
@@ -110,55 +111,9 @@ class Machine:
         """Rates of a run in the newest sample."""
         return None if self._sample is None else self._sample.runs.get(run)
 
-    def node_view(self, node: NodeRecord, jobs: Mapping[tuple[str, int], Sequence[int]]) -> NodeView:
+    def node_view(self, node: NodeRecord, held: Holders) -> NodeView:
         """A machine with its GPUs, who runs there, and the newest rates."""
-        sample = self._sample if node.name == self.node.name else None
-        rates = None if sample is None else sample.node
-        of_gpu = {} if sample is None else {gpu.index: gpu for gpu in sample.gpus}
-        gpus: list[GpuView] = []
-        for gpu in node.gpus:
-            seen = of_gpu.get(gpu.index)
-            gpus.append(
-                {
-                    "index": gpu.index,
-                    "uuid": gpu.uuid,
-                    "model": gpu.model,
-                    "memory_mib": gpu.memory_mib,
-                    "state": gpu.state,
-                    "reason": gpu.reason,
-                    "since_s": gpu.since_s,
-                    "utilization": None if seen is None else seen.utilization,
-                    "memory_used_mib": None if seen is None else seen.memory_used_mib,
-                    "temperature_c": None if seen is None else seen.temperature_c,
-                    "power_w": None if seen is None else seen.power_w,
-                    "jobs": sorted(jobs.get((node.name, gpu.index), ())),
-                    "foreign": [] if seen is None else [_foreign(one) for one in seen.foreign],
-                    "notes": list(self._notes.get(gpu.index, ())),
-                }
-            )
-        return {
-            "name": node.name,
-            "state": node.state,
-            "reason": node.reason,
-            "since_s": node.since_s,
-            "kind": node.kind,
-            "cpus": node.cpus,
-            "memory_mib": node.memory_mib,
-            "cpu_percent": None if rates is None else rates.cpu_percent,
-            "memory_used_mib": None if rates is None else rates.memory_used_mib,
-            "disk_free_mib": None if rates is None else rates.disk_free_mib,
-            "load": None if rates is None else rates.load,
-            "received_mib_per_s": None if rates is None else rates.received_mib_per_s,
-            "sent_mib_per_s": None if rates is None else rates.sent_mib_per_s,
-            "sampled_s": None if sample is None else sample.at_s,
-            "gpus": gpus,
-            "topology": [list(link) for link in node.topology],
-            "jobs": sorted({job for (name, _), held in jobs.items() if name == node.name for job in held}),
-        }
-
-
-def _foreign(found: Foreign) -> ForeignView:
-    return {"pid": found.pid, "user": found.user, "name": found.name, "memory_mib": found.memory_mib}
+        return node_view(node, held, self._sample if node.name == self.node.name else None, self._notes)
 
 
 def reported(directory: Path) -> Mapping[str, object]:

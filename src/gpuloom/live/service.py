@@ -7,12 +7,14 @@ ConflictError (not in this state), ImpossibleJobError (can never be placed), Sto
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.events import Event
 from gpuloom.live.submission.spec import JobSpec
-from gpuloom.live.views.models import JobView, NodeView, PolicyView, ShowView, StatusView, WhyView
+from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
 from gpuloom.store.port import JobQuery
 
 
@@ -22,6 +24,15 @@ class NotFoundError(InputError):
 
 class ConflictError(GpuloomError):
     """It can't be done in the state in which the job is: says which, and what can be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """The log of an attempt. live: it may be written to."""
+
+    attempt: int
+    path: Path
+    live: bool
 
 
 class Service(Protocol):
@@ -100,14 +111,14 @@ class Service(Protocol):
         """Returns once there is an event with a higher number than `after`, or at the time-out; the newest number."""
         ...
 
-    def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[Mapping[str, Any]]: ...
+    def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[UsageRow]: ...
 
     def history(self, *, since_s: float | None, until_s: float | None) -> str:
         """A trace of the past jobs as CSV, for `gpuloom simulate` and `compare`."""
         ...
 
-    def log_files(self, job: int, attempt: int | None = None) -> Sequence[Mapping[str, Any]]:
-        """[{attempt, path, live}], first first; rotated parts `path.1`, `path.2`, … hold what came before."""
+    def log_files(self, job: int, attempt: int | None = None) -> Sequence[LogFile]:
+        """First first; rotated parts `path.1`, `path.2`, … hold what came before."""
         ...
 
     def status(self) -> StatusView:

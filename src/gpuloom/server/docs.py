@@ -7,8 +7,26 @@ from typing import Any
 
 from starlette.responses import Response
 
-from gpuloom.server.answers import JsonResponse
+from gpuloom.live.views.answers import (
+    ArrayChange,
+    Ending,
+    EventPage,
+    Health,
+    JobList,
+    JobPage,
+    JobView,
+    NodeList,
+    NodeView,
+    PolicyView,
+    ShowView,
+    StatusView,
+    Submitted,
+    UsageList,
+    WhyView,
+)
+from gpuloom.server.encoded import JsonResponse
 from gpuloom.server.problems import TITLES
+from gpuloom.server.shapes import name_of, ref
 
 JOB_EXAMPLE: dict[str, Any] = {
     "command": ["python", "train.py", "--epochs", "90"],
@@ -32,31 +50,14 @@ _VIEW_EXAMPLE: dict[str, Any] = {
     "where": "node0:0,1",
     "attempts": 1,
 }
-_SUBMITTED = {"type": "object", "required": ["submitted"], "additionalProperties": False, "properties": {"submitted": {
-    "type": "array", "items": {"type": "array", "items": {"type": "integer"}},
-    "description": "Numbers of the jobs of each spec: several for an array."}}}  # fmt: skip
-_MANY = {"type": "object", "required": ["jobs"], "additionalProperties": False, "properties": {"jobs": {"type": "array", "items": {"$ref": "#/components/schemas/JobView"}}}}  # fmt: skip  # noqa: E501
-
-
-def ref(name: str) -> dict[str, Any]:
-    """A schema by name."""
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _list_of(field: str, name: str, **more: Any) -> dict[str, Any]:
-    fields = {field: {"type": "array", "items": ref(name)}, **more}
-    return _closed(fields)
-
-
-def _closed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """An object with these fields and no others."""
-    return {"type": "object", "required": list(fields), "properties": dict(fields), "additionalProperties": False}
+ANSWERS: dict[str, type] = {}
+"""By operation: what it answers (`live/views/answers.py`), where that is JSON."""
 
 
 def _route(
     operation: str,
     summary: str,
-    schema: Mapping[str, Any],
+    answers: type | None,
     *,
     status: int = 200,
     example: Any = None,
@@ -70,12 +71,16 @@ def _route(
     open_: bool = False,
     tags: list[str] | None = None,
 ) -> dict[str, Any]:
-    answer: dict[str, Any] = {"schema": schema}
+    """answers: what it says in JSON, if it does. media: what it says in other forms."""
+    answer: dict[str, Any] = {}
+    if answers is not None:
+        ANSWERS[operation] = answers
+        answer["schema"] = ref(name_of(answers))
     if example is not None:
         answer["example"] = example
     good: dict[str, Any] = {
         "description": "Done." if body else "The answer.",
-        "content": media or {"application/json": answer},
+        "content": {**({"application/json": answer} if answers is not None else {}), **(media or {})},
     }
     if headers:
         good["headers"] = headers
@@ -124,7 +129,7 @@ def _route(
 submit = _route(
     "submit_jobs",
     "Submit one job or several.",
-    _SUBMITTED,
+    Submitted,
     status=201,
     example={"submitted": [[12], [13, 14]]},
     body={"anyOf": [ref("JobSpec"), ref("Batch")]},
@@ -135,27 +140,19 @@ submit = _route(
 jobs = _route(
     "list_jobs",
     "List jobs, page by page.",
-    _list_of("jobs", "JobView", next={"type": ["string", "null"], "description": "`cursor` of the next page."}),
+    JobPage,
     example={"jobs": [_VIEW_EXAMPLE], "next": None},
 )
 show = _route(
     "show_job",
     "Everything about a job.",
-    _closed(
-        {
-            "job": ref("JobView"),
-            "spec": ref("JobSpec"),
-            "attempts": {"type": "array", "items": ref("Attempt")},
-            "events": {"type": "array", "items": ref("Event")},
-            "log": {"type": "string", "description": "Path of its log on the node."},
-        }
-    ),
+    ShowView,
     problems=(404,),
 )
 update = _route(
     "update_job",
     "Change fields of a job.",
-    ref("JobView"),
+    JobView,
     body=ref("JobChanges"),
     body_example={"priority": 5, "time_limit": "8h"},
     problems=(404, 409),
@@ -164,13 +161,13 @@ update = _route(
 why = _route(
     "why_job",
     "Why a job waits, its position, and when it will start.",
-    ref("WhyView"),
+    WhyView,
     problems=(404,),
 )
 cancel = _route(
     "cancel_job",
     "End a job.",
-    ref("JobView"),
+    JobView,
     body=ref("CancelOne"),
     body_example={"grace": "30s"},
     body_needed=False,
@@ -180,7 +177,7 @@ cancel = _route(
 cancel_many = _route(
     "cancel_jobs",
     "End several jobs.",
-    _MANY,
+    JobList,
     body=ref("ActCancel"),
     body_example={"jobs": [12, 13], "grace": "30s"},
     problems=(404, 409),
@@ -188,7 +185,7 @@ cancel_many = _route(
 array_action = _route(
     "act_on_array",
     "Do something to all jobs of an array with which it can be done, however many they are.",
-    _closed({"array": {"type": "integer"}, "changed": {"type": "object", "additionalProperties": {"type": "integer"}}}),
+    ArrayChange,
     body=ref("CancelOne"),
     body_needed=False,
     example={"array": 12, "changed": {"cancelled": 99_996, "stopping": 4}},
@@ -198,7 +195,7 @@ array_action = _route(
 update_many = _route(
     "update_jobs",
     "Change fields of several jobs.",
-    _MANY,
+    JobList,
     body=ref("ActUpdate"),
     body_example={"jobs": [12, 13], "changes": {"priority": 5}},
     problems=(404, 409),
@@ -207,7 +204,7 @@ update_many = _route(
 
 def action(name: str, summary: str) -> dict[str, Any]:
     """Something done for one job, without further ado."""
-    return _route(f"{name}_job", summary, ref("JobView"), body=ref("Nothing"), body_needed=False, problems=(404, 409))
+    return _route(f"{name}_job", summary, JobView, body=ref("Nothing"), body_needed=False, problems=(404, 409))
 
 
 def action_many(name: str, summary: str) -> dict[str, Any]:
@@ -215,7 +212,7 @@ def action_many(name: str, summary: str) -> dict[str, Any]:
     return _route(
         f"{name}_jobs",
         f"For several jobs: {summary[0].lower()}{summary[1:]}",
-        _MANY,
+        JobList,
         body=ref("Act"),
         body_example={"jobs": [12, 13]},
         problems=(404, 409),
@@ -226,7 +223,7 @@ _TEXT = {"type": "string"}
 log = _route(
     "read_log",
     "What a job has written, or writes.",
-    _TEXT,
+    None,
     media={"text/plain": {"schema": _TEXT}, "text/event-stream": {"schema": _TEXT, "example": (
         'event: log\nid: 1:13\ndata: {"text":"epoch 1 of 90\\n"}\n\n'
         'event: end\nid: 1:13\ndata: {"state":"finished","exit_code":0,"reason":"finished"}\n\n')}},
@@ -243,35 +240,30 @@ log = _route(
 events = _route(
     "list_events",
     "What happened, in order.",
-    {},
-    media={
-        "application/json": {
-            "schema": _list_of("events", "Event", last={"type": "integer", "description": "`after` of the next page."}),
-            "example": {
-                "events": [{"id": 7, "at_s": 1767225600.2, "type": "attempt.frozen", "job": 12, "data": {}}],
-                "last": 7,
-            },
-        },
-        "text/event-stream": {"schema": _TEXT},
+    EventPage,
+    example={
+        "events": [{"id": 7, "at_s": 1767225600.2, "type": "attempt.frozen", "job": 12, "data": {}}],
+        "last": 7,
     },
+    media={"text/event-stream": {"schema": _TEXT}},
     description="As text/event-stream: events as they come, for ever, from now on or after `after`; the id of each is "
     "its number, to resume by Last-Event-ID.",
 )
-nodes = _route("list_nodes", "Nodes, their GPUs, and who uses them.", _list_of("nodes", "Node"), tags=["cluster"])
+nodes = _route("list_nodes", "Nodes, their GPUs, and who uses them.", NodeList, tags=["cluster"])
 set_node = _route(
     "set_node",
     "Take a node out of service, or back.",
-    ref("Node"),
+    NodeView,
     body=ref("NodeChange"),
     body_example={"state": "draining", "reason": "new fans"},
     problems=(404,),
     tags=["cluster"],
 )
-policy = _route("get_policy", "The scheduling policy.", ref("Policy"), tags=["cluster"])
+policy = _route("get_policy", "The scheduling policy.", PolicyView, tags=["cluster"])
 set_policy = _route(
     "set_policy",
     "Swap the policy of the running scheduler.",
-    ref("Policy"),
+    PolicyView,
     body=ref("PolicyChange"),
     body_example={"policy": "muri-l", "interval": "60s"},
     description="No job is lost, and none is stopped by the swap itself.",
@@ -280,36 +272,36 @@ set_policy = _route(
 usage = _route(
     "get_usage",
     "GPU time that was used.",
-    _list_of("usage", "UsageRow"),
+    UsageList,
     example={"usage": [{"key": "ada", "jobs": 3, "attempts": 4, "held_s": 7200.0, "gpu_s": 14400.0, "failed": 1}]},
     tags=["cluster"],
 )
 history = _route(
     "get_history",
     "Past jobs as a trace for `gpuloom simulate` and `compare`.",
-    _TEXT,
+    None,
     media={"text/csv": {"schema": _TEXT}},
     tags=["cluster"],
 )
 health = _route(
     "get_health",
     "Whether it answers.",
-    _closed({"ok": {"type": "boolean"}, "version": _TEXT}),
+    Health,
     example={"ok": True, "version": "1.0.0"},
     open_=True,
 )
-status = _route("get_status", "The scheduler about itself.", ref("Status"))
+status = _route("get_status", "The scheduler about itself.", StatusView)
 schema = _route(
     "get_job_schema",
     "JSON schema of a job, for editors.",
-    {},
+    None,
     media={"application/schema+json": {"schema": {"type": "object"}}},
     open_=True,
 )
 shutdown = _route(
     "shut_down",
     "End the scheduler.",
-    _closed({"ending": {"type": "boolean"}, "stop_jobs": {"type": "boolean"}}),
+    Ending,
     status=202,
     body=ref("Shutdown"),
     body_example={"stop_jobs": False},

@@ -20,7 +20,8 @@ from gpuloom.core.errors import GpuloomError, ImpossibleJobError, InputError, In
 from gpuloom.core.words import did_you_mean
 from gpuloom.executors.logs import NoLogError
 from gpuloom.live.service import ConflictError, NotFoundError
-from gpuloom.server.answers import JsonResponse
+from gpuloom.live.views.answers import Problem
+from gpuloom.server.encoded import JsonResponse
 from gpuloom.store.port import StoreError
 
 MOST_ERRORS = 20
@@ -77,7 +78,7 @@ class ProblemError(GpuloomError):
     def response(self) -> JsonResponse:
         """The answer that says so."""
         status, title = TITLES[self.kind]
-        body: dict[str, Any] = {
+        body: Problem = {
             "type": f"urn:gpuloom:problem:{self.kind}",
             "title": title,
             "status": status,

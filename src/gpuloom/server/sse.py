@@ -25,7 +25,8 @@ from starlette.types import Message, Receive, Scope, Send
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.events import Event
 from gpuloom.live.service import Service
-from gpuloom.server.answers import encoded
+from gpuloom.live.views.jobs import event_view
+from gpuloom.server.encoded import encoded
 from gpuloom.server.problems import ProblemError
 
 HEARTBEAT_S = 15.0
@@ -57,11 +58,6 @@ def message(data: Any, *, event: str = "", id_: str = "") -> bytes:
 HEARTBEAT = b": heartbeat\n\n"
 
 
-def event_data(event: Event) -> dict[str, Any]:
-    """An event as the API shows it."""
-    return {"id": event.id, "at_s": event.at_s, "type": event.type, "job": event.job, "data": event.data}
-
-
 @dataclass(frozen=True, slots=True)
 class WireEvent:
     """An event as it goes over the wire, and what it is about (a submission: all its jobs)."""
@@ -82,7 +78,7 @@ def told(event: Event) -> WireEvent:
         jobs = range(event.data["first"], event.data["first"] + event.data["count"])
     else:
         jobs = range(0) if event.job is None else range(event.job, event.job + 1)
-    return WireEvent(event.id, event.type, jobs, message(event_data(event), event=event.type, id_=str(event.id)))
+    return WireEvent(event.id, event.type, jobs, message(event_view(event), event=event.type, id_=str(event.id)))
 
 
 def pieces(wires: Iterable[bytes]) -> Iterator[bytes]:

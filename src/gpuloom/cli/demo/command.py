@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,9 @@ from gpuloom.cli.demo.replay import BOUND, Compared, Replay, compared, replay
 from gpuloom.cli.live import say_json
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.words import plural
+
+if TYPE_CHECKING:
+    from gpuloom.live.views.answers import JobView
 
 SLOTS = 4
 POLICY = "srtf"
@@ -40,7 +43,7 @@ class DemoError(GpuloomError):
 class Outcome:
     """How it went: the jobs, live beside simulated, also under further policies, and the same history under others."""
 
-    jobs: Sequence[Mapping[str, Any]]
+    jobs: Sequence[JobView]
     compared: Compared
     also: Mapping[str, Compared]
     others: Mapping[str, Replay]
@@ -89,7 +92,7 @@ def run_live(
         story = Story(scheduler.home)
         with shown(story, plan, slots, title, err=err) as look:
             views = _run(scheduler, plan, story, look)
-        chart = story.chart(slots, max(float(view["ended_s"]) for view in views), 72)
+        chart = story.chart(slots, max(view["ended_s"] or 0.0 for view in views), 72)
         found = _replayed(scheduler, list(dict.fromkeys([policy, *others])))
         told = {
             name: compared(running[name].result(), _replayed(there, [name])[name]) for name, there in beside.items()
@@ -104,9 +107,7 @@ def _replayed(scheduler: TemporaryScheduler, policies: Sequence[str]) -> dict[st
     return replay(history, policies, slots=scheduler.slots, interval_s=scheduler.interval_s, home=scheduler.home)
 
 
-def _run_unseen(
-    scheduler: TemporaryScheduler, plan: Sequence[Planned], leave: threading.Event
-) -> list[Mapping[str, Any]]:
+def _run_unseen(scheduler: TemporaryScheduler, plan: Sequence[Planned], leave: threading.Event) -> list[JobView]:
     """The same beside what is shown; DemoError as soon as it is to `leave`."""
 
     def look(lines: Sequence[str], now_s: float) -> None:
@@ -116,7 +117,7 @@ def _run_unseen(
     return _run(scheduler, plan, Story(scheduler.home), look)
 
 
-def _run(scheduler: TemporaryScheduler, plan: Sequence[Planned], story: Story, look: Any) -> list[Mapping[str, Any]]:
+def _run(scheduler: TemporaryScheduler, plan: Sequence[Planned], story: Story, look: Any) -> list[JobView]:
     """Submit the jobs at their times; the jobs once all have ended."""
     client = scheduler.client
     # At a fixed place between two intervals, so that the demo goes the same way each time.
@@ -138,7 +139,7 @@ def _run(scheduler: TemporaryScheduler, plan: Sequence[Planned], story: Story, l
     for view in views:
         if view["state"] != "finished":
             raise DemoError(f"job {view['name']} has {view['state']}: {view['reason']} {view['message']}".rstrip())
-    return [dict(view) for view in views]
+    return views
 
 
 @click.command()
@@ -225,11 +226,12 @@ def _say(outcome: Outcome, took_s: float) -> None:
 
 def _as_json(outcome: Outcome, took_s: float) -> dict[str, Any]:
     names = ("id", "name", "gpus", "state", "jct_s", "run_s", "waited_s", "attempts", "preemptions")
+    jobs: list[dict[str, object]] = [dict(job) for job in outcome.jobs]
     return {
         "policy": POLICY,
         "interval_s": INTERVAL_S,
         "slots": SLOTS,
-        "jobs": [{name: view[name] for name in names} for view in outcome.jobs],
+        "jobs": [{name: job[name] for name in names} for job in jobs],
         **{key: value for key, value in outcome.compared.as_json().items() if key != "jobs"},
         "simulated": {
             job["job"]: {"jct_s": job["simulated_jct_s"], "starts": job["simulated_starts"]}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gpuloom.core.errors import GpuloomError
 
 if TYPE_CHECKING:
+    from gpuloom.cli.service import Ready
     from gpuloom.client import Client
 
 PATIENCE_S = 20.0
@@ -42,7 +43,7 @@ class TemporaryScheduler:
         self.slots, self.policy, self.interval_s, self.profiles = slots, policy, interval_s, profiles
         self.folder = Path()
         self.client: Client
-        self.ready: dict[str, Any] = {}
+        self.ready: Ready
 
     @property
     def home(self) -> Path:
@@ -107,7 +108,7 @@ class TemporaryScheduler:
         except ClientError:
             return  # it is gone, or does not answer: `_remove` ends what is left
         until = time.monotonic() + PATIENCE_S
-        while alive(int(self.ready["pid"])) and time.monotonic() < until:
+        while alive(self.ready["pid"]) and time.monotonic() < until:
             time.sleep(0.05)
 
     def _remove(self) -> None:

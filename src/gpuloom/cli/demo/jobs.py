@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuloom.cli.demo.home import last_report
-from gpuloom.core.words import plural
+from gpuloom.core.words import noun, plural
+
+if TYPE_CHECKING:
+    from gpuloom.live.views.answers import EventView
 
 STEP_S = 0.05
 
@@ -56,20 +59,21 @@ class Story:
     state: dict[int, str] = field(default_factory=dict)
     _attempt: dict[int, int] = field(default_factory=dict)
 
-    def tell(self, events: Sequence[Mapping[str, Any]]) -> list[str]:
+    def tell(self, events: Sequence[EventView]) -> list[str]:
         """Take in events in their order; a line of text for each that matters."""
         lines = []
         for event in events:
             self.last = event["id"]
             told = self._one(event)
-            if told and self.began_s is not None:
-                what, text = told
-                name = self.names[event["job"]]
+            if told and event["job"] is not None and self.began_s is not None:
+                (what, text), name = told, self.names[event["job"]]
                 lines.append(f"{event['at_s'] - self.began_s:6.1f} s  {what:<10} {name:<9} {text}".rstrip())
         return lines
 
-    def _one(self, event: Mapping[str, Any]) -> tuple[str, str] | None:
+    def _one(self, event: EventView) -> tuple[str, str] | None:
         kind, job, data, at = event["type"], event["job"], event["data"], event["at_s"]
+        if job is None:
+            return None
         if kind == "jobs.submitted":
             self.began_s = at if self.began_s is None else self.began_s
             self.names[job] = data["spec"]["name"]
@@ -81,7 +85,7 @@ class Story:
             self.spans += [[slot, at, None, job] for slot in slots]
             number = self._attempt[job] = data["attempt"]
             self.state[job] = "running"
-            where = f"on slot{'s' * (len(slots) > 1)} {','.join(map(str, slots))}"
+            where = f"on {noun(len(slots), 'slot')} {','.join(map(str, slots))}"
             if number == 1:
                 return "starts", where
             step, steps = self.progress(job, number - 1)

@@ -10,9 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuloom.core.errors import GpuloomError
+
+if TYPE_CHECKING:
+    from gpuloom.live.views.answers import JobView
 
 BOUND = 0.03
 """Most that the average JCT of a replay may differ: what Muri's authors found of their simulator (SIGCOMM '22)."""
@@ -94,15 +97,16 @@ def replay(history: Path, policies: Sequence[str], *, slots: int, interval_s: fl
     }
 
 
-def compared(jobs: Sequence[Mapping[str, Any]], simulated: Replay) -> Compared:
+def compared(jobs: Sequence[JobView], simulated: Replay) -> Compared:
     """Live jobs beside a replay of them.
 
     Args:
-        jobs: JobViews of jobs that have ended.
+        jobs: those that have ended.
     """
     rows = [
-        (job["id"], float(job["jct_s"]), simulated.jobs[job["id"]][0], job["attempts"], simulated.jobs[job["id"]][1])
+        (job["id"], job["jct_s"], simulated.jobs[job["id"]][0], job["attempts"], simulated.jobs[job["id"]][1])
         for job in jobs
+        if job["jct_s"] is not None
     ]
     live = sum(row[1] for row in rows) / len(rows)
     return Compared(live, simulated.avg_jct_s, simulated.lower_bound_s, tuple(rows))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +16,8 @@ from gpuloom.cli.live_tables import STYLES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from gpuloom.live.views.answers import JobView
 
 COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "bright_green")
 
@@ -82,9 +84,7 @@ def _screen(story: Story, plan: Sequence[Planned], slots: int, title: str, now_s
     return Group(Text(""), head, Text(""), *lines, Text(""), table)
 
 
-def result_lines(
-    views: Sequence[Mapping[str, Any]], what: Compared, others: Mapping[str, Replay], policy: str
-) -> list[str]:
+def result_lines(views: Sequence[JobView], what: Compared, others: Mapping[str, Replay], policy: str) -> list[str]:
     """The figures after the end, as plain lines."""
     by_job = {view["id"]: view for view in views}
     lines = [f"{'job':<9} {'slots':>5} {'JCT live':>9} {'simulated':>10} {'differ':>8} {'preempted':>10}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ folder_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-COLUMNS = (
+COLUMNS: Sequence[Column[tuple[KernelProfile, str]]] = (
     Column("profile", lambda row: row[0].name),
     Column("GPU", lambda row: f"{row[0].device or 'unknown'} ({row[0].sm_count} SMs)", least=56),
     Column("kernels", lambda row: str(len(row[0].order)), right=True),

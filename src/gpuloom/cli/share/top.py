@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +21,7 @@ from gpuloom.sharing.shim import shm
 LEAST_EVERY_S, MOST_EVERY_S = 0.1, 86_400.0
 ADMISSIONS = 8
 """From this code on a reason is one to hold (enum gl_reason in admission.h)."""
-COLUMNS = [
+COLUMNS: Sequence[Column[Mapping[str, Any]]] = [
     Column("gpu", lambda row: row["gpu"], gives=True),
     Column("program", lambda row: plain(row["program"]), gives=True),
     Column("pid", lambda row: str(row["pid"]), right=True),

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from gpuloom.live.planning.asking import Call, PolicyFailure
-from gpuloom.live.views.models import FailureView
+from gpuloom.live.views.answers import FailureView
 
 FALLBACK = "fifo"
 """Decides while the policy that was set fails: the plainest one, which stops nobody."""

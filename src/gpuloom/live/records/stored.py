@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gpuloom import __version__
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, Attempt, Job
 from gpuloom.live.care import Checked
@@ -17,11 +14,14 @@ from gpuloom.live.dispatch.launch import run_directory
 from gpuloom.live.parts import DEFAULT_INTERVAL_S
 from gpuloom.live.planning.fleet import fleet_of
 from gpuloom.live.records.history import trace_csv
-from gpuloom.live.service import NotFoundError
+from gpuloom.live.service import LogFile, NotFoundError
 from gpuloom.live.submission.spec import JobSpec
-from gpuloom.live.views.jobs import attempt_view, event_view, job_view, preemptions_of
-from gpuloom.live.views.models import JobView, NodeView, PolicyView, ShowView, StatusView, WhyView
+from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
+from gpuloom.live.views.cluster import executor_view, monitor_view, sharing_view, status_view, store_view, usage_row
+from gpuloom.live.views.jobs import job_view, preemptions_of, show_view
 from gpuloom.store.port import JobQuery, Store, StoreDamagedError
+
+NOBODY = "no scheduler runs"
 
 
 class StoredService:
@@ -41,13 +41,9 @@ class StoredService:
 
     def show(self, job: int) -> ShowView:
         record, attempts = self._get(job), self._store.attempts([job])
-        return {
-            "job": self._views([record])[0],
-            "spec": record.spec.to_json(),
-            "attempts": [attempt_view(attempt) for attempt in attempts],
-            "events": [event_view(event) for event in self._store.events(job=job, limit=200, newest=True)],
-            "log": self._log(attempts[-1]) if attempts else "",
-        }
+        events = self._store.events(job=job, limit=200, newest=True)
+        log = str(self._log(attempts[-1])) if attempts else ""
+        return show_view(self._views([record])[0], record.spec, attempts, events, log)
 
     def events(
         self,
@@ -64,9 +60,9 @@ class StoredService:
         found = self._store.events(limit=1, newest=True)
         return found[0].id if found else 0
 
-    def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[Mapping[str, Any]]:
+    def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[UsageRow]:
         until = self._now_s if until_s is None else until_s
-        return [asdict(row) for row in self._store.usage(since_s=since_s or 0.0, until_s=until, by=by)]
+        return [usage_row(row) for row in self._store.usage(since_s=since_s or 0.0, until_s=until, by=by)]
 
     def history(self, *, since_s: float | None, until_s: float | None) -> str:
         loaded = self._store.load(recent=0)
@@ -75,40 +71,32 @@ class StoredService:
         interval_s = float(loaded.settings.get("interval_s", DEFAULT_INTERVAL_S))
         return trace_csv(past, interval_s, "" if fleet is None else str(fleet.cluster))
 
-    def log_files(self, job: int, attempt: int | None = None) -> Sequence[Mapping[str, Any]]:
+    def log_files(self, job: int, attempt: int | None = None) -> Sequence[LogFile]:
         runs = [run for run in self._store.attempts([job]) if attempt in (None, run.number)]
         if attempt is not None and not runs:
             raise NotFoundError(f"job {job} has no attempt with number {attempt}")
-        return [{"attempt": run.number, "path": self._log(run), "live": False} for run in runs]
+        return [LogFile(run.number, self._log(run), live=False) for run in runs]
 
     def status(self) -> StatusView:
-        return {
-            "version": __version__,
-            "pid": os.getpid(),
-            "started_s": self._now_s,
-            "now_s": self._now_s,
-            "home": str(self._runs.parent),
-            "store": {
-                "kind": "sqlite",
-                "path": str(self._runs.parent / "store.db"),
-                "schema_version": self._store.schema_version,
-                "ok": False,
-                "problem": self._problem,
-                "checked": Checked.DAMAGED.value,
-            },
-            "executor": {"name": "none", "ok": False, "problem": "no scheduler runs", "limits": {}},
-            "monitor": {"ok": False, "problem": "no scheduler runs"},
-            "policy": "",
-            "policy_problem": "",
-            "policy_failure": None,
-            "policy_lacks": [],
-            "interval_s": 0.0,
-            "sharing": {"on": False, "gated": False, "text": "no scheduler runs"},
-            "jobs": dict(self._store.counts()),
-            "gpus": {"total": 0, "busy": 0, "in_service": 0, "kind": "gpu"},
-            "nodes": 0,
-            "last_pass_s": 0.0,
-        }
+        home = self._runs.parent
+        return status_view(
+            home=home,
+            started_s=self._now_s,
+            now_s=self._now_s,
+            store=store_view(str(home / "store.db"), self._store.schema_version, self._problem, Checked.DAMAGED),
+            executor=executor_view("none", NOBODY, {}),
+            monitor=monitor_view(NOBODY),
+            policy="",
+            policy_problem="",
+            policy_failure=None,
+            policy_lacks=(),
+            interval_s=0.0,
+            sharing=sharing_view(on=False, gated=False, text=NOBODY),
+            jobs=self._store.counts(),
+            nodes=(),
+            attempts=(),
+            last_pass_s=0.0,
+        )
 
     # -- what needs a scheduler -----------------------------------------------------------------------------------
 
@@ -167,8 +155,8 @@ class StoredService:
             raise NotFoundError(f"job {job} does not exist or can't be read")
         return found
 
-    def _log(self, attempt: Attempt) -> str:
-        return str(run_directory(self._runs, attempt.run) / "output.log")
+    def _log(self, attempt: Attempt) -> Path:
+        return run_directory(self._runs, attempt.run) / "output.log"
 
     def _views(self, records: Sequence[Job]) -> list[JobView]:
         runs: dict[int, list[Attempt]] = {}

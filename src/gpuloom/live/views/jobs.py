@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from gpuloom.core.decision import Reason
 from gpuloom.core.events import Event
-from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Phase, gpus_in
+from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Phase, SavedBy, gpus_in
+from gpuloom.core.spec import Spec
 from gpuloom.executors.port import RunUsage
 from gpuloom.live.forecasts.estimates import Source
 from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, Left
-from gpuloom.live.views.models import AttemptView, JobView
+from gpuloom.live.views.answers import (
+    AttemptView,
+    Dependency,
+    EventView,
+    JobView,
+    RatesView,
+    ReasonView,
+    SavedHow,
+    ShowView,
+    SourceOfEstimate,
+    StateOfAttempt,
+)
 
 _SOURCES = frozenset(source.value for source in Source)
 """Records of older versions have other words."""
@@ -60,6 +71,8 @@ def job_view(
     known = left.known if left is not None else job.estimate_from in _KNOWN
     total_s = job.estimate_s if left is None else left.known_s
     source = left.source.value if left is not None else job.estimate_from
+    if source not in _SOURCES:
+        source = Source.UNKNOWN.value
     return JobView(
         id=job.id,
         name=job.name,
@@ -83,10 +96,10 @@ def job_view(
         retries_left=max(spec.retries - job.failures, 0),
         array_id=job.array_id,
         array_index=job.array_index,
-        after=[[other, how] for other, how in job.after],
+        after=cast("list[Dependency]", list(job.after)),
         time_limit_s=spec.time_limit,
         estimate_s=total_s if known else None,
-        estimate_from=source if source in _SOURCES else Source.UNKNOWN.value,
+        estimate_from=cast("SourceOfEstimate", source),
         estimate_runs=0 if left is None else len(left.runs),
         predicted_end_s=None if end is None or end[1] is None else now_s + starting_s + end[1],
         predicted_end_s_low=None if end is None or end[0] is None else now_s + starting_s + end[0],
@@ -95,26 +108,34 @@ def job_view(
         where="" if attempt is None else where(attempt.allocation),
         waiting=None if reason is None or job.phase in ENDED else reason_view(reason),
         progress={} if usage is None else dict(usage.progress),
-        usage={} if usage is None else usage_view(usage),
+        usage={} if usage is None else rates_view(usage),
         flags=dict(job.flags),
     )
 
 
-def reason_view(reason: Reason) -> dict[str, Any]:
-    """{code, text, numbers}."""
+def reason_view(reason: Reason) -> ReasonView:
+    """Why it waits."""
     return {"code": reason.code, "text": reason.text, "numbers": dict(reason.numbers)}
 
 
-def usage_view(usage: RunUsage) -> dict[str, float | None]:
-    """Rates of a run by name."""
-    return {key: value for key, value in asdict(usage).items() if key not in ("run", "progress")}
+def rates_view(usage: RunUsage) -> RatesView:
+    """What a run uses."""
+    return {
+        "cpu_cores": usage.cpu_cores,
+        "memory_mib": usage.memory_mib,
+        "gpu_utilization": usage.gpu_utilization,
+        "gpu_memory_mib": usage.gpu_memory_mib,
+        "read_mib_per_s": usage.read_mib_per_s,
+        "write_mib_per_s": usage.write_mib_per_s,
+        "log_mib": usage.log_mib,
+    }
 
 
 def attempt_view(attempt: Attempt) -> AttemptView:
     """An attempt."""
     return {
         "number": attempt.number,
-        "state": "ended" if attempt.phase is None else attempt.phase.value,
+        "state": "ended" if attempt.phase is None else cast("StateOfAttempt", attempt.phase.value),
         "where": where(attempt.allocation),
         "gpus": gpus_in(attempt.allocation),
         "started_s": attempt.started_s,
@@ -125,7 +146,7 @@ def attempt_view(attempt: Attempt) -> AttemptView:
         "exit_code": attempt.exit_code,
         "signal": attempt.signal,
         "saved": attempt.saved,
-        "saved_by": attempt.saved_by.value or None,
+        "saved_by": None if attempt.saved_by is SavedBy.NOTHING else cast("SavedHow", attempt.saved_by.value),
         "message": attempt.message,
         "pid": attempt.pid,
         "stop_reason": None if attempt.stop_reason is None else attempt.stop_reason.value,
@@ -134,9 +155,20 @@ def attempt_view(attempt: Attempt) -> AttemptView:
     }
 
 
-def event_view(event: Event) -> dict[str, Any]:
+def event_view(event: Event) -> EventView:
     """An event."""
     return {"id": event.id, "at_s": event.at_s, "type": event.type, "job": event.job, "data": dict(event.data)}
+
+
+def show_view(view: JobView, spec: Spec, attempts: Sequence[Attempt], events: Sequence[Event], log: str) -> ShowView:
+    """Everything about a job. log: the path of its last log; '' for none."""
+    return {
+        "job": view,
+        "spec": spec.to_json(),
+        "attempts": [attempt_view(attempt) for attempt in attempts],
+        "events": [event_view(event) for event in events],
+        "log": log,
+    }
 
 
 def preemptions_of(attempts: Mapping[int, list[Attempt]], job: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuloom.core.decision import Reason
@@ -20,8 +21,8 @@ from gpuloom.live.planning.lacks import lacks
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.reasons import why
 from gpuloom.live.scheduler import Scheduler
+from gpuloom.live.views.answers import WhyView
 from gpuloom.live.views.jobs import ends_in
-from gpuloom.live.views.models import WhyView
 
 log = logging.getLogger("gpuloom.scheduler")
 
@@ -41,20 +42,40 @@ class _Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a job at a moment.
+
+    reason: why it waits; None: it does not. left: of its work. starting_s: it goes on starting up for so long. since_s:
+    so long it has held its GPUs. lacks: what the policy is not told of.
+    """
+
+    job: Job
+    reason: Reason | None
+    now_s: float
+    left: Left
+    starting_s: float = 0.0
+    since_s: float | None = None
+    lacks: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """The queue in which a job waits. names: of the jobs on which its start depends. assumptions: of the forecast."""
+
+    waiting: int
+    names: Mapping[int, str] = field(default_factory=dict)
+    assumptions: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class _Facts:
     """What the scheduler's thread hands out, all of one moment. prepared: for a forecast, as another has left it;
     planning: a copy, to prepare one."""
 
-    job: Job
-    reason: Reason | None
+    known: Known
     prepared: _Prepared | None
     planning: Planning | None
     event: int
-    now_s: float
-    left: Left
-    starting_s: float
-    since_s: float | None
-    lacks: list[str]
 
 
 class Whys:
@@ -77,34 +98,32 @@ class Whys:
             reason = why(scheduler.planning, [job.id], now).get(job.id)
             wanted = forecast and reason is not None
             prepared = self._prepared(current, scheduler.ledger.newest, now) if wanted else None
-            return _Facts(
+            known = Known(
                 current,
                 reason,
-                prepared,
-                scheduler.planning.copy() if wanted and prepared is None else None,
-                scheduler.ledger.newest,
                 now,
                 scheduler.left(current),
                 scheduler.work.starting_s(job.id, now),
                 None if attempt is None else attempt.since_s,
                 [lack.text for lack in lacks(scheduler.planning)] if current.phase not in ENDED else [],
             )
+            copied = scheduler.planning.copy() if wanted and prepared is None else None
+            return _Facts(known, prepared, copied, scheduler.ledger.newest)
 
-        known = scheduler.do(facts)
-        if known.reason is None:
-            return _of_one_that_does_not_wait(known)
-        if not forecast:
-            return _of_one_that_waits(known, known.reason, None, None)
+        asked = scheduler.do(facts)
+        known = asked.known
+        if known.reason is None or not forecast:
+            return why_view(known)
         try:
-            queue, found = self._outlook(known)
+            queue, found = self._outlook(asked)
         except GpuloomError as error:
             text = str(error) if isinstance(error, ForecastFailed) else f"the forecast failed: {error}"
-            return _of_one_that_waits(known, known.reason, None, Outlook(known.left, cause=text))
+            return why_view(known, Outlook(known.left, cause=text))
         except BaseException as error:  # of the policy, which may be anybody's: it must not cost the rest of the answer
             log.exception("a forecast failed")
             text = f"the forecast failed: {type(error).__name__}: {error}"
-            return _of_one_that_waits(known, known.reason, None, Outlook(known.left, cause=text))
-        return _of_one_that_waits(known, known.reason, queue, found)
+            return why_view(known, Outlook(known.left, cause=text))
+        return why_view(known, found, None if queue is None or found is None else _among(queue, found))
 
     def _key(self, job: Job, event: int) -> tuple[int, int, str]:
         return event, job.priority, self._scheduler.planning.written
@@ -114,15 +133,15 @@ class Whys:
             found = self._kept.get(self._key(job, event))
         return found if found is not None and now_s - found.at_s <= FRESH_S else None
 
-    def _outlook(self, known: _Facts) -> tuple[Queue | None, Outlook | None]:
+    def _outlook(self, asked: _Facts) -> tuple[Queue | None, Outlook | None]:
         """What is expected of the job; (None, None): no GPU can be given away at all."""
-        prepared = known.prepared
+        prepared, known = asked.prepared, asked.known
         if prepared is None:
-            assert known.planning is not None  # noqa: S101 - one of the two is there
-            found = preview(known.planning, known.job.priority, known.now_s)
+            assert asked.planning is not None  # noqa: S101 - one of the two is there
+            found = preview(asked.planning, known.job.priority, known.now_s)
             prepared = _Prepared(known.now_s, None if found is None else Queue(found))
             with self._lock:
-                self._kept[self._key(known.job, known.event)] = prepared
+                self._kept[self._key(known.job, asked.event)] = prepared
                 while len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
         queue, told = prepared.queue, prepared.told
@@ -133,7 +152,20 @@ class Whys:
         return queue, told[known.job.id]
 
 
-def _of_one_that_does_not_wait(known: _Facts) -> WhyView:
+def _among(queue: Queue, found: Outlook) -> Among:
+    jobs = queue.preview.planning.book.jobs
+    names = {number: jobs[number].name for number in found.unknown}
+    return Among(queue.preview.waiting, names, () if found.cause else said.assumptions(found, queue.preview))
+
+
+def why_view(known: Known, found: Outlook | None = None, among: Among | None = None) -> WhyView:
+    """The answer. found: what is expected of one that waits; None: nobody asked, or nothing is. among: its queue."""
+    if known.reason is None:
+        return _of_one_that_does_not_wait(known)
+    return _of_one_that_waits(known, known.reason, found, among)
+
+
+def _of_one_that_does_not_wait(known: Known) -> WhyView:
     job, now = known.job, known.now_s
     view = _view(known, "does_not_wait", "")
     view["start_s"] = job.first_start_s
@@ -163,7 +195,7 @@ def _ended(job: Job) -> str:
     return {"finished": "finished", "failed": "failed", "cancelled": "been cancelled"}[job.phase.value] + how
 
 
-def _of_one_that_waits(known: _Facts, reason: Reason, queue: Queue | None, found: Outlook | None) -> WhyView:
+def _of_one_that_waits(known: Known, reason: Reason, found: Outlook | None, among: Among | None) -> WhyView:
     job, now = known.job, known.now_s
     view = _view(known, reason.code, reason.text)
     view["numbers"] = {key: float(value) for key, value in reason.numbers.items()}
@@ -172,26 +204,25 @@ def _of_one_that_waits(known: _Facts, reason: Reason, queue: Queue | None, found
     view["sentences"] = sentences
     if found is None:
         return view
-    if queue is not None:
-        view["waiting"] = queue.preview.waiting
+    if among is not None:
+        view["waiting"] = among.waiting
     view["start_s_low"], view["start_s_median"], view["start_s_high"] = found.start
     view["end_s_low"], view["end_s_median"], view["end_s_high"] = found.end
     view["position"] = found.position
     view["rests_on"] = {source.value: count for source, count in found.rests_on.items()}
     view["unknown"] = list(found.unknown)
-    if found.position is not None and queue is not None:
-        sentences.append(said.position(found, queue.preview.waiting))
-    names = {number: queue.preview.planning.book.jobs[number].name for number in found.unknown} if queue else {}
-    sentences.append(said.start(found, names, now))
+    if found.position is not None and among is not None:
+        sentences.append(said.position(found, among.waiting))
+    sentences.append(said.start(found, among.names if among is not None else {}, now))
     if not found.cause:
         sentences.append(said.own(found, job, now))
-    if queue is not None and not found.cause:
-        view["assumptions"] = said.assumptions(found, queue.preview)
+    if among is not None:
+        view["assumptions"] = list(among.assumptions)
     sentences += known.lacks
     return view
 
 
-def _view(known: _Facts, code: str, text: str) -> WhyView:
+def _view(known: Known, code: str, text: str) -> WhyView:
     left = known.left
     return WhyView(
         job=known.job.id,
@@ -214,7 +245,7 @@ def _view(known: _Facts, code: str, text: str) -> WhyView:
         overrun_s=left.late_s if known.since_s is not None else 0.0,
         rests_on={},
         unknown=[],
-        lacks=known.lacks,
+        lacks=list(known.lacks),
         assumptions=[],
         sentences=[],
     )

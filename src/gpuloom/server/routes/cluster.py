@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
+from gpuloom.live.views.answers import NodeList, UsageList
 from gpuloom.server import bodies, docs
-from gpuloom.server.answers import JsonResponse
 from gpuloom.server.context import Context
+from gpuloom.server.encoded import JsonResponse
 from gpuloom.server.parameters import Moment
 
 
@@ -29,7 +30,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v1/nodes", **docs.nodes)
     def list_nodes() -> JsonResponse:
-        return JsonResponse({"nodes": list(service.nodes())})
+        return JsonResponse(NodeList(nodes=list(service.nodes())))
 
     @routes.post("/v1/nodes/{name}", **docs.set_node)
     def set_node(name: Annotated[str, Path(max_length=255)], data: Body) -> JsonResponse:
@@ -51,7 +52,7 @@ def router(context: Context) -> APIRouter:
         until: Until = None,
         by: Annotated[Literal["user", "name", "day", "node"], Query(description="A row for each of these.")] = "user",
     ) -> JsonResponse:
-        return JsonResponse({"usage": list(service.usage(since_s=since, until_s=until, by=by))})
+        return JsonResponse(UsageList(usage=list(service.usage(since_s=since, until_s=until, by=by))))
 
     @routes.get("/v1/history.csv", **docs.history)
     def get_history(since: Since = None, until: Until = None) -> Response:

@@ -7,11 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
+from gpuloom.live.views.answers import EventPage
+from gpuloom.live.views.jobs import event_view
 from gpuloom.server import docs
-from gpuloom.server.answers import JsonResponse
 from gpuloom.server.context import Context
+from gpuloom.server.encoded import JsonResponse
 from gpuloom.server.parameters import JobNumber
-from gpuloom.server.sse import EventStream, event_data, follow_events, resume_id
+from gpuloom.server.sse import EventStream, follow_events, resume_id
 
 
 def router(context: Context) -> APIRouter:
@@ -42,6 +44,6 @@ def router(context: Context) -> APIRouter:
             last = max(last, found[-1].id)
         elif found:
             last = found[-1].id
-        return JsonResponse({"events": [event_data(event) for event in found], "last": last})
+        return JsonResponse(EventPage(events=[event_view(event) for event in found], last=last))
 
     return routes

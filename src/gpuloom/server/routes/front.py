@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header
 from starlette.responses import HTMLResponse, Response
 
 import gpuloom
-from gpuloom.server.answers import JsonResponse
+from gpuloom.server.encoded import JsonResponse
 
 _PAGE = """<!doctype html>
 <html lang="en">

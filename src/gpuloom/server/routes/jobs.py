@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 
 from gpuloom.core.job import Phase
-from gpuloom.live.views.models import JobView
+from gpuloom.live.views.answers import ArrayChange, JobList, JobPage, JobView, Submitted
 from gpuloom.server import bodies, docs
-from gpuloom.server.answers import JsonResponse
 from gpuloom.server.context import Context, printable
+from gpuloom.server.encoded import JsonResponse
 from gpuloom.server.parameters import JobNumber, Moment
 from gpuloom.server.problems import ProblemError
 from gpuloom.store.port import JobQuery
@@ -84,7 +84,7 @@ def router(context: Context) -> APIRouter:
         if x_gpuloom_user is not None:
             user = printable(x_gpuloom_user, "header X-Gpuloom-User", 64)
         numbers = service.submit(bodies.submitted(data), user=user, idempotency_key=idempotency_key)
-        return JsonResponse({"submitted": [list(of_spec) for of_spec in numbers]}, status_code=201)
+        return JsonResponse(Submitted(submitted=[list(of_spec) for of_spec in numbers]), status_code=201)
 
     @routes.get("/v1/jobs", **docs.jobs)
     def list_jobs(
@@ -117,7 +117,7 @@ def router(context: Context) -> APIRouter:
         found = list(service.jobs(query))
         more = len(found) > limit
         page = found[:limit]
-        return JsonResponse({"jobs": page, "next": _cursor(page[-1]["id"], oldest=oldest) if more else None})
+        return JsonResponse(JobPage(jobs=page, next=_cursor(page[-1]["id"], oldest=oldest) if more else None))
 
     @routes.get("/v1/jobs/{job}", **docs.show)
     def show_job(job: Annotated[JobNumber, Path()]) -> JsonResponse:
@@ -141,7 +141,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/actions/cancel", **docs.cancel_many)
     def cancel_jobs(data: Body) -> JsonResponse:
         body = bodies.checked(bodies.ActCancel, data)
-        return JsonResponse({"jobs": list(service.cancel(body.jobs, grace_s=body.grace))})
+        return JsonResponse(JobList(jobs=list(service.cancel(body.jobs, grace_s=body.grace))))
 
     @routes.post("/v1/arrays/{array}/{action}", **docs.array_action)
     def act_on_array(
@@ -153,12 +153,14 @@ def router(context: Context) -> APIRouter:
         if grace is not None and action != "cancel":
             message = "is for 'cancel' only"
             raise ProblemError("invalid-body", f"grace {message}", [("/grace", message)])
-        return JsonResponse({"array": array, "changed": dict(service.act_on_array(array, action, grace_s=grace))})
+        changed = service.act_on_array(array, action, grace_s=grace)
+        return JsonResponse(ArrayChange(array=array, changed=dict(changed)))
 
     @routes.post("/v1/actions/update", **docs.update_many)
     def update_jobs(data: Body) -> JsonResponse:
         body = bodies.checked(bodies.ActUpdate, data)
-        return JsonResponse({"jobs": list(service.update(body.jobs, bodies.changes_of(body.changes, "/changes")))})
+        changed = service.update(body.jobs, bodies.changes_of(body.changes, "/changes"))
+        return JsonResponse(JobList(jobs=list(changed)))
 
     def simple_routes(action: str, act: Callable[[Sequence[int]], Sequence[JobView]]) -> None:
         @routes.post(f"/v1/jobs/{{job}}/{action}", **docs.action(action, _SIMPLE[action]))
@@ -168,7 +170,7 @@ def router(context: Context) -> APIRouter:
 
         @routes.post(f"/v1/actions/{action}", **docs.action_many(action, _SIMPLE[action]))
         def many(data: Body) -> JsonResponse:
-            return JsonResponse({"jobs": list(act(bodies.checked(bodies.Act, data).jobs))})
+            return JsonResponse(JobList(jobs=list(act(bodies.checked(bodies.Act, data).jobs))))
 
     for action, act in simple.items():
         simple_routes(action, act)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path as FilePath
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query
 from starlette.concurrency import run_in_threadpool
@@ -14,6 +14,8 @@ from starlette.responses import Response, StreamingResponse
 
 from gpuloom.core.job import ENDED
 from gpuloom.executors.logs import NoLogError
+from gpuloom.live.service import LogFile
+from gpuloom.live.views.answers import JobView, LogAttempt, LogEnd, LogText
 from gpuloom.server import docs
 from gpuloom.server.context import Context
 from gpuloom.server.parameters import JobNumber
@@ -53,15 +55,15 @@ def router(context: Context) -> APIRouter:
         if not files:
             return _plain(b"", 0, 0, ended=state in ENDED)
         run = files[-1]
-        directory = FilePath(run["path"]).parent
+        directory = run.path.parent
         if tail is not None:
             data, end = context.logs(directory, None, tail, TAIL_BYTES)
-            return _plain(data, run["attempt"], end, ended=not run["live"])
+            return _plain(data, run.attempt, end, ended=not run.live)
         _, end = context.logs(directory, None, 0, 1)
         data, at = context.logs(directory, offset, None, CHUNK)
         # An offset beyond the end is the client's own: nothing comes, and it is said where the end is.
         parts = _rest(context, directory, data, at, end)
-        headers = _headers(run["attempt"], min(at - len(data), end), end, not run["live"])
+        headers = _headers(run.attempt, min(at - len(data), end), end, not run.live)
         return StreamingResponse(parts, media_type="text/plain", headers=headers)
 
     return routes
@@ -120,8 +122,8 @@ class _Following:
         self.attempt, self.at = start if start is not None and self.resumes else (0, offset or 0)
         self.tail = None if self.resumes else tail
         self.trouble = ""
-        self.state: Mapping[str, Any] = {}
-        self.runs: Sequence[Mapping[str, Any]] = ()
+        self.state: JobView
+        self.runs: Sequence[LogFile] = ()
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
         """The stream, event by event."""
@@ -130,15 +132,15 @@ class _Following:
         try:
             await run_in_threadpool(self._ask)
             if not self.resumes and self.runs:
-                self.attempt = self.runs[-1]["attempt"]
+                self.attempt = self.runs[-1].attempt
                 yield self._begun()
             while not hub.closed:
-                run = next((run for run in self.runs if run["attempt"] == self.attempt), None)
+                run = next((run for run in self.runs if run.attempt == self.attempt), None)
                 if run is not None:
-                    while (part := await run_in_threadpool(self._read, run["path"], not run["live"])) is not None:
+                    while (part := await run_in_threadpool(self._read, run.path, not run.live)) is not None:
                         yield part
-                live = run is not None and run["live"]
-                after = next((run["attempt"] for run in self.runs if run["attempt"] > self.attempt), None)
+                live = run is not None and run.live
+                after = next((run.attempt for run in self.runs if run.attempt > self.attempt), None)
                 if not live and after is not None:
                     self.attempt, self.at, self.tail = after, 0, None
                     yield self._begun()
@@ -146,7 +148,7 @@ class _Following:
                 if not live and (self.state["state"] in ENDED or (self.only is not None and run is not None)):
                     yield self._ended()
                     return
-                hub.look_at(follower, run["path"] if run is not None and live else None)
+                hub.look_at(follower, str(run.path) if run is not None and live else None)
                 if not await follower.wait():
                     yield HEARTBEAT
                 found = hub.after(seen)
@@ -161,16 +163,16 @@ class _Following:
         self.state = self.context.service.job(self.job)
         self.runs = self.context.service.log_files(self.job, self.only)
 
-    def _read(self, path: str, complete: bool) -> bytes | None:
+    def _read(self, path: FilePath, complete: bool) -> bytes | None:
         """The next event with text; None: no more for now. complete: nothing will be written any more."""
         try:
-            return self._next(FilePath(path).parent, complete)
+            return self._next(path.parent, complete)
         except NoLogError as error:
             if not complete or str(error) == self.trouble:
                 return None
             # Told once: the stream goes on to the end of the job.
             self.trouble = str(error)
-            return message({"text": f"({error})\n"}, event="log", id_=self._id())
+            return message(LogText(text=f"({error})\n"), event="log", id_=self._id())
 
     def _next(self, directory: FilePath, complete: bool) -> bytes | None:
         if self.tail is not None:
@@ -184,7 +186,7 @@ class _Following:
             whole = len(data)  # the log ends within a character
         if not whole:
             return None
-        fields: dict[str, Any] = {"text": data[:whole].decode("utf-8", "replace")}
+        fields: LogText = {"text": data[:whole].decode("utf-8", "replace")}
         if start > self.at:
             fields["skipped"] = start - self.at  # gone: rotated away before it was read
         self.at = start + whole
@@ -194,8 +196,9 @@ class _Following:
         return f"{self.attempt}:{self.at}"
 
     def _begun(self) -> bytes:
-        return message({"attempt": self.attempt}, event="attempt", id_=self._id())
+        return message(LogAttempt(attempt=self.attempt), event="attempt", id_=self._id())
 
     def _ended(self) -> bytes:
-        fields = {name: self.state[name] for name in ("state", "exit_code", "reason")}
+        job = self.state
+        fields = LogEnd(state=job["state"], exit_code=job["exit_code"], reason=job["reason"])
         return message(fields, event="end", id_=self._id())

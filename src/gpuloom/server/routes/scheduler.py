@@ -8,9 +8,10 @@ from fastapi import APIRouter, Depends, Request
 
 import gpuloom
 from gpuloom.live.submission.spec import json_schema
+from gpuloom.live.views.answers import Ending, Health
 from gpuloom.server import bodies, docs
-from gpuloom.server.answers import JsonResponse
 from gpuloom.server.context import Context
+from gpuloom.server.encoded import JsonResponse
 
 
 async def _optional_body(request: Request) -> Any:
@@ -24,7 +25,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v1/health", **docs.health)
     async def get_health() -> JsonResponse:
-        return JsonResponse({"ok": True, "version": gpuloom.__version__})
+        return JsonResponse(Health(ok=True, version=gpuloom.__version__))
 
     @routes.get("/v1/status", **docs.status)
     def get_status() -> JsonResponse:
@@ -38,6 +39,6 @@ def router(context: Context) -> APIRouter:
     def shut_down(data: Annotated[Any, Depends(_optional_body)]) -> JsonResponse:
         body = bodies.checked(bodies.Shutdown, data)
         service.stop(stop_jobs=body.stop_jobs)
-        return JsonResponse({"ending": True, "stop_jobs": body.stop_jobs}, status_code=202)
+        return JsonResponse(Ending(ending=True, stop_jobs=body.stop_jobs), status_code=202)
 
     return routes

@@ -1,0 +1,475 @@
+"""Every answer of the API, described once: the server gives it, OpenAPI publishes it, client and command line read it.
+
+An answer is a plain JSON object. The text beside a field's type is its description in the OpenAPI document
+(`server/shapes.py`). Times are epoch seconds. None: there is none (yet), or it is not known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+StateOfJob = Literal[
+    "held", "queued", "starting", "running", "stopping", "frozen", "finished", "failed", "cancelled"
+]  # core/job.py, Phase
+StateOfAttempt = Literal["starting", "running", "stopping", "frozen", "ended"]
+ReasonOfEnd = Literal[
+    "finished",
+    "failed",
+    "preempted",
+    "timed_out",
+    "cancelled",
+    "requeued",
+    "lost",
+    "out_of_memory",
+    "not_started",
+    "node",
+]  # core/job.py, EndReason
+SourceOfEstimate = Literal[
+    "given", "progress", "array", "earlier_runs", "time_limit", "unknown"
+]  # live/forecasts/estimates.py, Source
+StateOfNode = Literal["up", "cordoned", "draining", "down"]
+StateOfGpu = Literal["ok", "foreign", "unhealthy"]
+KindOfDevice = Literal["gpu", "cpu"]
+SavedHow = Literal["exit_code", "saved_step", "checkpoint"]  # core/job.py, SavedBy
+Dependency = tuple[int, Literal["ok", "any"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """Beside the type of a plain object: the schema of the OpenAPI document that it fits."""
+
+    schema: str
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+
+class ReasonView(TypedDict):
+    """Why a job waits."""
+
+    code: str
+    text: Annotated[str, "The same as a sentence."]
+    numbers: dict[str, float]
+
+
+class RatesView(TypedDict, total=False):
+    """What a run uses, by the monitor. Empty before its first look."""
+
+    cpu_cores: float | None
+    memory_mib: Annotated[float | None, "Resident memory of all its processes; pages that they share count in each."]
+    gpu_utilization: Annotated[float | None, "0 to 100, the mean over its GPUs."]
+    gpu_memory_mib: float | None
+    read_mib_per_s: float | None
+    write_mib_per_s: float | None
+    log_mib: Annotated[float | None, "All parts of its log that are kept."]
+
+
+class JobView(TypedDict):
+    """A job for people and programs. Times are epoch seconds; null where there is none yet."""
+
+    id: int
+    name: str
+    user: str
+    state: StateOfJob
+    reason: Annotated[ReasonOfEnd | None, "Why it ended, or why its last attempt did."]
+    message: str
+    exit_code: int | None
+    gpus: int
+    gpu_types: list[str]
+    priority: int
+    command: list[str]
+    submitted_s: float
+    started_s: Annotated[float | None, "Its first start."]
+    ended_s: float | None
+    waited_s: Annotated[float, "Seconds in which it held no GPUs, so far."]
+    run_s: Annotated[float, "Seconds in which it held GPUs, so far."]
+    jct_s: Annotated[float | None, "Submission to end."]
+    attempts: int
+    preemptions: int
+    retries_left: int
+    array_id: int | None
+    array_index: int | None
+    after: Annotated[
+        list[Dependency],
+        "Jobs that it waits for: [number, how]. ok: until it has finished well; any: until it has ended.",
+    ]
+    time_limit_s: float | None
+    estimate_s: Annotated[
+        float | None,
+        "Its whole running time, as far as it is known; null: nothing is but a bound, or not even that.",
+    ]
+    estimate_from: Annotated[SourceOfEstimate, "Whence that is known."]
+    estimate_runs: Annotated[int, "How many earlier runs that rests on."]
+    predicted_end_s: Annotated[
+        float | None,
+        "Of one that runs; never in the past. null where it is not known, or it has outlived what was known.",
+    ]
+    predicted_end_s_low: float | None
+    predicted_end_s_high: Annotated[
+        float | None, "Between these it ends in eight of ten cases; the high alone is its time limit."
+    ]
+    overrun_s: Annotated[float, "By how much it has outlived what was known of its running time."]
+    where: Annotated[str, "Node and GPUs of the present attempt ('host:0,1'), or ''."]
+    waiting: Annotated[ReasonView | None, "Of one that waits: why."]
+    progress: Annotated[dict[str, Any], "What the job reported last ({step, steps, fraction, …})."]
+    usage: RatesView
+    flags: Annotated[dict[str, str], "What the monitor noticed of it: a sentence each."]
+    changed: NotRequired[
+        Annotated[bool, "In the answer to an action: whether it changed the job; false: it was so already."]
+    ]
+
+
+class AttemptView(TypedDict):
+    """One run of a job. Times are epoch seconds."""
+
+    number: int
+    state: StateOfAttempt
+    where: Annotated[str, "Node and GPUs ('host:0,1')."]
+    gpus: int
+    started_s: float
+    running_s: float | None
+    ended_s: float | None
+    held_s: Annotated[float, "Seconds in which it held GPUs, so far."]
+    reason: Annotated[ReasonOfEnd | None, "Why it ended."]
+    exit_code: int | None
+    signal: int | None
+    saved: Annotated[bool, "Whether it saved when it was told to make way."]
+    saved_by: Annotated[
+        SavedHow | None,
+        "How that is known: by its exit code, a save that it reported, or a checkpoint newer than the notice.",
+    ]
+    message: str
+    pid: int | None
+    stop_reason: Annotated[ReasonOfEnd | None, "Why it was told to stop, if it was."]
+    deadline_s: Annotated[float | None, "When it is ended, if it has not by then."]
+    peak_memory_mib: float | None
+
+
+class EventView(TypedDict):
+    """Something that happened."""
+
+    id: int
+    at_s: float
+    type: Annotated[str, "Such as attempt.running."]
+    job: int | None
+    data: dict[str, Any]
+
+
+class ShowView(TypedDict):
+    """Everything about a job."""
+
+    job: JobView
+    spec: Annotated[dict[str, Any], "What was asked for.", Fits("JobSpec")]
+    attempts: list[AttemptView]
+    events: Annotated[list[EventView], "The last ones about it."]
+    log: Annotated[str, "Path of its log on the node."]
+
+
+class WhyView(TypedDict):
+    """Why a job waits, and when it will start."""
+
+    job: int
+    state: StateOfJob
+    code: str
+    text: str
+    numbers: dict[str, float]
+    position: Annotated[int | None, "1: next to start, in the order in which the forecast starts jobs."]
+    waiting: int
+    start_s: Annotated[float | None, "When it started; null: not yet."]
+    start_s_low: float | None
+    start_s_median: float | None
+    start_s_high: Annotated[
+        float | None,
+        "Forecast of its start, epoch seconds: between low and high in eight of ten cases. null: unknown; a low alone: "
+        "not before.",
+    ]
+    end_s: Annotated[float | None, "When it ended; null: not yet."]
+    end_s_low: float | None
+    end_s_median: float | None
+    end_s_high: float | None
+    source: Annotated[SourceOfEstimate, "What is known of its own running time, and whence."]
+    n: Annotated[int, "How many earlier runs that rests on."]
+    overrun_s: Annotated[float, "By how much it has outlived that."]
+    rests_on: Annotated[
+        dict[str, int],
+        "What is known of the running times of the jobs that run or go before it: how many by which source.",
+    ]
+    unknown: Annotated[list[int], "Of those, jobs of which nothing is known and on which its start depends."]
+    lacks: Annotated[list[str], "What the policy would go by and is not told of here."]
+    assumptions: list[str]
+    sentences: Annotated[list[str], "The whole answer, for people."]
+
+
+class Submitted(TypedDict):
+    """What became of a submission."""
+
+    submitted: Annotated[list[list[int]], "Numbers of the jobs of each spec: several for an array."]
+
+
+class JobPage(TypedDict):
+    """Jobs, and where the list goes on."""
+
+    jobs: list[JobView]
+    next: Annotated[str | None, "`cursor` of the next page."]
+
+
+class JobList(TypedDict):
+    """Jobs to which something was done."""
+
+    jobs: list[JobView]
+
+
+class ArrayChange(TypedDict):
+    """What was done to an array."""
+
+    array: int
+    changed: Annotated[dict[str, int], "Jobs that were changed, by their state now."]
+
+
+# -- logs: data of the events of a stream -----------------------------------------------------------------------------
+
+
+class LogText(TypedDict):
+    """Of the event `log`: a piece of a log."""
+
+    text: str
+    skipped: NotRequired[Annotated[int, "So many bytes before it are no longer kept."]]
+
+
+class LogAttempt(TypedDict):
+    """Of the event `attempt`: another attempt begins."""
+
+    attempt: int
+
+
+class LogEnd(TypedDict):
+    """Of the event `end`: how the job ended."""
+
+    state: StateOfJob
+    exit_code: int | None
+    reason: ReasonOfEnd | None
+
+
+# -- the cluster ------------------------------------------------------------------------------------------------------
+
+
+class EventPage(TypedDict):
+    """Events, and where the list goes on."""
+
+    events: list[EventView]
+    last: Annotated[int, "`after` of the next page."]
+
+
+class ForeignView(TypedDict):
+    """A process on a GPU that is not of our jobs."""
+
+    pid: int
+    user: str
+    name: str
+    memory_mib: float | None
+
+
+class GpuView(TypedDict):
+    """A GPU, or a CPU slot in place of one, with its newest rates (null: not known)."""
+
+    index: int
+    uuid: str
+    model: str
+    memory_mib: int | None
+    state: Annotated[StateOfGpu, "foreign: processes that are not ours use it."]
+    reason: str
+    since_s: float | None
+    utilization: float | None
+    memory_used_mib: float | None
+    temperature_c: float | None
+    power_w: float | None
+    jobs: list[int]
+    foreign: list[ForeignView]
+    notes: Annotated[list[str], "What was noticed of it."]
+
+
+class NodeView(TypedDict):
+    """A machine with its newest rates (null: not known)."""
+
+    name: str
+    state: Annotated[StateOfNode, "cordoned: nothing new starts; draining: jobs are moved away as well."]
+    reason: str
+    since_s: float | None
+    kind: Annotated[KindOfDevice, "cpu: CPU slots stand in for GPUs."]
+    cpus: int | None
+    memory_mib: int | None
+    cpu_percent: float | None
+    memory_used_mib: float | None
+    disk_free_mib: float | None
+    load: float | None
+    received_mib_per_s: float | None
+    sent_mib_per_s: float | None
+    sampled_s: Annotated[float | None, "When the rates were taken."]
+    gpus: list[GpuView]
+    topology: Annotated[
+        list[tuple[int, int, str]],
+        "[GPU, GPU, link]: how pairs of GPUs are connected ('NVLINK', 'PIX', 'PHB', 'NODE', 'SYS').",
+    ]
+    jobs: list[int]
+
+
+class NodeList(TypedDict):
+    """All nodes."""
+
+    nodes: list[NodeView]
+
+
+class FailureView(TypedDict):
+    """That a policy fails, and how it did last."""
+
+    policy: str
+    call: Annotated[str, "What it was asked for (live/planning/asking.py, Call)."]
+    error: str
+    where: Annotated[str, "The line of its code."]
+    since_s: float
+    last_s: float
+    times: int
+    serves: Annotated[str, "The policy that decides now; '': none."]
+
+
+class PolicyView(TypedDict):
+    """The policy in use."""
+
+    policy: str
+    interval_s: float
+    since_s: float | None
+    previous: Annotated[str | None, "The one before, if there was another."]
+    serves: Annotated[str, "The policy that decides now: another one while this one fails."]
+    failure: FailureView | None
+
+
+class UsageRow(TypedDict):
+    """What one user, name, day or node used."""
+
+    key: str
+    jobs: int
+    attempts: int
+    held_s: float
+    gpu_s: float
+    failed: int
+
+
+class UsageList(TypedDict):
+    """Who used how much."""
+
+    usage: list[UsageRow]
+
+
+# -- the scheduler ----------------------------------------------------------------------------------------------------
+
+
+class StoreView(TypedDict):
+    """The store and how it does."""
+
+    kind: str
+    path: str
+    schema_version: int
+    ok: bool
+    problem: Annotated[str, "What is wrong with it; '' for nothing."]
+    checked: Annotated[
+        Literal["whole", "part", "damaged"], "How much of it was checked since the scheduler began."
+    ]  # live/care.py, Checked
+
+
+class ExecutorView(TypedDict):
+    """What runs jobs, and how it does."""
+
+    name: str
+    ok: bool
+    problem: Annotated[str, "What is wrong with it; '' for nothing."]
+    limits: Annotated[dict[str, str], "Which limits of jobs are enforced, and how."]
+
+
+class MonitorView(TypedDict):
+    """What looks at the machine."""
+
+    ok: bool
+    problem: Annotated[str, "What is wrong with it; '' for nothing."]
+
+
+class SharingView(TypedDict):
+    """Whether jobs share GPUs kernel by kernel."""
+
+    on: bool
+    gated: bool
+    text: str
+
+
+class DevicesView(TypedDict):
+    """GPUs, or the CPU slots in place of them."""
+
+    total: int
+    busy: int
+    in_service: int
+    kind: KindOfDevice
+
+
+class LackView(TypedDict):
+    """What the policy would go by and is not told of."""
+
+    input: Literal["stages", "sizes", "speeds"]  # live/planning/lacks.py, Input
+    jobs: Annotated[int, "Of how many jobs."]
+    text: str
+
+
+class StatusView(TypedDict):
+    """The scheduler about itself."""
+
+    version: str
+    pid: int
+    started_s: float
+    now_s: float
+    home: str
+    store: StoreView
+    executor: ExecutorView
+    monitor: MonitorView
+    policy: str
+    policy_problem: Annotated[str, "What is wrong with the policy; '' for nothing."]
+    policy_failure: FailureView | None
+    policy_lacks: list[LackView]
+    interval_s: float
+    sharing: SharingView
+    jobs: Annotated[dict[str, int], "Jobs by state."]
+    gpus: DevicesView
+    nodes: int
+    last_pass_s: Annotated[float, "How long the last scheduling pass took."]
+
+
+class Health(TypedDict):
+    """That it answers."""
+
+    ok: bool
+    version: str
+
+
+class Ending(TypedDict):
+    """That the scheduler ends."""
+
+    ending: bool
+    stop_jobs: bool
+
+
+# -- what can't be done -----------------------------------------------------------------------------------------------
+
+
+class Fault(TypedDict):
+    """One thing that is wrong."""
+
+    where: Annotated[str, "JSON pointer into the body, 'line 3, column 5' of it, or 'query limit'."]
+    message: str
+
+
+class Problem(TypedDict):
+    """Why it was not done (RFC 9457)."""
+
+    type: Annotated[str, "Such as urn:gpuloom:problem:not-found."]
+    title: str
+    status: int
+    detail: str
+    errors: NotRequired[list[Fault]]

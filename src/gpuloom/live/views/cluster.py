@@ -1,0 +1,203 @@
+"""Machines, policy, usage and the scheduler itself as the API shows them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from gpuloom import __version__
+from gpuloom.agent.sample import Foreign, Sample
+from gpuloom.core.events import Event
+from gpuloom.core.job import Attempt, NodeRecord
+from gpuloom.live.care import Checked
+from gpuloom.live.planning.lacks import Lack
+from gpuloom.live.views.answers import (
+    ExecutorView,
+    FailureView,
+    ForeignView,
+    GpuView,
+    KindOfDevice,
+    LackView,
+    MonitorView,
+    NodeView,
+    PolicyView,
+    SharingView,
+    StateOfGpu,
+    StateOfNode,
+    StatusView,
+    StoreView,
+    UsageRow,
+)
+from gpuloom.store.port import Usage
+
+Holders = Mapping[tuple[str, int], Sequence[int]]
+"""By node and GPU: the jobs that hold it."""
+
+
+def holders(attempts: Iterable[Attempt]) -> Holders:
+    """Who holds which GPUs."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for attempt in attempts:
+        for name, gpus in attempt.allocation:
+            for gpu in gpus:
+                found.setdefault((name, gpu), []).append(attempt.job)
+    return found
+
+
+def node_view(node: NodeRecord, held: Holders, sample: Sample | None, notes: Mapping[int, Sequence[str]]) -> NodeView:
+    """A machine with its GPUs, who runs there, and the newest rates. notes: by GPU, what was noticed of it."""
+    rates = None if sample is None else sample.node
+    of_gpu = {} if sample is None else {gpu.index: gpu for gpu in sample.gpus}
+    gpus: list[GpuView] = []
+    for gpu in node.gpus:
+        seen = of_gpu.get(gpu.index)
+        gpus.append(
+            {
+                "index": gpu.index,
+                "uuid": gpu.uuid,
+                "model": gpu.model,
+                "memory_mib": gpu.memory_mib,
+                "state": cast("StateOfGpu", gpu.state),
+                "reason": gpu.reason,
+                "since_s": gpu.since_s,
+                "utilization": None if seen is None else seen.utilization,
+                "memory_used_mib": None if seen is None else seen.memory_used_mib,
+                "temperature_c": None if seen is None else seen.temperature_c,
+                "power_w": None if seen is None else seen.power_w,
+                "jobs": sorted(held.get((node.name, gpu.index), ())),
+                "foreign": [] if seen is None else [_foreign(one) for one in seen.foreign],
+                "notes": list(notes.get(gpu.index, ())),
+            }
+        )
+    return {
+        "name": node.name,
+        "state": cast("StateOfNode", node.state),
+        "reason": node.reason,
+        "since_s": node.since_s,
+        "kind": cast("KindOfDevice", node.kind),
+        "cpus": node.cpus,
+        "memory_mib": node.memory_mib,
+        "cpu_percent": None if rates is None else rates.cpu_percent,
+        "memory_used_mib": None if rates is None else rates.memory_used_mib,
+        "disk_free_mib": None if rates is None else rates.disk_free_mib,
+        "load": None if rates is None else rates.load,
+        "received_mib_per_s": None if rates is None else rates.received_mib_per_s,
+        "sent_mib_per_s": None if rates is None else rates.sent_mib_per_s,
+        "sampled_s": None if sample is None else sample.at_s,
+        "gpus": gpus,
+        "topology": list(node.topology),
+        "jobs": sorted({job for (name, _), jobs in held.items() if name == node.name for job in jobs}),
+    }
+
+
+def _foreign(found: Foreign) -> ForeignView:
+    return {"pid": found.pid, "user": found.user, "name": found.name, "memory_mib": found.memory_mib}
+
+
+def policy_view(
+    written: str,
+    interval_s: float,
+    swaps: Sequence[Event],
+    *,
+    serves: str,
+    failure: FailureView | None,
+    began_s: float,
+) -> PolicyView:
+    """The policy in use. swaps: the last two `policy.set`. serves: the one that decides. began_s: of the scheduler."""
+    return {
+        "policy": written,
+        "interval_s": interval_s,
+        "since_s": swaps[-1].at_s if swaps else began_s,
+        "previous": swaps[0].data["policy"] if len(swaps) > 1 else None,
+        "serves": serves,
+        "failure": failure,
+    }
+
+
+def usage_row(found: Usage) -> UsageRow:
+    """What one of them used."""
+    return {
+        "key": found.key,
+        "jobs": found.jobs,
+        "attempts": found.attempts,
+        "held_s": found.held_s,
+        "gpu_s": found.gpu_s,
+        "failed": found.failed,
+    }
+
+
+def store_view(path: str, schema_version: int, problem: str, checked: Checked) -> StoreView:
+    """The store. problem: what is wrong with it; '' for nothing."""
+    return {
+        "kind": "sqlite",
+        "path": path,
+        "schema_version": schema_version,
+        "ok": not problem,
+        "problem": problem,
+        "checked": checked.value,
+    }
+
+
+def executor_view(name: str, problem: str, limits: Mapping[str, str]) -> ExecutorView:
+    """What runs jobs."""
+    return {"name": name, "ok": not problem, "problem": problem, "limits": dict(limits)}
+
+
+def monitor_view(problem: str) -> MonitorView:
+    """What looks at the machine."""
+    return {"ok": not problem, "problem": problem}
+
+
+def sharing_view(*, on: bool, gated: bool, text: str) -> SharingView:
+    """Whether jobs share GPUs."""
+    return {"on": on, "gated": gated, "text": text}
+
+
+def status_view(
+    *,
+    home: Path,
+    started_s: float,
+    now_s: float,
+    store: StoreView,
+    executor: ExecutorView,
+    monitor: MonitorView,
+    policy: str,
+    policy_problem: str,
+    policy_failure: FailureView | None,
+    policy_lacks: Sequence[Lack],
+    interval_s: float,
+    sharing: SharingView,
+    jobs: Mapping[str, int],
+    nodes: Sequence[NodeRecord],
+    attempts: Iterable[Attempt],
+    last_pass_s: float,
+) -> StatusView:
+    """The scheduler about itself. jobs: how many by state. attempts: those that hold GPUs."""
+    lacks: list[LackView] = [{"input": one.input.value, "jobs": one.jobs, "text": one.text} for one in policy_lacks]
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "started_s": started_s,
+        "now_s": now_s,
+        "home": str(home),
+        "store": store,
+        "executor": executor,
+        "monitor": monitor,
+        "policy": policy,
+        "policy_problem": policy_problem,
+        "policy_failure": policy_failure,
+        "policy_lacks": lacks,
+        "interval_s": interval_s,
+        "sharing": sharing,
+        "jobs": dict(jobs),
+        "gpus": {
+            "total": sum(len(node.gpus) for node in nodes),
+            "busy": len(holders(attempts)),
+            "in_service": sum(gpu.state == "ok" for node in nodes if node.state == "up" for gpu in node.gpus),
+            "kind": cast("KindOfDevice", nodes[0].kind) if nodes else "gpu",
+        },
+        "nodes": len(nodes),
+        "last_pass_s": last_pass_s,
+    }
