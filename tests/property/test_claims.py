@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -9,11 +10,16 @@ from gpuloom.core.job import TRANSITIONS, Allocation, Phase
 from gpuloom.live.planning.claims import PHASE, Claims, Do, State, Step
 from gpuloom.live.planning.fleet import Slot, slots_of
 
-GPUS = 3
-JOBS = range(1, 6)
+GPUS = 2
+JOBS = range(1, 5)
 WAITS = (State.WITHOUT, State.FREEZING, State.FROZEN, State.REFREEZING, State.STOPPING, State.DOUBTFUL)
 
 jobs = st.sampled_from(JOBS)
+picks = st.integers(0, len(JOBS) - 1)
+often = st.sampled_from([True, True, True, False])
+WHATS = {"plan": 1, "plan and look": 3, "plan and obey": 6, "take back": 1, "look": 2, "ask": 1, "hear": 2, "obey": 4}
+WHATS |= {"freeze": 1, "end": 2, "too slow": 1, "cancel": 1}
+whats = st.sampled_from([what for what, times in WHATS.items() for _ in range(times)])
 places = st.sets(st.integers(0, GPUS - 1), min_size=1, max_size=2).map(lambda gpus: (("host", tuple(sorted(gpus))),))
 
 
@@ -33,6 +39,8 @@ class Cluster(RuleBasedStateMachine):
         """Runs that have ended, and whose end has not been heard of."""
         self.thawed_to_end: set[int] = set()
         """They were told to end while they stood still: they have to go on for that, whoever is on their GPUs."""
+        self.to_leave: set[int] = set()
+        """They were told to leave their GPUs, and have not."""
 
     @initialize(most=st.integers(1, 2), pairs=st.booleans(), moves=st.booleans())
     def begin(self, most: int, pairs: bool, moves: bool) -> None:
@@ -46,6 +54,10 @@ class Cluster(RuleBasedStateMachine):
             before, after = TRANSITIONS[step]
             assert self.phase[job] in before
             self.phase[job] = Phase.QUEUED if step is Step.ENDED else min(after, key=lambda phase: len(after) > 1)
+        if step in (Step.MAKE_WAY, Step.MAKE_WAY_FROZEN) and self.claims.state(job) not in WAITS:
+            self.to_leave.add(job)
+        elif step in (Step.FROZEN, Step.ENDED):
+            self.to_leave.discard(job)
         self.carry_out(self.claims.on(step, job, now_s=self.now_s), job)
 
     def carry_out(self, do: Do | None, job: int) -> None:
@@ -62,8 +74,9 @@ class Cluster(RuleBasedStateMachine):
                 self.up[job] = self.still.pop(job)
                 self.thawed_to_end.add(job)
             case Do.THAW if job in self.still:
-                del self.still[job]
-                self.up[job] = tuple(slots_of(self.claims.where(job)))
+                there, was = tuple(slots_of(self.claims.where(job))), self.still.pop(job)
+                assert self.moves or there == was
+                self.up[job] = there
             case Do.NEVER_BEGAN:
                 self.gone.add(job)
 
@@ -103,9 +116,43 @@ class Cluster(RuleBasedStateMachine):
 
     # -- what happens --------------------------------------------------------------------------------------------
 
-    @rule(job=jobs, there=places, leave=st.booleans(), frozen=st.booleans())
+    @rule(what=whats, job=jobs, there=places, pick=picks, leave=often, frozen=often)
+    def happens(self, what: str, job: int, there: Allocation, pick: int, leave: bool, frozen: bool) -> None:
+        """One rule for all: Hypothesis would leave some out for a whole run, and a run needs them all."""
+        match what:
+            case "plan":
+                self.plan(job, there, leave, frozen)
+            case "plan and look":
+                self.plan(job, there, leave, frozen)
+                self.look(9, set(), set())
+            case "plan and obey":
+                self.plan(job, there, leave, frozen)
+                self.look(9, set(), set())
+                self.all_obey_and_are_heard()
+                self.look(9, set(), set())
+            case "take back":
+                self.take_back(job)
+            case "look":
+                self.look(pick, set() if leave else {job}, set() if frozen else {0})
+            case "ask":
+                self.ask_all(begins=leave, answers=frozen)
+            case "hear":
+                self.is_heard(pick)
+            case "obey":
+                self.all_obey_and_are_heard()
+            case "freeze":
+                self.freezes(pick)
+            case "end":
+                self.ends(pick)
+            case "too slow":
+                self.does_not_freeze_in_time()
+            case "cancel":
+                self.is_cancelled(job)
+
     def plan(self, job: int, there: Allocation, leave: bool, frozen: bool) -> None:
         """The policy gives a job GPUs; one that holds some is to leave them, and so may be those who are there."""
+        if self.claims.state(job) is State.FROZEN and not self.moves and frozen:
+            there = self.claims.where(job)
         slots = set(slots_of(there))
         if leave:
             for other, given in list(self.claims.grants.items()):
@@ -116,14 +163,10 @@ class Cluster(RuleBasedStateMachine):
         for other in leaving | ({job} if self.claims.state(job) not in WAITS else set()):
             self.on(Step.MAKE_WAY_FROZEN if frozen else Step.MAKE_WAY, other)
 
-    @rule(job=jobs)
     def take_back(self, job: int) -> None:
         if self.claims.state(job) in WAITS:
             self.claims.take_back(job)
 
-    @rule(
-        starts=st.integers(0, 2), blocked=st.sets(jobs, max_size=2), out=st.sets(st.integers(0, GPUS - 1), max_size=1)
-    )
     def look(self, starts: int, blocked: set[int], out: set[int]) -> None:
         due = self.claims.ready(
             in_service={("host", gpu) for gpu in range(GPUS) if gpu not in out},
@@ -137,33 +180,35 @@ class Cluster(RuleBasedStateMachine):
         for do, job in due:
             self.carry_out(do, job)
 
-    @rule(begins=st.booleans(), answers=st.booleans())
     def ask_all(self, begins: bool, answers: bool) -> None:
         for job in self.claims.untold():
             self.ask(job, begins, answers)
 
-    @rule(job=jobs)
-    def freezes(self, job: int) -> None:
-        if job in self.up and self.claims.state(job) is State.FREEZING:
+    def freezes(self, pick: int) -> None:
+        if slow := [job for job in self.claims.freezing() if job in self.up]:
+            job = slow[pick % len(slow)]
             self.still[job] = self.up.pop(job)
 
-    @rule(job=jobs)
-    def ends(self, job: int) -> None:
-        if job in self.up and job not in self.gone:
-            self.gone.add(job)
+    def ends(self, pick: int) -> None:
+        if there := sorted(self.up.keys() - self.gone):
+            self.gone.add(there[pick % len(there)])
 
-    @rule(job=jobs)
-    def is_heard(self, job: int) -> None:
-        self.hear(job)
+    def is_heard(self, pick: int) -> None:
+        if there := sorted(self.up.keys() | self.still.keys() | self.gone):
+            self.hear(there[pick % len(there)])
 
-    @rule()
+    def all_obey_and_are_heard(self) -> None:
+        self.ask_all(begins=True, answers=True)
+        for job in JOBS:
+            self.freezes(0)
+            self.hear(job)
+
     def does_not_freeze_in_time(self) -> None:
         self.now_s += 10.0
         for job, told_s in self.claims.freezing().items():
             if self.now_s - told_s > 5.0:
                 self.on(Step.STOPPING, job)
 
-    @rule(job=jobs)
     def is_cancelled(self, job: int) -> None:
         if self.claims.state(job) is not State.WITHOUT:
             self.on(Step.STOPPING, job)
@@ -206,7 +251,7 @@ class Cluster(RuleBasedStateMachine):
             self.look(9, set(), set())
             self.ask_all(begins=True, answers=True)
             for job in JOBS:
-                self.freezes(job)
+                self.freezes(0)
                 if self.claims.state(job) is State.STOPPING and job in self.up:
                     self.gone.add(job)
                 self.hear(job)
@@ -214,6 +259,7 @@ class Cluster(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Nothing is stuck: a frozen one goes on, who was given GPUs runs, and all end."""
         self.settle()
+        assert not self.to_leave, [self.claims.story(job) for job in self.to_leave]
         for job in JOBS:
             assert self.claims.state(job) in (State.WITHOUT, State.RUNNING, State.FROZEN), self.claims.story(job)
         began: set[int] = set()
@@ -224,8 +270,7 @@ class Cluster(RuleBasedStateMachine):
             self.settle()
             running = {job for job in JOBS if self.claims.state(job) is State.RUNNING}
             began |= running
-            for job in running:
-                self.ends(job)
+            self.gone |= running
         self.settle()
         assert owed <= began, [self.claims.story(job) for job in owed - began]
         assert not self.claims.grants
@@ -233,3 +278,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
+TestCluster.settings = settings(max_examples=150, stateful_step_count=60)
