@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.paper import PaperExecutor, short
 from gpuloom.executors.port import ExecutorError, OnStatus, RunPhase, RunRequest, RunStatus
 
@@ -24,7 +25,7 @@ class FakeExecutor(PaperExecutor):
         super().__init__()
         self.obedient, self.stop_code = obedient, stop_code
         self.requests: dict[str, RunRequest] = {}
-        self.stops: dict[str, str] = {}
+        self.stops: dict[str, EndReason] = {}
         self.limits_set: dict[str, float | None] = {}
         self.broken = False
         self.on_start: Callable[[RunRequest], None] = lambda request: None
@@ -45,11 +46,11 @@ class FakeExecutor(PaperExecutor):
         self.requests[short(request.run)] = request
         self.on_start(request)
 
-    def stop(self, run: str, *, reason: str, grace_s: float) -> None:
+    def stop(self, run: str, *, reason: EndReason, grace_s: float) -> None:
         self._check()
         super().stop(run, reason=reason, grace_s=grace_s)
 
-    def _stops(self, status: RunStatus, reason: str) -> None:
+    def _stops(self, status: RunStatus, reason: EndReason) -> None:
         self.stops[short(status.run)] = reason
         if self.obedient:
             self.end(status.run, self.stop_code, reason=reason)

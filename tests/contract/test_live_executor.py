@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuloom.core.end_reason import EndReason
 from gpuloom.executors import procs
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.logs import read_log
@@ -113,7 +114,7 @@ class Bench:
     def finish(self) -> None:
         """End what runs, and see that nothing is left."""
         for status in self.executor.runs():
-            self.executor.stop(status.run, reason="cancelled", grace_s=0)
+            self.executor.stop(status.run, reason=EndReason.CANCELLED, grace_s=0)
         until(lambda: all(status.phase is RunPhase.EXITED for status in self.executor.runs()), "all runs to end")
         for status in self.executor.runs():
             self.executor.acknowledge(status.run)
@@ -175,7 +176,7 @@ class TestStarting:
         bench.start("1.1", "sh", "-c", f"echo out; echo err >&2; exit {code}")
         ended = bench.ended("1.1").exit
         assert ended is not None
-        assert (ended.exit_code, ended.signal, ended.reason, ended.message) == (code, None, "", "")
+        assert (ended.exit_code, ended.signal, ended.reason, ended.message) == (code, None, None, "")
         assert abs(ended.at_s - time.time()) < WAIT_S
         assert bench.log("1.1") == b"out\nerr\n"
         assert [status.phase for status in bench.told] == [RunPhase.RUNNING, RunPhase.EXITED]
@@ -184,7 +185,7 @@ class TestStarting:
         bench.start("1.1", "sh", "-c", "kill -SEGV $$")
         ended = bench.ended("1.1").exit
         assert ended is not None
-        assert (ended.exit_code, ended.signal, ended.reason) == (None, signal.SIGSEGV, "")
+        assert (ended.exit_code, ended.signal, ended.reason) == (None, signal.SIGSEGV, None)
 
     def test_started_once_however_often_it_is_asked(self, bench: Bench) -> None:
         mark = bench.home / "mark"
@@ -292,7 +293,7 @@ class TestLongTimes:
         assert ended is not None
         assert ended.exit_code == 3
         until(lambda: bench.log("1.1"))
-        bench.executor.stop("1.1", reason="cancelled", grace_s=long_s)
+        bench.executor.stop("1.1", reason=EndReason.CANCELLED, grace_s=long_s)
         bench.start("3.1", "sh", "-c", "exit 4")
         bench.ended("3.1")
         assert bench.said("1.1", RunPhase.EXITED) is None
@@ -312,7 +313,7 @@ class TestStopping:
         )
         bench.up("1.1", code)
         now = time.time()
-        bench.executor.stop("1.1", reason="preempted", grace_s=9)
+        bench.executor.stop("1.1", reason=EndReason.PREEMPTED, grace_s=9)
         ended = bench.ended("1.1").exit
         assert ended is not None
         assert (ended.exit_code, ended.signal, ended.reason) == (85, None, "preempted")
@@ -324,7 +325,7 @@ class TestStopping:
     def test_a_job_that_ignores_it_is_ended_at_the_deadline(self, bench: Bench) -> None:
         bench.up("1.1", IGNORES)
         began = time.monotonic()
-        bench.executor.stop("1.1", reason="cancelled", grace_s=0.3)
+        bench.executor.stop("1.1", reason=EndReason.CANCELLED, grace_s=0.3)
         ended = bench.ended("1.1").exit
         assert ended is not None
         assert (ended.exit_code, ended.signal, ended.reason) == (None, signal.SIGKILL, "cancelled")
@@ -332,11 +333,11 @@ class TestStopping:
 
     def test_the_earlier_deadline_counts(self, bench: Bench) -> None:
         bench.up("1.1", IGNORES)
-        bench.executor.stop("1.1", reason="preempted", grace_s=0.4)
-        bench.executor.stop("1.1", reason="cancelled", grace_s=600)
+        bench.executor.stop("1.1", reason=EndReason.PREEMPTED, grace_s=0.4)
+        bench.executor.stop("1.1", reason=EndReason.CANCELLED, grace_s=600)
         bench.up("2.1", IGNORES)
-        bench.executor.stop("2.1", reason="preempted", grace_s=600)
-        bench.executor.stop("2.1", reason="cancelled", grace_s=0)
+        bench.executor.stop("2.1", reason=EndReason.PREEMPTED, grace_s=600)
+        bench.executor.stop("2.1", reason=EndReason.CANCELLED, grace_s=0)
         for run in ("1.1", "2.1"):
             ended = bench.ended(run).exit
             assert ended is not None
@@ -345,15 +346,15 @@ class TestStopping:
     def test_after_its_end_it_is_left_alone(self, bench: Bench) -> None:
         bench.start("1.1", "true")
         before = bench.ended("1.1")
-        bench.executor.stop("1.1", reason="cancelled", grace_s=0)
+        bench.executor.stop("1.1", reason=EndReason.CANCELLED, grace_s=0)
         bench.executor.freeze("1.1")
         bench.executor.thaw("1.1")
-        bench.executor.stop("no-such.1", reason="cancelled", grace_s=0)
+        bench.executor.stop("no-such.1", reason=EndReason.CANCELLED, grace_s=0)
         assert bench.known("1.1") == before
 
     def test_a_deadline_holds_without_a_scheduler(self, bench: Bench) -> None:
         status = bench.up("1.1", IGNORES)
-        bench.executor.stop("1.1", reason="preempted", grace_s=0.3)
+        bench.executor.stop("1.1", reason=EndReason.PREEMPTED, grace_s=0.3)
         bench.executor.close()
         assert status.pid is not None
         until(lambda: not alive(status.pid or 0), "the job to be ended")
@@ -406,7 +407,7 @@ class TestStopping:
         bench.start("1.1", *PYTHON, "data = b'x' * (50 << 20); import time; time.sleep(0.6)", memory_mib=400)
         ended = bench.ended("1.1").exit
         assert ended is not None
-        assert (ended.reason, ended.exit_code) == ("", 0)
+        assert (ended.reason, ended.exit_code) == (None, 0)
         assert ended.peak_memory_mib is not None
         assert ended.peak_memory_mib > 50
 
@@ -452,7 +453,7 @@ class TestTrees:
         until(lambda: bench.log("1.1"))
         pids = [bench.pid_of(tmp_path / name) for name in ("child", "daemon", "bare")]
         assert all(alive(pid) for pid in pids)
-        bench.executor.stop("1.1", reason="cancelled", grace_s=grace_s)
+        bench.executor.stop("1.1", reason=EndReason.CANCELLED, grace_s=grace_s)
         bench.ended("1.1")
         assert [pid for pid in [*pids, status.pid or 0] if alive(pid)] == []
 
@@ -461,7 +462,7 @@ class TestTrees:
         bench.start("1.1", *PYTHON, self.HIDES + "sys.exit(4)", str(tmp_path))
         ended = bench.ended("1.1").exit
         assert ended is not None
-        assert (ended.exit_code, ended.reason) == (4, "")
+        assert (ended.exit_code, ended.reason) == (4, None)
         assert [name for name in ("child", "daemon", "bare") if alive(bench.pid_of(tmp_path / name))] == []
 
     def test_left_behind_may_end_well(self, bench: Bench, tmp_path: Path) -> None:
@@ -494,14 +495,14 @@ class TestTrees:
             "        os.wait(); time.sleep(0.2)\n"
         )
         bench.up("1.1", code)
-        bench.executor.stop("1.1", reason="cancelled", grace_s=0)
+        bench.executor.stop("1.1", reason=EndReason.CANCELLED, grace_s=0)
         bench.ended("1.1")
         assert bench.ours() == []
 
     def test_runs_beside_each_other_are_kept_apart(self, bench: Bench) -> None:
         other = bench.up("2.1", IGNORES)
         bench.up("1.1", IGNORES)
-        bench.executor.stop("1.1", reason="cancelled", grace_s=0)
+        bench.executor.stop("1.1", reason=EndReason.CANCELLED, grace_s=0)
         bench.ended("1.1")
         assert alive(other.pid or 0)
         assert bench.said("2.1", RunPhase.EXITED) is None
@@ -531,7 +532,7 @@ class TestFreezing:
                         "time.sleep(600)")  # fmt: skip
         bench.executor.freeze("1.1")
         until(lambda: bench.said("1.1", RunPhase.FROZEN))
-        bench.executor.stop("1.1", reason="preempted", grace_s=10)
+        bench.executor.stop("1.1", reason=EndReason.PREEMPTED, grace_s=10)
         ended = bench.ended("1.1").exit
         assert ended is not None
         assert (ended.exit_code, ended.reason) == (85, "preempted")
@@ -631,7 +632,7 @@ class TestSurviving:
         unseen = bench.ended("2.1").exit
         assert unseen is not None
         assert unseen.reason == "lost"
-        bench.executor.stop("1.1", reason="preempted", grace_s=0.2)
+        bench.executor.stop("1.1", reason=EndReason.PREEMPTED, grace_s=0.2)
         ended = bench.ended("1.1").exit
         assert ended is not None
         assert ended.reason == "preempted"
@@ -667,7 +668,7 @@ class TestSurviving:
         bench.up("2.1", BUSY)
         bench.executor.freeze("2.1")
         until(lambda: bench.said("2.1", RunPhase.FROZEN))
-        bench.executor.stop("1.1", reason="preempted", grace_s=0.5)
+        bench.executor.stop("1.1", reason=EndReason.PREEMPTED, grace_s=0.5)
         until(lambda: bench.said("1.1", RunPhase.STOPPING))
         bench.kill_runner()
         ended = bench.ended("1.1").exit
@@ -700,7 +701,7 @@ class TestSurviving:
         assert len(ran) == len(set(ran))
         for run, ended in ends.items():
             assert ended is not None
-            assert (run in ran) if ended.reason == "" else ended.reason == "lost"
+            assert (run in ran) if ended.reason is None else ended.reason == "lost"
 
     def test_another_boot_is_a_loss(self, bench: Bench) -> None:
         status = bench.start("1.1", "true")

@@ -17,6 +17,7 @@ import pytest
 
 from fake_cgroups import carrying
 from faults import Call, Fault, Injector, errnos, teller
+from gpuloom.core.end_reason import EndReason
 from gpuloom.executors import link, procs
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.port import ExecutorError, RunPhase, RunRequest, RunStatus
@@ -128,7 +129,7 @@ class Story:
         quick = self.run("1", "sleep 60 & exit 3", kind="gpu", gpu_uuids=("GPU-a",))
         end = self.ended(quick).exit
         assert end is not None
-        assert (end.exit_code, end.reason) in ((3, ""), (None, "lost"))
+        assert (end.exit_code, end.reason) in ((3, None), (None, "lost"))
         freezes = self.run("2", "while [ ! -e go ]; do sleep 0.02; done; exit 4")
         self.executor.freeze(freezes)
         self.state(freezes, lambda s: s.phase in (RunPhase.FROZEN, RunPhase.EXITED))
@@ -137,9 +138,9 @@ class Story:
         (self.folder / "go").touch()
         end = self.ended(freezes).exit
         assert end is not None
-        assert (end.exit_code, end.reason) in ((4, ""), (None, "lost"))
+        assert (end.exit_code, end.reason) in ((4, None), (None, "lost"))
         stopped = self.run("3", "sleep 60")
-        self.executor.stop(stopped, reason="cancelled", grace_s=0.2)
+        self.executor.stop(stopped, reason=EndReason.CANCELLED, grace_s=0.2)
         limited = self.run("4", "sleep 60", limit_s=60.0, grace_s=0.0)
         self.executor.limit(limited, 0.1)
         reasons = [end.reason for run in (stopped, limited) if (end := self.ended(run).exit) is not None]

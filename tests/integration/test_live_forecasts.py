@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunRequest, RunStatus
 from gpuloom.live.forecasts.estimates import like_of
 from gpuloom.live.forecasts.forecast import Outlook
@@ -268,7 +269,7 @@ def test_one_that_could_not_be_started_is_expected_at_its_next_try(monkeypatch: 
     live = Rehearsal("fifo", models=["V100"])
 
     def start(request: RunRequest) -> None:
-        how = RunExit(None, None, "not_started", "its disk is dead", 0.0, cause=Cause.PLACE)
+        how = RunExit(None, None, EndReason.NOT_STARTED, "its disk is dead", 0.0, cause=Cause.PLACE)
         live.executor._say(RunStatus(request.run, RunPhase.EXITED, exit=how))
 
     monkeypatch.setattr(live.executor, "start", start)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fake_executor import FakeExecutor, short
+from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.port import RunRequest
 from gpuloom.store.home import home_of
 from gpuloom.store.port import StoreError
@@ -65,11 +66,11 @@ def test_a_granted_job_does_not_start_where_something_was_left_behind(tmp_path: 
     executor = FakeExecutor(obedient=False)
     with living(tmp_path, executor, slots=1, policy="srtf") as live:
         long, short = live.submit(estimate=1000), live.submit(estimate=10)
-        executor.end(f"{long}.1", 85, reason="preempted", released=False)
+        executor.end(f"{long}.1", 85, reason=EndReason.PREEMPTED, released=False)
         live.settle()
         assert live.state(long, short) == ["queued", "queued"]
         assert states(live) == ["unhealthy"]
-        executor.end(f"{long}.1", 85, reason="preempted", again=True)
+        executor.end(f"{long}.1", 85, reason=EndReason.PREEMPTED, again=True)
         live.until(lambda: live.state(short) == ["running"])
 
 
@@ -78,7 +79,7 @@ def test_a_granted_job_does_not_start_on_a_machine_that_was_closed_meanwhile(tmp
     with living(tmp_path, executor, slots=1, policy="srtf") as live:
         long, short = live.submit(estimate=1000), live.submit(estimate=10)
         live.service.set_node(live.service.nodes()[0]["name"], "cordoned")
-        executor.end(f"{long}.1", 85, reason="preempted")
+        executor.end(f"{long}.1", 85, reason=EndReason.PREEMPTED)
         live.settle()
         assert live.state(long, short) == ["queued", "queued"]
 
@@ -261,7 +262,7 @@ def test_a_pause_before_a_retry_is_kept_also_by_one_that_was_to_make_way(tmp_pat
     executor = FakeExecutor(obedient=False)
     with living(tmp_path, executor, slots=1, policy="srtf") as live:
         long, short = live.submit(estimate=1000, retries=1), live.submit(estimate=10)
-        executor.end(f"{long}.1", None, reason="out_of_memory")
+        executor.end(f"{long}.1", None, reason=EndReason.OUT_OF_MEMORY)
         live.settle()
         assert live.state(short) == ["running"]
         live.end(short)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fake_executor import FakeExecutor, short
+from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import Phase
 from gpuloom.executors.port import RunPhase, RunStatus
 from gpuloom.store.port import StoreError
@@ -104,7 +105,7 @@ def test_a_stop_under_way_goes_on(tmp_path: Path) -> None:
     with living(tmp_path, executor) as after:
         after.settle()
         assert executor.stops == {f"{job}.1": "cancelled"}
-        executor.end(f"{job}.1", None, signal=9, reason="cancelled")
+        executor.end(f"{job}.1", None, signal=9, reason=EndReason.CANCELLED)
         after.settle()
         assert after.state(job) == ["cancelled"]
 

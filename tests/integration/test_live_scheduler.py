@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fake_executor import FakeExecutor
+from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import ImpossibleJobError, InputError
 from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.views.answers import JobView
@@ -218,7 +219,7 @@ def test_the_next_job_starts_only_when_the_one_before_has_left(tmp_path: Path) -
         assert live.state(long, short) == ["stopping", "queued"]
         assert live.why(short)["code"] == "gpus_being_vacated"
         assert f"{short}.1" not in executor.requests
-        executor.end(f"{long}.1", 85, reason="preempted")
+        executor.end(f"{long}.1", 85, reason=EndReason.PREEMPTED)
         live.settle()
         assert live.state(long, short) == ["queued", "running"]
         live.end(short)

@@ -15,19 +15,21 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from faults import Call, Fault, Injector
+from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
 from gpuloom.executors import procs, verify, wire
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunRequest, RunStatus
 from gpuloom.executors.runner import launch
 from gpuloom.executors.runner.hub import Hub
-from gpuloom.executors.runner.life import NOTHING, RunningJob
+from gpuloom.executors.runner.life import RunningJob
 from gpuloom.executors.runner.limits import Limits
 from gpuloom.executors.runner.loop import Loop
 from gpuloom.executors.verify import GpuCheck
@@ -45,9 +47,8 @@ class TestLimits:
             loop.soon(lambda: None)  # the turn need not wait for what is left
 
         limits = Limits(loop, runs, stop, lambda run, mib: None)
-        request = {**NOTHING, "run": "1.1", "directory": str(tmp_path), "limit_s": 3600.0}
-        run = runs["1.1"] = RunningJob(request, "home", "")
-        run.phase = "running"
+        run = runs["1.1"] = RunningJob(wire.StartRequest("1.1", str(tmp_path), limit_s=3600.0), "home", "")
+        run.phase = wire.RunPhase.RUNNING
         for _ in range(50):
             run.frozen_s += 1.0
             limits.look(run)
@@ -64,9 +65,9 @@ class TestLimits:
 
 
 class TestLaunch:
-    def request(self, tmp_path: Path) -> dict[str, Any]:
+    def request(self, tmp_path: Path) -> wire.StartRequest:
         env = {"PATH": os.environ["PATH"]}
-        return {"argv": ["touch", "ran"], "env": env, "cwd": str(tmp_path), "directory": str(tmp_path)}
+        return wire.StartRequest("1.1", str(tmp_path), ("touch", "ran"), cwd=str(tmp_path), env=env)
 
     def test_a_child_that_is_not_released_runs_nothing(self, tmp_path: Path) -> None:
         """As when the runner is killed before it has written down that the run was started."""
@@ -84,7 +85,7 @@ class TestLaunch:
         assert (tmp_path / "ran").exists()
 
     def test_a_log_that_can_not_be_written(self, tmp_path: Path) -> None:
-        child = launch.fork({**self.request(tmp_path), "directory": f"{tmp_path}/missing"}, NOFILE)
+        child = launch.fork(replace(self.request(tmp_path), directory=f"{tmp_path}/missing"), NOFILE)
         child.release()
         assert b"can't write the log" in os.read(child.said, 4096)
         os.close(child.said)
@@ -92,7 +93,7 @@ class TestLaunch:
 
     def test_a_reason_that_takes_many_bytes(self, tmp_path: Path) -> None:
         """Of a program with a long name in another alphabet, say: more than one read brings."""
-        child = launch.fork({**self.request(tmp_path), "argv": ["\U0001f9f6" * 3000]}, NOFILE)
+        child = launch.fork(replace(self.request(tmp_path), argv=("\U0001f9f6" * 3000,)), NOFILE)
         child.release()
         said = child.heard()
         os.close(child.said)
@@ -188,6 +189,18 @@ class TestHub:
 
 
 class TestStart:
+    def test_a_request_comes_over_the_wire_as_it_was(self) -> None:
+        whole = wire.StartRequest(
+            *("1.1", "/runs/1/1", ("sh", "-c", "é"), "/tmp", {"A": "b"}, 60.0, 5.0, 2.5, 512, 64.0, 4),
+            *(("podman", "gpuloom-1.1"), ("GPU-a", "GPU-b")),
+        )
+        for request in (whole, wire.StartRequest("1.1", "/runs/1/1")):
+            assert all(each.name in request.to_json() for each in fields(wire.StartRequest))
+            (told,) = wire.LineBuffer().feed(wire.encode(request.to_json()))
+            assert wire.start_request_of(told) == request
+        with pytest.raises(KeyError):
+            wire.start_request_of({"run": "1.1"})
+
     def test_the_runner_loads_what_is_light(self) -> None:
         code = "import sys; sys.path.append(sys.argv[1]); import gpuloom.executors.runner.main; print(*sys.modules)"
         source = Path(__file__).parents[2] / "src"
@@ -197,7 +210,13 @@ class TestStart:
         assert {name for name in loaded if name.startswith("gpuloom.")} - {
             name for name in loaded if name.startswith("gpuloom.executors.runner")
         } == {
-            *("gpuloom.core", "gpuloom.core.faults", "gpuloom.core.waiting", "gpuloom.executors"),
+            *(
+                "gpuloom.core",
+                "gpuloom.core.end_reason",
+                "gpuloom.core.faults",
+                "gpuloom.core.waiting",
+                "gpuloom.executors",
+            ),
             *("gpuloom.executors.own_log", "gpuloom.executors.procs", "gpuloom.executors.wire"),
         }
 
@@ -332,7 +351,7 @@ class TestExecutor:
         os.kill(runner, signal.SIGSTOP)
         try:
             for run in range(20_000):  # more than the socket holds: who asks does not wait
-                executor.stop(f"{run}.1", reason="cancelled", grace_s=0)
+                executor.stop(f"{run}.1", reason=EndReason.CANCELLED, grace_s=0)
             with pytest.raises(ExecutorError, match=f"kill -CONT {runner}"):
                 executor.runs(patience_s=0.2)
             other = LocalExecutor(tmp_path, cgroups="off")
@@ -391,7 +410,7 @@ class TestExecutor:
         until(lambda: any(status.phase is RunPhase.RUNNING for status in told))
         executor.freeze("1.1")
         until(lambda: any(status.phase is RunPhase.FROZEN for status in told))
-        executor.stop("1.1", reason="cancelled", grace_s=0)
+        executor.stop("1.1", reason=EndReason.CANCELLED, grace_s=0)
         until(lambda: any(status.phase is RunPhase.EXITED for status in told))
         said = (tmp_path / "said").read_text().splitlines()
         assert said[0].startswith("run --rm --init --name gpuloom-1.1-aa --cpus 2 --memory 600m")
@@ -404,7 +423,7 @@ class TestExecutor:
 
 
 def ended(run: str = "1.1", pid: int | None = None) -> RunStatus:
-    exit_ = RunExit(exit_code=0, signal=None, reason="", message="", at_s=0.0)
+    exit_ = RunExit(exit_code=0, signal=None, reason=None, message="", at_s=0.0)
     return RunStatus(run, RunPhase.EXITED, pid=pid, start_ticks=1, boot_id="b", exit=exit_)
 
 
@@ -532,7 +551,7 @@ class TestGpus:
         executor.start(request)
         until(lambda: told)
         holders.append(told[0].pid or 0)
-        executor.stop("1.1", reason="cancelled", grace_s=0)
+        executor.stop("1.1", reason=EndReason.CANCELLED, grace_s=0)
         until(lambda: [status.phase for status in executor.runs()] == [RunPhase.STOPPING])
         until(lambda: procs.process(told[0].pid or 0) is None)
         assert all(status.phase is not RunPhase.EXITED for status in told)

@@ -43,7 +43,7 @@ def told(
     **job: object,
 ) -> tuple[str, str, float, bool]:
     """(reason, what is next, work kept, counts as a failure) of an attempt that worked for 100 s."""
-    how = RunExit(code, signal, reason, message, 100.0, cause=cause)
+    how = RunExit(code, signal, EndReason(reason) if reason else None, message, 100.0, cause=cause)
     attempt = replace(ATTEMPT, stop_reason=stop)
     data = ended(replace(JOB, **job), attempt, how, work_s=100.0, complete=complete, now_s=100.0, saves=saves)  # type: ignore[arg-type]
     return data["reason"], data["next"], data["work_s"], data["failure"]
@@ -92,7 +92,7 @@ def test_what_was_saved_before_is_kept_however_it_ends() -> None:
 
 def test_an_end_without_proof_is_said() -> None:
     def message(code: int, saves: Saved) -> str:
-        how = RunExit(code, None, "preempted", "", 100.0)
+        how = RunExit(code, None, EndReason.PREEMPTED, "", 100.0)
         attempt = replace(ATTEMPT, stop_reason=EndReason.PREEMPTED)
         data = ended(JOB, attempt, how, work_s=100.0, complete=False, now_s=100.0, saves=saves)
         assert (data["saved"], data["saved_by"]) == (bool(saves.by), saves.by.value)
@@ -120,7 +120,7 @@ def test_a_restart_of_the_machine_queues_jobs_again_and_a_lost_process_does_not(
 @pytest.mark.parametrize("cause", [Cause.EXECUTOR, Cause.PLACE])
 def test_what_the_surroundings_kept_from_starting_waits_and_has_not_failed(cause: Cause) -> None:
     assert told(None, reason="not_started", cause=cause, **NO_RETRIES) == ("not_started", "queued", 50.0, False)
-    how = RunExit(None, None, "not_started", "no space", 100.0, cause=cause)
+    how = RunExit(None, None, EndReason.NOT_STARTED, "no space", 100.0, cause=cause)
     data = ended(JOB, ATTEMPT, how, work_s=0.0, complete=False, now_s=100.0, pause_s=3.0)
     assert (data["not_before_s"], data["began"]) == (103.0, False)
     stopped = replace(ATTEMPT, stop_reason=EndReason.CANCELLED)
@@ -128,7 +128,7 @@ def test_what_the_surroundings_kept_from_starting_waits_and_has_not_failed(cause
 
 
 def test_pauses_grow_and_containers_are_explained() -> None:
-    how = RunExit(1, None, "", "", 100.0)
+    how = RunExit(1, None, None, "", 100.0)
     spec = Spec(("train",), retries=9)
     pauses = [
         ended(replace(JOB, failures=n, spec=spec), ATTEMPT, how, work_s=1.0, complete=False, now_s=100.0)[

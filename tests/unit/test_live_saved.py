@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import SavedBy
 from gpuloom.executors.port import RunExit, RunPhase, RunStatus
 from gpuloom.live.dispatch.checkpoints import Checkpoints
@@ -20,7 +21,9 @@ NOTICE_S = 1000.0
 
 
 def of(code: int | None = 0, *, checkpoint_s: float | None = None, **told: object) -> Saved:
-    return saved(RunExit(code, None, "preempted", "", 1010.0), told, notice_s=NOTICE_S, checkpoint_s=checkpoint_s)
+    return saved(
+        RunExit(code, None, EndReason.PREEMPTED, "", 1010.0), told, notice_s=NOTICE_S, checkpoint_s=checkpoint_s
+    )
 
 
 def test_its_word() -> None:
@@ -45,7 +48,7 @@ def test_its_files() -> None:
     assert of(143, checkpoint_s=NOTICE_S).by is SavedBy.CHECKPOINT
     assert of(0, checkpoint_s=NOTICE_S - 1).by is SavedBy.NOTHING
     assert of(1, checkpoint_s=NOTICE_S + 1).by is SavedBy.NOTHING  # half of it may be there
-    without = saved(RunExit(0, None, "preempted", "", 1.0), {}, notice_s=None, checkpoint_s=5.0)
+    without = saved(RunExit(0, None, EndReason.PREEMPTED, "", 1.0), {}, notice_s=None, checkpoint_s=5.0)
     assert without.by is SavedBy.NOTHING
 
 
@@ -78,7 +81,7 @@ def test_when_it_got_notice(tmp_path: Path) -> None:
     assert noticed_s(tmp_path) == 5.0
 
 
-def exited(run: str = "1.1-a", *, reason: str = "preempted", released: bool = True) -> RunStatus:
+def exited(run: str = "1.1-a", *, reason: EndReason = EndReason.PREEMPTED, released: bool = True) -> RunStatus:
     return RunStatus(run, RunPhase.EXITED, exit=RunExit(0, None, reason, "", 1.0, released=released))
 
 
@@ -102,8 +105,8 @@ def test_the_end_waits_for_the_look_and_for_no_other(tmp_path: Path) -> None:
     looks = Checkpoints(lambda run: ("*.ckpt", str(tmp_path)) if run == "1.1-a" else None)
     looks.first_look(exited("2.1-b"), taken)
     assert taken.all == [(exited("2.1-b"), None)]
-    looks.first_look(exited(reason="cancelled"), taken)
-    assert taken.all[1:] == [(exited(reason="cancelled"), None)]
+    looks.first_look(exited(reason=EndReason.CANCELLED), taken)
+    assert taken.all[1:] == [(exited(reason=EndReason.CANCELLED), None)]
     looks.first_look(exited(), taken)
     for _ in range(3):
         taken.wait()
@@ -137,7 +140,7 @@ def test_what_is_known_of_a_checkpoint_outlasts_a_store_that_fails(monkeypatch: 
     live.now_s += 1000.0
     live.tell(lambda: live.service.set_node("here", "draining"))
     run = live.scheduler.book.attempts[job].run
-    how = RunExit(0, None, "node", "", time.time())
+    how = RunExit(0, None, EndReason.NODE, "", time.time())
     live.scheduler._take_status(RunStatus(run, RunPhase.EXITED, exit=how), time.time() + 3600.0)
 
     def full(*_: object) -> None:

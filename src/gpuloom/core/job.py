@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpuloom.core.end_reason import EndReason as EndReason
 from gpuloom.core.spec import Spec
 from gpuloom.core.sums import sum_ints
 
@@ -36,31 +37,6 @@ class Phase(StrEnum):
 WAITING = frozenset({Phase.HELD, Phase.QUEUED})
 ACTIVE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.FROZEN})
 ENDED = frozenset({Phase.FINISHED, Phase.FAILED, Phase.CANCELLED})
-
-
-class EndReason(StrEnum):
-    """Why an attempt ended."""
-
-    FINISHED = "finished"
-    """Exit code 0."""
-    FAILED = "failed"
-    """Another exit code, or a signal that nobody here sent."""
-    PREEMPTED = "preempted"
-    """Stopped for other jobs; it goes on later."""
-    TIMED_OUT = "timed_out"
-    """It reached its time limit."""
-    CANCELLED = "cancelled"
-    """Its user ended it."""
-    REQUEUED = "requeued"
-    """Its user put it back into the queue."""
-    LOST = "lost"
-    """Its process is gone and nobody saw how it ended (the machine went down)."""
-    OUT_OF_MEMORY = "out_of_memory"
-    """It was killed for using more memory than it may."""
-    NOT_STARTED = "not_started"
-    """Its program could not be started (no such file, no permission, …)."""
-    NODE = "node"
-    """Its node or GPU was taken out of service."""
 
 
 MAKES_WAY = frozenset({EndReason.PREEMPTED, EndReason.NODE})

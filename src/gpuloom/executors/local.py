@@ -12,12 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
 from gpuloom.executors.containers import limited, named_container
 from gpuloom.executors.link import CONNECT_S, REPLY_S, Link
 from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunPhase, RunRequest, RunStatus, exit_of
 from gpuloom.executors.verify import GpuCheck, GpuProcesses
-from gpuloom.executors.wire import NOTICE_FILE, PROGRESS_FILE
+from gpuloom.executors.wire import NOTICE_FILE, PROGRESS_FILE, StartRequest
 
 CGROUP_MODES = ("auto", "v2", "v1", "off")
 
@@ -90,28 +91,28 @@ class LocalExecutor:
         if not directory.is_absolute():
             raise ExecutorError(f"run {request.run}: its directory {request.directory!r} must be absolute")
         argv = limited(request.argv, cpus=request.cpus, memory_mib=request.memory_mib)
-        what = {
-            "run": request.run,
-            "argv": list(argv),
-            "cwd": request.cwd,
-            "env": job_environment(request, self._home_id),
-            "directory": str(directory),
-            "limit_s": request.limit_s,
-            "grace_s": request.grace_s,
-            "cpus": request.cpus,
-            "memory_mib": request.memory_mib,
-            "log_mib": request.log_mib,
-            "log_files": request.log_files,
-            "container": named_container(argv),
-            "gpu_uuids": list(request.gpu_uuids),
-        }
+        what = StartRequest(
+            run=request.run,
+            directory=str(directory),
+            argv=argv,
+            cwd=request.cwd,
+            env=job_environment(request, self._home_id),
+            limit_s=request.limit_s,
+            grace_s=request.grace_s,
+            cpus=request.cpus,
+            memory_mib=request.memory_mib,
+            log_mib=request.log_mib,
+            log_files=request.log_files,
+            container=named_container(argv),
+            gpu_uuids=request.gpu_uuids,
+        )
         with self._lock:
             self._asked.add(request.run)
-        self._link.ask("start", request=what)
+        self._link.ask("start", request=what.to_json())
 
-    def stop(self, run: str, *, reason: str, grace_s: float) -> None:
+    def stop(self, run: str, *, reason: EndReason, grace_s: float) -> None:
         """See the port."""
-        self._link.ask("stop", run=run, reason=reason, grace_s=max(grace_s, 0.0))
+        self._link.ask("stop", run=run, reason=reason.value, grace_s=max(grace_s, 0.0))
 
     def limit(self, run: str, limit_s: float | None) -> None:
         """See the port."""
@@ -216,10 +217,10 @@ def _told(reply: Mapping[str, Any]) -> list[tuple[RunStatus, Sequence[str]]]:
 def _unknown(run: str, *, begun: bool) -> RunStatus:
     """The end of a run of which a new runner finds nothing: none runs before its files are written."""
     if begun:
-        how = RunExit(None, None, "lost", "its files are gone: how it ended is not known", time.time())
+        how = RunExit(None, None, EndReason.LOST, "its files are gone: how it ended is not known", time.time())
     else:
         text = "the runner was ended before it could start it"
-        how = RunExit(None, None, "not_started", text, time.time(), cause=Cause.EXECUTOR)
+        how = RunExit(None, None, EndReason.NOT_STARTED, text, time.time(), cause=Cause.EXECUTOR)
     return RunStatus(run, RunPhase.EXITED, exit=how)
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 
+from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.port import OnStatus, RunExit, RunPhase, RunRequest, RunStatus
 
 
@@ -51,13 +52,13 @@ class PaperExecutor:
     def _begins(self, request: RunRequest) -> None:
         """A run is about to begin."""
 
-    def stop(self, run: str, *, reason: str, grace_s: float) -> None:
+    def stop(self, run: str, *, reason: EndReason, grace_s: float) -> None:
         with self._lock:
             status = self.states.get(short(run))
             if status is not None and status.phase is not RunPhase.EXITED:
                 self._stops(status, reason)
 
-    def _stops(self, status: RunStatus, reason: str) -> None:
+    def _stops(self, status: RunStatus, reason: EndReason) -> None:
         self.end(status.run, 85, reason=reason)
 
     def limit(self, run: str, limit_s: float | None) -> None:
@@ -92,7 +93,7 @@ class PaperExecutor:
         run: str,
         code: int | None = 0,
         *,
-        reason: str = "",
+        reason: EndReason | None = None,
         signal: int | None = None,
         released: bool = True,
         again: bool = False,

@@ -8,27 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
+from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import GpuloomError
+from gpuloom.core.spec import DEFAULTS
 from gpuloom.core.usage import RunUsage as RunUsage
 from gpuloom.executors.wire import Cause as Cause
+from gpuloom.executors.wire import RunPhase as RunPhase
 from gpuloom.executors.wire import blamed as blamed
 
 
 class ExecutorError(GpuloomError):
     """The executor can't do what was asked for: says what and why."""
-
-
-class RunPhase(StrEnum):
-    """Where a run is."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    FROZEN = "frozen"
-    EXITED = "exited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +30,9 @@ class RunRequest:
     argv: program and arguments. cwd: working directory. env: its whole environment, to which the executor adds what
     the GPUs and gpuloom need (docs/howto/write-jobs.md). gpus: indices on the node. kind: 'gpu' or 'cpu' (slots).
     directory: where the run's files go (logs, notice, progress), named by the scheduler. limit_s: time limit, seconds
-    of running; the executor itself ends the run then, reason 'timed_out'. grace_s: between notice and end. cpus,
+    of running; the executor itself ends the run then, reason TIMED_OUT. grace_s: between notice and end. cpus,
     memory_mib: limits (None: none). log_mib, log_files: size at which the log is rotated, and files kept.
-    resumes: there was an attempt before. freezes: may be frozen.
+    resumes: there was an attempt before.
     """
 
     run: str
@@ -52,7 +44,7 @@ class RunRequest:
     directory: str
     kind: str = "gpu"
     limit_s: float | None = None
-    grace_s: float = 30.0
+    grace_s: float = DEFAULTS.grace
     cpus: float | None = None
     memory_mib: int | None = None
     log_mib: float = 64.0
@@ -64,16 +56,16 @@ class RunRequest:
 class RunExit:
     """How a run ended.
 
-    reason: why the executor ended it ('timed_out', or what `stop` was given), 'out_of_memory', 'not_started', 'lost'
-    (its end was not seen), or '' if it ended by itself. signal: the signal that killed it. at_s: epoch seconds.
+    reason: why the executor ended it (TIMED_OUT, or what `stop` was given), OUT_OF_MEMORY, NOT_STARTED, LOST (its end
+    was not seen); None: it ended by itself. signal: the signal that killed it. at_s: epoch seconds.
     released: nothing of the run's processes is left and its GPUs are verified free; False: `message` says what is left.
-    cause: what is to blame, where reason is 'not_started' or 'lost'. A run that was not started by a fault of the
+    cause: what is to blame, where reason is NOT_STARTED or LOST. A run that was not started by a fault of the
     surroundings has not run: its job may be started again under another run's name.
     """
 
     exit_code: int | None
     signal: int | None
-    reason: str
+    reason: EndReason | None
     message: str
     at_s: float
     peak_memory_mib: float | None = None
@@ -84,7 +76,9 @@ class RunExit:
 
 def exit_of(data: Mapping[str, Any]) -> RunExit:
     """An end as the runner tells it and writes it down."""
-    return RunExit(**{**data, "cause": Cause(data.get("cause", ""))})
+    reason = data["reason"]
+    cause = Cause(data.get("cause", ""))
+    return RunExit(**{**data, "reason": EndReason(reason) if reason else None, "cause": cause})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +123,7 @@ class LiveExecutor(Protocol):
         Raises ExecutorError."""
         ...
 
-    def stop(self, run: str, *, reason: str, grace_s: float) -> None:
+    def stop(self, run: str, *, reason: EndReason, grace_s: float) -> None:
         """Give notice (SIGTERM, file), and end the whole tree after `grace_s`; 0: at once. Asked again with less grace,
         the earlier deadline counts. A run that has ended is left alone."""
         ...

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import stat
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 TYPE_CHECKING = False
@@ -36,6 +37,81 @@ class Cause(StrEnum):
     """Nothing can be started here now: no space, no processes, no file handles, a folder of ours that is read-only."""
     RESTARTED = "restarted"
     """The machine was restarted: the run can't be going on any more."""
+
+
+class RunPhase(StrEnum):
+    """Where a run is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FROZEN = "frozen"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """What the runner is asked to start (executors/port.py says what the fields mean), and what it notes of a run.
+
+    The defaults are those of a run that could not even be begun.
+    """
+
+    run: str
+    directory: str
+    argv: tuple[str, ...] = ()
+    cwd: str = "/"
+    env: Mapping[str, str] = field(default_factory=dict)
+    limit_s: float | None = None
+    grace_s: float = 0.0
+    cpus: float | None = None
+    memory_mib: int | None = None
+    log_mib: float = 1.0
+    log_files: int = 0
+    container: tuple[str, str] | None = None
+    """The tool and the name of the container in which it runs."""
+    gpu_uuids: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is sent."""
+        return {
+            "run": self.run,
+            "argv": list(self.argv),
+            "cwd": self.cwd,
+            "env": dict(self.env),
+            "directory": self.directory,
+            "limit_s": self.limit_s,
+            "grace_s": self.grace_s,
+            "cpus": self.cpus,
+            "memory_mib": self.memory_mib,
+            "log_mib": self.log_mib,
+            "log_files": self.log_files,
+            "container": self.container,
+            "gpu_uuids": list(self.gpu_uuids),
+        }
+
+
+def start_request_of(data: Mapping[str, Any]) -> StartRequest:
+    """From what was sent.
+
+    Raises:
+        KeyError, TypeError: it is none.
+    """
+    container = data["container"]
+    return StartRequest(
+        run=data["run"],
+        directory=data["directory"],
+        argv=tuple(data["argv"]),
+        cwd=data["cwd"],
+        env=data["env"],
+        limit_s=data["limit_s"],
+        grace_s=data["grace_s"],
+        cpus=data["cpus"],
+        memory_mib=data["memory_mib"],
+        log_mib=data["log_mib"],
+        log_files=data["log_files"],
+        container=(container[0], container[1]) if container else None,
+        gpu_uuids=tuple(data["gpu_uuids"]),
+    )
 
 
 _E = errno

@@ -489,7 +489,7 @@ class Scheduler:
             if status is None and attempt.phase is Phase.STARTING and attempt.stop_reason is None:
                 self.planning.claims.on(Step.UNKNOWN, attempt.job)
             elif status is None and attempt.pid is None and attempt.stop_reason is not None:
-                how = RunExit(None, None, attempt.stop_reason.value, "it was stopped before it started", time.time())
+                how = RunExit(None, None, attempt.stop_reason, "it was stopped before it started", time.time())
                 self.intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
             elif status is None:
                 # A store that was put back to an older state has forgotten an end that was acknowledged.

@@ -7,11 +7,12 @@ import os
 import signal
 import time
 
+from gpuloom.core.end_reason import EndReason
 from gpuloom.executors import procs
 from gpuloom.executors.runner.again import Again
 from gpuloom.executors.runner.life import TERM_SIGNAL, RunningJob
 from gpuloom.executors.runner.loop import RETRY_S, Loop
-from gpuloom.executors.wire import Cause
+from gpuloom.executors.wire import Cause, RunPhase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Ends:
 
     def not_started(self, run: RunningJob, cause: Cause, message: str) -> None:
         """Its program was not begun."""
-        run.reason, run.cause, run.message = "not_started", cause, message
+        run.reason, run.cause, run.message = EndReason.NOT_STARTED, cause, message
         run.ended = {"exit_code": None, "signal": None, "cpu_s": None, "peak_memory_mib": None}
         self._conclude(run, released=True)
 
@@ -61,7 +62,7 @@ class Ends:
         """It has ended, and only its parent could have known how."""
         self._out_of_memory(run)
         if not run.reason:
-            run.reason, run.cause = "lost", cause
+            run.reason, run.cause = EndReason.LOST, cause
         run.message = run.message or message
         self._leader_ended(run, None, None, None)
 
@@ -104,7 +105,7 @@ class Ends:
         """Give that as the reason, if nothing else was the reason and the kernel ended a process of it."""
         if not run.reason and run.group is not None and run.group.oom_kills():
             limit = f"its limit of {run.memory_mib:,} MiB" if run.memory_mib else "the machine's memory"
-            run.reason, run.message = "out_of_memory", f"killed by the kernel: it needed more than {limit}"
+            run.reason, run.message = EndReason.OUT_OF_MEMORY, f"killed by the kernel: it needed more than {limit}"
 
     def _leader_ended(
         self,
@@ -187,7 +188,7 @@ class Ends:
         before = run.exit
         if before is not None and before["released"]:
             return
-        run.phase = "exited"
+        run.phase = RunPhase.EXITED
         run.exit = {
             "exit_code": run.ended["exit_code"],
             "signal": run.ended["signal"],
@@ -204,7 +205,7 @@ class Ends:
             self._again.remove_group(run.group)
             run.group = None
         # Of one that was never begun, by a fault that passes, nothing is to be remembered.
-        if run.reason != "not_started" or run.cause is Cause.JOB:
+        if run.reason != EndReason.NOT_STARTED or run.cause is Cause.JOB:
             run.saved = False
             self._again.do(run, "exit.json", lambda: self._save(run))
         self._concluded(run)

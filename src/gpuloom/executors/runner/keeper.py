@@ -12,6 +12,7 @@ import os
 import resource
 import time
 
+from gpuloom.core.end_reason import EndReason
 from gpuloom.core.faults import fault_text
 from gpuloom.executors import procs
 from gpuloom.executors.runner import cgroups
@@ -23,7 +24,17 @@ from gpuloom.executors.runner.life import TERM_SIGNAL, RunningJob
 from gpuloom.executors.runner.limits import Limits
 from gpuloom.executors.runner.log_keeper import LogKeeper
 from gpuloom.executors.runner.loop import RETRY_S, Loop, log
-from gpuloom.executors.wire import LIVE, VERSION, Cause, read_json, remove, write_atomic
+from gpuloom.executors.wire import (
+    LIVE,
+    VERSION,
+    Cause,
+    RunPhase,
+    StartRequest,
+    read_json,
+    remove,
+    start_request_of,
+    write_atomic,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +105,7 @@ class Keeper:
         elif op == "runs":
             reply["runs"] = [run.status() for run in self.runs.values() if not run.acknowledged]
         elif op == "start":
-            self.start(message["request"])
+            self.start(start_request_of(message["request"]))
         elif (run := self.runs.get(message["run"])) is not None:
             if op == "stop":
                 self.stop(run, message["reason"], message["grace_s"])
@@ -114,9 +125,9 @@ class Keeper:
 
     # Start
 
-    def start(self, request: dict[str, Any]) -> None:
+    def start(self, request: StartRequest) -> None:
         """Start a run, unless it ever was."""
-        name, directory = request["run"], request["directory"]
+        name, directory = request.run, request.directory
         if (known := self.runs.get(name)) is not None:
             self._tell(known)
             return
@@ -155,11 +166,11 @@ class Keeper:
     def _register(self, name: str, directory: str) -> None:
         write_atomic(f"{self.home}/{LIVE}/{name}", {"directory": directory})
 
-    def _group(self, run: RunningJob, request: dict[str, Any]) -> None:
+    def _group(self, run: RunningJob, request: StartRequest) -> None:
         """Put a child that waits into a control group of its own."""
         group = None
         try:
-            group = self.groups.create(run.name, cpus=request["cpus"], memory_mib=run.memory_mib)
+            group = self.groups.create(run.name, cpus=request.cpus, memory_mib=run.memory_mib)
             if group is not None and run.pid is not None:
                 group.add(run.pid)
                 run.group = group
@@ -183,8 +194,8 @@ class Keeper:
                 self._again.do(run, "run.json", lambda: remove(f"{run.directory}/run.json"))
             self._ends.not_started(run, cause, why["message"])
             return
-        if run.phase == "starting":
-            run.phase = "running"
+        if run.phase is RunPhase.STARTING:
+            run.phase = RunPhase.RUNNING
         self._tell(run)
         self._begin(run)
 
@@ -302,7 +313,7 @@ class Keeper:
         run.deadline = deadline
         self._again.do(run, "notice", run.write_notice)
         self._thaw_quietly(run)
-        run.phase = "stopping"
+        run.phase = RunPhase.STOPPING
         self.loop.at(deadline, lambda: self._ends.deadline(run), f"the end of run {run.name}")
         if first and grace_s > 0:
             self._again.do(run, "SIGTERM", lambda: run.signal_group(TERM_SIGNAL))
@@ -310,24 +321,24 @@ class Keeper:
 
     def freeze(self, run: RunningJob) -> None:
         """Stop it where it is."""
-        if run.phase != "running" or run.ended is not None:
+        if run.phase is not RunPhase.RUNNING or run.ended is not None:
             return
         self._again.help(run, "pause")
         self._again.do(run, GOING_ON, lambda: self._freeze_now(run))
 
     def _freeze_now(self, run: RunningJob) -> None:
-        if run.phase != "running" or run.ended is not None:
+        if run.phase is not RunPhase.RUNNING or run.ended is not None:
             return
         if not run.freeze():
             log(f"run {run.name}: a process is slow to freeze")
-        run.phase, run.frozen_since = "frozen", time.monotonic()
+        run.phase, run.frozen_since = RunPhase.FROZEN, time.monotonic()
         self._again.do(run, "state.json", run.write_state)
         self._tell(run)
 
     def thaw(self, run: RunningJob) -> None:
         """Let it go on."""
         self._again.do(run, GOING_ON, lambda: None)  # should it be about to freeze
-        if run.phase == "frozen" and run.ended is None:
+        if run.phase is RunPhase.FROZEN and run.ended is None:
             self._thaw_quietly(run)
             self._tell(run)
 
@@ -337,7 +348,7 @@ class Keeper:
         self._again.help(run, "unpause")
         self._again.do(run, GOING_ON, run.thaw)
         run.frozen_s += time.monotonic() - run.frozen_since
-        run.phase, run.frozen_since = "running", None
+        run.phase, run.frozen_since = RunPhase.RUNNING, None
         self._again.do(run, "state.json", run.write_state)
         self._limits.look(run)
 
@@ -355,7 +366,7 @@ class Keeper:
         """It uses more memory than it may."""
         if not run.reason:
             text = f"it used {used_mib:,.0f} MiB of memory, and may use {run.memory_mib:,}"
-            run.reason, run.message = "out_of_memory", text
+            run.reason, run.message = EndReason.OUT_OF_MEMORY, text
         now = time.monotonic()
         if run.deadline is None or run.deadline > now:
             run.deadline = now

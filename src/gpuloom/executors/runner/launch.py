@@ -10,11 +10,10 @@ import resource
 import signal
 
 from gpuloom.core.faults import fault_text
-from gpuloom.executors.wire import LOG_FILE, Cause, blamed
+from gpuloom.executors.wire import LOG_FILE, Cause, StartRequest, blamed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from typing import Any
 
 SAID = 3
@@ -50,7 +49,7 @@ class Child:
         os.close(self.said)
 
 
-def fork(request: Mapping[str, Any], nofile: tuple[int, int]) -> Child:
+def fork(request: StartRequest, nofile: tuple[int, int]) -> Child:
     """A child in a session of its own. Raises OSError: none is to be had."""
     ends: list[int] = []
     try:
@@ -81,9 +80,8 @@ def fork(request: Mapping[str, Any], nofile: tuple[int, int]) -> Child:
     return Child(pid, go_write, said_read)
 
 
-def _become(request: Mapping[str, Any], nofile: tuple[int, int]) -> None:
-    directory: str = request["directory"]
-    path = f"{directory}/{LOG_FILE}"
+def _become(request: StartRequest, nofile: tuple[int, int]) -> None:
+    path = f"{request.directory}/{LOG_FILE}"
     try:
         log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     except OSError as error:
@@ -98,15 +96,15 @@ def _become(request: Mapping[str, Any], nofile: tuple[int, int]) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
-        os.chdir(request["cwd"])
+        os.chdir(request.cwd)
     except OSError as error:
-        what = f"can't use the working directory {request['cwd']!r}"
+        what = f"can't use the working directory {request.cwd!r}"
         cause = blamed(error)
         text = f"{what}: {error.strerror}" if cause is Cause.JOB else fault_text(what, error)
         raise _Failed(cause, text) from None
-    argv: Sequence[str] = request["argv"]
+    argv = request.argv
     try:
-        os.execvpe(argv[0], list(argv), dict(request["env"]))  # noqa: S606 - a program, no shell
+        os.execvpe(argv[0], list(argv), dict(request.env))  # noqa: S606 - a program, no shell
     except OSError as error:
         cause = blamed(error)
         what = f"can't run {argv[0]!r}"
@@ -120,8 +118,8 @@ class _Failed(Exception):  # noqa: N818 - never leaves this file
         self.cause, self.text = cause, text
 
 
-def _reason(error: BaseException, request: Mapping[str, Any]) -> dict[str, str]:
-    what = f"can't run {request['argv'][0]!r}"
+def _reason(error: BaseException, request: StartRequest) -> dict[str, str]:
+    what = f"can't run {request.argv[0]!r}"
     if isinstance(error, _Failed):
         cause, text = error.cause, error.text
     elif isinstance(error, OSError | MemoryError):  # of what we do ourselves before
@@ -131,16 +129,16 @@ def _reason(error: BaseException, request: Mapping[str, Any]) -> dict[str, str]:
     return {"cause": cause, "message": text[:2000]}
 
 
-def _no_program(error: OSError, request: Mapping[str, Any]) -> str:
-    program = request["argv"][0]
+def _no_program(error: OSError, request: StartRequest) -> str:
+    program = request.argv[0]
     if error.errno == errno.ENOENT:
         if "/" in program and os.path.exists(program):
             return f"can't run {program!r}: the interpreter that its first line names does not exist"
-        where = "there is no such file" if "/" in program else f"not found in PATH ({request['env'].get('PATH', '')})"
+        where = "there is no such file" if "/" in program else f"not found in PATH ({request.env.get('PATH', '')})"
         return f"can't run {program!r}: {where}"
     if error.errno == errno.E2BIG:
-        size = sum(len(os.fsencode(word)) + 1 for word in request["argv"])
-        size += sum(len(os.fsencode(key)) + len(os.fsencode(text)) + 2 for key, text in request["env"].items())
+        size = sum(len(os.fsencode(word)) + 1 for word in request.argv)
+        size += sum(len(os.fsencode(key)) + len(os.fsencode(text)) + 2 for key, text in request.env.items())
         return f"can't run {program!r}: arguments and environment are too long together ({size:,} bytes)"
     if error.errno == errno.ENOEXEC:
         return f"can't run {program!r}: not a program, and no script with a first line such as #!/bin/sh"

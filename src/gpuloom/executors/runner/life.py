@@ -10,7 +10,18 @@ from gpuloom.executors import procs
 from gpuloom.executors.runner.cgroups import MIB, Group, settle
 from gpuloom.executors.runner.loop import log
 from gpuloom.executors.runner.rotation import Log
-from gpuloom.executors.wire import EXIT_FILE, NOTICE_FILE, RUN_FILE, STATE_FILE, Cause, read_json, write_atomic
+from gpuloom.executors.wire import (
+    EXIT_FILE,
+    NOTICE_FILE,
+    RUN_FILE,
+    STATE_FILE,
+    Cause,
+    RunPhase,
+    StartRequest,
+    read_json,
+    start_request_of,
+    write_atomic,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,16 +30,8 @@ if TYPE_CHECKING:
 
 FREEZE_TIMEOUT_S = 0.25
 ROUNDS = 20
-NOTHING: Mapping[str, Any] = {
-    "grace_s": 0.0,
-    "limit_s": None,
-    "memory_mib": None,
-    "container": None,
-    "gpu_uuids": [],
-    "log_mib": 1.0,
-    "log_files": 0,
-}
-"""Of a run that could not even be begun."""
+_NOT_NOTED: Mapping[str, Any] = {"argv": (), "cwd": "/", "env": {}, "cpus": None}
+"""Of a request: what nobody needs any more once the run has been started."""
 STOP_SIGNAL, CONT_SIGNAL, KILL_SIGNAL, TERM_SIGNAL = 19, 18, 9, 15
 
 
@@ -38,18 +41,18 @@ MARKS = procs.Marks()
 class RunningJob:
     """One run. Times are on the monotonic clock, seconds; `exit` is set once it has ended."""
 
-    def __init__(self, request: Mapping[str, Any], home_id: str, boot: str) -> None:
-        self.name: str = request["run"]
-        self.directory: str = request["directory"]
-        self.grace_s: float = request["grace_s"]
-        self.limit_s: float | None = request["limit_s"]
-        self.memory_mib: int | None = request["memory_mib"]
-        self.container: tuple[str, str] | None = tuple(request["container"]) if request["container"] else None
+    def __init__(self, request: StartRequest, home_id: str, boot: str) -> None:
+        self.name = request.run
+        self.directory = request.directory
+        self.grace_s = request.grace_s
+        self.limit_s = request.limit_s
+        self.memory_mib = request.memory_mib
+        self.container = request.container
         self.marker = f"GPULOOM_RUN={home_id}:{self.name}".encode()
-        self.gpu_uuids: list[str] = request["gpu_uuids"]
-        self.log = Log(self.directory, int(request["log_mib"] * MIB), request["log_files"])
+        self.gpu_uuids = request.gpu_uuids
+        self.log = Log(self.directory, int(request.log_mib * MIB), request.log_files)
         self.boot = boot
-        self.phase = "starting"
+        self.phase = RunPhase.STARTING
         self.pid: int | None = None
         self.start_ticks: int | None = None
         self.group: Group | None = None
@@ -57,6 +60,7 @@ class RunningJob:
         self.frozen_s = 0.0
         self.frozen_since: float | None = None
         self.reason = ""
+        """An `EndReason`, or what `stop` was given; '' if nobody ended it."""
         self.cause = Cause.NONE
         self.message = ""
         self.deadline: float | None = None
@@ -115,10 +119,10 @@ class RunningJob:
         if data is None:
             if ended is None:
                 return None
-            run = cls({**NOTHING, "run": ended["run"], "directory": directory}, home_id, "")
-            run.exit, run.phase = ended["exit"], "exited"
+            run = cls(StartRequest(ended["run"], directory), home_id, "")
+            run.exit, run.phase = ended["exit"], RunPhase.EXITED
             return run
-        run = cls(data, home_id, data["boot_id"])
+        run = cls(start_request_of({**_NOT_NOTED, **data}), home_id, data["boot_id"])
         ticks = data["start_ticks"]
         run.pid, run.start_ticks, run.started = int(data["pid"]), None if ticks is None else int(ticks), data["started"]
         run.known.add((data["pid"], ticks))
@@ -130,9 +134,11 @@ class RunningJob:
         notice = read_json(f"{directory}/{NOTICE_FILE}")
         if notice is not None:
             run.reason, run.message, run.deadline = notice["reason"], notice["message"], float(notice["monotonic"])
-        run.phase = "frozen" if run.frozen_since is not None else "stopping" if run.reason else "running"
+        run.phase = RunPhase.STOPPING if run.reason else RunPhase.RUNNING
+        if run.frozen_since is not None:
+            run.phase = RunPhase.FROZEN
         if ended is not None:
-            run.exit, run.phase = ended["exit"], "exited"
+            run.exit, run.phase = ended["exit"], RunPhase.EXITED
         return run
 
     def write_notice(self) -> None:
@@ -171,7 +177,7 @@ class RunningJob:
         """As it goes to the scheduler."""
         return {
             "run": self.name,
-            "phase": self.phase if self.ended is None or self.exit is not None else "stopping",
+            "phase": self.phase if self.ended is None or self.exit is not None else RunPhase.STOPPING,
             "pid": self.pid,
             "start_ticks": self.start_ticks,
             "boot_id": self.boot,

@@ -6,8 +6,10 @@ import math
 import time
 from functools import partial
 
+from gpuloom.core.end_reason import EndReason
 from gpuloom.executors import procs
 from gpuloom.executors.runner.loop import Loop
+from gpuloom.executors.wire import RunPhase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,12 +44,12 @@ class Limits:
 
     def look(self, run: RunningJob) -> None:
         """Whether its time is over; thawing comes here again."""
-        if run.limit_s is None or run.phase != "running" or run.ended is not None:
+        if run.limit_s is None or run.phase is not RunPhase.RUNNING or run.ended is not None:
             return
         now = time.monotonic()
         left = run.limit_s - run.running_s(now)
         if left <= 0:
-            self._stop(run, "timed_out", run.grace_s, f"it reached its time limit of {run.limit_s:g} s")
+            self._stop(run, EndReason.TIMED_OUT, run.grace_s, f"it reached its time limit of {run.limit_s:g} s")
         elif (due := now + left) < self._due.get(run.name, math.inf):
             self._due[run.name] = due
             # By name: what is left of a run that has ended does not stay in memory until its limit.

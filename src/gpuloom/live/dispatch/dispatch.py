@@ -126,7 +126,7 @@ class Dispatch:
         return self.book.jobs[job].spec.grace
 
     def _never_began(self, run: str, reason: EndReason) -> None:
-        how = RunExit(None, None, reason.value, "it was stopped before it started", time.time())
+        how = RunExit(None, None, reason, "it was stopped before it started", time.time())
         self.say(RunStatus(run, RunPhase.EXITED, exit=how))
 
     def end_attempts(self, jobs: list[int], reason: EndReason, grace_s: float | None) -> None:
@@ -207,7 +207,7 @@ class Dispatch:
         return is_pair([self.book.jobs[n].spec.sharing_class for n in (number, *others)])
 
     def end_run(self, run: str, reason: EndReason, grace_s: float) -> None:
-        self.tell(partial(self.executor.stop, run, reason=reason.value, grace_s=grace_s))
+        self.tell(partial(self.executor.stop, run, reason=reason, grace_s=grace_s))
 
     def tell(self, message: Callable[[], None]) -> None:
         """Tell the executor, now or as soon as it listens again; in order."""
@@ -258,7 +258,7 @@ class Dispatch:
         return run_request(job, attempt, node, self.runs, self.sharing, resumes=ran, environment=environment)
 
     def _not_started(self, attempt: Attempt, cause: Cause, message: str, now: float) -> None:
-        how = RunExit(None, None, EndReason.NOT_STARTED.value, message, time.time(), cause=cause)
+        how = RunExit(None, None, EndReason.NOT_STARTED, message, time.time(), cause=cause)
         self.say(RunStatus(attempt.run, RunPhase.EXITED, exit=how))
         self.claims.on(Step.TAKEN, attempt.job)  # nobody is asked for it any more
         self.retry_s = now

@@ -18,7 +18,7 @@ NOT_THE_JOBS = frozenset({Cause.PLACE, Cause.EXECUTOR})
 
 def kept_from_starting(how: RunExit) -> bool:
     """A fault of the surroundings kept it from being started: that counts neither as a failure nor as a run."""
-    return how.reason == EndReason.NOT_STARTED and how.cause in NOT_THE_JOBS
+    return how.reason is EndReason.NOT_STARTED and how.cause in NOT_THE_JOBS
 
 
 def ended(
@@ -44,7 +44,7 @@ def ended(
     failed. Exit code 0 after a notice to make way is the end only of a job that has reported its last step: it may as
     well be that of a framework that takes SIGTERM for a wish to leave.
     """
-    stopped = attempt.stop_reason if how.reason else None
+    stopped = attempt.stop_reason if how.reason is not None else None
     reason = _reason(how, stopped)
     by_itself = how.exit_code is not None
     made_way = stopped in MAKES_WAY and by_itself
@@ -104,9 +104,9 @@ def _unproven(how: RunExit, some: bool) -> str:
 
 def _reason(how: RunExit, stopped: EndReason | None) -> EndReason:
     if how.reason in (EndReason.OUT_OF_MEMORY, EndReason.NOT_STARTED, EndReason.LOST, EndReason.TIMED_OUT):
-        return EndReason(how.reason)
-    if how.reason:
-        return stopped if stopped is not None else EndReason(how.reason)
+        return how.reason
+    if how.reason is not None:
+        return how.reason if stopped is None else stopped
     return EndReason.FINISHED if how.exit_code == 0 else EndReason.FAILED
 
 

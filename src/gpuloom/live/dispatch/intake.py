@@ -141,7 +141,7 @@ class Intake:
         began = status.pid is not None and status.phase is not RunPhase.STARTING
         if attempt.phase is not Phase.STARTING or not began:
             return []
-        if status.exit is not None and status.exit.reason == EndReason.NOT_STARTED:
+        if status.exit is not None and status.exit.reason is EndReason.NOT_STARTED:
             return []
         identity = {"pid": status.pid, "start_ticks": status.start_ticks, "boot_id": status.boot_id}
         return [("attempt.running", attempt.job, identity)]
@@ -235,7 +235,7 @@ class Intake:
         if kept_from_starting(how):
             everywhere = how.cause is Cause.EXECUTOR
             starts.failed(attempt.run, job.id, now, everywhere=everywhere, why=how.message)
-        elif how.reason == EndReason.NOT_STARTED or (how.exit_code, how.signal) != (None, None):
+        elif how.reason is EndReason.NOT_STARTED or (how.exit_code, how.signal) != (None, None):
             starts.began(attempt.run, job.id)
         else:
             starts.gone(attempt.run, job.id)

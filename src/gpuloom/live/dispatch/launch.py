@@ -50,7 +50,7 @@ def end_unseen(attempt: Attempt, boot: str) -> RunExit:
     cause, message = Cause.NONE, "the executor no longer knows its run; how it ended is unknown"
     if boot and attempt.boot_id is not None and attempt.boot_id != boot:
         cause, message = Cause.RESTARTED, "the machine was restarted while it ran; how it ended is unknown"
-    return RunExit(None, None, EndReason.LOST.value, message, time.time(), cause=cause)
+    return RunExit(None, None, EndReason.LOST, message, time.time(), cause=cause)
 
 
 def run_request(

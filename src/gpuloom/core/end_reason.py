@@ -1,0 +1,30 @@
+"""Why an attempt of a job ended. The runner loads it: light, and of the standard library alone."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class EndReason(StrEnum):
+    """Why an attempt ended."""
+
+    FINISHED = "finished"
+    """Exit code 0."""
+    FAILED = "failed"
+    """Another exit code, or a signal that nobody here sent."""
+    PREEMPTED = "preempted"
+    """Stopped for other jobs; it goes on later."""
+    TIMED_OUT = "timed_out"
+    """It reached its time limit."""
+    CANCELLED = "cancelled"
+    """Its user ended it."""
+    REQUEUED = "requeued"
+    """Its user put it back into the queue."""
+    LOST = "lost"
+    """Its process is gone and nobody saw how it ended (the machine went down)."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """It was killed for using more memory than it may."""
+    NOT_STARTED = "not_started"
+    """Its program could not be started (no such file, no permission, …)."""
+    NODE = "node"
+    """Its node or GPU was taken out of service."""
