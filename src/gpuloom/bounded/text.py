@@ -22,4 +22,4 @@ def shown(value: Any, most: int = 100) -> str:
 
 def cut(text: str, most: int = 500) -> str:
     """A text of at most so many characters."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import click
 
+from gpuloom.bounded.text import cut
 from gpuloom.cli.live import plain, short
 from gpuloom.core.words import plural
 
@@ -135,8 +136,7 @@ MOST_WORDS = 120
 
 def shortened(text: str) -> str:
     """A text as one line of bounded length."""
-    line = " ".join(text.split())
-    return line if len(line) <= MOST_WORDS else f"{line[: MOST_WORDS - 1].rstrip()}…"
+    return cut(" ".join(text.split()), MOST_WORDS)
 
 
 def progress_of(job: JobView) -> str:

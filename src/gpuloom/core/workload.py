@@ -192,7 +192,7 @@ class Workload:
     def sorted_by_submit(name: str, submit_s: F8, duration_s: F8, gpus: I4, **columns: object) -> Workload:
         """Build a workload from columns in any order; equal submission times keep their order."""
         order = np.argsort(np.asarray(submit_s, dtype=np.float64), kind="stable")
-        taken = {key: value if key == "notes" else _take_column(value, order) for key, value in columns.items()}
+        taken = {key: value if key == "notes" else take_column(value, order) for key, value in columns.items()}
         return Workload(
             name=name,
             submit_s=np.asarray(submit_s, dtype=np.float64)[order],
@@ -221,7 +221,8 @@ OPTIONAL_COLUMNS = (
 )
 
 
-def _take_column(value: object, rows: NDArray[np.intp]) -> object:
+def take_column(value: object, rows: NDArray[np.intp]) -> object:
+    """These rows of it, if it is a column."""
     if isinstance(value, Labels | Speeds | Scaling | Ran):
         return value.take(rows)
     if isinstance(value, np.ndarray):
@@ -233,5 +234,5 @@ def _take_column(value: object, rows: NDArray[np.intp]) -> object:
 
 def _take(workload: Workload, rows: NDArray[np.intp], name: str) -> Workload:
     keys = ("submit_s", "duration_s", "gpus", "speeds", "scaling", "ran", *OPTIONAL_COLUMNS)
-    columns = {key: _take_column(getattr(workload, key), rows) for key in keys}
+    columns = {key: take_column(getattr(workload, key), rows) for key in keys}
     return replace(workload, name=name, **columns)  # type: ignore[arg-type]

@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import TraceError
-from gpuloom.core.scaling import Scaling
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.words import did_you_mean, plural
-from gpuloom.core.workload import F8, I4, Labels, Ran, Speeds
+from gpuloom.core.workload import F8, I4, Labels, take_column
 from gpuloom.files.clock import timestamps
 from gpuloom.files.source import Mask, Part, ReadOptions, Source
 
@@ -159,7 +158,7 @@ class Table:
             raise TraceError(f"holds no jobs{': ' + detail if detail else ''}", file=self.source.name)
         rows = np.flatnonzero(good)
         columns["line"] = self.line
-        taken = {key: _take(value, rows) for key, value in columns.items() if value is not None}
+        taken = {key: take_column(value, rows) for key, value in columns.items() if value is not None}
         return Part(
             submit_s=submit_s[rows],
             duration_s=duration_s[rows],
@@ -462,13 +461,3 @@ def _show(text: str) -> str:
 
 def _first(bad: dict[int, TraceError]) -> TraceError:
     return bad[min(bad)]
-
-
-def _take(value: object, rows: NDArray[np.intp]) -> object:
-    if isinstance(value, Labels | Speeds | Scaling | Ran):
-        return value.take(rows)
-    if isinstance(value, np.ndarray):
-        return value[rows]
-    if isinstance(value, list | tuple):
-        return tuple(value[row] for row in rows.tolist())
-    raise TypeError(f"not a column: {type(value).__name__}")

@@ -53,6 +53,19 @@ class Parameter:
     """The file is YAML, and `content` is given what it holds."""
 
 
+FLAGS = (
+    "max_jobs_per_gpu",
+    "periodic",
+    "spills_memory",
+    "uses_stages",
+    "preempts_at_intervals",
+    "resizes",
+    "own_priorities",
+    "pairs",
+)
+"""What a policy says of itself beside its traits and parameters (`Policy`)."""
+
+
 class Policy(ABC):
     """One scheduling policy. The same object serves the simulator and a cluster.
 
@@ -99,6 +112,13 @@ class Policy(ABC):
         self.values: dict[str, Any] = {p.name: p.default for p in self.parameters}
         for name, value in values.items():
             self.values[name] = self.parsed(known[name], value)
+
+    def stands_for(self, other: Policy) -> None:
+        """This one, which asks the other and may change its answer, has that one's traits, values and flags."""
+        self.traits, self.values = other.traits, other.values  # type: ignore[misc]
+        self.parameters = other.parameters  # type: ignore[misc]
+        for name in FLAGS:
+            setattr(self, name, getattr(other, name))
 
     def parsed(self, parameter: Parameter, value: Any) -> Any:
         """The value of a parameter, from how it is written. Raises PolicyError."""

@@ -35,19 +35,16 @@ class Memory:
 class Beside(Policy):
     """See the module. It has the id and the parameters of the policy within."""
 
-    max_jobs_per_gpu = 2
-    pairs = True
     cache: Pairs | str | None
 
     def __init__(self, inner: Policy, speed: float) -> None:
+        self.stands_for(inner)
         self.inner: Policy = inner
-        self.id = inner.id  # type: ignore[misc]  # it stands for that policy
-        self.values = inner.values
+        self.id = inner.id  # type: ignore[misc]
+        self.max_jobs_per_gpu, self.pairs = 2, True
         self.values |= {BESIDE.name: True, SPEED.name: speed}
         self.parameters = (*inner.parameters, BESIDE, SPEED)  # type: ignore[misc]
         self.traits = replace(inner.traits, sharing=True)  # type: ignore[misc]
-        self.periodic, self.preempts_at_intervals = inner.periodic, inner.preempts_at_intervals
-        self.uses_stages, self.own_priorities = inner.uses_stages, inner.own_priorities
         self.remembers = (Memory, *inner.remembers)
         self._speed = speed
 

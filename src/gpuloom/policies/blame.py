@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
+from gpuloom.bounded.text import cut
 from gpuloom.core.errors import GpuloomError
 from gpuloom.policies.base import Policy
 
@@ -19,10 +20,9 @@ def said(error: BaseException) -> str:
     except Exception:  # an error whose own text fails
         text = ""
     if text and isinstance(error, GpuloomError):
-        return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+        return cut(text, MOST_TEXT)
     name = type(error).__name__
-    text = f"{name}: {text}" if text else name
-    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+    return cut(f"{name}: {text}" if text else name, MOST_TEXT)
 
 
 def where(error: BaseException, policy: Policy | None) -> str:

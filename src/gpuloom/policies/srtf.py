@@ -7,17 +7,11 @@ average completion time on one machine). As a baseline of GPU scheduling: Tiresi
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-from gpuloom.core.decision import Decision
-from gpuloom.core.snapshot import Snapshot
-from gpuloom.placement.ordered import OrderedPlanner
-from gpuloom.placement.remaining import planner_by_remaining
-from gpuloom.placement.repack import RepackPlanner
-from gpuloom.policies.base import PLACEMENT, Parameter, Policy, Traits
+from gpuloom.policies.base import Traits
+from gpuloom.policies.remaining import ByRemaining
 
 
-class Srtf(Policy):
+class Srtf(ByRemaining):
     """See the module."""
 
     id = "srtf"
@@ -29,15 +23,4 @@ class Srtf(Policy):
         sharing=False,
         paper="Schrage 1968",
     )
-    parameters: ClassVar[tuple[Parameter, ...]] = (PLACEMENT,)
-    preempts_at_intervals = True
-    cache: OrderedPlanner | RepackPlanner | None
-
-    def sees(self, gpus: int) -> int | None:
-        return None if self.values["placement"] == "repack" else gpus + 1
-
-    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
-        if self.cache is None:
-            self.cache = planner_by_remaining(snapshot, self.values["placement"], by_gpus=False)
-        self.cache.observe(snapshot)
-        return self.cache.plan(snapshot), memory
+    by_gpus = False

@@ -138,11 +138,7 @@ class Watched(Policy):
 
     def __init__(self, inner: Policy, job_id: str) -> None:
         self._policy, self.job_id, self.job = inner, job_id, -1
-        self.values, self.parameters = inner.values, inner.parameters  # type: ignore[misc]
-        self.traits = inner.traits  # type: ignore[misc]
-        self.max_jobs_per_gpu, self.periodic = inner.max_jobs_per_gpu, inner.periodic
-        self.spills_memory, self.uses_stages = inner.spills_memory, inner.uses_stages
-        self.preempts_at_intervals, self.resizes = inner.preempts_at_intervals, inner.resizes
+        self.stands_for(inner)
         self.steps: list[Step] = []
         self._since_s = 0.0
         self._progress: Progress | None = None

@@ -32,17 +32,7 @@ class Rebuilt(Policy):
     def __init__(self, text: str, *, compact: bool) -> None:
         self._text, self._compact = text, compact
         inner = self._anew()
-        self.values = inner.values
-        self.traits = inner.traits  # type: ignore[misc]  # it stands for that policy
-        for name in (
-            "max_jobs_per_gpu",
-            "periodic",
-            "spills_memory",
-            "uses_stages",
-            "preempts_at_intervals",
-            "resizes",
-        ):
-            setattr(self, name, getattr(inner, name))
+        self.stands_for(inner)
         self._first = inner
         self._kept: bytes | None = None
         self._rows = np.zeros(0, dtype=np.intp)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuloom.core.errors import TraceError
 from gpuloom.core.workload import Speeds
 from gpuloom.facts.speeds import fill, unmeasured
 from gpuloom.files.source import Head, Part, ReadOptions, Source
 from gpuloom.files.table import Column, read_table
 from gpuloom.traces.base import Reader
-from gpuloom.traces.throughputs import find_throughputs
+from gpuloom.traces.throughputs import find_throughputs, needs_throughputs
 
 PHYSICAL = (
     "job_type",
@@ -57,11 +56,7 @@ def read(source: Source, options: ReadOptions) -> Part:
     table = read_table(source, options, COLUMNS, names=names, delimiter="\t")
     known = find_throughputs(source, options, FILES)
     if known is None:
-        raise TraceError(
-            "gives steps, not durations: pass the measured throughputs with --throughputs FILE "
-            f"({FILES[0]} of Gavel, also looked for beside the trace)",
-            file=source.name,
-        )
+        raise needs_throughputs(source, FILES[0], "Gavel")
     job_type, gpus = table.words["job_type"], table["scale_factor"]
     rates = known.steps_per_s(job_type, gpus)
     on_reference = rates[:, 0]

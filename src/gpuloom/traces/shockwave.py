@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuloom.core.errors import TraceError
 from gpuloom.core.words import plural
 from gpuloom.core.workload import Speeds
 from gpuloom.facts.speeds import fill, unmeasured
@@ -18,7 +17,7 @@ from gpuloom.files.table import Column, Table, read_table
 from gpuloom.traces.base import Reader
 from gpuloom.traces.gavel import COLUMNS as GAVEL_COLUMNS
 from gpuloom.traces.gavel import PHYSICAL
-from gpuloom.traces.throughputs import Throughputs, find_throughputs
+from gpuloom.traces.throughputs import Throughputs, find_throughputs, needs_throughputs
 
 OLD = (*PHYSICAL[:7], "mode", *PHYSICAL[7:])
 NAMES = (*OLD[:-1], "duration", "arrival_time")
@@ -35,11 +34,7 @@ def read(source: Source, options: ReadOptions) -> Part:
     table = read_table(source, options, COLUMNS, names=names, delimiter="\t")
     known = find_throughputs(source, options, FILES)
     if known is None and "duration" not in table:
-        raise TraceError(
-            "gives steps, not durations: pass the measured throughputs with --throughputs FILE "
-            f"({FILES[0]} of Shockwave, also looked for beside the trace)",
-            file=source.name,
-        )
+        raise needs_throughputs(source, FILES[0], "Shockwave")
     table.notes.append(f"{source.name}: batch-size adaptation (accordion, gns) is not modelled")
     speeds = None
     if known is not None:

@@ -66,6 +66,15 @@ def find_throughputs(source: Source, options: ReadOptions, names: Sequence[str])
     return None if path is None else _load(path, (options.gpu_model or REFERENCE).upper())
 
 
+def needs_throughputs(source: Source, file: str, project: str) -> TraceError:
+    """What to raise where none are found."""
+    return TraceError(
+        "gives steps, not durations: pass the measured throughputs with --throughputs FILE "
+        f"({file} of {project}, also looked for beside the trace)",
+        file=source.name,
+    )
+
+
 def _load(path: Path, reference: str) -> Throughputs:
     try:
         raw = load_json(read_unpacked(path))

@@ -240,16 +240,7 @@ class _Inside(Policy):
     def __init__(self, text: str) -> None:
         self.policy = policy = load_policy(text)
         policy.cache = None
-        self.traits, self.values = policy.traits, policy.values  # type: ignore[misc]
-        for name in (
-            "max_jobs_per_gpu",
-            "periodic",
-            "spills_memory",
-            "uses_stages",
-            "preempts_at_intervals",
-            "resizes",
-        ):
-            setattr(self, name, getattr(policy, name))
+        self.stands_for(policy)
 
     def new_memory(self, workload: Workload, cluster: Any) -> Any:
         return self.policy.new_memory(workload, cluster)
