@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test check static api-check format bench live speed fidelity figures learning league heterogeneous elastic pollux reference docs clean
+.PHONY: help setup demo test check static api-check format bench live speed fidelity figures learning league heterogeneous elastic pollux reference pictures docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -73,6 +73,9 @@ pollux: $(STAMP) ## Rewrite docs/results/pollux.md: the figures of Pollux and ou
 reference: $(STAMP) ## Rewrite the pages that list what the program has: commands, job fields, job.schema.json, layout
 	@$(BIN)/python scripts/reference.py
 	@$(BIN)/python scripts/layout.py
+
+pictures: $(STAMP) ## Draw the pictures of README and docs from what the program prints and draws
+	@$(BIN)/python scripts/pictures.py
 
 docs: $(VENV)/.docs ## Make a site of docs/ in build/docs (works offline, with search); warnings are errors
 	@rm -rf build/docs

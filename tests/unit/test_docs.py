@@ -155,6 +155,13 @@ def test_the_reference_pages_are_those_of_this_program() -> None:
         )
 
 
+def test_the_terminal_of_the_readme_shows_what_the_program_says() -> None:
+    """`make pictures` draws it."""
+    drawn = runpy.run_path(str(ROOT / "scripts" / "pictures.py"))["why"]()
+    there = (ROOT / "docs" / "pictures" / "why.svg").read_text()
+    assert drawn == there, "docs/pictures/why.svg is of another version: make pictures"
+
+
 def test_the_layout_table_is_what_the_packages_say() -> None:
     """`make reference` writes it."""
     layout = runpy.run_path(str(ROOT / "scripts" / "layout.py"))
@@ -226,8 +233,8 @@ def test_python_blocks_run(
     assert float(capsys.readouterr().out.split()[0]) > 0
 
 
-def test_the_screen_of_the_readme_is_no_wider_than_pages_are() -> None:
+def test_the_first_screen_is_no_wider_than_pages_are() -> None:
     """That it shows what the program says, tests/docs looks at."""
-    screen = blocks(ROOT / "README.md", "console")[0]
+    screen = blocks(ROOT / "docs" / "start" / "first-simulation.md", "console")[0]
     assert max(map(len, screen.splitlines())) <= 105  # the commands; the table itself:
     assert max(len(line) for line in screen.splitlines() if not line.startswith("$")) <= 100
