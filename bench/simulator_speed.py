@@ -4,6 +4,8 @@
     python bench/simulator_speed.py --full     and 1,000,000 jobs on 10,000 GPUs
     python bench/simulator_speed.py --json FILE
 
+Each run adds a line to bench/history.jsonl (bench/history.py), and says what got slower than in the last ones.
+
 CPU seconds of this process for one simulation, reading the trace and start-up excluded; the least of some runs. The
 artifact's CPU seconds are those of ../shared/data/muri (reference_results.csv, SEMANTICS.md), taken on a machine of
 the same kind.
@@ -25,6 +27,7 @@ from typing import Any
 from gpuloom.sim import simulate
 from gpuloom.traces import read_trace
 from gpuloom.traces.generate import GeneratorConfig, generate
+from history import add
 from public_data import DATA
 
 REPO = Path(__file__).resolve().parents[1]
@@ -135,6 +138,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="also 1,000,000 jobs on 10,000 GPUs")
     parser.add_argument("--quick", action="store_true", help="only the artifact's traces, contention and start-up")
     parser.add_argument("--json", type=Path, help="write the figures as JSON")
+    parser.add_argument("--no-history", action="store_true", help="add no line to bench/history.jsonl")
     arguments = parser.parse_args()
     bench = Bench(arguments.data)
     bench.start_up()
@@ -153,6 +157,9 @@ def main() -> None:
     print("* the artifact's seconds are of another trace of 5,755 jobs, not of this generated one")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(bench.rows, indent=2) + "\n", encoding="utf-8")
+    if not arguments.no_history:
+        figures = {f"{row['what']} · {row['policy']} · {row['jobs']:,}": row["cpu_s"] for row in bench.rows}
+        print("\n".join(add(figures)))
 
 
 if __name__ == "__main__":

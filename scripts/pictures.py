@@ -2,8 +2,8 @@
 
 python scripts/pictures.py        (make pictures)
 
-The terminal shows `gpuloom ls` and `gpuloom why` on a scheduler on paper, whose clock stands. The report is the top of the
-page that `gpuloom compare --html` writes. The others are made by `--plot`. The same program draws the same pictures.
+The terminal shows `gpuloom ls` and `gpuloom why` on a scheduler on paper, whose clock stands. The report is the top of
+the page that `gpuloom compare --html` writes. The others are made by `--plot`. The same program draws the same.
 """
 
 from __future__ import annotations
