@@ -412,14 +412,14 @@ class TestCare:
         job = writer.submit()
         writer.write(("job.held", job, {}), at=writer.now - 5.0)
         (finding,) = store.check().findings
-        assert "event 2 is of 996.000, before the one before it (1001.000)" in finding.detail
+        assert "event 2 is at 996.000, before the previous one (1001.000)" in finding.detail
 
     def test_check_finds_a_log_that_can_not_be_told(self, store: Store) -> None:
         events = [Event(1, 1.0, "jobs.submitted", None, submitted(1))]
         store.append(events, Book().stage(events))
         store.append([Event(2, 2.0, "attempt.ended", 1, ended())], Changes())
         (finding,) = store.check().findings
-        assert "event 2 (attempt.ended) can't be told" in finding.detail
+        assert "event 2 (attempt.ended) can't be replayed" in finding.detail
         assert "job 1 (train, queued)" in finding.detail
 
 

@@ -48,7 +48,7 @@ def test_jobs_run_are_preempted_resume_and_finish_as_the_simulator_says(
     assert short["ended_s"] < whole["ended_s"]
     said = capsys.readouterr().out
     assert "preempted  whole     has saved (exit code 85), waits again" in said
-    step = int(said.split("goes on from step ")[1].split(" of 80")[0])
+    step = int(said.split("continues from step ")[1].split(" of 80")[0])
     assert 0 < step < 80  # it went on from what it had saved
     # It has held its slots for its work and two starts; had it begun again, for longer.
     assert whole["run_s"] < 4.0 + (whole["ended_s"] - whole["submitted_s"] - 4.0 - short["run_s"]) + 1.0

@@ -189,7 +189,7 @@ class TestOnGpus:
             unknown, large = live.submit(**TRAINING), live.submit(gpu_memory="70GiB", **TRAINING)
             small = live.submit(gpu_memory="30GiB", estimate=60, **TRAINING)
             assert live.state(service, unknown, large, small) == ["running", "queued", "queued", "running"]
-            assert "not known how much GPU memory it needs" in live.why(unknown)["text"]
+            assert "ow much GPU memory it needs is unknown" in live.why(unknown)["text"]
             assert "leaves room" in live.why(large)["text"]
             for job, klass in ((service, "high"), (small, "best-effort")):
                 request = executor.requests[f"{job}.1"]

@@ -230,7 +230,7 @@ def test_where_no_file_can_be_opened_the_owner_is_served_later(tmp_path: Path) -
             one.close()
         resource.prlimit(found.pid, resource.RLIMIT_NOFILE, (hard, hard))
         log = (found.home / "scheduler.log").read_text()
-        assert log.count("no connection can be taken") <= 3, log
+        assert log.count("no connection can be accepted") <= 3, log
         assert len(log) < 20_000
         found.down()
 

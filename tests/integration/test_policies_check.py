@@ -58,7 +58,7 @@ def test_a_memory_of_another_class() -> None:
             return {1, 2}
 
     found = failed(Odd)
-    assert "memory is a set, which can't be written down" in found["memory can be saved and loaded"]
+    assert "memory is a set, which can't be saved" in found["memory can be saved and loaded"]
 
 
 class ByTurn:

@@ -171,7 +171,7 @@ def test_what_share_profile_has_recorded_is_what_the_shim_knows(stage: Stage) ->
         ("nothing", "no kernel profile nothing, and no file of that name; there are resnet50"),
         ("/none/p.kernels.jsonl", "no kernel profile /none/p.kernels.jsonl"),
         ("broken.json", "not JSON"),
-        ("text.txt", "no kernel profile: none of gpuloom"),
+        ("text.txt", "not a kernel profile: none of gpuloom"),
         ("bert_2_fb0", "a placeholder"),
     ],
 )

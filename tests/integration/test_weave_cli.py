@@ -85,7 +85,7 @@ def test_a_library_feeds_weave(home: Path) -> None:
         (("weave", EXAMPLE, "--group-size", "5"), "5 is not in the range 1<=x<=4"),
         (("weave", EXAMPLE, "--plot", "x.gif"), "ends in .png, .svg, .pdf"),
         (("profiles", "show", "Bert"), "did you mean 'bert'?"),
-        (("profiles", "remove", "bert"), "ship with gpuloom can't be removed"),
+        (("profiles", "remove", "bert"), "shipped ones can't be removed"),
         (("profiles", "import", "nowhere.csv"), "nowhere.csv: no such file"),
         (("profiles", "list", "--library", "nowhere.csv"), "nowhere.csv: no such profile library"),
         (("profiles", "add", "x", "--gpus", 1, "--iteration", 0, "--stages", "1,1,1"), "its iteration time is 0 s"),

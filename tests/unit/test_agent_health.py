@@ -129,7 +129,7 @@ def test_an_error_of_the_program_leaves_the_gpu_and_is_told_to_the_job(xid: int)
     assert changes.gpus == ()
     assert [(flag.run, flag.flag) for flag in changes.flags] == [("1.1", "gpu_error")]
     assert f"XID {xid}" in changes.flags[0].text
-    assert ("error of the program" in changes.flags[0].text) == (xid in PROGRAM)
+    assert ("error in the program" in changes.flags[0].text) == (xid in PROGRAM)
     assert watch.look(xids=((0, xid),)).flags == ()  # said already
 
 
@@ -222,9 +222,9 @@ def test_a_clock_that_was_set_back_keeps_no_gpu_for_long() -> None:
 
 def test_notes_are_shown_and_change_nothing() -> None:
     watch = Watch()
-    changes = watch.look(Finding("note", 1, "pending", "memory is put aside"), xids=((1, 63),))
+    changes = watch.look(Finding("note", 1, "pending", "memory is disabled"), xids=((1, 63),))
     assert changes.gpus == ()
-    assert changes.notes == {1: ("memory is put aside", f"XID 63 ({KNOWN[63]})")}
+    assert changes.notes == {1: ("memory is disabled", f"XID 63 ({KNOWN[63]})")}
 
 
 def use(gpu: float | None = None, cores: float | None = None) -> dict[str, RunUsage]:

@@ -243,7 +243,7 @@ def test_memory_used_by_nobody_who_can_be_seen() -> None:
     gpu.hidden = 900
     (found,) = monitor.sample({}).findings
     assert (found.kind, found.code, found.patience) == ("foreign", "memory", 3)
-    assert found.text == "900 MiB of its memory are used by processes that can't be seen from here"
+    assert found.text == "900 MiB of its memory are used by processes that are not visible here"
     # Our run in a container: neither its memory nor its process numbers can be told from others'.
     gpu.processes = {2**22 - 7: 900}
     runs = {"7.1": RunOnNode(None, None, (0,))}

@@ -174,7 +174,7 @@ def test_reasons() -> None:
     assert list(state.placements) == [0]
     texts = [made.reason(engine.snapshot, job).text for job in (1, 2, 3)]
     assert "beside" not in texts[0]
-    assert "room beside a high-priority job, but others came first" in texts[1]
+    assert "room beside a high-priority job, but jobs before it would then wait longer" in texts[1]
     assert "No GPU has a best-effort job alone on it" in texts[2]
 
 

@@ -143,7 +143,7 @@ def test_an_ended_job_can_be_forgotten_and_no_other(tell: Told) -> None:
     tell(11.0, "job.cancelled", 1)
     tell.book.forget(1)
     assert tell.book.jobs == {}
-    with pytest.raises(InvalidTransition, match="job 1, which is not known"):
+    with pytest.raises(InvalidTransition, match="job 1, which does not exist"):
         tell(12.0, "job.requeued", 1)
 
 

@@ -94,7 +94,7 @@ def test_up_down_and_up_again(home: Path) -> None:
     until = time.monotonic() + 10
     while alive(found["pid"]) and time.monotonic() < until:
         time.sleep(0.01)
-    assert f"(pid {found['pid']}) has died; its jobs go on" in str(gpuloom(home, "ls").exception)
+    assert f"(pid {found['pid']}) has died; its jobs keep running" in str(gpuloom(home, "ls").exception)
     for command in ("logs", "show"):
         assert f"lies in {home}/runs/0000/1/ATTEMPT/output.log" in str(gpuloom(home, command, "1").exception)
     assert "lies in" not in str(gpuloom(home, "logs", "77").exception)

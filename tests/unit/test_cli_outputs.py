@@ -149,7 +149,7 @@ def test_files_of_policies_are_named_once_and_what_is_expected(tmp_path: Path, t
 def test_yaml_that_is_empty_or_says_a_thing_twice(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("# nothing\n")
-    with pytest.raises(PolicyError, match="is empty; write keys and values, alone or all below 'elastic:'"):
+    with pytest.raises(PolicyError, match="is empty; write keys and values, at top level or all below 'elastic:'"):
         load_policy(f"elastic:config={config}")
     config.write_text("elastic:\n  proportion: 0.1\n  proportion: 0.2\n")
     with pytest.raises(PolicyError, match="line 3, column 3: key 'proportion' is given twice"):
@@ -158,7 +158,7 @@ def test_yaml_that_is_empty_or_says_a_thing_twice(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="line 4, column 5: key 'gpus' is given twice"):
         load_cluster(str(config))
     config.write_text("nodes:\n  - &one {gpus: 2}\n  - {<<: *one, gpus: 4}\n")
-    with pytest.raises(ClusterError, match=r"line 3, column 10: aliases \(\*name\) are not taken"):
+    with pytest.raises(ClusterError, match=r"line 3, column 10: aliases \(\*name\) are not supported"):
         load_cluster(str(config))
 
 

@@ -37,7 +37,7 @@ def test_ranges() -> None:
 
 @pytest.mark.parametrize("text", ["", "8", "8-1", "1.5-4", "0-4", "1x-4", "a-b", "1-inf", "nan-4"])
 def test_what_is_no_range_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="is no range of sizes"):
+    with pytest.raises(InputError, match="is not a range of sizes"):
         parse_range(text)
 
 
@@ -144,7 +144,7 @@ def test_sizes_go_through_a_trace(suffix: str, tmp_path: Path) -> None:
     ("row", "why"),
     [
         ("2,1,4,1,1:1/2:x", r"'2:x' must be GPUs, a colon and throughputs above 0"),
-        ("2,1,4,1,1:1/2:1.9/2:2", "2 GPUs stand there twice"),
+        ("2,1,4,1,1:1/2:1.9/2:2", "2 GPUs are given twice"),
         ("2,1,4,1,1:1/2:1.9", "max_gpus is 4, but 'scaling' ends at 2 GPUs"),
         ("2,1,4,1,1:1/4:3", "'scaling' has no throughput for the 2 GPUs of the job"),
         ("2,1,4,1,", "a job of several sizes needs its throughputs"),
@@ -331,7 +331,7 @@ def test_options_make_a_trace_elastic_and_choose_the_base(tmp_path: Path) -> Non
     ("words", "why"),
     [
         (("--policy", "srtf", "--base", "fifo"), "--base is for elastic, elastic-goodput"),
-        (("--policy", "elastic", "--elastic", "8-1"), "is no range of sizes"),
+        (("--policy", "elastic", "--elastic", "8-1"), "is not a range of sizes"),
         (("--policy", "elastic", "--scaling-profiles", "."), "needs --elastic"),
         (("--policy", "elastic", "--elastic-config", "none.yaml"), "none.yaml"),
         (("--policy", "srtf", "--elastic-config", "none.yaml"), "--elastic-config is for elastic"),

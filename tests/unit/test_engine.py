@@ -118,7 +118,7 @@ def test_a_good_plan_passes() -> None:
         (2, on((0, 1), (0, 2)), "a node is named twice"),
         (1, on((0, 1), layer=1), "the policy declared 1 sharing layers"),
         (1, on((0, 1), layer=-1), "the policy declared 1 sharing layers"),
-        (5, on((0, 0b1111), (2, 0b0001)), r"a gang stays on one GPU model, not \['K80', 'V100'\]"),
+        (5, on((0, 0b1111), (2, 0b0001)), r"a job must stay on one GPU model, not \['K80', 'V100'\]"),
     ],
 )
 def test_a_plan_that_breaks_a_rule_is_refused_and_names_the_job(gpus: int, placement: Placement, message: str) -> None:
@@ -204,19 +204,17 @@ def test_a_refused_plan_changes_nothing() -> None:
 
 
 def test_a_policy_that_never_starts_anything_is_told_so() -> None:
-    with pytest.raises(
-        PlanError, match=r"policy 'told' leaves 2 jobs waiting for ever.*the first is job 0\. Submitted"
-    ):
+    with pytest.raises(PlanError, match=r"policy 'told' leaves 2 jobs waiting forever.*the first is job 0\. Submitted"):
         simulate(jobs(TWO), "1x2", Told(lambda _: NOTHING))
 
 
 def test_a_policy_that_never_starts_anything_in_rounds_is_told_so() -> None:
-    with pytest.raises(PlanError, match="waiting for ever"):
+    with pytest.raises(PlanError, match="waiting forever"):
         simulate(jobs(TWO), "1x2", Told(lambda _: NOTHING), schedule="rounds", interval_s=60.0)
 
 
 def test_a_policy_that_wants_to_be_asked_at_the_same_moment_again_and_again_is_told_so() -> None:
-    """Nothing happens and time does not pass: an endless loop, unless the engine says so."""
+    """Nothing happens and time does not advance: an endless loop, unless the engine says so."""
     asked = 0
 
     def decide(snapshot: Snapshot) -> Decision:
@@ -239,7 +237,7 @@ def test_a_job_at_speed_zero_for_ever_ends_in_an_error_with_words() -> None:
 
     policy = Told(run_first(j0=on((0, 1)), j1=on((0, 1), layer=1)), layers=2)
     policy.sharing = lambda workload: Still()  # type: ignore[method-assign]
-    with pytest.raises(PlanError, match="for ever"):
+    with pytest.raises(PlanError, match="forever"):
         simulate(jobs(TWO), "1x2", policy)
 
 
@@ -343,7 +341,7 @@ def test_a_policy_whose_priorities_change_is_asked_at_every_interval() -> None:
         asked.append(snapshot.now_s)
         return Decision({0: on((0, 1))}) if len(asked) == 1 else NOTHING
 
-    with pytest.raises(PlanError, match="for ever"):
+    with pytest.raises(PlanError, match="forever"):
         simulate(jobs([(0, 100, 1), (0, 1, 1)]), "1x1", Periodic(decide), interval_s=30.0, restart_overhead_s=0.0)
     assert asked[:5] == [0, 30, 60, 90, 100]
 

@@ -160,7 +160,7 @@ class TestVersion1:
     def test_none_writable(self, tmp_path: Path) -> None:
         found = find("home", mountinfo=mount(tmp_path, "cgroup", "rw,freezer"), own="9:freezer:/\n")
         assert found.version == 0
-        assert found.why == "cgroup v2 is not mounted; no cgroup v1 freezer that we may write to"
+        assert found.why == "cgroup v2 is not mounted; no writable cgroup v1 freezer"
 
 
 def test_switched_off() -> None:

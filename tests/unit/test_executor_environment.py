@@ -35,9 +35,9 @@ def test_venv(tmp_path: Path) -> None:
     assert found == {"PATH": f"{tmp_path}/venv/bin:/bin", "VIRTUAL_ENV": f"{tmp_path}/venv"}
     assert env["PYTHONHOME"] == "/odd"
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="no virtual environment: it has no bin/python"):
+    with pytest.raises(InputError, match="not a virtual environment: it has no bin/python"):
         prepared(ARGV, {}, venv="empty", cwd=str(tmp_path))
-    with pytest.raises(InputError, match=r"there is no directory .*make it with `python -m venv"):
+    with pytest.raises(InputError, match=r"there is no directory .*create it with `python -m venv"):
         prepared(ARGV, {}, venv="missing", cwd=str(tmp_path))
 
 
@@ -69,7 +69,7 @@ def test_conda_by_name(tmp_path: Path) -> None:
     assert env["CONDA_PREFIX"] == f"{tmp_path}/conda"
     argv, _ = prepared(ARGV, {**home, "PATH": str(conda.parent)}, conda="other", cwd="/")
     assert argv == (str(conda), "run", "--no-capture-output", "-n", "other", *ARGV)
-    with pytest.raises(InputError, match="no environment 'other' is known"):
+    with pytest.raises(InputError, match="environment 'other' was not found"):
         prepared(ARGV, home, conda="other", cwd="/")
 
 

@@ -247,12 +247,12 @@ class TestProcesses:
 class TestExecutor:
     def test_modes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GPULOOM_CGROUPS", "v3")
-        with pytest.raises(InputError, match="GPULOOM_CGROUPS is 'v3': one of auto, v2, v1, off"):
+        with pytest.raises(InputError, match="GPULOOM_CGROUPS is 'v3': must be one of auto, v2, v1, off"):
             LocalExecutor(tmp_path)
 
     def test_other_systems(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "platform", "darwin")
-        with pytest.raises(ExecutorError, match="needs Linux, and this is darwin"):
+        with pytest.raises(ExecutorError, match="needs Linux, but this is darwin"):
             LocalExecutor(tmp_path)
 
     def test_a_runner_of_another_version(self, tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ class TestExecutor:
         until(executor.healthy)
         executor.close()
         said = (tmp_path / wire.RUNNER_LOG).read_text()
-        assert "a scheduler's message 'start' can't be worked on" in said
+        assert "a scheduler's message 'start' can't be handled" in said
         assert "hunter2" not in said
 
     def test_a_closed_one(self, tmp_path: Path) -> None:
@@ -481,7 +481,7 @@ class TestGpus:
         until(lambda: told)
         assert told[0].exit is not None
         assert not told[0].exit.released
-        assert told[0].exit.message == "its GPUs could not be looked at: GPU is lost"
+        assert told[0].exit.message == "its GPUs could not be checked: GPU is lost"
         check.close()
 
     @pytest.mark.parametrize("broken", [False, True])

@@ -125,7 +125,7 @@ def test_a_job_that_can_not_be_placed_is_not_asked_again() -> None:
         ({"expand_threshold": 0.0}, "expand_threshold is 0"),
         ({"shrink_threshold": 0.3}, "must be above expand_threshold"),
         ({"expand_policy": "fast"}, "expand_policy is 'fast'"),
-        ({"expand_threshold": 3.0, "shrink_threshold": 5.0}, "grow and shrink for ever"),
+        ({"expand_threshold": 3.0, "shrink_threshold": 5.0}, "grow and shrink forever"),
     ],
 )
 def test_bad_thresholds_are_refused(values: dict[str, float], why: str) -> None:

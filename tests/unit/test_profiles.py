@@ -165,7 +165,7 @@ def test_removing_what_is_not_there(path: Path) -> None:
     add_profiles(path, [profile(gpus=2), profile(gpus=4)])
     with pytest.raises(InputError, match="no profile of net on 8 GPUs; there are 2, 4"):
         remove_profiles(path, "net", 8)
-    with pytest.raises(InputError, match="ship with gpuloom can't be removed"):
+    with pytest.raises(InputError, match="shipped ones can't be removed"):
         remove_profiles(path, "bert")
     with pytest.raises(InputError, match="did you mean 'net'"):
         remove_profiles(path, "nett")
@@ -247,7 +247,7 @@ def test_a_library_that_is_held_is_waited_for_then_named(path: Path, monkeypatch
         (HEADER + "a,1,1,,,\n", ":2: has no stage times"),
         (HEADER + "a,1,1,1,,1\n", ":2: has the stages load, network, must have"),
         (HEADER + "a,1,1,0,0,0\n", "all its stages take 0 s"),
-        (HEADER + "a,1,1,1,1,1\na,1,2,1,1,1\n", "profile of a on 1 GPU stands there twice"),
+        (HEADER + "a,1,1,1,1,1\na,1,2,1,1,1\n", "profile of a on 1 GPU is there twice"),
         (HEADER + "a,1,1,1,1\n", ":2: has 5 fields, must have 6"),
         ("PAR1\0\0", "is not a text file"),
         (HEADER, "holds no profiles, only a header"),

@@ -106,7 +106,7 @@ def test_a_log_that_is_none_any_more(tmp_path: Path, put: Any) -> None:
         answer = api("GET", f"/v1/jobs/1/log{query}")
         judge(answer)
         assert answer.status_code == 404
-        assert "not the log any more" in answer.json()["detail"] or "can't be read" in answer.json()["detail"]
+        assert "no longer the log" in answer.json()["detail"] or "can't be read" in answer.json()["detail"]
     service.finish(1)
     stream = api("GET", "/v1/jobs/1/log", headers={"Accept": "text/event-stream"}).text
     assert "event: end" in stream

@@ -65,7 +65,7 @@ def test_a_port_can_be_used_again_at_once(service: FakeService) -> None:
         ({"port": -1}, "from 0"),
         ({"host": "no.such.host.invalid"}, "no.such.host.invalid"),
         ({"host": "x" * 300}, "not a host name|can't listen"),
-        ({"host": "203.0.113.7"}, "no address of this machine"),
+        ({"host": "203.0.113.7"}, "not an address of this machine"),
         ({"host": "0.0.0.0", "token": None}, "needs a token"),
         ({"host": "203.0.113.7", "token": None}, "needs a token"),
         ({"host": "0.0.0.0", "token": ""}, "20 or more"),

@@ -93,7 +93,7 @@ def test_by_time(run: Run, place: Path, tmp_path: Path) -> None:
     [
         (("train.py", "5"), {}, "ended before enough iterations: 5 optimizer steps"),
         (("train.py", "15"), {}, "4 of 5 recorded after 10"),
-        (("train.py", "30"), {"FAKE_CUDA": "0"}, "no CUDA kernel: its torch sees no GPU"),
+        (("train.py", "30"), {"FAKE_CUDA": "0"}, "no CUDA kernel: its torch finds no GPU"),
         (("train.py", "30"), {"FAKE_BROKEN": "fails"}, "failed in the program: RuntimeError: CUPTI_ERROR"),
         (("train.py", "30"), {"FAKE_BROKEN": "torn"}, "trace can't be read"),
         (("train.py", "30"), {"FAKE_BROKEN": "full"}, "the disk is full"),

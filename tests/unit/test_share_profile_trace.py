@@ -147,7 +147,7 @@ def test_no_ceilings_no_utilisation(tmp_path: Path) -> None:
         ("3", DONE, "no traceEvents"),
         ([], DONE, "ran on the CPU alone"),
         (Trace().iteration(0, ("a", 1)).events, DONE, "no CUDA kernel ran in the recorded"),
-        (Trace().iteration(1, ("a", 1)).events, {**DONE, "device": {}}, "compute capability is not said"),
+        (Trace().iteration(1, ("a", 1)).events, {**DONE, "device": {}}, "compute capability of the GPU is missing"),
         (Trace().iteration(1, ("a", 1)).events, {**DONE, "device": {"cc": "3.5"}}, "capability '3.5'"),
     ],
 )

@@ -370,7 +370,7 @@ def test_diff_names_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         ("{", (), "not JSON"),
         ('{"traceEvents": []}', (), "holds no kernel"),
-        (TRACE_OF_ONE, (), "compute capability is not said: .* --cc"),
+        (TRACE_OF_ONE, (), "compute capability of the GPU is missing: .* --cc"),
         (TRACE_OF_ONE, ("--cc", "8.0"), "--sm-count"),
         (TRACE_OF_ONE, ("--cc", "3.0", "--sm-count", "8"), "capability '3.0' is not known"),
         ("name,time\n", (), "no PyTorch trace .* no CSV of ncu"),

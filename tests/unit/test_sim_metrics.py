@@ -279,7 +279,7 @@ def test_the_seed_draws_antman_s_classes_unless_the_policy_says_another() -> Non
         ({"restart_overhead_s": math.inf}, "the restart overhead is inf"),
         ({"checkpoint_s": -1.0}, "the checkpoint interval is -1.0"),
         ({"compat": "other"}, "unknown --compat 'other'; known: muri"),
-        ({"compat": "muri", "schedule": "rounds"}, "does not go with rounds"),
+        ({"compat": "muri", "schedule": "rounds"}, "can't be used with rounds"),
         ({"mtbf_s": 0.0}, "mean time between failures"),
         ({"mtbf_s": 10.0, "repair_s": 0.0}, "mean repair time"),
     ],

@@ -105,7 +105,7 @@ def test_backup_and_restore(home: Home, tmp_path: Path) -> None:
 
 def test_restore_of_what_is_no_backup(home: Home, tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("not a store\n" * 100)
-    with pytest.raises(StoreError, match="this is not a store of gpuloom's"):
+    with pytest.raises(StoreError, match="this is not a gpuloom store"):
         run("restore", tmp_path / "notes")
     assert run("check").return_value == 0
 

@@ -301,7 +301,7 @@ def test_two_schedulers_on_one_store_are_told_apart(tmp_path: Path) -> None:
 def test_a_file_that_is_no_database(tmp_path: Path, read_only: bool) -> None:
     path = tmp_path / "store.db"
     path.write_text("job,user\n" * 1000)
-    with pytest.raises(StoreError, match=f"{path}: can't open: this is not a store of gpuloom's"):
+    with pytest.raises(StoreError, match=f"{path}: can't open: this is not a gpuloom store"):
         SqliteStore(path, read_only=read_only)
     assert path.read_text() == "job,user\n" * 1000
 
@@ -395,7 +395,7 @@ def test_records_changed_by_hand_are_named_field_by_field(sizeable: Path) -> Non
         details = [finding.detail for finding in store.check().findings]
     assert "job 5: priority is 7 in the table, 0 by the log" in details
     assert "job 6 is in the log and not in the table" in details
-    assert "the next job's number is 17, by the log it is 301" in details
+    assert "the next job's number is 17, but by the log it is 301" in details
     assert any("job 201: estimate_s is 1.0 in the table, 3600.0 by the log" in detail for detail in details)
     assert any(detail.startswith("… and ") and detail.endswith("more") for detail in details)
     assert len(details) < 30
@@ -406,7 +406,7 @@ def test_a_gap_in_the_log_is_named(sizeable: Path) -> None:
         connection.execute("DELETE FROM events WHERE id = 7")
     with SqliteStore(sizeable, read_only=True) as store:
         details = [finding.detail for finding in store.check().findings]
-    assert "event 7 is missing: 8 comes in its place" in details
+    assert "event 7 is missing: event 8 follows instead" in details
 
 
 @pytest.mark.parametrize("replaced", [True, False])

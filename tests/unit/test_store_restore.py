@@ -124,7 +124,7 @@ class TestRestore:
 
     def test_what_is_no_backup_is_refused(self, home: Home, backup: Path, tmp_path: Path) -> None:
         (tmp_path / "text").write_text("job,user\n" * 500)
-        with pytest.raises(StoreError, match=r"text: can't read the backup: this is not a store"):
+        with pytest.raises(StoreError, match=r"text: can't read the backup: this is not a gpuloom store"):
             restore(home, tmp_path / "text")
         with pytest.raises(InputError, match="there is no such file"):
             restore(home, tmp_path / "none")
@@ -191,7 +191,7 @@ class TestHome:
         (tmp_path / "file").touch()
         with pytest.raises(InputError, match="must be a directory"):
             Home(tmp_path / "file").create()
-        with pytest.raises(InputError, match="can't be made a home directory"):
+        with pytest.raises(InputError, match="can't be used as home directory"):
             Home(tmp_path / "file" / "below").create()
 
     def test_a_home_with_a_long_path_leaves_nothing_elsewhere(

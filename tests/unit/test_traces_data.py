@@ -105,12 +105,12 @@ def test_shockwave_job_types_that_do_not_fit_are_kept() -> None:
         ("alibaba/openb_node_list_gpu_node.csv.gz", "a list of nodes"),
         ("tiresias/yarn-gput1000.csv.gz", "gittins:samples=FILE"),
         ("muri/n8g8.csv", "a description of a cluster"),
-        ("muri/model_stage_profiles.csv", "of no known trace format"),
-        ("muri/reference_runs/trace1__antman.csv.gz", "of no known trace format"),
-        ("muri/testbed_results/SRSF_job.csv.gz", "of no known trace format"),
+        ("muri/model_stage_profiles.csv", "has no known trace format"),
+        ("muri/reference_runs/trace1__antman.csv.gz", "has no known trace format"),
+        ("muri/testbed_results/SRSF_job.csv.gz", "has no known trace format"),
         ("pollux/workloads.tar.gz", "workloads/workload-6.csv"),
-        ("gavel/simulation_throughputs.json.gz", "of no known trace format"),
-        ("kubernetes/contract.jsonl", "of no known trace format"),
+        ("gavel/simulation_throughputs.json.gz", "has no known trace format"),
+        ("kubernetes/contract.jsonl", "has no known trace format"),
     ],
 )
 def test_files_beside_the_traces_are_refused(path: str, reason: str) -> None:

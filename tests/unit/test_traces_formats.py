@@ -412,7 +412,7 @@ def _skipped(read, text: str) -> TraceRead:
         ("", "is empty: it holds no jobs"),
         ("\n\n", "is empty: it holds no jobs"),
         (ITP.splitlines()[0] + "\n", "holds no jobs, only a header"),
-        ("a,b,c\n1,2,3\n", "of no known trace format.*muri.*philly"),
+        ("a,b,c\n1,2,3\n", "has no known trace format.*muri.*philly"),
         (ITP.replace("submission_time,", "submission_time,job_id,").replace("j-1,", "j-1,x,"), "'job_id' twice"),
         ("runtime\n3\n", "list of run times"),
     ],

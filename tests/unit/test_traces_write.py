@@ -129,9 +129,9 @@ def test_csv_is_plain() -> None:
         ({"weight": np.asarray([1.0, 0.0])}, "weight of job 1 is 0.0"),
         ({"job_ids": ("a", "a")}, "empty or used twice"),
         ({"job_ids": ("a", "")}, "empty or used twice"),
-        ({"model": Labels.of(["a", "b\0"])}, "is no text"),
-        ({"model": Labels.of(["a", "\ud800"])}, "is no text"),
-        ({"speeds": Speeds(("a\nb",), np.ones((2, 1)))}, "no good name"),
+        ({"model": Labels.of(["a", "b\0"])}, "is not text"),
+        ({"model": Labels.of(["a", "\ud800"])}, "is not text"),
+        ({"speeds": Speeds(("a\nb",), np.ones((2, 1)))}, "can't be the name"),
         ({"gpu_milli": np.asarray([1, 2000], np.int32)}, "gpu_milli of job 1 is 2000"),
     ],
 )

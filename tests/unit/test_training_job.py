@@ -340,7 +340,7 @@ def test_the_example_as_a_process_stops_on_sigterm_saves_and_goes_on(tmp_path: P
     again, whole = start(path, "0"), start(tmp_path / "whole.npz", "0")
     second, _ = again.communicate(timeout=30)
     third, _ = whole.communicate(timeout=30)
-    assert f"goes on from step {step}" in second
+    assert f"continues from step {step}" in second
     assert final(second) == final(third)
 
 

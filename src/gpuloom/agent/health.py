@@ -170,7 +170,7 @@ class Health:
         for gpu, xid in sample.xids:
             # It happened since the last look: whoever held the GPU then, even if the error has ended it meanwhile.
             hit = [run for run, gpus in self._held.items() if gpu in gpus]
-            whose = ": most often an error of the program" if xid in PROGRAM else ""
+            whose = ": usually an error in the program" if xid in PROGRAM else ""
             for run in hit or [run for run, gpus in holding.items() if gpu in gpus]:
                 flags.extend(self._flag(run, "gpu_error", f"{xid_text(xid)} on GPU {gpu}{whose}"))
         self._held = holding

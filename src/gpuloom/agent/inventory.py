@@ -18,7 +18,7 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.job import Gpu, NodeRecord
 
 MAX_SLOTS = 10_000
-MIG_TEXT = "in MIG mode, which is not divided by gpuloom: turn it off (nvidia-smi -i {} -mig 0) to use the whole GPU"
+MIG_TEXT = "in MIG mode, which gpuloom does not support: turn it off (nvidia-smi -i {} -mig 0) to use the whole GPU"
 
 _FORM = re.compile(r"\d+GB|PCIE|SXM\d*|HBM\d*E?|NVLINK", re.IGNORECASE)
 """Words after a model's name that say how it is built or how much memory it has."""
@@ -38,8 +38,8 @@ def inventory(*, slots: int | None, nvml: Nvml) -> NodeRecord:
         raise InputError(f"--slots {slots}: must be between 1 and {MAX_SLOTS:,}")
     if slots is None and not nvml.devices:
         raise InputError(
-            f"no GPU found on this machine ({nvml.reason}): to schedule CPU slots in place of GPUs, "
-            f"start with --slots N, such as --slots {cpus()}"
+            f"no GPU found on this machine ({nvml.reason}): to schedule CPU slots instead, start with --slots N, "
+            f"such as --slots {cpus()}"
         )
     # What the kernel says, not what DNS makes of it: this must not wait for a network.
     name = socket.gethostname().partition(".")[0] or "localhost"

@@ -165,7 +165,7 @@ class Monitor:
             findings.append(Finding("foreign", gpu, f"pid-{process.pid}", text, patience=3 if named else 1))
         unknown = (reading.memory_used_mib or 0.0) - explained
         if not found and gpu not in holders and unknown > UNKNOWN_MIB:
-            text = f"{unknown:,.0f} MiB of its memory are used by processes that can't be seen from here"
+            text = f"{unknown:,.0f} MiB of its memory are used by processes that are not visible here"
             findings.append(Finding("foreign", gpu, "memory", text, patience=3))
         return tuple(found)
 
@@ -187,14 +187,14 @@ class Monitor:
             say("mig", MIG_TEXT.format(gpu))
         if reading.recovery:
             need = _RECOVERY.get(reading.recovery, f"recovery action {reading.recovery}")
-            say("recovery", f"the driver says that it needs {need}", needs_reset=True)
+            say("recovery", f"the driver says it needs {need}", needs_reset=True)
         if reading.remap_failed:
             say("remap", "a row of its memory could not be remapped: have the GPU replaced", needs_reset=True)
         if reading.retirement_pending and reading.ecc:
             text = f"{reading.ecc} uncorrectable ECC errors, and pages whose retirement waits for a reset"
             say("retirement", text, needs_reset=True)
         elif reading.retirement_pending or reading.remap_pending:
-            text = "faulty memory is put aside at the next reset; the GPU can be used until then"
+            text = "faulty memory is disabled at the next reset; the GPU can be used until then"
             findings.append(Finding("note", gpu, "pending", text))
         if reading.ecc is not None:
             new = reading.ecc - self._ecc.get(uuid, reading.ecc)

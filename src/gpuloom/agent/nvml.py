@@ -175,7 +175,7 @@ class Nvml:
         with self._lock:
             handle = self._handles.get(uuid)
             if handle is None:
-                return Reading(error=self.reason or "NVML does not list it any more", lost=True)
+                return Reading(error=self.reason or "NVML no longer lists it", lost=True)
             nvml = self._nvml
             try:
                 # Every GPU can tell its memory: what fails here is the GPU, not a missing feature.

@@ -42,7 +42,7 @@ def load_json(text: str | bytes) -> Any:
 
 
 def _too_deep() -> ValueError:
-    return ValueError(f"it is nested too deeply: {DEPTH} levels may be")
+    return ValueError(f"it is nested too deeply: at most {DEPTH} levels are allowed")
 
 
 def _constant(name: str) -> NoReturn:
@@ -51,7 +51,7 @@ def _constant(name: str) -> NoReturn:
 
 def _whole(text: str) -> int:
     if len(text) > DIGITS:
-        raise ValueError(f"the number {text[:20]}... has {len(text)} digits: {DIGITS} may be")
+        raise ValueError(f"the number {text[:20]}... has {len(text)} digits: at most {DIGITS} are allowed")
     return int(text)
 
 

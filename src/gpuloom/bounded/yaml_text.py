@@ -47,16 +47,16 @@ class Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         mark: Any = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         if self.check_event(yaml.AliasEvent):
-            raise refused("aliases (*name) are not taken: write out what it stands for", mark)
+            raise refused("aliases (*name) are not supported: write out the value", mark)
         tag = getattr(self.peek_event(), "tag", None)  # type: ignore[no-untyped-call]
         if tag not in (None, "!", "tag:yaml.org,2002:str"):
-            raise refused(f"tags ({cut(tag.replace('tag:yaml.org,2002:', '!!'), 60)}) are not taken", mark)
+            raise refused(f"tags ({cut(tag.replace('tag:yaml.org,2002:', '!!'), 60)}) are not supported", mark)
         self._nodes += 1
         self._depth += 1
         if self._nodes > NODES:
             raise refused(f"more than {NODES:,} values: write several files", mark)
         if self._depth > DEPTH + 1:
-            raise refused(f"nested too deeply: {DEPTH} levels may be", mark)
+            raise refused(f"nested too deeply: at most {DEPTH} levels are allowed", mark)
         found: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         return found
@@ -65,7 +65,7 @@ class Loader(yaml.SafeLoader):
         seen: dict[Any, None] = {}
         for key_node, _ in node.value:
             if key_node.tag.endswith(":str") and key_node.value == "<<" and key_node.style is None:
-                raise refused("merge keys (<<) are not taken: write out the fields", key_node.start_mark)
+                raise refused("merge keys (<<) are not supported: write out the fields", key_node.start_mark)
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable):
                 if key in seen:

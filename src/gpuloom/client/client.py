@@ -141,7 +141,7 @@ class Client:
         if idempotency_key is not None and not (
             idempotency_key.isascii() and idempotency_key.isprintable() and idempotency_key.strip()
         ):
-            raise InputError(f"{idempotency_key!r} can't be an idempotency key: write plain characters, one line")
+            raise InputError(f"{idempotency_key!r} is not a valid idempotency key: give one line of plain characters")
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         body = jobs[0] if len(jobs) == 1 else {"jobs": jobs}
         answer: Submitted = self.connection.request("POST", "/v1/jobs", body=body, headers=headers, again=True).json()
@@ -360,7 +360,9 @@ class Client:
                 return
             except httpx.TransportError as error:
                 if time.monotonic() > until:
-                    raise ConnectionLostError(f"the connection broke within the log of job {job} ({error})") from None
+                    raise ConnectionLostError(
+                        f"the connection broke while reading the log of job {job} ({error})"
+                    ) from None
             finally:
                 answer.close()
 
@@ -501,7 +503,7 @@ def _here() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        raise InputError("the present folder has been removed: name the job's workdir") from None
+        raise InputError("the current folder has been removed: give the job's workdir") from None
 
 
 def current_user() -> str:

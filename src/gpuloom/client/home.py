@@ -47,7 +47,7 @@ def running(home: Path) -> Running | None:
     except PermissionError:
         raise AccessError(f"{path}: no permission to read; this scheduler belongs to another user") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ClientError(f"{path}: not what a scheduler writes there ({error}); is it a gpuloom home?") from None
+        raise ClientError(f"{path}: this was not written by a scheduler ({error}); is it a gpuloom home?") from None
 
 
 def alive(pid: int) -> bool:
@@ -75,14 +75,14 @@ def no_scheduler(home: Path) -> NoSchedulerError:
     found = running(home)
     if found is not None and not alive(found.pid):
         return NoSchedulerError(
-            f"the scheduler of {home} (pid {found.pid}) has died; its jobs go on. "
-            f"Start it again: gpuloom up{flag} --detach"
+            f"the scheduler of {home} (pid {found.pid}) has died; its jobs keep running. Start it again: gpuloom "
+            f"up{flag} --detach"
         )
     if found is not None:
         return NoSchedulerError(
             f"the scheduler (pid {found.pid}) does not answer at {found.url}; see {home / 'scheduler.log'}"
         )
-    return NoSchedulerError(f"no scheduler runs here ({home}); start one: gpuloom up{flag} --detach")
+    return NoSchedulerError(f"no scheduler is running here ({home}); start one: gpuloom up{flag} --detach")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def find(home: Path | str | None = None, url: str | None = None, token: str | No
             raise no_scheduler(folder)
         url = found.url
     if not url.startswith(("http://", "https://")):
-        raise InputError(f"{url!r} is not the URL of a scheduler: write http://HOST:PORT")
+        raise InputError(f"{url!r} is not the URL of a scheduler: give http://HOST:PORT")
     if token is None:
         token = _token(Path(os.environ.get(TOKEN_FILE) or folder / "token").expanduser())
     return Address(url.rstrip("/"), token, None if by_url else folder)

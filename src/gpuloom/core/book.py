@@ -111,7 +111,7 @@ class _View:
     def job(self, event: Event) -> Job:
         job = self.changes.jobs.get(event.job or 0) or self.book.jobs.get(event.job or 0)
         if job is None:
-            raise InvalidTransition(f"event {event.id} ({event.type}) is about job {event.job}, which is not known")
+            raise InvalidTransition(f"event {event.id} ({event.type}) is about job {event.job}, which does not exist")
         before, _ = TRANSITIONS[event.type]
         if job.phase not in before:
             raise InvalidTransition(f"{event.type} can't come to {story(job)}; it must be {_or(before)}")

@@ -92,7 +92,7 @@ def parse_cluster(text: str) -> Cluster:
         if match is None:
             raise ClusterError(
                 f"{part.strip()!r} in cluster {text!r} is not NODESxGPUS or NODESxGPUS:MODEL "
-                "(8x8, 4x8:V100,16x4:K80), nor is it the name of a YAML file that exists"
+                "(8x8, 4x8:V100,16x4:K80), nor is it an existing YAML file"
             )
         count, gpus = int(match.group(1)), int(match.group(2))
         if not 1 <= count <= MAX_NODES or gpus < 1:

@@ -89,7 +89,7 @@ class Profile:
             return None
         return (
             f"{self}: the stages add up to {sum_floats(self.stage_s):.4g} s, {share:.2f} times its iteration of "
-            f"{self.iteration_s:.4g} s; check the units, unless its stages "
+            f"{self.iteration_s:.4g} s; check the units, unless its stages really "
             + ("overlap that much" if share > 1 else "leave that much idle")
         )
 

@@ -29,7 +29,7 @@ def parse_duration_s(text: str | float) -> float:
             f"{str(text)[:60]!r} is not a duration: write seconds, or a number with ms, s, m, h, d or w (6m)"
         )
     if value > LONGEST_S or 0 < value < SHORTEST_S:
-        raise InputError(f"{text!r} is not a duration that can be meant: 0, or a microsecond to 1e12 seconds")
+        raise InputError(f"{text!r} is not a possible duration: give 0, or a microsecond to 1e12 seconds")
     return value
 
 

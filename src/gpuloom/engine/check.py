@@ -20,11 +20,11 @@ def checked_answer(answer: Any) -> tuple[Decision, Any]:
     """What `decide` has returned, if it has the form that it must have. Raises PlanError."""
     if type(answer) is not tuple or len(answer) != 2 or not isinstance(answer[0], Decision):
         what = [type(part).__name__ for part in answer] if type(answer) is tuple else type(answer).__name__
-        raise PlanError(f"decide must return (Decision, memory), and has returned {what}")
+        raise PlanError(f"decide must return (Decision, memory), but returned {what}")
     if answer[0] is not NOTHING:
         wake_s = answer[0].wake_at_s
         if not isinstance(wake_s, int | float | np.number) or math.isnan(wake_s):
-            raise PlanError(f"wake_at_s must be a time in seconds, and is {wake_s!r}")
+            raise PlanError(f"wake_at_s must be a time in seconds, but is {wake_s!r}")
     return answer
 
 
@@ -70,7 +70,7 @@ class PlanCheck:
                 raise PlanError(f"the plan gives job {job!r} a {type(placement).__name__}, and not a Placement")
         for job in (*decision.wait, *decision.run):
             if not isinstance(job, int | np.integer) or isinstance(job, bool):
-                raise PlanError(f"the plan names {job!r}, which is not the number of a job")
+                raise PlanError(f"the plan names {job!r}, which is not a job number")
             if not 0 <= job < jobs:
                 raise PlanError(f"the plan names job {job}; there are jobs 0 to {jobs - 1}")
         freed: dict[tuple[int, int], int] = {}
@@ -83,7 +83,7 @@ class PlanCheck:
                 key = (layer, node)
                 freed[key] = freed.get(key, 0) | mask
         if len(set(stops)) != len(stops):
-            raise PlanError(f"the plan stops a job twice, or both runs it and lets it wait: {sorted(stops)}")
+            raise PlanError(f"the plan stops a job twice, or both runs and stops it: {sorted(stops)}")
         for job, placement in decision.run.items():
             if job not in state.placements:
                 state.require(job, "start")
@@ -232,7 +232,7 @@ class PlanCheck:
     def _check_model(self, job: int, placement: Placement) -> None:
         models = {self._cluster.nodes[node].gpu_model for node in placement.nodes}
         if len(models) > 1:
-            self._fail(job, placement, f"a gang stays on one GPU model, not {sorted(models)}")
+            self._fail(job, placement, f"a job must stay on one GPU model, not {sorted(models)}")
         if self._shapes is None:
             self._shapes = shapes_of(self._workload, self._cluster)
         pools = self._shapes.shapes[int(self._shapes.of_job[job])].pools

@@ -64,9 +64,9 @@ def _with_path(env: dict[str, str], directory: Path) -> dict[str, str]:
 def _venv(venv: str, env: dict[str, str], cwd: str) -> dict[str, str]:
     place = Path(cwd, Path(venv).expanduser())
     if not place.is_dir():
-        raise InputError(f"venv: there is no directory {place}: make it with `python -m venv {place}`")
+        raise InputError(f"venv: there is no directory {place}: create it with `python -m venv {place}`")
     if not (place / "bin" / "python").exists():
-        raise InputError(f"venv: {place} is no virtual environment: it has no bin/python")
+        raise InputError(f"venv: {place} is not a virtual environment: it has no bin/python")
     env.pop("PYTHONHOME", None)
     env["VIRTUAL_ENV"] = str(place)
     return _with_path(env, place / "bin")
@@ -76,9 +76,9 @@ def _conda(conda: str, argv: tuple[str, ...], env: dict[str, str], cwd: str) -> 
     if "/" in conda or conda.startswith("~"):
         prefix = Path(cwd, Path(conda).expanduser())
         if not prefix.is_dir():
-            raise InputError(f"conda: there is no directory {prefix}: make it with `conda create -p {prefix} python`")
+            raise InputError(f"conda: there is no directory {prefix}: create it with `conda create -p {prefix} python`")
         if not (prefix / "bin").is_dir():
-            raise InputError(f"conda: {prefix} is no conda environment: it has no bin")
+            raise InputError(f"conda: {prefix} is not a conda environment: it has no bin")
         return argv, _in_prefix(prefix, str(prefix), env)
     looked = _places(env)
     for prefix in looked:
@@ -92,8 +92,8 @@ def _conda(conda: str, argv: tuple[str, ...], env: dict[str, str], cwd: str) -> 
             flags = [] if tool == "micromamba" else ["--no-capture-output"]
             return (program, "run", *flags, "-n", conda, *argv), env
     raise InputError(
-        f"conda: no environment {conda!r} is known (~/.conda/environments.txt, CONDA_EXE, CONDA_ENVS_PATH), and "
-        f"none of {', '.join(CONDA_TOOLS)} is in PATH ({path}): give the environment's directory instead"
+        f"conda: environment {conda!r} was not found (~/.conda/environments.txt, CONDA_EXE, CONDA_ENVS_PATH), and "
+        f"none of {', '.join(CONDA_TOOLS)} is in PATH ({path}): give the directory of the environment instead"
     )
 
 

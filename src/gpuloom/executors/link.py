@@ -39,7 +39,7 @@ LAST_S = 1.0
 """For what was asked last, when it is closed."""
 BACKOFF_S = (0.05, 0.2, 1.0, 5.0)
 STATES = {
-    "T": "it is stopped by a signal: `kill -CONT {pid}` lets it go on",
+    "T": "it is stopped by a signal: `kill -CONT {pid}` continues it",
     "t": "a debugger holds it",
     "D": "it waits for a disk: see `dmesg`",
 }
@@ -101,7 +101,7 @@ class Link:
             begun = self._worker.start()
         except OSError as error:
             connection.close()
-            raise ExecutorError(fault_text("can't make a socket", error)) from None
+            raise ExecutorError(fault_text("can't create a socket", error)) from None
         if not begun:
             connection.close()
             raise ExecutorError(self._worker.problem)
@@ -233,7 +233,7 @@ class Link:
         with self._lock:
             asked = self._pending.pop(message["re"], None)
         if "failed" in message:
-            self._problem = f"the runner can't do what it is asked: {message['failed']} (see {RUNNER_LOG})"
+            self._problem = f"the runner can't do what it was asked to: {message['failed']} (see {RUNNER_LOG})"
         elif asked is not None and asked.answer is not None:
             asked.answer(message)
 
@@ -284,9 +284,9 @@ class Link:
                 lines = self._greet(connection, end)
             except TimeoutError:
                 pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-                raise TimeoutError(f"it (pid {pid}) has not greeted{self._state(pid)}") from None
+                raise TimeoutError(f"it (pid {pid}) has sent no greeting{self._state(pid)}") from None
             except (ValueError, KeyError, TypeError) as error:
-                raise ConnectionError(f"it said what is no greeting: {error!r}") from None
+                raise ConnectionError(f"it sent something that is not a greeting: {error!r}") from None
         except BaseException:
             connection.close()
             raise
@@ -306,7 +306,7 @@ class Link:
         return f"; {STATES.get(entry.state, 'it is busy, or stuck').format(pid=pid)}"
 
     def _locker(self) -> str:
-        return f" ({self._home / LOCK} is held: by one that begins, or that is stuck)" if self._locked else ""
+        return f" ({self._home / LOCK} is held by a runner that is starting, or stuck)" if self._locked else ""
 
     def _greet(self, connection: socket.socket, end: float) -> LineBuffer:
         connection.sendall(encode({"id": 0, "op": "hello"}))
@@ -323,7 +323,7 @@ class Link:
                     raise ExecutorError(
                         f"the runner of {self._home} (pid {message['pid']}) speaks version {message['version']} of "
                         f"its protocol, this gpuloom version {VERSION}: let its jobs end with the gpuloom that "
-                        "started it, or end them"
+                        f"started it, or stop them"
                     )
                 self.hello = message
                 return lines
@@ -348,7 +348,7 @@ class Link:
                 timeout=max(end - time.monotonic(), 0.1),
             ).returncode
         except subprocess.TimeoutExpired as error:
-            raise ExecutorError(f"the runner did not begin within {error.timeout:.1f} s (see {log})") from None
+            raise ExecutorError(f"the runner did not start within {error.timeout:.1f} s (see {log})") from None
         except (OSError, MemoryError) as error:
             raise ExecutorError(fault_text("can't start the runner", error)) from None
         finally:

@@ -41,10 +41,10 @@ class LocalExecutor:
         self, home_dir: Path, *, gpu_processes: GpuProcesses | None = None, cgroups: str | None = None
     ) -> None:
         if not sys.platform.startswith("linux"):
-            raise ExecutorError(f"running jobs needs Linux, and this is {sys.platform}; simulations work everywhere")
+            raise ExecutorError(f"running jobs needs Linux, but this is {sys.platform}; simulations work everywhere")
         mode = cgroups or os.environ.get("GPULOOM_CGROUPS") or "auto"
         if mode not in CGROUP_MODES:
-            raise InputError(f"GPULOOM_CGROUPS is {mode!r}: one of {', '.join(CGROUP_MODES)} would be right")
+            raise InputError(f"GPULOOM_CGROUPS is {mode!r}: must be one of {', '.join(CGROUP_MODES)}")
         self._home = Path(home_dir).resolve()
         self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._home_id = hashlib.sha256(os.fsencode(f"{os.getuid()}:{self._home}")).hexdigest()[:12]
@@ -84,7 +84,7 @@ class LocalExecutor:
         """See the port. That a program can't be run comes as an exit, reason 'not_started'."""
         allowed = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
         if not request.run or not set(request.run) <= allowed or request.run.startswith("."):
-            raise ExecutorError(f"{request.run!r} can't name a run: letters, digits, '.', '_' and '-' would be right")
+            raise ExecutorError(f"{request.run!r} is not a valid name of a run: use letters, digits, '.', '_' and '-'")
         if not request.argv:
             raise ExecutorError(f"run {request.run}: there is no program to run")
         directory = Path(request.directory)
@@ -217,9 +217,9 @@ def _told(reply: Mapping[str, Any]) -> list[tuple[RunStatus, Sequence[str]]]:
 def _unknown(run: str, *, begun: bool) -> RunStatus:
     """The end of a run of which a new runner finds nothing: none runs before its files are written."""
     if begun:
-        how = RunExit(None, None, EndReason.LOST, "its files are gone: how it ended is not known", time.time())
+        how = RunExit(None, None, EndReason.LOST, "its files are gone: how it ended is unknown", time.time())
     else:
-        text = "the runner was ended before it could start it"
+        text = "the runner was stopped before it could start the job"
         how = RunExit(None, None, EndReason.NOT_STARTED, text, time.time(), cause=Cause.EXECUTOR)
     return RunStatus(run, RunPhase.EXITED, exit=how)
 

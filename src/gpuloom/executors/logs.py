@@ -48,7 +48,7 @@ def read_log(
         NoLogError: there is something else, or it may not be read.
     """
     if max_bytes < 1:
-        raise ValueError(f"max_bytes is {max_bytes}: at least 1 is needed")
+        raise ValueError(f"max_bytes is {max_bytes}: must be at least 1")
     path = os.path.join(os.fspath(directory), LOG_FILE)
     index_path = os.path.join(os.fspath(directory), LOG_INDEX)
     for attempt in range(ATTEMPTS):
@@ -169,4 +169,4 @@ _KINDS = {
 
 def _check_plain(path: str, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise NoLogError(f"{path} is {_KINDS.get(stat.S_IFMT(found.st_mode), 'no plain file')}, not the log any more")
+        raise NoLogError(f"{path} is {_KINDS.get(stat.S_IFMT(found.st_mode), 'no plain file')}, no longer the log")

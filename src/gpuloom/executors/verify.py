@@ -109,8 +109,8 @@ class GpuCheck:
             held = self._held(entry)
             problem = "" if not held else f"still on its GPUs: {held}"
         except Exception as error:  # of a driver, whatever it raises: it must not end this thread
-            problem = f"its GPUs could not be looked at: {error}"
-            trouble = fault_text(f"can't look whether the GPUs of run {status.run}, which ended, are free", error)
+            problem = f"its GPUs could not be checked: {error}"
+            trouble = fault_text(f"can't check whether the GPUs of run {status.run}, which ended, are free", error)
         if problem and (entry.told or time.monotonic() < entry.since_s + self._timeout_s):
             return trouble
         final = status

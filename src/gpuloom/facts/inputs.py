@@ -96,7 +96,7 @@ def _yaml(where: str, text: str) -> Any:
     except ValueError as error:
         raise PolicyError(f"{where}: {error}") from error
     if found is None:
-        raise PolicyError(f"{where}: is empty; write keys and values, alone or all below 'elastic:'")
+        raise PolicyError(f"{where}: is empty; write keys and values, at top level or all below 'elastic:'")
     return found
 
 

@@ -227,7 +227,7 @@ def _read(source: Source, times: Sequence[str], *columns: Column) -> tuple[Table
         spellings = _SPELLINGS.get(column.name, (column.name,))
         there = [spelling for spelling in spellings if spelling in header]
         if len(there) > 1:
-            raise TraceError(f"the header has {' and '.join(there)}, which mean the same", file=source.name)
+            raise TraceError(f"the header has {' and '.join(there)}, which mean the same: keep one", file=source.name)
         if there:
             names[there[0]] = column.name
         # A column that is not there is named in messages as gpuloom writes it.
@@ -289,7 +289,7 @@ def refuse_twice(name: str, profiles: Sequence[Profile]) -> None:
     seen = set()
     for profile in profiles:
         if profile.key in seen:
-            raise InputError(f"{name}: {profile} stands there twice")
+            raise InputError(f"{name}: {profile} is there twice")
         seen.add(profile.key)
 
 
@@ -313,7 +313,7 @@ def _is_empty(source: Source, what: str) -> bool:
     if len(source.head.lines) > 1 or len(source.data) > source.head.SIZE:
         return False
     if not source.head.has("model") and not source.head.has("job") and not source.head.has("job_id"):
-        raise TraceError(f"is no table of {what}: its one line is {source.head.lines[0][:60]!r}", file=source.name)
+        raise TraceError(f"is no table of {what}: its only line is {source.head.lines[0][:60]!r}", file=source.name)
     return True
 
 

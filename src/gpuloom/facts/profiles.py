@@ -89,7 +89,7 @@ def load_profiles(path: Path | None = None) -> Profiles:
     """
     file = library_path() if path is None else path
     if path is not None and not path.exists():
-        raise InputError(f"{path}: no such profile library; gpuloom profiles add --library {path} … begins one")
+        raise InputError(f"{path}: no such profile library; gpuloom profiles add --library {path} … creates one")
     return Profiles(shipped(), tuple(read_library(file)), str(file))
 
 
@@ -126,7 +126,7 @@ def add_profiles(path: Path, added: Sequence[Profile], *, replacing: bool = Fals
         there = [profile for profile in added if profile.key in table]
         if there and not replacing:
             more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
-            raise InputError(f"{path}: has a {there[0]} already{more}; --overwrite replaces it")
+            raise InputError(f"{path}: it has a {there[0]} already{more}; --overwrite replaces it")
         replaced = len(there)
         return [*(table | {profile.key: profile for profile in added}).values()]
 
@@ -201,7 +201,7 @@ def _not_to_remove(path: Path, profiles: list[Profile], model: str, gpus: int | 
         counts = sorted({profile.gpus for profile in profiles if profile.model == model})
         return f"{path}: no profile of {model} on {gpus} GPUs; there are {', '.join(map(str, counts))}"
     if any(profile.model == model for profile in shipped()):
-        return f"{path}: no profile of {model}; those that ship with gpuloom can't be removed, your own win over them"
+        return f"{path}: no profile of {model}; shipped ones can't be removed, but your own replace them"
     return f"{path}: {own.unknown(model)}"
 
 

@@ -74,8 +74,8 @@ def all_alike(workload: Workload, cluster: Cluster) -> str | None:
     if most / least < 1.01:
         return None
     return (
-        f"{alike}, though by their facts {fast} is {most / least:.1f} times as fast as {slow}: with --speeds facts "
-        "they are not, or give the trace columns speed:MODEL"
+        f"{alike}, though by their facts {fast} is {most / least:.1f} times as fast as {slow}: use --speeds facts, "
+        f"or give the trace columns speed:MODEL"
     )
 
 
@@ -139,7 +139,7 @@ def from_facts(workload: Workload, cluster: Cluster, reference: str | None = Non
         if find_gpu(model) == find_gpu(slowest):
             estimated[:, column] = False
     note = (
-        f"durations are taken to be those on {slowest}; speeds on {', '.join(named)} are estimated from FP32 rate and "
+        f"durations are taken as those on {slowest}; speeds on {', '.join(named)} are estimated from FP32 rate and "
         "memory bandwidth: " + ", ".join(f"{m} {r / base:.2f}" for m, r in zip(named, ratings, strict=True))
     )
     return replace(workload, speeds=Speeds(tuple(named), factor, estimated), notes=(*workload.notes, note))

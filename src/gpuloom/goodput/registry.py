@@ -30,5 +30,5 @@ def create_rule(text: str, nodes: Nodes) -> Rule:
     if rule not in makers:
         raise PolicyError(f"unknown policy {rule!r} in Pollux' simulation; there are: {', '.join(RULES)}")
     if values:
-        raise PolicyError(f"policy {rule!r} has no parameters here, got {', '.join(sorted(values))}")
+        raise PolicyError(f"policy {rule!r} takes no parameters here, got {', '.join(sorted(values))}")
     return makers[rule]()

@@ -69,7 +69,7 @@ class Antman(Policy):
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("opportunistic", 0.5, fraction, "share of opportunistic jobs where the trace has no priorities"),
-        Parameter("share", 0.5, share, "speed beside a guaranteed job of unknown stages, relative to alone"),
+        Parameter("share", 0.5, share, "speed beside a guaranteed job of unknown stages, relative to running alone"),
         Parameter("seed", 0, seed, "seed for drawing the classes"),
     )
     uses_stages = True

@@ -198,8 +198,8 @@ class Policy(ABC):
             )
         return Reason(
             "behind_others",
-            f"{are(free, 'GPU')} free, but not {gpus} together where {self.id} would place this job, "
-            "or they are kept for jobs before it.",
+            f"{are(free, 'GPU')} free, but not {gpus} together where {self.id} would place this job, or they are "
+            f"reserved for jobs before it.",
             numbers,
         )
 
@@ -313,6 +313,6 @@ PLACEMENT = Parameter(
     "placement",
     "sticky",
     one_of("sticky", "scatter", "repack"),
-    "sticky: on as few nodes as possible, running jobs stay; scatter: any free GPUs, running jobs stay; "
-    "repack: all are placed anew at every event (Muri's artifact)",
+    "sticky: as few nodes as possible, running jobs stay; scatter: any free GPUs, running jobs stay; repack: all "
+    "jobs are placed again at every event (Muri's artifact)",
 )

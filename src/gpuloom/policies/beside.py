@@ -21,7 +21,9 @@ from gpuloom.policies.base import Parameter, Policy, share, yes_or_no
 from gpuloom.policies.pairs import IS_BEST_EFFORT, IS_HIGH, NONE, KernelSharing, Pairs, pairable
 
 BESIDE = Parameter("beside", False, yes_or_no, "best-effort jobs may run beside high-priority ones on one GPU", "no")
-SPEED = Parameter("beside_speed", 0.5, share, "speed of a best-effort job beside a high-priority one, alone being 1")
+SPEED = Parameter(
+    "beside_speed", 0.5, share, "speed of a best-effort job beside a high-priority one, relative to running alone"
+)
 
 
 @dataclass(slots=True)
@@ -101,9 +103,9 @@ class Beside(Policy):
         memory, nodes = snapshot.workload.gpu_memory_mib, snapshot.cluster.nodes
         unknown = memory is None or math.isnan(memory[job])
         text = (
-            "It is not known how much GPU memory it needs, so it shares no GPU."
+            "How much GPU memory it needs is unknown, so it shares no GPU."
             if unknown and all(node.gpu_memory_mib is not None for node in nodes)
-            else f"There is room beside {other} job, but others came first, and would have to wait longer."
+            else f"There is room beside {other} job, but jobs before it would then wait longer."
             if there
             else f"No GPU has {other} job alone on it that leaves room for it."
         )

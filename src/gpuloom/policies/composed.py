@@ -28,7 +28,7 @@ BASE = Parameter(
     "base",
     "tiresias",
     str,
-    "the policy that decides who runs; its own parameters as in tiresias:promote=2&scatter=yes",
+    "the policy that decides which jobs run; with parameters as in tiresias:promote=2&scatter=yes",
 )
 
 
@@ -170,6 +170,7 @@ class Composed(Policy):
             text = f"It needs at least {plural(gpus, 'GPU')} at once and {are(free)} free or borrowed."
             return Reason("not_enough_free_gpus", text, numbers)
         text = (
-            f"{are(free, 'GPU')} free or borrowed, but {self.inner.id} keeps them for others or they are not together."
+            f"{are(free, 'GPU')} free or borrowed, but {self.inner.id} reserves them for others, or they are not "
+            f"together."
         )
         return Reason("behind_others", text, numbers)

@@ -33,7 +33,7 @@ class ElasticGoodput(Growing):
 
     id = "elastic-goodput"
     traits = Traits(
-        summary="elastic jobs borrow free GPUs where these bring most",
+        summary="elastic jobs borrow free GPUs where they gain most",
         knows="speeds by size, and what the base knows",
         preemptive="as the base",
         heterogeneity=False,

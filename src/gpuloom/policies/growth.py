@@ -16,12 +16,14 @@ from gpuloom.scaling.lending import Lending
 
 GOODPUT = (
     Parameter("weight", "asked", one_of("asked", "remaining"), "what jobs are weighted by"),
-    Parameter("alpha", -0.5, number, "how much speed is worth to a job that is fast already; 1: as to any"),
-    Parameter("power", 0.3, not_negative, "weight=remaining: how much short jobs are preferred; 0: all alike"),
-    Parameter("floor", 300.0, duration, "time that every job is taken to have at least", "5m"),
-    Parameter("horizon", 1800.0, duration, "for how long a new size is expected to last at most", "30m"),
+    Parameter(
+        "alpha", -0.5, number, "how much more speed is worth to a job that is fast already; 1: as much as to any other"
+    ),
+    Parameter("power", 0.3, not_negative, "weight=remaining: how much short jobs are preferred; 0: not at all"),
+    Parameter("floor", 300.0, duration, "least time a job is assumed to need", "5m"),
+    Parameter("horizon", 1800.0, duration, "longest time a new size is expected to last", "30m"),
     Parameter("period", 120.0, duration, "time between two transfers of GPUs from job to job", "2m"),
-    Parameter("least", 0.1, not_negative, "share by which a job must become faster to be resized"),
+    Parameter("least", 0.1, not_negative, "least relative speed-up for a resize"),
     Parameter("exact", False, yes_or_no, "by dynamic programming where curves are not concave", "no"),
 )
 """Parameters of those who share GPUs out so."""
@@ -76,7 +78,7 @@ class GpuAllocator:
         self.lending = lending
         scaling = snapshot.workload.scaling
         if scaling is None:
-            raise PolicyError("sizes are shared out, and no job has any")
+            raise PolicyError("jobs are resized, but none has several sizes")
         self._curve, self._curves = scaling.curve.tolist(), scaling.curves
         self._node_gpus = [max(snapshot.cluster.nodes[node].gpus for node in nodes) for nodes in lending.nodes_of]
         self._by_nodes = [curve.shape[1] > 1 for curve in scaling.curves]

@@ -68,7 +68,9 @@ class Hlas(Policy):
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("priority_threshold_ratio", 2.0, positive, "times the mean service after which a job is suspended"),
-        Parameter("starve_threshold_ratio", 1.0, not_negative, "waiting over run time after which a job rises to Q1"),
+        Parameter(
+            "starve_threshold_ratio", 1.0, not_negative, "waiting time over run time above which a job rises to Q1"
+        ),
         Parameter(
             "performance",
             "fp16",
@@ -77,22 +79,31 @@ class Hlas(Policy):
             names_measure=True,
         ),
         Parameter(
-            "gain", "relative", one_of("iterations", "relative"), "swaps gain iterations or shares of best speed"
+            "gain",
+            "relative",
+            one_of("iterations", "relative"),
+            "measure a swap's gain in iterations, or in shares of the best speed",
         ),
         Parameter("work_conserving", True, yes_or_no, "offer GPUs that Q1 can't use to Q2", "yes"),
-        Parameter("demote_only_if_waiting", True, yes_or_no, "suspend only if a job of Q1 gets to run by it", "yes"),
+        Parameter("demote_only_if_waiting", True, yes_or_no, "suspend only if that lets a job of Q1 run", "yes"),
         Parameter("gain_horizon", True, yes_or_no, "a swap must gain more than the restart costs", "yes"),
-        Parameter("upgrade", True, yes_or_no, "running jobs move to better GPUs that nobody wants", "yes"),
+        Parameter("upgrade", True, yes_or_no, "running jobs move to better GPUs that no waiting job can use", "yes"),
         Parameter(
             "min_seconds_between_moves",
             1200.0,
             duration_or_0,
-            "least time between moves of a job, or before it is suspended",
+            "least time between moves of a job, and before it is suspended",
             "20m",
         ),
-        Parameter("tick", 360.0, duration, "between events passes come at multiples of this, if they can matter", "6m"),
-        Parameter("blind", False, yes_or_no, "take all GPU models for equal", "no"),
-        Parameter("literal", False, yes_or_no, "the patent's text: all switches off, gain in iterations", "no"),
+        Parameter(
+            "tick",
+            360.0,
+            duration,
+            "between events, passes are made at multiples of this if they can change anything",
+            "6m",
+        ),
+        Parameter("blind", False, yes_or_no, "treat all GPU models as equal", "no"),
+        Parameter("literal", False, yes_or_no, "the patent's text only: all switches off, gain in iterations", "no"),
     )
 
     remembers = (Memory,)

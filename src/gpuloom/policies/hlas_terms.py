@@ -86,7 +86,7 @@ def performance_of(cluster: Cluster, options: Options) -> F8:
         return np.ones(len(cluster.models))
     if isinstance(given, str):
         raise PolicyError(
-            f"hlas: performance={given} names a measure of GPU models, and nobody handed its numbers in: give numbers "
+            f"hlas: performance={given} names a measure of GPU models, but its numbers were not passed: give numbers "
             "(V100:2/K80:1), or have gpuloom.facts.inputs.load_policy make the policy"
         )
     known = [given.get(plain_model(model)) for model in cluster.models]

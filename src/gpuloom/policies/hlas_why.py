@@ -36,7 +36,7 @@ class Explanations:
     def promoted(self, job: int, waited_s: float, ran_s: float, ratio: float) -> None:
         text = (
             f"It waited {waited_s:.0f} s in Q2, more than {ratio:g} times the {ran_s:.0f} s that it ran: it is in Q1 "
-            "again, with its service forgotten."
+            "again, with its service reset to 0."
         )
         self._add(job, "promoted", text, {"waited_s": waited_s, "ran_s": ran_s, "starve_threshold_ratio": ratio})
 
@@ -60,7 +60,7 @@ class Explanations:
         if job in self.about:
             text = (
                 f"It could have started on {k}. Job {self._workload.job_id(other)} moved there from {j} instead and "
-                f"left its place: total throughput gains {formula}."
+                f"made room: total throughput gains {formula}."
             )
             self._add(job, "swapped_in", text, {**numbers, "other": other})
         if other in self.about:
@@ -82,7 +82,7 @@ def waits_in_q2(why: Reason, waited_s: float, ran_s: float, limit_s: float) -> R
     """Why a job of Q2 waits; `why` says so for any job."""
     return Reason(
         why.code if why.code == "not_enough_free_gpus" else "demoted",
-        f"It was suspended to Q2 {waited_s:.0f} s ago, having had more service than others, and rises to Q1 once it "
+        f"It was suspended to Q2 {waited_s:.0f} s ago, as it had more service than others, and returns to Q1 once it "
         f"has waited {limit_s:.0f} s there. {why.text}",
         {**why.numbers, "waited_s": waited_s, "ran_s": ran_s, "rises_after_s": limit_s},
     )

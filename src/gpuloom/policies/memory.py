@@ -128,8 +128,8 @@ class _Writer:
                 content[one.name] = self.plain(getattr(value, one.name), inside)
             return {"of": self._names[type(value)], "fields": content}
         raise PolicyError(
-            f"policy {self._policy.id!r}: {where} is a {type(value).__name__}, which can't be written down; a memory "
-            "is made of numbers, words, lists, tuples, dicts, NumPy arrays and the dataclasses in Policy.remembers"
+            f"policy {self._policy.id!r}: {where} is a {type(value).__name__}, which can't be saved; a memory may "
+            f"hold numbers, words, lists, tuples, dicts, NumPy arrays and the dataclasses in Policy.remembers"
         )
 
     def _array(self, array: NDArray[Any], where: str) -> Any:

@@ -69,7 +69,8 @@ class Muri(Weaving):
             "slow_groups",
             "avoid",
             one_of("avoid", "split", "keep"),
-            "groups slower than one after another: avoid: never matched; split: matched, then split (Muri's artifact); "
+            "groups that are slower than running one after another: avoid: never matched; split: matched, then split "
+            "(Muri's artifact); "
             "keep: formed like others",
         ),
     )

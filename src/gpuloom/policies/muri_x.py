@@ -54,7 +54,7 @@ class MuriXL(Learning):
 
     id = "muri-xl"
     traits = Traits(
-        summary="weaves jobs by value per GPU, likely to end first",
+        summary="weaves jobs by value per GPU, those likely to end soon first",
         knows="nothing",
         preemptive="yes",
         heterogeneity=False,

@@ -53,7 +53,7 @@ def give(found: Any, what: str) -> str:
     """
     cls = checked_class(found, what)
     if cls.id in policy_ids():
-        raise PolicyError(f"{what}: {cls.__name__} has the id {cls.id!r}, which is taken: choose another one")
+        raise PolicyError(f"{what}: {cls.__name__} has the id {cls.id!r}, which is in use: choose another")
     GIVEN[cls.id] = cls
     return cls.id
 

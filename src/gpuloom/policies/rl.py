@@ -123,15 +123,18 @@ class Rl(Policy):
             "mode",
             "learn",
             one_of("learn", "frozen", "random", "greedy", "fixed"),
-            "learn; frozen: by the table as it is; random: any placement that fits; greedy: the most GPUs that fit; "
+            "learn; frozen: use the table without learning; random: any placement that fits; greedy: the most GPUs "
+            "that fit; "
             "fixed: always `fixed`",
         ),
-        Parameter("fixed", "1x1", placement_name, "the placement of mode=fixed; else the job's nearest to it"),
+        Parameter(
+            "fixed", "1x1", placement_name, "the placement with mode=fixed, or the nearest that the job can have"
+        ),
         Parameter(
             "state",
             None,
             str,
-            "file of a learnt table to begin with (simulate --save-memory writes one)",
+            "file of a learnt table to start from (simulate --save-memory writes one)",
             shown="none",
             names_file=True,
             content=read_table,
@@ -148,16 +151,22 @@ class Rl(Policy):
         Parameter(
             "fragmentation", FRAGMENTATION, not_negative, "how much more it costs to be on more nodes than needed"
         ),
-        Parameter("accept", 0.7, fraction, "a placement worth less than this share of the job's best is not taken"),
-        Parameter("patience", 6 * 3600.0, duration, "but by a job that was here so long, or if nothing runs", "6h"),
-        Parameter("measure", 60.0, duration, "a job's throughput counts after so much work, or at its end", "1m"),
+        Parameter("accept", 0.7, fraction, "a placement worth less than this share of the job's best is refused"),
+        Parameter(
+            "patience",
+            6 * 3600.0,
+            duration,
+            "but not after the job has been in the system this long, or if no job runs",
+            "6h",
+        ),
+        Parameter("measure", 60.0, duration, "a job's throughput counts after this much work, or at its end", "1m"),
         Parameter(
             "initial",
             "model",
             one_of("model", "zero"),
-            "value of what was never tried: as a compute/communication model of the job promises, or 0",
+            "value of untried placements: predicted by a compute/communication model of the job, or 0",
         ),
-        Parameter("optimism", 0.1, not_negative, "how much more than the model promises is hoped for"),
+        Parameter("optimism", 0.1, not_negative, "optimism: factor on what the model predicts"),
         Parameter("safe", True, yes_or_no, "no exploratory action for jobs of high priority", "yes"),
         Parameter("seed", 0, seed, "seed of exploration and of the groups; by default that of --seed"),
     )

@@ -34,8 +34,8 @@ class Tiresias(Policy):
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("thresholds", (3250.0, 7200.0), rising_numbers, "limits of the queues in GPU-seconds", "3250/7200"),
-        Parameter("promote", 0.0, not_negative, "waiting time over run time after which a job rises; 0: never", "0"),
-        Parameter("scatter", False, yes_or_no, "only count GPUs: a job may spread over any nodes", "no"),
+        Parameter("promote", 0.0, not_negative, "waiting time over run time above which a job rises; 0: never", "0"),
+        Parameter("scatter", False, yes_or_no, "count GPUs only: a job may spread over any nodes", "no"),
         Parameter("whole_seconds", False, yes_or_no, "queues change at whole seconds (Muri's artifact)", "no"),
     )
 

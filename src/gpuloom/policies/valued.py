@@ -42,7 +42,7 @@ POWER = Parameter(
 )
 AGEING = Parameter("ageing", 0.07, not_negative, "how much a job's worth grows while it waits; 0: not at all")
 HORIZON = Parameter(
-    "horizon", 3600.0, duration, "a group that has to start loses its start-up time of this much of its value", "1h"
+    "horizon", 3600.0, duration, "start-up cost: a group that must start loses its value over this time", "1h"
 )
 
 
@@ -50,7 +50,7 @@ PATIENCE = Parameter(
     "patience",
     100.0,
     positive,
-    "a job that was here so many times the time it needs gains worth in proportion from then on",
+    "a job that has been in the system this many times as long as it needs gains value from then on",
     "100",
 )
 
@@ -106,7 +106,7 @@ class Learning(Valued):
 
     parameters: ClassVar[tuple[Parameter, ...]] = (
         *Valued.parameters,
-        Parameter("sticky", 0.05, not_negative, "running jobs are worth this share more"),
+        Parameter("sticky", 0.05, not_negative, "running jobs are worth this much more (a share)"),
     )
     remembers = (Memory,)
 

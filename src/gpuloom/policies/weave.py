@@ -51,7 +51,7 @@ def _own(parameter: Parameter) -> Parameter:
     return replace(parameter, default=default, shown=shown)
 
 
-DURATIONS = Parameter("durations", "unknown", one_of("unknown", "known"), "whether it is told how long jobs take")
+DURATIONS = Parameter("durations", "unknown", one_of("unknown", "known"), "whether it knows how long jobs take")
 
 
 class _Woven(Learning):
@@ -82,7 +82,7 @@ class Weave(Growing):
 
     id = "weave"
     traits = Traits(
-        summary="which GPUs, with whom and how many, by value",
+        summary="chooses GPUs, partners and sizes of jobs by value",
         knows="speeds by GPU model and size",
         preemptive="yes",
         heterogeneity=True,
@@ -92,7 +92,7 @@ class Weave(Growing):
     parameters: ClassVar[tuple[Parameter, ...]] = (
         *_Woven.parameters,
         *(_own(p) for p in GOODPUT if p.name in {"alpha", "least", "period"}),
-        Parameter("resize_horizon", 1800.0, duration, "for how long a new size is expected to last at most", "30m"),
+        Parameter("resize_horizon", 1800.0, duration, "longest time a new size is expected to last", "30m"),
     )
     max_jobs_per_gpu = MAX_GROUP
 

@@ -30,7 +30,7 @@ def overhead(text: str) -> tuple[float, ...]:
         return (1.0,) * MAX_GROUP
     factors = [number(part) for part in text.split("/")]
     if min(factors) < 1:
-        raise ValueError("factors must be at least 1: sharing makes nobody faster")
+        raise ValueError("factors must be at least 1: sharing makes no job faster")
     if len(factors) == 1:
         factors *= MAX_GROUP - 1
     if len(factors) == MAX_GROUP and factors[0] == 1.0:
@@ -46,7 +46,7 @@ WEAVING = (
         "ordering",
         "best",
         one_of("best", "worst", "none"),
-        "order of the jobs inside a group: the best or worst of all, or none: whatever comes",
+        "order of the jobs inside a group: the best, the worst, or none (as they come)",
     ),
     Parameter(
         "interleave_overhead",
@@ -59,16 +59,17 @@ WEAVING = (
         "floor",
         True,
         yes_or_no,
-        "a group's iteration takes at least as long as each of its jobs' alone, whatever the stages add up to",
+        "a group's iteration takes at least as long as that of each of its jobs alone, even if the stages add up to "
+        "less",
         "yes",
     ),
-    Parameter("profile_noise", 0.0, fraction, "stage times that plans are made with are off by up to this share"),
+    Parameter("profile_noise", 0.0, fraction, "relative error of the stage times that plans are made with, at most"),
     Parameter("seed", 0, seed, "seed of the noise"),
     Parameter(
         "restart_partners",
         True,
         yes_or_no,
-        "a job that joins a group restarts the members that run already (they share one process)",
+        "a job that joins a group restarts its running members (they share one process)",
         "yes",
     ),
 )

@@ -161,7 +161,9 @@ def _classes(results: Sequence[SimResult], names: Sequence[str]) -> str:
             f'<span class="small">{jobs} {"job" if jobs == "1" else "jobs"}</span>'
         )
     table = _table(results, names, heads, _with_best(rows, results))
-    return _card("classes", "Mean JCT by GPU count", "Who gains and who pays: jobs by the GPUs they ask for.", table)
+    return _card(
+        "classes", "Mean JCT by GPU count", "Which jobs gain and which lose: jobs by the GPUs they ask for.", table
+    )
 
 
 def _gantts(results: Sequence[SimResult], names: Sequence[str]) -> str:

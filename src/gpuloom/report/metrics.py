@@ -130,8 +130,9 @@ METRICS: tuple[Metric, ...] = (
         "low",
         over_bound,
         number,
-        "Average JCT divided by a lower bound: an average that no schedule can beat in which a job gets all its GPUs "
-        "at once and for itself (if the policy lets k jobs share a GPU: with k times the GPUs). 1.00 could not be "
+        "Average JCT divided by a lower bound: an average that no schedule can beat in which each job gets all its "
+        "GPUs at once and exclusively (if the policy lets k jobs share a GPU: with k times the GPUs). 1.00 could not "
+        "be "
         "better; the bound itself may be out of reach. Not given for an interrupted run.",
     ),
     Metric(

@@ -41,7 +41,7 @@ class Offer:
 def offer(sizes: tuple[int, ...], values: tuple[float, ...]) -> Offer:
     """Raises InputError unless sizes rise and there is a value for each."""
     if len(sizes) != len(values) or not sizes or any(b <= a for a, b in pairwise(sizes)):
-        raise InputError(f"sizes {sizes} must rise, with a value for each of them ({len(values)} values)")
+        raise InputError(f"sizes {sizes} must rise, with a value for each ({len(values)} values)")
     hull = _hull(sizes, values)
     steps = tuple((-_slope(sizes, values, a, b), sizes[b] - sizes[a]) for a, b in pairwise(hull))
     return Offer(sizes, values, hull, steps)

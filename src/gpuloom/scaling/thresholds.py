@@ -66,7 +66,7 @@ class Thresholds:
             raise ValueError(
                 f"shrink_threshold is {self.shrink_threshold:g}: (expand_threshold + shrink_threshold) / 2 · "
                 f"proportion is {self.target * self.proportion:g}, must be below 1 where count_elastic_usage is "
-                "true, as jobs would grow and shrink for ever; lower the thresholds or the proportion, or set "
+                f"true, or jobs would grow and shrink forever; lower the thresholds or the proportion, or set "
                 "count_elastic_usage: false"
             )
 

@@ -68,13 +68,15 @@ def _read(path: Path) -> bytes:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise InputError(f"{path} is not a file: take it away, and a new token is made")
+            raise InputError(f"{path} is not a file: remove it, and a new token is made")
         if found.st_uid not in (os.geteuid(), 0):
-            raise InputError(f"{path} belongs to user {found.st_uid}: a token must be its reader's own file")
+            raise InputError(
+                f"{path} belongs to user {found.st_uid}: the token file must belong to the user who reads it"
+            )
         if found.st_mode & 0o077:
             raise InputError(
-                f"{path} can be read by others (mode {stat.S_IMODE(found.st_mode):04o}), who may know the token: "
-                f"take it away, and a new one is made; or, if nobody saw it, chmod 600 {path}"
+                f"{path} can be read by others (mode {stat.S_IMODE(found.st_mode):04o}), so others may know the "
+                f"token: remove the file, and a new token is made; or, if nobody has seen it, chmod 600 {path}"
             )
         return os.read(descriptor, 4096)
     finally:
@@ -85,8 +87,8 @@ def check_token(token: str, source: str) -> None:
     """Raises InputError unless it is one line of at least SHORTEST visible ASCII characters."""
     if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
         raise InputError(
-            f"{source}: a token is one line of {SHORTEST} or more visible ASCII characters; "
-            "without the file a new one is made"
+            f"{source}: a token is one line of {SHORTEST} or more visible ASCII characters; remove the file to get a "
+            f"new one"
         )
 
 

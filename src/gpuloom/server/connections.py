@@ -110,7 +110,7 @@ class Connections:
 
     def _turn_away(self, connection: Guarded) -> None:
         self.turned_away += 1
-        _log.warning("too many connections without a token: the oldest are ended")
+        _log.warning("too many connections without a token: the oldest are closed")
         self.leave(connection)
         connection.transport.abort()
 
@@ -173,9 +173,9 @@ class Guarded(H11Protocol):
         """What came is no HTTP. Called where uvicorn catches the error that says so."""
         error = sys.exc_info()[1]
         if getattr(error, "error_status_hint", 400) == 431:
-            self._refuse(ProblemError("headers-too-large", f"a request's headers may hold {HEADER_BYTES:,} bytes"))
+            self._refuse(ProblemError("headers-too-large", f"at most {HEADER_BYTES:,} bytes of headers are allowed"))
         else:
-            self._refuse(ProblemError("bad-request", "what was sent is not HTTP"))
+            self._refuse(ProblemError("bad-request", "this is not an HTTP request"))
 
     # -- deadlines --------------------------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class Guarded(H11Protocol):
             self._since = self.loop.time()  # we are the slow ones
             self._arm()
         else:
-            self._refuse(ProblemError("too-slow", "the request did not come in time: it was not done"))
+            self._refuse(ProblemError("too-slow", "the request did not arrive in time: nothing was done"))
 
     def _refuse(self, problem: ProblemError) -> None:
         """Answer what no route will see, and hang up."""

@@ -58,11 +58,11 @@ class Guard:
         try:
             await self.app(scope, self._limited(receive, self.most if known else OF_STRANGERS), dressed)
         except ClientDisconnect:
-            _log.debug("%s %s: the client went before its body was there", scope["method"], scope["path"])
+            _log.debug("%s %s: the client left before its body had arrived", scope["method"], scope["path"])
 
     def _check(self, path: str, headers: dict[bytes, bytes], *, known: bool) -> None:
         if sum(len(name) + len(value) for name, value in headers.items()) > HEADER_BYTES:
-            raise ProblemError("headers-too-large", f"a request's headers may hold {HEADER_BYTES:,} bytes")
+            raise ProblemError("headers-too-large", f"at most {HEADER_BYTES:,} bytes of headers are allowed")
         host = headers.get(b"host", b"").decode("latin-1")
         if self.hosts and not self._ours(host):
             shown = ", ".join(sorted(self.hosts))
@@ -75,7 +75,7 @@ class Guard:
             raise ProblemError(
                 "unauthorized",
                 ("the token is wrong" if given else "the token is missing")
-                + ": send 'Authorization: Bearer TOKEN' with what the file 'token' in the scheduler's home says",
+                + ": send 'Authorization: Bearer TOKEN'; the token is in the file 'token' in the scheduler's home",
                 headers={"WWW-Authenticate": 'Bearer realm="gpuloom"'},
             )
         length = headers.get(b"content-length", b"0")
@@ -109,7 +109,7 @@ class Guard:
     def _too_large(self) -> ProblemError:
         return ProblemError(
             "too-large",
-            f"a body may hold {self.most:,} bytes: send fewer jobs at once",
+            f"a body may have at most {self.most:,} bytes: send fewer jobs at once",
             headers={"Connection": "close"},
         )
 

@@ -81,7 +81,11 @@ def describe(app: FastAPI) -> dict[str, Any]:
     components = document.setdefault("components", {})
     components["schemas"] = {**schemas(), **components.get("schemas", {})}
     components["securitySchemes"] = {
-        "token": {"type": "http", "scheme": "bearer", "description": "What the file 'token' in the home says."}
+        "token": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "The token in the file 'token' in the scheduler's home.",
+        }
     }
     document["security"] = [{"token": []}]
     return document

@@ -72,7 +72,7 @@ async def known_only(request: Request) -> None:
         where = f"query {name[:100]}"
         if name not in known:
             there = f"known: {', '.join(known)}" if known else "the route takes none"
-            found.append((where, f"is not known{did_you_mean(name, known)}; {there}"))
+            found.append((where, f"is unknown{did_you_mean(name, known)}; {there}"))
         elif not known[name] and len(query.getlist(name)) > 1:
             found.append((where, "is given more than once"))
     if found:

@@ -35,13 +35,13 @@ _log = logging.getLogger(__name__)
 TITLES: Mapping[str, tuple[int, str]] = {
     "bad-request": (400, "The request is wrong"),
     "malformed-json": (400, "The body is not JSON"),
-    "invalid-input": (400, "What was asked for is wrong"),
+    "invalid-input": (400, "The parameters are wrong"),
     "unauthorized": (401, "A token is needed"),
     "foreign-origin": (403, "Requests of other web pages are refused"),
-    "not-found": (404, "There is no such thing"),
+    "not-found": (404, "Not found"),
     "no-such-route": (404, "There is no such route"),
     "method-not-allowed": (405, "The route has no such method"),
-    "too-slow": (408, "The request came too slowly"),
+    "too-slow": (408, "The request arrived too slowly"),
     "conflict": (409, "Not possible in this state"),
     "too-large": (413, "The body is too large"),
     "not-json": (415, "The body must be sent as JSON"),
@@ -156,7 +156,7 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     @app.exception_handler(Exception)
     async def _of_anything(request: Request, error: Exception) -> JsonResponse:
         # The framework logs the traceback; the answer holds nothing of it.
-        return ProblemError("internal-error", "an error inside the scheduler; its log says more").response()
+        return ProblemError("internal-error", "an error inside the scheduler; see its log").response()
 
 
 def _parameters(error: RequestValidationError) -> ProblemError:

@@ -85,15 +85,15 @@ def serve(
     if token is not None:
         check_token(token, "token")
     elif not loopback:
-        raise InputError(f"{host} can be reached by other machines: that needs a token")
+        raise InputError(f"{host} can be reached by other machines, which needs a token")
     listener = _Listener(_bound(family, host, address, port, or_any))
     try:
         port = listener.getsockname()[1]
         shown = f"[{address}]" if family == socket.AF_INET6 else address
         if not loopback:
             warn(
-                f"warning: {shown}:{port} can be reached by other machines, and traffic is not encrypted: "
-                "whoever listens on the network reads the token. Put a proxy with TLS before it, or use an SSH tunnel"
+                f"warning: {shown}:{port} can be reached by other machines, and traffic is not encrypted: anyone who "
+                f"listens on the network can read the token. Put a proxy with TLS before it, or use an SSH tunnel"
             )
         app = make_app(service, token=token, logs=logs, hosts=("localhost", host, address) if loopback else ())
         # A quarter of the files that may be open: jobs' logs, the store and the runner need some too.
@@ -112,12 +112,12 @@ def serve(
 
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, str]:
     if not 0 <= port <= 65535:
-        raise InputError(f"port {port} must be from 0 (any that is free) to 65535")
+        raise InputError(f"port {port} must be from 0 (any free one) to 65535")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not a host name"
-        raise InputError(f"can't listen at {host!r}: {why}; write a name or an address of this machine") from None
+        raise InputError(f"can't listen at {host!r}: {why}; give a name or an address of this machine") from None
     family, _, _, _, where = found[0]
     return family, str(where[0])
 
@@ -130,12 +130,12 @@ def _bound(family: socket.AddressFamily, host: str, address: str, port: int, or_
             if or_any:
                 return _bound(family, host, address, 0, False)
             raise InputError(
-                f"port {port} of {host} is in use by another program: choose another, or 0 for any that is free"
+                f"port {port} of {host} is in use by another program: choose another, or 0 for any free one"
             ) from None
         if error.errno == errno.EACCES:
-            raise InputError(f"port {port} is kept for the administrator: choose one from 1024 on") from None
+            raise InputError(f"port {port} is reserved for the administrator: choose one above 1023") from None
         if error.errno == errno.EADDRNOTAVAIL:
-            raise InputError(f"{host} ({address}) is no address of this machine") from None
+            raise InputError(f"{host} ({address}) is not an address of this machine") from None
         raise InputError(f"can't listen at {host}:{port}: {error.strerror}") from None
     # Connections inherit both. asyncio sets the first only where a socket names its protocol, and ours does not;
     # without it an answer in two parts waits 40 ms. The second ends connections of clients that take nothing.
@@ -170,7 +170,7 @@ class _Listener(socket.socket):
         except OSError as error:
             if error.errno not in NO_ROOM or self._reserve is None:
                 raise
-            _log.error("no connection can be taken: %s; those who call are refused", error.strerror)
+            _log.error("no connection can be accepted: %s; clients are refused", error.strerror)
         os.close(self._reserve)
         self._reserve = None
         try:
@@ -244,7 +244,7 @@ class _Server(uvicorn.Server):
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             self._connections.make_room()
-            _log.error("no connection can be taken: %s; trying again every second", error.strerror)
+            _log.error("no connection can be accepted: %s; trying again every second", error.strerror)
         elif isinstance(error, OSError):  # of one connection, which is closed by it
             _log.info("a connection broke: %s", error.strerror or error)
         else:

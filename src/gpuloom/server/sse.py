@@ -126,7 +126,7 @@ class EventStream(Response):
                 task.cancel()
             outcomes = await asyncio.gather(sending, leaving, return_exceptions=True)
         if isinstance(outcomes[0], TimeoutError):
-            _log.info("a follower took nothing for %g s and was hung up on", STALLED_S)
+            _log.info("a client that followed a stream read nothing for %g s; its connection was closed", STALLED_S)
         elif isinstance(outcomes[0], Exception):
             raise outcomes[0]
 
@@ -203,7 +203,8 @@ class Hub:
             if found >= most:
                 return ProblemError(
                     "too-many-streams",
-                    f"{found} streams are open {whose}, and {most} may be: end some of them, or read pages instead",
+                    f"{found} streams are open {whose}, and at most {most} are allowed: close some, "
+                    "or read pages instead",
                     headers={"Retry-After": "5"},
                 )
         self._streams[peer] += 1

@@ -70,7 +70,7 @@ def read_any(
         profile = parse_ncu(text, title, sm_count or 1, cc, where)
     else:
         raise InputError(
-            f"{path}: no kernel profile: none of gpuloom (*{SUFFIX}), no PyTorch trace (JSON), no CSV of "
+            f"{path}: not a kernel profile: none of gpuloom (*{SUFFIX}), no PyTorch trace (JSON), no CSV of "
             "ncu --csv --page raw, none of Orion"
         )
     if need_sm_count and sm_count is None and profile.sm_count == 1:
@@ -216,7 +216,9 @@ def _launch(
 ) -> KernelRecord:
     blocks, threads = math.prod(grid), math.prod(block)
     if not cc:
-        raise InputError(f"{at}: the GPU's compute capability is not said: gpuloom share profiles import FILE --cc X.Y")
+        raise InputError(
+            f"{at}: the compute capability of the GPU is missing: gpuloom share profiles import FILE --cc X.Y"
+        )
     if not 0 < duration_ns <= _U63:
         raise InputError(f"{at}: a kernel that lasts {duration_ns:g} ns, must be above 0")
     if any(0xD800 <= ord(character) <= 0xDFFF for character in name):

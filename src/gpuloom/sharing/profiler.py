@@ -65,7 +65,7 @@ def prepare(folder: Path, request: Request, base: dict[str, str]) -> dict[str, s
         left.mkdir()
         shutil.copyfile(source, inject / "sitecustomize.py")
     except OSError as error:
-        raise ProfileError(f"{folder}: {error.strerror}; set TMPDIR to a folder with room") from error
+        raise ProfileError(f"{folder}: {error.strerror}; set TMPDIR to a folder with free space") from error
     setting = {
         "folder": str(left),
         "warm_up": request.warm_up,
@@ -128,12 +128,12 @@ def why_not(folder: Path, request: Request) -> str:
     with_torch = [story for story in found if story.get("torch")]
     if errors:
         if "Errno 28" in errors[0]:
-            return f"the disk is full ({errors[0]}); set TMPDIR to a folder with room"
+            return f"the disk is full ({errors[0]}); set TMPDIR to a folder with free space"
         return f"PyTorch's profiler failed in the program: {errors[0]}"
     if not found:
         return (
-            "no Python of the program could be reached: give a Python program, run without -E, -I and -S, that keeps "
-            f"PYTHONPATH; {_room(folder)}"
+            "the profiler did not load in the program: it must be a Python program, run without -E, -I and -S, that "
+            "keeps PYTHONPATH; {_room(folder)}"
         )
     if not with_torch:
         return "the program never imported torch; other programs are profiled by ncu (gpuloom share profiles import)"
@@ -142,13 +142,13 @@ def why_not(folder: Path, request: Request) -> str:
         return "the program ran no CUDA kernel: " + (
             "a GPU is there, but the program did not use it; put its model there (model.cuda())"
             if here
-            else "its torch sees no GPU; check the driver, CUDA_VISIBLE_DEVICES, and that torch is a build with CUDA"
+            else "its torch finds no GPU; check the driver, CUDA_VISIBLE_DEVICES, and that torch is a build with CUDA"
         )
     most = max(with_torch, key=lambda s: (s.get("state") == "recording", s.get("steps", 0) + s.get("forwards", 0)))
     if request.by == "time":
-        return f"the program ended before {request.warm_up} s and {request.seconds:g} s more on the GPU; give less"
+        return f"the program ended before {request.warm_up} s and {request.seconds:g} s more on the GPU; ask for less"
     if not any(story.get("ended") for story in with_torch):
-        return "the program was ended (a signal, or os._exit) before enough iterations; let it run longer"
+        return "the program was killed (a signal, or os._exit) before enough iterations; let it run longer"
     return (
         f"the program ended before enough iterations: {most.get('steps', 0)} optimizer steps, "
         f"{most.get('forwards', 0)} forward passes, {most.get('recorded', 0)} of {request.iterations} recorded after "
@@ -160,7 +160,7 @@ def _room(folder: Path) -> str:
     try:
         free = shutil.disk_usage(folder).free >> 20
     except OSError:
-        return "set TMPDIR to a folder with room"
+        return "set TMPDIR to a folder with free space"
     return f"{folder} has {free} MiB free" + ("; set TMPDIR to a folder with more room" if free < 256 else "")
 
 

@@ -26,7 +26,7 @@ class Ability:
 def ability(node: NodeRecord, environment: Mapping[str, str]) -> Ability:
     """What this machine can do. Compiles the shim where it must be; starts nothing else."""
     if node.kind == "cpu":
-        return Ability(True, False, "CPU slots stand in for GPUs: jobs share them, and nothing protects the high one")
+        return Ability(True, False, "CPU slots stand in for GPUs: jobs share them, and the high one is not protected")
     lacking = [found for found in shim.examine(environment) if found.needed and not found.ok]
     if lacking:
         what = "; ".join(f"{found.what}: {found.text}" for found in lacking)

@@ -270,7 +270,7 @@ def why_not(workload: Workload, cluster: Cluster, job: int, model: int) -> str:
         return f"asks for {wanted}"
     if workload.gpu_memory_mib is not None and workload.gpu_memory_mib[job] > memory:
         return f"needs {workload.gpu_memory_mib[job]:g} MiB, it has {memory:g}"
-    return "does not fit by its measured speeds"
+    return "by its measured speeds it does not fit"
 
 
 def plain(explanation: Explanation) -> dict[str, Any]:

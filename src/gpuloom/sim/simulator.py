@@ -99,7 +99,7 @@ class Settings:
         if self.compat is not None:
             compat_mode(self.compat)
             if self.schedule == "rounds":
-                raise InputError(f"--compat {self.compat} schedules at events; it does not go with rounds")
+                raise InputError(f"--compat {self.compat} schedules at events; it can't be used with rounds")
 
 
 OnProgress = Callable[[int, int], None]
@@ -374,12 +374,12 @@ class Simulation:
         stalled = sorted(self.state.placements)
         job = (waiting or stalled)[0]
         what = (
-            f"{plural(len(waiting), 'job')} waiting for ever"
+            f"{plural(len(waiting), 'job')} waiting forever"
             if waiting
-            else f"{plural(len(stalled), 'job')} running at speed 0 for ever"
+            else f"{plural(len(stalled), 'job')} running at speed 0 forever"
         )
         raise PlanError(
-            f"policy {self.name!r} leaves {what}, though nothing more will happen; the first is job "
+            f"policy {self.name!r} leaves {what}, as no further event will come; the first is job "
             f"{self.workload.job_id(job)}. {self.state.story(job)}"
         )
 
@@ -390,7 +390,7 @@ class Simulation:
         self.at_moment += 1
         if self.at_moment > _MOST_AT_A_MOMENT + 4 * len(self.workload):
             raise PlanError(
-                f"policy {self.name!r} asked {self.at_moment:,} times to be woken at {now} s and time does not pass"
+                f"policy {self.name!r} asked {self.at_moment:,} times to be woken at {now} s and time does not advance"
             )
 
     def _result(self, wall_s: float, interrupted: bool) -> SimResult:

@@ -29,7 +29,7 @@ def copy_database(source: sqlite3.Connection, store: Path, target: Path, *, over
     if target.is_dir():
         raise InputError(f"{target}: is a directory; name a file")
     if target.exists() and not overwrite:
-        raise InputError(f"{target}: is there already; --overwrite replaces it")
+        raise InputError(f"{target} exists already; --overwrite replaces it")
     part = target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}.part")
     try:
         os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))

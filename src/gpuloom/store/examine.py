@@ -77,7 +77,7 @@ def _to_the_end(work: Callable[[], None], findings: Findings) -> None:
         # Operational: the disk, or another process. But JSON that is none comes as the same, with no code of its own.
         if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
             raise
-        findings.add("file", f"can't be read on: {type(error).__name__}: {error}")
+        findings.add("file", f"can't be read further: {type(error).__name__}: {error}")
 
 
 def _verify(reader: sqlite3.Connection, findings: Findings) -> None:
@@ -85,7 +85,7 @@ def _verify(reader: sqlite3.Connection, findings: Findings) -> None:
         if said != "ok":
             findings.add("file", said)
     for table, row, parent, _ in reader.execute("PRAGMA foreign_key_check"):
-        findings.add("reference", f"row {row} of {table} refers to a row of {parent} that is not there")
+        findings.add("reference", f"row {row} of {table} refers to a missing row of {parent}")
 
 
 # -- the whole log ---------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def _records(reader: sqlite3.Connection, findings: Findings) -> Records:
     )
     for submission in _each(reader, (said["submissions"], ()), rows.submission_of, findings):
         if any(job not in kept.jobs for job in submission.jobs):
-            findings.add("submission", f"submission {submission.key!r} names jobs that are not there")
+            findings.add("submission", f"submission {submission.key!r} names jobs that do not exist")
     return kept
 
 
@@ -137,7 +137,7 @@ def _look_at_jobs(reader: sqlite3.Connection, findings: Findings) -> None:
     if count != last:
         findings.add("log", f"{last - count:,} of {last:,} events are missing")
     for job, event in reader.execute(said["jobs_left_behind"]):
-        findings.add("job", f"job {job} is not as event {event}, the last about it, left it")
+        findings.add("job", f"job {job} differs from what event {event}, the last about it, says")
     for job, phase, kind in reader.execute(said["jobs_not_as_caused"]):
         findings.add("job", f"job {job} is {phase} in the table, which {kind}, the last event about it, does not say")
     highest, there = reader.execute(said["highest_job"]).fetchone()

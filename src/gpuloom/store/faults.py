@@ -62,17 +62,17 @@ def store_error(error: sqlite3.Error | OSError, path: Path, doing: str) -> Store
             f"make {path.parent} writable for user {os.geteuid()}"
         )
     if name.startswith("SQLITE_NOTADB"):
-        return StoreError(f"{where}this is not a store of gpuloom's ({error}); name another file or home directory")
+        return StoreError(f"{where}this is not a gpuloom store ({error}); name another file or home directory")
     if name.startswith("SQLITE_CORRUPT"):
         return StoreError(f"{where}the file is damaged ({error}); {RESTORE}")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return StoreBusy(f"{where}another process keeps it locked ({error}); end that process, or try again")
+        return StoreBusy(f"{where}another process keeps it locked ({error}); stop that process, or try again")
     if name.startswith("SQLITE_CANTOPEN"):
         return StoreError(f"{where}{_why_not_opened(path)}")
     if name.startswith("SQLITE_IOERR"):
-        return StoreError(f"{where}the disk failed ({error}, {name}); look at the system's log and at the disk")
+        return StoreError(f"{where}the disk failed ({error}, {name}); check the system log and the disk")
     if isinstance(error, sqlite3.IntegrityError):
-        return StoreError(f"{where}the store refused it ({error}): a bug, please report it")
+        return StoreError(f"{where}the database refused this ({error}): this is a bug, please report it")
     return StoreError(f"{where}{error} ({name or type(error).__name__})")
 
 

@@ -96,7 +96,7 @@ def _own_directory(path: Path) -> None:
             path.chmod(0o700)
     except OSError as error:
         what = error.strerror or str(error)
-        raise InputError(f"{path}: can't be made a home directory ({what}); set {HOME} to another folder") from error
+        raise InputError(f"{path}: can't be used as home directory ({what}); set {HOME} to another folder") from error
 
 
 class HomeLock:
@@ -137,7 +137,7 @@ def take_lock(home: Home) -> HomeLock:
         holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise StoreBusy(
-            f"{home.path}: a scheduler (pid {holder}) has this home open; `gpuloom down` ends it, jobs go on"
+            f"{home.path}: a scheduler (pid {holder}) has this home open; `gpuloom down` stops it, jobs keep running"
         ) from None
     except OSError as error:
         os.close(descriptor)

@@ -80,7 +80,7 @@ def _checked(part: Path, backup: Path) -> tuple[CheckReport, set[str]]:
         first = report.findings[0]
         more = f" (and {len(report.findings) - 1} more)" if len(report.findings) > 1 else ""
         raise StoreError(
-            f"{backup}: this backup is not sound: {first.detail}{more}. Nothing was changed; take another backup"
+            f"{backup}: this backup is damaged: {first.detail}{more}. Nothing was changed; take another backup"
         )
     return report, known
 

@@ -57,15 +57,15 @@ def retell(events: Iterable[Event], findings: Findings, *, whole: bool = True) -
     for event in events:
         told.events += 1
         if whole and event.id != told.events:
-            findings.add("log", f"event {told.events} is missing: {event.id} comes in its place")
+            findings.add("log", f"event {told.events} is missing: event {event.id} follows instead")
             return None
         if event.at_s < last_s:
-            findings.add("log", f"event {event.id} is of {event.at_s:.3f}, before the one before it ({last_s:.3f})")
+            findings.add("log", f"event {event.id} is at {event.at_s:.3f}, before the previous one ({last_s:.3f})")
         last_s = event.at_s
         try:
             changes = book.stage((event,))
         except (InvalidTransition, LookupError, ValueError, TypeError, AttributeError) as error:
-            findings.add("log", f"event {event.id} ({event.type}) can't be told: {type(error).__name__}: {error}")
+            findings.add("log", f"event {event.id} ({event.type}) can't be replayed: {type(error).__name__}: {error}")
             return None
         book.commit(changes)
         told.specs.update(changes.specs)
@@ -87,7 +87,7 @@ def compare(told: Records, kept: Records, findings: Findings) -> None:
     _compare("node", told.nodes, kept.nodes, findings)
     _compare("setting", told.settings, kept.settings, findings)
     if told.next_job != kept.next_job:
-        findings.add("setting", f"the next job's number is {kept.next_job}, by the log it is {told.next_job}")
+        findings.add("setting", f"the next job's number is {kept.next_job}, but by the log it is {told.next_job}")
 
 
 def _compare(kind: str, told: Mapping[Any, Any], kept: Mapping[Any, Any], findings: Findings) -> None:

@@ -122,7 +122,7 @@ def untext(value: object) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, bytes):
-        raise ValueError(f"{value!r} stands where text must be")
+        raise ValueError(f"{value!r} is stored where text is expected")
     return value.decode("utf-8", "surrogatepass")
 
 

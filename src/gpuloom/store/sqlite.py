@@ -59,7 +59,7 @@ class SqliteStore:
                 self.schema_version = version_of(reader)
                 meta = dict(reader.execute(queries.statements()["meta"]).fetchall())
             if missing := {"store_id", "created_s", "next_job"} - meta.keys():
-                raise StoreError(f"{self.path}: {', '.join(sorted(missing))} of the store is gone; {RESTORE}")
+                raise StoreError(f"{self.path}: {', '.join(sorted(missing))} of the store is missing; {RESTORE}")
             self.store_id: str = rows.loads(meta["store_id"])
             self.created_s: float = rows.loads(meta["created_s"])
         except BaseException:
@@ -220,7 +220,7 @@ class SqliteStore:
                 kept = self._give_back(reader)
             except MALFORMED as error:
                 raise StoreError(
-                    f"{self.path}: can't {doing}: holds what no gpuloom wrote ({error}); {RESTORE}"
+                    f"{self.path}: can't {doing}: it holds something that gpuloom did not write ({error}); {RESTORE}"
                 ) from error
             finally:
                 if not kept:

@@ -134,9 +134,9 @@ def _unknown(source: Source) -> str:
         return "is empty: it holds no jobs"
     what = registry.known_no_trace(source.head)
     if what is not None:
-        return f"is no trace but {what}"
+        return f"is not a trace but {what}"
     known = ", ".join(f"{reader.id} ({reader.title})" for reader in formats().values())
-    return f"is of no known trace format: force one with --format; known formats: {known}"
+    return f"has no known trace format: force one with --format; known formats: {known}"
 
 
 def _name(asked: list[Path | str], sources: list[Source]) -> str:

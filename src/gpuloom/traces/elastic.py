@@ -57,7 +57,8 @@ def parse_range(text: str) -> Range:
     right = dash and low.endswith("x") == high.endswith("x") and math.isfinite(least) and math.isfinite(most)
     if not right or not 0 < least <= most or (not relative and (least % 1 or most % 1)):
         raise InputError(
-            f"{text!r} is no range of sizes: write two whole numbers of GPUs (1-8), or factors on what a job asks for "
+            f"{text!r} is not a range of sizes: give two whole numbers of GPUs (1-8), or factors on what a job asks "
+            f"for "
             "(0.5x-4x), the smaller one first"
         )
     return Range(least, most, relative)

@@ -66,7 +66,7 @@ def _find(source: Source, options: ReadOptions) -> Path | None:
     if options.throughputs is not None:
         if not options.throughputs.is_dir():
             raise InputError(
-                f"{options.throughputs}: is no folder; ElasticFlow's throughputs are a folder of CSV files"
+                f"{options.throughputs}: is not a folder; ElasticFlow's throughputs are a folder of CSV files"
             )
         return options.throughputs
     found = [folder / name for folder in source.companions() for name in ("throughputs_A100", "throughputs_T4")]

@@ -168,7 +168,7 @@ def curve_of(text: str) -> F8:
                 f"{point!r} must be GPUs, a colon and throughputs above 0, by nodes with '|' between: 4:3.5 or 4:3.5|3"
             )
         if size in rows:
-            raise ValueError(f"{size} GPUs stand there twice")
+            raise ValueError(f"{size} GPUs are given twice")
         rows[size] = speeds
     width = max(map(len, rows.values()))
     curve = np.zeros((max(rows) + 1, width))

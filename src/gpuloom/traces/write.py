@@ -121,7 +121,7 @@ def _check(workload: Workload, columns: Columns) -> None:
     for name, values in columns.items():
         column = known.get(name) or own.speed_column(name)
         if column is None or name != name.strip() or "\n" in name or "\r" in name:
-            raise InputError(f"{where}: {name!r} is no good name for a column")
+            raise InputError(f"{where}: {name!r} can't be the name of a column")
         if isinstance(values, np.ndarray):
             bad = out_of_bounds(column, values.astype(np.float64))
             if column.empty is not None:
@@ -133,7 +133,7 @@ def _check(workload: Workload, columns: Columns) -> None:
             words = values.names if isinstance(values, Labels) else values
             wrong = next((word for word in words if "\0" in word or not _is_text(word)), None)
             if wrong is not None:
-                raise InputError(f"{where}: {name} {wrong!r} is no text")
+                raise InputError(f"{where}: {name} {wrong!r} is not text")
 
 
 def _is_text(word: str) -> bool:

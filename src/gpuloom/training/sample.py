@@ -92,7 +92,7 @@ def main(words: list[str] | None = None) -> float:
     parser.add_argument(
         "--step-seconds", type=float, default=0.05, help="time for a step on average, to be predictable"
     )
-    parser.add_argument("--checkpoint", type=Path, required=True, help="file to save to and go on from")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="file to save to and to continue from")
     parser.add_argument("--save-every", type=float, default=30.0, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hidden", type=int, default=32)
@@ -105,7 +105,7 @@ def main(words: list[str] | None = None) -> float:
     if given.checkpoint.exists():
         with np.load(given.checkpoint) as saved:
             network.state = {name: saved[name] for name in saved.files}
-        print(f"goes on from step {int(network.state['step'])}", flush=True)
+        print(f"continues from step {int(network.state['step'])}", flush=True)
     start = int(network.state["step"])
 
     def save(step: int) -> None:

@@ -244,7 +244,7 @@ class Cgroups:
         """What is enforced, and how."""
         how = f"cgroup v{self.version}"
         missing = self.why or f"{how} without this controller"
-        watched = "watched: memory of the processes is added up twice a second"
+        watched = "watched: the memory of its processes is added up twice a second"
         return {
             "processes": how if self.version else f"watched: {self.why}",
             "freezing": how if self.version else "SIGSTOP to each process",
@@ -338,7 +338,7 @@ def _version_1(
                     continue
                 bases[controller] = base
     if "freezer" not in bases:
-        return none("no cgroup v1 freezer that we may write to")
+        return none("no writable cgroup v1 freezer")
     return Cgroups(1, bases)
 
 
@@ -350,7 +350,7 @@ def _version_2(
     top = mounts[""][0].rstrip("/")
     own = _place(mounts[""], paths[""])
     if own is None:
-        return none(f"our cgroup {paths['']} is not below {top}")
+        return none(f"the scheduler's cgroup {paths['']} is not below {top}")
     best: tuple[int, str] | None = None
     place = own
     while True:

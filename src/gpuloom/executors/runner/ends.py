@@ -167,7 +167,7 @@ class Ends:
             return
         if run.exit is None and now > run.kill_at + UNKILLABLE_S:
             names = ", ".join(f"{entry.pid} ({entry.name}, state {entry.state})" for entry in left[:5])
-            text = f"processes that SIGKILL does not end: {names}"
+            text = f"processes that SIGKILL does not kill: {names}"
             run.message = f"{run.message}; {text}" if run.message else text
             self._conclude(run, released=False)
         if run.exit is not None:

@@ -68,7 +68,7 @@ class Hub:
         try:
             _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if uid != os.getuid():
-                log(f"user {uid} was turned away")
+                log(f"user {uid} was refused")
                 connection.close()
                 return
             connection.setblocking(False)
@@ -95,7 +95,7 @@ class Hub:
         try:
             client.asked.extend(client.lines.feed(data))
         except ValueError as error:
-            log(f"a scheduler said what is no message: {error!r}")
+            log(f"a scheduler sent something that is not a message: {error!r}")
             self._hang_up(client)
             return
         self._work(client)
@@ -116,7 +116,7 @@ class Hub:
                 failed = error
             except Exception as error:  # a bug of ours, or a message that is none: it is not worked on again
                 # Not all of it: a start holds the job's environment, and that may hold secrets.
-                log(f"a scheduler's message {message.get('op')!r} can't be worked on:\n{traceback.format_exc()}")
+                log(f"a scheduler's message {message.get('op')!r} can't be handled:\n{traceback.format_exc()}")
                 reply = {"re": message.get("id"), "failed": repr(error)}
             finally:
                 self._later = None
@@ -155,7 +155,7 @@ class Hub:
                 del client.unsent[: client.connection.send(client.unsent)]
         except BlockingIOError:
             if len(client.unsent) > MAX_UNSENT:
-                log("a scheduler does not read what it is told")
+                log("a scheduler does not read its messages")
                 self._hang_up(client)
                 return
         except OSError:

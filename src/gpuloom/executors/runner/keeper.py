@@ -144,7 +144,7 @@ class Keeper:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             doing = f"can't write {self.home}/{LIVE}/{name}"
             self._register(name, directory)
-            doing = "can't make a process"
+            doing = "can't create a process"
             child = fork(request, self.nofile)
             entry = procs.process(child.pid)
             run.pid, run.start_ticks = child.pid, None if entry is None else entry.start_ticks
@@ -152,7 +152,7 @@ class Keeper:
             self._group(run, request)
             doing = f"can't write {directory}/run.json"
             run.write_run()
-            doing = "can't let its process go on"
+            doing = "can't let its process continue"
             child.release()
         except (OSError, MemoryError) as error:
             if child is not None:
@@ -175,7 +175,7 @@ class Keeper:
                 group.add(run.pid)
                 run.group = group
         except OSError as error:
-            log(f"run {run.name}: no control group, its processes are watched instead: {error}")
+            log(f"run {run.name}: no control group; its processes are watched instead: {error}")
             if group is not None:
                 self._again.remove_group(group, tries=1)  # which does not kill: the run goes on without it
 
@@ -259,15 +259,15 @@ class Keeper:
             os.close(fd)
         if run.boot != self.boot:
             run.group, run.pid = None, None
-            message = "the machine was restarted while it ran: how it ended is not known"
+            message = "the machine was restarted while it ran; how it ended is unknown"
             self._ends.lost(run, message, Cause.RESTARTED)
         else:
-            self._ends.lost(run, "it ended while no runner was there to see how (the runner was killed)")
+            self._ends.lost(run, "it ended while no runner was watching (the runner had been killed)")
 
     def _adopted_ended(self, run: RunningJob, fd: int) -> None:
         self.loop.drop(fd)
         os.close(fd)
-        message = "it ended, but the runner that started it had been killed: its exit code is not known"
+        message = "it ended, but the runner that started it had been killed: its exit code is unknown"
         self.loop.soon(lambda: self._ends.lost(run, message), f"the end of run {run.name}")
 
     # Ends
@@ -365,7 +365,7 @@ class Keeper:
     def _over_memory(self, run: RunningJob, used_mib: float) -> None:
         """It uses more memory than it may."""
         if not run.reason:
-            text = f"it used {used_mib:,.0f} MiB of memory, and may use {run.memory_mib:,}"
+            text = f"it used {used_mib:,.0f} MiB of memory, but may use {run.memory_mib:,}"
             run.reason, run.message = EndReason.OUT_OF_MEMORY, text
         now = time.monotonic()
         if run.deadline is None or run.deadline > now:

@@ -41,7 +41,7 @@ class Child:
         try:
             return json.loads(text) if text else None
         except ValueError:  # it was ended while it said so
-            return {"cause": Cause.EXECUTOR, "message": "its process was ended before its program could be run"}
+            return {"cause": Cause.EXECUTOR, "message": "its process was killed before its program could be run"}
 
     def drop(self) -> None:
         """Let it end."""
@@ -141,7 +141,7 @@ def _no_program(error: OSError, request: StartRequest) -> str:
         size += sum(len(os.fsencode(key)) + len(os.fsencode(text)) + 2 for key, text in request.env.items())
         return f"can't run {program!r}: arguments and environment are too long together ({size:,} bytes)"
     if error.errno == errno.ENOEXEC:
-        return f"can't run {program!r}: not a program, and no script with a first line such as #!/bin/sh"
+        return f"can't run {program!r}: it is not a program, nor a script with a first line such as #!/bin/sh"
     if error.errno == errno.EACCES:
         return f"can't run {program!r}: no permission to execute it"
     return f"can't run {program!r}: {error.strerror}"

@@ -109,7 +109,7 @@ class RunningJob:
         try:
             return cls._read(directory, home_id)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            log(f"{directory}: what its files say can't be understood ({error!r}): it is not watched any more")
+            log(f"{directory}: its files can't be understood ({error!r}): it is no longer watched")
             return None
 
     @classmethod

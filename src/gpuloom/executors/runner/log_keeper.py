@@ -21,7 +21,7 @@ class LogKeeper:
             self._watch = Watch()
             loop.add(self._watch.fd, lambda _: self._written(), "the growth of logs")
         except OSError as error:
-            log(f"{error}: logs are looked at again and again")
+            log(f"{error}: logs are polled instead")
 
     def begin(self, run: RunningJob) -> None:
         """From now on."""

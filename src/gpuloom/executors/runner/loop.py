@@ -149,7 +149,7 @@ class Loop:
         self.troubles.note(what, "")
 
     def _rest(self, fd: int, what: str, error: OSError | MemoryError) -> None:
-        """What is ready, but can't be worked on now, is looked at again a little later."""
+        """What is ready, but can't be handled now, is looked at again a little later."""
         self.failed(what, error)
         if fd not in self._on:
             return

@@ -32,7 +32,7 @@ def main(home: str, home_id: str, mode: str, scheduler: str, files: str) -> int:
     try:
         keeper = _begun(home, home_id, int(files))
     except (OSError, MemoryError) as error:
-        log(fault_text(f"the runner can't begin in {home}", error))
+        log(fault_text(f"the runner can't start in {home}", error))
         return EXIT_FAULT
     if keeper is None:
         return EXIT_LOCKED
@@ -81,7 +81,7 @@ def _groups(home_id: str, mode: str, ours: tuple[int, int]) -> cgroups.Cgroups:
     try:
         return cgroups.find(home_id, mode=mode, ours=ours)
     except (OSError, ValueError) as error:
-        log(f"no control groups, processes are watched instead: {error}")
+        log(f"no control groups; processes are watched instead: {error}")
         return cgroups.none(str(error))
 
 

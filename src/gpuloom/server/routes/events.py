@@ -27,11 +27,11 @@ def router(context: Context) -> APIRouter:
         job: Annotated[JobNumber | None, Query(description="Only about this job.")] = None,
         type: Annotated[list[str], Query(description="Only of these types.")] = [],  # noqa: A002, B006
         limit: Annotated[int, Query(ge=1, le=1000, description="Events on a page.")] = 1000,
-        newest: Annotated[bool, Query(description="The last `limit` of them instead of the first.")] = False,
+        newest: Annotated[bool, Query(description="The last `limit` events instead of the first.")] = False,
         accept: Annotated[
-            str, Header(include_in_schema=False, description="text/event-stream: events as they come.")
+            str, Header(include_in_schema=False, description="text/event-stream: events as they happen.")
         ] = "",
-        last_event_id: Annotated[str | None, Header(description="Goes on after this event of a stream.")] = None,
+        last_event_id: Annotated[str | None, Header(description="Continue a stream after this event.")] = None,
     ) -> Response:
         if "text/event-stream" in accept:
             resumed = resume_id(last_event_id)

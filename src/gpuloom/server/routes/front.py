@@ -27,16 +27,16 @@ code {{ font: .9em ui-monospace, monospace; }} small {{ color: #5b6878; }} a {{ 
 }}
 </style>
 <h1>gpuloom</h1>
-<p>A scheduler for deep-learning jobs on shared GPUs. It runs, and this is its API.
+<p>A scheduler for deep-learning jobs on shared GPUs. It is running, and this is its API.
 <small>Version {version}.</small></p>
 <h2>On the command line</h2>
-<pre><code>gpuloom status                      how the scheduler does
+<pre><code>gpuloom status                      state of the scheduler
 gpuloom submit -- python train.py   run a job
 gpuloom ls                          jobs
 gpuloom why JOB                     why it waits, and when it will start
-gpuloom logs -f JOB                 what it writes
+gpuloom logs -f JOB                 its output
 gpuloom --help                      all the rest</code></pre>
-<p>As the user who started it, on this machine. From elsewhere say where it is: <code>GPULOOM_URL</code>, and
+<p>As the user who started it, on this machine. From another machine, set <code>GPULOOM_URL</code>, and
 <code>GPULOOM_TOKEN_FILE</code>, a file that holds its token.</p>
 <h2>From a program</h2>
 <p>Every request brings the token, which the file <code>token</code> in the scheduler's home holds

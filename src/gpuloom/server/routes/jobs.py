@@ -19,10 +19,10 @@ from gpuloom.server.problems import ProblemError
 from gpuloom.store.port import JobQuery
 
 _SIMPLE = {
-    "hold": "Keep a job that waits back until it is released.",
-    "release": "Let a job that is held wait for GPUs.",
-    "requeue": "Put a job that has ended, or runs, back into the queue.",
-    "top": "Make it first in the queue: a priority above all others that wait, unless it is higher already.",
+    "hold": "Hold a waiting job until it is released.",
+    "release": "Release a held job: it queues again.",
+    "requeue": "Put a running or ended job back into the queue.",
+    "top": "Make it first in the queue: raise its priority above that of all other waiting jobs.",
 }
 
 
@@ -37,10 +37,10 @@ def _after_cursor(cursor: str, *, oldest: bool) -> int:
         if kind not in ("n", "o") or not 0 < number < 2**53:
             raise ValueError
     except (ValueError, binascii.Error):
-        message = f"is {cursor[:100]!r}, which is not one that was given: take 'next' of the page before"
+        message = f"is {cursor[:100]!r}, which no page gave: use 'next' of the page before"
         raise ProblemError("bad-request", f"query cursor {message}", [("query cursor", message)]) from None
     if (kind == "o") != oldest:
-        message = "is of a list in the other order: give the same 'order' for every page"
+        message = "belongs to a list in the other order: give the same 'order' for every page"
         raise ProblemError("bad-request", f"query cursor {message}", [("query cursor", message)])
     return number
 
@@ -72,10 +72,11 @@ def router(context: Context) -> APIRouter:
     def submit_jobs(
         data: Body,
         idempotency_key: Annotated[
-            str | None, Header(description="Sent again with the same jobs, the answer of the first time comes back.")
+            str | None,
+            Header(description="If the same jobs are sent again with this key, the first answer is returned."),
         ] = None,
         x_gpuloom_user: Annotated[
-            str | None, Header(description="Whose jobs they are; by default the user that runs the scheduler.")
+            str | None, Header(description="Owner of the jobs; by default the user that runs the scheduler.")
         ] = None,
     ) -> JsonResponse:
         if idempotency_key is not None:
@@ -96,7 +97,7 @@ def router(context: Context) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000, description="Jobs on a page.")] = 100,
         cursor: Annotated[str | None, Query(max_length=100, description="`next` of the page before.")] = None,
         order: Annotated[Literal["newest", "oldest"], Query(description="Which come first.")] = "newest",
-        submitted_from: Annotated[Moment | None, Query(description="Submitted then or later.")] = None,
+        submitted_from: Annotated[Moment | None, Query(description="Submitted at this time or later.")] = None,
         submitted_until: Annotated[Moment | None, Query(description="Submitted before.")] = None,
     ) -> JsonResponse:
         oldest = order == "oldest"
@@ -130,7 +131,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/v1/jobs/{job}/why", **docs.why)
     def why_job(
         job: Annotated[JobNumber, Path()],
-        forecast: Annotated[bool, Query(description="Run the simulator forward to tell when it will start.")] = True,
+        forecast: Annotated[bool, Query(description="Simulate ahead to predict when it will start.")] = True,
     ) -> JsonResponse:
         return JsonResponse(service.why(job, forecast=forecast))
 

@@ -40,10 +40,10 @@ def router(context: Context) -> APIRouter:
         offset: Annotated[int | None, Query(ge=0, le=2**53, description="Bytes to pass over.")] = None,
         tail: Annotated[int | None, Query(ge=0, le=100_000, description="Only the last lines.")] = None,
         accept: Annotated[str, Header(include_in_schema=False, description="text/event-stream follows the log.")] = "",
-        last_event_id: Annotated[str | None, Header(description="Goes on after this event of a stream.")] = None,
+        last_event_id: Annotated[str | None, Header(description="Continue a stream after this event.")] = None,
     ) -> Response:
         if offset is not None and tail is not None:
-            raise ProblemError("bad-request", "query offset and query tail can't go together: choose one")
+            raise ProblemError("bad-request", "give only one of query offset and query tail")
         if "text/event-stream" in accept:
             service.job(job)
             service.log_files(job, attempt)

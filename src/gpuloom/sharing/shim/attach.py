@@ -200,7 +200,7 @@ def _compiler() -> Finding:
     command = compiler.compiler()
     if command:
         return Finding("compiler", True, " ".join(command))
-    return Finding("compiler", None, f"{compiler.no_compiler()}; only what came compiled with gpuloom can be used")
+    return Finding("compiler", None, f"{compiler.no_compiler()}; only what gpuloom brings compiled can be used")
 
 
 def _rule() -> Finding:

@@ -94,7 +94,7 @@ def shim_path(driver: Path | None = None) -> Path:
         return installed
     if folder is None:
         raise InputError(
-            "the shim is neither installed nor are its sources here; install gpuloom again, or run from a checkout"
+            "the shim is not installed, and its sources are missing; install gpuloom again, or run from a checkout"
         )
     if command is None:
         raise InputError(f"the shim must be compiled once, and {no_compiler()}")

@@ -35,7 +35,7 @@ def no_compiler() -> str:
     """Why `compiler` finds none, and what to do."""
     given = os.environ.get("CC", "").strip()
     if given:
-        return f"CC={given} is no C compiler that can be found; set CC to one, or unset it"
+        return f"CC={given} was not found; set CC to a C compiler, or unset it"
     return f"there is no C compiler ({', '.join(COMPILERS)}); install gcc or clang, or point CC at one"
 
 

@@ -92,7 +92,7 @@ def read(path: Path) -> Shared:
     try:
         data = os.pread(descriptor, TOTAL_BYTES + 1, 0)
         if len(data) != TOTAL_BYTES:
-            return broken(f"{len(data)} bytes, not {TOTAL_BYTES}: another version's file, or one half made")
+            return broken(f"{len(data)} bytes, not {TOTAL_BYTES}: a file of another version, or an unfinished one")
         magic, version, header, client, clients, total, uuid, sms = _HEADER.unpack_from(data)
         if (magic, version, header, client, clients, total) != (
             MAGIC, VERSION, HEADER_BYTES, CLIENT_BYTES, CLIENTS, TOTAL_BYTES,
