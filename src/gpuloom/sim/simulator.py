@@ -22,10 +22,9 @@ import numpy as np
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.errors import ImpossibleJobError, InputError, PlanError
 from gpuloom.core.state import JobState, State
-from gpuloom.core.units import is_multiple
 from gpuloom.core.words import plural
 from gpuloom.core.workload import Workload
-from gpuloom.engine.alarms import next_alarm_s
+from gpuloom.engine.clockwork import Clockwork
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
 from gpuloom.facts.gpus import hand_in_facts, with_known_memory
@@ -278,14 +277,18 @@ class Simulation:
             rows = [job for _, job in begin.future]
         submits.append(math.inf)
         outages = self._outages()
-        rounds = self.settings.schedule == "rounds"
-        interval = self.settings.interval_s
-        # With the artifact's rules every event reschedules everyone.
-        gated = interval > 0 and not rounds and self.policy.preempts_at_intervals and not self.mode.charge_every_step
-        restless = self.policy.periodic and interval > 0
+        clockwork = Clockwork.of(
+            self.policy,
+            self.settings.interval_s,
+            rounds=self.settings.schedule == "rounds",
+            # With the artifact's rules every event reschedules everyone.
+            every_event=self.mode.charge_every_step,
+        )
+        plain, ask_at, due_at = clockwork.plain, clockwork.may_preempt, clockwork.due_s
         wake = math.inf
+        may_preempt: bool | None = True
+        unseen = False  # in rounds: something has happened that the next one has to look at
         arriving = 0
-        pending = False  # something has happened that the next interval has to look at
         age, record = executor.age, self._record
         report_at = 0
         if begin is not None:
@@ -293,17 +296,18 @@ class Simulation:
             if begin.wake_at_s is not None:
                 wake = begin.wake_at_s
             else:
-                wake = engine.decide(self.now_s, may_preempt=not gated)
-                pending = gated and state.waiting > 0 and bool(state.placements)
+                may_preempt = not clockwork.gated
+                wake = engine.decide(self.now_s, may_preempt=may_preempt)
         while state.unfinished:
             if until is not None and until(self.events):
                 break
             now = min(submits[arriving], executor.next_end_s())
-            if outages.endless and now == wake == math.inf and not (state.placements or state.down or pending):
+            alarm = wake
+            if not plain:
+                alarm = due_at(self.now_s, wake, may_preempt, state.waiting, len(state.placements), unseen)
+            if outages.endless and now == alarm == math.inf and not (state.placements or state.down):
                 self._stuck()
             now = min(now, outages.next_s())
-            due = pending or (restless and state.waiting > 0 and bool(state.placements))
-            alarm = next_alarm_s(self.now_s, wake, interval_s=interval, aligned=rounds or gated, pending=due)
             if alarm < now:
                 now = alarm
             if now > horizon_s or (now == math.inf and begin is not None):
@@ -325,18 +329,11 @@ class Simulation:
             engine.take_in(now, finished=finished, down=down, up=up, arrived=arrived)
             for job in arrived:
                 age.enter(job)
-            if not gated and not rounds:
-                wake = engine.decide(now)
+            may_preempt = plain or ask_at(now, alarm)
+            if may_preempt is not None:
+                wake, unseen = engine.decide(now, may_preempt=may_preempt), False
             else:
-                at_interval = is_multiple(now, interval)
-                if at_interval or not rounds:
-                    wake = engine.decide(now, may_preempt=at_interval)
-                if at_interval:
-                    pending = False
-                elif rounds:
-                    pending = pending or bool(finished or arrived or down or up)
-                else:
-                    pending = state.waiting > 0 and bool(state.placements)
+                unseen = unseen or bool(finished or arrived or down or up)
             record(now)
             if self.on_progress is not None and self.events >= report_at:
                 report_at = self.events + 512

@@ -11,6 +11,7 @@ import numpy as np
 from gpuloom.core.job import Job, Phase
 from gpuloom.core.state import JobState, State
 from gpuloom.core.workload import F8
+from gpuloom.engine.clockwork import Clockwork
 from gpuloom.live.forecasts.estimates import LEAST_S, Source
 from gpuloom.live.forecasts.left import Left, left_of
 from gpuloom.live.planning.planning import Planning
@@ -55,7 +56,7 @@ class Preview:
     @property
     def gated(self) -> bool:
         """Whether jobs are stopped for others at multiples of the interval only."""
-        return self.planning.interval_s > 0 and self.planning.policy.preempts_at_intervals
+        return Clockwork.of(self.planning.policy, self.planning.interval_s).gated
 
     @property
     def overhead_s(self) -> float:

@@ -27,7 +27,7 @@ from gpuloom.core.decision import Reason
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.job import ENDED, MAKES_WAY, Allocation, Job, Phase
 from gpuloom.core.profile import Profiles
-from gpuloom.engine.alarms import next_alarm_s
+from gpuloom.engine.clockwork import Clockwork, overrun_s
 from gpuloom.facts.inputs import load_policy
 from gpuloom.facts.profiles import load_profiles
 from gpuloom.live.forecasts.estimates import NOW_S, Estimates, left_s, stands_s
@@ -51,7 +51,7 @@ from gpuloom.store.port import StoreError
 log = logging.getLogger("gpuloom.scheduler")
 
 LEAST_WAKE_S = 0.05
-"""A policy is not asked again sooner, if nothing happens."""
+"""A policy is not asked again sooner, if nothing happens: one that wants to would keep the scheduler from all else."""
 
 LEARN_EVERY = 20
 """After so many ends the policy is told anew what jobs that ended took."""
@@ -326,12 +326,11 @@ class Planning:
         """Have the policy decide; when it wants to be asked again."""
         self._asked = True
         with Asking(Call.DECIDE, self.policy):
-            wake_s = world.engine.decide(now_s, may_preempt=may_preempt)
-        # One that wants to be asked again at once would keep the scheduler from all else.
-        return max(wake_s, now_s + LEAST_WAKE_S)
+            return world.engine.decide(now_s, may_preempt=may_preempt)
 
     def _run(self, now_s: float) -> Outcome:
-        may_preempt = now_s >= self._due_s
+        clockwork = Clockwork.of(self.policy, self.interval_s, least_pause_s=LEAST_WAKE_S)
+        may_preempt = bool(clockwork.may_preempt(now_s, self._due_s))
         self.failed = self._asked = False
         if now_s >= min(self._overrun_s, self._pause_s):
             self.stale()
@@ -345,25 +344,28 @@ class Planning:
             eligible, self.reasons, self._pause_s = self._first(now_s)
             # Who was held, or waited for something else, comes to the policy anew.
             self._met &= eligible | self.book.attempts.keys() | self.claims.grants.keys()
-            wake, waiting = self._levels(eligible, outcome, now_s, at_interval=may_preempt)
+            wake, waiting = self._levels(eligible, outcome, now_s, may_preempt=may_preempt)
         else:
             world = self.world
             rows = [world.row_of[job] for job in self._finished]
             if rows:
                 with Asking(Call.SHARING, self.policy):
                     world.engine.take_in(now_s, finished=rows)
-            wake = self._ask(world, now_s, may_preempt=self._may_preempt(may_preempt))
+            wake = self._ask(world, now_s, may_preempt=may_preempt)
             self._take(world, outcome)
-            waiting = world.state.waiting > 0
+            waiting = world.state.waiting
         self._finished.clear()
         if self._lasts <= 0:
             self.stale()
-        self._set_alarms(now_s, wake, at_interval=may_preempt, waiting=waiting)
+        running = len(self.book.attempts) + len(self.claims.grants)
+        self._due_s = clockwork.due_s(now_s, wake, may_preempt, waiting, running)
+        self._overrun_s = math.inf
+        if self.world is not None and waiting:
+            self._overrun_s = overrun_s(now_s, self.world.stands_until_s(), self.last_pass_s)
         return outcome
 
-    def _levels(self, eligible: set[int], outcome: Outcome, now_s: float, *, at_interval: bool) -> tuple[float, bool]:
-        """A pass for each priority, highest first: (when the policy wants to be asked again, whether jobs wait)."""
-        may_preempt = self._may_preempt(at_interval)
+    def _levels(self, eligible: set[int], outcome: Outcome, now_s: float, *, may_preempt: bool) -> tuple[float, int]:
+        """A pass for each priority, highest first: (when the policy wants to be asked again, jobs that wait then)."""
         by_level: dict[int, set[int]] = {}
         for job in eligible:
             by_level.setdefault(self.scene.level(job), set()).add(job)
@@ -405,7 +407,7 @@ class Planning:
                     by_level.setdefault(self.scene.level(job), set()).add(job)
         if passes > 1 or not whole:
             self.world = None
-        return wake, bool(eligible)
+        return wake, len(eligible.union(outcome.stop) - self.claims.grants.keys())
 
     def _turn(self, job: int) -> tuple[float, int]:
         return self.book.jobs[job].submitted_s, job
@@ -424,21 +426,6 @@ class Planning:
                 return True
         held = {slot for has in there.jobs.values() for slot in slots_of(has[0])}
         return any(slot not in held for slot in fleet.at)
-
-    def _may_preempt(self, at_interval: bool) -> bool:
-        gated = self.interval_s > 0 and self.policy.preempts_at_intervals
-        return at_interval or not gated
-
-    def _set_alarms(self, now_s: float, wake_s: float, *, at_interval: bool, waiting: bool) -> None:
-        interval = self.interval_s
-        gated = interval > 0 and self.policy.preempts_at_intervals
-        restless = interval > 0 and self.policy.periodic
-        running = bool(self.book.attempts or self.claims.grants)
-        pending = waiting and running and (restless or (gated and not at_interval))
-        self._due_s = next_alarm_s(now_s, wake_s, interval_s=interval, aligned=gated, pending=pending)
-        self._overrun_s = math.inf
-        if self.world is not None and waiting:
-            self._overrun_s = max(self.world.stands_until_s(), now_s + max(1.0, 20.0 * self.last_pass_s))
 
     def _take(self, world: World, outcome: Outcome) -> None:
         commands: list[Command] = world.collector.take()

@@ -1,0 +1,98 @@
+"""When the policy is asked next, and whether it may stop running jobs then: one rule, simulated and live.
+
+It is asked
+1. when something happens (a job comes or ends, a node fails, …);
+2. when it wants to be (`Decision.wake_at_s`);
+3. at the next multiple of the interval, if that has something to look at: some jobs wait and some run, and either
+   running jobs are stopped for others at intervals only (`Policy.preempts_at_intervals`) and this was none, or
+   priorities change as time passes (`Policy.periodic`).
+Where running jobs are stopped at intervals only, 2 is put off to the next multiple, and 1 may not stop them. In rounds
+all is put off to the next multiple.
+
+The live loop asks for two more things: that a policy leaves it some time between two answers (`least_pause_s`), and
+that the policy is asked anew when a job has not ended by the time that was expected of it (`overrun_s`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gpuloom.core.units import is_multiple, next_multiple
+from gpuloom.policies.base import Policy
+
+LEAST_OVERRUN_S = 1.0
+OVERRUN_PASSES = 20.0
+"""An overrun is looked at after so many times the duration of a pass: scheduling is not to take up the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clockwork:
+    """See the module. Times in seconds; infinity: not before something happens.
+
+    gated: running jobs are stopped for others at multiples of the interval only. periodic: the policy is asked at each
+    of them while some jobs wait and some run. rounds: it is asked at them only. aligned: gated, or in rounds.
+    plain: neither, nor periodic: it may always preempt, and is asked next when it wants. A loop may take the short way.
+    """
+
+    interval_s: float
+    gated: bool
+    periodic: bool
+    rounds: bool
+    aligned: bool
+    plain: bool
+    least_pause_s: float
+
+    @classmethod
+    def of(
+        cls,
+        policy: Policy,
+        interval_s: float,
+        *,
+        rounds: bool = False,
+        every_event: bool = False,
+        least_pause_s: float = -math.inf,
+    ) -> Clockwork:
+        """The clockwork of a policy. every_event: whatever it says, jobs are stopped for others at every event."""
+        gated = interval_s > 0 and policy.preempts_at_intervals and not (rounds or every_event)
+        periodic = interval_s > 0 and policy.periodic
+        plain = not (gated or rounds or periodic) and least_pause_s == -math.inf
+        return cls(interval_s, gated, periodic, rounds, gated or rounds, plain, least_pause_s)
+
+    def may_preempt(self, now_s: float, due_s: float) -> bool | None:
+        """Whether the policy may stop running jobs for others if it is asked now; None: it is not asked now.
+
+        due_s: when it was to be asked, by `due_s`. A loop on a real clock comes late, but never early.
+        """
+        if not self.aligned or now_s >= due_s or is_multiple(now_s, self.interval_s):
+            return True
+        return None if self.rounds else False
+
+    def due_s(
+        self, now_s: float, wake_s: float, may_preempt: bool | None, waiting: int, running: int, unseen: bool = False
+    ) -> float:
+        """When the policy is asked next if nothing happens.
+
+        Args:
+            now_s: the time of the last event. wake_s: when the policy wants to be asked, as it said last.
+            may_preempt: what it was told now; None: it was not asked.
+            waiting, running: jobs that do so after what it decided.
+            unseen: something has happened that it has not been asked about (in rounds).
+        """
+        due_s, step_s = wake_s, self.interval_s
+        if due_s < now_s + self.least_pause_s:
+            due_s = now_s + self.least_pause_s
+        if self.aligned and due_s < math.inf:
+            due_s = due_s if is_multiple(due_s, step_s) else next_multiple(due_s, step_s)
+            due_s = max(due_s, next_multiple(now_s, step_s))
+        if unseen or (waiting and running and (self.periodic or (self.gated and not may_preempt))):
+            due_s = min(due_s, next_multiple(now_s, step_s))
+        return due_s
+
+
+def overrun_s(now_s: float, stands_until_s: float, pass_s: float) -> float:
+    """When the policy is asked because a job has not ended. For a live loop, while jobs wait.
+
+    stands_until_s: so long what is expected of running jobs stands. pass_s: how long asking takes.
+    """
+    return max(stands_until_s, now_s + max(LEAST_OVERRUN_S, OVERRUN_PASSES * pass_s))
