@@ -71,7 +71,24 @@ def test_what_reads_still_reads(home: Path, tmp_path: Path, kind: str) -> None:
     assert "no scheduler is running, and none can start" in str(change)
 
 
-def test_a_sound_store_without_a_scheduler_is_not_read_behind_its_back(home: Path) -> None:
+def test_a_sound_store_without_a_scheduler_is_not_read_behind_its_back(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SqliteStore, "__init__", None)  # nor opened
     error = gpuloom(home, "ls").exception
     assert isinstance(error, GpuloomError)
     assert "gpuloom up" in str(error)
+
+
+def test_a_store_that_was_put_back_is_not_read_any_more(home: Path, tmp_path: Path) -> None:
+    assert gpuloom(home, "db", "backup", str(tmp_path / "good.db")).exception is None
+    damage(home, DAMAGES["a record"])
+    gpuloom(home, "up", "--detach", "--slots", "1")
+    assert gpuloom(home, "ls").exception is None
+    assert gpuloom(home, "db", "restore", str(tmp_path / "good.db")).exception is None
+    error = gpuloom(home, "ls").exception
+    assert isinstance(error, GpuloomError)
+    assert "gpuloom up" in str(error)
+    assert gpuloom(home, "up", "--detach", "--slots", "1", "--port", "0").exception is None
+    assert not home_of(home).damaged.exists()
+    assert gpuloom(home, "down").exception is None

@@ -48,7 +48,9 @@ def connect(home: Path | None, *, follows: bool = False) -> Iterator[Client]:
 
     folder = home_directory(home)
     local = home is not None or not os.environ.get(URL)
-    if local and (folder / "store.db").is_file() and ((found := running(folder)) is None or not alive(found.pid)):
+    # Left by a start that found the store damaged; a sound one need not be looked at.
+    damaged = local and (folder / "store.damaged").is_file()
+    if damaged and ((found := running(folder)) is None or not alive(found.pid)):
         from gpuloom.server.reading import readable
 
         with readable(folder) as place:

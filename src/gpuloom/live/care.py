@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
-from gpuloom.store.faults import damaged_text
-from gpuloom.store.port import CheckReport, Finding
+from gpuloom.store.faults import READABLE, damaged_text
+from gpuloom.store.home import Home
+from gpuloom.store.port import CheckReport, Examined, Finding, Store, StoreDamagedError
 
 log = logging.getLogger("gpuloom")
 
@@ -27,6 +29,24 @@ class Checked(StrEnum):
     PART = "part"
     """What can cost a job was looked at; the rest is being checked, or its check failed."""
     DAMAGED = "damaged"
+
+
+def examine(home: Home, store: Store) -> Examined:
+    """As much of a check as a start can wait for. What it finds is left in the home: commands that read look there
+    (`server/reading.py`), and need not examine a store that is sound.
+
+    Raises:
+        StoreDamagedError: it must not be gone on with.
+    """
+    found = store.examine()
+    with suppress(OSError):  # the mark is a help, no more
+        if found.report.findings:
+            home.damaged.write_text(f"{damaged_text(home.db, found.report)}\n", encoding="utf-8")
+        elif home.damaged.exists():
+            home.damaged.unlink()
+    if found.report.findings:
+        raise StoreDamagedError(f"{damaged_text(home.db, found.report)}; {READABLE}")
+    return found
 
 
 class StoreCheck:

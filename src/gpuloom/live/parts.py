@@ -17,7 +17,7 @@ from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import Gpu, NodeRecord, Phase
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.port import LiveExecutor
-from gpuloom.live.care import StoreCheck
+from gpuloom.live.care import StoreCheck, examine
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.launch import run_directory
 from gpuloom.live.machine import Machine, reported
@@ -29,9 +29,8 @@ from gpuloom.live.submission.spec import LONGEST_S, SHORTEST_INTERVAL_S
 from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.policies.registry import parse_policy
 from gpuloom.sharing.start import ability
-from gpuloom.store.faults import READABLE, damaged_text
 from gpuloom.store.home import Home, take_lock
-from gpuloom.store.port import Store, StoreDamagedError
+from gpuloom.store.port import Store
 from gpuloom.store.sqlite import SqliteStore
 
 log = logging.getLogger("gpuloom")
@@ -76,9 +75,7 @@ class LiveScheduler:
             self.store: Store = store if store is not None else SqliteStore(self.home.db)
             undo.callback(self.store.close)
             at(Step.CHECK)
-            examined = self.store.examine()
-            if examined.report.findings:
-                raise StoreDamagedError(f"{damaged_text(self.home.db, examined.report)}; {READABLE}")
+            examined = examine(self.home, self.store)
             at(Step.LOAD)
             loaded = self.store.load()
             at(Step.MACHINE)

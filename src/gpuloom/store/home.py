@@ -46,6 +46,11 @@ class Home:
         return self.path / "scheduler.log"
 
     @property
+    def damaged(self) -> Path:
+        """There while the store is so damaged that no scheduler starts with it: what is wrong."""
+        return self.path / "store.damaged"
+
+    @property
     def runs(self) -> Path:
         return self.path / "runs"
 
