@@ -15,15 +15,19 @@ from fastapi import FastAPI
 
 from gpuloom.live.service import Service
 from gpuloom.server.run import Listening, serve
+from published import judge
 
 TOKEN = "token-of-the-tests-0123456789"
 
 
 class Local:
-    """Calls an application within this process."""
+    """Calls an application within this process. Each answer is held to the published document.
+
+    seen: operations that have answered in JSON.
+    """
 
     def __init__(self, app: FastAPI, **headers: str) -> None:
-        self.app = app
+        self.app, self.seen = app, set[str]()
         self.headers = {"Authorization": f"Bearer {TOKEN}", **headers}
 
     def __call__(self, method: str, path: str, **arguments: Any) -> httpx.Response:
@@ -34,7 +38,10 @@ class Local:
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 return await client.request(method, path, headers=headers, **arguments)
 
-        return asyncio.run(call())
+        answer = asyncio.run(call())
+        if operation := judge(self.app, answer):
+            self.seen.add(operation)
+        return answer
 
 
 @contextmanager
