@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test check static api-check format bench live speed fidelity figures learning league heterogeneous elastic pollux reference pictures docs clean
+.PHONY: help setup demo quick test coverage mutants check static api-check format bench live speed fidelity figures learning league heterogeneous elastic pollux reference pictures docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -21,8 +21,17 @@ $(STAMP): pyproject.toml src/gpuloom/__init__.py
 demo: $(STAMP) ## Run eight small jobs on a scheduler of their own, and compare with the simulator
 	@$(BIN)/gpuloom demo
 
-test: $(STAMP) ## Run the tests
+quick: $(STAMP) ## Run the tests that take little time: while working (less than 2 minutes on 2 cores)
+	@$(BIN)/python -m pytest -n 2 -m "not slow" --ignore tests/docs
+
+test: $(STAMP) ## Run all tests (less than 12 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 2
+
+coverage: $(STAMP) ## Print which part of the lines of each package the tests run (TESTS="tests/unit -m 'not slow'": some)
+	@$(BIN)/python scripts/covered.py $(TESTS)
+
+mutants: $(STAMP) ## Put small faults into the program: would tests notice? (N=60 SEED=7 FILES="src/gpuloom/core PATH:LINE")
+	@$(BIN)/python scripts/mutants.py -n $(or $(N),60) $(if $(SEED),--seed $(SEED)) $(FILES)
 
 static: $(STAMP) ## Format, lint, strict types, import rules
 	@$(BIN)/ruff format --check .

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Speeds, Workload
+from gpuloom.engine.engine import Engine
+from gpuloom.engine.progress import Progress
+from gpuloom.policies.base import Policy
 
 POLICIES = (
     "fifo",
@@ -87,3 +93,22 @@ REQUIRED = {
     "settings",
 }
 """What every result's JSON object holds."""
+
+
+class Nobody:
+    """An executor that does nothing."""
+
+    def apply(self, commands: Any, now_s: float) -> None:
+        return
+
+
+def engine_of(policy: Policy, workload: Workload, cluster: Cluster, state: State, memory: Any = None) -> Engine:
+    """An engine whose decisions nobody carries out."""
+    progress = Progress(workload, cluster, np.zeros(len(workload)), policy.sharing(workload))
+    return Engine(state, policy, progress, Nobody(), memory=memory)
+
+
+def with_stages(workload: Workload) -> Workload:
+    """The same jobs with stage times that can be woven; of some they are not known."""
+    kinds = np.array([(3.0, 0.2, 0.1), (0.2, 3.0, 0.1), (0.2, 0.3, 3.0), (1.0, 1.0, 1.0), (np.nan,) * 3])
+    return replace(workload, stage_s=kinds[np.arange(len(workload)) * 7 % 11 % 5])

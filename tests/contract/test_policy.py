@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import POLICIES, jobs, workloads
+from builders import POLICIES, jobs, with_stages, workloads
 from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.decision import Decision
 from gpuloom.core.sharing import Sharing
@@ -35,12 +34,6 @@ EVERY = (
     "elastic:base=srtf",
     "elastic-goodput",
 )
-
-
-def with_stages(workload: Workload) -> Workload:
-    """The same jobs with stage times that can be woven; of some they are not known."""
-    kinds = np.array([(3.0, 0.2, 0.1), (0.2, 3.0, 0.1), (0.2, 0.3, 3.0), (1.0, 1.0, 1.0), (np.nan,) * 3])
-    return replace(workload, stage_s=kinds[np.arange(len(workload)) * 7 % 11 % 5])
 
 
 def plain(value: Any) -> bool:

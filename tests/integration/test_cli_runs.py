@@ -385,6 +385,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes by /proc")
 @pytest.mark.parametrize(("processes", "background"), [(1, False), (2, False), (2, True)])
 def test_an_interrupt_prints_what_is_done_and_leaves_no_process(

@@ -38,7 +38,16 @@ def failed(cls: type[Policy]) -> dict[str, str]:
     return {found.check: found.why for found in check_policy(give(cls, "a test")) if found.outcome == "failed"}
 
 
-@pytest.mark.parametrize("text", [*BUILT_IN, "fifo:backfill=easy", "srtf:beside=yes"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sjf",
+        *(
+            pytest.param(text, marks=pytest.mark.slow)
+            for text in (*(one for one in BUILT_IN if one != "sjf"), "fifo:backfill=easy", "srtf:beside=yes")
+        ),
+    ],
+)
 def test_shipped_policies_pass(text: str) -> None:
     assert not [found for found in check_policy(text) if found.outcome == "failed"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import ALONE, POLICIES, workloads
+from builders import ALONE, POLICIES, with_stages, workloads
 from gpuloom.core.cluster import Cluster, parse_cluster
 from gpuloom.core.workload import Workload
 from gpuloom.facts.inputs import load_policy
@@ -21,12 +20,6 @@ CLUSTERS = ("1x8", "2x8", "3x4,1x8", "8x1")
 MIXED = "2x4:V100,2x4:K80"
 WOVEN = ("muri-s", "muri-l", "muri-xs", "muri-xl")
 EVERY = (*POLICIES, *WOVEN)
-
-
-def with_stages(workload: Workload) -> Workload:
-    """The same jobs with stage times that can be woven; of some they are not known."""
-    kinds = np.array([(3.0, 0.2, 0.1), (0.2, 3.0, 0.1), (0.2, 0.3, 3.0), (1.0, 1.0, 1.0), (np.nan,) * 3])
-    return replace(workload, stage_s=kinds[np.arange(len(workload)) * 7 % 11 % 5])
 
 
 def gpus_of(result: SimResult, row: int) -> int:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import POLICIES, workloads
+from builders import POLICIES, with_stages, workloads
 from gpuloom.core.scaling import Scaling
 from gpuloom.core.workload import Speeds, Workload
 from gpuloom.sim import Failure, simulate
@@ -24,12 +24,6 @@ from gpuloom.traces.generate import GeneratorConfig, generate
 WOVEN = ("muri-s", "muri-l", "muri-l:matcher=released", "muri-xs", "muri-xl", "weave")
 SIZED = ("elastic", "elastic:base=srtf", "elastic-goodput", "weave")
 EVERY = (*POLICIES, *WOVEN, "themis:mode=muri", "srtf:placement=repack", "elastic", "elastic-goodput")
-
-
-def with_stages(workload: Workload) -> Workload:
-    """The same jobs with stage times that can be woven; of some they are not known."""
-    kinds = np.array([(3.0, 0.2, 0.1), (0.2, 3.0, 0.1), (0.2, 0.3, 3.0), (1.0, 1.0, 1.0), (np.nan,) * 3])
-    return replace(workload, stage_s=kinds[np.arange(len(workload)) * 7 % 11 % 5])
 
 
 def with_sizes(workload: Workload) -> Workload:

@@ -149,6 +149,17 @@ def test_what_is_not_supported_is_none_and_not_asked_again() -> None:
     assert {feature: fake.calls[feature] for feature in missing} == dict.fromkeys(missing, 1)
 
 
+def test_after_reopening_all_is_asked_again() -> None:
+    """Another driver may tell what the one before could not."""
+    gpu = FakeGpu("GPU-a", missing=frozenset({"power"}))
+    nvml = Nvml(FakeNvml(gpu))
+    assert nvml.read("GPU-a").power_w is None
+    gpu.missing = frozenset()
+    assert nvml.read("GPU-a").power_w is None
+    nvml.reopen()
+    assert nvml.read("GPU-a").power_w is not None
+
+
 def test_memory_that_the_driver_keeps_is_not_in_use() -> None:
     for fake in (
         FakeNvml(FakeGpu("GPU-a", hidden=100)),

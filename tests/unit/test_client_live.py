@@ -136,6 +136,22 @@ class Cutting(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer.content)
 
+    def do_GET(self) -> None:
+        import httpx
+
+        self.keys.append("")
+        if type(self).cuts > 0:
+            type(self).cuts -= 1
+            self.close_connection = True
+            return
+        headers = {k: v for k, v in self.headers.items() if k.lower() not in ("host", "connection")}
+        answer = httpx.get(type(self).target + self.path, headers=headers, trust_env=False)
+        self.send_response(answer.status_code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer.content)))
+        self.end_headers()
+        self.wfile.write(answer.content)
+
     def log_message(self, *_: Any) -> None:
         return
 
@@ -155,6 +171,12 @@ def test_a_submission_whose_answer_was_lost_is_one_submission(cutting: str, api:
     assert len(Cutting.keys) == 3
     assert len(set(Cutting.keys)) == 1
     assert list(api.service.book.jobs) == [1]
+
+
+def test_what_only_reads_is_asked_again(cutting: str, api: Api) -> None:
+    with Client(url=cutting, token=TOKEN) as client:
+        assert client.status()["policy"] == api.service.status()["policy"]
+    assert len(Cutting.keys) == 3
 
 
 def test_what_may_not_be_done_twice_is_not_repeated(cutting: str, api: Api, client: Client) -> None:

@@ -110,3 +110,13 @@ def test_an_expected_end_stands_until_it_has_been_overrun(told_s: float | None) 
     assert stands_s(total_s, 30.0, told_s) == 10.0
     assert stands_s(total_s, 104.0, told_s) == 6.0
     assert stands_s(total_s, 115.0, told_s) == 0.0
+
+
+def test_work_at_several_rates_adds_up() -> None:
+    work = WorkDone()
+    for at_s, rate in ((100.0, 0.5), (110.0, 2.0), (114.0, 0.25)):
+        work.at(at_s)
+        if at_s == 100.0:
+            work.begin(1, at_s)
+        work.rate(1, rate)
+    assert work.of(1, 118.0) == 10 * 0.5 + 4 * 2.0 + 4 * 0.25

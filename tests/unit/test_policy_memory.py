@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builders import POLICIES, jobs
-from gpuloom.core.cluster import Cluster, parse_cluster
+from builders import POLICIES, engine_of, jobs
+from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
-from gpuloom.core.workload import Workload
-from gpuloom.engine.engine import Engine
-from gpuloom.engine.progress import Progress
 from gpuloom.facts.inputs import load_policy
 from gpuloom.learning.hazard import BINS
 from gpuloom.placement.levels import UNKNOWN, LevelMemory
@@ -291,18 +288,6 @@ def test_gittins_goes_by_ended_jobs_where_durations_are_not_known() -> None:
     over = load_policy("elastic:base=gittins")
     over.learn_from(np.repeat([100.0, 200.0], 20))
     assert begun(over).base.limits_gpu_s[0] == 100.0
-
-
-class Nobody:
-    """An executor that does nothing."""
-
-    def apply(self, commands: Any, now_s: float) -> None:
-        return
-
-
-def engine_of(policy: Policy, workload: Workload, cluster: Cluster, state: State, memory: Any = None) -> Engine:
-    progress = Progress(workload, cluster, np.zeros(len(workload)), policy.sharing(workload))
-    return Engine(state, policy, progress, Nobody(), memory=memory)
 
 
 def adopt_first(state: State, since_s: float) -> None:

@@ -411,3 +411,10 @@ def test_steps_report_their_saves(report: Path) -> None:
         pass
     data = json.loads(report.read_text())
     assert (data["step"], data["saved_step"]) == (4, 4)
+
+
+def test_the_example_tells_its_loss_every_fifty_steps(
+    train: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train.main(words(tmp_path / "a.npz", 0, 120))
+    assert re.findall(r"^step (\d+): loss", capsys.readouterr().out, re.MULTILINE) == ["50", "100"]

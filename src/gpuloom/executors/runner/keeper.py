@@ -81,6 +81,7 @@ class Keeper:
     def work(self) -> None:
         """Until it is needed no more."""
         self.loop.soon(self._take_over, "taking over the jobs of the runner before")
+        self.loop.at(self._idle_until, lambda: None)  # it may be that nothing ever wakes it, as nobody comes
         while True:
             # What has ended, and is written down, the next runner can tell as well.
             if not self.hub.clients and not self._unread and all(run.at_rest for run in self.runs.values()):

@@ -1,0 +1,43 @@
+"""Run tests, measured, and print which part of the lines of each package they run, in all processes (make coverage).
+
+    python scripts/covered.py [-m "not slow"] [TESTS]...      (arguments of pytest; all tests if none are given)
+
+The runner, which Python starts alone (`-I -S`), is seen, too; only the lines between its fork and a job's exec are not.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from coverage import Coverage
+from mutants_map import MEASURED, ROOT, environment
+
+SOURCE = ROOT / "src" / "gpuloom"
+
+
+def main(arguments: list[str]) -> int:
+    """What pytest said, and the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "by_test", "--timeout", "900", *arguments]
+        there = environment(ROOT, PYTHONPATH=str(MEASURED), GPULOOM_COVERAGE=folder)
+        code = subprocess.run(command, cwd=ROOT, env=there, check=False).returncode
+        measured = Coverage(data_file=f"{folder}/all", config_file=False, source=[str(SOURCE)])
+        measured.combine([str(path) for path in Path(folder).glob("lines.*")])
+        seen: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for path in sorted(SOURCE.rglob("*.py")):
+            _, lines, _, missing, _ = measured.analysis2(str(path))
+            for name in (path.relative_to(SOURCE).parts[0] if path.parent != SOURCE else "gpuloom", "all"):
+                seen[name][0] += len(lines)
+                seen[name][1] += len(missing)
+    print(f"\n{'package':<14} {'lines':>7} {'run':>7}")
+    for name, (lines, missing) in sorted(seen.items(), key=lambda row: (row[0] == "all", row[0])):
+        print(f"{name:<14} {lines:>7,} {100 * (1 - missing / max(lines, 1)):>6.1f} %")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

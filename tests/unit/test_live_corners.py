@@ -1,0 +1,71 @@
+"""Corners of the live scheduler's parts, each on its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fake_nvml import FakeNvml
+from gpuloom.agent.inventory import inventory
+from gpuloom.agent.monitor import Monitor
+from gpuloom.agent.nvml import Nvml
+from gpuloom.core.end_reason import EndReason
+from gpuloom.core.events import Event
+from gpuloom.live.dispatch.dispatch import FREEZE_S, Dispatch
+from gpuloom.live.machine import Machine
+from gpuloom.live.views.jobs import event_view
+
+
+def watched(freezing: dict[int, float], now: float) -> Any:
+    """What looking after freezes leaves of a dispatch."""
+
+    def end(jobs: Sequence[int], reason: EndReason, now: float) -> None:
+        for job in jobs:
+            del freezing[job]
+
+    dispatch: Any = SimpleNamespace(claims=SimpleNamespace(freezing=lambda: freezing), retry_s=math.inf, _end=end)
+    Dispatch.watch_freezes(dispatch, now)
+    return dispatch
+
+
+def test_who_was_told_to_freeze_is_looked_at_again_when_that_must_be_done() -> None:
+    assert watched({7: 98.0}, 100.0).retry_s == 100.0 + FREEZE_S
+    assert watched({7: 80.0}, 100.0).retry_s == math.inf  # it is told to end
+    assert watched({}, 100.0).retry_s == math.inf
+
+
+def test_an_event_is_shown_whole() -> None:
+    event = Event(7, 12.5, "job.held", 3, {"by": "ada"})
+    assert event_view(event) == {"id": 7, "at_s": 12.5, "type": "job.held", "job": 3, "data": {"by": "ada"}}
+
+
+def test_the_newest_look_at_the_machine_is_what_is_shown(tmp_path: Path) -> None:
+    nvml = Nvml(FakeNvml())
+    node = inventory(slots=2, nvml=nvml)
+    machine = Machine(node, nvml, disk=tmp_path, limits=dict)
+    try:
+        assert machine.node_view(node, {})["memory_used_mib"] is None
+        machine.look(dict, lambda sample, changes: None)
+        assert machine.node_view(node, {})["memory_used_mib"] is not None
+    finally:
+        machine.stop()
+
+
+def test_traffic_is_counted_per_second_of_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    mib = 1 << 20
+    counters = [
+        SimpleNamespace(bytes_recv=received * mib, bytes_sent=sent * mib) for received, sent in ((5, 9), (25, 13))
+    ]
+    times = iter((10.0, 14.0))
+    looks = iter(counters)
+    monkeypatch.setattr("psutil.net_io_counters", lambda **_: {"eth0": next(looks)})
+    nvml = Nvml(FakeNvml())
+    monitor = Monitor(inventory(slots=1, nvml=nvml), nvml, disk_path="/")
+    monkeypatch.setattr(monitor, "_monotonic", lambda: next(times))
+    assert monitor._traffic() == (None, None)
+    assert monitor._traffic() == (5.0, 1.0)
