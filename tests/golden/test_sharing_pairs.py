@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuloom.core.errors import InputError
-from gpuloom.sharing.find import find_profile
-from gpuloom.sharing.orion import read_orion
+from gpuloom.sharing.find import find_profile, read_profile
 from gpuloom.sharing.simulate import Machine, Outcome, Pair, poisson_arrivals, request_alone_ns
 
 pytestmark = pytest.mark.data
@@ -58,9 +57,9 @@ def test_every_measured_file_is_read_and_every_placeholder_refused(data: Path) -
     for path in sorted((data / "orion").rglob("*_f*")):
         if path.name.endswith("_fb0"):
             with pytest.raises(InputError, match="placeholder"):
-                read_orion(path)
+                read_profile(path)
             refused += 1
         elif path.suffix == "":
-            assert read_orion(path).duration_ns > 0
+            assert read_profile(path).duration_ns > 0
             read += 1
     assert (read, refused) == (29, 7)  # PROVENANCE.md: 39 files, 3 of them tests of single layers

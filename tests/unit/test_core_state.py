@@ -72,7 +72,6 @@ STEPS: dict[str, Callable[[State], None]] = {
     "retime": lambda s: s.retime(0, 1.0, 0.5),
     "resize": resized,
     "finish": lambda s: s.finish(0, 1.0),
-    "withdraw": lambda s: s.withdraw(0),
     "adopt": lambda s: adopt(s, ONE, run_from_s=0.0, work_from_s=1.0),
 }
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from builders import jobs
 from gpuloom.core.cluster import parse_cluster
-from gpuloom.core.scaling import scaling_of
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Workload
@@ -20,6 +19,7 @@ from gpuloom.learning.learnt_table import LearntTable, read_table
 from gpuloom.learning.q_learning import bellman, carried_over, epsilon, k_means, nearest, uniform
 from gpuloom.learning.ratios import MOST_LOG_RATIO, log_ratios, models_of
 from gpuloom.placement.even import HOLD, HOLD_ALL, EvenPool, EvenQueue, choices_of, cost_of
+from scaling import scaling_of
 
 
 def i4(*values: int) -> np.ndarray:

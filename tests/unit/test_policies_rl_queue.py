@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from builders import jobs
 from gpuloom.core.decision import Decision
-from gpuloom.core.scaling import scaling_of
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Labels, Speeds, Workload
 from gpuloom.facts.inputs import load_cluster, load_policy
@@ -23,6 +22,7 @@ from gpuloom.placement.even import WAIT
 from gpuloom.policies import rl as module
 from gpuloom.policies.rl import Memory, Rl
 from gpuloom.sim import Failure, simulate
+from scaling import scaling_of
 from test_policies_rl import SCALES, SUFFERS, Watched, elastic
 
 LARGE, SMALL = [0.1, 0.1, 0.9], [0.1, 0.9, 0.1]

@@ -358,29 +358,6 @@ def test_a_job_that_ended_early_is_learnt_from_by_the_work_it_did() -> None:
     assert engine.memory.exposure.sum() < 1.0
 
 
-def test_withdrawn_jobs_are_not_started_and_come_back() -> None:
-    for text in EVERY:
-        policy = load_policy(text)
-        workload = jobs([(0, 50, 4)] * 3, priority=np.zeros(3, dtype=np.int32))
-        cluster = parse_cluster("1x4")
-        state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
-        engine = engine_of(policy, workload, cluster, state)
-        engine.take_in(0.0, arrived=[0, 1, 2])
-        engine.decide(0.0)
-        gone = next(job for job in range(3) if job not in state.placements)
-        engine.take_in(1.0, withdrawn=[gone])
-        engine.decide(1.0)
-        (first,) = state.placements  # some policies take turns
-        (last,) = {0, 1, 2} - {first, gone}
-        engine.take_in(50.0, finished=[first])
-        engine.decide(50.0)
-        assert list(state.placements) == [last], text
-        engine.take_in(60.0, arrived=[gone])
-        engine.take_in(100.0, finished=[last])
-        engine.decide(100.0)
-        assert list(state.placements) == [gone], text
-
-
 @pytest.mark.parametrize("text", ["tiresias", "gavel", "fifo"])
 def test_memory_outlives_the_forming_of_pairs(text: str) -> None:
     """It is kept where `beside` comes or goes: a driver was installed, a compiler is missing, …"""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpuloom.core.errors import InputError
-from gpuloom.sharing.occupancy import LIMITS, blocks_per_sm, sm_needed, sm_slots
+from gpuloom.sharing.occupancy import LIMITS, blocks_per_sm, sm_slots
 from gpuloom.sharing.shim import compiler
 
 # Threads, blocks and kilobytes of shared memory that are resident on an SM; 64 K registers on all.
@@ -84,7 +84,6 @@ def test_blocks_per_sm_as_filled_block_by_block(cc: str) -> None:
         if expected:
             assert blocks_per_sm(cc, threads, registers, shared) == expected, (cc, threads, registers, shared)
             assert sm_slots(cc, 1000, threads, registers, shared) == -(-1000 // expected)
-            assert sm_needed(cc, 80, 1000, threads, registers, shared) == min(80, -(-1000 // expected))
         else:
             with pytest.raises(InputError, match="does not fit"):
                 blocks_per_sm(cc, threads, registers, shared)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,26 +103,3 @@ class Scaling:
             return 1.0
         curve = self.curves[index]
         return float(curve[gpus, min(nodes, curve.shape[1]) - 1] / self.reference[job])
-
-
-def scaling_of(
-    gpus: I4,
-    curves: Sequence[F8],
-    curve: I4,
-    min_gpus: I4,
-    max_gpus: I4,
-    nodes: I4 | None = None,
-) -> Scaling:
-    """Scaling of jobs whose `duration_s` holds for `gpus` GPUs on `nodes` nodes (default: on one), one GPU a replica.
-
-    The range of a job is cut to the sizes up to which its curve is known.
-    """
-    at = np.ones(len(gpus), dtype=np.int32) if nodes is None else nodes
-    reference = np.ones(len(gpus))
-    most = max_gpus.copy()
-    for job, index in enumerate(curve.tolist()):
-        if index != NO_CURVE:
-            table = curves[index]
-            reference[job] = table[gpus[job], min(int(at[job]), table.shape[1]) - 1]
-            most[job] = min(int(most[job]), len(table) - 1)
-    return Scaling(np.ones(len(gpus), dtype=np.int32), min_gpus.copy(), most, curve.copy(), reference, tuple(curves))

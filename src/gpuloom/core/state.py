@@ -39,7 +39,6 @@ TRANSITIONS: dict[str, tuple[JobState, JobState]] = {
     "retime": (JobState.RUNNING, JobState.RUNNING),
     "resize": (JobState.RUNNING, JobState.RUNNING),
     "finish": (JobState.RUNNING, JobState.FINISHED),
-    "withdraw": (JobState.WAITING, JobState.FUTURE),
     "adopt": (JobState.WAITING, JobState.RUNNING),
 }
 
@@ -314,11 +313,6 @@ class State:
         self.rate_column[jobs] = rate
         self.run_from_s_column[jobs] = run_from_s
         self.work_from_s_column[jobs] = work_from_s
-
-    def withdraw(self, job: int) -> None:
-        """A waiting job is not to be started for now (held, cancelled, …); `submit` brings it back."""
-        self._transit(job, "withdraw")
-        self.waiting -= 1
 
     def stop(self, job: int, now_s: float, *, lost_s: float = 0.0) -> None:
         """A running job gives its GPUs back and waits; `lost_s` of its work has to be done again."""

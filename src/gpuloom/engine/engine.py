@@ -67,14 +67,12 @@ class Engine:
         finished: Sequence[int] = (),
         down: Sequence[int] = (),
         up: Sequence[int] = (),
-        withdrawn: Sequence[int] = (),
         arrived: Sequence[int] = (),
     ) -> None:
-        """Apply what happened at `now_s`. Order at equal times: ends, nodes back, nodes lost, withdrawals, arrivals.
+        """Apply what happened at `now_s`. Order at equal times: ends, nodes back, nodes lost, arrivals.
 
         Args:
             finished: running jobs that have ended, in whatever way.
-            withdrawn: waiting jobs that are not to be started (held, cancelled, …); `arrived` brings them back.
         """
         state = self.state
         state.step += 1
@@ -100,13 +98,6 @@ class Engine:
                 commands.append(Stop(job))
             state.node_down(node)
             self._changed[node] = None
-        for job in withdrawn:
-            state.withdraw(job)
-            for pending in (self._arrived, self._evicted):
-                if job in pending:
-                    pending.remove(job)
-        if withdrawn:
-            self.policy.cache = None  # caches hold waiting jobs, and know of no other way out than to run
         for job in arrived:
             state.submit(job, now_s)
             self._arrived.append(job)

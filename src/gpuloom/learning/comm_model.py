@@ -53,27 +53,6 @@ class CommModel:
         if not self.overlap >= 1.0 or not self.most_samples > 0:
             raise InputError(f"communication model: overlap must be at least 1 and most_samples above 0: {self}")
 
-    @staticmethod
-    def of_links(
-        fixed_s: float,
-        per_sample_s: float,
-        gradient_bytes: float,
-        intra_bytes_per_s: float,
-        inter_bytes_per_s: float,
-        *,
-        hop_s: float = 0.0,
-        overlap: float = 1.0,
-    ) -> CommModel:
-        """The model of a job whose gradient size and links are known."""
-        return CommModel(
-            fixed_s,
-            per_sample_s,
-            gradient_bytes / intra_bytes_per_s,
-            gradient_bytes / inter_bytes_per_s,
-            hop_s,
-            overlap,
-        )
-
     def communication_s(self, gpus: F8, nodes: F8) -> F8:
         """Seconds of an all-reduce that nothing hides."""
         gpus, nodes = np.asarray(gpus, dtype=np.float64), np.asarray(nodes, dtype=np.float64)

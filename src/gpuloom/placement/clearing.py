@@ -16,9 +16,6 @@ from heapq import heapify, heappop, heappush
 from gpuloom.core.decision import Placement
 from gpuloom.placement.pool import Pool
 
-Threshold = tuple[float, int]
-"""(key, job): comparable to that of the job which looks for room."""
-
 
 class Clearing:
     """Thresholds of one pool's nodes.

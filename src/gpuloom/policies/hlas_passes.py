@@ -58,7 +58,7 @@ class HlasPasses:
         """Jobs rose to Q1 in this pass, after it was seen who has to make room."""
         self._stirred = True
         """GPUs came free, or jobs came to a queue, since jobs were last placed."""
-        self.swaps = self.upgrades = self.demotions = self.promotions = 0
+        self.swaps = self.upgrades = self.promotions = 0
         self._snapshot, self._now_s = snapshot, snapshot.now_s
         self._say = Explanations(snapshot, self._per_gpu, frozenset(), iterations=options.iterations)
         self._run: dict[int, Placement] = {}
@@ -226,7 +226,6 @@ class HlasPasses:
         for service, job in chosen:
             self._stop(job)
             self._enqueue(job, IN_Q2, self._now_s)
-            self.demotions += 1
             if job in self._say.about:
                 self._say.demoted(job, service, limit, options.over, needed=options.only_if_waiting)
 

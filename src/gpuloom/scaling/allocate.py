@@ -4,7 +4,7 @@ Each job offers values for some sizes; the smallest is what it has anyway. Where
 for every job (concave curves), giving GPUs to the best next step until they run out is optimal (Fox, "Discrete
 optimization via marginal analysis", 1966; with steps of one length). Otherwise `exact` finds the optimum by dynamic
 programming over GPUs, and `greedy` walks the concave hulls of the curves: no job's values lie above its hull, so what
-it gives up is less than the value of one step of a hull (`hull_bound`).
+it gives up is less than the value of one step of a hull.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def is_concave(one: Offer) -> bool:
 
 def allocate(offers: list[Offer], gpus: int, *, most_cells: int = 2_000_000) -> list[int]:
     """Index of the size of each job: the optimum, or, where that would take more than `most_cells` steps of dynamic
-    programming, one within `hull_bound` of it.
+    programming, one that gives up less than the value of one step of a hull.
 
     Args:
         gpus: GPUs for all of them together; the smallest sizes must fit.
@@ -100,11 +100,6 @@ def _step(one: Offer) -> int:
 def greedy(offers: list[Offer], gpus: int) -> list[int]:
     """Best step of the hulls first; a step that does not fit is passed, as far as possible it is taken in part."""
     return _walk(offers, gpus - sum_ints(one.sizes[0] for one in offers))[0]
-
-
-def hull_bound(offers: list[Offer]) -> float:
-    """What `greedy` may give up: the most valuable single step of a hull."""
-    return max([-gain * cost for one in offers for gain, cost in one.steps], default=0.0)
 
 
 def _walk(offers: list[Offer], extra: int) -> tuple[list[int], bool]:

@@ -47,7 +47,6 @@ class Connections:
         self._all: dict[Guarded, Peer] = {}
         self._strangers: OrderedDict[Peer, dict[Guarded, None]] = OrderedDict()
         self._me = me()
-        self.turned_away = 0
         self.ending = False
         """No more are taken."""
 
@@ -109,7 +108,6 @@ class Connections:
         return next(iter(self._strangers[peer]))
 
     def _turn_away(self, connection: Guarded) -> None:
-        self.turned_away += 1
         _log.warning("too many connections without a token: the oldest are closed")
         self.leave(connection)
         connection.transport.abort()

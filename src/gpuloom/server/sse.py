@@ -189,11 +189,6 @@ class Hub:
         self._streams: Counter[object] = Counter()
         self.closed = False
 
-    @property
-    def followers(self) -> int:
-        """How many follow now."""
-        return len(self._followers)
-
     def enter(self, peer: object) -> ProblemError | None:
         """Count a stream of this peer; instead, why there can't be one more."""
         for found, most, whose in (

@@ -100,14 +100,5 @@ def sm_slots(cc: str, blocks: int, threads: int, registers: int = 0, shared_byte
     return -(-blocks // blocks_per_sm(cc, threads, registers, shared_bytes))
 
 
-def sm_needed(cc: str, sm_count: int, blocks: int, threads: int, registers: int = 0, shared_bytes: int = 0) -> int:
-    """SMs that a kernel occupies while it runs alone: `sm_slots`, capped at the device's SMs.
-
-    Raises:
-        InputError: as `sm_slots`.
-    """
-    return min(sm_count, sm_slots(cc, blocks, threads, registers, shared_bytes))
-
-
 def _up(value: int, unit: int) -> int:
     return -(-value // unit) * unit

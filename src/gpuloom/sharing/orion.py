@@ -12,10 +12,8 @@ far as the SMs that it fills; a kernel of unknown class has unknown utilisations
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from gpuloom.core.errors import InputError
-from gpuloom.sharing.profiles import KernelProfile, KernelRecord, read_text
+from gpuloom.sharing.profiles import KernelProfile, KernelRecord
 
 HEADER = "Name,Profile,Memory_footprint,SM_usage,Duration"
 SM_COUNT, CC, DEVICE = 80, "7.0", "V100"
@@ -28,15 +26,6 @@ _MAX = 2**31 - 1
 def is_orion(text: str) -> bool:
     """Whether a file's first line is Orion's header."""
     return text.split("\n", 1)[0].strip() == HEADER
-
-
-def read_orion(path: Path) -> KernelProfile:
-    """Read one of Orion's files; the profile takes the file's name.
-
-    Raises:
-        InputError: a placeholder, or not such a file; says the line.
-    """
-    return parse_orion(read_text(path), path.name, str(path))
 
 
 def parse_orion(text: str, name: str, where: str = "") -> KernelProfile:

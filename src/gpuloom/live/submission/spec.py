@@ -27,7 +27,6 @@ from gpuloom.core.spec import DEFAULTS, Spec, spec_of
 from gpuloom.core.units import parse_duration_s, parse_memory_mib
 
 MAX_ARRAY = 100_000
-MAX_INDEX = 10**9 - 1
 _ARRAY = r"^[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?(,[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?)*(%[0-9]{1,9})?$"
 
 

@@ -101,7 +101,7 @@ def shim_path(driver: Path | None = None) -> Path:
     return compiled(folder, command, lacking)
 
 
-def compiled(folder: Path, command: Sequence[str], extra: Iterable[str] = (), flags: Sequence[str] = ()) -> Path:
+def compiled(folder: Path, command: Sequence[str], extra: Iterable[str] = ()) -> Path:
     """The shim of these sources with further symbols, from the cache or compiled.
 
     Raises:
@@ -115,9 +115,9 @@ def compiled(folder: Path, command: Sequence[str], extra: Iterable[str] = (), fl
             listed = made.with_name("extra.def")
             listed.write_text("".join(f"SYMBOL({name})\n" for name in symbols))
             further = [f'-DGLS_EXTRA_SYMBOLS="{listed}"']
-        link(folder, command, made, [*flags, *further])
+        link(folder, command, made, further)
 
-    said = (*command, *FLAGS, *flags, *symbols)
+    said = (*command, *FLAGS, *symbols)
     return compiled_once("shim-{}/libcuda.so.1", "shim", folder, (*C_SOURCES, *HEADERS), said, make)
 
 
