@@ -14,7 +14,7 @@ from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
-    from gpuloom.client.client import LogPiece
+    from gpuloom.client.logs import LogPiece
 
 LONGEST_CUT = 1 << 16
 """A line that was cut is left out, unless it is longer than this."""

@@ -5,7 +5,7 @@ May import: everything but cli, server and report.
 
 from __future__ import annotations
 
-from gpuloom.client.client import ENDED, Client, LogPart
+from gpuloom.client.client import ENDED, Client
 from gpuloom.client.errors import (
     AccessError,
     ClientError,
@@ -19,6 +19,7 @@ from gpuloom.client.errors import (
     WaitTimeoutError,
 )
 from gpuloom.client.home import home_directory
+from gpuloom.client.logs import LogPart
 
 __all__ = [
     "ENDED",

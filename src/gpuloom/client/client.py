@@ -7,12 +7,12 @@ import os
 import time
 import uuid
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuloom.client.errors import ConnectionLostError, RequestError, WaitTimeoutError
 from gpuloom.client.http import SILENCE_S, Connection
+from gpuloom.client.logs import LogPart, LogPiece, LogRead
 from gpuloom.core.errors import InputError
 from gpuloom.core.words import plural
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         JobPage,
         JobView,
         LogAttempt,
-        LogEnd,
         LogText,
         NodeList,
         NodeView,
@@ -48,38 +47,6 @@ MOST_JOBS = 10_000
 """What the API takes in one request."""
 IDS_A_REQUEST = 200
 """So many numbers in one URL stay below every limit on its length."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogPart:
-    """A piece of a job's log. text: '' where a new attempt begins. end: state and exit code, at the end.
-
-    skipped: so many bytes before the text are no longer kept.
-    """
-
-    attempt: int
-    text: str
-    end: LogEnd | None = None
-    skipped: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LogPiece:
-    """Some bytes of a log. start: the number of the first of them, counted from the first byte ever written."""
-
-    attempt: int
-    start: int
-    content: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LogRead:
-    """A log up to now. offset: the byte after its last, over all rotated files. ended: nothing more will come."""
-
-    content: bytes
-    attempt: int
-    offset: int
-    ended: bool
 
 
 class Client:

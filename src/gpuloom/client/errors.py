@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.live.views.answers import type_of
 
 
 class ClientError(GpuloomError):
@@ -82,11 +83,11 @@ def of_answer(status: int, reason: str, problem: Any) -> ClientError:
     found = fields.get("errors")
     details = [e for e in found if isinstance(e, Mapping)] if isinstance(found, list) else []
     message = str(fields.get("detail") or fields.get("title") or f"the scheduler answered {status} {reason}")
-    if details and str(fields.get("type", "")).endswith(":invalid-body"):
+    if details and fields.get("type") == type_of("invalid-body"):
         # JSON pointers mean nothing to people who wrote no JSON: '/jobs/3/gpus' is jobs.3.gpus.
         parts = [(str(e.get("where", "")).strip("/").replace("/", "."), str(e.get("message", ""))) for e in details]
         message = "; ".join(f"{where} {text}".strip() for where, text in parts)
     kind = _OF_STATUS.get(status, ServerError if status >= 500 else ClientError)
-    if status == 422 and "impossible" in f"{fields.get('type', '')} {fields.get('title', '')}".lower():
+    if fields.get("type") == type_of("impossible-job"):
         kind = ImpossibleError
     return kind(message, status=status, problems=details)

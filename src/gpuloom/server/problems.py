@@ -20,7 +20,7 @@ from gpuloom.core.errors import GpuloomError, ImpossibleJobError, InputError, In
 from gpuloom.core.words import did_you_mean
 from gpuloom.executors.logs import NoLogError
 from gpuloom.live.service import ConflictError, NotFoundError
-from gpuloom.live.views.answers import Problem
+from gpuloom.live.views.answers import KindOfProblem, Problem, type_of
 from gpuloom.server.encoded import JsonResponse
 from gpuloom.store.port import StoreError
 
@@ -32,7 +32,7 @@ HEADER_BYTES = 16 * 1024
 
 _log = logging.getLogger(__name__)
 
-TITLES: Mapping[str, tuple[int, str]] = {
+TITLES: Mapping[KindOfProblem, tuple[int, str]] = {
     "bad-request": (400, "The request is wrong"),
     "malformed-json": (400, "The body is not JSON"),
     "invalid-input": (400, "The parameters are wrong"),
@@ -55,7 +55,7 @@ TITLES: Mapping[str, tuple[int, str]] = {
 }
 """By last part of the type ('urn:gpuloom:problem:…'): status and title."""
 
-_OF_ERROR: Sequence[tuple[type[GpuloomError], str]] = (
+_OF_ERROR: Sequence[tuple[type[GpuloomError], KindOfProblem]] = (
     (NotFoundError, "not-found"),
     (NoLogError, "not-found"),
     (ImpossibleJobError, "impossible-job"),
@@ -70,7 +70,11 @@ class ProblemError(GpuloomError):
     """An answer other than the one asked for. kind: a key of TITLES. errors: (where, message)."""
 
     def __init__(
-        self, kind: str, detail: str, errors: Iterable[tuple[str, str]] = (), headers: Mapping[str, str] | None = None
+        self,
+        kind: KindOfProblem,
+        detail: str,
+        errors: Iterable[tuple[str, str]] = (),
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
         self.kind, self.detail, self.errors, self.headers = kind, detail, tuple(errors), headers
@@ -79,7 +83,7 @@ class ProblemError(GpuloomError):
         """The answer that says so."""
         status, title = TITLES[self.kind]
         body: Problem = {
-            "type": f"urn:gpuloom:problem:{self.kind}",
+            "type": type_of(self.kind),
             "title": title,
             "status": status,
             "detail": self.detail,
@@ -94,7 +98,7 @@ def problem_of(error: GpuloomError) -> ProblemError:
     """What an error of gpuloom is to a client."""
     if isinstance(error, ProblemError):
         return error
-    kind = next((kind for type_, kind in _OF_ERROR if isinstance(error, type_)), "internal-error")
+    kind: KindOfProblem = next((kind for type_, kind in _OF_ERROR if isinstance(error, type_)), "internal-error")
     detail = str(error)
     if kind == "store-unavailable":
         return ProblemError(kind, f"{detail}. Nothing was changed", headers={"Retry-After": "5"})

@@ -458,6 +458,34 @@ class Ending(TypedDict):
 # -- what can't be done -----------------------------------------------------------------------------------------------
 
 
+KindOfProblem = Literal[
+    "bad-request",
+    "malformed-json",
+    "invalid-input",
+    "unauthorized",
+    "foreign-origin",
+    "not-found",
+    "no-such-route",
+    "method-not-allowed",
+    "too-slow",
+    "conflict",
+    "too-large",
+    "not-json",
+    "wrong-host",
+    "invalid-body",
+    "impossible-job",
+    "too-many-streams",
+    "headers-too-large",
+    "internal-error",
+    "store-unavailable",
+]
+
+
+def type_of(kind: KindOfProblem) -> str:
+    """As `type` of an answer says it."""
+    return f"urn:gpuloom:problem:{kind}"
+
+
 class Fault(TypedDict):
     """One thing that is wrong."""
 
