@@ -61,12 +61,7 @@ class Forgetful(Policy):
     def __init__(self, text: str, at: frozenset[int], *, through_store: bool = False, calm: bool = False) -> None:
         self._text, self._at, self._calls, self._store, self._calm = text, at, 0, through_store, calm
         self._inner = load_policy(text)
-        self.traits = self._inner.traits
-        self.max_jobs_per_gpu = self._inner.max_jobs_per_gpu
-        self.periodic = self._inner.periodic
-        self.spills_memory = self._inner.spills_memory
-        self.preempts_at_intervals = self._inner.preempts_at_intervals
-        self.resizes = self._inner.resizes
+        self.stands_for(self._inner)
         self.replaced = 0
 
     def new_memory(self, workload: Workload, cluster: Any) -> Any:

@@ -122,8 +122,7 @@ class Forgetful(Policy):
     def __init__(self, text: str, at: frozenset[int]) -> None:
         self._text, self._at, self._calls = text, at, 0
         self._asked = load_policy(text)
-        self.traits = self._asked.traits
-        self.periodic, self.preempts_at_intervals = self._asked.periodic, self._asked.preempts_at_intervals
+        self.stands_for(self._asked)
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Any:
         return self._asked.new_memory(workload, cluster)

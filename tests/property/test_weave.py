@@ -106,8 +106,7 @@ class Forgetful(Policy):
     def __init__(self, text: str, at: frozenset[int]) -> None:
         self._text, self._at, self._calls = text, at, 0
         self._asked = create_policy(text)
-        self.traits, self.max_jobs_per_gpu = self._asked.traits, self._asked.max_jobs_per_gpu
-        self.periodic, self.preempts_at_intervals = self._asked.periodic, self._asked.preempts_at_intervals
+        self.stands_for(self._asked)
 
     def sharing(self, workload: Workload) -> Sharing | None:
         return self._asked.sharing(workload)

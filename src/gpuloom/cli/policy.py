@@ -85,6 +85,7 @@ def list_policies(as_json: bool, home: Path | None) -> None:
 def preempts(found: PolicyView | StatusView) -> str:
     """'srtf, preempts at most every 6m 00s', 'fifo, never preempts': of a policy that is set, with its interval."""
     from gpuloom.core.errors import PolicyError
+    from gpuloom.policies.base import Preemptive
     from gpuloom.policies.registry import create_policy
 
     written, interval = found["policy"], short(found["interval_s"])
@@ -92,12 +93,13 @@ def preempts(found: PolicyView | StatusView) -> str:
         policy = create_policy(written)
     except PolicyError:  # one that only the scheduler knows
         return f"{written}, interval {interval}"
-    if policy.traits.preemptive == "no":
+    when = policy.traits.preemptive
+    if when is Preemptive.NO:
         return f"{written}, never preempts"
     if policy.preempts_at_intervals and found["interval_s"]:
         return f"{written}, preempts at most every {interval}"
-    when = policy.traits.preemptive
-    return f"{written}, preempts {when}" if when.startswith("at ") else f"{written}, preempts"
+    at_times = when in (Preemptive.AT_ROUNDS, Preemptive.AT_LEASE_ENDS)
+    return f"{written}, preempts {when}" if at_times else f"{written}, preempts"
 
 
 def _say(found: PolicyView) -> None:

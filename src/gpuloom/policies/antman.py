@@ -32,7 +32,7 @@ from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.opportunistic import GUARANTEED_LAYER, OPPORTUNISTIC_LAYER, OpportunisticSharing
 from gpuloom.learning.q_learning import uniform
 from gpuloom.placement.shapes import shapes_of
-from gpuloom.policies.base import Parameter, Policy, Traits, fraction, seed, share
+from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, fraction, seed, share
 
 RESERVED, GUARANTEED, OPPORTUNISTIC = 0.1 - 0.01, 0.1, 0.9
 """Load that a job puts on a GPU: one that waits for more GPUs, a guaranteed and an opportunistic one."""
@@ -62,7 +62,7 @@ class Antman(Policy):
     traits = Traits(
         summary="guaranteed jobs own GPUs, opportunistic ones share them",
         knows="job classes",
-        preemptive="no",
+        preemptive=Preemptive.NO,
         heterogeneity=False,
         sharing=True,
         paper="Xiao et al., OSDI'20",

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, is_dataclass
+from enum import StrEnum
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -21,16 +22,37 @@ from gpuloom.core.words import are, did_you_mean, plural
 from gpuloom.core.workload import F8, Workload
 
 
+class Preemptive(StrEnum):
+    """When a policy stops running jobs for others."""
+
+    NO = "no"
+    YES = "yes"
+    AT_ROUNDS = "at rounds"
+    AT_LEASE_ENDS = "at lease ends"
+    AS_BASE = "as the base"
+
+
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The row of a policy in docs/reference/policies.md."""
+    """The row of a policy in docs/reference/policies.md. preemptive: may be given as the word."""
 
     summary: str
     knows: str
-    preemptive: str
+    preemptive: Preemptive
     heterogeneity: bool
     sharing: bool
     paper: str
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "preemptive", Preemptive(self.preemptive))
+        except ValueError:
+            raise PolicyError(f"preemptive is {self.preemptive!r}: must be one of {', '.join(Preemptive)}") from None
+
+    @property
+    def preempts(self) -> bool:
+        """It may stop running jobs for others."""
+        return self.preemptive is not Preemptive.NO
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +75,11 @@ class Parameter:
     """The file is YAML, and `content` is given what it holds."""
 
 
-FLAGS = (
-    "max_jobs_per_gpu",
-    "periodic",
-    "spills_memory",
-    "uses_stages",
-    "preempts_at_intervals",
-    "resizes",
-    "own_priorities",
-    "pairs",
-)
-"""What a policy says of itself beside its traits and parameters (`Policy`)."""
-
-
-class Policy(ABC):
-    """One scheduling policy. The same object serves the simulator and a cluster.
-
-    A policy may hold caches (orderings, free lists); they are built from any snapshot. What it must not forget
-    over a restart is its memory, which the engine keeps, hands in and takes back: plain values, lists and NumPy
-    arrays only, so that a store can write them.
+class Capabilities:
+    """What the engine, the simulator and the live scheduler have to know of a policy. Each policy sets what is not so
+    by default; one that asks another has all of that one's but those that it names (`Policy.take_capabilities`).
     """
 
-    id: ClassVar[str]
-    traits: ClassVar[Traits]
-    parameters: ClassVar[tuple[Parameter, ...]] = ()
     max_jobs_per_gpu: int = 1
     """How many jobs may hold a GPU at once, each on a sharing layer of its own."""
     periodic: bool = False
@@ -93,10 +96,27 @@ class Policy(ABC):
     """Goes by `Workload.priority` itself: guaranteed jobs, and opportunistic ones that run beside them."""
     pairs: bool = False
     """Puts best-effort jobs beside high-priority ones (`Workload.share_class`), and such as are in `Snapshot.fixed`."""
-    explains: frozenset[int] = frozenset()
-    """Jobs of which `Decision.why` shall say why they start, move, rise or stop."""
     remembers: tuple[type, ...] = ()
     """The dataclasses that its memory is made of; `policies/memory.py` writes and reads no others."""
+
+
+CAPABILITIES = tuple(Capabilities.__annotations__)
+"""Their names."""
+
+
+class Policy(Capabilities, ABC):
+    """One scheduling policy. The same object serves the simulator and a cluster.
+
+    A policy may hold caches (orderings, free lists); they are built from any snapshot. What it must not forget
+    over a restart is its memory, which the engine keeps, hands in and takes back: plain values, lists and NumPy
+    arrays only, so that a store can write them.
+    """
+
+    id: ClassVar[str]
+    traits: ClassVar[Traits]
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
+    explains: frozenset[int] = frozenset()
+    """Jobs of which `Decision.why` shall say why they start, move, rise or stop."""
     inner: Policy | None = None
     """A policy that this one asks: the caller hands what it reads in to it as well."""
     cache: Any = None
@@ -113,12 +133,18 @@ class Policy(ABC):
         for name, value in values.items():
             self.values[name] = self.parsed(known[name], value)
 
-    def stands_for(self, other: Policy) -> None:
-        """This one, which asks the other and may change its answer, has that one's traits, values and flags."""
-        self.traits, self.values = other.traits, other.values  # type: ignore[misc]
-        self.parameters = other.parameters  # type: ignore[misc]
-        for name in FLAGS:
-            setattr(self, name, getattr(other, name))
+    def stands_for(self, other: Policy, **own: Any) -> None:
+        """Be to others as that policy is, but for the capabilities that are named here."""
+        self.take_capabilities(other, **own)
+        self.values = other.values
+        self.parameters, self.traits = other.parameters, other.traits  # type: ignore[misc]
+
+    def take_capabilities(self, other: Policy, **own: Any) -> None:
+        """Have the capabilities of another policy, but for those that are named here."""
+        if unknown := own.keys() - set(CAPABILITIES):
+            raise TypeError(f"{', '.join(sorted(unknown))}: no capability of a policy")
+        for name in CAPABILITIES:
+            setattr(self, name, own[name] if name in own else getattr(other, name))
 
     def parsed(self, parameter: Parameter, value: Any) -> Any:
         """The value of a parameter, from how it is written. Raises PolicyError."""
@@ -159,7 +185,7 @@ class Policy(ABC):
             twin.inner = self.inner.twin()
         return twin
 
-    def learn_from(self, ended_gpu_s: F8) -> None:  # noqa: B027 - most policies have no use for it
+    def learn_from(self, ended_gpu_s: F8) -> None:
         """Total GPU-time of jobs that have ended, for a policy that goes by its distribution: where durations are not
         known. Call it before `new_memory` and `carried`."""
 

@@ -40,14 +40,13 @@ class Beside(Policy):
     cache: Pairs | str | None
 
     def __init__(self, inner: Policy, speed: float) -> None:
-        self.stands_for(inner)
+        remembers = (Memory, *inner.remembers)
+        self.stands_for(inner, max_jobs_per_gpu=2, pairs=True, spills_memory=False, remembers=remembers)
         self.inner: Policy = inner
         self.id = inner.id  # type: ignore[misc]
-        self.max_jobs_per_gpu, self.pairs = 2, True
         self.values |= {BESIDE.name: True, SPEED.name: speed}
         self.parameters = (*inner.parameters, BESIDE, SPEED)  # type: ignore[misc]
         self.traits = replace(inner.traits, sharing=True)  # type: ignore[misc]
-        self.remembers = (Memory, *inner.remembers)
         self._speed = speed
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
@@ -76,7 +75,7 @@ class Beside(Policy):
             inner.cache = None
             kinds = set(pairable(snapshot.workload))
             able = {IS_HIGH, IS_BEST_EFFORT} <= kinds or bool(snapshot.fixed)
-            stops = inner.traits.preemptive != "no"
+            stops = inner.traits.preempts
             self.cache = Pairs(snapshot, memory.guests, speed=self._speed, stops=stops) if able else "none"
         inner.explains = self.explains
         if not isinstance(self.cache, Pairs):

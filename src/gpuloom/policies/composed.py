@@ -61,9 +61,7 @@ class Composed(Policy):
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
         self.inner = self.made_inner()
-        self.preempts_at_intervals, self.periodic = self.inner.preempts_at_intervals, self.inner.periodic
-        self.uses_stages = self.inner.uses_stages
-        self.remembers = (Memory, *self.inner.remembers)
+        self.take_capabilities(self.inner, resizes=True, remembers=(Memory, *self.inner.remembers))
 
     def made_inner(self) -> Policy:
         """The base policy.

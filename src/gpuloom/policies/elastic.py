@@ -20,7 +20,7 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.units import is_multiple, next_multiple
 from gpuloom.core.workload import Workload
-from gpuloom.policies.base import Parameter, Traits, one_of, positive, share, yes_or_no
+from gpuloom.policies.base import Parameter, Preemptive, Traits, one_of, positive, share, yes_or_no
 from gpuloom.policies.composed import BASE, Composed, Memory
 from gpuloom.scaling.base_view import replicas_of
 from gpuloom.scaling.lending import Lending
@@ -86,7 +86,7 @@ class Elastic(Composed):
     traits = Traits(
         summary="elastic jobs borrow part of the free GPUs, between thresholds",
         knows="sizes of jobs, and what the base knows",
-        preemptive="as the base",
+        preemptive=Preemptive.AS_BASE,
         heterogeneity=False,
         sharing=False,
         paper="patent application, 2022",

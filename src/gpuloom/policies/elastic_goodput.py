@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gpuloom.policies.base import Parameter, Traits
+from gpuloom.policies.base import Parameter, Preemptive, Traits
 from gpuloom.policies.composed import BASE
 from gpuloom.policies.growth import GOODPUT, Growing
 
@@ -35,7 +35,7 @@ class ElasticGoodput(Growing):
     traits = Traits(
         summary="elastic jobs borrow free GPUs where they gain most",
         knows="speeds by size, and what the base knows",
-        preemptive="as the base",
+        preemptive=Preemptive.AS_BASE,
         heterogeneity=False,
         sharing=False,
         paper="gpuloom",

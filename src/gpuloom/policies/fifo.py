@@ -21,7 +21,7 @@ from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.placement.pool import Pool, pools_of
 from gpuloom.placement.reservation import Reservation, reserve
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool
-from gpuloom.policies.base import Parameter, Policy, Traits, one_of, whole
+from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, one_of, whole
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Fifo(Policy):
     traits = Traits(
         summary="first in, first out",
         knows="nothing (easy backfill: durations)",
-        preemptive="no",
+        preemptive=Preemptive.NO,
         heterogeneity=False,
         sharing=False,
         paper="easy: Lifka 1995",

@@ -31,7 +31,7 @@ from gpuloom.core.units import next_multiple
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.pool import Pool, pools_of
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool
-from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
+from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, duration, one_of
 from gpuloom.solvers.linear import maximize
 
 
@@ -58,7 +58,7 @@ class Gavel(Policy):
     traits = Traits(
         summary="heterogeneity-aware shares by linear program, in rounds",
         knows="throughput per GPU model (makespan: durations)",
-        preemptive="at rounds",
+        preemptive=Preemptive.AT_ROUNDS,
         heterogeneity=True,
         sharing=False,
         paper="Narayanan et al., OSDI'20",

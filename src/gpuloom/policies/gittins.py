@@ -27,7 +27,7 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.levels import UNKNOWN, LevelMemory, LevelOrder
 from gpuloom.placement.ordered import OrderedPlanner
-from gpuloom.policies.base import Parameter, Policy, Traits, whole
+from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, whole
 
 FEWEST_SAMPLES = 20
 """Ended jobs from which a distribution is taken."""
@@ -73,7 +73,7 @@ class Gittins(Policy):
     traits = Traits(
         summary="highest Gittins index of attained GPU-time",
         knows="distribution of GPU-time",
-        preemptive="yes",
+        preemptive=Preemptive.YES,
         heterogeneity=False,
         sharing=False,
         paper="Gu et al., NSDI'19 §3.2",

@@ -29,6 +29,7 @@ from gpuloom.core.workload import Workload
 from gpuloom.policies.base import (
     Parameter,
     Policy,
+    Preemptive,
     Traits,
     duration,
     duration_or_0,
@@ -61,7 +62,7 @@ class Hlas(Policy):
     traits = Traits(
         summary="least attained service by GPU model, with swaps between models",
         knows="throughput per GPU model",
-        preemptive="yes",
+        preemptive=Preemptive.YES,
         heterogeneity=True,
         sharing=False,
         paper="patent application, 2021",

@@ -36,7 +36,7 @@ from gpuloom.interleave.rounds import MATCHERS, Bucket, Limits, Node, Rounds
 from gpuloom.placement.pool import pool_of_node
 from gpuloom.placement.queues import Entry, ShapeQueues
 from gpuloom.placement.shared import Room, SharedPlacer
-from gpuloom.policies.base import Parameter, Traits, one_of, yes_or_no
+from gpuloom.policies.base import Parameter, Preemptive, Traits, one_of, yes_or_no
 from gpuloom.policies.weaving import WEAVING, Weaving, group_times, smallest_memory_mib
 
 Groups = list[tuple[Node, int]]
@@ -107,7 +107,7 @@ class MuriS(Muri):
     traits = Traits(
         summary="weaves jobs, shortest remaining GPU-time first",
         knows="durations",
-        preemptive="yes",
+        preemptive=Preemptive.YES,
         heterogeneity=False,
         sharing=True,
         paper="Zhao et al., SIGCOMM'22",
@@ -144,7 +144,7 @@ class MuriL(Muri):
     traits = Traits(
         summary="weaves jobs, least attained GPU-time first",
         knows="nothing",
-        preemptive="yes",
+        preemptive=Preemptive.YES,
         heterogeneity=False,
         sharing=True,
         paper="Zhao et al., SIGCOMM'22",

@@ -28,7 +28,7 @@ import numpy as np
 
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8
-from gpuloom.policies.base import Traits
+from gpuloom.policies.base import Preemptive, Traits
 from gpuloom.policies.valued import Jobs, Learning, Valued
 
 
@@ -39,7 +39,7 @@ class MuriXS(Valued):
     traits = Traits(
         summary="weaves jobs by value per GPU, short ones first",
         knows="durations",
-        preemptive="yes",
+        preemptive=Preemptive.YES,
         heterogeneity=False,
         sharing=True,
         paper="gpuloom",
@@ -56,7 +56,7 @@ class MuriXL(Learning):
     traits = Traits(
         summary="weaves jobs by value per GPU, those likely to end soon first",
         knows="nothing",
-        preemptive="yes",
+        preemptive=Preemptive.YES,
         heterogeneity=False,
         sharing=True,
         paper="gpuloom",

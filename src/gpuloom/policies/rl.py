@@ -57,6 +57,7 @@ from gpuloom.placement.even import (
 from gpuloom.policies.base import (
     Parameter,
     Policy,
+    Preemptive,
     Traits,
     duration,
     fraction,
@@ -113,7 +114,7 @@ class Rl(Policy):
     traits = Traits(
         summary="learns on how many nodes and GPUs jobs run best",
         knows="compute/communication ratio",
-        preemptive="no",
+        preemptive=Preemptive.NO,
         heterogeneity=False,
         sharing=False,
         paper="patent; Q-learning",

@@ -11,7 +11,7 @@ from typing import Any
 from gpuloom.core.decision import Decision
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.placement.ordered import OrderedPlanner
-from gpuloom.policies.base import Policy, Traits
+from gpuloom.policies.base import Policy, Preemptive, Traits
 
 
 class DurationOrder:
@@ -33,7 +33,7 @@ class Sjf(Policy):
     traits = Traits(
         summary="shortest job first",
         knows="durations",
-        preemptive="no",
+        preemptive=Preemptive.NO,
         heterogeneity=False,
         sharing=False,
         paper="Smith 1956",

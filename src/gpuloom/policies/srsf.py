@@ -5,7 +5,7 @@ The two-dimensional form of SRTF: Tiresias (NSDI'19), section 3.1; Muri-S orders
 
 from __future__ import annotations
 
-from gpuloom.policies.base import Traits
+from gpuloom.policies.base import Preemptive, Traits
 from gpuloom.policies.remaining import ByRemaining
 
 
@@ -16,7 +16,7 @@ class Srsf(ByRemaining):
     traits = Traits(
         summary="shortest remaining GPU-time first",
         knows="durations",
-        preemptive="yes",
+        preemptive=Preemptive.YES,
         heterogeneity=False,
         sharing=False,
         paper="Tiresias NSDI'19 §3.1",

@@ -7,7 +7,7 @@ average completion time on one machine). As a baseline of GPU scheduling: Tiresi
 
 from __future__ import annotations
 
-from gpuloom.policies.base import Traits
+from gpuloom.policies.base import Preemptive, Traits
 from gpuloom.policies.remaining import ByRemaining
 
 
@@ -18,7 +18,7 @@ class Srtf(ByRemaining):
     traits = Traits(
         summary="shortest remaining time first",
         knows="durations",
-        preemptive="yes",
+        preemptive=Preemptive.YES,
         heterogeneity=False,
         sharing=False,
         paper="Schrage 1968",

@@ -35,7 +35,7 @@ from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.placement.repack import repack, require_alike
 from gpuloom.placement.shapes import shapes_of
-from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
+from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, duration, one_of
 from gpuloom.solvers.fair_shares import least_worst_shares
 
 _CONSIDERED = 512
@@ -86,7 +86,7 @@ class Themis(Policy):
     traits = Traits(
         summary="largest finish-time unfairness first, by leases",
         knows="durations",
-        preemptive="at lease ends",
+        preemptive=Preemptive.AT_LEASE_ENDS,
         heterogeneity=False,
         sharing=False,
         paper="Mahajan et al., NSDI'20",

@@ -17,7 +17,7 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
 from gpuloom.placement.levels import LevelMemory, LevelOrder
 from gpuloom.placement.ordered import OrderedPlanner
-from gpuloom.policies.base import Parameter, Policy, Traits, not_negative, rising_numbers, yes_or_no
+from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, not_negative, rising_numbers, yes_or_no
 
 
 class Tiresias(Policy):
@@ -27,7 +27,7 @@ class Tiresias(Policy):
     traits = Traits(
         summary="least attained GPU-time, in discrete queues",
         knows="nothing",
-        preemptive="yes",
+        preemptive=Preemptive.YES,
         heterogeneity=False,
         sharing=False,
         paper="Gu et al., NSDI'19",

@@ -29,7 +29,7 @@ from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.efficiency import MAX_GROUP
-from gpuloom.policies.base import Parameter, Policy, Traits, duration, one_of
+from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, duration, one_of
 from gpuloom.policies.growth import GOODPUT, Growing
 from gpuloom.policies.valued import Jobs, Learning
 
@@ -58,7 +58,7 @@ class _Woven(Learning):
     """Who runs, where and with whom, every job at one size."""
 
     id = "weave"
-    traits = Traits("weave at one size", "nothing", "yes", True, True, "gpuloom")
+    traits = Traits("weave at one size", "nothing", Preemptive.YES, True, True, "gpuloom")
     parameters: ClassVar[tuple[Parameter, ...]] = (*map(_own, Learning.parameters), DURATIONS)
     weighs_models = True
 
@@ -84,7 +84,7 @@ class Weave(Growing):
     traits = Traits(
         summary="chooses GPUs, partners and sizes of jobs by value",
         knows="speeds by GPU model and size",
-        preemptive="yes",
+        preemptive=Preemptive.YES,
         heterogeneity=True,
         sharing=True,
         paper="gpuloom",

@@ -49,7 +49,7 @@ from gpuloom.placement.even import (
     choices_of,
     cost_of,
 )
-from gpuloom.policies.base import Policy, Traits
+from gpuloom.policies.base import Policy, Preemptive, Traits
 from gpuloom.sim.result import SimResult
 from gpuloom.sim.simulator import simulate
 
@@ -231,7 +231,7 @@ class _Asking(Policy):
     """The policy that asks the agent."""
 
     id = "agent"
-    traits = Traits("an agent's choices", "what the agent observes", "no", False, False, "")
+    traits = Traits("an agent's choices", "what the agent observes", Preemptive.NO, False, False, "")
     resizes = True
 
     def __init__(self, episode: _Episode, env: PlacementEnv, workload: Workload) -> None:

@@ -26,7 +26,7 @@ class Scene:
     @property
     def preempts(self) -> bool:
         """Whether the policy stops running jobs."""
-        return self.policy.traits.preemptive != "no"
+        return self.policy.traits.preempts
 
     def level(self, job: int) -> int:
         """The priority of a job as passes see it. What a policy with classes of its own reads from it stays in one."""

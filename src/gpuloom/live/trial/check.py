@@ -130,8 +130,8 @@ def _same(first: SimResult, second: SimResult, why: str) -> None:
 def _says_what_it_is(text: str, seed: int) -> None:
     policy = load_policy(text)
     traits = policy.traits
-    if not isinstance(traits, Traits) or not (traits.summary and traits.knows and traits.preemptive):
-        raise Fault("traits must say summary, knows and preemptive ('no' if it stops nobody)")
+    if not isinstance(traits, Traits) or not (traits.summary and traits.knows):
+        raise Fault("traits must be a Traits that says summary and knows")
     if traits.sharing != (policy.max_jobs_per_gpu > 1):
         raise Fault(f"traits.sharing is {traits.sharing}, max_jobs_per_gpu {policy.max_jobs_per_gpu}")
     for parameter in policy.parameters:
