@@ -12,7 +12,7 @@ from gpuloom.core.job import ACTIVE, EndReason, Phase, SavedBy
 from gpuloom.executors.logs import read_log
 from gpuloom.live.care import Checked
 from gpuloom.live.forecasts.estimates import Source
-from gpuloom.live.records.stored import StoredService
+from gpuloom.live.stored import StoredService
 from gpuloom.live.views import answers
 from gpuloom.server import docs
 from gpuloom.server.app import make_app

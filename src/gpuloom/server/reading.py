@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpuloom.executors.logs import read_log
-from gpuloom.live.records.stored import StoredService
+from gpuloom.live.stored import StoredService
 from gpuloom.server.run import Listening, serve
 from gpuloom.store.faults import damaged_text
 from gpuloom.store.home import Home
