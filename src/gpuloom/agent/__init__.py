@@ -1,4 +1,4 @@
-"""What this machine has and how it fares: its GPUs and memory, their health, the processes on them.
+"""This machine: its GPUs and memory, their health, and the processes on them.
 
 May import: core.
 """

@@ -1,10 +1,10 @@
-"""What follows from looks at a machine: the state of its GPUs and what is to be said of jobs. Pure: no clock, no I/O.
+"""The health of GPUs and the flags on jobs, derived from samples of a machine. Pure: no clock, no I/O.
 
-A GPU is 'unhealthy' as long as something is wrong and for `recovery_s` after, so that one that flickers gets no jobs.
-What only a reset mends (XIDs in `xid.RESET`, memory that can't be repaired) ends in one of three ways: the driver took
-its demand back or reached the GPU anew (it was reset), the machine was rebooted, or a person said so
-(`gpuloom nodes NODE up`, here `clear`). A person's word holds until something new happens.
-A GPU is 'foreign' from the first process of others on, until `clean_samples` looks found none.
+A GPU is 'unhealthy' while something is wrong and for `recovery_s` after, so that an unstable GPU gets no jobs. A
+condition that only a reset repairs (XIDs in `xid.RESET`, broken memory) ends in one of three ways: the driver withdraws
+its demand or reaches the GPU again (it was reset), the machine is rebooted, or a person says so (`gpuloom nodes NODE
+up`, here `clear`). The person's word holds until something new happens. A GPU is 'foreign' from the first process of
+others until `clean_samples` samples in a row have found none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this machine has: GPUs through NVML, or CPU slots in their place."""
+"""The inventory of this machine: GPUs through NVML, or CPU slots in their place."""
 
 from __future__ import annotations
 

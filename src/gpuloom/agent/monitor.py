@@ -1,4 +1,4 @@
-"""Looks at a machine every few seconds and says what it sees (`Sample`). What follows from it: `health.py`.
+"""Samples a machine every few seconds (`Sample`). `health.py` draws the conclusions.
 
 Cheap: without runs and GPUs it reads five files of the kernel; with them, /proc once. Linux only.
 """

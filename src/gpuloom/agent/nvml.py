@@ -1,7 +1,7 @@
 """GPUs through NVML (the package nvidia-ml-py), as plain data.
 
-No GPU, no driver, no library: all one here, `Nvml.reason` says which. What a GPU or driver can't tell is None. Errors
-that mean that the GPU itself is gone come back in `Reading.error`; nothing here raises an NVMLError.
+A missing GPU, driver or library is treated alike; `Nvml.reason` says which it is. A value that the GPU or driver can't
+give is None. An error that means that the GPU itself is gone is in `Reading.error`; nothing here raises an NVMLError.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one look at a machine says, in plain data. Times are epoch seconds, memory MiB, utilisation 0 to 100."""
+"""One sample of a machine, as plain data. Times are epoch seconds, memory MiB, utilisation 0 to 100."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpuloom cancel`, `hold`, `release`, `requeue` and `update`: what is done to jobs."""
+"""`gpuloom cancel`, `hold`, `release`, `requeue` and `update`: commands that change jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpuloom db`: look after the scheduler's store."""
+"""`gpuloom db`: check, back up and restore the scheduler's store."""
 
 from __future__ import annotations
 

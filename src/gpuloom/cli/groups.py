@@ -1,4 +1,4 @@
-"""Groups of commands: their help, names that were mistyped, and commands that are imported only when they are used."""
+"""Groups of commands: help by section, hints for mistyped names, and imports only when a command is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `gpuloom submit`: what they are, and the fields of a spec that they stand for."""
+"""The options of `gpuloom submit`, and the fields of a job spec that they set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpuloom ls`, `show` and `wait`: what has become of jobs."""
+"""`gpuloom ls`, `show` and `wait`: the state of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands that talk to a running scheduler share: options, the connection, job arguments, JSON, times."""
+"""Shared by all commands that talk to a running scheduler: options, the connection, job arguments, JSON, times."""
 
 from __future__ import annotations
 

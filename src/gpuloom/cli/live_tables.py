@@ -1,4 +1,4 @@
-"""Tables of live things: by rich on a terminal, as wide as needed and without colours elsewhere."""
+"""Tables of live jobs and nodes: drawn by rich on a terminal; elsewhere plain, as wide as needed, without colours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the files that a command is to write, before the long work begins."""
+"""Checks of a command's output files, before its long work starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command that reads a trace has in common."""
+"""Shared by every command that reads a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of every command that simulates a trace, and what they stand for."""
+"""The options of every command that simulates a trace, and the settings they make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables that stay on the screen and are drawn anew again and again."""
+"""Tables that stay on the screen and are redrawn."""
 
 from __future__ import annotations
 

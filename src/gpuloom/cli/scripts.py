@@ -1,4 +1,4 @@
-"""A script in the place of a job file: the command that runs it, and what its #SBATCH lines would be here."""
+"""A script given instead of a job file: the command that runs it, and its #SBATCH lines as gpuloom options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""job.yaml: jobs with the lines on which their fields stand, so that what is wrong can be told with its place."""
+"""job.yaml: jobs and the line of each field, so that errors can name their place."""
 
 from __future__ import annotations
 

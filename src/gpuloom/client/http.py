@@ -1,4 +1,5 @@
-"""Requests to a scheduler: found anew where it moved, tried again where that is safe, errors told in its own words."""
+"""Requests to a scheduler. It is looked up again if it moved, requests are repeated where that is safe, and its own
+error messages are passed on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-sent events, from bytes."""
+"""Parser of server-sent events."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The records of live jobs, told from events. The only place where they change.
+"""The records of live jobs, built from events. The only place where they change.
 
 `Book.stage(events)` says what the records would become, `Book.commit` makes it so: between the two a store writes both
-down, so that what is in memory is never ahead of what is on disk. Telling a log from its first event on an empty book
-gives the same records again (`gpuloom db check` does that).
+down, so that what is in memory is never ahead of what is on disk. Replaying a log from its first event on an empty book
+gives the same records (`gpuloom db check` does that).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory of a policy for another workload: the same jobs and nodes under other numbers.
+"""A policy's memory translated to another workload: the same jobs and nodes under other numbers.
 
 The fields of a memory's dataclass say by their metadata what they are numbered by; fields without stay as they are:
 

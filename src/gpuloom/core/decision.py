@@ -1,4 +1,4 @@
-"""What a policy answers: wanted states, and why the rest waits."""
+"""A policy's answer: the wanted states of jobs, and why the others wait."""
 
 from __future__ import annotations
 

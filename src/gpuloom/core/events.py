@@ -1,4 +1,4 @@
-"""What happens to live jobs, nodes and the scheduler: an append-only log from which every record can be told again.
+"""Events of live jobs, nodes and the scheduler: an append-only log from which every record can be rebuilt.
 
 Types and their data (all JSON):
     jobs.submitted      {user, spec, first, count, indices|null, held, after, estimates: [[seconds, source], …]}
@@ -17,7 +17,7 @@ Types and their data (all JSON):
                         ended_s: when the process ended; the event may be written later
     node.changed        {node: {…}}         a NodeRecord without its `cause`
     policy.set          {policy, interval_s}
-    policy.failed       {policy, call, error, where, since_s, last_s, times, serves}    serves: who decides in its place
+    policy.failed       {policy, call, error, where, since_s, last_s, times, serves}    serves: the policy in its place
     policy.recovered    {the same}          it has worked for a while
     scheduler.started, scheduler.stopped, clock.jumped      {…}     no record changes
 """

@@ -1,4 +1,4 @@
-"""Faults of the surroundings (disk, processes, file handles): what to do about them, by errno. One place for all."""
+"""Faults of the environment (disk, processes, file handles): what to do about them, by errno. One place for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments of jobs without their values: those may be secrets, and events and answers are kept for ever."""
+"""Environments of jobs without their values: values may be secrets, and events and answers are kept forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured of a model: how long each stage of an iteration takes, on how many GPUs."""
+"""A profile of a model, as measured: how long each stage of an iteration takes, on how many GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user asks for, as records hold it: the checked fields of a submission, and what stands where one is absent.
+"""What a user asks for, as records hold it: the checked fields of a submission, and the default of each.
 
 `live/submission/spec.py` reads and checks what users write; here it is plain values. Specs of older stores, in which
 a field is missing, get its default.

@@ -1,4 +1,4 @@
-"""What a running run uses, by the monitor."""
+"""What a run uses, by the monitor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of things, and names that were mistyped, as sentences say them."""
+"""Words for messages: plurals, and hints for mistyped names."""
 
 from __future__ import annotations
 

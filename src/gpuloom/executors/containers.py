@@ -1,4 +1,4 @@
-"""Running in a container: the command lines of apptainer, singularity, podman and docker."""
+"""Runs in a container: the command lines of apptainer, singularity, podman and docker."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The scheduler's side of the socket to the runner: it starts one where none answers, and again when that one dies.
 
-What was asked and not answered is asked again of the next runner; asking twice does no harm. One thread reads and
-writes; who asks never waits for the runner, unless it is a question.
+An unanswered request is sent again to the next runner; sending it twice does no harm. One thread reads and writes.
+Callers never wait for the runner, unless they ask a question.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many files may be open: as many as we can get for ourselves, as many as before for jobs."""
+"""The limit of open files: raised as far as possible for ourselves, unchanged for jobs."""
 
 from __future__ import annotations
 

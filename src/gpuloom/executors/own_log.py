@@ -1,4 +1,4 @@
-"""Logs of our own processes: rotated, and a line that comes again and again is counted instead of written again.
+"""Logs of gpuloom's own processes: rotated, with repeated lines counted instead of written again.
 
 Standard library only: the runner loads it.
 """

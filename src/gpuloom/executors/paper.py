@@ -1,4 +1,4 @@
-"""An executor without processes: whoever drives it says when runs end. It outlives schedulers, as a runner does."""
+"""An executor without processes: its driver says when runs end. It outlives schedulers, as a runner does."""
 
 from __future__ import annotations
 

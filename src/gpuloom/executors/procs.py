@@ -1,4 +1,4 @@
-"""Processes by /proc: who they are, whose children, and signals that can't hit another process of the same number."""
+"""Processes by /proc: identity, children, and signals that can't reach another process with the same pid."""
 
 from __future__ import annotations
 

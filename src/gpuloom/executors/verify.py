@@ -1,4 +1,4 @@
-"""Are the GPUs of a run free? A run has ended only when none of its processes holds a GPU any more."""
+"""Checks that the GPUs of a run are free. A run has ended only when none of its processes holds a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runner and executor have in common: names of files, atomic writing, and lines of JSON over a Unix socket.
+"""Shared by runner and executor: names of files, atomic writing, and lines of JSON over a Unix socket.
 
 The runner imports this, so it uses the standard library alone, and of that only what is light.
 """

@@ -1,4 +1,4 @@
-"""What is known of GPU models and of jobs' models: speeds, stage times, scaling, and the options that give them.
+"""What is known about GPU models and about jobs' models: speeds, stage times, scaling, and the options that give them.
 
 May import: core, bounded, files, learning, policies.
 """

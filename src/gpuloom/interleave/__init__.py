@@ -1,4 +1,4 @@
-"""Jobs that share GPUs: who with whom, and how fast each runs beside the others.
+"""Jobs that share GPUs: which with which, and how fast each runs beside the others.
 
 May import: core, solvers.
 """

@@ -1,4 +1,4 @@
-"""Checks the rest of a large store while the scheduler is at work: what its start could not wait for."""
+"""Checks the rest of a large store while the scheduler runs: the part that its start did not wait for."""
 
 from __future__ import annotations
 

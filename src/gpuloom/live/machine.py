@@ -1,4 +1,4 @@
-"""This machine as the scheduler sees it: inventory, rates, and what the monitor finds."""
+"""This machine as the scheduler sees it: inventory, rates, and the monitor's findings."""
 
 from __future__ import annotations
 

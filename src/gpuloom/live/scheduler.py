@@ -1,7 +1,7 @@
-"""The scheduler's thread: takes in what happened, writes it down, asks the policy, and has its will done.
+"""The scheduler's thread: takes in what happened, records it, asks the policy, and executes its plan.
 
 Rules that keep jobs safe:
-- An event is written down before anything is done because of it: an attempt is on disk before its process may start,
+- An event is recorded before anything is done because of it: an attempt is on disk before its process may start,
   so that no job runs twice; a run's end is acknowledged to the executor when it is on disk, so that none is lost.
 - If the store can't be written nothing is started or stopped; ends are kept and written once it can be.
 - A job starts when those who hold its GPUs are gone and the GPUs are verified free, whatever the plan says.

@@ -1,4 +1,4 @@
-"""The steps of a scheduler's start, and a watch over them: who waits is told for what, and what helps."""
+"""The steps of a scheduler's start, and a watch over them: users are told which step is slow, and what helps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store without its scheduler as the API sees it: what a damaged store still tells, and nothing that changes it."""
+"""A store without a scheduler, as the API sees it: it reads what is left of a damaged store, read-only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who of some running jobs must stop so that waiting jobs run: as few as need be, those with most service first."""
+"""Which running jobs must stop so that waiting jobs can run: as few as possible, those with most service first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs, when jobs have an order: in order of priority every job that still fits runs (greedy, with skips).
+"""Which jobs run, given an order: in order of priority every job that still fits runs (greedy, with skips).
 
 The answer is the one that sorting all jobs and walking down the list would give, reached without sorting:
 waiting jobs lie in one heap per shape, and only heads are looked at, since in one pass free GPUs only become

@@ -1,8 +1,8 @@
-"""Place everyone anew at every call: the rule of the released Muri simulator.
+"""Places all jobs again at every call: the rule of the released Muri simulator.
 
-The cluster is emptied, all jobs are walked in order, and each that fits is placed first-fit, up to a node's GPUs
-on the first node that holds it, larger jobs on wholly free nodes plus one for the remainder. Nobody keeps a place
-by right. That suits a simulator which charges no migration; `ordered.py` is what a real cluster wants.
+The cluster is emptied, all jobs are walked in order, and each that fits is placed first-fit, up to a node's GPUs on the
+first node that holds it, larger jobs on wholly free nodes plus one for the remainder. No job is sure to keep its place.
+That suits a simulator which charges no migration; `ordered.py` is what a real cluster wants.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Swaps between GPU models: who of the running jobs had better take the free GPUs, and leave its own to a newcomer.
+"""Swaps between GPU models: which running job should move to the free GPUs and leave its own to a newcomer.
 
 A newcomer s could start on n_s free GPUs of model k. Instead, a running job i (n_i ≤ n_s GPUs of model j ≠ k) may move
 there while s takes i's place and n_s - n_i free GPUs of model j. With M'[m] a job's throughput per GPU on model m:

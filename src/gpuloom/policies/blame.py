@@ -1,4 +1,4 @@
-"""Who failed, where: an error of a policy's code in a few words."""
+"""Which policy failed, and where: an error of its code in a few words."""
 
 from __future__ import annotations
 

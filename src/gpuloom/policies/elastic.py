@@ -1,10 +1,10 @@
-"""Elastic training by thresholds: a share of the free GPUs is lent to elastic jobs as long as nobody needs it.
+"""Elastic training by thresholds: a share of the free GPUs is lent to elastic jobs while no other job needs it.
 
 After the patent "elastic distributed training in deep-learning scenarios" (2022). Every `check_minutes` the utilisation
 t = EU / M of the elastic pool M = (A - a)·p is compared with two thresholds (`scaling/thresholds.py` has the step and
 both readings of `a`). Below the one replicas are added, above the other they are taken away, else nothing happens. A
 job starts with its fewest replicas and never has fewer; those above are borrowed: a job that waits and could run if
-they were given back gets them at once, whoever that is being the base policy's choice.
+they were given back gets them at once; which job that is, the base policy decides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Elastic training by marginal throughput: GPUs that nobody needs go where they bring most progress.
+"""Elastic training by marginal throughput: GPUs that no job needs go where they bring most progress.
 
 All jobs that the base policy runs have their smallest size. What is left of each GPU model is lent so that
 

@@ -1,4 +1,4 @@
-"""Who of the jobs that a base policy runs gets more GPUs than its smallest size: see `policies/elastic_goodput.py`."""
+"""Which jobs of a base policy get more GPUs than their smallest size: see `policies/elastic_goodput.py`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ periods on GPUs since its first start or last promotion: seconds, GPUs, performa
     that gains more there (placement/swaps.py).
 Beyond the patent, each with a switch (`literal` turns all off): GPUs that Q1 can't use are offered to Q2; nobody is
 suspended unless a job of Q1 gets to run by it; a swap must pay for its restart; how often a job moves is bounded; a
-running job moves to better GPUs that nobody wants.
+running job moves to better GPUs that no waiting job can use.
 Time run counts since the last promotion, like A; time waited since the job joined Q2. A job that is still starting is
 neither suspended nor moved, as it has nothing to save.
 """

@@ -1,4 +1,4 @@
-"""The passes of `hlas`: its two queues, who is suspended, who rises, who is placed where (see hlas.py)."""
+"""The passes of `hlas`: its two queues, and which jobs are suspended, promoted and placed where (see hlas.py)."""
 
 from __future__ import annotations
 

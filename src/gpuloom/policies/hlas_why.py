@@ -1,4 +1,4 @@
-"""What `hlas` says of its moves: codes, numbers, sentences. Used only for jobs that somebody asked about."""
+"""How `hlas` explains its moves: codes, numbers, sentences. Used only for jobs that are being explained."""
 
 from __future__ import annotations
 

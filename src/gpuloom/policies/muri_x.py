@@ -1,8 +1,8 @@
 """Muri-XS and Muri-XL: gpuloom's own weaving policies, with durations known and unknown.
 
-Muri orders jobs first and matches them afterwards, by how full a group keeps the resources. Here who runs, with whom
-and on how many GPUs is one choice, by value: every job has a worth, and groups are chosen so that the value per second
-of the whole cluster is large (`interleave/valued.py`).
+Muri orders jobs first and matches them afterwards, by how full a group keeps the resources. Here one choice, by value,
+says which jobs run, with which others and on how many GPUs: every job has a worth, and groups are chosen so that the
+value per second of the whole cluster is large (`interleave/valued.py`).
     1. Price of a job: the GPU-seconds that a second of its solo work costs when its GPU count's profiles are woven as
        well as can be (`SetTable.prices`), so that a job that others hardly notice counts as short.
     2. Worth, per second of solo work:

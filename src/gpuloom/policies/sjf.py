@@ -1,4 +1,4 @@
-"""Shortest job first: whoever will run shortest starts first; nobody is stopped.
+"""Shortest job first: whoever will run shortest starts first; no job is preempted.
 
 Durations are known. A job that does not fit is passed by shorter-than-others that do. Optimal for the average wait
 on one machine without arrivals (Smith, "Various optimizers for single-stage production", 1956).

@@ -7,7 +7,7 @@ Mahajan et al., "Themis: Fair and Efficient GPU Cluster Scheduling" (NSDI'20), s
 
 is how much later it ends than with a share 1/N of the cluster of its own, N being the mean number of jobs present
 since its submission, G the cluster's GPUs, g the job's. GPUs are leased: at every multiple of `lease` all leases end
-and GPUs go to the jobs with the largest ρ; whoever had its GPUs and is chosen again keeps them. GPUs that fall free
+and GPUs go to the jobs with the largest ρ; a job that held GPUs and is chosen again keeps them. GPUs that fall free
 in between go to the largest ρ that fits, as of the last lease end. (The paper auctions among the worst-off fraction of
 multi-job apps; with one gang per app the auction's outcome is this order.)
 

@@ -1,4 +1,5 @@
-"""Weaving by value: who runs, with whom and where is one choice. What `muri-xs`, `muri-xl` and `weave` share.
+"""Weaving by value: which jobs run, with which others and where is one choice. Shared by `muri-xs`, `muri-xl` and
+`weave`.
 
 The steps are told in `policies/muri_x.py`, which joins these parts first: prices and worth, groups by value, a plan
 that is adopted only if it pays for its restarts.

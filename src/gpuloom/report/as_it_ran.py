@@ -1,4 +1,4 @@
-"""What happened where a trace was taken, as the result of a simulation is written: to stand beside those."""
+"""What really happened where a trace was taken, in the form of a simulation result, for comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the charts and tables show, computed from a `SimResult`: few enough points to draw."""
+"""The series of charts and tables, computed from a `SimResult` and reduced to as many points as can be drawn."""
 
 from __future__ import annotations
 

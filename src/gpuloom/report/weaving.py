@@ -1,4 +1,4 @@
-"""What weaving a set of jobs brings: groups, their table, and a picture of their stages over time."""
+"""The result of weaving a set of jobs: groups, their table, and a plot of their stages over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of a run a chart shows, where it can't show all: the part in which most is to be seen."""
+"""Which part of a run a chart shows when it can't show all: the part with most activity."""
 
 from __future__ import annotations
 

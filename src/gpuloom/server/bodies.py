@@ -1,4 +1,4 @@
-"""Bodies of requests: read whole, parsed once, checked once, and every mistake told with its place."""
+"""Bodies of requests: read whole, parsed once, checked once; every error names its place."""
 
 from __future__ import annotations
 

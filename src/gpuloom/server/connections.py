@@ -1,7 +1,8 @@
-"""How many connections there may be, whose make way for whose, and how long a request may take to come in.
+"""Limits on connections: how many there may be, which are closed first, and how long a request may take to arrive.
 
-Whoever has not shown the token is a stranger. Strangers get few connections, one request each and little time; where
-there are too many, the oldest of the peer that has most goes. So nobody without the token can keep its owner out.
+A client that has not shown the token is a stranger. Strangers get few connections, one request each and little time.
+If there are too many, the oldest connection of the peer with the most is closed. So nobody without the token can keep
+its owner out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the routes share."""
+"""Shared by all routes: the scheduler, the settings, and common checks."""
 
 from __future__ import annotations
 

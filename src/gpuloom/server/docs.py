@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of each route: keyword arguments for its decorator."""
+"""The OpenAPI description of each route, as keyword arguments for its decorator."""
 
 from __future__ import annotations
 

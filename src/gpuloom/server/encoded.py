@@ -1,4 +1,4 @@
-"""JSON answers that always encode: what has no JSON form (an infinite number, half a character) is replaced."""
+"""JSON answers that can always be encoded: values without a JSON form (infinity, lone surrogates) are replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request passes before any route: the right host, the token, a body that is not too large."""
+"""Checks that every request passes before any route: the right host, the token, a body that is not too large."""
 
 from __future__ import annotations
 

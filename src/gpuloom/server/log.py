@@ -1,4 +1,4 @@
-"""The scheduler's log: lines on standard error and in HOME/scheduler.log, rotated, and what repeats counted."""
+"""The scheduler's log: lines on standard error and in HOME/scheduler.log, with rotation and repeated lines counted."""
 
 from __future__ import annotations
 

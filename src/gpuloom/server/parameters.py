@@ -1,4 +1,4 @@
-"""Parameters of routes: their types, and that none is there which the route does not know."""
+"""Parameters of routes: their types, and the check that refuses unknown ones."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Server-sent events: the response, and the hub that tells all followers of new events and of logs that grow.
 
-The scheduler's calls block, so one thread waits for events on behalf of everybody, and only while somebody follows.
+The scheduler's calls block, so one thread waits for events on behalf of all followers, and only while there are any.
 The newest events stay in memory in the form in which they are sent; a follower that is behind them reads from the
-store, page by page, as fast as its connection takes it. So nothing is kept per follower, and no event is dropped: a
-client that takes nothing for STALLED_S is hung up on and resumes with the last id that it saw.
+store, page by page, as fast as its connection takes it. So nothing is kept per follower, and no event is dropped: the
+connection of a client that reads nothing for STALLED_S is closed; the client resumes with the last id it saw.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Profile an unmodified PyTorch program: set up what is injected into it, and make a kernel profile of its trace.
+"""Profiles an unmodified PyTorch program: injects the recorder, and makes a kernel profile of its trace.
 
 What is injected is `training/kernel_profile.py`. It leaves in a folder: a file per process (`process-PID.json`), and
 when it is done `trace.json` (a Chrome trace of the PyTorch profiler) and `done.json` (the GPU, its ceilings).

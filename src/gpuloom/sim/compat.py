@@ -1,4 +1,4 @@
-"""Semantics of other simulators, by name (`--compat`)."""
+"""The rules of other simulators, by name (`--compat`)."""
 
 from __future__ import annotations
 

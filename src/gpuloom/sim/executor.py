@@ -1,4 +1,4 @@
-"""The simulated executor: carries out commands on paper, and knows when jobs will end."""
+"""The simulated executor: carries out commands without processes, and knows when jobs will end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """When will jobs that wait start, and those that run end? The simulator, run on from a live engine's state.
 
-What is predicted is what would happen if durations were as estimated, nobody submitted, withdrew or changed anything
-(but for `future`), no node was lost, and the same policy went on with the memory that it has. Nothing of the live
-objects is touched: state and memory are copied, the policy is another object, and sharing is modelled anew.
+What is predicted is what would happen if durations were as estimated, no job was submitted, cancelled or changed (but
+for `future`), no node was lost, and the same policy went on with the memory that it has. Nothing of the live objects is
+touched: state and memory are copied, the policy is another object, and so is the model of sharing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a (re)start costs, in seconds."""
+"""What a start or restart of a job costs, in seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy that decides in a world built anew each time, as the live scheduler's does."""
+"""A policy that decides in a world that is rebuilt each time, as on the live scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a store's file: what it must be, how SQLite shall treat it, and bringing it to the present schema."""
+"""Opens a store's file: checks what it is, configures SQLite, and upgrades the schema."""
 
 from __future__ import annotations
 

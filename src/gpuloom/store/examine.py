@@ -1,8 +1,8 @@
 """Whether a store is sound: all of it (`check`), or what a start can wait for (`examine`).
 
 A small store is examined as it is checked: the file, and every record against the whole log. Of a large one the file is
-looked at for a bounded time, and the records that can cost somebody a job are told again: those of jobs that have not
-ended, by the table or by the log. What was not looked at is left to `check`.
+checked for a bounded time, and the records by which a job could be lost are rebuilt from the log: those of jobs that
+have not ended, by the table or by the log. The rest is left to `check`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gpuloom.core.events import Event
 from gpuloom.store import queries, read, rows
 from gpuloom.store.port import CheckReport, Examined, JobQuery
 from gpuloom.store.read import MALFORMED
-from gpuloom.store.retell import Findings, Records, compare, retell
+from gpuloom.store.replay import Findings, Records, compare, replay
 
 ALL_EVENTS = 20_000
-"""Up to so many events the whole log is told again: about a second."""
+"""Up to this many events the whole log is replayed: about a second."""
 TOLD_JOBS = 10_000
-"""Of a larger log, so many jobs at most are told again: those that were submitted first."""
+"""Of a larger log, at most this many jobs are replayed: those that were submitted first."""
 FILE_S = 2.0
 """So long the file's pages and indexes may be looked at: about a gigabyte."""
 _STEPS = 20_000
@@ -29,13 +29,13 @@ _STEPS = 20_000
 
 
 def check(reader: sqlite3.Connection, version: int) -> CheckReport:
-    """Verify the file, tell the log again and compare with the records."""
+    """Verify the file, replay the log and compare with the records."""
     findings, told, kept = Findings(), None, Records()
 
     def whole() -> None:
         nonlocal told, kept
         _verify(reader, findings)
-        told = retell(_log(reader), findings)
+        told = replay(_log(reader), findings)
         kept = _records(reader, findings)
         if told is not None:
             compare(told, kept, findings)
@@ -149,7 +149,7 @@ def _look_at_jobs(reader: sqlite3.Connection, findings: Findings) -> None:
     chosen = reader.execute(said["jobs_to_tell"], (TOLD_JOBS,)).fetchall()
     jobs = [number for number, _ in chosen]
     about = sorted({*jobs, *(array for _, array in chosen if array is not None)})
-    told = retell(map(rows.event_of, reader.execute(*queries.events_about(about))), findings, whole=False)
+    told = replay(map(rows.event_of, reader.execute(*queries.events_about(about))), findings, whole=False)
     if told is None:
         return
     wanted = set(jobs)

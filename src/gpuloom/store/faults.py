@@ -1,4 +1,4 @@
-"""What SQLite and the file system have to complain about, said so that one can act on it."""
+"""Errors of SQLite and the file system, in words that say what to do about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The home directory of a scheduler: where its state lies, and who holds it."""
+"""The home directory of a scheduler: where its state lies, and which process holds it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from gpuloom.store import rows
 from gpuloom.store.connect import schema_version
 from gpuloom.store.port import CheckReport, EndedRun, Examined, JobQuery, Loaded, StoreError, Submission, Usage
 from gpuloom.store.queries import is_pattern
-from gpuloom.store.retell import Findings, Records, compare, retell
+from gpuloom.store.replay import Findings, Records, compare, replay
 from gpuloom.store.sqlite import SqliteStore
 from gpuloom.store.usage import STRETCH_EVENTS, Stretch, UsageRun, checked_by, held, tally
 
@@ -189,7 +189,7 @@ class MemoryStore:
         findings = Findings()
         with self._lock:
             kept = self._open()
-            told = retell(self._events, findings)
+            told = replay(self._events, findings)
             if told is not None:
                 compare(told, kept, findings)
             return CheckReport(

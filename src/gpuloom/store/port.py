@@ -1,4 +1,4 @@
-"""The port of a store: an event log, the records that it leads to, and what else has to survive a restart.
+"""The port of a store: an event log, the records that follow from it, and what else must survive a restart.
 
 One process writes: the scheduler's thread calls `append` and `save_memory`. Any thread may read.
 """
@@ -193,7 +193,7 @@ class Store(Protocol):
     # -- care -----------------------------------------------------------------------------------------------
 
     def check(self) -> CheckReport:
-        """Verify the files, tell the log again and compare with the records."""
+        """Verify the files, replay the log and compare with the records."""
         ...
 
     def examine(self) -> Examined:

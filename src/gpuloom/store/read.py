@@ -1,4 +1,4 @@
-"""Records out of a store's tables, by a connection that is open."""
+"""Reads records from a store's tables, by an open connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting a backup in the place of a store."""
+"""Replaces a store by a backup."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ class SqliteStore:
     # -- care -----------------------------------------------------------------------------------------------
 
     def check(self) -> CheckReport:
-        """Verify the file, tell the log again and compare with the records."""
+        """Verify the file, replay the log and compare with the records."""
         with self._reading("check", together=True) as reader:
             return check(reader, self.schema_version)
 

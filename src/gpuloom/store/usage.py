@@ -1,4 +1,4 @@
-"""Who held how many GPUs for how long in a span of time."""
+"""GPU time by user, job name or day, in a span of time."""
 
 from __future__ import annotations
 

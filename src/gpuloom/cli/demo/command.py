@@ -1,4 +1,4 @@
-"""`gpuloom demo`: real jobs on a real scheduler, in a minute, and nothing left afterwards."""
+"""`gpuloom demo`: real jobs on a real scheduler, in a minute; everything is removed afterwards."""
 
 from __future__ import annotations
 

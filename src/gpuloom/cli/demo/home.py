@@ -1,4 +1,4 @@
-"""A scheduler in a temporary home, for demonstrations and measurements: nothing of it is left afterwards."""
+"""A scheduler in a temporary home, for demonstrations and measurements. Everything is removed afterwards."""
 
 from __future__ import annotations
 

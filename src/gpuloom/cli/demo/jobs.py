@@ -1,4 +1,4 @@
-"""What the demo runs, and the story of it: told from the events of the scheduler."""
+"""The jobs of the demo, and the lines that report their events."""
 
 from __future__ import annotations
 

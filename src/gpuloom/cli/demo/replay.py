@@ -1,4 +1,4 @@
-"""What ran live beside what the simulator makes of it: the exported history replayed under the same policy."""
+"""The live run compared with the simulator: the exported history is replayed under the same policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpuloom demo --simulate`: policies compared on traces that are at hand."""
+"""`gpuloom demo --simulate`: policies compared on the traces that are available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo on the screen: a table and a chart that stay on a terminal, lines of events elsewhere."""
+"""The display of the demo: a live table and chart on a terminal, lines of events elsewhere."""
 
 from __future__ import annotations
 

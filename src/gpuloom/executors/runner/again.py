@@ -1,4 +1,4 @@
-"""What is done to a run's files, to its container and to its control group, and done again while it fails."""
+"""Actions on a run's files, container and control group, repeated while they fail."""
 
 from __future__ import annotations
 

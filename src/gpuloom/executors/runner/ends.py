@@ -1,4 +1,4 @@
-"""How runs end: their leading process goes, what it leaves behind is ended, and what became of it is written down."""
+"""How runs end: the leading process exits, the processes it leaves behind are killed, and the outcome is recorded."""
 
 from __future__ import annotations
 

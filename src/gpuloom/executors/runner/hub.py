@@ -1,4 +1,4 @@
-"""The runner's side of the socket: schedulers that are connected, what they ask, what they are told."""
+"""The runner's side of the socket: connected schedulers, their requests, and the reports to them."""
 
 from __future__ import annotations
 

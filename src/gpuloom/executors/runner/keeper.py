@@ -1,4 +1,4 @@
-"""Keeps the runs of the runner (main.py): starts, stops, freezes, watches, and sees how they end.
+"""Keeps the runs of the runner (main.py): starts, stops, freezes and watches them, and sees how they end.
 
 None runs twice: a run's process waits until run.json says that it has been started. A runner killed in between leaves
 no run.json and a child that ends by itself; killed later it leaves run.json, which is never started again.

@@ -1,4 +1,4 @@
-"""From a request to a running program: fork, wait for leave, then exec."""
+"""From a request to a running program: fork, wait for permission, then exec."""
 
 from __future__ import annotations
 

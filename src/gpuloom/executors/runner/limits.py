@@ -1,4 +1,4 @@
-"""What bounds a run while it goes on: its time, and its memory where no control group holds that."""
+"""The limits of a run: its time, and its memory where no control group enforces that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From decisions to runs: what the executor is told, and what it says.
+"""From decisions to runs: commands to the executor, and its reports.
 
 May import: what live may.
 """

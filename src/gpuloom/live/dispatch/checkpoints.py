@@ -1,5 +1,5 @@
-"""Looks at the checkpoints of runs that made way, before the scheduler hears of their end, and without making it wait:
-they may lie on another machine, which may not answer."""
+"""Checks the checkpoints of preempted runs before their ends are reported to the scheduler. It does so in another
+thread: the files may lie on another machine, which may not answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Has the policy's will done: stops and starts attempts through the executor.
+"""Executes the plan: stops and starts attempts through the executor.
 
-An attempt is written down before its process may start, so that none runs twice. A job starts when those who hold
-its GPUs are gone, whatever the plan says.
+An attempt is recorded before its process may start, so that none runs twice. A job starts only when the previous
+holders of its GPUs are gone, whatever the plan says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What becomes of a job when an attempt of it has ended."""
+"""What happens to a job when one of its attempts has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes in what the executor says of runs, and writes it down before the executor may forget it."""
+"""Records the executor's reports on runs, before the executor may forget them."""
 
 from __future__ import annotations
 

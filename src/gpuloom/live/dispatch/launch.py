@@ -1,4 +1,4 @@
-"""From a job and its attempt to what an executor is asked to run."""
+"""Builds the run request for the executor from a job and its attempt."""
 
 from __future__ import annotations
 

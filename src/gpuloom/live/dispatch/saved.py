@@ -1,7 +1,7 @@
-"""Whether a job that was told to make way has saved its work, and how that is known.
+"""Whether a preempted job has saved its work, and how that is known.
 
-Exit code 85 is the job's own word. Any other exit says nothing: frameworks that know no notice exit 0 and save nothing.
-Then what the job reported of its saves counts, or files that it declared as its checkpoint.
+Exit code 85 is the job's own statement. Any other exit code proves nothing: frameworks that ignore the notice exit with
+0 and save nothing. Then the saves that the job reported count, or the files that it declared as its checkpoint.
 """
 
 from __future__ import annotations

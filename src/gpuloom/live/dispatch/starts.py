@@ -1,5 +1,5 @@
-"""Whether the executor may be asked to start something: after a start failed by a fault of the surroundings, one at a
-time, at growing pauses, until one succeeds."""
+"""Whether the executor may be asked to start a run. After a start failed by a fault of the environment (a full disk, no
+processes), starts are tried one at a time, at growing pauses, until one succeeds."""
 
 from __future__ import annotations
 

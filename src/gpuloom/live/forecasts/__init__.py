@@ -1,4 +1,4 @@
-"""What is left of jobs, when they start and end, and how good such forecasts have been.
+"""Forecasts: remaining running times, starts and ends of jobs, and how good past forecasts were.
 
 May import: what live may.
 """

@@ -1,8 +1,8 @@
-"""How good were the forecasts? The log told again: at submissions of the past a forecast is made with what was known
+"""How good are the forecasts? The event log is replayed: at past submissions a forecast is made with what was known
 then, and compared with what happened.
 
-Nothing needs to be kept for it. What a log does not tell is missing: what jobs reported of their progress, and a
-policy's memory, which begins anew at each submission that is looked at.
+Nothing extra needs to be stored for this. What the log does not hold is missing: progress reports of jobs, and the
+policy's memory, which starts empty at each submission examined.
 """
 
 from __future__ import annotations

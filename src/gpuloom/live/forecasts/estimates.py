@@ -1,4 +1,4 @@
-"""How long a job will run: what its user says, what its like took, or nothing at all.
+"""How long a job will run: by its user, by earlier runs of similar jobs, or unknown.
 
 Two things are kept apart. What is *said* of a job's running time (`Estimate.source`) is known: it is its user's, or
 rests on earlier runs of this very job. What scheduling *reckons with* (`Estimate.total_s`) is always a number: where

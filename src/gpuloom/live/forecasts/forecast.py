@@ -4,11 +4,11 @@ Each run takes one value for what is left of each job (left.py) and tells when t
 case; the range is what eight of ten cases fall into. Within a case the jobs go together in part: what makes one slower
 than expected (a busy disk, other data) often does so to others.
 
-Of a job of which nothing is known two things are tried: that it ends at once, and that it never does. If the start that
-is asked for is the same in both, the job does not matter. If not, that is the range, and there is no number within it.
+For a job of unknown running time two cases are tried: it ends at once, and it never ends. If the start in question is
+the same in both, the job does not matter. If not, the two starts are the range, with no most likely value in it.
 
-A long queue is not simulated job by job. If the job does not start among the first ones, a part of the queue stands for
-all of it, in which time goes as many times faster.
+A long queue is not simulated job by job. If the job does not start among the first, a sample of the queue stands for
+all of it, and time in it runs faster by the same factor.
 """
 
 from __future__ import annotations

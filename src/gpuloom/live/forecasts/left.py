@@ -1,10 +1,10 @@
-"""What is left of a job, as a spread: how long it may take yet, by what is known of it.
+"""The remaining running time of a job as a distribution, by what is known about it.
 
-- Of a user's estimate, and of progress that a job reports, nothing but the number is known.
-- Of earlier runs their spread is: of ten or more as it is; of fewer, that of a log-normal law fitted to them, with a
-  standard deviation of a quarter taken for as good as two runs (so that one run alone gives a range as well).
-- Of a job that runs, only runs that took longer than it has run so far count.
-- One that has outlived all that was known of it is taken to go on as long as it is late, half the times longer: a job
+- A user's estimate, and progress that a job reports, give only a number.
+- Earlier runs give a distribution: ten or more as they are; fewer by a log-normal law fitted to them, with a standard
+  deviation of a quarter that counts as much as two runs (so that one run alone gives a range as well).
+- For a running job, only runs that took longer than it has run so far count.
+- A job that has outlived all of this is assumed to run on for as long as it is late, in half of all cases longer: a job
   that is a minute late may end soon; one that is an hour late probably does not.
 """
 

@@ -1,4 +1,4 @@
-"""What a forecast of a job's start needs: a world in which the job waits, and what keeps it from being in the queue."""
+"""The input of a forecast: a world in which the job waits, and what keeps the job out of the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From records to decisions: what the policy is shown, when it is asked, and who answers when it fails.
+"""From records to decisions: what the policy sees, when it is asked, and what replaces it when it fails.
 
 May import: what live may.
 """

@@ -91,7 +91,7 @@ def trace_of(history: History, interval_s: float) -> Workload:
 
 
 def _submitted(job: Job, ends: Mapping[int, float]) -> float:
-    """A job that waits for another is nobody's to start before that one's end."""
+    """A job that waits for another cannot start before that one's end."""
     first = job.first_start_s if job.first_start_s is not None else math.inf
     waited = [ends[other] for other, _ in job.after if other in ends and ends[other] <= first]
     return max([job.submitted_s, *waited])

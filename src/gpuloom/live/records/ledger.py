@@ -1,4 +1,4 @@
-"""Book and store together: an event is true once it is on disk, and then for everyone at once."""
+"""Book and store together: an event counts once it is on disk, and then for all readers at once."""
 
 from __future__ import annotations
 

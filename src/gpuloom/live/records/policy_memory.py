@@ -1,4 +1,4 @@
-"""Bytes and JSON of what the scheduler writes down besides events."""
+"""The bytes and JSON that the scheduler stores besides events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user asks for: its schema, whether it can be had, and what can be done to it later.
+"""Job specs: their schema, the check whether a cluster can run them, and later changes.
 
 May import: what live may.
 """

@@ -1,6 +1,7 @@
-"""Whether something can be done to a job: one rule for all that is.
+"""Whether an action can be applied to a job: one rule for all actions.
 
-What is so already is no mistake: nothing is done, and the answer says so. What can't be is a mistake.
+An action that changes nothing is not an error: the answer says that it was so already. An impossible action is an
+error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks a submission against what there is, and turns it into events."""
+"""Checks a submission against the cluster and the jobs that exist, and turns it into events."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What users do to jobs that are there: cancel, hold, release, requeue, update, move to the top.
+"""Changes by users to existing jobs: cancel, hold, release, requeue, update, move to the top.
 
-All of the jobs named, or none; nothing to those of which it is so already (`actions`). What is done to a list of jobs
-says to which of them it was done.
+A change applies to all jobs named, or to none; jobs for which it is so already stay as they are (`actions`). Each
+change of a list of jobs returns the jobs that it changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the specs of one request to the events that bring its jobs: all are taken, or none."""
+"""From the specs of one request to the events that submit its jobs: all are accepted, or none."""
 
 from __future__ import annotations
 

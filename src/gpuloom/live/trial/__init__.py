@@ -1,4 +1,4 @@
-"""The scheduler on paper, driven by hand, and what `gpuloom policies check` tries with it.
+"""A scheduler without processes, driven step by step, and the checks that `gpuloom policies check` makes with it.
 
 May import: what live may.
 """

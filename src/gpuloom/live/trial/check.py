@@ -1,4 +1,4 @@
-"""Tries a policy, anybody's, as the simulator and the live scheduler will use it, and says where it falls short.
+"""Checks a policy as the simulator and the live scheduler will use it, and says which requirements it does not meet.
 
 Each check is a function that raises: a `PolicyFailure` of the policy's code, a `PlanError` of a plan that is refused, a
 `Fault` for anything else that does not hold.

@@ -1,4 +1,5 @@
-"""A live scheduler that is driven by hand: the real one, with a clock that stands, a store in memory and runs on paper.
+"""A live scheduler that is driven step by step: the real one, with a clock that stands still, a store in memory and no
+processes.
 
 It runs in the caller's thread, a turn at a time, so that thousands of histories are tried in seconds: by
 `gpuloom policies check`, and by tests.

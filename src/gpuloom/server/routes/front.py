@@ -1,4 +1,4 @@
-"""What a browser shows that opens the scheduler's address: what this is, and where to go on. It holds no data."""
+"""The page that a browser shows at the scheduler's address: what this is, and where to read on. It holds no data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler itself: whether it answers, how it does, its end."""
+"""The scheduler itself: health, status, shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gpuloom share run` sets up for a program, and what `share doctor` says about the machine.
+"""Sets up the environment of a program for `gpuloom share run`, and checks the machine for `share doctor`.
 
 The program finds the shim as `libcuda.so.1` by `LD_LIBRARY_PATH`; the shim finds the real driver by
 `GPULOOM_SHARE_DRIVER`, the shared memory in `GPULOOM_SHARE_DIR`, and its class in `GPULOOM_SHARE_CLASS`.

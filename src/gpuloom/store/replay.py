@@ -1,4 +1,4 @@
-"""Telling a log again and comparing what comes out with the records that were kept."""
+"""Replays the event log and compares the resulting records with the stored ones."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Findings:
         return (*self._found, *more)
 
 
-def retell(events: Iterable[Event], findings: Findings, *, whole: bool = True) -> Records | None:
-    """The records that a log leads to; None where it can't be told to its end (which is then a finding).
+def replay(events: Iterable[Event], findings: Findings, *, whole: bool = True) -> Records | None:
+    """The records that follow from a log; None if it can't be replayed to its end (which is then a finding).
 
     whole: these are all events there are, without gaps.
     """
