@@ -82,7 +82,7 @@ class Live:
         self.parts.machine.stop()
         self.executor.close()
         self.scheduler.stop(stop_jobs=False)
-        self.scheduler._unsaved = False
+        self.scheduler.policy_record.unsaved = False
         assert self.scheduler.join(10.0)
         self.parts.store.close()
         self.parts.lock.release()

@@ -320,8 +320,8 @@ def test_many_priorities_cost_no_more_than_one(tmp_path: Path) -> None:
         live.settle()
         built: list[int] = []
         planning = live.scheduler.planning
-        build = planning.build
-        planning.build = lambda *given, **named: (built.append(1), build(*given, **named))[1]  # type: ignore[method-assign,func-returns-value]
+        build = planning.worlds.build
+        planning.worlds.build = lambda *given, **named: (built.append(1), build(*given, **named))[1]  # type: ignore[method-assign,func-returns-value]
         live.submit(1)
         assert len(built) <= 3
         assert {live.view(job)["waiting"]["code"] for job in range(2, 103)} <= {  # type: ignore[index]

@@ -114,11 +114,11 @@ def test_what_a_policy_has_learnt_and_chosen_is_kept(tmp_path: Path) -> None:
     executor = FakeExecutor()
     with living(tmp_path, executor, policy="tiresias:thresholds=0.05/0.1", interval_s=0.0) as before:
         job = before.submit(4)
-        before.until(lambda: before.scheduler.planning.memory().value.base.level[0] == 2)
+        before.until(lambda: before.scheduler.planning.worlds.memory().value.base.level[0] == 2)
     with living(tmp_path, executor) as after:
         after.settle()
         assert after.service.policy()["policy"] == "tiresias:thresholds=0.05/0.1"
-        assert after.scheduler.planning.memory().value.base.level[0] == 2
+        assert after.scheduler.planning.worlds.memory().value.base.level[0] == 2
         assert after.state(job) == ["running"]
 
 

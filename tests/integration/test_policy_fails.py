@@ -357,6 +357,6 @@ def test_while_the_store_can_not_be_written_the_scheduler_rests(live: Rehearsal)
 
     scheduler._inbox = Inbox()  # type: ignore[assignment]
     scheduler._blocked_until_s = live.now_s + 1.0
-    scheduler._unsaved, scheduler._saved_s = True, 0.0
+    scheduler.policy_record.unsaved, scheduler.policy_record.saved_s = True, 0.0
     scheduler._turn()
     assert waits == [1.0]

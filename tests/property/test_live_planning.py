@@ -150,9 +150,9 @@ def test_with_the_first_of_equal_jobs_in_sight_it_decides_as_with_all(
     policy: str, interval_s: float, tasks: list[Task]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpuloom.live.planning.planning.SPARE", 2)
+        patch.setattr("gpuloom.live.planning.candidates.SPARE", 2)
         some = Planned(tasks, policy, slots=4, interval_s=interval_s).run()
-        patch.setattr("gpuloom.live.planning.planning.SPARE", 10**9)
+        patch.setattr("gpuloom.live.planning.candidates.SPARE", 10**9)
         every = Planned(tasks, policy, slots=4, interval_s=interval_s).run()
     assert some.planning.policy.sees(4) is not None
     assert some.starts == every.starts

@@ -11,7 +11,7 @@ import pytest
 
 from fake_executor import FakeExecutor
 from gpuloom.core.masked import MASK, masked, unmasked
-from gpuloom.live.scheduler import FORGET_EVERY_S, KEEP_ENVIRONMENTS_S
+from gpuloom.live.records.forgetting import FORGET_EVERY_S, KEEP_ENVIRONMENTS_S
 from gpuloom.live.service import ConflictError
 from gpuloom.store.connect import _statements, migrations
 from gpuloom.store.rows import dumps
@@ -83,11 +83,11 @@ def test_an_array_keeps_one_copy_until_the_last_of_it_has_ended_long_ago(tmp_pat
 
 
 def test_the_scheduler_forgets_them_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuloom.live.scheduler.KEEP_ENVIRONMENTS_S", -KEEP_ENVIRONMENTS_S)
+    monkeypatch.setattr("gpuloom.live.records.forgetting.KEEP_ENVIRONMENTS_S", -KEEP_ENVIRONMENTS_S)
     with living(tmp_path) as live:
         job = live.submit(env=ENV)
         live.end(job)
-        live.scheduler._forgot_s -= FORGET_EVERY_S
+        live.scheduler.forgetting.forgot_s -= FORGET_EVERY_S
         live.submit()
         live.until(lambda: live.parts.store.environment(live.job(job).spec_id) is None)
 

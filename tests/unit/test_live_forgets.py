@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuloom.core.job import ENDED, Job
-from gpuloom.live import scheduler
+from gpuloom.live.records import forgetting
 from gpuloom.live.trial.rehearsal import Rehearsal
 
 
@@ -21,7 +21,7 @@ class Watched(dict[int, Job]):
 
 
 def test_ended_jobs_are_forgotten_and_not_looked_for_at_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "KEEP_ENDED", 8)
+    monkeypatch.setattr(forgetting, "KEEP_ENDED", 8)
     live = Rehearsal("fifo", models=["V100"])
     spec: dict[str, Any] = {"gpus": 1, "array": "0-99"}
     jobs = live.submit(spec)

@@ -23,30 +23,31 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gpuloom.core.errors import GpuloomError, PolicyError
-from gpuloom.core.job import ENDED, EndReason, Gpu, Job, NodeRecord, Phase
+from gpuloom.core.errors import PolicyError
+from gpuloom.core.job import EndReason, Gpu, Job, NodeRecord, Phase
 from gpuloom.core.spec import OnPreempt
 from gpuloom.core.waiting import one_wait_s
-from gpuloom.executors.port import ExecutorError, LiveExecutor, RunExit, RunPhase, RunStatus, RunUsage
+from gpuloom.executors.port import ExecutorError, LiveExecutor, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.checkpoints import Checkpoints
 from gpuloom.live.dispatch.dispatch import RETRY_S, Dispatch
 from gpuloom.live.dispatch.intake import Intake
-from gpuloom.live.dispatch.launch import end_unseen, exit_on_disk, run_directory, same_process
+from gpuloom.live.dispatch.meeting import Meeting
+from gpuloom.live.dispatch.recovery import take_up
 from gpuloom.live.forecasts.estimates import Estimates
 from gpuloom.live.forecasts.left import Left, left_of
-from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
-from gpuloom.live.planning.claims import Step
+from gpuloom.live.planning.asking import PolicyFailure
 from gpuloom.live.planning.planning import Planning
+from gpuloom.live.planning.record import PolicyRecord
 from gpuloom.live.planning.standby import FALLBACK
+from gpuloom.live.records.forgetting import Forgetting
 from gpuloom.live.records.ledger import Ledger
-from gpuloom.live.records.policy_memory import memory_to_bytes, node_data
+from gpuloom.live.records.policy_memory import node_data
 from gpuloom.live.records.work import WorkDone
 from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.policies.blame import said
 from gpuloom.sharing.start import NO_SHARING, Ability
 from gpuloom.store.port import JobQuery, Loaded, Store, StoreError
-from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom.scheduler")
 
@@ -54,17 +55,9 @@ T = TypeVar("T")
 
 MEET_S = 3.0
 """How long the executor may take to answer before the scheduler is there without it."""
-MEET_LATER_S = 20.0
-MOST_PAUSE_S = 10.0
 
-SAVE_MEMORY_S = 15.0
 SLOW_PASS_S = 10.0
 """A pass that lasts longer than this is said to, as it keeps everything else waiting."""
-KEEP_ENVIRONMENTS_S = 7 * 86_400.0
-"""Values of a job's environment variables are kept for so long after its end, should it be requeued."""
-FORGET_EVERY_S = 3600.0
-KEEP_ENDED = 2000
-"""Ended jobs kept in memory; the store has all."""
 
 
 class Scheduler:
@@ -119,8 +112,6 @@ class Scheduler:
         )
         self.problems: dict[str, str] = {}
         """What is wrong now with 'store', 'executor' or 'policy'; '' or not there: nothing."""
-        self._seen_gpus: dict[int, tuple[str, str]] = {}
-        self._seen_flags: dict[tuple[str, str], str] = {}
         self.dispatch = Dispatch(
             self.ledger,
             self.planning,
@@ -145,19 +136,13 @@ class Scheduler:
         self._checkpoints = Checkpoints(lambda run: self._checkpoint_of(run))
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._blocked_until_s = -math.inf
-        self._saved_s = 0.0
-        self._forgot_s = -math.inf
-        self._forget_from = 0
-        """Number of the event from which on there may be ended jobs to drop from memory."""
-        self._unsaved = False
-        self._told: dict[str, float] = {}
-        """Failures of the policy that are written down: since when."""
+        self.policy_record = PolicyRecord(self.planning, self.ledger, lambda: self._inbox.put(lambda: None))
+        self.forgetting = Forgetting(self.ledger)
         self._early: dict[str, RunStatus] = {}
         """News that came before it was known what runs."""
-        self._unmet = ""
-        """Why the executor could not be met yet; until then nothing is started, as nobody knows what runs."""
-        self._ending = threading.Event()
-        self._meeting = Worker("executor-meeting", self._meet_later)
+        self.meeting = Meeting(
+            executor, self.on_status, lambda known: self.do(partial(self._recover, known)), self._not_met
+        )
         self._stop = False
         self._leaving = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -169,11 +154,9 @@ class Scheduler:
     def start(self) -> None:
         """Take up what was left, then begin. Returns when the scheduler is ready."""
         try:
-            known = self._meet(MEET_S)
+            known = self.meeting.now(MEET_S)
         except ExecutorError as error:  # jobs wait, and what runs goes on: no reason not to be there
-            self._not_met(error)
-            self._thread.start()
-            self._meeting.start()
+            self.meeting.later(error, self._thread.start)
             return
         self._recover(known)
         self._thread.start()
@@ -214,7 +197,7 @@ class Scheduler:
         def take() -> None:
             if checkpoint_s is not None:
                 self.intake.checkpoints[status.run] = checkpoint_s
-            (self._early if self._unmet else self.intake.statuses)[status.run] = status
+            (self._early if self.meeting.unmet else self.intake.statuses)[status.run] = status
 
         self._inbox.put(take)
 
@@ -244,34 +227,9 @@ class Scheduler:
     def sampled(self, runs: Mapping[str, RunUsage], gpus: Sequence[Gpu], flags: Sequence[tuple[str, str, str]]) -> None:
         """The monitor has looked: progress of runs, GPUs whose state changed, flags (run, name, text) of jobs."""
 
-        def take() -> None:
-            for run, usage in runs.items():
-                fraction = usage.progress.get("fraction")
-                if isinstance(fraction, float) and (attempt := self.intake.attempt_of(run)) is not None:
-                    first, at = usage.progress.get("first_s"), usage.progress.get("at_s")
-                    if isinstance(first, float):
-                        self.work.started_up(attempt.job, self.clock.from_wall(first))
-                    told_s = self.clock.from_wall(at) if isinstance(at, float) else self.clock.now()
-                    before_s = self.book.jobs[attempt.job].work_s
-                    self.work.report(attempt.job, fraction, told_s, before_s, again=attempt.number > 1)
-            if jump := self.clock.jumped_s():
-                log.warning("the machine's clock was changed by %+.1f s; the scheduler's own time is unaffected", jump)
-                self.ledger.write([("clock.jumped", None, {"seconds": jump})])
-            # Each change is told once: what can't be written now is written with the next sample.
-            self._seen_gpus |= {gpu.index: (gpu.state, gpu.reason) for gpu in gpus}
-            self._seen_flags |= {(run, flag): text for run, flag, text in flags}
-            drafts = self.intake.gpu_states(self._seen_gpus)
-            for (run, flag), text in self._seen_flags.items():
-                attempt = self.intake.attempt_of(run)
-                if attempt is not None:
-                    drafts.append(("job.flagged", attempt.job, {"flag": flag, "text": text}))
-            self.ledger.write(drafts)
-            self._seen_gpus.clear()
-            self._seen_flags.clear()
-
         def safely() -> None:
             try:
-                take()
+                self.intake.sampled(runs, gpus, flags)
             except StoreError as error:
                 self._trouble("store", str(error))
 
@@ -325,7 +283,7 @@ class Scheduler:
             self.failed = error
             log.critical("the scheduler stops because of an internal error", exc_info=True)
         finally:
-            self._ending.set()
+            self.meeting.end()
             try:
                 self._save_memory(force=True)
             except Exception as error:  # whatever it is, whoever waits for the end is told of it
@@ -336,11 +294,10 @@ class Scheduler:
 
     def _turn(self) -> None:
         now = self.clock.now()
-        passes = not (self._leaving or self._unmet)
+        passes = not (self._leaving or self.meeting.unmet)
         due = min(self.planning.due_s() if passes else math.inf, self.dispatch.retry_s)
-        if self._unsaved:
-            due = min(due, self._saved_s + SAVE_MEMORY_S)
-        due = max(min(due, self.planning.standby.settles_s), self._blocked_until_s)
+        due = min(due, self.policy_record.due_s(), self.planning.standby.settles_s)
+        due = max(due, self._blocked_until_s)
         wait = None if due == math.inf else one_wait_s(due - now)
         with suppress(queue.Empty):
             self._do_one(self._inbox.get(timeout=wait))
@@ -357,16 +314,16 @@ class Scheduler:
             self.dispatch.watch_freezes(now)
             if self._leaving:
                 self.dispatch.stop_all()
-            elif not self._unmet:
+            elif not self.meeting.unmet:
                 self._pass(now)
                 self.dispatch.start_granted(now)
             self.dispatch.hand_over(now)
             if self.ledger.writes > writes:
                 self._trouble("store", "")
-            problem = self._unmet or self.dispatch.problem or self.dispatch.starts.problem
+            problem = self.meeting.unmet or self.dispatch.problem or self.dispatch.starts.problem
             self._trouble("executor", problem)
             self.planning.no_starts = problem
-            self._policy_news(now)
+            self._trouble("policy", self.policy_record.news(now))
         except StoreError as error:
             self._trouble("store", str(error))
             self._blocked_until_s = now + RETRY_S
@@ -376,8 +333,8 @@ class Scheduler:
         if self._leaving and not self.book.attempts:
             self._stop = True
         self._save_memory()
-        self._forget()
-        self._forget_environments(now)
+        self.forgetting.jobs()
+        self.forgetting.environments(now)
 
     @staticmethod
     def _do_one(call: Callable[[], None]) -> None:
@@ -408,103 +365,26 @@ class Scheduler:
             self.planning.claims.take_all_back()
             self.planning.rest(now + 10 * RETRY_S, failure)
             return
-        self._unsaved = True
+        self.policy_record.unsaved = True
         if outcome.stop:
             self.dispatch.make_way(outcome.stop, EndReason.PREEMPTED, now)
 
-    def _policy_news(self, now: float) -> None:
-        """Say what has become of the policy: that it fails, that its memory can't be written down, that it works again.
-
-        Raises:
-            StoreError: it can't be written down, and will be with the next turn.
-        """
-        planning, standby = self.planning, self.planning.standby
-        if planning.caught is not None:
-            failing = standby.failure
-            first = failing is not None and failing.times == 1
-            log.error(
-                "policy %s failed: %s", planning.written, planning.caught, exc_info=planning.caught if first else None
-            )
-            planning.caught = None
-        for kind, failure in (("failure", standby.failure), ("unwritten", standby.unwritten)):
-            if failure is None:
-                self._told.pop(kind, None)
-            elif self._told.get(kind) != failure.since_s:
-                self.ledger.write([("policy.failed", None, failure.view())])
-                self._told[kind] = failure.since_s
-        if (over := standby.recovered(now)) is not None:
-            self.ledger.write([("policy.recovered", None, {**over.view(), "serves": planning.written})])
-            self._told.pop("failure", None)
-            standby.reset()
-        texts = [f"no decision can be made: {planning.failure}"] if planning.failed else []
-        for failure in (standby.failure, standby.unwritten):
-            if failure is not None:
-                texts.append(failure.text(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(failure.since_s))))
-        self._trouble("policy", "; ".join(texts))
-
     # -- beginning and care -------------------------------------------------------------------------------------
 
-    def _meet(self, patience_s: float) -> dict[str, RunStatus]:
-        """The runs that the executor knows. Raises ExecutorError."""
-        end = time.monotonic() + patience_s
-        self.executor.open(self.on_status, patience_s=patience_s)
-        left_s = max(end - time.monotonic(), 0.1)
-        return {status.run: status for status in self.executor.runs(patience_s=left_s)}
-
-    def _meet_later(self) -> None:
-        """In a thread of its own: try until the executor answers."""
-        pause_s = RETRY_S
-        while not self._ending.wait(pause_s):
-            try:
-                known = self._meet(MEET_LATER_S)
-                self.do(partial(self._recover, known))
-                return
-            except GpuloomError as error:
-                self._not_met(error)
-            pause_s = min(2 * pause_s, MOST_PAUSE_S)
-
-    def _not_met(self, error: GpuloomError) -> None:
-        self._unmet = f"{error} (no job is started, running jobs keep running; the scheduler tries again)"
-        self._trouble("executor", self._unmet)
-        self.planning.no_starts = self._unmet
+    def _not_met(self, why: str) -> None:
+        self._trouble("executor", why)
+        self.planning.no_starts = why
 
     def _recover(self, known: Mapping[str, RunStatus]) -> None:
         """Take up the runs that went on while no scheduler was there."""
-        now = self.clock.now()
-        boot = self.executor.boot_id()
-        self.work.at(now)
-        for attempt in list(self.book.attempts.values()):
-            status = known.get(attempt.run)
-            if status is not None and not same_process(attempt, status.pid, status.start_ticks):
-                raise ExecutorError(  # an older gpuloom gave runs of two pasts one name
-                    f"run {attempt.run} is process {status.pid}, but the store says process {attempt.pid} (an older "
-                    f"backup was restored): end process {status.pid}, then start the scheduler again"
-                )
-            # What it did before it was last frozen; start-up included, which is not known any more.
-            self.work.begin(attempt.job, now, attempt.since_s, done_s=attempt.held_s)
-            if attempt.phase is Phase.FROZEN:
-                self.work.pause(attempt.job, attempt.since_s)
-            if status is not None and status.phase is not RunPhase.EXITED:
-                self.set_limit(attempt.job)
-            if status is None and attempt.phase is Phase.STARTING and attempt.stop_reason is None:
-                self.planning.claims.on(Step.UNKNOWN, attempt.job)
-            elif status is None and attempt.pid is None and attempt.stop_reason is not None:
-                how = RunExit(None, None, attempt.stop_reason, "it was stopped before it started", time.time())
-                self.intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
-            elif status is None:
-                # A store that was put back to an older state has forgotten an end that was acknowledged.
-                how = exit_on_disk(run_directory(self.runs, attempt.run), attempt) or end_unseen(attempt, boot)
-                self.intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
-            elif attempt.stop_reason is not None and status.phase is not RunPhase.EXITED:
-                grace = max((attempt.deadline_s or now) - now, 0.0)
-                self.dispatch.end_run(attempt.run, attempt.stop_reason, grace)
+        take_up(known, self.dispatch, self.intake)
         self.intake.remember_unreleased(known.values())
         for status in known.values():
             if self._checkpoints.wants(status):
                 self.on_status(status)
             else:  # at once: what the executor has said since then is newer, and waits in the inbox
                 self.intake.statuses[status.run] = status
-        self._unmet = ""
+        self.meeting.unmet = ""
         self.intake.statuses |= self._early
         self._early.clear()
         self._inbox.put(lambda: None)
@@ -524,8 +404,7 @@ class Scheduler:
             raise PolicyError(f"policy {written!r} can't start: {failure}") from failure
         self.ledger.write([("policy.set", None, {"policy": written, "interval_s": interval})])
         self.planning.use(policy, written, interval)
-        self._told.clear()
-        self._unsaved = True
+        self.policy_record.begin()
 
     def set_node(self, name: str, state: str, reason: str) -> None:
         """Open or close a machine to new jobs; 'draining' has the jobs on it make way as well."""
@@ -551,13 +430,6 @@ class Scheduler:
             if on_it:
                 self.dispatch.end_attempts(on_it, EndReason.NODE, None)
 
-    def set_limit(self, job: int) -> None:
-        """Tell the executor the time limit of a job that runs, after it was changed."""
-        attempt = self.book.attempts.get(job)
-        if attempt is not None:
-            limit = self.book.jobs[job].spec.time_limit
-            self.dispatch.tell(partial(self.executor.limit, attempt.run, limit))
-
     def left(self, job: Job) -> Left:
         """What is known of the work left of a job that has not ended."""
         done = self.work.expected(job.id, self.clock.now()) if job.id in self.book.attempts else 0.0
@@ -568,46 +440,5 @@ class Scheduler:
         return [job.held_gpu_s for job in ended if job.held_gpu_s > 0]
 
     def _save_memory(self, *, force: bool = False) -> None:
-        now = self.clock.now()
-        if not self._unsaved or not (force or now >= self._saved_s + SAVE_MEMORY_S):
-            return
-        self._saved_s, self._unsaved = now, False
-        planning = self.planning
-        if planning.standby.serving:
-            return  # the fallback's is of no use, and the policy's is as it was
-        try:
-            with Asking(Call.WRITE_MEMORY, planning.policy):
-                memory = memory_to_bytes(planning.memory(), planning.policy)
-        except PolicyFailure as how:
-            planning.standby.cannot_write(planning.written, how, now)
-            self._inbox.put(lambda: None)  # a turn, in which it is said
-            return
-        planning.saved, planning.standby.unwritten = memory, None
-        try:
-            self.store.save_memory(planning.written, memory)
-        except StoreError as error:
-            self._trouble("store", str(error))
-            self._unsaved = True
-
-    def _forget_environments(self, now: float) -> None:
-        if now < self._forgot_s + FORGET_EVERY_S:
-            return
-        self._forgot_s = now
-        try:
-            self.store.forget_environments(now - KEEP_ENVIRONMENTS_S)
-        except StoreError as error:  # it is tried again; what else is written says so too
-            log.warning("the environments of jobs that ended long ago could not be deleted: %s", error)
-
-    def _forget(self) -> None:
-        """Drop the oldest ended jobs from memory."""
-        jobs, newest = self.book.jobs, self.ledger.newest
-        if len(jobs) < 2 * KEEP_ENDED or newest < self._forget_from:
-            return
-        gone = [number for number, job in jobs.items() if job.phase in ENDED]
-        # Each end is an event: before so many more of them the jobs, maybe very many, need not be looked through.
-        self._forget_from = newest + max(2 * KEEP_ENDED - len(gone), KEEP_ENDED // 4)
-        if len(gone) > 2 * KEEP_ENDED:
-            needed = {other for job in jobs.values() if job.phase not in ENDED for other, _ in job.after}
-            for number in sorted(gone, key=lambda n: jobs[n].ended_s or 0.0)[:-KEEP_ENDED]:
-                if number not in needed:
-                    self.book.forget(number)
+        if problem := self.policy_record.save(self.clock.now(), force=force):
+            self._trouble("store", problem)

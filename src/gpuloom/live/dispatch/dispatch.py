@@ -209,6 +209,13 @@ class Dispatch:
     def end_run(self, run: str, reason: EndReason, grace_s: float) -> None:
         self.tell(partial(self.executor.stop, run, reason=reason, grace_s=grace_s))
 
+    def set_limit(self, job: int) -> None:
+        """Tell the executor the time limit of a job that runs, after it was changed."""
+        attempt = self.book.attempts.get(job)
+        if attempt is not None:
+            limit = self.book.jobs[job].spec.time_limit
+            self.tell(partial(self.executor.limit, attempt.run, limit))
+
     def tell(self, message: Callable[[], None]) -> None:
         """Tell the executor, now or as soon as it listens again; in order."""
         if not self._to_tell:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from gpuloom.core.errors import InvalidTransition
-from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, EndReason, Job, Phase
-from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus
+from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, EndReason, Gpu, Job, Phase
+from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.dispatch import Dispatch, as_json
 from gpuloom.live.dispatch.ends import ended, kept_from_starting
@@ -56,6 +56,9 @@ class Intake:
         self.statuses: dict[str, RunStatus] = {}
         self.checkpoints: dict[str, float] = {}
         """When the checkpoints of runs that made way were last written."""
+        self._seen_gpus: dict[int, tuple[str, str]] = {}
+        self._seen_flags: dict[tuple[str, str], str] = {}
+        """What the monitor has seen and is not written down yet."""
         self._unreleased: dict[str, set[int]] = {}
         """Runs that have ended and left something behind, and their GPUs."""
 
@@ -224,6 +227,32 @@ class Intake:
             return []
         self.planning.stale()
         return [("node.changed", None, {"node": node_data(replace(node, gpus=gpus))})]
+
+    def sampled(self, runs: Mapping[str, RunUsage], gpus: Sequence[Gpu], flags: Sequence[tuple[str, str, str]]) -> None:
+        """The monitor has looked. Raises StoreError: it can't be written down."""
+        for run, usage in runs.items():
+            fraction = usage.progress.get("fraction")
+            if isinstance(fraction, float) and (attempt := self.attempt_of(run)) is not None:
+                first, at = usage.progress.get("first_s"), usage.progress.get("at_s")
+                if isinstance(first, float):
+                    self.work.started_up(attempt.job, self.clock.from_wall(first))
+                told_s = self.clock.from_wall(at) if isinstance(at, float) else self.clock.now()
+                before_s = self.book.jobs[attempt.job].work_s
+                self.work.report(attempt.job, fraction, told_s, before_s, again=attempt.number > 1)
+        if jump := self.clock.jumped_s():
+            log.warning("the machine's clock was changed by %+.1f s; the scheduler's own time is unaffected", jump)
+            self.ledger.write([("clock.jumped", None, {"seconds": jump})])
+        # Each change is told once: what can't be written now is written with the next sample.
+        self._seen_gpus |= {gpu.index: (gpu.state, gpu.reason) for gpu in gpus}
+        self._seen_flags |= {(run, flag): text for run, flag, text in flags}
+        drafts = self.gpu_states(self._seen_gpus)
+        for (run, flag), text in self._seen_flags.items():
+            attempt = self.attempt_of(run)
+            if attempt is not None:
+                drafts.append(("job.flagged", attempt.job, {"flag": flag, "text": text}))
+        self.ledger.write(drafts)
+        self._seen_gpus.clear()
+        self._seen_flags.clear()
 
     def _left(self, before: Job, attempt: Attempt, how: RunExit, now: float) -> None:
         """An attempt has ended, and it is written down."""

@@ -14,6 +14,7 @@ from gpuloom.core.workload import F8
 from gpuloom.engine.clockwork import Clockwork
 from gpuloom.live.forecasts.estimates import LEAST_S, Source
 from gpuloom.live.forecasts.left import Left, left_of
+from gpuloom.live.planning.occupancy import occupancy
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.world import World
 
@@ -61,8 +62,7 @@ class Preview:
     @property
     def overhead_s(self) -> float:
         """What a start costs."""
-        usual_s = self.planning.work.usual_s
-        return self.planning.overhead_s if usual_s is None else usual_s
+        return self.planning.worlds.overhead_s
 
     def left(self, row: int) -> Left:
         """What is left of the job in a row."""
@@ -81,12 +81,13 @@ def preview(planning: Planning, priority: int, now_s: float, *, asked_now: bool 
     Args:
         planning: a copy, which nobody changes. asked_now: the policy has not been asked since the last event.
     """
-    eligible, reasons, _ = planning.eligible(now_s)
+    eligible, reasons, _ = planning.candidates.eligible(now_s)
     seen = {number for number in eligible if planning.book.jobs[number].priority >= priority}
     # Higher priorities are forecast as if they had come long before: what goes by submission takes them first.
     levels = sorted({planning.scene.level(number) for number in seen})
     rank = {number: levels.index(planning.scene.level(number)) for number in seen} if len(levels) > 1 else {}
-    world = planning.build(seen, math.inf, now_s, planning.policy.twin(), rank)
+    there = occupancy(planning.scene, math.inf, planning.yielding)
+    world, _ = planning.worlds.build(seen, there, now_s, aside=planning.policy.twin(), rank=rank)
     if world is None:
         return None
     kept_back = {number: reason.code for number, reason in reasons.items()}

@@ -40,7 +40,9 @@ def lacks(planning: Planning) -> list[Lack]:
         for job in jobs:
             kind = job.spec.model or "", job.gpus
             kinds[kind] = kinds.get(kind, 0) + 1
-        without = sum(count for kind, count in kinds.items() if not kind[0] or planning.profiles.find(*kind) is None)
+        without = sum(
+            count for kind, count in kinds.items() if not kind[0] or planning.worlds.profiles.find(*kind) is None
+        )
         if without:
             of = plural(len(jobs), "job")
             text = f"Policy {written} weaves jobs by their stage times, which are unknown for {without:,} of {of}"

@@ -16,34 +16,29 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from copy import copy, deepcopy
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from copy import copy
+from dataclasses import dataclass, field
 
 from gpuloom.core.book import Book
 from gpuloom.core.commands import Command, Resize, Start, Stop
 from gpuloom.core.decision import Reason
 from gpuloom.core.errors import PolicyError
-from gpuloom.core.job import ENDED, MAKES_WAY, Allocation, Job, Phase
-from gpuloom.core.profile import Profiles
+from gpuloom.core.job import ENDED, Allocation, Job
 from gpuloom.engine.clockwork import Clockwork, overrun_s
 from gpuloom.facts.inputs import load_policy
-from gpuloom.facts.profiles import load_profiles
-from gpuloom.live.forecasts.estimates import NOW_S, Estimates, left_s, stands_s
+from gpuloom.live.forecasts.estimates import Estimates
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
+from gpuloom.live.planning.candidates import Candidates
 from gpuloom.live.planning.chosen import learn, made, recalled
-from gpuloom.live.planning.claims import Claims, State
-from gpuloom.live.planning.eligible import Throttles, blocked, throttle_of
+from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.fleet import fleet_of, slots_of
-from gpuloom.live.planning.lines import Lines
 from gpuloom.live.planning.occupancy import occupancy
 from gpuloom.live.planning.reserve import Reservation, reservation
-from gpuloom.live.planning.roster import Roster, kind_of
 from gpuloom.live.planning.scene import Scene
-from gpuloom.live.planning.shortage import nothing_to_give, unplaceable
 from gpuloom.live.planning.standby import FALLBACK, Standby
-from gpuloom.live.planning.world import Memory, Placed, World
+from gpuloom.live.planning.world import Memory, World
+from gpuloom.live.planning.worlds import Worlds
 from gpuloom.live.records.work import WorkDone
 from gpuloom.policies.base import Policy
 from gpuloom.store.port import StoreError
@@ -60,9 +55,6 @@ QUIET = 9.0
 """After a pass with a new world so many times its duration go by before the next such one: a stream of single
 submissions is worked off in batches, and the API stays quick."""
 
-
-SPARE = 256
-"""Of equal jobs that wait so many more are shown than the policy has to see: a world lasts until they have started."""
 
 _BEHIND = Reason(
     "behind_others", "Jobs of higher priority go first, and the remaining GPUs are not enough for this job."
@@ -106,7 +98,7 @@ class Planning:
         high-priority ones, if the policy's text does not say otherwise. ended_gpu_s: GPU-seconds of the last jobs that
         ended, for policies that go by their distribution. claims: None: those that the book tells of."""
         self.book, self.work, self.estimates, self._ended_gpu_s = book, work, estimates, ended_gpu_s
-        self.overhead_s, self.beside = overhead_s, beside
+        self.beside = beside
         self.claims = Claims.of(book.attempts.values()) if claims is None else claims
         self.scene = Scene(book, work, estimates, self.claims, load_policy(FALLBACK))
         self.yielding: set[int] = set()
@@ -114,9 +106,8 @@ class Planning:
         self.no_starts = ""
         """Why nothing can be started now, whatever is free."""
         self.reasons: dict[int, Reason] = {}
-        self.world: World | None = None
-        self.kept = Memory()
-        self._met: set[int] = set()
+        self.worlds = Worlds(self.scene, overhead_s=overhead_s)
+        self.candidates = Candidates(self.scene)
         self.seen: deque[World] = deque(maxlen=8)
         """Worlds of the last pass, by falling priority: who waits in them can be told why."""
         self.failed, self.failure = False, ""
@@ -125,20 +116,10 @@ class Planning:
         self._finished: list[int] = []
         self._ends = 0
         """Ends since the policy was told what jobs that ended took."""
-        self._left: dict[int, tuple[Job, Allocation]] = {}
-        """Jobs that ended while there was no world to tell of it."""
         self._again = False
         self._due_s = math.inf
         self._overrun_s = math.inf
         self._pause_s = math.inf
-        self._roster = Roster(estimates)
-        self.lines = Lines(kind_of, lambda job: job.array_id if throttle_of(job) else None)
-        book.watch(self.lines.take)
-        self._sees_all = True
-        """Whether the policy is shown all jobs, or the first of those that are alike only."""
-        self._lasts = math.inf
-        """So many jobs may start until the next ones of their lines have to be shown."""
-        self.profiles: Profiles = load_profiles()
         self.standby, self.saved = Standby(), saved
         self._timer = timer
         self.caught: PolicyFailure | None = None
@@ -172,8 +153,8 @@ class Planning:
         self._install(policy, Memory())
 
     def _install(self, policy: Policy, memory: Memory) -> None:
-        self.world, self.scene.policy, self.kept, self._ends = None, policy, memory, 0
-        self._met = set(memory.met)
+        self.scene.policy, self._ends = policy, 0
+        self.worlds.begin(memory)
         self._finished.clear()
         self.stale()
 
@@ -182,7 +163,7 @@ class Planning:
         how = error if isinstance(error, PolicyFailure) else PolicyFailure(Call.BEGIN, error, None)
         self.caught = how
         self.standby.fails(self.written, how, now_s, self._jobs())
-        self._left.clear()
+        self.worlds.left.clear()
         self.claims.forget_rates()
         self._install(load_policy(FALLBACK), Memory())
 
@@ -208,15 +189,14 @@ class Planning:
         return 0.0 if since_s is None else self._timer() - since_s
 
     @property
+    def world(self) -> World | None:
+        """The world that goes on incrementally; None: the next pass builds one."""
+        return self.worlds.now
+
+    @property
     def policy(self) -> Policy:
         """The policy that decides."""
         return self.scene.policy
-
-    def memory(self) -> Memory:
-        """The policy's memory as it is now."""
-        if self.world is None:
-            return self.kept
-        return replace(self.world.memory(), met=tuple(sorted(self._met)))
 
     def copy(self) -> Planning:
         """All that a forecast goes by, as it is now, for another thread: nothing of it changes any more.
@@ -226,12 +206,8 @@ class Planning:
         twin = copy(self)
         twin.scene = scene = self.scene.copy()
         twin.book, twin.work, twin.estimates, twin.claims = scene.book, scene.work, scene.estimates, scene.claims
-        twin._roster = self._roster.copy(twin.estimates)
-        twin.yielding, twin._met = set(self.yielding), set(self._met)
-        twin.reasons, twin._left = {}, {}
-        twin.world, twin.kept = None, Memory()
-        with suppress(PolicyFailure), Asking(Call.WRITE_MEMORY, self.policy):
-            twin.kept = deepcopy(self.memory())
+        twin.worlds, twin.candidates = self.worlds.copy(scene), self.candidates.copy(scene)
+        twin.yielding, twin.reasons = set(self.yielding), {}
         twin.seen, twin._finished = deque(), []
         return twin
 
@@ -239,16 +215,14 @@ class Planning:
 
     def stale(self) -> None:
         """Something has changed that a built world can't take in."""
-        if self.world is not None:
-            self.kept = self.memory()
-            self.world = None
+        self.worlds.close()
         self._again = True
 
     def rest(self, until_s: float, failure: str) -> None:
         """Ask the policy again at `until_s` only: it has failed, in this way."""
         self.failed, self.failure = True, failure
         self.standby.nobody_serves()
-        self._left.clear()
+        self.worlds.left.clear()
         self.claims.forget_rates()
         self.stale()
         self._again = False
@@ -257,13 +231,13 @@ class Planning:
     def asks_anew(self, job: int) -> None:
         """A waiting job asks for something else than before: to the policy it is a new one."""
         self.claims.take_back(job)
-        self._met.discard(job)
+        self.worlds.met.discard(job)
 
     def job_left(self, job: Job, allocation: Allocation) -> None:
         """A running job has ended for good: its GPUs are free."""
         self._ends += 1
         if self.world is None or not self.world.is_running(job.id):
-            self._left[job.id] = job, allocation
+            self.worlds.left[job.id] = job, allocation
             self.stale()
         else:
             self._finished.append(job.id)
@@ -340,10 +314,10 @@ class Planning:
             if self._ends >= LEARN_EVERY:
                 learn(self.policy, self._ended_gpu_s())
                 self._ends = 0
-            self._drop_grants(now_s)
-            eligible, self.reasons, self._pause_s = self._first(now_s)
+            self.candidates.drop_grants(now_s)
+            eligible, self.reasons, self._pause_s = self.candidates.first(now_s)
             # Who was held, or waited for something else, comes to the policy anew.
-            self._met &= eligible | self.book.attempts.keys() | self.claims.grants.keys()
+            self.worlds.met &= eligible | self.book.attempts.keys() | self.claims.grants.keys()
             wake, waiting = self._levels(eligible, outcome, now_s, may_preempt=may_preempt)
         else:
             world = self.world
@@ -355,7 +329,7 @@ class Planning:
             self._take(world, outcome)
             waiting = world.state.waiting
         self._finished.clear()
-        if self._lasts <= 0:
+        if self.candidates.lasts <= 0:
             self.stale()
         running = len(self.book.attempts) + len(self.claims.grants)
         self._due_s = clockwork.due_s(now_s, wake, may_preempt, waiting, running)
@@ -386,15 +360,17 @@ class Planning:
                 waiting, left_out = hold.admitted([self.book.jobs[job] for job in sorted(waiting)], self.scene.left_s)
                 self.reasons |= left_out
                 whole = whole and not left_out
-            world, tried = self.build(waiting, level, now_s), True
+            there = occupancy(self.scene, level, self.yielding)
+            world, never = self.worlds.build(waiting, there, now_s, everyone=self.candidates.sees_all)
+            self.reasons, tried = self.reasons | never, True
             if world is None:
                 continue
             passes += 1
-            self.world = world
+            self.worlds.now = world
             before = len(outcome.stop)
             wake = min(wake, self._ask(world, now_s, may_preempt=may_preempt))
             self._take(world, outcome)
-            self.kept = self.memory()
+            self.worlds.kept = self.worlds.memory()
             if len(self.seen) == self.seen.maxlen:
                 gone = self.seen[0]
                 self.reasons |= {job: _BEHIND for job in gone.jobs if gone.is_waiting(job)}
@@ -406,7 +382,7 @@ class Planning:
                 if job not in self.claims.grants and self.scene.level(job) < level:
                     by_level.setdefault(self.scene.level(job), set()).add(job)
         if passes > 1 or not whole:
-            self.world = None
+            self.worlds.now = None
         return wake, len(eligible.union(outcome.stop) - self.claims.grants.keys())
 
     def _turn(self, job: int) -> tuple[float, int]:
@@ -435,7 +411,7 @@ class Planning:
                 if not self.claims.take_back(job):
                     outcome.stop.append(job)
             elif isinstance(command, Start):
-                self._lasts -= 1
+                self.candidates.lasts -= 1
                 self.claims.give(job, world.fleet.allocation(command.placement))
             elif isinstance(command, Resize):
                 outcome.stop.append(job)
@@ -447,151 +423,3 @@ class Planning:
                     self.claims.set_rate(job, rate)
                 else:
                     self.work.rate(job, rate)
-
-    def _drop_grants(self, now_s: float) -> None:
-        """Take back what was given to jobs that may not start any more (held, waiting again for others, …)."""
-        for number in list(self.claims.grants):
-            job = self.book.jobs[number]
-            if job.phase in ENDED or (job.phase in (Phase.QUEUED, Phase.HELD) and blocked(job, self.book.jobs, now_s)):
-                self.claims.take_back(number)
-
-    def eligible(self, now_s: float) -> tuple[set[int], dict[int, Reason], float]:
-        """Jobs for the policy; why others that wait are not; when the first pause before a retry ends."""
-        jobs = self.book.jobs
-        throttles = Throttles(jobs[number] for number in self.book.attempts)
-        return self._looked_at(jobs, [], set(), throttles, now_s)
-
-    def _looked_at(
-        self, numbers: Iterable[int], special: list[int], found: set[int], throttles: Throttles, now_s: float
-    ) -> tuple[set[int], dict[int, Reason], float]:
-        """What `eligible` says of these jobs. special, found: others, to be looked at more closely, or not."""
-        jobs, grants = self.book.jobs, self.claims.grants
-        reasons: dict[int, Reason] = {}
-        pause = math.inf
-        for number in grants:
-            throttles.take(jobs[number])
-        for number in numbers:
-            job = jobs[number]
-            if job.phase in ENDED:
-                continue
-            if job.phase is Phase.QUEUED:
-                if number in grants:
-                    continue
-                if not job.after and job.not_before_s <= now_s and not throttle_of(job):
-                    found.add(number)
-                    continue
-                special.append(number)
-            elif number not in grants and self._makes_way(job):
-                found.add(number)
-            elif job.phase is Phase.HELD:
-                reasons[number] = blocked(job, jobs, now_s) or Reason("held", "It is held.")
-        for number in sorted(special):
-            if number in grants:
-                continue
-            reason = blocked(jobs[number], jobs, now_s) or throttles.take(jobs[number])
-            if reason is None:
-                found.add(number)
-                continue
-            reasons[number] = reason
-            if jobs[number].not_before_s > now_s:
-                pause = min(pause, jobs[number].not_before_s)
-        return found, reasons, pause
-
-    def _first(self, now_s: float) -> tuple[set[int], dict[int, Reason], float]:
-        """As `eligible`, but of jobs that are alike only as many as the policy has to see, and some more."""
-        jobs, policy = self.book.jobs, self.policy
-        with Asking(Call.SEES, policy):
-            sees = policy.sees(sum(len(node.gpus) for node in self.book.nodes.values()))
-        self._lasts = math.inf
-        self._sees_all = sees is None or (policy.pairs and any(line.shares for line in self.lines))
-        if sees is None or self._sees_all:
-            return self.eligible(now_s)
-        throttles = Throttles(jobs[number] for number in self.book.attempts)
-        found: set[int] = set()
-        special: list[int] = []
-        for line in self.lines:
-            if line.throttle is not None:
-                special += line.first(throttle_of(jobs[line.one()]) + len(self.claims.grants))
-                continue
-            if len(line) > sees + SPARE:
-                self._lasts = SPARE
-            found.update(line.first(sees + SPARE + len(self.claims.grants)))
-        found -= self.claims.grants.keys()
-        return self._looked_at(self.lines.others, special, found, throttles, now_s)
-
-    def _makes_way(self, job: Job) -> bool:
-        """Whether an active job waits, as the policy sees it."""
-        attempt = self.book.attempts.get(job.id)
-        stopping = job.phase is Phase.STOPPING and attempt is not None and attempt.stop_reason in MAKES_WAY
-        return stopping or self.claims.state(job.id) in (State.FREEZING, State.FROZEN, State.REFREEZING)
-
-    def build(
-        self,
-        waiting: set[int],
-        priority: float,
-        now_s: float,
-        aside: Policy | None = None,
-        rank: Mapping[int, int] | None = None,
-    ) -> World | None:
-        """A world in which `waiting` are to be placed, and running jobs of no higher priority may be stopped.
-
-        aside: another policy object, for a world that is looked at and not acted on. rank: as in `World`.
-        """
-        book = self.book
-        there = occupancy(self.scene, priority, self.yielding)
-        placements = {}
-        fleet = fleet_of(book.nodes.values(), without=there.pinned)
-        if fleet is not None:
-            for job, (allocation, since_s, layer) in there.jobs.items():
-                record = book.jobs[job]
-                done = self.work.expected(job, now_s)
-                known = self.scene.estimate(record).total_s, record.work_s + done, self.work.told_s.get(job)
-                leaves = job in there.leaving
-                placements[job] = Placed(
-                    allocation,
-                    since_s,
-                    NOW_S if leaves else left_s(*known),
-                    done,
-                    self.work.starting_s(job, now_s),
-                    layer,
-                    math.inf if leaves else stands_s(*known),
-                )
-        if fleet is None:
-            if aside is None:
-                self.reasons |= dict.fromkeys(waiting, nothing_to_give(book))
-            return None
-        seen = waiting | placements.keys()
-        # A policy that need not see all is shown those that it has to, and those of whom it may remember something.
-        numbers = book.jobs.keys() if aside is not None or self._sees_all else (seen | self._met) & book.jobs.keys()
-        active = [record for n in numbers if (record := book.jobs[n]).phase not in ENDED]
-        if not active:
-            return None
-        there_again = {job.id for job in active}  # requeued since they ended
-        ended = {n: left for n, left in self._left.items() if n not in there_again} if aside is None else {}
-        world = World(
-            jobs=[*active, *(job for job, _ in ended.values())],
-            eligible=waiting,
-            met=self._met,
-            placed=placements,
-            fixed=there.fixed,
-            # What they did and held is in their records already: here they end at once.
-            left={
-                n: Placed(where, now_s, max(self.scene.estimate(j).total_s - j.work_s, 0.0), 0.0)
-                for n, (j, where) in ended.items()
-            },
-            roster=self._roster,
-            rank=rank or {},
-            fleet=fleet,
-            policy=self.policy if aside is None else aside,
-            memory=self.memory(),
-            profiles=self.profiles,
-            overhead_s=self.overhead_s if self.work.usual_s is None else self.work.usual_s,
-            now_s=now_s,
-        )
-        if aside is not None:
-            return world
-        self._met = (self._met | seen) & {job.id for job in active}
-        self._left.clear()
-        for job in world.unplaceable:
-            self.reasons[job] = unplaceable(book, book.jobs[job], world)
-        return world

@@ -51,7 +51,7 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
 
 def _of_line(planning: Planning, job: Job) -> Reason | None:
     """Why a job waits of which the policy need not be shown more than those before it that are like it."""
-    line = planning.lines.line_of(job.id)
+    line = planning.candidates.lines.line_of(job.id)
     if line is None:
         return None
     first = line.first(1)[0]

@@ -16,8 +16,9 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.job import ACTIVE, ENDED, WAITING, EndReason, Job, Phase
 from gpuloom.core.masked import unmasked
 from gpuloom.live.forecasts.estimates import like_of
+from gpuloom.live.records.forgetting import KEEP_ENVIRONMENTS_S
 from gpuloom.live.records.ledger import Draft
-from gpuloom.live.scheduler import KEEP_ENVIRONMENTS_S, Scheduler
+from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.submission.actions import Action, impossible, so_already
 from gpuloom.live.submission.admission import Checks, dependencies
@@ -186,7 +187,7 @@ class JobChanges:
             if job.phase is Phase.QUEUED:
                 self._scheduler.planning.asks_anew(job.id)
             if "time_limit" in changes:
-                self._scheduler.set_limit(job.id)
+                self._scheduler.dispatch.set_limit(job.id)
         return changed
 
     def _write(self, drafts: Iterable[Draft]) -> None:

@@ -76,7 +76,7 @@ class Rehearsal:
             self.scheduler.ledger.write([("node.changed", None, {"node": node_data(node)})])
         if loaded.settings.get("policy") != policy:
             self.scheduler.ledger.write([("policy.set", None, {"policy": policy, "interval_s": interval_s})])
-        self.scheduler._recover(self.scheduler._meet(MEET_S))
+        self.scheduler._recover(self.scheduler.meeting.now(MEET_S))
         self.turn()
 
     def restart(self, *, orderly: bool) -> None:

@@ -1,0 +1,145 @@
+"""The worlds that the policy is shown, one after the other, and what it knows from those before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
+
+from gpuloom.core.decision import Reason
+from gpuloom.core.job import ENDED, Allocation, Job
+from gpuloom.core.profile import Profiles
+from gpuloom.facts.profiles import load_profiles
+from gpuloom.live.forecasts.estimates import NOW_S, left_s, stands_s
+from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
+from gpuloom.live.planning.fleet import fleet_of
+from gpuloom.live.planning.occupancy import Occupancy
+from gpuloom.live.planning.roster import Roster
+from gpuloom.live.planning.scene import Scene
+from gpuloom.live.planning.shortage import nothing_to_give, unplaceable
+from gpuloom.live.planning.world import Memory, Placed, World
+from gpuloom.policies.base import Policy
+
+
+class Worlds:
+    """Used by the scheduler's thread alone.
+
+    Attributes:
+        now: the world that goes on incrementally; None: things have changed that it could not take in.
+        kept: the policy's memory while there is none. met: jobs that the policy has been told of.
+        left: jobs that ended while there was no world to tell of it, and the GPUs that they had.
+        overhead_s: what a start costs, as long as no run has said.
+    """
+
+    def __init__(self, scene: Scene, *, overhead_s: float) -> None:
+        self.scene, self._overhead_s = scene, overhead_s
+        self.now: World | None = None
+        self.kept = Memory()
+        self.met: set[int] = set()
+        self.left: dict[int, tuple[Job, Allocation]] = {}
+        self.profiles: Profiles = load_profiles()
+        self._roster = Roster(scene.estimates)
+
+    @property
+    def overhead_s(self) -> float:
+        """What a start costs."""
+        usual_s = self.scene.work.usual_s
+        return self._overhead_s if usual_s is None else usual_s
+
+    def begin(self, memory: Memory) -> None:
+        """Another policy decides from now on, which remembers this."""
+        self.now, self.kept, self.met = None, memory, set(memory.met)
+
+    def memory(self) -> Memory:
+        """The policy's memory as it is now."""
+        if self.now is None:
+            return self.kept
+        return replace(self.now.memory(), met=tuple(sorted(self.met)))
+
+    def close(self) -> None:
+        """Something has changed that the present world can't take in: the next pass builds another one."""
+        if self.now is not None:
+            self.kept, self.now = self.memory(), None
+
+    def copy(self, scene: Scene) -> Worlds:
+        """All that a world needs that is looked at only, of a copy of the scene, for another thread."""
+        twin = Worlds.__new__(Worlds)
+        twin.scene, twin._overhead_s, twin.profiles = scene, self._overhead_s, self.profiles
+        twin.now, twin.kept, twin.met, twin.left = None, Memory(), set(self.met), {}
+        twin._roster = self._roster.copy(scene.estimates)
+        with suppress(PolicyFailure), Asking(Call.WRITE_MEMORY, self.scene.policy):
+            twin.kept = deepcopy(self.memory())
+        return twin
+
+    def build(
+        self,
+        waiting: set[int],
+        there: Occupancy,
+        now_s: float,
+        *,
+        everyone: bool = True,
+        aside: Policy | None = None,
+        rank: Mapping[int, int] | None = None,
+    ) -> tuple[World | None, dict[int, Reason]]:
+        """A world in which `waiting` are to be placed, and who can't be whatever is free.
+
+        Args:
+            there: who has which GPUs, for a pass of their priority. everyone: the policy is shown all jobs, not those
+                alone that it has to see. aside: another policy object, for a world that is looked at and not acted on.
+            rank: as in `World`.
+        """
+        book, work = self.scene.book, self.scene.work
+        placements = {}
+        fleet = fleet_of(book.nodes.values(), without=there.pinned)
+        if fleet is not None:
+            for job, (allocation, since_s, layer) in there.jobs.items():
+                record = book.jobs[job]
+                done = work.expected(job, now_s)
+                known = self.scene.estimate(record).total_s, record.work_s + done, work.told_s.get(job)
+                leaves = job in there.leaving
+                placements[job] = Placed(
+                    allocation,
+                    since_s,
+                    NOW_S if leaves else left_s(*known),
+                    done,
+                    work.starting_s(job, now_s),
+                    layer,
+                    math.inf if leaves else stands_s(*known),
+                )
+        if fleet is None:
+            return None, dict.fromkeys(waiting, nothing_to_give(book))
+        seen = waiting | placements.keys()
+        # A policy that need not see all is shown those that it has to, and those of whom it may remember something.
+        numbers = book.jobs.keys() if aside is not None or everyone else (seen | self.met) & book.jobs.keys()
+        active = [record for n in numbers if (record := book.jobs[n]).phase not in ENDED]
+        if not active:
+            return None, {}
+        there_again = {job.id for job in active}  # requeued since they ended
+        ended = {n: left for n, left in self.left.items() if n not in there_again} if aside is None else {}
+        world = World(
+            jobs=[*active, *(job for job, _ in ended.values())],
+            eligible=waiting,
+            met=self.met,
+            placed=placements,
+            fixed=there.fixed,
+            # What they did and held is in their records already: here they end at once.
+            left={
+                n: Placed(where, now_s, max(self.scene.estimate(j).total_s - j.work_s, 0.0), 0.0)
+                for n, (j, where) in ended.items()
+            },
+            roster=self._roster,
+            rank=rank or {},
+            fleet=fleet,
+            policy=self.scene.policy if aside is None else aside,
+            memory=self.memory(),
+            profiles=self.profiles,
+            overhead_s=self.overhead_s,
+            now_s=now_s,
+        )
+        if aside is not None:
+            return world, {}
+        self.met = (self.met | seen) & {job.id for job in active}
+        self.left.clear()
+        return world, {job: unplaceable(book, book.jobs[job], world) for job in world.unplaceable}
