@@ -53,7 +53,7 @@ def parse_orion(text: str, name: str, where: str = "") -> KernelProfile:
     if name.endswith("_fb0") or all(r.duration_ns < PLACEHOLDER_NS and r.klass == "unknown" for r in records):
         raise InputError(
             f"{where}: a placeholder that only counts launches: its durations and classes are not measured "
-            "(docs/explanation/sharing.md); take the file that ends in _fb1"
+            "(docs/howto/share-a-gpu.md); take the file that ends in _fb1"
         )
     return KernelProfile(
         name,

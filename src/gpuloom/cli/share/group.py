@@ -18,4 +18,4 @@ COMMANDS: Commands = {
 
 @click.group(cls=LazyGroup, sections={"Commands": COMMANDS}, context_settings={"help_option_names": ["-h", "--help"]})
 def share() -> None:
-    """Share one GPU between a latency-critical program and a best-effort one (docs/explanation/sharing.md)."""
+    """Share one GPU between a latency-critical program and a best-effort one (docs/howto/share-a-gpu.md)."""
