@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from gpuloom.live.stored import StoredService
 from gpuloom.live.views import answers
 from gpuloom.server import docs
 from gpuloom.server.app import make_app
+from gpuloom.server.shapes import model_of
 from gpuloom.store.sqlite import SqliteStore
 from live_builders import Live, living, spec
 
@@ -108,3 +110,10 @@ def test_words_of_answers_are_those_of_the_records() -> None:
     assert set(get_args(answers.SourceOfEstimate)) == set(Source)
     assert set(get_args(answers.SavedHow)) == set(SavedBy) - {SavedBy.NOTHING}
     assert set(Checked) == {"whole", "part", "damaged"}
+
+
+def test_examples_of_answers_are_whole() -> None:
+    for operation in (docs.submit, docs.jobs, docs.array_action, docs.events, docs.usage, docs.health):
+        (good,) = [found for status, found in operation["responses"].items() if status < 300]
+        model = model_of(docs.ANSWERS[operation["operation_id"]])
+        model.model_validate_json(json.dumps(good["content"]["application/json"]["example"]), strict=True)

@@ -69,7 +69,7 @@ def test_from_a_folder_that_has_been_removed(client: Client, tmp_path: Path, mon
     gone.rmdir()
     ((number,),) = client.submit({**JOB, "workdir": "/"})
     assert client.show(number)["spec"]["workdir"] == "/"
-    with pytest.raises(InputError, match="the present folder has been removed"):
+    with pytest.raises(InputError, match="the current folder has been removed"):
         client.submit(JOB)
 
 

@@ -192,14 +192,14 @@ def show(job: str, as_json: bool, home: Path | None) -> None:
 
 
 def _show(found: ShowView) -> None:
-    job, spec = found["job"], found["spec"]
+    job, spec = found["job"], spec_of(found["spec"])
     words = few_words(job)
     lines = [
         ("job", f"{job['id']}  {job['name']}  of {job['user']}"),
         ("state", job["state"] + (f": {words}" if words else "")),
         ("command", shlex.join(job["command"])),
-        ("in", spec.get("workdir") or "-"),
-        ("asks for", _asks(spec_of(spec))),
+        ("in", spec.workdir or "-"),
+        ("asks for", _asks(spec)),
         ("where", job["where"] or "-"),
         ("submitted", ago(job["submitted_s"])),
         ("waited, ran", f"{short(job['waited_s'])}, {short(job['run_s'])}"),
@@ -216,10 +216,8 @@ def _show(found: ShowView) -> None:
         )
     if job["state"] in ENDED and job["exit_code"] is not None:  # before, it is that of the last attempt
         lines.append(("exit code", str(job["exit_code"])))
-    if spec.get("env"):
-        lines.append(
-            ("environment", f"{plural(len(spec['env']), 'variable')} (--json names them; values are not shown)")
-        )
+    if spec.env:
+        lines.append(("environment", f"{plural(len(spec.env), 'variable')} (--json names them; values are not shown)"))
     lines.append(("log", found["log"] or "-"))
     for title, text in lines:
         click.echo(f"{title + ':':<15}{plain(text)}")

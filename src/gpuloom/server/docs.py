@@ -36,19 +36,43 @@ JOB_EXAMPLE: dict[str, Any] = {
     "time_limit": "4h",
     "workdir": "/home/ada/resnet",
 }
-_VIEW_EXAMPLE: dict[str, Any] = {
+_VIEW_EXAMPLE: JobView = {
     "id": 12,
     "name": "resnet",
     "user": "ada",
     "state": "running",
     "reason": None,
+    "message": "",
     "exit_code": None,
     "gpus": 2,
+    "gpu_types": [],
+    "priority": 0,
     "command": JOB_EXAMPLE["command"],
     "submitted_s": 1767225600.0,
     "started_s": 1767225600.2,
-    "where": "node0:0,1",
+    "ended_s": None,
+    "waited_s": 0.2,
+    "run_s": 3600.0,
+    "jct_s": None,
     "attempts": 1,
+    "preemptions": 0,
+    "retries_left": 0,
+    "array_id": None,
+    "array_index": None,
+    "after": [],
+    "time_limit_s": 14_400.0,
+    "estimate_s": 9000.0,
+    "estimate_from": "earlier_runs",
+    "estimate_runs": 3,
+    "predicted_end_s": 1767234600.2,
+    "predicted_end_s_low": 1767234100.0,
+    "predicted_end_s_high": 1767235000.0,
+    "overrun_s": 0.0,
+    "where": "node0:0,1",
+    "waiting": None,
+    "progress": {"step": 36, "steps": 90},
+    "usage": {"cpu_cores": 3.9, "memory_mib": 9216.0, "gpu_utilization": 97.0, "gpu_memory_mib": 21_504.0},
+    "flags": {},
 }
 ANSWERS: dict[str, type] = {}
 """By operation: what it answers (`live/views/answers.py`), where that is JSON."""
@@ -131,7 +155,7 @@ submit = _route(
     "Submit one job or several.",
     Submitted,
     status=201,
-    example={"submitted": [[12], [13, 14]]},
+    example=Submitted(submitted=[[12], [13, 14]]),
     body={"anyOf": [ref("JobSpec"), ref("Batch")]},
     body_example=JOB_EXAMPLE,
     problems=(404, 409),
@@ -141,7 +165,7 @@ jobs = _route(
     "list_jobs",
     "List jobs, page by page.",
     JobPage,
-    example={"jobs": [_VIEW_EXAMPLE], "next": None},
+    example=JobPage(jobs=[_VIEW_EXAMPLE], next=None),
 )
 show = _route(
     "show_job",
@@ -188,7 +212,7 @@ array_action = _route(
     ArrayChange,
     body=ref("CancelOne"),
     body_needed=False,
-    example={"array": 12, "changed": {"cancelled": 99_996, "stopping": 4}},
+    example=ArrayChange(array=12, changed={"cancelled": 99_996, "stopping": 4}),
     problems=(404, 409),
     description="`changed` is how many jobs were changed, by their state now. `grace` is for `cancel` only.",
 )
@@ -241,10 +265,10 @@ events = _route(
     "list_events",
     "What happened, in order.",
     EventPage,
-    example={
-        "events": [{"id": 7, "at_s": 1767225600.2, "type": "attempt.frozen", "job": 12, "data": {}}],
-        "last": 7,
-    },
+    example=EventPage(
+        events=[{"id": 7, "at_s": 1767225600.2, "type": "attempt.frozen", "job": 12, "data": {}}],
+        last=7,
+    ),
     media={"text/event-stream": {"schema": _TEXT}},
     description="As text/event-stream: events as they come, for ever, from now on or after `after`; the id of each is "
     "its number, to resume by Last-Event-ID.",
@@ -273,7 +297,9 @@ usage = _route(
     "get_usage",
     "GPU time that was used.",
     UsageList,
-    example={"usage": [{"key": "ada", "jobs": 3, "attempts": 4, "held_s": 7200.0, "gpu_s": 14400.0, "failed": 1}]},
+    example=UsageList(
+        usage=[{"key": "ada", "jobs": 3, "attempts": 4, "held_s": 7200.0, "gpu_s": 14400.0, "failed": 1}]
+    ),
     tags=["cluster"],
 )
 history = _route(
@@ -287,7 +313,7 @@ health = _route(
     "get_health",
     "Whether it answers.",
     Health,
-    example={"ok": True, "version": "1.0.0"},
+    example=Health(ok=True, version="1.0.0"),
     open_=True,
 )
 status = _route("get_status", "The scheduler about itself.", StatusView)
