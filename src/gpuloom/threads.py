@@ -11,7 +11,7 @@ log = logging.getLogger("gpuloom")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 TOLD_S = 600.0
-"""So long after its end by an error a part that goes on again is still called in trouble."""
+"""How long after a failure a restarted part still counts as in trouble."""
 
 
 class Worker:

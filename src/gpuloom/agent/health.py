@@ -21,7 +21,7 @@ from gpuloom.core.usage import RunUsage
 from gpuloom.core.words import plural
 
 RESET_WORDS = "needs a reset of the GPU or a reboot, then `gpuloom nodes NODE up`"
-"""Ends the reason of a GPU that does not recover by itself; by it, a scheduler that starts anew knows."""
+"""Ends the reason of a GPU that does not recover by itself; a restarted scheduler recognises it by this."""
 
 _RESETS_SEEN = frozenset({"lost", "recovery"})
 """Conditions whose end shows that the GPU was reset."""
@@ -146,7 +146,7 @@ class Health:
                 state.strangers = gpu.reason
 
     def note(self, sample: Sample, runs: Mapping[str, RunOnNode]) -> Changes:
-        """What changes by this look."""
+        """Record a sample; returns what it changes."""
         span = 0.0 if self._at_s is None else sample.at_s - self._at_s
         # Neither a clock that was set nor a night in suspension is time in which a job was seen.
         span = span if 0.0 < span < 300.0 else 0.0

@@ -34,10 +34,10 @@ from gpuloom.core.usage import RunUsage
 from gpuloom.core.words import plural
 
 UNKNOWN_MIB = 500.0
-"""GPU memory in use by nobody who can be seen, from which on a GPU counts as used by others."""
+"""A GPU counts as used by others if more memory than this is in use by no visible process."""
 
 REOPEN_S = 60.0
-"""Between attempts to reach a GPU that was lost."""
+"""Time between attempts to reach a lost GPU."""
 
 NEAR_SHUTDOWN_C = 2.0
 

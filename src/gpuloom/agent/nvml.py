@@ -162,7 +162,7 @@ class Nvml:
             self._unsupported.clear()
 
     def reopen(self) -> None:
-        """Begin anew: after a reset or a reload of the driver, old handles stay dead. `devices` stay as they are."""
+        """Reopen NVML: after a reset or a reload of the driver, old handles stay dead. `devices` stay as they are."""
         with self._lock:
             self.close()
             self.reason = ""

@@ -101,7 +101,7 @@ class Trees:
         self._seen: dict[str, dict[int, int]] = {}
 
     def members(self, processes: Mapping[int, Process], runs: Mapping[str, RunOnNode]) -> dict[str, list[Process]]:
-        """By run, its processes."""
+        """The processes of each run."""
         owner: dict[int, str] = {}
         leaders: dict[int, str] = {}
         for run, known in runs.items():
@@ -140,7 +140,7 @@ class Trees:
 
     @staticmethod
     def _inherit(pid: int, processes: Mapping[int, Process], owner: dict[int, str]) -> None:
-        """Whose it is by its parents; '' is nobody's."""
+        """The run that a process belongs to by its parents; '' if to none."""
         way = []
         while pid not in owner:
             way.append(pid)

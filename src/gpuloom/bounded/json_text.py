@@ -11,11 +11,11 @@ from gpuloom.bounded.text import shown
 DEPTH = 64
 """Lists and objects within each other."""
 DIGITS = 40
-"""Of a whole number."""
+"""Most digits of a whole number."""
 
 
 def load_json(text: str | bytes) -> Any:
-    """What a JSON text says.
+    """Parse a JSON text.
 
     Raises:
         json.JSONDecodeError: it is not JSON; with the place.

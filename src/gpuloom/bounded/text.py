@@ -21,5 +21,5 @@ def shown(value: Any, most: int = 100) -> str:
 
 
 def cut(text: str, most: int = 500) -> str:
-    """A text of at most so many characters."""
+    """Cut a text to at most this many characters."""
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"

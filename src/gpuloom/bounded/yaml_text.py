@@ -24,7 +24,7 @@ _TYPES = ("null", "bool", "int", "float", "str", "seq", "map")
 
 
 class RefusedError(yaml.MarkedYAMLError):
-    """It is YAML, but not of a kind that is taken."""
+    """Valid YAML that uses an unsupported feature."""
 
 
 class Loader(yaml.SafeLoader):
@@ -89,7 +89,7 @@ Loader.add_constructor("tag:yaml.org,2002:float", Loader._float)
 
 
 def refused(problem: str, mark: Any) -> RefusedError:
-    """What is wrong at this place."""
+    """An error at this place."""
     return RefusedError(None, None, problem, mark)
 
 
@@ -101,7 +101,7 @@ def check_size(text: str) -> str:
 
 
 def load_yaml(text: str) -> Any:
-    """What a YAML text of one document says.
+    """Parse a YAML text of one document.
 
     Raises:
         ValueError: it is not YAML, or not of a kind that is taken; with line and column.
@@ -113,7 +113,7 @@ def load_yaml(text: str) -> Any:
 
 
 def told(error: yaml.YAMLError) -> str:
-    """What is wrong, and where, in one line of moderate length."""
+    """The error and its place, in one line of moderate length."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return f"is not YAML: {cut(' '.join(str(error).split()), 200)}"
     mark = error.problem_mark or error.context_mark

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 FEW = 10
-"""So many jobs are told one by one."""
+"""Most jobs that are reported one by one."""
 
 
 def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ def chosen(client: Client, jobs: Sequence[str], every: bool, names: Sequence[str
 
 
 def large_arrays(client: Client, jobs: Sequence[str], as_json: bool) -> tuple[list[int], list[str]]:
-    """Of the jobs named, arrays that are too large to be told job by job; and the others, as they are written."""
+    """Split the jobs named: arrays too large to be reported job by job, and the others as written."""
     arrays: list[int] = []
     rest: list[str] = []
     for word in jobs:
@@ -79,7 +79,7 @@ def do_to_arrays(
     said: Callable[[str], str],
     grace_s: float | None = None,
 ) -> None:
-    """Have it done to arrays as wholes, and tell."""
+    """Apply an action to whole arrays, and print what changed."""
     for array in arrays:
         changed = client.act_on_array(array, action, grace_s=grace_s)
         if not changed:
@@ -117,7 +117,7 @@ def report(jobs: Sequence[JobView], as_json: bool, done: Callable[[JobView], str
 
 
 def _so(job: JobView, text: str) -> str:
-    """What was done, or was so already."""
+    """Say what was done, or that it was so already."""
     return text if job["changed"] else f"{text} already"
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 UNTOLD = ("estimates", "boot_id", "start_ticks", "failure")
 """Fields of events that say nothing to people; --json has them."""
 GUESSES = ("unknown", "time_limit")
-"""Sources of estimates that are numbers to reckon with, and nothing that anybody knows."""
+"""Sources of estimates that are guesses of the scheduler, not known numbers."""
 
 
 @click.command()
@@ -112,7 +112,7 @@ def _seconds(name: str, value: float) -> str:
 
 
 def _told(data: Mapping[str, Any], at_s: float) -> str:
-    """What an event says, in short: a spec and its like are left out (--json has them)."""
+    """The data of an event in short form, without specs and the like (--json has them)."""
     parts = []
     guessed = data.get("estimate_from") in GUESSES
     for key, value in data.items():

@@ -121,7 +121,7 @@ def _line(a: Alternative, step: Step) -> str:
 
 
 def _generic(step: Step) -> str:
-    """What can be said of any policy's placement."""
+    """An explanation that holds for any policy's placement."""
     fits = [a for a in step.alternatives if a.fits_now or a.chosen]
     best = max(fits, key=lambda a: a.speed)
     chosen = next(a for a in step.alternatives if a.chosen)

@@ -321,7 +321,7 @@ def busy_gpus(node: NodeView) -> int:
 
 
 def troubles(status: StatusView) -> list[str]:
-    """What is wrong with the scheduler itself: a line each."""
+    """The scheduler's own problems: a line each."""
     found = [("policy", status["policy_problem"])]
     found += [
         (name, part["problem"] or ("" if part["ok"] else "not ok"))

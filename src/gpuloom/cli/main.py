@@ -75,7 +75,7 @@ ELSEWHERE = {
     "sim": "simulate",
     "generate": "trace generate",
 }
-"""What people type who know another scheduler."""
+"""Commands of other schedulers, and their names here."""
 
 
 @click.group(

@@ -245,7 +245,7 @@ def _ready(home: Path, pid: int) -> Ready:
 
 
 def ready_line(ready: Ready) -> str:
-    """What runs, where, on what."""
+    """The line printed when the scheduler is ready: version, URL, devices."""
     where = f"{ready['url']} (pid {ready['pid']}, home {ready['home']})"
     return plain(f"gpuloom {ready['version']} is up at {where}, {_devices(ready)}")
 
@@ -342,7 +342,7 @@ def _no_room(folder: Path) -> str:
 
 
 def _written(log: Path, start: int) -> str:
-    """What was written to a log from `start` on, the last 16 KiB of it."""
+    """The end of a log, written after `start`, at most 16 KiB."""
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - 16_384))

@@ -59,12 +59,12 @@ class Book:
         self._watch: list[Callable[[Iterable[Job]], None]] = []
 
     def watch(self, call: Callable[[Iterable[Job]], None]) -> None:
-        """Have `call` told of jobs that are new or have changed: first of all there are, then at each commit."""
+        """Call `call` with jobs that are new or changed: first with all, then at each commit."""
         call(self.jobs.values())
         self._watch.append(call)
 
     def stage(self, events: Iterable[Event]) -> Changes:
-        """What these events change. The book itself stays as it is.
+        """Compute what these events change. The book itself stays as it is.
 
         Raises:
             InvalidTransition: an event can't come in the job's phase; with the job's story.

@@ -40,7 +40,7 @@ def place_of(placement: Placement) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What shall differ from the snapshot. A job that is not named keeps what it has.
+    """The changes to make, relative to the snapshot. A job that is not named keeps what it has.
 
     run: jobs that shall run on these GPUs: a waiting job starts, a running one moves (and pays its restart), or, with
         another number of GPUs of the same model, some of which it has, is resized (and pays for that).

@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 def advice(number: int | None) -> str:
-    """What to do about it; '' where we know nothing that helps."""
+    """What to do about it; '' if nothing is known to help."""
     return _ADVICE.get(number or 0, "")
 
 

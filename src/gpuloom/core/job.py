@@ -26,7 +26,7 @@ class Phase(StrEnum):
     """GPUs are its own and its process is being started."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """It was told to end and has not ended yet."""
+    """It was told to stop and has not ended yet."""
     FROZEN = "frozen"
     """Its processes are stopped where they are; it waits for GPUs."""
     FINISHED = "finished"

@@ -68,7 +68,7 @@ class Profile:
 
     @property
     def key(self) -> tuple[str, int, int | None]:
-        """What tells profiles of one library apart."""
+        """The key of a profile within a library."""
         return self.model, self.gpus, self.batch_size
 
     @property
@@ -117,7 +117,7 @@ class Profiles:
         object.__setattr__(self, "_of_model", table)
 
     def find(self, model: str, gpus: int, batch_size: int | None = None) -> Profile | None:
-        """The profile to use for a model on so many GPUs.
+        """The profile to use for a model on this many GPUs.
 
         It is one of that number of GPUs, else of the nearest smaller one, else of the smallest. Among those the
         user's own come first, then one without batch size, then the smallest batch size.

@@ -90,7 +90,7 @@ class Scaling:
         return self.replica_gpus * self.max_replicas
 
     def allows(self, job: int, gpus: int) -> bool:
-        """Whether the job may run on so many GPUs."""
+        """Whether the job may run on this many GPUs."""
         replicas, rest = divmod(gpus, int(self.replica_gpus[job]))
         if rest or not self.min_replicas[job] <= replicas <= self.max_replicas[job]:
             return False

@@ -54,7 +54,7 @@ class Snapshot:
         self.cluster: Cluster = state.cluster
         self.now_s = 0.0
         self.may_preempt = True
-        """Between two scheduling intervals running jobs are left alone: only free GPUs are given away."""
+        """False between two scheduling intervals: running jobs stay, and only free GPUs are allocated."""
         self.arrived: Sequence[int] = ()
         self.finished: Sequence[int] = ()
         self.evicted: Sequence[int] = ()

@@ -16,12 +16,12 @@ from gpuloom.core.share_class import job_class
 
 
 class OnPreempt(StrEnum):
-    """What becomes of a job when others are to have its GPUs."""
+    """What happens to a job that is preempted."""
 
     CHECKPOINT = "checkpoint"
     """It is given notice, ends, and starts again later."""
     FREEZE = "freeze"
-    """It stops in place and goes on later."""
+    """It is frozen in place and goes on later."""
     NEVER = "never"
     """Nothing: once started it runs to its end."""
 
@@ -134,4 +134,4 @@ def spec_of(data: Mapping[str, Any]) -> Spec:
 
 
 DEFAULTS = Spec(("",))
-"""What stands in a spec that says no more than what is to be run."""
+"""The spec of a job that gives only its command: the defaults."""

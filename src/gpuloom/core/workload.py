@@ -58,7 +58,7 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
-    """What happened to each job where the trace was taken. For comparison alone: no simulation looks at it.
+    """What happened to each job where the trace was taken. For comparison only: no simulation uses it.
 
     start_s, end_s: its first start and its end, on the trace's clock. held_s: for how long it held its GPUs.
     starts: how often it was (re)started.

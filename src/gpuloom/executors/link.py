@@ -191,7 +191,7 @@ class Link:
                 return
 
     def _talk(self, connection: socket.socket, lines: LineBuffer) -> None:
-        """Until it hangs up. Raises where it breaks or says what is no message: a new connection tells all again."""
+        """Handle messages until the peer closes. Raises if the connection breaks or a message is malformed."""
         assert self._wake is not None  # noqa: S101 - made by `open`
         connection.setblocking(False)
         wake = self._wake[0]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MOST_BYTES = 10 * 2**20
-"""Of one file."""
+"""Largest size of one file."""
 KEPT = 3
 """Files beside the present one: NAME.1 is the newest of them."""
 
@@ -48,7 +48,7 @@ class Repeats:
         return True
 
     def due(self, now_s: float) -> list[str]:
-        """Lines that tell what was counted and whose time is over."""
+        """The lines that report repeats whose period is over."""
         if now_s < self._look_s and len(self._seen) <= MOST_SEEN:
             return []
         self._look_s = now_s + 1.0
@@ -67,7 +67,7 @@ class Repeats:
 
     @property
     def waits(self) -> bool:
-        """Whether something is counted that is not told yet."""
+        """Whether repeats were counted that are not reported yet."""
         return any(seen.more for seen in self._seen.values())
 
 
@@ -102,7 +102,7 @@ class OwnLog:
 
     @property
     def waits(self) -> bool:
-        """Whether something was counted that is not told yet."""
+        """Whether repeats were counted that are not reported yet."""
         return self._repeats.waits
 
     def _put(self, text: str) -> None:

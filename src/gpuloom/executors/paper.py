@@ -98,7 +98,7 @@ class PaperExecutor:
         released: bool = True,
         again: bool = False,
     ) -> None:
-        """The run ends; `again`: it has ended, and is told once more."""
+        """End the run; `again`: it has ended already, and its end is reported once more."""
         with self._lock:
             status = self.states[short(run)]
             if status.phase is RunPhase.EXITED and not again:

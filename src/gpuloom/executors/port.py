@@ -25,7 +25,7 @@ class ExecutorError(GpuloomError):
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What to run.
+    """A run to start.
 
     argv: program and arguments. cwd: working directory. env: its whole environment, to which the executor adds what
     the GPUs and gpuloom need (docs/howto/write-jobs.md). gpus: indices on the node. kind: 'gpu' or 'cpu' (slots).
@@ -75,7 +75,7 @@ class RunExit:
 
 
 def exit_of(data: Mapping[str, Any]) -> RunExit:
-    """An end as the runner tells it and writes it down."""
+    """The end of a run in the form that the runner reports and stores."""
     reason = data["reason"]
     cause = Cause(data.get("cause", ""))
     return RunExit(**{**data, "reason": EndReason(reason) if reason else None, "cause": cause})

@@ -27,7 +27,7 @@ class _Waiting:
     gpus: tuple[str, ...]
     since_s: float
     told: bool = False
-    """That something is left."""
+    """Whether something is left, and what."""
 
 
 class GpuCheck:

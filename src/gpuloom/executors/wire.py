@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERSION = 1
-"""Of the protocol. A runner of another version is not talked to."""
+"""Version of the protocol. A scheduler does not use a runner of another version."""
 EXIT_LOCKED = 3
 """The runner's exit code: another one works for this home."""
 EXIT_FAULT = 4
@@ -127,7 +127,7 @@ _MACHINES = frozenset((_E.ENOMEM, _E.EAGAIN, _E.EMFILE, _E.ENFILE))
 
 
 def blamed(error: OSError) -> Cause:
-    """Whose fault it is that a place which a job names can't be used."""
+    """The cause, if a path that a job names can't be used."""
     if error.errno in _JOBS_OWN:
         return Cause.JOB
     return Cause.EXECUTOR if error.errno in _MACHINES else Cause.PLACE
@@ -140,7 +140,7 @@ EXIT_FILE = "exit.json"
 STATE_FILE = "state.json"
 """Time spent frozen."""
 NOTICE_FILE = "notice"
-"""It was told to end: {reason, deadline_s}; deadline_s in seconds since the epoch."""
+"""Its notice: {reason, deadline_s}; deadline_s in seconds since the epoch."""
 PROGRESS_FILE = "progress.json"
 """What the job reports of itself."""
 LOG_FILE = "output.log"
@@ -155,7 +155,7 @@ LIVE = "live"
 
 
 MOST_BYTES = 1 << 24
-"""Of a file of a run, far above what it holds."""
+"""Largest size of a file of a run that is read, far above any real one."""
 
 
 def socket_address(home_fd: int) -> str:
@@ -226,7 +226,7 @@ class LineBuffer:
     def __init__(self) -> None:
         self._rest = bytearray()
         self._searched = 0
-        """So many of these bytes hold no end of a line."""
+        """Number of these bytes known to hold no end of a line."""
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
         """The messages that are complete with these bytes. Who takes some of them only finds the others at the next

@@ -118,7 +118,7 @@ def hand_in_facts(policy: Policy) -> None:
 
 
 def with_known_memory(cluster: Cluster) -> Cluster:
-    """The cluster, where nodes that don't tell their GPUs' memory have that of their GPU model.
+    """The cluster, with the memory of the GPU model for nodes whose GPU memory is not given.
 
     Where a name may mean several models, the largest memory is taken: no job is refused that might fit.
     """

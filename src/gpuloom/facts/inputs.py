@@ -18,7 +18,7 @@ from gpuloom.policies.base import Parameter, Policy
 from gpuloom.policies.registry import create_policy
 
 MOST_BYTES = 512 * 2**20
-"""Of a file that a parameter of a policy names, unpacked."""
+"""Largest size, unpacked, of a file that a policy parameter names."""
 
 
 def load_cluster(text: str) -> Cluster:

@@ -135,7 +135,7 @@ def add_profiles(path: Path, added: Sequence[Profile], *, replacing: bool = Fals
 
 
 def remove_profiles(path: Path, model: str, gpus: int | None = None) -> int:
-    """Take a model out of a library, or only its profiles of so many GPUs. Returns how many were taken out.
+    """Remove a model from a library, or only its profiles on this many GPUs. Returns how many were removed.
 
     Raises:
         InputError: there is none.

@@ -18,9 +18,9 @@ _SUFFIXES = {".gz", ".csv", ".tsv", ".txt", ".trace", ".parquet"}
 _TAR_MAGIC = slice(257, 262)
 
 MOST_BYTES = 8 * 2**30
-"""Of a file, unpacked."""
+"""Largest size of a file, unpacked."""
 DENSE_BYTES, MOST_TIMES = 2**30, 200
-"""Above so many bytes nothing may become so many times larger: traces become 3 to 30 times larger."""
+"""Above this many bytes, the limit on the ratio of unpacked to packed size (of traces: 3 to 30)."""
 
 
 def expand(paths: Sequence[Path | str]) -> list[tuple[Path | str, Path | None]]:

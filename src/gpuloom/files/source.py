@@ -41,7 +41,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The start of a file, by which formats are told apart (names of files are not looked at).
+    """The start of a file, by which its format is recognised (file names are not considered).
 
     `lines` are the first non-empty lines that are no comment ('#'), `header` the comma-separated words of
     the first of them.

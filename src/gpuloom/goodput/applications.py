@@ -36,7 +36,7 @@ EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 8
 MOST_LOCAL = {"yolov3": 8}
 """Largest local batch size, where it is not the largest measured one."""
 MOST_NODES = 16
-"""No measurement is on more nodes; placements on more count as if on so many."""
+"""Most nodes of any measurement; placements on more count as on this many."""
 
 Placement = tuple[int, ...]
 """GPUs on each node, all above 0."""

@@ -42,7 +42,7 @@ class Nodes:
         return self.count * self.gpus
 
     def packed(self, gpus: int) -> Placement:
-        """So many GPUs on as few nodes as hold them, full ones first."""
+        """A number of GPUs on as few nodes as possible, full ones first."""
         whole, rest = divmod(gpus, self.gpus)
         return (self.gpus,) * whole + ((rest,) if rest else ())
 

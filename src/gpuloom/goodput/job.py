@@ -57,7 +57,7 @@ def goodput(app: Application, placement: Placement, batch: Batch, epoch: int) ->
 
 
 Chooser = Callable[["Job"], Batch]
-"""The batch of a job on its present placement, chosen anew when it gets other GPUs and after each epoch."""
+"""The batch of a job on its present placement, chosen again when it gets other GPUs and after each epoch."""
 
 
 @dataclass(eq=False, slots=True)

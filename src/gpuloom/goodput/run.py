@@ -1,4 +1,4 @@
-"""Pollux' simulation: time in steps, at whose ends GPUs are given anew.
+"""Pollux' simulation: time in steps; GPUs are reallocated after each.
 
 Source: github.com/petuum/adaptdl, branch osdi21-artifact, `simulator/simulator.py`, with its default settings: 16
 nodes of 4 GPUs, steps of 60 s, no interference. In a step every job trains on what it holds; then jobs that were

@@ -38,7 +38,7 @@ _ROUNDS = 2
 _CHUNK = 4096
 _STEADY = 1e-3
 _MANY = 1024
-"""From so many groups on, arrays by way and step cost less than one array of all ways."""
+"""From this many groups on, arrays by way and step cost less than one array of all ways."""
 
 
 @dataclass(frozen=True, slots=True)

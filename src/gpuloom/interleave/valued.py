@@ -195,7 +195,7 @@ def share_nodes(tables: Sequence[SetTable], stacks: Stacks, nodes: int, gpus_per
             by_gpus.setdefault(tables[shape].gpus, []).append(shape)
     pools += [(shapes, -(-gpus // gpus_per_node)) for gpus, shapes in sorted(by_gpus.items())]
     unit = max(1, nodes // STEPS)
-    """Nodes are dealt in so many at once; if that would leave no room for the largest, one by one."""
+    """Nodes are dealt out in blocks of this size; one by one if that would leave no room for the largest."""
     if max([least for _, least in pools], default=0) > nodes // unit * unit:
         unit = 1
     units = nodes // unit

@@ -50,7 +50,7 @@ def examine(home: Home, store: Store) -> Examined:
 
 
 class StoreCheck:
-    """`gpuloom db check` as a process of the least urgency. told: called with what is wrong, or ''."""
+    """`gpuloom db check` as a process of the least urgency. told: called with the problem, or ''."""
 
     def __init__(self, db: Path, told: Callable[[str], None]) -> None:
         self.checked = Checked.PART

@@ -254,7 +254,7 @@ class Scheduler:
         return "; ".join(text for text in (self.stuck(), self.problems.get("policy", "")) if text)
 
     def stuck(self) -> str:
-        """That the policy does not come back from a decision; '' if it does. From any thread."""
+        """A message if the policy takes too long to decide; else ''. From any thread."""
         lasts_s = self.planning.deciding_s()
         if lasts_s < SLOW_PASS_S:
             return ""
@@ -407,7 +407,7 @@ class Scheduler:
         self.policy_record.begin()
 
     def set_node(self, name: str, state: str, reason: str) -> None:
-        """Open or close a machine to new jobs; 'draining' has the jobs on it make way as well."""
+        """Open or close a machine to new jobs; 'draining' also preempts the jobs on it."""
         node = self.book.nodes[name]
         changed = replace(node, state=state, reason=reason, since_s=self.clock.now())
         if (node.state, node.reason) != (state, reason):

@@ -126,5 +126,5 @@ class Service(Protocol):
         ...
 
     def stop(self, *, stop_jobs: bool) -> None:
-        """Ask the scheduler to end; with `stop_jobs` running jobs make way first, and go on when it is back."""
+        """Ask the scheduler to stop; with `stop_jobs` running jobs are preempted first, and go on when it is back."""
         ...

@@ -11,9 +11,9 @@ from types import TracebackType
 WITHIN_S = 3.5
 """A start that takes longer says what it is at: with the interpreter's own start, within 5 s of the command."""
 LONG_S = 2.0
-"""A later step is named once it takes so long."""
+"""A later step is named once it takes this long."""
 AGAIN_S = 15.0
-"""And says it again so often, as long as it is at the same."""
+"""And again at this interval while the step lasts."""
 
 
 class Step(Enum):
@@ -63,7 +63,7 @@ class Start:
             self._changed.notify_all()
 
     def done(self) -> None:
-        """It is over."""
+        """The start is complete."""
         with self._changed:
             self._done = True
             self._changed.notify_all()

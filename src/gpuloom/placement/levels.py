@@ -29,7 +29,7 @@ _WAITING = float(1 << 42)
 _MIDDLE = float(1 << 41)
 _TOLERANCE_S = 1e-9
 UNKNOWN = -1
-"""Level of a job whose level is to be told by its service: the limits have changed."""
+"""Marks a job whose level must be computed from its service, as the limits have changed."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class LevelMemory:
 
     @classmethod
     def of(cls, jobs: int) -> Self:
-        """Of so many jobs that are new."""
+        """The memory of a number of new jobs."""
         return cls(
             level=np.zeros(jobs, dtype=np.int16),
             since_s=np.zeros(jobs),
@@ -121,7 +121,7 @@ class LevelOrder:
             self._line_up(snapshot, job)
 
     def _resolve(self, snapshot: Snapshot) -> None:
-        """Levels that are to be told by the service."""
+        """Levels that must be computed from the service."""
         for job in np.flatnonzero(self._memory.level == UNKNOWN).tolist():
             served_s = snapshot.now_s - self._counting_from_s(snapshot, job)
             self._level[job] = bisect_right(self._limits, served_s * self._gpus[job])

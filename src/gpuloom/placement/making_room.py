@@ -67,7 +67,7 @@ class _Trial:
         return self.pools[pool]
 
     def free(self, pool: int, there: list[Entry], gpus: int) -> list[Entry]:
-        """Have jobs of the pool make room for so many GPUs, and take these; who they are, nobody if it takes more."""
+        """Stop jobs of the pool to free this many GPUs, and take these; the jobs stopped, none if it takes more."""
         one_node = gpus <= self.pools[pool].size
         freed = self._on_one_node(self.pools[pool], there, gpus) if one_node else self._on_many(pool, there, gpus)
         if freed:

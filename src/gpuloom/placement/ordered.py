@@ -33,7 +33,7 @@ _NOBODY: Entry = (-math.inf, -1)
 
 
 class Order(Protocol):
-    """Who goes first. Small keys first."""
+    """The order of jobs. Small keys first."""
 
     clock: int
     """1: a running job's key falls as time passes; 0: it stands still."""

@@ -22,7 +22,7 @@ WaitingKey = Callable[[Snapshot, int], float]
 
 
 class ShapeQueues:
-    """A cache: built anew from any snapshot, kept up to date by the events of each."""
+    """A cache: built from any snapshot, kept up to date by the events of each."""
 
     def __init__(self, snapshot: Snapshot, waiting_key: WaitingKey) -> None:
         self._key = waiting_key

@@ -22,7 +22,7 @@ from gpuloom.placement.shapes import shapes_of
 
 
 class PresentOrder(Protocol):
-    """Who goes first, small keys first, as of now."""
+    """The order of jobs now, small keys first."""
 
     def waiting_key(self, snapshot: Snapshot, job: int) -> float:
         """The key of a job that has just begun to wait; it stands still while the job waits."""

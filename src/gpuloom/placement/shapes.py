@@ -18,7 +18,7 @@ from gpuloom.placement.pool import pools_of
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """So many GPUs at once, in one of these pools (indices of GPU models of the cluster)."""
+    """A number of GPUs at once, in one of these pools (indices of GPU models of the cluster)."""
 
     gpus: int
     pools: tuple[int, ...]

@@ -82,17 +82,17 @@ class SharedPlacer:
     # -- room -----------------------------------------------------------------------------------------------
 
     def emptied(self, snapshot: Snapshot) -> Room:
-        """The cluster as if nobody ran."""
+        """The cluster as if no job ran."""
         if self._first_fit:
             return FirstFitRoom(FirstFit(self._cluster, snapshot.nodes_out))
         return PooledRoom(self.empty_pools(snapshot))
 
     def free(self, snapshot: Snapshot) -> Room:
-        """GPUs that nobody uses."""
+        """GPUs that no job uses."""
         return PooledRoom(pools_of(self._cluster, snapshot.idle_masks))
 
     def empty_pools(self, snapshot: Snapshot) -> list[Pool]:
-        """The pools of the nodes in service as if nobody ran; the caller's own."""
+        """The pools of the nodes in service as if no job ran; the caller's own."""
         if self._down != snapshot.nodes_out:
             self._down = snapshot.nodes_out
             self._empty = pools_of(

@@ -72,7 +72,7 @@ class Growing(Composed):
 
 
 class GpuAllocator:
-    """Who gets how many GPUs. A cache: values of sizes by curve and weight."""
+    """How many GPUs each job gets. A cache: values of sizes by curve and weight."""
 
     def __init__(self, values: dict[str, Any], snapshot: Snapshot, lending: Lending) -> None:
         self.lending = lending

@@ -318,7 +318,7 @@ class HlasPasses:
         return True
 
     def _swap(self, job: int, onto: int) -> bool:
-        """Start the job in the place of a running one that gains more on the free GPUs; False: nobody does."""
+        """Start the job in the place of a running one that gains more on the free GPUs; False: there is none."""
         pools, gpus = self._pools, self._gpus[job]
         free = [pool.free_gpus for pool in pools]
         movable = partial(self._movable, job, onto)

@@ -42,9 +42,9 @@ from gpuloom.policies.weaving import WEAVING, Weaving, group_times, smallest_mem
 Groups = list[tuple[Node, int]]
 """(jobs, shape)"""
 _MANY = 256
-"""From so many jobs on that leave a queue or join it, filtering and sorting it costs less than going job by job."""
+"""From this many jobs on that leave or join a queue, filtering and sorting it costs less than going job by job."""
 _TRIES = 4
-"""Times that groups are formed anew, fewer each time, when some find no place."""
+"""How often groups are formed again, fewer each time, when some find no place."""
 
 
 class Muri(Weaving):

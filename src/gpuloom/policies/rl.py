@@ -71,7 +71,7 @@ from gpuloom.policies.base import (
 
 REGROUP_JOBS = 20
 RECORD = 1000
-"""The last so many jobs form the groups."""
+"""The groups are formed from this many last jobs."""
 
 
 @dataclass(slots=True)

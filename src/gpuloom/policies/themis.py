@@ -68,7 +68,7 @@ class Memory:
 
     @classmethod
     def of(cls, jobs: int) -> Memory:
-        """Of so many jobs that are new."""
+        """The memory of a number of new jobs."""
         unknown = np.full(jobs, np.nan)
         return cls(unknown, unknown.copy(), np.zeros(jobs), np.zeros(jobs), np.zeros(jobs), np.zeros(jobs))
 

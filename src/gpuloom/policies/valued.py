@@ -263,7 +263,7 @@ class Planner:
         return jobs, np.exp(np.maximum(worth - worth.max(), -300.0)) * self._solo_s[jobs]
 
     def _all_anew(self, snapshot: Snapshot, jobs: Jobs, value: F8) -> tuple[list[Group], list[Placement]]:
-        """Step 3, as if nobody ran."""
+        """Step 3, as if no job ran."""
         rooms = self._placer.empty_pools(snapshot)
         groups: list[Group] = []
         places: list[Placement] = []

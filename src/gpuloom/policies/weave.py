@@ -55,7 +55,7 @@ DURATIONS = Parameter("durations", "unknown", one_of("unknown", "known"), "wheth
 
 
 class _Woven(Learning):
-    """Who runs, where and with whom, every job at one size."""
+    """Which jobs run, where and with which others, every job at one size."""
 
     id = "weave"
     traits = Traits("weave at one size", "nothing", Preemptive.YES, True, True, "gpuloom")

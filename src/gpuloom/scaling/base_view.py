@@ -131,7 +131,7 @@ class BaseView(Snapshot):
         return None
 
     def alone(self, job: int) -> bool:
-        """Whether a running job shares its GPUs with nobody."""
+        """Whether a running job has its GPUs to itself."""
         placement = self._base_placements.get(job)
         if placement is None:
             return True

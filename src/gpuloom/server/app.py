@@ -18,7 +18,7 @@ from gpuloom.server.routes import logs as log_routes
 from gpuloom.server.sse import Hub
 
 MOST_BYTES = 32 * 1024 * 1024
-"""Of one body: enough for 10,000 jobs with 3 KiB each."""
+"""Largest size of a body: enough for 10,000 jobs of 3 KiB each."""
 
 
 def make_app(

@@ -64,7 +64,7 @@ class Connections:
         return sum(map(len, self._strangers.values()))
 
     def enter(self, connection: Guarded, transport: asyncio.Transport) -> None:
-        """It is there. Others go where there are too many."""
+        """Add the connection; close others if there are too many."""
         if self.ending:
             transport.abort()
             return
@@ -86,7 +86,7 @@ class Connections:
         self._forget(connection)
 
     def leave(self, connection: Guarded) -> None:
-        """It is gone."""
+        """Remove the connection."""
         self._forget(connection)
         self._all.pop(connection, None)
 

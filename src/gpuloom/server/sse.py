@@ -226,7 +226,7 @@ class Hub:
         return follower, last
 
     def leave(self, follower: Follower) -> None:
-        """It follows no more. The thread goes when it next wakes and finds no followers."""
+        """Remove a follower. The thread ends when it next wakes and finds none."""
         self._followers.discard(follower)
         if follower in self._files:
             self._files.remove(follower)

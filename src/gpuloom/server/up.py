@@ -29,7 +29,7 @@ from gpuloom.store.home import Home, home_of
 log = logging.getLogger("gpuloom")
 
 PORT = 7411
-"""Where it listens unless told otherwise, or another program is there already."""
+"""The default port; a free one is taken if another program uses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class UpOptions:
 
 
 def run(options: UpOptions) -> int:
-    """Run a scheduler until it is told to end; the exit code."""
+    """Run a scheduler until it is told to stop; returns the exit code."""
     begin_log(options.log_level)
     ask_for_more()
     with Start(_to_stderr) as start:

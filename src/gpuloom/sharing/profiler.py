@@ -239,7 +239,7 @@ class Recording:
 
 
 def key_of(kernel: dict[str, Any]) -> Key:
-    """What tells kernels of a trace apart."""
+    """The key of a kernel in a trace."""
     return str(kernel.get("name")), tuple(kernel["args"]["grid"]), tuple(kernel["args"]["block"])
 
 

@@ -62,7 +62,7 @@ class KernelRecord:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells kernels apart at run time."""
+        """The key of a kernel at run time."""
         return self.name, self.grid, self.block, self.dynamic_shared_bytes
 
     def as_kernel(self) -> Kernel:

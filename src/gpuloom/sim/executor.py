@@ -17,7 +17,7 @@ from gpuloom.sim.result import Segments
 
 
 class SegmentLog:
-    """Who ran where and when, written down as it happens."""
+    """Records which job ran where and when, as it happens."""
 
     def __init__(self) -> None:
         self._since: dict[int, tuple[float, Placement]] = {}

@@ -10,7 +10,7 @@ from gpuloom.core.workload import F8, Workload
 from gpuloom.facts.profiles import shipped
 
 DEFAULT_S = 10.0
-"""For models that nothing is known of (the Muri artifact's default)."""
+"""For unknown models (the Muri artifact's default)."""
 
 
 @cache

@@ -21,7 +21,7 @@ OUTAGES = (Failure(0, 5000.0, 9000.0), Failure(1, 20_000.0, 30_000.0))
 
 
 class Rebuilt(Policy):
-    """Decides with a world that is built anew each time.
+    """Decides with a world that is rebuilt each time.
 
     Args:
         compact: the world holds only jobs that wait, run, or have just ended, under other numbers.

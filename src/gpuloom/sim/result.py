@@ -29,7 +29,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """Who ran where and when: one row per run of a job and node, in order of start."""
+    """Which job ran where and when: one row per run of a job and node, in order of start."""
 
     job: I4
     start_s: F8
@@ -87,7 +87,7 @@ class SimResult:
     segments: Segments | None
     node_names: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What to know before one trusts the figures."""
+    """What to know before trusting the figures."""
     saved: str | None = None
     """What the policy would keep of its memory for other workloads (`Policy.saved`)."""
 

@@ -34,7 +34,7 @@ class Task:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the tasks: a result, an error, or neither (never begun)."""
+    """The outcome of a task: a result, an error, or neither (never started)."""
 
     results: list[SimResult | None]
     errors: list[GpuloomError | None]

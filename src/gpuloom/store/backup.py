@@ -13,7 +13,7 @@ from gpuloom.store.connect import FILE_MODE
 from gpuloom.store.faults import store_error
 
 BESIDE = ("-wal", "-shm", "-journal")
-"""What SQLite may keep beside a database."""
+"""Suffixes of the files that SQLite may keep beside a database."""
 
 
 def copy_database(source: sqlite3.Connection, store: Path, target: Path, *, overwrite: bool) -> None:

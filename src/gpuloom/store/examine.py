@@ -23,9 +23,9 @@ ALL_EVENTS = 20_000
 TOLD_JOBS = 10_000
 """Of a larger log, at most this many jobs are replayed: those that were submitted first."""
 FILE_S = 2.0
-"""So long the file's pages and indexes may be looked at: about a gigabyte."""
+"""How long the file's pages and indexes may be checked: about a gigabyte."""
 _STEPS = 20_000
-"""Of SQLite's virtual machine, between two looks at the clock."""
+"""Steps of SQLite's virtual machine between two checks of the clock."""
 
 
 def check(reader: sqlite3.Connection, version: int) -> CheckReport:

@@ -16,7 +16,7 @@ READABLE = "until then `gpuloom ls`, `show`, `events`, `history export` and `db 
 
 
 def damaged_text(path: Path, report: CheckReport) -> str:
-    """What is said of a store with findings."""
+    """The message about a store with findings."""
     first, more = report.findings[0], len(report.findings) - 1
     others = f" (and {more} more)" if more else ""
     return f"{path}: the store is damaged: {first.detail}{others}; {RESTORE}"
@@ -97,7 +97,7 @@ def _full(path: Path) -> bool:
 
 
 class _Lacks(StrEnum):
-    """What a disk has none left of."""
+    """What a disk has run out of."""
 
     NOTHING = ""
     SPACE = "no space is left"
@@ -115,7 +115,7 @@ def _lacking(folder: Path) -> _Lacks:
 
 
 def no_room(folder: Path) -> str:
-    """That nothing new can be written there; '' if it can, or if nobody knows."""
+    """A message if nothing can be written there; '' if it can, or if that is unknown."""
     return _lacking(folder).value
 
 

@@ -70,7 +70,7 @@ class JobQuery:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a user (or a day, or a name) used."""
+    """Usage of one user, day or job name."""
 
     key: str
     jobs: int

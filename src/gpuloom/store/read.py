@@ -14,7 +14,7 @@ from gpuloom.store import queries, rows
 from gpuloom.store.usage import STRETCH_EVENTS, Stretch, UsageRun, held
 
 MALFORMED = (ValueError, TypeError, LookupError)
-"""What making records raises of rows that no gpuloom wrote."""
+"""Errors raised when rows are malformed."""
 
 LOST_SPEC = Spec(("(lost)",), name="(lost)")
 

@@ -75,7 +75,7 @@ def replay(events: Iterable[Event], findings: Findings, *, whole: bool = True) -
 
 
 def compare(told: Records, kept: Records, findings: Findings) -> None:
-    """Where the records kept are not those that the log tells."""
+    """Compare the stored records with those that follow from the log."""
     _compare("spec", told.specs, kept.specs, findings)
     _compare("job", told.jobs, kept.jobs, findings)
     _compare(

@@ -45,7 +45,7 @@ PLAN = (
 
 @dataclass(slots=True)
 class Story:
-    """What has happened so far.
+    """The state of the demo, built from events.
 
     Attributes:
         began_s: when the first job was submitted. spans: (slot, from, to or None, job) of every attempt.

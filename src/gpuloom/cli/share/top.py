@@ -117,7 +117,7 @@ def rows_of(now: shm.Shared, before: shm.Shared | None) -> list[dict[str, Any]]:
 
 
 def state_of(program: shm.Program) -> str:
-    """What it is doing, in a word or two."""
+    """The state of a program in a word or two."""
     if program.held_as is not None:
         return f"held: {reason_name(program.held_as)}"
     if program.klass == "high":

@@ -241,7 +241,7 @@ class Cgroups:
                 os.rmdir(base)
 
     def limits(self) -> dict[str, str]:
-        """What is enforced, and how."""
+        """The limits that are enforced, and how."""
         how = f"cgroup v{self.version}"
         missing = self.why or f"{how} without this controller"
         watched = "watched: the memory of its processes is added up twice a second"

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 LEFT_GRACE_S = 2.0
-"""What a leading process leaves behind is given this long after SIGTERM."""
+"""Time between SIGTERM and SIGKILL for processes that a leading process leaves behind."""
 UNKILLABLE_S = 10.0
-"""After so long of SIGKILL the run is reported as ended, with what is left of it named."""
+"""This long after SIGKILL the run is reported as ended, and the processes that are left are named."""
 KILL_AGAIN_S = 0.1
 
 

@@ -47,7 +47,7 @@ class Hub:
         self._loop, self._listener, self._answer, self._left = loop, listener, answer, left
         self.clients: dict[int, Client] = {}
         self._later: list[Mapping[str, Any]] | None = None
-        """What is to be told once the reply is out; None while nothing is answered."""
+        """Messages to send after the reply; None while no request is being answered."""
         loop.add(listener.fileno(), lambda _: self._accept(), "accepting a scheduler's connection")
 
     def tell(self, message: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FREEZE_TIMEOUT_S = 0.25
 ROUNDS = 20
 _NOT_NOTED: Mapping[str, Any] = {"argv": (), "cwd": "/", "env": {}, "cpus": None}
-"""Of a request: what nobody needs any more once the run has been started."""
+"""Fields of a request that are not needed once the run has been started."""
 STOP_SIGNAL, CONT_SIGNAL, KILL_SIGNAL, TERM_SIGNAL = 19, 18, 9, 15
 
 
@@ -60,7 +60,7 @@ class RunningJob:
         self.frozen_s = 0.0
         self.frozen_since: float | None = None
         self.reason = ""
-        """An `EndReason`, or what `stop` was given; '' if nobody ended it."""
+        """An `EndReason`, or the reason given to `stop`; '' if it ended by itself."""
         self.cause = Cause.NONE
         self.message = ""
         self.deadline: float | None = None

@@ -67,7 +67,7 @@ class Loop:
         heapq.heappush(self._timers, (when, self._count, action, what))
 
     def after(self, seconds: float, action: Callable[[], None], what: str = "its work") -> None:
-        """Do it once, so many seconds from now."""
+        """Call it once, after this many seconds."""
         self.at(time.monotonic() + seconds, action, what)
 
     def soon(self, action: Callable[[], None], what: str = "its work") -> None:

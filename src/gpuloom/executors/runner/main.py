@@ -50,7 +50,7 @@ def main(home: str, home_id: str, mode: str, scheduler: str, files: str) -> int:
 
 
 def _begun(home: str, home_id: str, files: int) -> Keeper | None:
-    """All that can fail for want of something, done before anybody is told that a runner is there; None: one is.
+    """Acquire everything that a runner needs, before it is announced; None: another runner is there.
 
     Raises:
         OSError: it can't be done.

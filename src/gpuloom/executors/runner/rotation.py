@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BULK_ROUNDS, LAST_ROUNDS = 3, 8
 """How often copying goes on with what was written meanwhile, before readers are told, and after."""
 TRIES = 8
-"""How often copying begins anew because the log has outgrown the copy: a slow disk, a job that writes fast."""
+"""How often copying starts again because the log has outgrown the copy: a slow disk, a job that writes fast."""
 SLACK = 1 << 20
 """Bytes, or an eighth of the limit if that is more, by which a rotated file may be larger than the limit."""
 LONGEST_PAUSE_S = 0.2

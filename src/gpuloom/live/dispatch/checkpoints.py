@@ -14,7 +14,7 @@ from gpuloom.live.dispatch.saved import checkpoint_written_s
 log = logging.getLogger("gpuloom.scheduler")
 
 LOOK_S = 10.0
-"""So long the end of a run waits for a look at its checkpoint."""
+"""How long the end of a run waits for the check of its checkpoint."""
 
 Take = Callable[[RunStatus, float | None], None]
 

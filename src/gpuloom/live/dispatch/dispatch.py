@@ -32,13 +32,13 @@ from gpuloom.live.records.work import WorkDone
 from gpuloom.sharing.start import NO_SHARING, Ability
 
 FREEZE_S = 5.0
-"""Time for a job to freeze; one that has not is told to end."""
+"""Time for a job to freeze; a job that has not frozen by then is stopped."""
 
 IDENTITY_BYTES = 4
 """Of what makes the name of a run unlike that of any other with its number."""
 
 RETRY_S = 1.0
-"""After the store or the executor failed, when to try again."""
+"""Time of the next try after the store or the executor failed."""
 
 
 class Dispatch:
@@ -73,7 +73,7 @@ class Dispatch:
         self.problem = ""
         """What the executor said when it could not be told something last; '' once it could."""
         self._to_tell: list[Callable[[], None]] = []
-        """What the executor could not be told yet."""
+        """Commands that have not reached the executor yet."""
         self.retry_s = math.inf
 
     def directory_of(self, run: str) -> Path:

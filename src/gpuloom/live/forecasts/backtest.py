@@ -28,7 +28,7 @@ SAMPLE = 200
 """Submissions that are looked at, if there are more."""
 PAGE = 5000
 AT_ONCE_S = 2.0
-"""Who starts within this time of its submission does not wait."""
+"""A job that starts within this time of its submission counts as not waiting."""
 WORST_FIRST = (
     Source.UNKNOWN,
     Source.TIME_LIMIT,
@@ -146,7 +146,7 @@ def _middle(values: Sequence[float]) -> float | None:
 
 
 class Past:
-    """A scheduler's world at a moment, told from its log up to then."""
+    """A scheduler's world at a moment, rebuilt from its log up to then."""
 
     def __init__(self, policy: str, interval_s: float) -> None:
         self.full, self.now_s = Book(), 0.0

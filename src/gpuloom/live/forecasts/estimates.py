@@ -32,8 +32,8 @@ SAMPLE = 20
 REMEMBER = 60
 """Runs of a name that are looked through for those."""
 ENOUGH = 3
-"""So many ended members of an array say more of the others than runs before the array; so many estimates of a user are
-a record."""
+"""From this many ended members on, an array predicts its others better than runs before it; this many estimates make a
+user's record."""
 MOST_NAMES = 10_000
 """Names that are remembered; the store has all."""
 LEAST_S, MOST_S = 0.001, 1e9

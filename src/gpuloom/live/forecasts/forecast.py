@@ -36,16 +36,16 @@ from gpuloom.sim.forward import Forecast, forward
 Rows = NDArray[np.intp]
 
 RUNS = 9
-"""Of nine runs the first and the last stand for the tenth and the ninetieth of a hundred."""
+"""Number of simulated cases: the first and last of nine stand for the 10th and 90th percentile."""
 FEW = 200
-"""So many that wait are simulated one by one."""
+"""Longest queue that is simulated job by job."""
 FIRST_EVENTS, NEXT = 1000, 60
 """Of a longer queue: events that are simulated to see whether the job starts early; jobs that are then looked at behind
 those that started."""
 IN_ORDER = 0.75
-"""A queue is worked off in order if so many of the jobs that start first are among the first."""
+"""A queue counts as worked off in order if this share of the jobs that start first are at its head."""
 PART = 150
-"""So many stand for a longer queue."""
+"""Size of the sample that stands for a longer queue."""
 MOST_EVENTS = 20_000
 """Of one run."""
 TOGETHER = 0.3

@@ -21,7 +21,7 @@ from gpuloom.live.forecasts.estimates import LEAST_S, MOST_S, Estimate, Source
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 """Quantiles of a range, and of the number within it."""
 MANY = 10
-"""So many runs say themselves how they spread."""
+"""From this many runs on, their own spread is used."""
 _SPREAD, _AS_GOOD_AS = 0.25, 2
 _LATE = 0.05
 """Of what was known, to begin with: how late a job is taken to be that has just become late."""
@@ -62,8 +62,7 @@ class Left:
         return self.known and (self.overrun_s > 0.0 or bool(self.runs))
 
     def at(self, quantile: float) -> float:
-        """So much or less is left in that part of all cases. Of a job of which nothing is known: what scheduling
-        reckons with."""
+        """The remaining time at a quantile. For a job of unknown running time: the guess that scheduling uses."""
         if self.overrun_s > 0.0:
             left = (self.overrun_s + _LATE * self.known_s) * quantile / (1.0 - quantile)
         elif self.runs:

@@ -14,7 +14,7 @@ from gpuloom.live.forecasts.left import HIGH, LOW, Left
 from gpuloom.live.forecasts.preview import Preview
 
 FEW = 3
-"""So many jobs are named; of more the first ones are."""
+"""Most jobs that are named; of more, the first."""
 HOWS = {
     Source.GIVEN: "its user's estimate",
     Source.PROGRESS: "its own report of progress",

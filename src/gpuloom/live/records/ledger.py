@@ -48,7 +48,7 @@ class Ledger:
         submissions: Sequence[Submission] = (),
         environments: Mapping[int, Mapping[str, str]] = NO_ENVIRONMENTS,
     ) -> list[Event]:
-        """Give the drafts numbers and a time, write them down, make them true, tell who waits for events.
+        """Number and date the drafts, store them, apply them to the book, and wake those who wait for events.
 
         environments: by place of a draft that brings a spec, the values of its environment variables.
 

@@ -63,16 +63,16 @@ def _dependencies(value: object) -> object:
 
 
 LONGEST_S = 1e9
-"""Of any time in a spec: thirty years."""
+"""Longest time in a spec: thirty years."""
 SHORTEST_S = 0.001
 MOST_MIB = 2**30
-"""Of memory: a pebibyte."""
+"""Most memory in a spec: a pebibyte."""
 MOST_CPUS = 100_000
 LEAST_CPUS = 0.01
 MOST_BYTES = 2**20
-"""Of a command and an environment together; the system takes little more."""
+"""Most characters of a command and its environment together; the system accepts little more."""
 LONGEST_WORD = 2**17 - 1
-"""Bytes of a word of the command, or of a variable with its value: the system's own limit."""
+"""Most bytes of a word of the command, or of a variable with its value: the system's own limit."""
 MOST_AFTER = 1_000
 """Jobs that one waits for."""
 JOB_NUMBER_MAX = 2**53

@@ -331,7 +331,7 @@ class _Walk:
                 self.live.tell(lambda: call(job) if action == "why" else call([job]))
 
     def all_end(self) -> None:
-        """With everything in service and nobody who comes, all jobs end."""
+        """With everything in service and no further job, all jobs end."""
         live = self.live
         live.gpus(dict.fromkeys(range(len(FLEET)), "ok"))
         with suppress(GpuloomError):

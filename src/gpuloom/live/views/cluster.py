@@ -37,7 +37,7 @@ Holders = Mapping[tuple[str, int], Sequence[int]]
 
 
 def holders(attempts: Iterable[Attempt]) -> Holders:
-    """Who holds which GPUs."""
+    """The jobs on each GPU."""
     found: dict[tuple[str, int], list[int]] = {}
     for attempt in attempts:
         for name, gpus in attempt.allocation:

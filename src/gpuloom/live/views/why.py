@@ -27,9 +27,9 @@ from gpuloom.live.views.jobs import ends_in
 log = logging.getLogger("gpuloom.scheduler")
 
 FRESH_S = 2.0
-"""So long a forecast serves others who ask, if nothing happens."""
+"""How long a forecast is reused if nothing happens."""
 KEPT = 2
-"""Of so many moments or priorities what was made ready is kept: it may be large."""
+"""Number of moments or priorities whose prepared state is kept: it may be large."""
 
 
 @dataclass(frozen=True, slots=True)
