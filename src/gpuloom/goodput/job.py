@@ -30,7 +30,7 @@ class Batch:
         return gpus * self.local * (self.accumulated + 1)
 
 
-def split(app: Application, batch_size: int, gpus: int, *, accumulate_alone: bool | None = None) -> Batch:
+def split(app: Application, batch_size: float, gpus: int, *, accumulate_alone: bool | None = None) -> Batch:
     """A batch of about `batch_size` on so many GPUs, in as few passes as the local batch allows.
 
     Args:

@@ -70,6 +70,7 @@ class Goodputs:
         key = app.name, gpus
         if key not in self._batches:
             least = max(app.least_batch, app.least_local * gpus)
+            totals: list[float]
             if app.name in FIXED_BATCH:
                 totals = [FIXED_BATCH[app.name]] if gpus == 1 else []
             else:
