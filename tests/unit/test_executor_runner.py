@@ -26,7 +26,7 @@ from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
 from gpuloom.executors import procs, verify, wire
 from gpuloom.executors.local import LocalExecutor
-from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.port import Cause, ExecutorError, RunExit, RunPhase, RunRequest, RunStatus
 from gpuloom.executors.runner import launch
 from gpuloom.executors.runner.hub import Hub
 from gpuloom.executors.runner.life import RunningJob
@@ -340,6 +340,43 @@ class TestExecutor:
             executor = LocalExecutor(tmp_path, cgroups="off")
             executor.open(told.append, patience_s=10.0)
             assert [status.phase for status in told] == [RunPhase.EXITED]
+            executor.close()
+            thread.join(timeout=10)
+            assert not thread.is_alive()
+
+    def test_a_start_that_the_runner_can_not_handle_has_not_begun(self, tmp_path: Path) -> None:
+        """It says `failed`: the job goes back to the queue, instead of starting for ever."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(tmp_path / "runner.sock"))
+            listener.listen()
+
+            def answer() -> None:
+                connection, _ = listener.accept()
+                lines = wire.LineBuffer()
+                replies = {
+                    "hello": {"version": wire.VERSION, "pid": 5, "limits": {}},
+                    "runs": {"runs": []},
+                    "start": {"failed": "KeyError('cwd')"},
+                }
+                with connection, suppress(ConnectionError):
+                    while data := connection.recv(65536):
+                        for message in lines.feed(data):
+                            connection.sendall(wire.encode({"re": message.get("id", 0), **replies[message["op"]]}))
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            told: list[RunStatus] = []
+            executor = LocalExecutor(tmp_path, cgroups="off")
+            executor.open(told.append, patience_s=10.0)
+            directory = str(tmp_path / "runs" / "1.1")
+            executor.start(RunRequest("1.1", ("true",), "/", {}, (0,), (), directory, kind="cpu"))
+            until(lambda: told)
+            (status,) = told
+            assert (status.run, status.phase) == ("1.1", RunPhase.EXITED)
+            assert status.exit is not None
+            assert (status.exit.reason, status.exit.cause) == (EndReason.NOT_STARTED, Cause.EXECUTOR)
+            assert status.exit.message == "the runner can't start the job: KeyError('cwd')"
+            assert "KeyError" in executor.healthy()
             executor.close()
             thread.join(timeout=10)
             assert not thread.is_alive()

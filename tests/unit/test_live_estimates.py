@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,6 +122,29 @@ def test_what_the_store_knows_is_asked_for_once_a_name() -> None:
     assert (found.source, found.runs, asked) == (Source.EARLIER_RUNS, (100.0, 102.0), [("ann", "sleep")])
     estimates.copy().finished(SLEEP, 1.0)
     assert estimates.of(SLEEP, given_s=None, time_limit_s=None).runs == (100.0, 102.0), "a copy is another's"
+
+
+def test_while_the_store_is_asked_others_go_on_and_a_run_that_ends_counts_once() -> None:
+    spec = Spec(("sleep", "100"), name="sleep")
+    stored = [EndedRun(1, 100.0, None, spec)]
+    answers: list[Estimates] = []
+
+    def earlier(user: str, name: str, limit: int) -> Sequence[EndedRun]:
+        found = list(stored)
+        if len(stored) == 1:  # another thread says meanwhile that one has ended: first to the store, then here
+            stored.append(EndedRun(1, 300.0, None, spec))
+            other = threading.Thread(target=estimates.finished, args=(SLEEP, 300.0))
+            other.start()
+            other.join(10.0)
+            assert not other.is_alive(), "nobody waits for the store's answer"
+        answers.append(estimates)
+        return found
+
+    estimates = Estimates(earlier)
+    assert estimates.of(SLEEP, given_s=None, time_limit_s=None).runs == (100.0, 300.0)
+    assert len(answers) == 2
+    estimates.finished(SLEEP, 200.0)
+    assert estimates.of(SLEEP, given_s=None, time_limit_s=None).runs == (100.0, 200.0, 300.0)
 
 
 # -- what is left -----------------------------------------------------------------------------------------------------

@@ -197,14 +197,14 @@ def test_what_a_start_did_not_look_at_is_checked_beside_it(path: Path, monkeypat
     LiveScheduler(home_of(path.parent), slots=2, executor=FakeExecutor()).close_unstarted()
     check = StoreCheck(path, told.append)
     check.start()
-    check._thread.join(60.0)
+    assert check._worker.end(60.0)
     assert check.checked is Checked.DAMAGED
     assert "message is 'x' in the table" in told[0]
     assert "gpuloom db restore" in told[0]
     sql(f"UPDATE jobs SET message = '' WHERE id = {ENDED}")(path)
     again = StoreCheck(path, told.append)
     again.start()
-    again._thread.join(60.0)
+    assert again._worker.end(60.0)
     assert again.checked is Checked.WHOLE
     assert len(told) == 1
 

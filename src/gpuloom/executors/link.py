@@ -50,10 +50,12 @@ Answer = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A message without an answer yet. answer: called with it, in the link's thread."""
+    """A message without an answer yet. answer, failed: called with it, or with why there is none, in the link's
+    thread."""
 
     message: Mapping[str, Any]
     answer: Answer | None
+    failed: Callable[[str], None] | None
 
 
 class Link:
@@ -119,13 +121,15 @@ class Link:
                 end.close()
             self._wake = None
 
-    def ask(self, op: str, answer: Answer | None = None, **what: Any) -> None:
+    def ask(
+        self, op: str, answer: Answer | None = None, failed: Callable[[str], None] | None = None, **what: Any
+    ) -> None:
         """Ask for something to be done, now or as soon as a runner answers. Never waits."""
         with self._lock:
             if self._closed.is_set():
                 raise ExecutorError("the executor is closed")
             self._number += 1
-            asked = _Asked({"id": self._number, "op": op, **what}, answer)
+            asked = _Asked({"id": self._number, "op": op, **what}, answer, failed)
             self._pending[self._number] = asked
             self._outgoing.append(encode(asked.message))
         self._stir()
@@ -234,6 +238,8 @@ class Link:
             asked = self._pending.pop(message["re"], None)
         if "failed" in message:
             self._problem = f"the runner can't do what it was asked to: {message['failed']} (see {RUNNER_LOG})"
+            if asked is not None and asked.failed is not None:
+                asked.failed(str(message["failed"]))
         elif asked is not None and asked.answer is not None:
             asked.answer(message)
 

@@ -7,8 +7,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ class LocalExecutor:
         )
         with self._lock:
             self._asked.add(request.run)
-        self._link.ask("start", request=what.to_json())
+        self._link.ask("start", failed=partial(self._start_failed, request.run), request=what.to_json())
 
     def stop(self, run: str, *, reason: EndReason, grace_s: float) -> None:
         """See the port."""
@@ -174,17 +175,26 @@ class LocalExecutor:
         self._trouble = self._link.hello.get("trouble", "")
         with self._lock:
             asked = set(self._asked)
+        self._settle(asked, "the runner was stopped before it could start the job")
+
+    def _start_failed(self, run: str, why: str) -> None:
+        """The runner could not handle the request: has the run begun all the same?"""
+        self._settle({run}, f"the runner can't start the job: {why}")
+
+    def _settle(self, asked: Collection[str], why: str) -> None:
+        """What the runner knows comes as news; and of those that it was asked for and does not know, why they were not
+        begun."""
 
         def caught_up(reply: dict[str, Any]) -> None:
             known = _told(reply)
             for status, gpus in known:
                 self._news(status, gpus)
-            for run in sorted(asked - {status.run for status, _ in known}):
+            for run in sorted(set(asked) - {status.run for status, _ in known}):
                 with self._lock:
                     last = self._last.get(run)
                     forgotten = run not in self._asked
                 if not forgotten and (last is None or last.exit is None):
-                    self._news(_unknown(run, begun=last is not None and last.phase is not RunPhase.STARTING), ())
+                    self._news(_unknown(run, why, begun=last is not None and last.phase is not RunPhase.STARTING), ())
 
         with suppress(ExecutorError):  # closed: nobody wants to know
             self._link.ask("runs", caught_up)
@@ -214,13 +224,13 @@ def _told(reply: Mapping[str, Any]) -> list[tuple[RunStatus, Sequence[str]]]:
     return [(status_of(entry), entry["gpu_uuids"]) for entry in reply["runs"]]
 
 
-def _unknown(run: str, *, begun: bool) -> RunStatus:
-    """The end of a run of which a new runner finds nothing: none runs before its files are written."""
+def _unknown(run: str, why: str, *, begun: bool) -> RunStatus:
+    """The end of a run of which the runner finds nothing: none runs before its files are written. why: it was
+    not begun."""
     if begun:
         how = RunExit(None, None, EndReason.LOST, "its files are gone: how it ended is unknown", time.time())
     else:
-        text = "the runner was stopped before it could start the job"
-        how = RunExit(None, None, EndReason.NOT_STARTED, text, time.time(), cause=Cause.EXECUTOR)
+        how = RunExit(None, None, EndReason.NOT_STARTED, why, time.time(), cause=Cause.EXECUTOR)
     return RunStatus(run, RunPhase.EXITED, exit=how)
 
 

@@ -16,10 +16,13 @@ from pathlib import Path
 from gpuloom.store.faults import READABLE, damaged_text
 from gpuloom.store.home import Home
 from gpuloom.store.port import CheckReport, Examined, Finding, Store, StoreDamagedError
+from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom")
 
 LEAST_URGENT = 19
+CLOSE_S = 10.0
+"""So long the end of a check that was killed is waited for."""
 
 
 class Checked(StrEnum):
@@ -58,10 +61,10 @@ class StoreCheck:
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="store-check", daemon=True)
+        self._worker = Worker("store-check", self._run, told)
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def close(self) -> None:
         """End it, if it is still under way."""
@@ -69,8 +72,7 @@ class StoreCheck:
             self._closed = True
             if self._process is not None and self._process.poll() is None:
                 self._process.kill()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._worker.end(CLOSE_S)
 
     def _run(self) -> None:
         program = "from gpuloom.cli.main import main; main()"

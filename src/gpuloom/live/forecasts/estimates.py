@@ -34,6 +34,8 @@ REMEMBER = 60
 ENOUGH = 3
 """From this many ended members on, an array predicts its others better than runs before it; this many estimates make a
 user's record."""
+ASKS = 5
+"""While runs end, the store is asked up to this many times; after that its last answer is used and not remembered."""
 MOST_NAMES = 10_000
 """Names that are remembered; the store has all."""
 LEAST_S, MOST_S = 0.001, 1e9
@@ -126,8 +128,9 @@ class Estimates:
     def __init__(self, earlier: Earlier) -> None:
         self._earlier = earlier
         self._runs: OrderedDict[tuple[str, str], tuple[_Past, ...]] = OrderedDict()
+        self._ended = 0
+        """Runs that ended so far: while one does, what the store is being asked for may lack it or have it already."""
         self._lock = threading.Lock()
-        """A run that ends while another thread asks the store for those before it is not forgotten."""
 
     def copy(self) -> Estimates:
         """What is known now, for another thread."""
@@ -139,6 +142,7 @@ class Estimates:
     def finished(self, like: Like, work_s: float, *, given_s: float | None = None) -> None:
         """A job finished well. given_s: what its user had estimated."""
         with self._lock:
+            self._ended += 1
             for key in ((like.user, like.name), (like.user, "")):
                 if (runs := self._runs.get(key)) is not None:
                     self._runs[key] = (*runs, _Past(_bounded(work_s), like, _number(given_s)))[-REMEMBER:]
@@ -164,12 +168,15 @@ class Estimates:
         return Estimate(_usual(others) if others else DEFAULT_S, source)
 
     def _of(self, key: tuple[str, str]) -> tuple[_Past, ...]:
-        with self._lock:
-            runs = self._runs.get(key)
-            if runs is not None:
-                self._runs.move_to_end(key)
-                return runs
-            runs = tuple(
+        runs: tuple[_Past, ...] = ()
+        for _ in range(ASKS):
+            with self._lock:
+                known = self._runs.get(key)
+                if known is not None:
+                    self._runs.move_to_end(key)
+                    return known
+                ended = self._ended
+            runs = tuple(  # without the lock: the store may be slow to answer
                 [
                     _Past(
                         _bounded(run.work_s),
@@ -179,10 +186,13 @@ class Estimates:
                     for run in self._earlier(*key, REMEMBER)
                 ]
             )
-            if len(self._runs) >= MOST_NAMES:
-                self._runs.popitem(last=False)
-            self._runs[key] = runs
-            return runs
+            with self._lock:
+                if ended == self._ended and key not in self._runs:
+                    if len(self._runs) >= MOST_NAMES:
+                        self._runs.popitem(last=False)
+                    self._runs[key] = runs
+                    return runs
+        return runs
 
 
 def _alike(like: Like, named: Sequence[_Past]) -> tuple[Source, list[_Past]]:

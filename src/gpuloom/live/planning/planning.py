@@ -201,10 +201,10 @@ class Planning:
     def copy(self) -> Planning:
         """All that a forecast goes by, as it is now, for another thread: nothing of it changes any more.
 
-        Of the policy only `twin`s may be asked.
+        Its policy is a twin of the one that decides, which no other thread may ask.
         """
         twin = copy(self)
-        twin.scene = scene = self.scene.copy()
+        twin.scene = scene = self.scene.copy(self.policy.twin())
         twin.book, twin.work, twin.estimates, twin.claims = scene.book, scene.work, scene.estimates, scene.claims
         twin.worlds, twin.candidates = self.worlds.copy(scene), self.candidates.copy(scene)
         twin.yielding, twin.reasons = set(self.yielding), {}

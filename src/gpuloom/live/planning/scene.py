@@ -42,6 +42,6 @@ class Scene:
         """Expected work left of a job that waits, seconds."""
         return left_s(self.estimate(job).total_s, job.work_s)
 
-    def copy(self) -> Scene:
-        """The same, for another thread: nothing of it changes any more. The policy is not copied."""
-        return Scene(self.book.copy(), deepcopy(self.work), self.estimates.copy(), self.claims.copy(), self.policy)
+    def copy(self, policy: Policy) -> Scene:
+        """The same with this policy, for another thread: nothing of it changes any more."""
+        return Scene(self.book.copy(), deepcopy(self.work), self.estimates.copy(), self.claims.copy(), policy)
