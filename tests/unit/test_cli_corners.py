@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fake_service import FakeService
 from gpuloom.cli import events, watch
 from gpuloom.cli.demo import jobs as demo_jobs
 from gpuloom.cli.demo.jobs import Planned, Story
@@ -24,11 +25,13 @@ from gpuloom.core.errors import InputError
 from gpuloom.server.problems import pointer
 
 
-def test_memory_is_shown_as_used_of_all() -> None:
+def test_memory_is_shown_as_used_of_all(tmp_path: Path) -> None:
     seen = {"memory_used_mib": 512, "memory_mib": 2048}
+    (machine,) = FakeService(tmp_path).nodes()
+    slot = machine["gpus"][0]
     (gpu,) = (column for column in GPU_COLUMNS if column.title == "GiB")
     (node,) = (column for column in NODE_COLUMNS if column.title == "GiB")
-    assert (gpu.cell(({}, seen)), node.cell(seen)) == ("0.5/2.0", "0.5/2.0")
+    assert (gpu.cell((machine, {**slot, **seen})), node.cell({**machine, **seen})) == ("0.5/2.0", "0.5/2.0")
 
 
 def test_only_jobs_of_a_written_history_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,16 +69,13 @@ def test_a_pointer_names_fields_and_nothing_of_how_they_were_checked() -> None:
     assert pointer(["array", "function-before[x]", 3]) == "/array/3"
 
 
-def test_the_head_says_why_a_node_is_not_up() -> None:
-    well = {"ok": True, "problem": ""}
-    status: Any = {"version": "1", "policy": "fifo", "policy_problem": "", "now_s": 9.0, "started_s": 1.0, "jobs": {}}
-    status |= {"store": well, "executor": well, "monitor": well}
-    node: Any = {"name": "node0", "state": "drained", "reason": "a fan", "gpus": [], "kind": "gpu", "cpus": 8}
-    node |= {"cpu_percent": None, "memory_used_mib": None, "memory_mib": None, "load": None}
-    found: Any = {"status": status, "nodes": [node, {**node, "state": "up", "reason": ""}], "jobs": []}
-    lines = watch._heads(found)
+def test_the_head_says_why_a_node_is_not_up(tmp_path: Path) -> None:
+    service = FakeService(tmp_path)
+    (well,) = service.nodes()
+    drained = service.set_node("node0", "draining", reason="a fan")
+    lines = watch._heads({"status": service.status(), "nodes": [drained, well], "jobs": []})
     assert lines[-2].endswith(", a fan")
-    assert lines[-1].endswith(" busy")
+    assert lines[-1].endswith(", load 0.5")
 
 
 def test_the_demo_tells_from_which_step_a_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_the_demo_tells_from_which_step_a_job_goes_on(tmp_path: Path, monkeypatc
     lines("jobs.submitted", spec={"name": "alpha", "gpus": 1, "estimate": 9.0})
     assert "starts" in lines("attempt.starting", attempt=1, allocation=[["node0", [0]]])[0]
     (line,) = lines("attempt.starting", attempt=2, allocation=[["node0", [0, 1]]])
-    assert line.endswith("on slots 0,1, goes on from step 30 of 120")
+    assert line.endswith("on slots 0,1, continues from step 30 of 120")
 
 
 def test_the_demo_draws_how_far_jobs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

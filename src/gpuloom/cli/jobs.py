@@ -42,10 +42,10 @@ from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
-    from gpuloom.live.views.answers import AttemptView, JobView, ShowView
+    from gpuloom.live.views.answers import AttemptView, JobView, ShowView, StateOfJob
 
-OPEN = ("running", "starting", "stopping", "frozen", "queued", "held")
-ENDED = ("finished", "failed", "cancelled")
+OPEN: tuple[StateOfJob, ...] = ("running", "starting", "stopping", "frozen", "queued", "held")
+ENDED: tuple[StateOfJob, ...] = ("finished", "failed", "cancelled")
 RECENT = 5
 """Ended jobs that `ls` shows beside those that have not ended."""
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         NodeView,
         PolicyView,
         ShowView,
+        StateOfJob,
         StatusView,
         Submitted,
         UsageList,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
         WhyView,
     )
 
-ENDED = frozenset({"finished", "failed", "cancelled"})
+ENDED: frozenset[StateOfJob] = frozenset({"finished", "failed", "cancelled"})
 PAGE = 1000
 MOST_JOBS = 10_000
 """What the API takes in one request."""

@@ -89,7 +89,7 @@ class Story:
             if number == 1:
                 return "starts", where
             step, steps = self.progress(job, number - 1)
-            return "resumes", f"{where}, goes on from step {step} of {steps}"
+            return "resumes", f"{where}, continues from step {step} of {steps}"
         if kind == "attempt.stopping":
             self.state[job] = "stopping"
             return "notice", "is asked to save and free its GPUs"

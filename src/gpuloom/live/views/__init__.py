@@ -1,4 +1,4 @@
-"""The shape of the API's answers.
+"""The API's answers: their types, and how they are made of records.
 
 May import: what live may.
 """
