@@ -98,7 +98,7 @@ def test_values_of_all_kinds_keep_their_types_and_order() -> None:
     "value", [{1, 2}, object(), b"x", np.array(["a"]), np.array([None]), Exception, 1j, fifo.Memory()]
 )
 def test_refuses_to_write_what_it_could_not_read(value: Any) -> None:
-    with pytest.raises(PolicyError, match=r"memory\[0\]\[1\].*(can't be written down|must be of numbers)"):
+    with pytest.raises(PolicyError, match=r"memory\[0\]\[1\].*(can't be saved|must be of numbers)"):
         dump([(1, value)], Odd())
 
 

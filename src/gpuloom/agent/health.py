@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpuloom.agent.sample import Finding, RunOnNode, Sample
+from gpuloom.agent.sample import Finding, FindingKind, RunOnNode, Sample
 from gpuloom.agent.xid import PASSING, PROGRAM, RESET, xid_text
-from gpuloom.core.job import Gpu, NodeRecord
+from gpuloom.core.job import DeviceKind, Gpu, GpuState, NodeRecord
 from gpuloom.core.units import format_duration
 from gpuloom.core.usage import RunUsage
 from gpuloom.core.words import plural
@@ -136,13 +136,13 @@ class Health:
         self._at_s: float | None = None
         for state in self._states.values():
             gpu = state.gpu
-            if gpu.state == "unhealthy":
+            if gpu.state == GpuState.UNHEALTHY:
                 since = gpu.since_s or 0.0
                 rebooted = since < booted_s
                 state.problems["before"] = _Problem(
                     gpu.reason, since, present=False, needs_reset=RESET_WORDS in gpu.reason and not rebooted
                 )
-            elif gpu.state == "foreign":
+            elif gpu.state == GpuState.FOREIGN:
                 state.strangers = gpu.reason
 
     def note(self, sample: Sample, runs: Mapping[str, RunOnNode]) -> Changes:
@@ -163,7 +163,7 @@ class Health:
             self._look(state, by_gpu[index], sample.at_s)
             if state.gpu != before:
                 changed.append(state.gpu)
-            said = tuple(finding.text for finding in by_gpu[index] if finding.kind == "note")
+            said = tuple(finding.text for finding in by_gpu[index] if finding.kind == FindingKind.NOTE)
             if said:
                 notes[index] = said
         holding = {run: known.gpus for run, known in runs.items()}
@@ -222,9 +222,9 @@ class Health:
         for finding in findings:
             if state.streak[finding.code] < finding.patience:
                 continue
-            if finding.kind == "foreign":
+            if finding.kind == FindingKind.FOREIGN:
                 strangers.append(finding.text)
-            elif finding.kind == "unhealthy" and finding.code not in state.excused:
+            elif finding.kind == FindingKind.UNHEALTHY and finding.code not in state.excused:
                 lasting = finding.event and finding.needs_reset
                 state.problems[finding.code] = _Problem(finding.text, at_s, not finding.event, lasting)
         if strangers:
@@ -244,7 +244,7 @@ class Health:
     def _settle(state: _State, at_s: float | None) -> None:
         """The GPU's record by what is known of it."""
         if state.problems:
-            kind = "unhealthy"
+            kind = GpuState.UNHEALTHY
             worst = sorted(state.problems.values(), key=lambda p: (not p.needs_reset, not p.present, p.last_s))
             reason = ""
             for problem in worst:
@@ -253,13 +253,13 @@ class Health:
             if worst[0].needs_reset and RESET_WORDS not in reason:
                 reason = f"{reason}; {RESET_WORDS}"
         elif state.strangers:
-            kind, reason = "foreign", state.strangers
+            kind, reason = GpuState.FOREIGN, state.strangers
         else:
-            kind, reason = "ok", ""
-        if kind == state.gpu.state and (reason == state.gpu.reason or kind == "foreign"):
+            kind, reason = GpuState.OK, ""
+        if kind == state.gpu.state and (reason == state.gpu.reason or kind == GpuState.FOREIGN):
             # Strangers come and go by the second, and their memory changes: the first word stands.
             return
-        since = state.gpu.since_s if kind == state.gpu.state else (None if kind == "ok" else at_s)
+        since = state.gpu.since_s if kind == state.gpu.state else (None if kind == GpuState.OK else at_s)
         state.gpu = replace(state.gpu, state=kind, reason=reason, since_s=since)
 
     # -- jobs ------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class Health:
         return [Flag(run, flag, text)]
 
     def _idleness(self, run: str, known: RunOnNode, usage: RunUsage, span: float) -> Iterable[Flag]:
-        on_gpus = self._kind == "gpu"
+        on_gpus = self._kind == DeviceKind.GPU
         rate = usage.gpu_utilization if on_gpus else usage.cpu_cores
         if rate is None or span <= 0.0:
             return
@@ -298,6 +298,6 @@ def _of_xids(sample: Sample) -> Iterable[Finding]:
     for gpu, xid in sample.xids:
         text = xid_text(xid)
         if xid in RESET or xid in PASSING:
-            yield Finding("unhealthy", gpu, f"xid-{xid}", text, event=True, needs_reset=xid in RESET)
+            yield Finding(FindingKind.UNHEALTHY, gpu, f"xid-{xid}", text, event=True, needs_reset=xid in RESET)
         else:
-            yield Finding("note", gpu, f"xid-{xid}", text, event=True)
+            yield Finding(FindingKind.NOTE, gpu, f"xid-{xid}", text, event=True)

@@ -15,7 +15,7 @@ import psutil
 from gpuloom.agent.nvml import Device, Nvml
 from gpuloom.core.cluster import plain_model
 from gpuloom.core.errors import InputError
-from gpuloom.core.job import Gpu, NodeRecord
+from gpuloom.core.job import DeviceKind, Gpu, GpuState, NodeRecord
 
 MAX_SLOTS = 10_000
 MIG_TEXT = "in MIG mode, which gpuloom does not support: turn it off (nvidia-smi -i {} -mig 0) to use the whole GPU"
@@ -45,16 +45,16 @@ def inventory(*, slots: int | None, nvml: Nvml) -> NodeRecord:
     name = socket.gethostname().partition(".")[0] or "localhost"
     if slots is not None:
         gpus = tuple(Gpu(index, f"cpu-{index}", "CPU") for index in range(slots))
-        return NodeRecord(name, gpus, cpus=cpus(), memory_mib=memory_mib(), kind="cpu")
+        return NodeRecord(name, gpus, cpus=cpus(), memory_mib=memory_mib(), kind=DeviceKind.CPU)
     gpus = tuple(_gpu(device) for device in nvml.devices)
-    return NodeRecord(name, gpus, cpus=cpus(), memory_mib=memory_mib(), kind="gpu", topology=nvml.links())
+    return NodeRecord(name, gpus, cpus=cpus(), memory_mib=memory_mib(), kind=DeviceKind.GPU, topology=nvml.links())
 
 
 def _gpu(device: Device) -> Gpu:
     model = model_name(device.name, device.memory_mib)
     if device.mig:
         text = MIG_TEXT.format(device.index)
-        return Gpu(device.index, device.uuid, model, device.memory_mib, "unhealthy", text)
+        return Gpu(device.index, device.uuid, model, device.memory_mib, GpuState.UNHEALTHY, text)
     return Gpu(device.index, device.uuid, model, device.memory_mib)
 
 

@@ -28,8 +28,8 @@ from gpuloom.agent.processes import (
     run_named,
     who,
 )
-from gpuloom.agent.sample import Finding, Foreign, GpuSample, NodeRates, RunOnNode, Sample
-from gpuloom.core.job import NodeRecord
+from gpuloom.agent.sample import Finding, FindingKind, Foreign, GpuSample, NodeRates, RunOnNode, Sample
+from gpuloom.core.job import DeviceKind, NodeRecord
 from gpuloom.core.usage import RunUsage
 from gpuloom.core.words import plural
 
@@ -95,7 +95,7 @@ class Monitor:
 
     def sample(self, runs: Mapping[str, RunOnNode]) -> Sample:
         """One look. runs: our runs whose processes may exist now, by name."""
-        gpus = [gpu for gpu in self._node.gpus if self._node.kind == "gpu"]
+        gpus = [gpu for gpu in self._node.gpus if self._node.kind == DeviceKind.GPU]
         readings = {gpu.index: self._nvml.read(gpu.uuid) for gpu in gpus}
         # After the readings: whoever was on a GPU then and still lives is found in /proc.
         processes = all_processes(self._proc) if runs or any(r.processes for r in readings.values()) else {}
@@ -162,18 +162,18 @@ class Monitor:
             if named:
                 text += f", left over from run {named}"
             # A run's last processes, and its first ones before the caller knows of it, are no strangers.
-            findings.append(Finding("foreign", gpu, f"pid-{process.pid}", text, patience=3 if named else 1))
+            findings.append(Finding(FindingKind.FOREIGN, gpu, f"pid-{process.pid}", text, patience=3 if named else 1))
         unknown = (reading.memory_used_mib or 0.0) - explained
         if not found and gpu not in holders and unknown > UNKNOWN_MIB:
             text = f"{unknown:,.0f} MiB of its memory are used by processes that are not visible here"
-            findings.append(Finding("foreign", gpu, "memory", text, patience=3))
+            findings.append(Finding(FindingKind.FOREIGN, gpu, "memory", text, patience=3))
         return tuple(found)
 
     def _condition(self, gpu: int, uuid: str, reading: Reading, findings: list[Finding]) -> None:
         """What is wrong with a GPU by its reading."""
 
         def say(code: str, text: str, **more: bool) -> None:
-            findings.append(Finding("unhealthy", gpu, code, text, **more))
+            findings.append(Finding(FindingKind.UNHEALTHY, gpu, code, text, **more))
 
         if reading.error:
             self._failed[uuid] = self._failed.get(uuid, 0) + 1
@@ -195,7 +195,7 @@ class Monitor:
             say("retirement", text, needs_reset=True)
         elif reading.retirement_pending or reading.remap_pending:
             text = "faulty memory is disabled at the next reset; the GPU can be used until then"
-            findings.append(Finding("note", gpu, "pending", text))
+            findings.append(Finding(FindingKind.NOTE, gpu, "pending", text))
         if reading.ecc is not None:
             new = reading.ecc - self._ecc.get(uuid, reading.ecc)
             if new > 0:
@@ -205,7 +205,7 @@ class Monitor:
         if hot is not None and limit and hot >= limit - NEAR_SHUTDOWN_C:
             say("thermal", f"near {limit:.0f} °C, at which it turns itself off")
         elif reading.slowed:
-            findings.append(Finding("note", gpu, "slowed", "slowed down because it is hot"))
+            findings.append(Finding(FindingKind.NOTE, gpu, "slowed", "slowed down because it is hot"))
 
     def _xids(self) -> tuple[tuple[int, int], ...]:
         """XIDs of a GPU that NVML can't name any more are given to those that can't be read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from gpuloom.core.usage import RunUsage
 
@@ -33,17 +34,27 @@ class Foreign:
     memory_mib: float | None = None
 
 
+class FindingKind(StrEnum):
+    """What follows from something that was found."""
+
+    FOREIGN = "foreign"
+    """Others use the GPU."""
+    UNHEALTHY = "unhealthy"
+    """It must not be given to jobs."""
+    NOTE = "note"
+    """To be shown, no more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something found on a GPU.
 
-    kind: 'foreign' (others use it), 'unhealthy' (it must not be given to jobs) or 'note' (to be shown, no more).
     code: what it is, the same from sample to sample ('xid-79', 'lost', 'ecc', 'pid-4711', …). event: it happened
     at this moment, rather than being so for as long as it is found. needs_reset: only a reset or reboot mends it.
     patience: so many samples in a row must find it before it counts.
     """
 
-    kind: str
+    kind: FindingKind
     gpu: int
     code: str
     text: str

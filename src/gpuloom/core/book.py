@@ -19,10 +19,14 @@ from gpuloom.core.job import (
     TRANSITIONS,
     Allocation,
     Attempt,
+    DeviceKind,
     EndReason,
     Gpu,
+    GpuState,
     Job,
+    Needed,
     NodeRecord,
+    NodeState,
     Phase,
     SavedBy,
     gpus_in,
@@ -195,7 +199,7 @@ def _submitted(view: _View, event: Event) -> None:
             queued_s=event.at_s,
             array_id=None if index is None else first,
             array_index=index,
-            after=tuple((int(other), str(how)) for other, how in data["after"]),
+            after=tuple((int(other), Needed(how)) for other, how in data["after"]),
             estimate_s=float(estimate_s),
             estimate_from=str(source),
             cause=event.id,
@@ -223,7 +227,7 @@ def _updated(view: _View, event: Event) -> None:
         name=name if job.array_index is None else f"{name}[{job.array_index}]",
         gpus=spec.gpus,
         priority=spec.priority,
-        after=tuple((int(other), str(how)) for other, how in event.data["after"]),
+        after=tuple((int(other), Needed(how)) for other, how in event.data["after"]),
         estimate_s=float(event.data["estimate_s"]),
         estimate_from=str(event.data["estimate_from"]),
     )
@@ -426,7 +430,9 @@ def node_of(data: Mapping[str, Any]) -> NodeRecord:
     return NodeRecord(
         **{
             **data,
-            "gpus": tuple(Gpu(**gpu) for gpu in data["gpus"]),
+            "gpus": tuple(Gpu(**{**gpu, "state": GpuState(gpu.get("state", GpuState.OK))}) for gpu in data["gpus"]),
+            "state": NodeState(data.get("state", NodeState.UP)),
+            "kind": DeviceKind(data.get("kind", DeviceKind.GPU)),
             "topology": tuple((int(a), int(b), str(link)) for a, b, link in data.get("topology", ())),
         }
     )

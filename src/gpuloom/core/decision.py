@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from gpuloom.core.sums import sum_ints
 
@@ -57,6 +58,27 @@ class Decision:
 
 NOTHING = Decision()
 """Change nothing."""
+
+
+class WaitCode(StrEnum):
+    """Codes of the reasons that the live scheduler gives itself; policies have others of their own."""
+
+    HELD = "held"
+    DEPENDENCY = "dependency"
+    DEPENDENCY_FAILED = "dependency_failed"
+    START_FAILED = "start_failed"
+    PAUSE_BEFORE_RETRY = "pause_before_retry"
+    ARRAY_THROTTLE = "array_throttle"
+    EXECUTOR_IN_TROUBLE = "executor_in_trouble"
+    POLICY_FAILED = "policy_failed"
+    QUEUED = "queued"
+    RESERVATION = "reservation"
+    BEHIND_EQUALS = "behind_equals"
+    BEHIND_OTHERS = "behind_others"
+    NOT_ENOUGH_FREE_GPUS = "not_enough_free_gpus"
+    GPUS_BEING_VACATED = "gpus_being_vacated"
+    GPUS_OUT_OF_SERVICE = "gpus_out_of_service"
+    NO_GPU_IN_SERVICE = "no_gpu_in_service"
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,43 @@ class SavedBy(StrEnum):
     """A file that it declared as its checkpoint is newer than the notice."""
 
 
+class Needed(StrEnum):
+    """What a job needs of one that it waits for."""
+
+    OK = "ok"
+    """That it finishes well."""
+    ANY = "any"
+    """That it ends, however."""
+
+
+class NodeState(StrEnum):
+    """Whether a machine may be used."""
+
+    UP = "up"
+    CORDONED = "cordoned"
+    """Nothing new starts."""
+    DRAINING = "draining"
+    """Jobs are moved away as well."""
+    DOWN = "down"
+
+
+class GpuState(StrEnum):
+    """Whether a GPU may be used."""
+
+    OK = "ok"
+    FOREIGN = "foreign"
+    """Processes that are not ours use it."""
+    UNHEALTHY = "unhealthy"
+
+
+class DeviceKind(StrEnum):
+    """What stands for the GPUs of a machine."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    """CPU slots in place of GPUs."""
+
+
 TRANSITIONS: Mapping[str, tuple[frozenset[Phase], frozenset[Phase]]] = {
     "job.held": (frozenset({Phase.QUEUED}), frozenset({Phase.HELD})),
     "job.released": (frozenset({Phase.HELD}), frozenset({Phase.QUEUED})),
@@ -91,7 +128,7 @@ class Job:
     attempts: runs so far, the present one included. failures: those that count against `retries`.
     held_s, held_gpu_s: seconds and GPU-seconds for which it has held GPUs, the present run not included.
     work_s: of those, the work that need not be done again. reason, exit_code, message: of the last attempt that ended.
-    after: jobs it waits for, each 'ok' (must finish well) or 'any'. estimate_s: predicted run time, and its source.
+    after: jobs it waits for. estimate_s: predicted run time, and its source.
     flags: what the monitor has to say of it, by name. cause: number of the event that last changed it.
     """
 
@@ -118,7 +155,7 @@ class Job:
     message: str = ""
     array_id: int | None = None
     array_index: int | None = None
-    after: tuple[tuple[int, str], ...] = ()
+    after: tuple[tuple[int, Needed], ...] = ()
     estimate_s: float = 3600.0
     estimate_from: str = "default"
     flags: Mapping[str, str] = field(default_factory=dict)
@@ -178,7 +215,7 @@ class Gpu:
     uuid: str
     model: str
     memory_mib: int | None = None
-    state: str = "ok"
+    state: GpuState = GpuState.OK
     reason: str = ""
     since_s: float | None = None
 
@@ -189,12 +226,12 @@ class NodeRecord:
 
     name: str
     gpus: tuple[Gpu, ...]
-    state: str = "up"
+    state: NodeState = NodeState.UP
     reason: str = ""
     since_s: float | None = None
     cpus: int | None = None
     memory_mib: int | None = None
-    kind: str = "gpu"
+    kind: DeviceKind = DeviceKind.GPU
     """'gpu', or 'cpu' where CPU slots stand in for GPUs."""
     topology: tuple[tuple[int, int, str], ...] = ()
     """(GPU, GPU, link): how pairs of GPUs are connected ('NVLINK', 'PIX', 'PHB', 'NODE', 'SYS')."""

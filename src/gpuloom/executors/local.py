@@ -15,6 +15,7 @@ from typing import Any
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
+from gpuloom.core.job import DeviceKind
 from gpuloom.executors.containers import limited, named_container
 from gpuloom.executors.link import CONNECT_S, REPLY_S, Link
 from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunPhase, RunRequest, RunStatus, exit_of
@@ -250,7 +251,7 @@ def status_of(entry: Mapping[str, Any]) -> RunStatus:
 def job_environment(request: RunRequest, home_id: str) -> dict[str, str]:
     """The whole environment of a run: what was asked for, and what gpuloom tells it (docs/reference/executor.md)."""
     job, _, attempt = request.run.partition("-")[0].rpartition(".")
-    visible = "" if request.kind == "cpu" else ",".join(request.gpu_uuids or map(str, request.gpus))
+    visible = "" if request.kind == DeviceKind.CPU else ",".join(request.gpu_uuids or map(str, request.gpus))
     return {
         **request.env,
         "CUDA_VISIBLE_DEVICES": visible,

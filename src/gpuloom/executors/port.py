@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import GpuloomError
+from gpuloom.core.job import DeviceKind
 from gpuloom.core.spec import DEFAULTS
 from gpuloom.core.usage import RunUsage as RunUsage
 from gpuloom.executors.wire import Cause as Cause
@@ -42,7 +43,7 @@ class RunRequest:
     gpus: tuple[int, ...]
     gpu_uuids: tuple[str, ...]
     directory: str
-    kind: str = "gpu"
+    kind: DeviceKind = DeviceKind.GPU
     limit_s: float | None = None
     grace_s: float = DEFAULTS.grace
     cpus: float | None = None

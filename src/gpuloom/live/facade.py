@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuloom.core.decision import Reason
+from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
-from gpuloom.core.job import ACTIVE, ENDED, Attempt, Job, Phase
+from gpuloom.core.job import ACTIVE, ENDED, Attempt, Job, NodeState, Phase
 from gpuloom.core.words import plural
 from gpuloom.facts.inputs import load_policy
 from gpuloom.live.care import Checked, StoreCheck
@@ -134,7 +134,7 @@ class LiveService:
         if node not in self._scheduler.book.nodes:
             known = ", ".join(self._scheduler.book.nodes)
             raise NotFoundError(f"no node is named {node!r}; there is: {known}")
-        self._scheduler.do(lambda: self._scheduler.set_node(node, state, reason))
+        self._scheduler.do(lambda: self._scheduler.set_node(node, NodeState(state), reason))
         return next(view for view in self.nodes() if view["name"] == node)
 
     def policy(self) -> PolicyView:
@@ -252,7 +252,7 @@ class LiveService:
         waiting = [job.id for job in records if job.phase in (Phase.QUEUED, Phase.HELD, Phase.FROZEN)]
         reasons: Mapping[int, Reason] = {}
         if waiting and (stuck := scheduler.stuck()):  # the list of jobs is there all the same
-            reasons = dict.fromkeys(waiting, Reason("policy_failed", f"{stuck[0].upper()}{stuck[1:]}."))
+            reasons = dict.fromkeys(waiting, Reason(WaitCode.POLICY_FAILED, f"{stuck[0].upper()}{stuck[1:]}."))
         elif waiting:
             reasons = scheduler.do(lambda: why(scheduler.planning, waiting, scheduler.clock.now()))
         views = []

@@ -14,7 +14,7 @@ from gpuloom.agent.inventory import inventory
 from gpuloom.agent.nvml import Nvml
 from gpuloom.agent.sample import RunOnNode, Sample
 from gpuloom.core.errors import GpuloomError
-from gpuloom.core.job import Gpu, NodeRecord, Phase
+from gpuloom.core.job import DeviceKind, Gpu, GpuState, NodeRecord, NodeState, Phase
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.port import LiveExecutor
 from gpuloom.live.care import StoreCheck, examine
@@ -116,8 +116,8 @@ class LiveScheduler:
         self._first: list[Draft] = [("scheduler.started", None, {"pid": os.getpid(), "version": __version__})]
         for name, known in before.items():
             if name != node.name:
-                gone = replace(known, state="down", reason="not this machine")
-                if known.state != "down":
+                gone = replace(known, state=NodeState.DOWN, reason="not this machine")
+                if known.state != NodeState.DOWN:
                     self._first.append(("node.changed", None, {"node": node_data(gone)}))
         if (known_now := before.get(node.name)) is None or replace(known_now, cause=0) != node:
             self._first.append(("node.changed", None, {"node": node_data(node)}))
@@ -155,7 +155,7 @@ class LiveScheduler:
     def _node(self, before: Mapping[str, NodeRecord], slots: int | None) -> NodeRecord:
         """This machine, with what was said of it and of its GPUs before."""
         if slots is None and not self.nvml.devices:
-            was = [node for node in before.values() if node.kind == "cpu" and node.state != "down"]
+            was = [node for node in before.values() if node.kind == DeviceKind.CPU and node.state != NodeState.DOWN]
             slots = len(was[0].gpus) if was else None
         node = inventory(slots=slots, nvml=self.nvml)
         known = before.get(node.name)
@@ -163,7 +163,7 @@ class LiveScheduler:
             return node
         states = {gpu.uuid: gpu for gpu in known.gpus}
         gpus = tuple(_as_before(gpu, states.get(gpu.uuid)) for gpu in node.gpus)
-        state, reason = ("up", "") if known.state == "down" else (known.state, known.reason)
+        state, reason = (NodeState.UP, "") if known.state == NodeState.DOWN else (known.state, known.reason)
         return replace(node, gpus=gpus, state=state, reason=reason, since_s=known.since_s)
 
     def _reported(self, run: str) -> Mapping[str, object]:
@@ -190,6 +190,6 @@ class LiveScheduler:
 
 
 def _as_before(gpu: Gpu, known: Gpu | None) -> Gpu:
-    if known is None or gpu.state != "ok":
+    if known is None or gpu.state != GpuState.OK:
         return gpu
     return replace(gpu, state=known.state, reason=known.reason, since_s=known.since_s)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpuloom.core.errors import PolicyError
-from gpuloom.core.job import EndReason, Gpu, Job, NodeRecord, Phase
+from gpuloom.core.job import EndReason, Gpu, GpuState, Job, NodeRecord, NodeState, Phase
 from gpuloom.core.spec import OnPreempt
 from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.port import ExecutorError, LiveExecutor, RunStatus, RunUsage
@@ -406,18 +406,18 @@ class Scheduler:
         self.planning.use(policy, written, interval)
         self.policy_record.begin()
 
-    def set_node(self, name: str, state: str, reason: str) -> None:
+    def set_node(self, name: str, state: NodeState, reason: str) -> None:
         """Open or close a machine to new jobs; 'draining' also preempts the jobs on it."""
         node = self.book.nodes[name]
         changed = replace(node, state=state, reason=reason, since_s=self.clock.now())
         if (node.state, node.reason) != (state, reason):
             self.ledger.write([("node.changed", None, {"node": node_data(changed)})])
-        if state == "up" and name == self.node.name:
-            well = {gpu.index: ("ok", "") for gpu in node.gpus if gpu.state == "unhealthy"}
+        if state is NodeState.UP and name == self.node.name:
+            well = {gpu.index: (GpuState.OK, "") for gpu in node.gpus if gpu.state == GpuState.UNHEALTHY}
             well |= {gpu.index: (gpu.state, gpu.reason) for gpu in self._on_up()}
             self.ledger.write(self.intake.gpu_states(well))
         self.planning.stale()
-        if state == "draining":
+        if state is NodeState.DRAINING:
             on_it = [
                 number
                 for number, attempt in self.book.attempts.items()

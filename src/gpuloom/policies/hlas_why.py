@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuloom.core.columns import ints
-from gpuloom.core.decision import Reason
+from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8
 
@@ -81,7 +81,7 @@ class Explanations:
 def waits_in_q2(why: Reason, waited_s: float, ran_s: float, limit_s: float) -> Reason:
     """Why a job of Q2 waits; `why` says so for any job."""
     return Reason(
-        why.code if why.code == "not_enough_free_gpus" else "demoted",
+        why.code if why.code == WaitCode.NOT_ENOUGH_FREE_GPUS else "demoted",
         f"It was suspended to Q2 {waited_s:.0f} s ago, as it had more service than others, and returns to Q1 once it "
         f"has waited {limit_s:.0f} s there. {why.text}",
         {**why.numbers, "waited_s": waited_s, "ran_s": ran_s, "rises_after_s": limit_s},

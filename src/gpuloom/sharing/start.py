@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuloom.core.job import NodeRecord
+from gpuloom.core.job import DeviceKind, NodeRecord
 from gpuloom.sharing.shim import attach as shim
 
 
@@ -25,7 +25,7 @@ class Ability:
 
 def ability(node: NodeRecord, environment: Mapping[str, str]) -> Ability:
     """What this machine can do. Compiles the shim where it must be; starts nothing else."""
-    if node.kind == "cpu":
+    if node.kind == DeviceKind.CPU:
         return Ability(True, False, "CPU slots stand in for GPUs: jobs share them, and the high one is not protected")
     lacking = [found for found in shim.examine(environment) if found.needed and not found.ok]
     if lacking:

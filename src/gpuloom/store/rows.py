@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuloom.core.book import allocation_of, node_of
 from gpuloom.core.events import Event
-from gpuloom.core.job import Attempt, EndReason, Job, NodeRecord, Phase, SavedBy
+from gpuloom.core.job import Attempt, EndReason, Job, Needed, NodeRecord, Phase, SavedBy
 from gpuloom.core.spec import Spec, spec_of
 from gpuloom.store.port import Submission
 
@@ -215,7 +215,7 @@ def job_of(row: Row, specs: Mapping[int, Spec]) -> Job:
         message=untext(message),
         array_id=array_id,
         array_index=array_index,
-        after=() if after_jobs == "[]" else tuple((int(job), str(how)) for job, how in loads(after_jobs)),
+        after=() if after_jobs == "[]" else tuple((int(job), Needed(how)) for job, how in loads(after_jobs)),
         estimate_s=estimate_s,
         estimate_from=untext(estimate_from),
         flags={} if flags == "{}" else loads(flags),

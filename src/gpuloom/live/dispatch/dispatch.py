@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.faults import fault_text
-from gpuloom.core.job import Allocation, Attempt, EndReason, Job, Phase
+from gpuloom.core.job import Allocation, Attempt, DeviceKind, EndReason, Job, Phase
 from gpuloom.core.share_class import is_pair
 from gpuloom.core.spec import OnPreempt
 from gpuloom.executors.port import Cause, ExecutorError, LiveExecutor, RunExit, RunPhase, RunRequest, RunStatus, blamed
@@ -166,7 +166,7 @@ class Dispatch:
             blocked=[number for number in queued if blocked(jobs[number], jobs, now)],
             most=policy.max_jobs_per_gpu,
             pair=self._may_pair if policy.pairs else None,
-            moves=self.book.nodes[self.node].kind == "cpu",
+            moves=self.book.nodes[self.node].kind == DeviceKind.CPU,
             starts=allowed,
         )
         begin: list[int] = []

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from gpuloom.core.errors import InvalidTransition
-from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, EndReason, Gpu, Job, Phase
+from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, EndReason, Gpu, GpuState, Job, Phase
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.dispatch import Dispatch, as_json
@@ -56,7 +56,7 @@ class Intake:
         self.statuses: dict[str, RunStatus] = {}
         self.checkpoints: dict[str, float] = {}
         """When the checkpoints of runs that made way were last written."""
-        self._seen_gpus: dict[int, tuple[str, str]] = {}
+        self._seen_gpus: dict[int, tuple[GpuState, str]] = {}
         self._seen_flags: dict[tuple[str, str], str] = {}
         """What the monitor has seen and is not written down yet."""
         self._unreleased: dict[str, set[int]] = {}
@@ -83,7 +83,7 @@ class Intake:
         frozen: list[int] = []
         thawed: list[int] = []
         done: list[str] = []
-        gpus: dict[int, tuple[str, str]] = {}
+        gpus: dict[int, tuple[GpuState, str]] = {}
         free: list[str] = []
         for status in statuses:
             attempt = self.attempt_of(status.run)
@@ -191,17 +191,17 @@ class Intake:
             f"told to stop, which takes at most {STRANGER_GRACE_S:g} s; no job starts before they have"
         )
 
-    def _not_released(self, attempt: Attempt, how: RunExit) -> dict[int, tuple[str, str]]:
+    def _not_released(self, attempt: Attempt, how: RunExit) -> dict[int, tuple[GpuState, str]]:
         """GPUs that something of the run still holds are given to nobody."""
         held = {gpu for name, gpus in attempt.allocation if name == self.node for gpu in gpus}
         self._unreleased[attempt.run] = held
-        return dict.fromkeys(held, ("unhealthy", how.message or "still in use after its job ended"))
+        return dict.fromkeys(held, (GpuState.UNHEALTHY, how.message or "still in use after its job ended"))
 
-    def _released(self, runs: list[str]) -> dict[int, tuple[str, str]]:
+    def _released(self, runs: list[str]) -> dict[int, tuple[GpuState, str]]:
         """GPUs that ended runs held on to are free after all."""
         freed = {gpu for run in runs for gpu in self._unreleased.get(run, ())}
         held = {gpu for run, gpus in self._unreleased.items() if run not in runs for gpu in gpus}
-        return dict.fromkeys(freed - held, ("ok", ""))
+        return dict.fromkeys(freed - held, (GpuState.OK, ""))
 
     def remember_unreleased(self, statuses: Iterable[RunStatus]) -> None:
         """Runs that had ended before this scheduler began, and have left something behind."""
@@ -213,7 +213,7 @@ class Intake:
                 if attempt.run == status.run and attempt.phase is None:
                     self._not_released(attempt, status.exit)
 
-    def gpu_states(self, states: Mapping[int, tuple[str, str]]) -> list[Draft]:
+    def gpu_states(self, states: Mapping[int, tuple[GpuState, str]]) -> list[Draft]:
         """The event that GPUs of this machine are in another state: {index: (state, reason)}."""
         node = self.book.nodes[self.node]
         now = self.clock.now()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpuloom.core.decision import WaitCode
 from gpuloom.core.job import Job, Phase
 from gpuloom.core.state import JobState, State
 from gpuloom.core.workload import F8
@@ -103,13 +104,13 @@ def gate_of(preview: Preview, job: Job) -> Gate:
         return Gate(never="the GPUs it needs are not in service")
     if job.phase is Phase.HELD:
         return Gate(never="it is held")
-    if code == "dependency_failed":
+    if code == WaitCode.DEPENDENCY_FAILED:
         return Gate(never="a job it waits for did not succeed")
-    if code == "dependency":
+    if code == WaitCode.DEPENDENCY:
         return Gate(waits_for=tuple([world.row_of[other] for other, _ in job.after if other in world.row_of]))
-    if code in ("pause_before_retry", "start_failed"):
+    if code in (WaitCode.PAUSE_BEFORE_RETRY, WaitCode.START_FAILED):
         return Gate(comes_s=job.not_before_s)
-    if code == "array_throttle":
+    if code == WaitCode.ARRAY_THROTTLE:
         jobs = planning.book.jobs
         runs = [n for n in planning.book.attempts if jobs[n].array_id == job.array_id and world.is_running(n)]
         before = sum(

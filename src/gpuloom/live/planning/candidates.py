@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from copy import copy
 
-from gpuloom.core.decision import Reason
+from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.job import ENDED, MAKES_WAY, Job, Phase
 from gpuloom.live.planning.asking import Asking, Call
 from gpuloom.live.planning.claims import State
@@ -78,7 +78,7 @@ class Candidates:
             elif number not in grants and self._makes_way(job):
                 found.add(number)
             elif job.phase is Phase.HELD:
-                reasons[number] = blocked(job, jobs, now_s) or Reason("held", "It is held.")
+                reasons[number] = blocked(job, jobs, now_s) or Reason(WaitCode.HELD, "It is held.")
         for number in sorted(special):
             if number in grants:
                 continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from gpuloom.core.decision import Reason
-from gpuloom.core.job import ENDED, EndReason, Job, Phase
+from gpuloom.core.decision import Reason, WaitCode
+from gpuloom.core.job import ENDED, EndReason, Job, Needed, Phase
 
 Jobs = Mapping[int, Job]
 
@@ -31,7 +31,7 @@ class Throttles:
             self._taken[array] += 1
             return None
         text = f"Its array {array} may run {most} jobs at once, and that many run or come before it."
-        return Reason("array_throttle", text, {"throttle": most})
+        return Reason(WaitCode.ARRAY_THROTTLE, text, {"throttle": most})
 
 
 def blocked(job: Job, jobs: Jobs, now_s: float) -> Reason | None:
@@ -41,17 +41,19 @@ def blocked(job: Job, jobs: Jobs, now_s: float) -> Reason | None:
     counts as done (`broken` looks at those that ended badly).
     """
     if job.phase is Phase.HELD:
-        return Reason("held", f"It is held; `gpuloom release {job.id}` releases it.")
+        return Reason(WaitCode.HELD, f"It is held; `gpuloom release {job.id}` releases it.")
     for other, how in job.after:
         if other in jobs and (why := broken(job, jobs[other], how)):
-            return Reason("dependency_failed", f"It can't start, as {why}; `gpuloom cancel {job.id}` removes it.")
+            return Reason(
+                WaitCode.DEPENDENCY_FAILED, f"It can't start, as {why}; `gpuloom cancel {job.id}` removes it."
+            )
     waits_for = [(other, how) for other, how in job.after if other in jobs and jobs[other].phase not in ENDED]
     if waits_for:
         first, how = waits_for[0]
         more = f" and {len(waits_for) - 1} more" if len(waits_for) > 1 else ""
-        what = "succeed" if how == "ok" else "end"
+        what = "succeed" if how is Needed.OK else "end"
         return Reason(
-            "dependency",
+            WaitCode.DEPENDENCY,
             f"It waits for job {first} ({jobs[first].phase}){more} to {what}.",
             {"first": first, "jobs": len(waits_for)},
         )
@@ -59,15 +61,15 @@ def blocked(job: Job, jobs: Jobs, now_s: float) -> Reason | None:
         left = job.not_before_s - now_s
         if job.reason is EndReason.NOT_STARTED:
             text = f"It could not be started, through no fault of its own: {job.message}. The next attempt is in"
-            return Reason("start_failed", f"{text} {max(left, 1.0):.0f} s.", {"seconds": left})
+            return Reason(WaitCode.START_FAILED, f"{text} {max(left, 1.0):.0f} s.", {"seconds": left})
         return Reason(
-            "pause_before_retry", f"Its last attempt failed; the next one is in {left:.0f} s.", {"seconds": left}
+            WaitCode.PAUSE_BEFORE_RETRY, f"Its last attempt failed; the next one is in {left:.0f} s.", {"seconds": left}
         )
     return None
 
 
-def broken(job: Job, other: Job, how: str) -> str:
+def broken(job: Job, other: Job, how: Needed) -> str:
     """Why a job can never start, as one that it waits for ended badly; '' if it can."""
-    if how == "ok" and other.phase in (Phase.FAILED, Phase.CANCELLED):
+    if how is Needed.OK and other.phase in (Phase.FAILED, Phase.CANCELLED):
         return f"job {other.id}, which it waits for, {'failed' if other.phase is Phase.FAILED else 'was cancelled'}"
     return ""

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuloom.core.cluster import ANY_MODEL, Cluster, Node
 from gpuloom.core.decision import Placement
-from gpuloom.core.job import Allocation, NodeRecord
+from gpuloom.core.job import Allocation, DeviceKind, GpuState, NodeRecord, NodeState
 from gpuloom.core.spec import Spec
 from gpuloom.core.words import plural
 from gpuloom.core.workload import Labels, Workload
@@ -63,7 +63,12 @@ def slots_of(allocation: Allocation) -> list[Slot]:
 
 def open_slots(nodes: Iterable[NodeRecord]) -> set[Slot]:
     """GPUs that may be given away or are: in service, on machines that are open to new jobs."""
-    return {(node.name, gpu.index) for node in nodes for gpu in node.gpus if node.state == "up" and gpu.state == "ok"}
+    return {
+        (node.name, gpu.index)
+        for node in nodes
+        for gpu in node.gpus
+        if node.state == NodeState.UP and gpu.state == GpuState.OK
+    }
 
 
 def fleet_of(nodes: Iterable[NodeRecord], *, without: Collection[Slot] = (), everything: bool = False) -> Fleet | None:
@@ -76,12 +81,12 @@ def fleet_of(nodes: Iterable[NodeRecord], *, without: Collection[Slot] = (), eve
     names: list[str] = []
     slots: list[tuple[int, ...]] = []
     for record in nodes:
-        if record.state != "up" and not everything:
+        if record.state != NodeState.UP and not everything:
             continue
         by_model: dict[str, list[int]] = {}
         memory: dict[str, list[int | None]] = {}
         for gpu in record.gpus:
-            if everything or (gpu.state == "ok" and (record.name, gpu.index) not in without):
+            if everything or (gpu.state == GpuState.OK and (record.name, gpu.index) not in without):
                 model = _word(gpu.model)
                 by_model.setdefault(model, []).append(gpu.index)
                 memory.setdefault(model, []).append(gpu.memory_mib)
@@ -140,7 +145,7 @@ def why_never(nodes: Iterable[NodeRecord], needs: Needs) -> str:
         gpu_memory_mib=None if needs.gpu_memory is None else np.array([float(needs.gpu_memory)]),
     )
     if len(impossible_jobs(shapes_of(one, fleet.cluster), fleet.cluster)):
-        if all(node.kind == "cpu" for node in nodes):
+        if all(node.kind == DeviceKind.CPU for node in nodes):
             most = max(len(node.gpus) for node in nodes)
             if types := wanted_types(needs):
                 return f"it asks for GPUs of model {types.replace('|', ' or ')}, and this cluster has only CPU slots"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpuloom.core.job import ENDED
+from gpuloom.core.job import ENDED, NodeState
 from gpuloom.core.words import plural
 from gpuloom.live.planning.planning import Planning
 
@@ -52,7 +52,9 @@ def lacks(planning: Planning) -> list[Lack]:
         found.append(
             Lack(Input.SIZES, len(jobs), f"{text}; live jobs don't state it, so each keeps the GPUs it asks for.")
         )
-    models = {gpu.model for node in list(planning.book.nodes.values()) if node.state != "down" for gpu in node.gpus}
+    models = {
+        gpu.model for node in list(planning.book.nodes.values()) if node.state != NodeState.DOWN for gpu in node.gpus
+    }
     if policy.traits.heterogeneity and len(models) > 1 and jobs:
         text = f"Policy {written} uses the speed of each job on each GPU model"
         found.append(Lack(Input.SPEEDS, len(jobs), f"{text}; live it takes all models as equally fast."))

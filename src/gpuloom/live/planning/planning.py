@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from gpuloom.core.book import Book
 from gpuloom.core.commands import Command, Resize, Start, Stop
-from gpuloom.core.decision import Reason
+from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.job import ENDED, Allocation, Job
 from gpuloom.engine.clockwork import Clockwork, overrun_s
@@ -57,7 +57,7 @@ submissions is worked off in batches, and the API stays quick."""
 
 
 _BEHIND = Reason(
-    "behind_others", "Jobs of higher priority go first, and the remaining GPUs are not enough for this job."
+    WaitCode.BEHIND_OTHERS, "Jobs of higher priority go first, and the remaining GPUs are not enough for this job."
 )
 
 

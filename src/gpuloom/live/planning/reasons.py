@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpuloom.core.decision import Reason
+from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.job import ACTIVE, ENDED, Job, Phase
 from gpuloom.core.words import are, plural
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
@@ -13,7 +13,7 @@ from gpuloom.live.planning.fleet import open_slots, slots_of
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.world import World
 
-_BEHIND_EQUALS = Reason("behind_equals", "Identical jobs were submitted before it, and wait as well.")
+_BEHIND_EQUALS = Reason(WaitCode.BEHIND_EQUALS, "Identical jobs were submitted before it, and wait as well.")
 
 
 def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, Reason]:
@@ -24,11 +24,11 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
         if job is None or job.phase in ENDED or (job.phase in ACTIVE and job.phase is not Phase.FROZEN):
             continue
         if planning.no_starts and job.phase is Phase.QUEUED and blocked(job, planning.book.jobs, now_s) is None:
-            found[number] = Reason("executor_in_trouble", f"No job can be started now: {planning.no_starts}.")
+            found[number] = Reason(WaitCode.EXECUTOR_IN_TROUBLE, f"No job can be started now: {planning.no_starts}.")
         elif number in planning.claims.grants:
             found[number] = vacated(planning, number)
         elif job.phase is Phase.HELD:
-            found[number] = blocked(job, planning.book.jobs, now_s) or Reason("held", "It is held.")
+            found[number] = blocked(job, planning.book.jobs, now_s) or Reason(WaitCode.HELD, "It is held.")
         elif number in planning.reasons:
             found[number] = planning.reasons[number]
         elif (world := next((w for w in planning.seen if w.is_waiting(number)), None)) is not None:
@@ -37,15 +37,15 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
             free = free_gpus(planning)
             if world is not planning.world and free < job.gpus:  # what it knows of free GPUs may be old
                 text = f"It needs {plural(job.gpus, 'GPU')} at once and {are(free)} free."
-                found[number] = Reason("not_enough_free_gpus", text, {"gpus": job.gpus, "free_gpus": free})
+                found[number] = Reason(WaitCode.NOT_ENOUGH_FREE_GPUS, text, {"gpus": job.gpus, "free_gpus": free})
             else:
                 found[number] = _of_policy(planning, world, number)
         elif (known := _of_line(planning, job)) is not None:
             found[number] = known
         elif planning.failed:
-            found[number] = Reason("policy_failed", f"No decision can be made: {planning.failure}")
+            found[number] = Reason(WaitCode.POLICY_FAILED, f"No decision can be made: {planning.failure}")
         else:
-            found[number] = Reason("queued", "The scheduler has not considered it yet.")
+            found[number] = Reason(WaitCode.QUEUED, "The scheduler has not considered it yet.")
     return found
 
 
@@ -71,7 +71,7 @@ def _of_policy(planning: Planning, world: World, job: int) -> Reason:
             why = policy.reason(world.engine.snapshot, world.row_of[job])
             found = Reason(str(why.code), str(why.text), {str(key): float(n) for key, n in why.numbers.items()})
     except PolicyFailure as error:  # which is no reason not to list jobs
-        return Reason("policy_failed", f"Policy {planning.written} can't say why: {error}.")
+        return Reason(WaitCode.POLICY_FAILED, f"Policy {planning.written} can't say why: {error}.")
     failure = planning.standby.failure
     if failure is None or not planning.standby.serving:
         return found
@@ -87,7 +87,7 @@ def vacated(planning: Planning, job: int) -> Reason:
     there = [n for n, a in planning.book.attempts.items() if n != job and not slots.isdisjoint(slots_of(a.allocation))]
     who = f"job {there[0]}" if len(there) == 1 else f"jobs {', '.join(map(str, sorted(there)))}"
     text = f"Its GPUs are being freed by {who}." if there else "Its GPUs are free; it is about to start."
-    return Reason("gpus_being_vacated", text, {"jobs": len(there)})
+    return Reason(WaitCode.GPUS_BEING_VACATED, text, {"jobs": len(there)})
 
 
 def free_gpus(planning: Planning) -> int:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gpuloom.core.decision import Reason
+from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.job import Job
 from gpuloom.core.units import format_duration
 from gpuloom.live.forecasts.estimates import left_s
@@ -43,7 +43,7 @@ class Reservation:
                 found.add(job.id)
             else:
                 out[job.id] = Reason(
-                    "reservation",
+                    WaitCode.RESERVATION,
                     f"GPUs are kept for job {self.job.id} (priority {self.job.priority}), which is expected to start "
                     f"in about "
                     f"{format_duration(self.within_s)}; this job would not end before that.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuloom.core.book import Book
-from gpuloom.core.decision import Reason
+from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.job import Job
 from gpuloom.core.words import are, plural
 from gpuloom.live.planning.fleet import fleet_of, open_slots, slots_of
@@ -16,10 +16,10 @@ def nothing_to_give(book: Book) -> Reason:
         have = fleet.cluster.gpus
         all_of = f"All {have:,} GPUs in service are" if have > 1 else "The one GPU in service is"
         text = f"{all_of} held by jobs that are not preempted for it."
-        return Reason("not_enough_free_gpus", text, {"gpus_in_service": have, "free_gpus": 0})
+        return Reason(WaitCode.NOT_ENOUGH_FREE_GPUS, text, {"gpus_in_service": have, "free_gpus": 0})
     states = ", ".join(f"{node.name} is {node.state}" for node in book.nodes.values())
     text = f"No GPU in service accepts new jobs ({states or 'no machine is known'})."
-    return Reason("no_gpu_in_service", text)
+    return Reason(WaitCode.NO_GPU_IN_SERVICE, text)
 
 
 def unplaceable(book: Book, job: Job, world: World) -> Reason:
@@ -37,7 +37,7 @@ def unplaceable(book: Book, job: Job, world: World) -> Reason:
         why.append(f"{are(out)} out of service")
     text = f"It needs {plural(job.gpus, 'GPU')}{_types(job)}; {have} of {total} could be given to it"
     text += f", as {' and '.join(why)}." if why else ", but not together as it needs them."
-    return Reason("gpus_out_of_service", text, {"gpus": job.gpus, "gpus_in_service": have})
+    return Reason(WaitCode.GPUS_OUT_OF_SERVICE, text, {"gpus": job.gpus, "gpus_in_service": have})
 
 
 def _types(job: Job) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuloom.core.errors import ImpossibleJobError, InputError
-from gpuloom.core.job import ENDED, Job, NodeRecord
+from gpuloom.core.job import ENDED, DeviceKind, Job, Needed, NodeRecord
 from gpuloom.executors.environment import prepared
 from gpuloom.live.forecasts.estimates import Estimates, like_of
 from gpuloom.live.planning.eligible import broken
@@ -33,7 +33,7 @@ class Checks:
 
     def spec(self, spec: JobSpec, where: str) -> None:
         """Raises ImpossibleJobError or InputError, naming the submission, what can't be and what there is."""
-        if spec.gpu_memory is not None and all(node.kind == "cpu" for node in self._nodes):
+        if spec.gpu_memory is not None and all(node.kind == DeviceKind.CPU for node in self._nodes):
             raise ImpossibleJobError(
                 f"{where} can never start: it asks for {spec.gpu_memory} MiB of GPU memory; this cluster has only "
                 f"CPU slots"
@@ -47,7 +47,7 @@ class Checks:
         self._places(spec, where)
         self.after(dependencies(spec), where)
 
-    def after(self, dependencies: Iterable[tuple[int, str]], where: str) -> None:
+    def after(self, dependencies: Iterable[tuple[int, Needed]], where: str) -> None:
         """Raises InputError where a job that is waited for is not there, or has ended badly."""
         for number, how in dependencies:
             other = self._find(number)
@@ -79,9 +79,9 @@ class Checks:
                 raise InputError(f"{where}: {error}") from error
 
 
-def dependencies(spec: JobSpec) -> list[tuple[int, str]]:
-    """(job, 'ok' or 'any') for each job that a spec waits for."""
-    return [(job, "ok") for job in spec.after] + [(job, "any") for job in spec.after_any]
+def dependencies(spec: JobSpec) -> list[tuple[int, Needed]]:
+    """(job, what is needed of it) for each job that a spec waits for."""
+    return [(job, Needed.OK) for job in spec.after] + [(job, Needed.ANY) for job in spec.after_any]
 
 
 def submitted(spec: JobSpec, user: str, first: int, estimates: Estimates) -> tuple[Mapping[str, Any], int]:

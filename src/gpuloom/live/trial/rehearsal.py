@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuloom.agent.nvml import Nvml
-from gpuloom.core.job import ENDED, Gpu, Job, NodeRecord, Phase
+from gpuloom.core.job import ENDED, Gpu, GpuState, Job, NodeRecord, Phase
 from gpuloom.executors.paper import PaperExecutor
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.facade import LiveService
@@ -130,7 +130,7 @@ class Rehearsal:
 
     def gpus(self, states: dict[int, str]) -> None:
         """GPUs of the machine are lost or come back, as the monitor tells."""
-        seen = [Gpu(index, f"gpu-{index}", "", None, state, "") for index, state in states.items()]
+        seen = [Gpu(index, f"gpu-{index}", "", None, GpuState(state), "") for index, state in states.items()]
         self.scheduler.sampled({}, seen, [])
         self.turn()
 

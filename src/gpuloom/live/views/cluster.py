@@ -10,7 +10,7 @@ from typing import cast
 from gpuloom import __version__
 from gpuloom.agent.sample import Foreign, Sample
 from gpuloom.core.events import Event
-from gpuloom.core.job import Attempt, NodeRecord
+from gpuloom.core.job import Attempt, GpuState, NodeRecord, NodeState
 from gpuloom.live.care import Checked
 from gpuloom.live.planning.lacks import Lack
 from gpuloom.live.views.answers import (
@@ -195,7 +195,9 @@ def status_view(
         "gpus": {
             "total": sum(len(node.gpus) for node in nodes),
             "busy": len(holders(attempts)),
-            "in_service": sum(gpu.state == "ok" for node in nodes if node.state == "up" for gpu in node.gpus),
+            "in_service": sum(
+                gpu.state == GpuState.OK for node in nodes if node.state == NodeState.UP for gpu in node.gpus
+            ),
             "kind": cast("KindOfDevice", nodes[0].kind) if nodes else "gpu",
         },
         "nodes": len(nodes),
