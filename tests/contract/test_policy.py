@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import POLICIES, jobs, with_stages, workloads
+from forgetful import Forgetful
 from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.decision import Decision
-from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Speeds, Workload
 from gpuloom.facts.inputs import load_policy
-from gpuloom.policies.base import Parameter, Policy
+from gpuloom.policies.base import Parameter
 from gpuloom.policies.registry import BUILT_IN, policy_ids
 from gpuloom.sim import Failure, simulate
 
@@ -51,37 +50,6 @@ def plain(value: Any) -> bool:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return all(plain(getattr(value, field.name)) for field in dataclasses.fields(value))
     return False
-
-
-class Forgetful(Policy):
-    """A policy that is replaced by a fresh one at chosen calls; only its memory goes on."""
-
-    id = "forgetful"
-
-    def __init__(self, text: str, at: frozenset[int], *, through_store: bool = False, calm: bool = False) -> None:
-        self._text, self._at, self._calls, self._store, self._calm = text, at, 0, through_store, calm
-        self._inner = load_policy(text)
-        self.stands_for(self._inner)
-        self.replaced = 0
-
-    def new_memory(self, workload: Workload, cluster: Any) -> Any:
-        return self._inner.new_memory(workload, cluster)
-
-    def sharing(self, workload: Workload) -> Sharing | None:
-        return self._inner.sharing(workload)
-
-    def saved(self, memory: Any) -> str | None:
-        return self._inner.saved(memory)
-
-    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
-        self._calls += 1
-        stirred = snapshot.finished or snapshot.evicted or snapshot.nodes_down or snapshot.nodes_up
-        if self._calls in self._at and not (self._calm and stirred):
-            self._inner = load_policy(self._text)
-            self.replaced += 1
-            if self._store:
-                memory = pickle.loads(pickle.dumps(memory))
-        return self._inner.decide(snapshot, memory)
 
 
 @pytest.mark.parametrize("text", EVERY)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -13,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import jobs, workloads
+from forgetful import Forgetful
 from gpuloom.core.cluster import Cluster, parse_cluster
 from gpuloom.core.decision import Decision
 from gpuloom.core.scaling import Scaling
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Labels, Workload
 from gpuloom.facts.inputs import load_policy
-from gpuloom.policies.base import Policy
 from gpuloom.scaling.base_view import Sizes
 from gpuloom.sim import Failure, SimResult, simulate
 
@@ -113,28 +112,6 @@ def check(result: SimResult, workload: Workload, cluster: Cluster) -> None:
         assert len(models) == 1
 
 
-class Forgetful(Policy):
-    """A policy that is replaced by a fresh one at chosen calls; only its memory goes on, as through a store."""
-
-    id = "forgetful"
-    resizes = True
-
-    def __init__(self, text: str, at: frozenset[int]) -> None:
-        self._text, self._at, self._calls = text, at, 0
-        self._asked = load_policy(text)
-        self.stands_for(self._asked)
-
-    def new_memory(self, workload: Workload, cluster: Cluster) -> Any:
-        return self._asked.new_memory(workload, cluster)
-
-    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
-        self._calls += 1
-        if self._calls in self._at:
-            self._asked = load_policy(self._text)
-            memory = pickle.loads(pickle.dumps(memory))
-        return self._asked.decide(snapshot, memory)
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=25)
 @given(
@@ -174,7 +151,9 @@ def test_what_matters_survives_a_restart(policy: str, workload: Workload, at: fr
     outages = (Failure(0, 100.0, 700.0), Failure(1, 900.0, 1000.0)) if failures else ()
     nodes = parse_cluster("2x8")
     workload = fitting(workload, 16)
-    result = simulate(workload, nodes, Forgetful(policy, at), failures=outages, record_segments=True)
+    result = simulate(
+        workload, nodes, Forgetful(policy, at, through_store=True), failures=outages, record_segments=True
+    )
     check(result, workload, nodes)
 
 

@@ -18,8 +18,8 @@ from gpuloom.core.workload import Labels, Speeds, Workload
 from gpuloom.policies.base import Policy
 from gpuloom.policies.registry import create_policy
 from gpuloom.sim import Failure, SimResult, simulate
+from released_times import Stages, one_order_s
 
-Stages = tuple[float, float, float]
 Sharer = tuple[int, float, float, int]
 """(job, start, end, layer) of a run"""
 
@@ -73,25 +73,6 @@ def woven(draw: st.DrawFn, *, most: int = 20, largest: int = 8, hetero: bool = F
 
 
 # -- the model, written apart from the one under test ----------------------------------------------------------
-
-
-def one_order_s(group: list[Stages]) -> float:
-    """The recurrence of ../shared/data/muri/SEMANTICS.md."""
-    n, end = len(group), [0.0]
-    for i in range(8):
-        after = [0.0]
-        if (i + 1) % 4 < n:
-            after.append(end[i] + group[(i + 1) % 4][2])
-        if (i + 2) % 4 < n:
-            after.append(end[i] + group[(i + 2) % 4][1])
-        if i > 0 and (i + 3) % 4 < n:
-            after.append(end[i - 1] + group[(i + 3) % 4][0])
-        end.append(max(after))
-        if i >= 4:
-            now, before = end[i + 1] - end[i - 3], end[i] - end[i - 4]
-            if abs(now - before) <= 1e-3 * max(abs(now), abs(before)):
-                return now
-    return end[8] - end[4]
 
 
 class Model:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import jobs
+from forgetful import Forgetful
 from gpuloom.core.cluster import Cluster, parse_cluster
-from gpuloom.core.decision import Decision
 from gpuloom.core.scaling import Scaling
-from gpuloom.core.sharing import Sharing
-from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Speeds, Workload
-from gpuloom.policies.base import Policy
 from gpuloom.policies.registry import create_policy
 from gpuloom.scaling.base_view import Sizes
 from gpuloom.sim import Failure, SimResult, simulate
@@ -97,31 +93,6 @@ def check(result: SimResult, workload: Workload, cluster: Cluster) -> None:
                 assert spans[one][1] != spans[two][1]
 
 
-class Forgetful(Policy):
-    """A policy that is replaced by a fresh one at chosen calls; only its memory goes on, as through a store."""
-
-    id = "forgetful"
-    resizes = True
-
-    def __init__(self, text: str, at: frozenset[int]) -> None:
-        self._text, self._at, self._calls = text, at, 0
-        self._asked = create_policy(text)
-        self.stands_for(self._asked)
-
-    def sharing(self, workload: Workload) -> Sharing | None:
-        return self._asked.sharing(workload)
-
-    def new_memory(self, workload: Workload, cluster: Cluster) -> Any:
-        return self._asked.new_memory(workload, cluster)
-
-    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
-        self._calls += 1
-        if self._calls in self._at:
-            self._asked = create_policy(self._text)
-            memory = pickle.loads(pickle.dumps(memory))
-        return self._asked.decide(snapshot, memory)
-
-
 @pytest.mark.parametrize("text", TEXTS)
 @settings(max_examples=40)
 @given(
@@ -156,7 +127,7 @@ def test_what_always_holds(
 )
 def test_it_goes_on_from_its_memory(workload: Workload, cluster: str, at: frozenset[int]) -> None:
     nodes = parse_cluster(cluster)
-    result = simulate(workload, nodes, Forgetful("weave", at), record_segments=True, interval_s=60)
+    result = simulate(workload, nodes, Forgetful("weave", at, through_store=True), record_segments=True, interval_s=60)
     check(result, workload, nodes)
 
 

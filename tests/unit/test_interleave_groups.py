@@ -17,8 +17,8 @@ from gpuloom.core.workload import Workload
 from gpuloom.interleave.efficiency import MEASURED_OVERHEAD, Interleaving
 from gpuloom.interleave.groups import UNKNOWN, GroupSharing, GroupTimes
 from gpuloom.interleave.rounds import Bucket, Rounds
+from released_times import Stages, one_order_s
 
-Stages = tuple[float, float, float]
 PLAIN = (1.0,) * 4
 NAN = float("nan")
 
@@ -30,25 +30,6 @@ def staged(rows: Sequence[Stages], **columns: Any) -> Workload:
 def times(rows: Sequence[Stages], *, overhead: tuple[float, ...] = PLAIN, order: str = "best", **more: Any):
     columns = {name: np.array(more.pop(name), float) for name in ("iteration_s", "gpu_memory_mib") if name in more}
     return GroupTimes(staged(rows, **columns), Interleaving("measured", order, overhead), **more, floor=False)
-
-
-def one_order_s(group: Sequence[Stages]) -> float:
-    """The recurrence of the released simulator, word for word (../shared/data/muri/SEMANTICS.md)."""
-    n, end = len(group), [0.0]
-    for i in range(8):
-        after = [0.0]
-        if (i + 1) % 4 < n:
-            after.append(end[i] + group[(i + 1) % 4][2])
-        if (i + 2) % 4 < n:
-            after.append(end[i] + group[(i + 2) % 4][1])
-        if i > 0 and (i + 3) % 4 < n:
-            after.append(end[i - 1] + group[(i + 3) % 4][0])
-        end.append(max(after))
-        if i >= 4:
-            now, before = end[i + 1] - end[i - 3], end[i] - end[i - 4]
-            if abs(now - before) <= 1e-3 * max(abs(now), abs(before)):
-                return now
-    return end[8] - end[4]
 
 
 def together_s(group: Sequence[Stages], order: str = "best") -> float:
