@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -162,7 +163,7 @@ def test_where_it_makes_no_difference_nothing_is_said() -> None:
 
 
 def test_a_missing_matplotlib_is_told_before_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuloom.cli.outputs.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     error = run("compare", tmp_path / "not-even-there.csv", "--cluster", "1x1", "--plot", tmp_path / "p.png").exception
     assert isinstance(error, MissingDependencyError)
     assert "gpuloom[plot]" in str(error)

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from gpuloom.cli.share.group import share
 from gpuloom.core.errors import InputError
+from gpuloom.report.shared_gpu import save_timeline, sms_over_time
 from gpuloom.sharing.profiles import KernelProfile, KernelRecord
-from gpuloom.sharing.report import save_timeline, sms_over_time
 from gpuloom.sharing.rule import Params, Tail
 from gpuloom.sharing.shim.native import library_path
 from gpuloom.sharing.shipped import shipped
@@ -190,7 +190,7 @@ def test_timeline(tmp_path: Path) -> None:
     save_timeline([outcome], window, 80, tmp_path / "t.png", "pair")
     save_timeline([outcome], window, 80, tmp_path / "t.svg", "pair")
     drawn = (tmp_path / "t.svg").read_text()
-    assert all(drawn.count(f"fill: {colour}") > 1 for colour in ("#d9b44a", "#b9cfe4")), "bars, beside the legend's"
+    assert all(drawn.count(f'"{colour}"') > 1 for colour in ("#d9b44a", "#b9cfe4")), "bars, beside the legend's"
     assert (tmp_path / "t.png").stat().st_size > 5000
     with pytest.raises(InputError, match=r"ends in \.png"):
         save_timeline([outcome], window, 80, tmp_path / "t.gif", "pair")

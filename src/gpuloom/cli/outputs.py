@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gpuloom.core.errors import InputError, MissingDependencyError
+from gpuloom.core.errors import InputError
 
 
 class Overwrite(click.Option):
@@ -50,12 +49,9 @@ def check_outputs(targets: list[str | None], plot_target: str | None) -> None:
         if not os.access(target if Path(target).exists() else Path(target).absolute().parent, os.W_OK):
             raise InputError(f"{target}: no permission to write there")
     if plot_target is not None:
-        from gpuloom.report.plot import SUFFIXES
+        from gpuloom.report.picture import check_picture
 
-        if Path(plot_target).suffix.lower() not in SUFFIXES:
-            raise InputError(f"{plot_target}: a plot is written to a file that ends in {', '.join(SUFFIXES)}")
-        if find_spec("matplotlib") is None:
-            raise MissingDependencyError("a plot", "matplotlib", "plot")
+        check_picture(Path(plot_target))
 
 
 def check_overwrites(targets: Iterable[str | None], inputs: Iterable[Path]) -> None:

@@ -27,6 +27,13 @@ class Chart:
     key: str
     svg: str
     hover: dict[str, Any] | None
+    title: str
+    frame: Frame
+
+    def at(self, x: float, y: float) -> str:
+        """The chart as a part of a picture."""
+        size = f'x="{x:g}" y="{y:g}" width="{self.frame.width}" height="{self.frame.height}"'
+        return self.svg.replace("<svg ", f"<svg {size} ", 1)
 
 
 def jct_chart(results: Sequence[SimResult]) -> Chart:
@@ -51,7 +58,9 @@ def jct_chart(results: Sequence[SimResult]) -> Chart:
     series = [{"x": _digits(each.jct_s, 5), "y": _digits(each.share, 4)} for each in found]
     title = "Distribution of job completion time"
     description = "For each policy the share of jobs that ended within the time on the horizontal axis."
-    return Chart("jct", chart(frame, "jct", title, description, body), _hover(frame, x, "percent", series))
+    return Chart(
+        "jct", chart(frame, "jct", title, description, body), _hover(frame, x, "percent", series), title, frame
+    )
 
 
 def queue_chart(results: Sequence[SimResult]) -> Chart:
@@ -109,13 +118,13 @@ def relative_chart(results: Sequence[SimResult], names: Sequence[str]) -> Chart:
                 )
             elif offset == 0:
                 text = "interrupted: not compared" if results[number].interrupted else "-"
-                parts.append(f'<text class="tick" x="{x(1.0) + 6:.1f}" y="{top + bar:.1f}" dy=".35em">{text}</text>')
+                parts.append(f'<text class="tick" x="{left + 6}" y="{top + bar:.1f}" dy=".35em">{text}</text>')
         body.append(f'<g class="s{number}">{"".join(parts)}</g>')
     one = f"{x(1.0):.1f}"
     body.append(f'<path class="one" d="M{one} {frame.top}V{frame.height - frame.bottom}"/>')
     title = "JCT relative to the best policy"
     description = "Per policy two bars: average JCT (strong) and p99 JCT (pale), each over the best policy's."
-    return Chart("relative", chart(frame, "relative", title, description, body), None)
+    return Chart("relative", chart(frame, "relative", title, description, body), None, title, frame)
 
 
 def _over_time(
@@ -146,7 +155,7 @@ def _over_time(
     body.append(_cross(frame))
     series = [{"dx": edges[1].item(), "end": edges[-1].item(), "y": _digits(values, 4)} for edges, values in found]
     shown = _hover(frame, x, "percent" if fraction else "number", series)
-    return Chart(key, chart(frame, key, title, description, body), shown)
+    return Chart(key, chart(frame, key, title, description, body), shown, title, frame)
 
 
 def _hover(frame: Frame, x: Scale, kind: str, series: list[dict[str, Any]]) -> dict[str, Any]:

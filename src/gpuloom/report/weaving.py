@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from io import BytesIO, StringIO
+from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
-from gpuloom.core.errors import InputError, MissingDependencyError
+from gpuloom.core.errors import InputError
 from gpuloom.core.profile import STAGES_3, STAGES_4
 from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.core.words import plural
-from gpuloom.files.whole import binary_output
 from gpuloom.interleave.efficiency import SLOTS, Interleaving
-from gpuloom.report.axis import PALETTE, linear_ticks
+from gpuloom.report.axis import linear_ticks
+from gpuloom.report.picture import check_picture, moved, patch_key, picture, save_picture, text
+from gpuloom.report.svg import Frame, fill, shorten, x_axis
 from gpuloom.report.table import NOT_A_TERMINAL_WIDTH
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 MOST_DRAWN = 6
-_GREY = "#5f6670"
+_WIDTH, _LANE, _BAR = 1390, 26, 21
 _SETTLED = 1e-12
 _ROUNDS = 400
 _NOTABLE = 2e-3
@@ -333,126 +329,76 @@ def save_weaving(groups: Sequence[WovenGroup], interleaving: Interleaving, path:
 
     Raises:
         InputError: another suffix, or nothing to draw.
-        MissingDependencyError: matplotlib is not installed.
+        MissingDependencyError: matplotlib is not installed (SVG does without).
         OSError: the file can't be written; names it.
     """
-    from gpuloom.report.plot import _STYLE, SUFFIXES
-
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise InputError(f"a plot is written as {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, not as {str(path)!r}")
+    check_picture(path)
     if not groups:
         raise InputError("there are no groups to plot")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-    except ImportError as error:
-        raise MissingDependencyError("a plot", "matplotlib", "plot") from error
     shown = sorted(groups, key=lambda g: (-len(g.jobs), -g.gpus * g.count, -g.throughput))[:MOST_DRAWN]
-    undated: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
-    image = BytesIO()
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # names in a script the font lacks
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
-        layout = ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08, hspace=0.05, wspace=0.02)
-        figure = Figure(figsize=(14, 1.3 + 2.5 * len(shown)), dpi=130, layout=layout)
-        _draw(figure, shown, groups, interleaving)
-        figure.savefig(image, format=suffix[1:], metadata=undated)
-    with binary_output(path) as file:
-        file.write(image.getbuffer())
-
-
-def _draw(
-    figure: Figure, shown: Sequence[WovenGroup], groups: Sequence[WovenGroup], interleaving: Interleaving
-) -> None:
-    panels: Any = figure.subplots(len(shown), 2, squeeze=False, width_ratios=(1, 1))
-    for (before, after), group in zip(panels, shown, strict=True):
-        stage_s = [job.stage_s for job in group.jobs]
-        slots = [job.slot for job in group.jobs]
-        model = interleaving.model
-        alone, turn = _one_after_another(stage_s, [job.solo_s for job in group.jobs], 2, slots, model)
-        spans, period = timeline(stage_s, slots, model)
-        woven = stretched(spans, period, group.iteration_s)
-        # From the third round on all jobs are under way.
-        first = 2 * group.iteration_s if len(group.jobs) > 1 else 0.0
-        woven = window(woven, first, first + 2 * group.iteration_s)
-        longest = 2 * max(turn, group.iteration_s)
-        unit, factor = ("ms", 1e3) if longest < 2 else ("s", 1.0)
-        names = lanes(len(stage_s[0]), model)
-        for axes, drawn, end in ((before, alone, 2 * turn), (after, woven, 2 * group.iteration_s)):
-            _panel(axes, drawn, names, end * factor, longest * factor, factor)
-            axes.set_xlabel(f"time ({unit})")
-        after.tick_params(axis="y", labelleft=False)
-        many = f"{group.count:,} groups of " if group.count > 1 else ""
-        held = plural(group.gpus, "GPU")
-        said = (
-            f"{many}{len(group.jobs)} jobs on {held}, one after another" if len(group.jobs) > 1 else f"alone on {held}"
-        )
-        before.set_title(f"{said}: γ {group.solo_efficiency:.2f}")
-        overhead = f", overhead × {group.overhead:.2f} in it" if abs(group.overhead - 1) > 1e-9 else ""
-        if period > group.iteration_s * (1 + _NOTABLE) and len(group.jobs) > 1:
-            overhead += ", stages drawn shorter"
-        done = "woven" if len(group.jobs) > 1 else "not woven"
-        after.set_title(f"{done}: γ {group.efficiency:.2f}, T {time_text(group.iteration_s)}{overhead}")
-        _legend(after, group)
     left_out = sum_ints(group.count for group in groups) - sum_ints(group.count for group in shown)
     says = [f"two iterations of every job; model {interleaving.model}, ordering {interleaving.ordering}"]
     if interleaving.model == "measured":
         says.append("load: storage and CPU, two jobs at a time")
     if left_out:
         says.append(f"{plural(left_out, 'more group')} not drawn")
-    figure.suptitle(" · ".join(says), fontsize=11, color=_GREY)
+    body, top = [text(_WIDTH / 2, 20, " · ".join(says), anchor="middle")], 44.0
+    for group in shown:
+        drawn, height = _row(group, interleaving)
+        body.append(moved(0, top, drawn))
+        top += height
+    save_picture(picture(_WIDTH, top, body), path)
 
 
-def _panel(axes: Axes, spans: Sequence[Span], names: Sequence[str], end: float, longest: float, factor: float) -> None:
-    axes.axvspan(0, end, color="#f4f5f7", zorder=0, linewidth=0)
-    for span in spans:
-        narrow = span.length_s * factor < 0.01 * longest  # a white edge would hide it
-        axes.barh(
-            span.lane,
-            span.length_s * factor,
-            0.82,
-            left=span.start_s * factor,
-            color=PALETTE[span.job][0],
-            edgecolor=PALETTE[span.job][0] if narrow else "white",
-            linewidth=0.6,
-            zorder=2,
-        )
-    axes.axvline(end, color=_GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
-    axes.set_xlim(0, longest * 1.02)
-    axes.set_ylim(len(names) - 0.45, -0.55)
-    axes.set_yticks(range(len(names)), names)
-    axes.tick_params(axis="y", length=0, labelcolor="#2b3036")
-    axes.grid(visible=False, axis="y")
-    ticks = linear_ticks(0, longest, 6)
-    from matplotlib.ticker import FixedLocator
-
-    axes.xaxis.set_major_locator(FixedLocator(list(ticks.at)))
-    axes.xaxis.set_ticklabels(ticks.text)
-
-
-def _legend(axes: Axes, group: WovenGroup) -> None:
-    from matplotlib.patches import Patch
-
-    from gpuloom.report.plot import _literal
-
-    handles, texts = [], []
+def _row(group: WovenGroup, interleaving: Interleaving) -> tuple[list[str], float]:
+    """A group before, after, and its jobs, side by side; and how high that is."""
+    stage_s = [job.stage_s for job in group.jobs]
+    slots = [job.slot for job in group.jobs]
+    model, together = interleaving.model, len(group.jobs) > 1
+    alone, turn = _one_after_another(stage_s, [job.solo_s for job in group.jobs], 2, slots, model)
+    spans, period = timeline(stage_s, slots, model)
+    woven = stretched(spans, period, group.iteration_s)
+    # From the third round on all jobs are under way.
+    first = 2 * group.iteration_s if together else 0.0
+    woven = window(woven, first, first + 2 * group.iteration_s)
+    longest = 2 * max(turn, group.iteration_s)
+    names = lanes(len(stage_s[0]), model)
+    many = f"{group.count:,} groups of " if group.count > 1 else ""
+    held = plural(group.gpus, "GPU")
+    said = f"{many}{len(group.jobs)} jobs on {held}, one after another" if together else f"alone on {held}"
+    overhead = f", overhead × {group.overhead:.2f} in it" if abs(group.overhead - 1) > 1e-9 else ""
+    if period > group.iteration_s * (1 + _NOTABLE) and together:
+        overhead += ", stages drawn shorter"
+    done = f"{'woven' if together else 'not woven'}: γ {group.efficiency:.2f}, T {time_text(group.iteration_s)}"
+    frame = Frame(width=570, height=80 + _LANE * len(names), left=78, top=26)
+    after = replace(frame, width=510, left=18)
+    parts = _panel(frame, f"{said}: γ {group.solo_efficiency:.2f}", alone, len(names), 2 * turn, longest)
+    parts += [text(70, frame.top + _LANE * (at + 0.5), name, "row", "end") for at, name in enumerate(names)]
+    parts.append(moved(570, 0, _panel(after, f"{done}{overhead}", woven, len(names), 2 * group.iteration_s, longest)))
     for at, (job, slowdown) in enumerate(zip(group.jobs, group.slowdown, strict=True)):
-        name = job.name if len(job.name) <= _NAME else f"{job.name[: _NAME - 1]}…"
-        handles.append(Patch(color=PALETTE[at][0]))
-        texts.append(f"{_literal(name)}  {slowdown:.2f}× its time alone" if math.isfinite(slowdown) else _literal(name))
-    axes.legend(
-        handles,
-        texts,
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.04),
-        frameon=False,
-        fontsize=9,
-        handlelength=1.0,
-        borderaxespad=0.4,
-    )
+        told = f": {slowdown:.2f}× its time alone" if math.isfinite(slowdown) else ""
+        key = [patch_key(at), text(32, 0, shorten(job.name, _NAME) + told, "row")]
+        parts.append(moved(1070, frame.top + 10 + 22 * at, key))
+    return parts, float(max(frame.height, frame.top + 22 * len(group.jobs) + 10))
+
+
+def _panel(frame: Frame, title: str, spans: Sequence[Span], rows: int, end_s: float, longest_s: float) -> list[str]:
+    unit, factor = ("ms", 1e3) if longest_s < 2 else ("s", 1.0)
+    x = frame.x(0, 1.02 * longest_s * factor)
+    end, bottom = x(end_s * factor), frame.height - frame.bottom
+    body = [
+        text(frame.left, 8, title, "head"),
+        f'<rect class="ground" x="{frame.left}" y="{frame.top}" width="{end - frame.left:.1f}" '
+        f'height="{bottom - frame.top}"/>',
+        *x_axis(frame, x, linear_ticks(0, longest_s * factor, 6), f"time ({unit})"),
+    ]
+    for span in spans:
+        start, until = x(span.start_s * factor), x((span.start_s + span.length_s) * factor)
+        edge = ' stroke="#fff" stroke-width="0.8"' if until - start > 4 else ""  # it would hide a narrow one
+        y, width = frame.top + _LANE * (span.lane + 0.09), max(until - start, 0.6)
+        body.append(f'<rect x="{start:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_BAR:g}" {fill(span.job)}{edge}/>')
+    body.append(f'<path class="one" d="M{end:.1f} {frame.top}V{bottom}"/>')
+    return body
 
 
 def solo_efficiency(stage_s: Sequence[Sequence[float]], solo_s: Sequence[float], interleaving: Interleaving) -> float:

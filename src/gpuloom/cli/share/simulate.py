@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--requests", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, metavar="N")
 @click.option("--arrivals", metavar="FILE", help="Gaps between requests in seconds, a JSON list, instead of Poisson.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
-@click.option("--plot", metavar="FILE", help="Draw the timeline (.png, .svg, .pdf); needs matplotlib.")
+@click.option("--plot", metavar="FILE", help="Draw the timeline (.png, .svg, .pdf); all but .svg need matplotlib.")
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the outcomes as JSON.")
 def simulate(
     high: str,
@@ -92,7 +92,7 @@ def simulate(
     if json_target != "-":
         _print(outcomes)
     if plot is not None and window is not None:
-        from gpuloom.sharing.report import save_timeline
+        from gpuloom.report.shared_gpu import save_timeline
 
         save_timeline(outcomes, window, service.sm_count, Path(plot), f"{service.name} beside {training.name}")
         click.echo(f"timeline of {window[1] - window[0]:.3g} s: {plot}", err=True)
