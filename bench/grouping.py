@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from gpuloom.interleave.efficiency import Interleaving
 from gpuloom.interleave.grouping import Grouping, group_jobs
 from gpuloom.solvers.matching import Matcher, max_weight_matching
 from public_data import DATA, need
+from timing import cpu
 
 REPO = Path(__file__).resolve().parents[1]
 PROFILES = DATA / "muri" / "model_stage_profiles.csv"
@@ -31,16 +31,6 @@ PLANS = ((1_000, 8), (1_000, 50), (1_000, 1_000), (10_000, 50))
 AGAINST_NETWORKX = (50, 100, 200)
 MATCHINGS = (8, 20, 36, 100, 300, 1_000)
 GAP_JOBS, GAP_DRAWS = 96, 20
-
-
-def cpu(run: Callable[[], Any], times: int = 3) -> tuple[float, Any]:
-    """(least CPU seconds, the last result)."""
-    least, result = float("inf"), None
-    for _ in range(times):
-        begun = time.process_time()
-        result = run()
-        least = min(least, time.process_time() - begun)
-    return least, result
 
 
 def drawn(jobs: int, profiles: int, seed: int) -> np.ndarray:
@@ -65,7 +55,7 @@ def plans() -> list[dict[str, Any]]:
     rows = []
     for jobs, profiles in PLANS:
         stage_s = drawn(jobs, profiles, 1)
-        seconds, _ = cpu(lambda stage_s=stage_s: group_jobs(stage_s, interleaving=Interleaving()))
+        seconds, _ = cpu(lambda stage_s=stage_s: group_jobs(stage_s, interleaving=Interleaving()), 3)
         rows.append({"jobs": jobs, "profiles": profiles, "cpu_s": seconds})
         print(f"| {jobs:,} jobs | {profiles:,} | {seconds:.3f} |", flush=True)
     return rows
@@ -83,7 +73,7 @@ def networkx_ratio() -> list[dict[str, Any]]:
         graph.add_weighted_edges_from((a, b, weight[a, b]) for a in range(nodes) for b in range(a))
         theirs, pairs = cpu(lambda graph=graph: nx.max_weight_matching(graph), 1)
         optimum = sum(weight[a, b] for a, b in pairs)
-        ours, found = cpu(lambda weight=weight: max_weight_matching(weight))
+        ours, found = cpu(lambda weight=weight: max_weight_matching(weight), 3)
         rows.append({"nodes": nodes, "networkx_s": theirs, "cpu_s": ours, "share": found.weight / optimum})
         print(
             f"| {nodes} | {theirs:.2f} | {ours:.4f} | {theirs / ours:,.0f} | {found.weight / optimum:.5f} |", flush=True
@@ -103,7 +93,7 @@ def matchings() -> list[dict[str, Any]]:
         for solver in ("table", "columns"):
             if solver == "table" and types > 100:
                 continue
-            first, _ = cpu(lambda w=weight, s=solver, a=asked: Matcher(w).solve(a[0], solver=s))
+            first, _ = cpu(lambda w=weight, s=solver, a=asked: Matcher(w).solve(a[0], solver=s), 3)
             matcher = Matcher(weight)
             matcher.solve(np.ones(types), solver=solver)
             total, found = cpu(lambda m=matcher, s=solver, a=asked: [m.solve(c, solver=s) for c in a], 1)

@@ -20,7 +20,6 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +28,13 @@ from gpuloom.traces import read_trace
 from gpuloom.traces.generate import GeneratorConfig, generate
 from history import add
 from public_data import DATA
+from timing import cpu
 
 REPO = Path(__file__).resolve().parents[1]
 ARTIFACT = {"SRTF": "srtf", "SRSF": "srsf", "Tiresias": "tiresias", "AntMan": "antman", "Themis": "themis"}
 ARTIFACT_5755 = {"srtf": 22.0, "srsf": 27.0, "tiresias": 42.0, "antman": 186.0}
 """CPU seconds of the artifact on a trace of 5,755 jobs (SEMANTICS.md); set against a generated one of that size."""
 FAST = ("fifo", "fifo:backfill=easy", "sjf", "srtf", "srsf", "tiresias", "gittins", "themis", "antman")
-
-
-def cpu(run: Callable[[], Any], times: int = 1) -> tuple[float, Any]:
-    """(least CPU seconds, the last result)."""
-    least, result = float("inf"), None
-    for _ in range(times):
-        begun = time.process_time()
-        result = run()
-        least = min(least, time.process_time() - begun)
-    return least, result
 
 
 class Bench:

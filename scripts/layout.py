@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ROOT / "src" / "gpuloom"
 PAGE = ROOT / "docs" / "explanation" / "architecture.md"
 BEGIN, END = "<!-- layout: begin -->", "<!-- layout: end -->"
-ROOMS = ("live", "sharing", "cli")
+ROOMS = ("live", "executors", "sharing", "cli")
 """Packages whose inner rooms have lines of their own."""
 
 
