@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuloom.core.errors import GpuloomError, InputError
-from gpuloom.live.views.answers import type_of
 
 
 class ClientError(GpuloomError):
@@ -79,6 +78,8 @@ def of_answer(status: int, reason: str, problem: Any) -> ClientError:
     Args:
         problem: the body (application/problem+json), or what came in its place.
     """
+    from gpuloom.live.views.answers import type_of  # not needed while all goes well
+
     fields = problem if isinstance(problem, Mapping) else {}
     found = fields.get("errors")
     details = [e for e in found if isinstance(e, Mapping)] if isinstance(found, list) else []
