@@ -20,6 +20,8 @@ import pytest
 
 from builders import REQUIRED
 
+pytestmark = pytest.mark.slow
+
 RUN = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
 ROWS = [(0, 3600, 2, "a"), (60, 600, 1, "b"), (120, 1200, 8, "c"), (130, 60, 1, "d"), (4000, 900, 4, "e")]
 

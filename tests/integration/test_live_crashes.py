@@ -14,6 +14,8 @@ import pytest
 from real_scheduler import Real, alive, real
 from until import until
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parents[1] / "crash_at_writes.py"
 FIRST, STEP = 5, 19
 

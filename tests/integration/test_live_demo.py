@@ -20,6 +20,8 @@ from gpuloom.cli.demo.replay import Compared
 from gpuloom.cli.demo.view import result_lines
 from gpuloom.core.errors import GpuloomError
 
+pytestmark = pytest.mark.slow
+
 RUN = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
 
 

@@ -6,8 +6,12 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 from real_scheduler import real
 from until import until
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -26,6 +26,8 @@ from live_builders import living
 from real_scheduler import Real, alive, real
 from until import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[Real]:

@@ -19,6 +19,8 @@ from gpuloom.store.sqlite import SqliteStore
 from live_builders import Live, living
 from real_scheduler import Real, alive, real
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[Real]:

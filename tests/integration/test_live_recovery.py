@@ -14,6 +14,8 @@ from gpuloom.executors.port import RunPhase, RunStatus
 from gpuloom.store.port import StoreError
 from live_builders import Live, living, spec
 
+pytestmark = pytest.mark.slow
+
 
 def test_running_jobs_are_taken_up_again(tmp_path: Path) -> None:
     executor = FakeExecutor()

@@ -19,6 +19,8 @@ from gpuloom.client import Client
 from real_scheduler import Real, real
 from until import until
 
+pytestmark = pytest.mark.slow
+
 MANY = 2000
 NOBODY = 65534
 

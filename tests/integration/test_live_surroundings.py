@@ -17,6 +17,8 @@ import pytest
 from real_scheduler import Real, alive, real
 from until import until
 
+pytestmark = pytest.mark.slow
+
 JOBS = 40
 
 

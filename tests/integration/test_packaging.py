@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("gpuloom/sharing/native/libgpuloom_admission.so", "gpuloom/sharing/native/gpuloom_shim/libcuda.so.1")
 SIMULATE = ("share", "simulate", "--high", "resnet50:15rps", "--best-effort", "resnet50-train", "--requests", "20")

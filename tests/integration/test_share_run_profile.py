@@ -15,6 +15,8 @@ import pytest
 from fake_torch import install
 from shim_kit import Stage, built
 
+pytestmark = pytest.mark.slow
+
 CLIENT, RING, ENTRY, ENTRIES = 4096, 512, 64, 32  # native/interposer/shm.h
 CLASSES = ("unknown", "compute", "memory")
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel"

@@ -20,6 +20,8 @@ from gpuloom.sharing.shim import build, compiler, native
 from gpuloom.sharing.table import signature
 from shim_kit import SOURCES, Stage, built, cmake_program, configure, told
 
+pytestmark = pytest.mark.slow
+
 SANITIZERS = ("address", "undefined", "thread")
 MANGLED = (
     "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_",

@@ -18,6 +18,8 @@ from gpuloom.sharing.shim import shm
 from shim_kit import Stage, built, told
 from shim_pairs_kit import ShimPair
 
+pytestmark = pytest.mark.slow
+
 NAMED = {"PROGRAM_COMPUTE": "0.9", "PROGRAM_DRAM": "0.9"}  # what the kernels' names say, and their profiles
 
 

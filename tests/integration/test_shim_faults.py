@@ -16,6 +16,8 @@ import pytest
 from gpuloom.sharing.shim import shm
 from shim_kit import SOURCES, Stage, built, told
 
+pytestmark = pytest.mark.slow
+
 MAX_HOLD_S = 0.1
 SLACK_S = 0.4
 """What a loaded machine of two cores may add to a hold by not scheduling the program."""

@@ -27,6 +27,8 @@ from gpuloom.store.home import Home, take_lock
 from gpuloom.store.sqlite import SqliteStore
 from store_builders import Writer
 
+pytestmark = pytest.mark.slow
+
 OURS = ("store", "server/auth.py", "server/up.py", "cli/db.py")
 ALWAYS = 1 << 30
 SAMPLE = 20

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).resolve().parents[1]
 STEP = int(os.environ.get("GPULOOM_TEST_FAULT_STEP", "5"))
 """Every so many of the faults are tried; 1: all of them, which takes a minute."""

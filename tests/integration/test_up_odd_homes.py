@@ -18,6 +18,8 @@ from gpuloom.core.errors import GpuloomError
 from gpuloom.store.sqlite import SqliteStore
 from store_builders import Writer
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def disk(folder: Path, options: str) -> Iterator[Path]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 RUN = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "weave" / "jobs.csv"
 

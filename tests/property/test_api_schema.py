@@ -18,6 +18,8 @@ from gpuloom.server.app import make_app
 from gpuloom.server.openapi import TAGS
 from live_builders import living, spec
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("GPULOOM_API_EXAMPLES", "10"))
 
 

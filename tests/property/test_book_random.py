@@ -19,6 +19,8 @@ from gpuloom.store.memory import MemoryStore
 from gpuloom.store.sqlite import SqliteStore
 from store_builders import JOB_EVENTS, Writer, about, same, stories
 
+pytestmark = pytest.mark.slow
+
 
 def told(events: list[Event]) -> Book:
     book = Book()

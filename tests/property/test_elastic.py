@@ -22,6 +22,8 @@ from gpuloom.facts.inputs import load_policy
 from gpuloom.scaling.base_view import Sizes
 from gpuloom.sim import Failure, SimResult, simulate
 
+pytestmark = pytest.mark.slow
+
 WIDE = "proportion=1;expand_threshold=0.5;shrink_threshold=1.2;check_minutes=1"
 GREEDY = "proportion=1;expand_threshold=3;shrink_threshold=5;count_elastic_usage=no;check_minutes=0.5"
 BASES = (

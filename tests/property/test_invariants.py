@@ -16,6 +16,8 @@ from gpuloom.facts.inputs import load_policy
 from gpuloom.placement.pool import pools_of
 from gpuloom.sim import Failure, SimResult, simulate
 
+pytestmark = pytest.mark.slow
+
 CLUSTERS = ("1x8", "2x8", "3x4,1x8", "8x1")
 MIXED = "2x4:V100,2x4:K80"
 WOVEN = ("muri-s", "muri-l", "muri-xs", "muri-xl")

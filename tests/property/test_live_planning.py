@@ -14,6 +14,8 @@ from gpuloom.live.forecasts.estimates import TOLERANCE, TOLERANCE_S
 from gpuloom.sim import simulate
 from planned import Planned, Task
 
+pytestmark = pytest.mark.slow
+
 EXACT = (
     "fifo",
     "fifo:backfill=easy",

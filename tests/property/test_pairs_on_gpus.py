@@ -20,6 +20,8 @@ from gpuloom.sim import Failure, simulate
 from gpuloom.sim.rebuilt import OUTAGES, Rebuilt
 from gpuloom.traces.generate import GeneratorConfig, generate
 
+pytestmark = pytest.mark.slow
+
 BASES = (
     "fifo",
     "fifo:backfill=easy",

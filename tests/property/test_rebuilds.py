@@ -21,6 +21,8 @@ from gpuloom.sim import Failure, simulate
 from gpuloom.sim.rebuilt import OUTAGES, Rebuilt
 from gpuloom.traces.generate import GeneratorConfig, generate
 
+pytestmark = pytest.mark.slow
+
 WOVEN = ("muri-s", "muri-l", "muri-l:matcher=released", "muri-xs", "muri-xl", "weave")
 SIZED = ("elastic", "elastic:base=srtf", "elastic-goodput", "weave")
 EVERY = (*POLICIES, *WOVEN, "themis:mode=muri", "srtf:placement=repack", "elastic", "elastic-goodput")

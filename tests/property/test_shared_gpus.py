@@ -20,6 +20,8 @@ from gpuloom.policies.registry import create_policy
 from gpuloom.sim import Failure, SimResult, simulate
 from released_times import Stages, one_order_s
 
+pytestmark = pytest.mark.slow
+
 Sharer = tuple[int, float, float, int]
 """(job, start, end, layer) of a run"""
 

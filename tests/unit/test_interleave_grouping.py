@@ -99,6 +99,7 @@ def test_exact_is_the_best_partition(objective: str, model: Interleaving, stages
         assert rows_of(found) == list(range(jobs))
 
 
+@pytest.mark.slow
 def test_exact_beats_the_rounds_where_these_are_greedy() -> None:
     rng = np.random.default_rng(11)
     behind = 0

@@ -282,6 +282,7 @@ def starved(policy: str, *values: str) -> float:
     return float(result.end_s[result.job_gpus == 8][0])
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_large_job_is_not_starved_by_small_ones_without_end(policy: str) -> None:
     """Without ageing it waits until there are no more, as under SRSF, Tiresias and Muri."""
@@ -290,6 +291,7 @@ def test_a_large_job_is_not_starved_by_small_ones_without_end(policy: str) -> No
     assert starved(policy, "ageing=3") < 60_000
 
 
+@pytest.mark.slow
 @BOTH
 def test_whoever_waited_too_long_runs_by_and_by(policy: str) -> None:
     """Worth grows without bound once a job has been here `patience` times the time it needs."""

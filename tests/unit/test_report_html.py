@@ -181,7 +181,9 @@ def test_a_run_without_jobs_still_makes_a_page() -> None:
         timeline=make_timeline([], [], []),
         segments=make_segments([]),
     )
-    Page(render([none, none]))
+    page = Page(render([none, none]))
+    assert "0 jobs" in page.text()
+    assert "nan" not in page.text().lower()
 
 
 def test_no_results_is_an_error(tmp_path: Path) -> None:

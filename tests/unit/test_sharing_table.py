@@ -143,6 +143,7 @@ def test_names_that_would_break_a_line_are_left_out() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_profile_that_is_too_large_for_the_shim_is_refused() -> None:
     launches = [record(f"k{i}", 1, klass="unknown") for i in range(65_537)]
     with pytest.raises(InputError, match=r"65537 kernels, the shim takes 65536"):

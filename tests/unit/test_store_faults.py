@@ -338,6 +338,8 @@ def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
     path.touch()
     with SqliteStore(path) as store:
         Writer(store).submit()
+    with SqliteStore(path, read_only=True) as store:
+        assert [job.id for job in store.load().jobs] == [1]
 
 
 @pytest.fixture
