@@ -30,8 +30,8 @@ test: $(STAMP) ## Run all tests (less than 12 minutes on 2 cores)
 coverage: $(STAMP) ## Print which part of the lines of each package the tests run (TESTS="tests/unit -m 'not slow'": some)
 	@$(BIN)/python scripts/covered.py $(TESTS)
 
-mutants: $(STAMP) ## Put small faults into the program: would tests notice? (N=60 SEED=7 FILES="src/gpuloom/core PATH:LINE")
-	@$(BIN)/python scripts/mutants.py -n $(or $(N),60) $(if $(SEED),--seed $(SEED)) $(FILES)
+mutants: $(STAMP) ## Put small faults into the program: would tests notice? (N=60 SEED=7 FILES="src/gpuloom/core PATH:LINE" TESTS=…)
+	@$(BIN)/python scripts/mutants.py -n $(or $(N),60) $(if $(SEED),--seed $(SEED)) $(FILES) $(if $(TESTS),--tests $(TESTS))
 
 static: $(STAMP) ## Format, lint, strict types, import rules
 	@$(BIN)/ruff format --check .

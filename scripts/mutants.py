@@ -1,6 +1,6 @@
 """Would the tests notice? Put small faults into the program, one at a time, and run the tests that cover the line.
 
-    python scripts/mutants.py -n 60 [--seed 7] [PATH | PATH:LINE | PATH:LINE-LINE]...      (make mutants)
+    python scripts/mutants.py -n 60 [--seed 7] [PATH | PATH:LINE | PATH:LINE-LINE]... [--tests FILE...]   (make mutants)
 
 Faults are drawn at random over src, or over the files and lines named. What covers a line is measured once, kept in
 .mutants, and measured anew for test files that have changed; lines of the program that have moved are found again.
@@ -247,9 +247,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="which sample (default: any)")
     parser.add_argument("--least", type=float, default=80.0, help="per cent to be seen (80: a tenth changes nothing)")
     parser.add_argument("--at-once", type=int, default=2, help="faults tried at the same time (default: 2)")
+    parser.add_argument("--tests", nargs="*", metavar="FILE", help="test files to ask (default: all that are not slow)")
     parser.add_argument("--stale", action="store_true", help="take the map of the tests as it is")
     given = parser.parse_args()
-    covered = Map.of_now(stale=given.stale)
+    covered = Map.of_now(given.tests, stale=given.stale)
     chosen = drawn(given.where, given.n, given.seed, covered)
     print(f"{len(chosen)} faults, seed {given.seed}", flush=True)
     began = time.monotonic()

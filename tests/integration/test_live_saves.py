@@ -10,6 +10,8 @@ import pytest
 
 from real_scheduler import Real, real
 
+pytestmark = pytest.mark.slow
+
 LEAVES = "echo up > up; while :; do sleep 0.05; done"
 
 

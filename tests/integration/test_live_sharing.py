@@ -20,6 +20,8 @@ from gpuloom.store.port import JobQuery
 from live_builders import Live, living
 from shim_kit import built
 
+pytestmark = pytest.mark.slow
+
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 SERVICE: dict[str, Any] = {"share_class": "high"}
 TRAINING: dict[str, Any] = {"task_type": "training"}

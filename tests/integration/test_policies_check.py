@@ -22,6 +22,8 @@ from gpuloom.policies.base import Policy
 from gpuloom.policies.registry import BUILT_IN, GIVEN, give
 from gpuloom.policies.sjf import Sjf
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "policy_plugin" / "gpuloom_user_fair.py"
 MINE = replace(Sjf.traits, summary="of mine")
 

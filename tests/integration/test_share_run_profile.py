@@ -76,7 +76,7 @@ def run(
 
 def share(stage: Stage, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     code = (
-        "import sys\nfrom pathlib import Path\nfrom gpuloom.sharing import build\n"
+        "import sys\nfrom pathlib import Path\nfrom gpuloom.sharing.shim import build\n"
         f"build.shim_path = lambda driver=None: Path({str(stage.made.shim)!r})\n"  # with what the tests build
         "from gpuloom.cli.main import main\nsys.argv[0] = 'gpuloom'\nmain()\n"
     )

@@ -18,6 +18,8 @@ from gpuloom.sharing.rule import reason_name
 from gpuloom.sharing.shim import shm
 from shim_kit import Stage, built, told
 
+pytestmark = pytest.mark.slow
+
 PLAIN_RESULT = "10496471317674553444"
 
 

@@ -14,6 +14,8 @@ from gpuloom.engine.engine import Engine
 from gpuloom.sim import simulate
 from planned import Planned, Task
 
+pytestmark = pytest.mark.slow
+
 SLOTS = 4
 POLICIES = (
     "fifo",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -9,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gpuloom.core.job import TRANSITIONS, Allocation, Phase
 from gpuloom.live.planning.claims import PHASE, Claims, Do, State, Step
 from gpuloom.live.planning.fleet import Slot, slots_of
+
+pytestmark = pytest.mark.slow
 
 GPUS = 2
 JOBS = range(1, 5)

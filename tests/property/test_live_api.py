@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -24,6 +25,8 @@ from gpuloom.live.submission.spec import job_spec
 from gpuloom.server.app import make_app
 from gpuloom.store.sqlite import SqliteStore
 from live_builders import Live
+
+pytestmark = pytest.mark.slow
 
 SLOTS = 4
 ENDED = ("finished", "failed", "cancelled")

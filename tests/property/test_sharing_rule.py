@@ -21,6 +21,8 @@ from gpuloom.sharing.rule import (
     interference,
 )
 
+pytestmark = pytest.mark.slow
+
 U64 = 2**64 - 1
 THETA = (4.51, 3.62, 2.66, 2.07, 1.62, 1.26, 0.95, 0.67, 0.43, 0.21, 0.0)
 
