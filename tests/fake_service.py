@@ -23,8 +23,8 @@ from gpuloom.core.book import Book
 from gpuloom.core.errors import ImpossibleJobError, InputError, PolicyError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Gpu, Job, NodeRecord, Phase
-from gpuloom.live.care import Checked
 from gpuloom.live.service import ConflictError, LogFile, NotFoundError
+from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.actions import Action, impossible, so_already
 from gpuloom.live.submission.spec import JobSpec, indices_of, job_spec
 from gpuloom.live.views import cluster

@@ -220,19 +220,19 @@ def test_wide_letters_keep_columns_in_line(api: Api) -> None:
 
 
 def test_words_of_what_happened_before() -> None:
-    from gpuloom.cli.events import _told
-    from gpuloom.cli.jobs import _how
-    from gpuloom.cli.live_tables import few_words
+    from gpuloom.cli.events import _data_text
+    from gpuloom.cli.jobs import _outcome
+    from gpuloom.cli.live_tables import short_reason
 
     waits = Reason("gpus", "It needs 2 GPUs and 0 are free.")
     again = record(attempts=1, reason=EndReason.PREEMPTED)
     job = views.job_view(again, attempt=None, preemptions=1, reason=waits, usage=None, left=None, now_s=9.0)
-    assert few_words(job) == "It needs 2 GPUs and 0 are free; preempted before"
+    assert short_reason(job) == "It needs 2 GPUs and 0 are free; preempted before"
     ended = attempt(phase=None, ended_s=1.0, reason=EndReason.NODE)
-    assert _how(views.attempt_view(ended)) == "moved: its machine was drained"
+    assert _outcome(views.attempt_view(ended)) == "moved: its machine was drained"
     data = {"reason": "node", "deadline_s": 1795282382.5, "work_s": 90.0, "not_before_s": 1795282382.5, "exit_code": 3}
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1795282382.5))
-    assert _told(data, 1.0) == (
+    assert _data_text(data, 1.0) == (
         f"moved: its machine was drained, ends by {day}, work 1m 30s, not before {day}, exit code 3"
     )
 

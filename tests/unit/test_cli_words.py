@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from builders import jobs
 from gpuloom.cli.demo.replay import Compared
 from gpuloom.cli.demo.view import result_lines
-from gpuloom.cli.events import _told
-from gpuloom.cli.jobs import _how
+from gpuloom.cli.events import _data_text
+from gpuloom.cli.jobs import _outcome
 from gpuloom.cli.main import cli
 from gpuloom.core.words import plural
 from gpuloom.policies.registry import create_policy
@@ -24,10 +24,11 @@ from gpuloom.traces import write_trace
 
 def test_an_exit_code_is_told_once() -> None:
     data = {"reason": "failed", "exit_code": 85, "message": "exit code 85", "after": []}
-    assert _told(data, 0.0) == "reason failed, exit code 85"
-    attempt = {"ended_s": 1.0, "reason": "failed", "exit_code": 85, "message": "exit code 85"}
-    assert _how(attempt) == "failed, exit code 85"
-    assert _how({"ended_s": 1.0, "reason": "not_started", "message": "x"}) == "could not be started, x"
+    assert _data_text(data, 0.0) == "reason failed, exit code 85"
+    attempt: Any = {"ended_s": 1.0, "exit_code": 85, "signal": None, "saved": None}
+    assert _outcome({**attempt, "reason": "failed", "message": "exit code 85"}) == "failed, exit code 85"
+    not_started = {**attempt, "exit_code": None, "reason": "not_started", "message": "x"}
+    assert _outcome(not_started) == "could not be started, x"
 
 
 def test_no_difference_has_no_minus() -> None:

@@ -86,7 +86,7 @@ def test_a_run_is_forgotten_once_nothing_is_left_of_it_and_its_end_is_written_do
     forgotten: list[RunningJob] = []
     keeper: Any = SimpleNamespace(
         _logs=SimpleNamespace(end=lambda run: None),
-        _tell=lambda run: None,
+        _report=lambda run: None,
         _forget=forgotten.append,
     )
     Keeper._concluded(keeper, run)

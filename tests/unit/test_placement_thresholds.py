@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloom.scaling.thresholds import ElasticJob, Judgement, Thresholds, go_round, judge
+from gpuloom.scaling.thresholds import ElasticJob, ResizeDecision, Thresholds, decide_resize, resize_in_turn
 
 PATENT = Thresholds(proportion=0.3, expand_threshold=0.3, shrink_threshold=0.9)
 
@@ -21,19 +21,19 @@ def job(number: int, replicas: int = 1, most: int = 8, *, least: int = 1, gpus: 
 
 def control_step(
     rules: Thresholds, cluster_gpus: int, used_gpus: int, jobs: Iterable[ElasticJob]
-) -> tuple[Judgement, dict[int, int]]:
+) -> tuple[ResizeDecision, dict[int, int]]:
     """One control period, as the policy goes through it: what was found, and the new numbers of replicas."""
     known = list(jobs)
     held = sum(job.replicas * job.replica_gpus for job in known)
-    judgement = judge(rules, cluster_gpus, used_gpus, held)
-    return judgement, go_round(rules, judgement, known)
+    resize = decide_resize(rules, cluster_gpus, used_gpus, held)
+    return resize, resize_in_turn(rules, resize, known)
 
 
 # -- golden: A = 100 GPUs, p = 0.3, ET = 0.3, ST = 0.9, so MT = 0.6 ----------------------------------------------------
 
 
 def test_below_the_expand_threshold_the_budget_is_mt_less_t_times_m() -> None:
-    found = judge(PATENT, 100, 40, 4)
+    found = decide_resize(PATENT, 100, 40, 4)
     assert found.action == "expand"
     assert found.pool_gpus == pytest.approx(18)  # (100 - 40) · 0.3
     assert found.utilisation == pytest.approx(4 / 18)
@@ -44,7 +44,7 @@ def test_below_the_expand_threshold_the_budget_is_mt_less_t_times_m() -> None:
 
 
 def test_above_the_shrink_threshold_the_budget_is_t_less_mt_times_m() -> None:
-    found = judge(PATENT, 100, 40, 20)
+    found = decide_resize(PATENT, 100, 40, 20)
     assert found.action == "shrink"
     assert found.utilisation == pytest.approx(20 / 18)
     assert found.budget_gpus == pytest.approx(9.2)  # (20/18 - 0.6) · 18
@@ -55,7 +55,7 @@ def test_above_the_shrink_threshold_the_budget_is_t_less_mt_times_m() -> None:
 @pytest.mark.parametrize(("elastic", "action"), [(5, "expand"), (6, "hold"), (18, "hold"), (19, "shrink")])
 def test_the_thresholds_themselves_hold(elastic: int, action: str) -> None:
     """M = (100 - 60) · 0.5 = 20: t = 0.25, 0.3, 0.9, 0.95."""
-    assert judge(replace(PATENT, proportion=0.5), 100, 60, elastic).action == action
+    assert decide_resize(replace(PATENT, proportion=0.5), 100, 60, elastic).action == action
 
 
 def test_without_a_pool_all_shrink_to_their_least() -> None:
@@ -65,14 +65,14 @@ def test_without_a_pool_all_shrink_to_their_least() -> None:
 
 
 def test_nobody_elastic_means_nothing_to_do() -> None:
-    assert control_step(PATENT, 16, 16, []) == (judge(PATENT, 16, 16, 0), {})
-    assert judge(PATENT, 16, 0, 0).action == "hold"
+    assert control_step(PATENT, 16, 16, []) == (decide_resize(PATENT, 16, 16, 0), {})
+    assert decide_resize(PATENT, 16, 0, 0).action == "hold"
 
 
 def test_the_two_readings_of_the_gpus_in_use() -> None:
     """60 in use, 20 of them by elastic jobs: M is (100 - 60)·0.3 = 12, or (100 - 40)·0.3 = 18."""
-    assert judge(PATENT, 100, 60, 20).pool_gpus == pytest.approx(12)
-    assert judge(replace(PATENT, count_elastic_usage=False), 100, 60, 20).pool_gpus == pytest.approx(18)
+    assert decide_resize(PATENT, 100, 60, 20).pool_gpus == pytest.approx(12)
+    assert decide_resize(replace(PATENT, count_elastic_usage=False), 100, 60, 20).pool_gpus == pytest.approx(18)
 
 
 def test_who_grows_first() -> None:
@@ -83,9 +83,9 @@ def test_who_grows_first() -> None:
         job(2, priority=0, expansions=1, last_expansion_s=30.0),
         job(3, priority=0, expansions=1, last_expansion_s=20.0),
     ]
-    one = replace(judge(PATENT, 100, 40, 4), budget_gpus=1.0)
-    assert go_round(replace(PATENT, expand_policy="priority"), one, jobs) == {3: 2}
-    assert go_round(replace(PATENT, expand_policy="fair"), one, jobs) == {0: 2}
+    one = replace(decide_resize(PATENT, 100, 40, 4), budget_gpus=1.0)
+    assert resize_in_turn(replace(PATENT, expand_policy="priority"), one, jobs) == {3: 2}
+    assert resize_in_turn(replace(PATENT, expand_policy="fair"), one, jobs) == {0: 2}
 
 
 def test_who_shrinks_first() -> None:
@@ -95,14 +95,14 @@ def test_who_shrinks_first() -> None:
         job(2, 4, priority=1, shrinks=1, last_shrink_s=30.0),
         job(3, 4, priority=1, shrinks=1, last_shrink_s=20.0),
     ]
-    one = replace(judge(PATENT, 100, 40, 20), budget_gpus=1.0)
-    assert go_round(replace(PATENT, shrink_policy="priority"), one, jobs) == {3: 3}
-    assert go_round(replace(PATENT, shrink_policy="fair"), one, jobs) == {0: 3}
+    one = replace(decide_resize(PATENT, 100, 40, 20), budget_gpus=1.0)
+    assert resize_in_turn(replace(PATENT, shrink_policy="priority"), one, jobs) == {3: 3}
+    assert resize_in_turn(replace(PATENT, shrink_policy="fair"), one, jobs) == {0: 3}
 
 
 def test_a_replica_that_the_budget_does_not_cover_is_passed() -> None:
-    some = replace(judge(PATENT, 100, 40, 4), budget_gpus=3.0)
-    assert go_round(PATENT, some, [job(0, gpus=4), job(1, gpus=2), job(2, gpus=1)]) == {1: 2, 2: 2}
+    some = replace(decide_resize(PATENT, 100, 40, 4), budget_gpus=3.0)
+    assert resize_in_turn(PATENT, some, [job(0, gpus=4), job(1, gpus=2), job(2, gpus=1)]) == {1: 2, 2: 2}
 
 
 def test_a_job_that_can_not_be_placed_is_not_asked_again() -> None:
@@ -112,8 +112,8 @@ def test_a_job_that_can_not_be_placed_is_not_asked_again() -> None:
         asked.append((one.job, replicas))
         return one.job != 0
 
-    some = replace(judge(PATENT, 100, 40, 4), budget_gpus=3.0)
-    assert go_round(PATENT, some, [job(0), job(1)], may) == {1: 4}
+    some = replace(decide_resize(PATENT, 100, 40, 4), budget_gpus=3.0)
+    assert resize_in_turn(PATENT, some, [job(0), job(1)], may) == {1: 4}
     assert [entry for entry in asked if entry[0] == 0] == [(0, 2)]
 
 

@@ -12,7 +12,7 @@ from builders import jobs
 from gpuloom.report import windows
 from gpuloom.report.gpu_chart import gpu_chart
 from gpuloom.report.html import render
-from gpuloom.report.windows import MOST_ROWS, MOST_RUNS, busiest, shown_nodes, telling_jobs
+from gpuloom.report.windows import MOST_ROWS, MOST_RUNS, busiest, most_different_jobs, shown_nodes
 from gpuloom.sim.result import SimResult
 from gpuloom.sim.simulator import simulate
 from report_builders import make_result, make_segments, make_timeline
@@ -77,12 +77,12 @@ def test_the_jobs_are_those_that_policies_treat_most_differently() -> None:
     slow = submit + 10.0
     slow[200:260] += 500.0
     one, other = make_result(**same, end_s=submit + 10.0), make_result(policy="sjf", **same, end_s=slow)
-    assert telling_jobs([one, other], 60) == 200
+    assert most_different_jobs([one, other], 60) == 200
     waits = submit.copy()
     waits[100:160] += 90.0
-    assert telling_jobs([make_result(submit_s=submit, start_s=waits, end_s=waits + 10.0)], 60) == 100
-    assert telling_jobs([one], count) == 0
-    assert telling_jobs([one, make_result()], 2) == 0  # not the same jobs
+    assert most_different_jobs([make_result(submit_s=submit, start_s=waits, end_s=waits + 10.0)], 60) == 100
+    assert most_different_jobs([one], count) == 0
+    assert most_different_jobs([one, make_result()], 2) == 0  # not the same jobs
 
 
 def test_every_gpu_second_that_is_shown_is_held() -> None:

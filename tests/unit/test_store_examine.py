@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fake_executor import FakeExecutor
-from gpuloom.live.care import Checked, StoreCheck
 from gpuloom.live.parts import LiveScheduler
+from gpuloom.live.store_check import Checked, StoreCheck
 from gpuloom.store import examine
 from gpuloom.store.home import home_of, take_lock
 from gpuloom.store.port import StoreDamagedError, StoreError

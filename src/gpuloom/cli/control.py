@@ -25,7 +25,7 @@ FEW = 10
 """Most jobs that are reported one by one."""
 
 
-def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
+def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """JOB..., --all, --name."""
     for option in (
         click.option("--name", "names", multiple=True, metavar="PATTERN", help="Your jobs of this name, with * and ?."),
@@ -36,7 +36,9 @@ def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
     return live_options(command)
 
 
-def chosen(client: Client, jobs: Sequence[str], every: bool, names: Sequence[str], states: Sequence[str]) -> list[int]:
+def selected_jobs(
+    client: Client, jobs: Sequence[str], every: bool, names: Sequence[str], states: Sequence[str]
+) -> list[int]:
     """The jobs to act on.
 
     Of ranges, arrays, names and --all only those in `states`: those named one by one are all taken, so that the
@@ -58,7 +60,7 @@ def chosen(client: Client, jobs: Sequence[str], every: bool, names: Sequence[str
     return [*singles, *(job for job in several if job in right)]
 
 
-def large_arrays(client: Client, jobs: Sequence[str], as_json: bool) -> tuple[list[int], list[str]]:
+def split_large_arrays(client: Client, jobs: Sequence[str], as_json: bool) -> tuple[list[int], list[str]]:
     """Split the jobs named: arrays too large to be reported job by job, and the others as written."""
     arrays: list[int] = []
     rest: list[str] = []
@@ -71,7 +73,7 @@ def large_arrays(client: Client, jobs: Sequence[str], as_json: bool) -> tuple[li
     return arrays, rest
 
 
-def do_to_arrays(
+def act_on_arrays(
     client: Client,
     action: str,
     arrays: Sequence[int],
@@ -116,19 +118,19 @@ def report(jobs: Sequence[JobView], as_json: bool, done: Callable[[JobView], str
         click.echo("no job that this applies to")
 
 
-def _so(job: JobView, text: str) -> str:
+def _or_already(job: JobView, text: str) -> str:
     """Say what was done, or that it was so already."""
     return text if job["changed"] else f"{text} already"
 
 
 def _ended(job: JobView) -> str:
     if job["state"] in ENDED:
-        return _so(job, job["state"])
-    return _so(job, "told to stop")
+        return _or_already(job, job["state"])
+    return _or_already(job, "told to stop")
 
 
 @click.command(epilog=JOBS_HELP)
-@choosing
+@selection_options
 @click.option(
     "--grace",
     "grace_s",
@@ -153,18 +155,18 @@ def cancel(
       gpuloom cancel --all
     """
     with connect(home) as client:
-        arrays, jobs_named = large_arrays(client, jobs, as_json)
-        do_to_arrays(
+        arrays, jobs_named = split_large_arrays(client, jobs, as_json)
+        act_on_arrays(
             client, "cancel", arrays, OPEN, lambda s: "cancelled" if s == "cancelled" else "told to stop", grace_s
         )
         if arrays and not jobs_named:
             return
-        changed = client.cancel(chosen(client, jobs_named, every, names, OPEN), grace_s=grace_s)
+        changed = client.cancel(selected_jobs(client, jobs_named, every, names, OPEN), grace_s=grace_s)
     report(changed, as_json, _ended)
 
 
 @click.command(epilog=JOBS_HELP)
-@choosing
+@selection_options
 def hold(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bool, home: Path | None) -> None:
     """Hold waiting jobs until they are released.
 
@@ -173,16 +175,16 @@ def hold(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bo
       gpuloom hold 12-20
     """
     with connect(home) as client:
-        arrays, jobs_named = large_arrays(client, jobs, as_json)
-        do_to_arrays(client, "hold", arrays, ("queued",), str)
+        arrays, jobs_named = split_large_arrays(client, jobs, as_json)
+        act_on_arrays(client, "hold", arrays, ("queued",), str)
         if arrays and not jobs_named:
             return
-        changed = client.hold(chosen(client, jobs_named, every, names, ("queued",)))
-    report(changed, as_json, lambda job: _so(job, "held"))
+        changed = client.hold(selected_jobs(client, jobs_named, every, names, ("queued",)))
+    report(changed, as_json, lambda job: _or_already(job, "held"))
 
 
 @click.command(epilog=JOBS_HELP)
-@choosing
+@selection_options
 def release(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bool, home: Path | None) -> None:
     """Release held jobs: they queue again.
 
@@ -191,11 +193,11 @@ def release(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json:
       gpuloom release 12_
     """
     with connect(home) as client:
-        arrays, jobs_named = large_arrays(client, jobs, as_json)
-        do_to_arrays(client, "release", arrays, ("held",), str)
+        arrays, jobs_named = split_large_arrays(client, jobs, as_json)
+        act_on_arrays(client, "release", arrays, ("held",), str)
         if arrays and not jobs_named:
             return
-        changed = client.release(chosen(client, jobs_named, every, names, ("held",)))
+        changed = client.release(selected_jobs(client, jobs_named, every, names, ("held",)))
     report(changed, as_json, lambda job: job["state"] if job["changed"] else f"not held; it is {job['state']}")
 
 
@@ -211,8 +213,8 @@ def requeue(jobs: tuple[str, ...], as_json: bool, home: Path | None) -> None:
     """
     with connect(home) as client:
         states = ("running", "starting", "frozen", *ENDED)
-        arrays, jobs_named = large_arrays(client, jobs, as_json)
-        do_to_arrays(
+        arrays, jobs_named = split_large_arrays(client, jobs, as_json)
+        act_on_arrays(
             client,
             "requeue",
             arrays,
@@ -221,11 +223,11 @@ def requeue(jobs: tuple[str, ...], as_json: bool, home: Path | None) -> None:
         )
         if arrays and not jobs_named:
             return
-        changed = client.requeue(chosen(client, jobs_named, False, (), states))
+        changed = client.requeue(selected_jobs(client, jobs_named, False, (), states))
     report(
         changed,
         as_json,
-        lambda job: _so(
+        lambda job: _or_already(
             job, "back in the queue" if job["state"] == "queued" else "told to stop; it queues again once stopped"
         ),
     )
@@ -281,6 +283,6 @@ def update(jobs: tuple[str, ...], as_json: bool, home: Path | None, **fields: An
         elif value == "none" and name != "name":
             changes[name] = None
     with connect(home) as client:
-        changed = client.update(chosen(client, jobs, False, (), OPEN), changes)
+        changed = client.update(selected_jobs(client, jobs, False, (), OPEN), changes)
     names = ", ".join(name.replace("_", " ") for name in sorted(changes))
     report(changed, as_json, lambda job: f"{names} {'changed' if job['changed'] else 'already as asked'}")

@@ -95,7 +95,7 @@ def _line(event: EventView) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at_s"]))
     about = "" if event["job"] is None else f"job {event['job']}"
     return plain(
-        f"{event['id']:>6}  {at}  {event['type']:<18} {about:<10} {_told(event['data'], event['at_s'])}"
+        f"{event['id']:>6}  {at}  {event['type']:<18} {about:<10} {_data_text(event['data'], event['at_s'])}"
     ).rstrip()
 
 
@@ -111,7 +111,7 @@ def _seconds(name: str, value: float) -> str:
     return f"{text} {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(value))}"
 
 
-def _told(data: Mapping[str, Any], at_s: float) -> str:
+def _data_text(data: Mapping[str, Any], at_s: float) -> str:
     """The data of an event in short form, without specs and the like (--json has them)."""
     parts = []
     guessed = data.get("estimate_from") in GUESSES

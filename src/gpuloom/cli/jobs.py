@@ -30,9 +30,9 @@ from gpuloom.cli.live_tables import (
     REASONS,
     Column,
     ended_words,
-    few_words,
     predicted_end,
     progress_of,
+    short_reason,
     show_table,
     troubles,
 )
@@ -193,13 +193,13 @@ def show(job: str, as_json: bool, home: Path | None) -> None:
 
 def _show(found: ShowView) -> None:
     job, spec = found["job"], spec_of(found["spec"])
-    words = few_words(job)
+    words = short_reason(job)
     lines = [
         ("job", f"{job['id']}  {job['name']}  of {job['user']}"),
         ("state", job["state"] + (f": {words}" if words else "")),
         ("command", shlex.join(job["command"])),
         ("in", spec.workdir or "-"),
-        ("asks for", _asks(spec)),
+        ("asks for", _requests(spec)),
         ("where", job["where"] or "-"),
         ("submitted", ago(job["submitted_s"])),
         ("waited, ran", f"{short(job['waited_s'])}, {short(job['run_s'])}"),
@@ -226,7 +226,7 @@ def _show(found: ShowView) -> None:
         show_table(ATTEMPT_COLUMNS, found["attempts"])
 
 
-def _asks(spec: Spec) -> str:
+def _requests(spec: Spec) -> str:
     parts = [plural(spec.gpus, "GPU")]
     if spec.gpu_types:
         parts.append(f"of {' or '.join(spec.gpu_types)}")
@@ -245,7 +245,7 @@ def _asks(spec: Spec) -> str:
     return ", ".join(parts)
 
 
-def _how(attempt: AttemptView) -> str:
+def _outcome(attempt: AttemptView) -> str:
     if attempt["ended_s"] is None:
         return attempt["state"]
     reason = attempt["reason"] or ""
@@ -265,7 +265,7 @@ ATTEMPT_COLUMNS: Sequence[Column[AttemptView]] = (
     Column("started", lambda a: ago(a["started_s"])),
     Column("held GPUs", lambda a: short(a["held_s"]) if a["ended_s"] is not None else "", right=True),
     Column("peak MiB", lambda a: f"{a['peak_memory_mib']:,.0f}" if a["peak_memory_mib"] else "-", right=True),
-    Column("how it ended", _how, gives=True),
+    Column("how it ended", _outcome, gives=True),
 )
 
 

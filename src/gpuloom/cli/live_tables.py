@@ -172,7 +172,7 @@ def ended_words(job: JobView) -> str:
     return message if message and (reason == "not_started" or not text) else text
 
 
-def few_words(job: JobView) -> str:
+def short_reason(job: JobView) -> str:
     """Why it waits or how it ended, and what the monitor says of it."""
     state = job["state"]
     parts = []
@@ -198,7 +198,7 @@ JOB_COLUMNS: Sequence[Column[JobView]] = (
     Column("waited", lambda j: short(j["waited_s"]), right=True, least=56),
     Column("ran", lambda j: short(j["run_s"]) if j["run_s"] else "", right=True),
     Column("done", progress_of, right=True, least=80),
-    Column("reason", lambda j: shortened(few_words(j)), gives=True),
+    Column("reason", lambda j: shortened(short_reason(j)), gives=True),
 )
 
 # -- rates ------------------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def gib(mib: float | None) -> str:
     return f"{mib / 1024:.1f}" if mib is not None else "-"
 
 
-def _of(used: float | None, total: float | None) -> str:
+def _used_of(used: float | None, total: float | None) -> str:
     if total is None:
         return gib(used)
     return f"{gib(used)}/{gib(total)}"
@@ -291,7 +291,7 @@ GPU_COLUMNS: Sequence[Column[tuple[NodeView, GpuView]]] = (
     Column("state", lambda r: r[1]["state"]),
     Column("jobs", lambda r: ",".join(map(str, r[1]["jobs"]))),
     Column("GPU %", lambda r: _number(r[1]["utilization"]), right=True),
-    Column("GiB", lambda r: _of(r[1]["memory_used_mib"], r[1]["memory_mib"]), right=True),
+    Column("GiB", lambda r: _used_of(r[1]["memory_used_mib"], r[1]["memory_mib"]), right=True),
     Column("°C", lambda r: _number(r[1]["temperature_c"]), right=True, least=80),
     Column("W", lambda r: _number(r[1]["power_w"]), right=True, least=80),
     Column("reason", _gpu_reason, gives=True),
@@ -303,7 +303,7 @@ NODE_COLUMNS: Sequence[Column[NodeView]] = (
     Column("busy", lambda n: f"{busy_gpus(n)}/{len(n['gpus'])} {'CPU slots' if is_slots(n) else 'GPUs'}"),
     Column("cores", lambda n: _number(n["cpus"]), right=True),
     Column("CPU %", lambda n: _number(n["cpu_percent"]), right=True),
-    Column("GiB", lambda n: _of(n["memory_used_mib"], n["memory_mib"]), right=True),
+    Column("GiB", lambda n: _used_of(n["memory_used_mib"], n["memory_mib"]), right=True),
     Column("disk free GiB", lambda n: gib(n["disk_free_mib"]), right=True, least=80),
     Column("load", lambda n: _number(n["load"], 1), right=True),
     Column("reason", lambda n: n["reason"], gives=True),

@@ -214,7 +214,7 @@ def _watch(client: Client, jobs: Sequence[int], as_json: bool) -> bool:
 def watch_one(client: Client, job: int, as_json: bool) -> bool:
     """State changes on standard error, log on standard output."""
     from gpuloom.cli.jobs import ENDED, ended_line
-    from gpuloom.cli.live_tables import few_words
+    from gpuloom.cli.live_tables import short_reason
     from gpuloom.cli.logs import follow_log
 
     view = client.job(job)
@@ -223,7 +223,7 @@ def watch_one(client: Client, job: int, as_json: bool) -> bool:
         last = client.last_event()
         events = client.follow_events(after=last, job=job)
         while (view := client.job(job))["state"] in ("queued", "held"):
-            if (now := f"{view['state']}: {few_words(view)}") != told:
+            if (now := f"{view['state']}: {short_reason(view)}") != told:
                 told = now
                 say_json_line(view) if as_json else click.echo(f"gpuloom: job {job} {now}", err=True)
             next(events)
@@ -241,7 +241,7 @@ def watch_one(client: Client, job: int, as_json: bool) -> bool:
 def watch_many(client: Client, jobs: Sequence[int], as_json: bool) -> bool:
     """A line for each change of state."""
     from gpuloom.cli.jobs import ENDED, ended_line
-    from gpuloom.cli.live_tables import few_words
+    from gpuloom.cli.live_tables import short_reason
 
     good = True
     for view in client.follow_jobs(jobs):
@@ -250,7 +250,7 @@ def watch_many(client: Client, jobs: Sequence[int], as_json: bool) -> bool:
         elif view["state"] in ENDED:
             click.echo(ended_line(view))
         else:
-            text = view["where"] or few_words(view)
+            text = view["where"] or short_reason(view)
             click.echo(f"job {view['id']} {view['name']}: {view['state']}{f' ({text})' if text else ''}")
         if view["state"] in ENDED:
             good &= view["state"] == "finished"

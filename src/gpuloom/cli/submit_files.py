@@ -164,14 +164,14 @@ def _job(
     try:
         JobSpec.model_validate(spec)
     except ValidationError as error:
-        raise InputError("; ".join(first(_told(error, lines, source, line, flags)))) from None
+        raise InputError("; ".join(first(_problems_of(error, lines, source, line, flags)))) from None
     of_files: dict[str, str] = {}
     for name in files:
         of_files.update(read_env_file(base / Path(name).expanduser()))
     return {**spec, "env": {**shell, **of_files, **(data.get("env") or {}), **env}}
 
 
-def _told(error: ValidationError, lines: Lines, source: str, line: int, flags: Mapping[str, Any]) -> list[str]:
+def _problems_of(error: ValidationError, lines: Lines, source: str, line: int, flags: Mapping[str, Any]) -> list[str]:
     found = []
     for entry, sentence in zip(error.errors(include_url=False), problems(error), strict=True):
         where = tuple(part for part in entry["loc"] if not str(part).startswith("function-"))

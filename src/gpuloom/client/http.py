@@ -104,7 +104,7 @@ class Connection:
                 response.read()
                 raise _problem(response)
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-                self._check_hope(error, sent=sent)
+                self._give_up_if_none(error, sent=sent)
                 failed: Exception = error
             except httpx.TransportError as error:
                 # Of what only reads, nothing can have been done.
@@ -112,16 +112,16 @@ class Connection:
                 failed = error
                 if not again:
                     raise ConnectionLostError(
-                        f"{_what(error)}; it is not known whether {method} {path} was done"
+                        f"{_broken_text(error)}; it is not known whether {method} {path} was done"
                     ) from None
             except httpx.InvalidURL as error:
                 raise InputError(f"{self.address.url!r} is not the URL of a scheduler: {error}") from None
             if time.monotonic() + pause_s > until:
                 if sent:
                     raise ConnectionLostError(
-                        f"{_what(failed)}, and no scheduler answered for {self.patience_s:g} s"
+                        f"{_broken_text(failed)}, and no scheduler answered for {self.patience_s:g} s"
                     ) from None
-                raise self._nobody(failed) from None
+                raise self._no_answer(failed) from None
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             self._find_again()
@@ -174,9 +174,9 @@ class Connection:
                 if lost_s is None:
                     lost_s = time.monotonic()
                     if self.on_trouble is not None:
-                        self.on_trouble(f"{_what(error)}; trying again for {self.patience_s:g} s")
+                        self.on_trouble(f"{_broken_text(error)}; trying again for {self.patience_s:g} s")
                 if time.monotonic() - lost_s > self.patience_s:
-                    raise self._nobody(error) from None
+                    raise self._no_answer(error) from None
             except ClientError as error:
                 # A scheduler that begins or ends answers 503: for a stream that is a break like others.
                 if error.status != 503:
@@ -223,7 +223,7 @@ class Connection:
             self.close()
             self._address = address
 
-    def _check_hope(self, error: Exception, *, sent: bool) -> None:
+    def _give_up_if_none(self, error: Exception, *, sent: bool) -> None:
         """Give up at once where nobody has ever answered and the home says that nobody is there."""
         home = self.address.home
         if sent or self._met or home is None:
@@ -232,15 +232,15 @@ class Connection:
         if found is None or not alive(found.pid):
             raise no_scheduler(home) from None
 
-    def _nobody(self, error: Exception) -> ClientError:
+    def _no_answer(self, error: Exception) -> ClientError:
         address = self._address
         if address is not None and address.home is not None:
             return no_scheduler(address.home)
         where = address.url if address is not None else home_directory()
-        return NoSchedulerError(f"no scheduler answers at {where}: {_what(error)}")
+        return NoSchedulerError(f"no scheduler answers at {where}: {_broken_text(error)}")
 
 
-def _what(error: Exception) -> str:
+def _broken_text(error: Exception) -> str:
     text = str(error) or type(error).__name__
     return f"the connection to the scheduler broke ({text})"
 

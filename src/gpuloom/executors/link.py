@@ -111,7 +111,7 @@ class Link:
     def close(self) -> None:
         """Hang up."""
         self._closed.set()
-        self._stir()
+        self._wake_thread()
         with self._lock:
             questions, self._questions = self._questions, set()
         for question in questions:
@@ -132,7 +132,7 @@ class Link:
             asked = _Asked({"id": self._number, "op": op, **what}, answer, failed)
             self._pending[self._number] = asked
             self._outgoing.append(encode(asked.message))
-        self._stir()
+        self._wake_thread()
 
     def question(self, op: str, patience_s: float = REPLY_S, **what: Any) -> dict[str, Any]:
         """Ask, and wait for the reply. Raises ExecutorError."""
@@ -164,7 +164,7 @@ class Link:
                 if asked.message["op"] == "start" and asked.message["request"]["run"] == run:
                     del self._pending[number]
 
-    def _stir(self) -> None:
+    def _wake_thread(self) -> None:
         if self._wake is not None:
             with suppress(OSError):  # full: it wakes anyway; closed: nobody is there; no memory: it looks by itself
                 self._wake[1].send(b"x")
@@ -185,7 +185,7 @@ class Link:
                 # A reply under way may answer twice: the second one finds nothing that waits for it.
                 self._outgoing = [encode(asked.message) for asked in self._pending.values()]
             try:
-                self._talk(connection, lines)
+                self._exchange(connection, lines)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 self._problem = f"the connection to the runner broke: {error!r}"
                 self._closed.wait(BACKOFF_S[0])  # should the next one say the same
@@ -194,7 +194,7 @@ class Link:
             if self._closed.is_set():
                 return
 
-    def _talk(self, connection: socket.socket, lines: LineBuffer) -> None:
+    def _exchange(self, connection: socket.socket, lines: LineBuffer) -> None:
         """Handle messages until the peer closes. Raises if the connection breaks or a message is malformed."""
         assert self._wake is not None  # noqa: S101 - made by `open`
         connection.setblocking(False)
@@ -204,7 +204,7 @@ class Link:
         unsent, data = bytearray(), b""  # the first news came together with the greeting
         while not self._closed.is_set():
             for message in lines.feed(data):
-                self._take(message)
+                self._handle(message)
             with self._lock:
                 unsent += b"".join(self._outgoing)
                 self._outgoing.clear()
@@ -230,7 +230,7 @@ class Link:
         connection.settimeout(LAST_S)
         connection.sendall(unsent)
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if "re" not in message:
             self._on_message(message)
             return
@@ -265,7 +265,7 @@ class Link:
         try:
             while True:
                 try:
-                    found = self._met(home_fd, end)
+                    found = self._greeted_connection(home_fd, end)
                 except TimeoutError as error:
                     raise ExecutorError(f"the runner of {self._home} does not answer: {error}") from None
                 except OSError as error:
@@ -281,7 +281,7 @@ class Link:
         finally:
             os.close(home_fd)
 
-    def _met(self, home_fd: int, end: float) -> tuple[socket.socket, LineBuffer]:
+    def _greeted_connection(self, home_fd: int, end: float) -> tuple[socket.socket, LineBuffer]:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(max(end - time.monotonic(), 0.1))

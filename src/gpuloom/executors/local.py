@@ -50,7 +50,7 @@ class LocalExecutor:
         self._home = Path(home_dir).resolve()
         self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._home_id = hashlib.sha256(os.fsencode(f"{os.getuid()}:{self._home}")).hexdigest()[:12]
-        self._link = Link(self._home, self._home_id, mode, self._on_message, self._on_again)
+        self._link = Link(self._home, self._home_id, mode, self._on_message, self._on_new_runner)
         self._on_status: OnStatus | None = None
         self._lock = threading.Lock()
         self._telling = threading.Lock()
@@ -72,7 +72,7 @@ class LocalExecutor:
             self._check.start()
         self._link.open(patience_s)
         self._trouble = self._link.hello.get("trouble", "")
-        known = self._known(max(end - time.monotonic(), 0.1))
+        known = self._runs_of_runner(max(end - time.monotonic(), 0.1))
         with self._lock:
             for status, _ in known:
                 self._last.setdefault(status.run, status)  # news came later than this
@@ -80,7 +80,7 @@ class LocalExecutor:
 
     def runs(self, *, patience_s: float = REPLY_S) -> Sequence[RunStatus]:
         """Raises ExecutorError if the runner does not answer."""
-        return [self._checked(status, gpus) for status, gpus in self._known(patience_s)]
+        return [self._checked(status, gpus) for status, gpus in self._runs_of_runner(patience_s)]
 
     def start(self, request: RunRequest) -> None:
         """See the port. That a program can't be run comes as an exit, reason 'not_started'."""
@@ -159,9 +159,9 @@ class LocalExecutor:
 
     # What the runner says
 
-    def _known(self, patience_s: float) -> list[tuple[RunStatus, Sequence[str]]]:
+    def _runs_of_runner(self, patience_s: float) -> list[tuple[RunStatus, Sequence[str]]]:
         try:
-            return _told(self._link.question("runs", patience_s))
+            return _statuses_of(self._link.question("runs", patience_s))
         except ExecutorError as error:
             raise ExecutorError(f"{error}; it says: {self._trouble}" if self._trouble else str(error)) from None
 
@@ -169,9 +169,9 @@ class LocalExecutor:
         if "trouble" in message:
             self._trouble = message["trouble"]
         elif "status" in message:
-            self._news(status_of(message["status"]), message["status"]["gpu_uuids"])
+            self._take_status(status_of(message["status"]), message["status"]["gpu_uuids"])
 
-    def _on_again(self) -> None:
+    def _on_new_runner(self) -> None:
         """A new runner answers: what it knows comes as news, and of what it does not know, that it was not begun."""
         self._trouble = self._link.hello.get("trouble", "")
         with self._lock:
@@ -187,20 +187,22 @@ class LocalExecutor:
         begun."""
 
         def caught_up(reply: dict[str, Any]) -> None:
-            known = _told(reply)
+            known = _statuses_of(reply)
             for status, gpus in known:
-                self._news(status, gpus)
+                self._take_status(status, gpus)
             for run in sorted(set(asked) - {status.run for status, _ in known}):
                 with self._lock:
                     last = self._last.get(run)
                     forgotten = run not in self._asked
                 if not forgotten and (last is None or last.exit is None):
-                    self._news(_unknown(run, why, begun=last is not None and last.phase is not RunPhase.STARTING), ())
+                    self._take_status(
+                        _unknown(run, why, begun=last is not None and last.phase is not RunPhase.STARTING), ()
+                    )
 
         with suppress(ExecutorError):  # closed: nobody wants to know
             self._link.ask("runs", caught_up)
 
-    def _news(self, status: RunStatus, gpus: Sequence[str]) -> None:
+    def _take_status(self, status: RunStatus, gpus: Sequence[str]) -> None:
         with self._lock:
             before = self._last.get(status.run)
             if before == status or (before is None and status.run not in self._asked and not self._opening):
@@ -221,7 +223,7 @@ class LocalExecutor:
                 self._on_status(status)
 
 
-def _told(reply: Mapping[str, Any]) -> list[tuple[RunStatus, Sequence[str]]]:
+def _statuses_of(reply: Mapping[str, Any]) -> list[tuple[RunStatus, Sequence[str]]]:
     return [(status_of(entry), entry["gpu_uuids"]) for entry in reply["runs"]]
 
 

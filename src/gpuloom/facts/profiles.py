@@ -148,7 +148,7 @@ def remove_profiles(path: Path, model: str, gpus: int | None = None) -> int:
         kept = [p for p in profiles if p.model != model or (gpus is not None and p.gpus != gpus)]
         removed = len(profiles) - len(kept)
         if not removed:
-            raise InputError(_not_to_remove(path, profiles, model, gpus))
+            raise InputError(_why_not_removed(path, profiles, model, gpus))
         return kept
 
     change_library(path, change)
@@ -195,7 +195,7 @@ def as_csv(profiles: Sequence[Profile]) -> str:
     return text.getvalue()
 
 
-def _not_to_remove(path: Path, profiles: list[Profile], model: str, gpus: int | None) -> str:
+def _why_not_removed(path: Path, profiles: list[Profile], model: str, gpus: int | None) -> str:
     own = Profiles(own=tuple(profiles))
     if model in own.models():
         counts = sorted({profile.gpus for profile in profiles if profile.model == model})

@@ -260,19 +260,19 @@ def _pair_up(
     """
     left, right = places[one], places[two]
     kept: list[tuple[int, int]] = []
-    standing: dict[int, int] = {}
+    seat_of_group: dict[int, int] = {}
     if one != two:  # of several in a group the first one counts
-        standing = {group: place for place in reversed(right) if (group := groups[place]) >= 0}
-    if one == two or standing:
+        seat_of_group = {group: place for place in reversed(right) if (group := groups[place]) >= 0}
+    if one == two or seat_of_group:
         for place in left:
             if len(kept) == count:
                 break
             if (group := groups[place]) >= 0:
-                other = standing.pop(group, -1)
+                other = seat_of_group.pop(group, -1)
                 if other >= 0:
                     kept.append((other, place))
                 elif one == two:
-                    standing[group] = place
+                    seat_of_group[group] = place
     if kept:
         taken = {place for pair in kept for place in pair}
         left = [place for place in left if place not in taken]

@@ -12,7 +12,6 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, Attempt, Job, NodeState, Phase
 from gpuloom.core.words import plural
 from gpuloom.facts.inputs import load_policy
-from gpuloom.live.care import Checked, StoreCheck
 from gpuloom.live.dispatch.launch import run_directory
 from gpuloom.live.machine import Machine
 from gpuloom.live.planning.fleet import fleet_of
@@ -22,6 +21,7 @@ from gpuloom.live.planning.standby import FALLBACK
 from gpuloom.live.records.history import trace_csv
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.service import LogFile, NotFoundError
+from gpuloom.live.store_check import Checked, StoreCheck
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.changes import JobChanges
 from gpuloom.live.submission.lookup import JobRecords

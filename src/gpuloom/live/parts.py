@@ -17,7 +17,6 @@ from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import DeviceKind, Gpu, GpuState, NodeRecord, NodeState, Phase
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.port import LiveExecutor
-from gpuloom.live.care import StoreCheck, examine
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.launch import run_directory
 from gpuloom.live.machine import Machine, reported
@@ -25,6 +24,7 @@ from gpuloom.live.records.ledger import Draft
 from gpuloom.live.records.policy_memory import node_data
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.steps import Step
+from gpuloom.live.store_check import StoreCheck, examine
 from gpuloom.live.submission.spec import LONGEST_S, SHORTEST_INTERVAL_S
 from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.policies.registry import parse_policy

@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, Attempt, Job
-from gpuloom.live.care import Checked
 from gpuloom.live.dispatch.launch import run_directory
 from gpuloom.live.parts import DEFAULT_INTERVAL_S
 from gpuloom.live.planning.fleet import fleet_of
 from gpuloom.live.records.history import trace_csv
 from gpuloom.live.service import LogFile, NotFoundError
+from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
 from gpuloom.live.views.cluster import executor_view, monitor_view, sharing_view, status_view, store_view, usage_row

@@ -24,7 +24,14 @@ from gpuloom.policies.base import Parameter, Preemptive, Traits, one_of, positiv
 from gpuloom.policies.composed import BASE, Composed, Memory
 from gpuloom.scaling.base_view import replicas_of
 from gpuloom.scaling.lending import Lending
-from gpuloom.scaling.thresholds import LEAST_BUDGET_GPUS, POLICIES, ElasticJob, Thresholds, go_round, judge
+from gpuloom.scaling.thresholds import (
+    LEAST_BUDGET_GPUS,
+    POLICIES,
+    ElasticJob,
+    Thresholds,
+    decide_resize,
+    resize_in_turn,
+)
 
 ALIASES: Mapping[str, str] = {
     "elasticProportion": "proportion",
@@ -171,12 +178,12 @@ class Elastic(Composed):
         out = snapshot.nodes_out
         in_service = sum_ints([node.gpus for index, node in enumerate(snapshot.cluster.nodes) if index not in out])
         free = sum_ints([mask.bit_count() for mask in lending.free])
-        judgement = judge(rules, in_service, in_service - free, sum_ints(lending.gpus.values()))
-        if judgement.action == "hold":
+        resize = decide_resize(rules, in_service, in_service - free, sum_ints(lending.gpus.values()))
+        if resize.action == "hold":
             return False
-        grows = judgement.action == "expand"
+        grows = resize.action == "expand"
         touched = set(lending.reclaimed)
-        if judgement.budget_gpus < LEAST_BUDGET_GPUS:
+        if resize.budget_gpus < LEAST_BUDGET_GPUS:
             return bool(touched)
 
         def may(job: ElasticJob, replicas: int) -> bool:
@@ -190,7 +197,7 @@ class Elastic(Composed):
                 lending.shrink(job.job, gpus)
             return True
 
-        changed = go_round(rules, judgement, self._candidates(snapshot, memory, lending, grows, touched), may)
+        changed = resize_in_turn(rules, resize, self._candidates(snapshot, memory, lending, grows, touched), may)
         for job in changed:
             if grows:
                 self.note_expansion(snapshot, memory, job)

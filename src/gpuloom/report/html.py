@@ -21,7 +21,7 @@ from gpuloom.report.metrics import METRICS, Metric, best, escape, facts, interru
 from gpuloom.report.page import SCRIPT, style
 from gpuloom.report.series import QUANTILES, class_means, gpu_classes, labels, quantiles
 from gpuloom.report.svg import stroke
-from gpuloom.report.windows import busiest, shown_nodes, telling_jobs
+from gpuloom.report.windows import busiest, most_different_jobs, shown_nodes
 from gpuloom.sim.result import SimResult
 
 Cell = tuple[float, str]
@@ -169,7 +169,7 @@ def _classes(results: Sequence[SimResult], names: Sequence[str]) -> str:
 def _gantts(results: Sequence[SimResult], names: Sequence[str]) -> str:
     """Who ran where and when, for one policy at a time: GPUs over time, then some jobs over time."""
     count = min(JOBS, max(len(result.job_ids) for result in results))
-    first = telling_jobs(results, count)
+    first = most_different_jobs(results, count)
     jobs = range(first, first + count)
     edge = right_edge([result for result in results if result.segments is not None], jobs)
     nodes = shown_nodes(results)

@@ -89,7 +89,7 @@ def _runs(result: SimResult, nodes: Sequence[Shown], begin: float, end: float) -
     return int((there & (segments.start_s < end) & ~(segments.end_s <= begin)).sum())
 
 
-def telling_jobs(results: Sequence[SimResult], count: int) -> int:
+def most_different_jobs(results: Sequence[SimResult], count: int) -> int:
     """The first of `count` jobs in order of submission whose completion times differ most between the policies.
 
     Of one policy alone: of those that waited longest for what they ran.

@@ -27,7 +27,7 @@ POLICIES = ("fair", "priority")
 TOLERANCE_GPUS = 1e-9
 """Thresholds are decimal fractions, which floats are not."""
 LEAST_BUDGET_GPUS = 1.0 - 2 * TOLERANCE_GPUS
-"""With less than this `go_round` changes nothing: no replica has less than a GPU."""
+"""With less than this `resize_in_turn` changes nothing: no replica has less than a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class ResizeDecision:
     """What is to be done, and the numbers behind it: pool M, utilisation t, budget EM (GPUs)."""
 
     action: Action
@@ -106,7 +106,7 @@ class ElasticJob:
     last_shrink_s: float = -math.inf
 
 
-def judge(rules: Thresholds, cluster_gpus: int, used_gpus: int, elastic_gpus: int) -> Judgement:
+def decide_resize(rules: Thresholds, cluster_gpus: int, used_gpus: int, elastic_gpus: int) -> ResizeDecision:
     """Compare t with the thresholds.
 
     Args:
@@ -116,22 +116,22 @@ def judge(rules: Thresholds, cluster_gpus: int, used_gpus: int, elastic_gpus: in
     pool = (cluster_gpus - counted) * rules.proportion
     if elastic_gpus == 0:
         # Nothing to shrink; to expand there is nobody either.
-        return Judgement("hold", pool, 0.0 if pool > 0 else math.inf, 0.0)
+        return ResizeDecision("hold", pool, 0.0 if pool > 0 else math.inf, 0.0)
     if pool <= 0:
-        return Judgement("shrink", 0.0, math.inf, float(elastic_gpus))
+        return ResizeDecision("shrink", 0.0, math.inf, float(elastic_gpus))
     use = elastic_gpus / pool
     if use < rules.expand_threshold:
         # Thresholds above 1 may ask for more than there is.
         budget = min((rules.target - use) * pool, float(cluster_gpus - used_gpus))
-        return Judgement("expand", pool, use, budget)
+        return ResizeDecision("expand", pool, use, budget)
     if use > rules.shrink_threshold:
-        return Judgement("shrink", pool, use, (use - rules.target) * pool)
-    return Judgement("hold", pool, use, 0.0)
+        return ResizeDecision("shrink", pool, use, (use - rules.target) * pool)
+    return ResizeDecision("hold", pool, use, 0.0)
 
 
-def go_round(
+def resize_in_turn(
     rules: Thresholds,
-    judgement: Judgement,
+    resize: ResizeDecision,
     jobs: Iterable[ElasticJob],
     may: Callable[[ElasticJob, int], bool] = lambda job, replicas: True,
 ) -> dict[int, int]:
@@ -143,12 +143,12 @@ def go_round(
     Args:
         may: asked before a job gets another number of replicas; False: it can't, and is not asked again.
     """
-    if judgement.action == "hold":
+    if resize.action == "hold":
         return {}
-    grows = judgement.action == "expand"
+    grows = resize.action == "expand"
     key = _expand_key if grows else _shrink_key
     by_priority = (rules.expand_policy if grows else rules.shrink_policy) == "priority"
-    left = judgement.budget_gpus + TOLERANCE_GPUS
+    left = resize.budget_gpus + TOLERANCE_GPUS
     turn = sorted(jobs, key=lambda job: key(job, by_priority))
     now = {job.job: job.sizes.index(job.replicas) for job in turn}
     changed: dict[int, int] = {}

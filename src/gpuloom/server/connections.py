@@ -75,9 +75,9 @@ class Connections:
         trusted_user = peer == self._me
         unknown = peer[0] == "address" and str(peer[1]) in ("127.0.0.1", "::/64")
         if len(own) > (OF_MY_USER if trusted_user or unknown else OF_A_STRANGER):
-            self._turn_away(next(iter(own)))
+            self._refuse_new(next(iter(own)))
         elif self._others() > OF_STRANGERS and not trusted_user and not unknown:
-            self._turn_away(self._oldest_of_most())
+            self._refuse_new(self._oldest_of_most())
         if len(self._all) > self.most:
             self.make_room(besides=connection)
 
@@ -93,13 +93,13 @@ class Connections:
     def make_room(self, besides: Guarded | None = None) -> None:
         """End one: of strangers, else of our own user without token, else one that does nothing, else the newest."""
         if self._others() > (besides is not None and self._all[besides] != self._me):
-            self._turn_away(self._oldest_of_most())
+            self._refuse_new(self._oldest_of_most())
             return
         mine = self._strangers.get(self._me, {})
         idle = (one for one in self._all if one is not besides and one.idle)
         victim = next((one for one in mine if one is not besides), None) or next(idle, besides)
         if victim is not None:
-            self._turn_away(victim)
+            self._refuse_new(victim)
 
     def _others(self) -> int:
         return self.strangers - len(self._strangers.get(self._me, ()))
@@ -108,7 +108,7 @@ class Connections:
         peer = max((peer for peer in self._strangers if peer != self._me), key=lambda peer: len(self._strangers[peer]))
         return next(iter(self._strangers[peer]))
 
-    def _turn_away(self, connection: Guarded) -> None:
+    def _refuse_new(self, connection: Guarded) -> None:
         _log.warning("too many connections without a token: the oldest are closed")
         self.leave(connection)
         connection.transport.abort()

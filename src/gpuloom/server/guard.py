@@ -47,7 +47,7 @@ class Guard:
         connection = scope.get("state", {}).get("connection")
         if known and connection is not None:
             connection.token_shown()
-        dressed = _dressed(send, last=not known)
+        dressed = _with_headers(send, last=not known)
         try:
             self._check(scope["path"], headers, known=known)
         except ProblemError as problem:
@@ -64,7 +64,7 @@ class Guard:
         if sum(len(name) + len(value) for name, value in headers.items()) > HEADER_BYTES:
             raise ProblemError("headers-too-large", f"at most {HEADER_BYTES:,} bytes of headers are allowed")
         host = headers.get(b"host", b"").decode("latin-1")
-        if self.hosts and not self._ours(host):
+        if self.hosts and not self._is_own_host(host):
             shown = ", ".join(sorted(self.hosts))
             raise ProblemError("wrong-host", f"the Host header is {host!r}; this scheduler is reached as {shown}")
         origin = headers.get(b"origin")
@@ -82,7 +82,7 @@ class Guard:
         if length.isdigit() and int(length) > self.most:
             raise self._too_large()
 
-    def _ours(self, header: str) -> bool:
+    def _is_own_host(self, header: str) -> bool:
         host = header.lower()
         host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if host in self.hosts:
@@ -129,7 +129,7 @@ async def _drained(receive: Receive, headers: dict[bytes, bytes]) -> None:
                     return
 
 
-def _dressed(send: Send, *, last: bool) -> Send:
+def _with_headers(send: Send, *, last: bool) -> Send:
     """Headers that every answer has. last: no further request is taken on this connection."""
 
     async def dressed(message: Message) -> None:

@@ -40,12 +40,12 @@ class LogHandler(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        self._tell(all_=True)
+        self._write_repeats(all_=True)
         super().close()
 
     def _watch(self) -> None:
         if self._timer is None and any(log.waits for log in self.logs):
-            timer = threading.Timer(EVERY_S, self._tell)
+            timer = threading.Timer(EVERY_S, self._write_repeats)
             timer.daemon = True
             try:
                 timer.start()
@@ -53,7 +53,7 @@ class LogHandler(logging.Handler):
                 return
             self._timer = timer
 
-    def _tell(self, *, all_: bool = False) -> None:
+    def _write_repeats(self, *, all_: bool = False) -> None:
         self.acquire()
         try:
             if self._timer is not None:

@@ -258,13 +258,13 @@ class Hub:
             try:
                 newest = self._service.wait_for_events(last, HEARTBEAT_S)
                 if not self._followers:
-                    loop.call_soon_threadsafe(self._retire, stop)
+                    loop.call_soon_threadsafe(self._stop_if_unused, stop)
                     stop.wait(0.1)
                     continue
                 while newest > last and not stop.is_set() and (events := self._service.events(after=last, limit=PAGE)):
                     last = events[-1].id
                     found = [told(event) for event in events]
-                    loop.call_soon_threadsafe(self._tell, stop, found)
+                    loop.call_soon_threadsafe(self._publish, stop, found)
             except Exception:
                 if stop.is_set() or loop.is_closed():
                     return
@@ -272,12 +272,12 @@ class Hub:
                 _log.exception("events can't be read; trying again")
                 stop.wait(1.0)
 
-    def _retire(self, stop: threading.Event) -> None:
+    def _stop_if_unused(self, stop: threading.Event) -> None:
         if not self._followers and self._watching is stop:
             self._watching = None
             stop.set()
 
-    def _tell(self, stop: threading.Event, found: list[WireEvent]) -> None:
+    def _publish(self, stop: threading.Event, found: list[WireEvent]) -> None:
         if stop.is_set():
             return
         self._recent += found

@@ -137,7 +137,7 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
         if not set(choices_of(workload, self._cluster).names) <= set(self.choices.names):
             raise InputError("the workload has a larger job than the first one had: there are no actions for it")
         self._episode = _Episode(self, workload)
-        observation, _, _, info = self._hear()
+        observation, _, _, info = self._next_question()
         return observation, info
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -149,7 +149,7 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
         if replaced:
             chosen = int(self._mask.argmax())
         self._episode.answer(chosen)
-        observation, reward, terminated, info = self._hear()
+        observation, reward, terminated, info = self._next_question()
         return observation, reward, terminated, False, info | {"replaced": replaced}
 
     def close(self) -> None:
@@ -157,10 +157,10 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
             self._episode.abandon()
             self._episode = None
 
-    def _hear(self) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def _next_question(self) -> tuple[Observation, float, bool, dict[str, Any]]:
         """The next question of the simulation, or its end."""
         assert self._episode is not None  # noqa: S101
-        heard = self._episode.hear()
+        heard = self._episode.from_simulation()
         if isinstance(heard, _Question):
             self._mask = heard.mask
             return heard.observation, heard.reward, False, heard.info
@@ -208,7 +208,7 @@ class _Episode:
         except Exception as error:  # handed on to the agent's thread
             self._to_agent.put(error)
 
-    def hear(self) -> _Question | tuple[SimResult, float] | Exception:
+    def from_simulation(self) -> _Question | tuple[SimResult, float] | Exception:
         return self._to_agent.get()
 
     def answer(self, action: int) -> None:
@@ -280,10 +280,10 @@ class _Asking(Policy):
             self._waited[job] = True
             return HOLD
         choice = 0 if action == PACKED else int(np.searchsorted(kind.choices, action))
-        self._placed += float(self._worth(job, kind)[choice])
+        self._placed += float(self._rewards(job, kind)[choice])
         return choice
 
-    def _worth(self, job: int, kind: Kind) -> F8:
+    def _rewards(self, job: int, kind: Kind) -> F8:
         """R of each of the kind's choices."""
         speed = np.ones(len(kind.choices))
         scaling = self._workload.scaling

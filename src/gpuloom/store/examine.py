@@ -20,7 +20,7 @@ from gpuloom.store.replay import Findings, Records, compare, replay
 
 ALL_EVENTS = 20_000
 """Up to this many events the whole log is replayed: about a second."""
-TOLD_JOBS = 10_000
+REPLAYED_JOBS = 10_000
 """Of a larger log, at most this many jobs are replayed: those that were submitted first."""
 FILE_S = 2.0
 """How long the file's pages and indexes may be checked: about a gigabyte."""
@@ -40,7 +40,7 @@ def check(reader: sqlite3.Connection, version: int) -> CheckReport:
         if told is not None:
             compare(told, kept, findings)
 
-    _to_the_end(whole, findings)
+    _as_finding(whole, findings)
     events = kept.events if told is None else told.events
     return CheckReport(events, len(kept.jobs), len(kept.attempts), version, findings.all())
 
@@ -62,14 +62,14 @@ def examine(reader: sqlite3.Connection, version: int) -> Examined:
                 raise
         finally:
             reader.set_progress_handler(None, 0)
-        _look_at_jobs(reader, findings)
+        _check_jobs(reader, findings)
 
-    _to_the_end(parts, findings)
+    _as_finding(parts, findings)
     jobs, attempts = (reader.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("jobs", "attempts"))  # noqa: S608
     return Examined(CheckReport(events, jobs, attempts, version, findings.all()), complete=False)
 
 
-def _to_the_end(work: Callable[[], None], findings: Findings) -> None:
+def _as_finding(work: Callable[[], None], findings: Findings) -> None:
     """What can't be read on is a finding; that the disk or another process is in the way is none."""
     try:
         work()
@@ -131,7 +131,7 @@ def _each(
 # -- what can cost a job -----------------------------------------------------------------------------------------
 
 
-def _look_at_jobs(reader: sqlite3.Connection, findings: Findings) -> None:
+def _check_jobs(reader: sqlite3.Connection, findings: Findings) -> None:
     said = queries.statements()
     count, last = reader.execute(said["events_there"]).fetchone()
     if count != last:
@@ -146,7 +146,7 @@ def _look_at_jobs(reader: sqlite3.Connection, findings: Findings) -> None:
         findings.add("job", f"{submitted:,} jobs were submitted, and there are {there:,}")
     if (next_job := read.next_job(reader)) <= highest:
         findings.add("setting", f"the next job's number is {next_job}, and there is a job {highest}")
-    chosen = reader.execute(said["jobs_to_tell"], (TOLD_JOBS,)).fetchall()
+    chosen = reader.execute(said["jobs_to_tell"], (REPLAYED_JOBS,)).fetchall()
     jobs = [number for number, _ in chosen]
     about = sorted({*jobs, *(array for _, array in chosen if array is not None)})
     told = replay(map(rows.event_of, reader.execute(*queries.events_about(about))), findings, whole=False)

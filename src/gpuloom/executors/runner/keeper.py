@@ -67,7 +67,7 @@ class Keeper:
         self.runs: dict[str, RunningJob] = {}
         self.loop = Loop()
         self.troubles = self.loop.troubles
-        self.hub = Hub(self.loop, listener, self._answer, self._rest)
+        self.hub = Hub(self.loop, listener, self._answer, self._wait_for_scheduler)
         self.troubles.changed = lambda text: self.hub.tell({"trouble": text})
         self._limits = Limits(self.loop, self.runs, self.stop, self._over_memory)
         self._unread: set[str] = {""}
@@ -75,7 +75,7 @@ class Keeper:
         self._children: dict[str, Child] = {}
         self._idle_until = time.monotonic() + FIRST_WAIT_S
         self._again = Again(self.loop)
-        self._ends = Ends(self.loop, self._again, self.runs, self._said, self._thaw_quietly, self._concluded)
+        self._ends = Ends(self.loop, self._again, self.runs, self._child_answered, self._thaw_quietly, self._concluded)
         self._logs = LogKeeper(self.loop)
 
     def work(self) -> None:
@@ -90,7 +90,7 @@ class Keeper:
                 self.loop.at(self._idle_until, lambda: None)
             self.loop.turn()
 
-    def _rest(self) -> None:
+    def _wait_for_scheduler(self) -> None:
         self._idle_until = time.monotonic() + LINGER_S
 
     def _answer(self, message: dict[str, Any]) -> dict[str, Any] | None:
@@ -120,7 +120,7 @@ class Keeper:
                 self.acknowledge(run)
         return reply
 
-    def _tell(self, run: RunningJob) -> None:
+    def _report(self, run: RunningJob) -> None:
         if not run.acknowledged:
             self.hub.tell({"status": run.status()})
 
@@ -130,7 +130,7 @@ class Keeper:
         """Start a run, unless it ever was."""
         name, directory = request.run, request.directory
         if (known := self.runs.get(name)) is not None:
-            self._tell(known)
+            self._report(known)
             return
         run = self.runs[name] = RunningJob(request, self.home_id, self.boot)
         doing, child = f"can't read {directory}", None
@@ -139,7 +139,7 @@ class Keeper:
             if known is not None:
                 self._register(name, directory)
                 self.adopt(known)
-                self._tell(known)
+                self._report(known)
                 return
             doing = f"can't make {directory}"
             os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -162,7 +162,7 @@ class Keeper:
             self._ends.not_started(run, Cause.EXECUTOR, fault_text(doing, error))
             return
         self._children[name] = child
-        self.loop.add(child.said, lambda _: self._said(run), f"the start of run {name}")
+        self.loop.add(child.said, lambda _: self._child_answered(run), f"the start of run {name}")
 
     def _register(self, name: str, directory: str) -> None:
         write_atomic(f"{self.home}/{LIVE}/{name}", {"directory": directory})
@@ -180,7 +180,7 @@ class Keeper:
             if group is not None:
                 self._again.remove_group(group, tries=1)  # which does not kill: the run goes on without it
 
-    def _said(self, run: RunningJob) -> None:
+    def _child_answered(self, run: RunningJob) -> None:
         """The pipe of a child ended: its program runs, or it said why not."""
         child = self._children.get(run.name)
         if child is None:
@@ -197,10 +197,10 @@ class Keeper:
             return
         if run.phase is RunPhase.STARTING:
             run.phase = RunPhase.RUNNING
-        self._tell(run)
-        self._begin(run)
+        self._report(run)
+        self._enforce_limits(run)
 
-    def _begin(self, run: RunningJob) -> None:
+    def _enforce_limits(self, run: RunningJob) -> None:
         """Enforce what a run under way is bound to."""
         self._limits.begin(run)
         self._logs.begin(run)
@@ -234,9 +234,9 @@ class Keeper:
             if not run.exit["released"]:
                 self._ends.clean_soon(run)
             return
-        self.loop.soon(lambda: self._look_after(run), f"run {run.name}, which an earlier runner started")
+        self.loop.soon(lambda: self._watch_adopted(run), f"run {run.name}, which an earlier runner started")
 
-    def _look_after(self, run: RunningJob) -> None:
+    def _watch_adopted(self, run: RunningJob) -> None:
         run.log.load()
         fd = -1
         if run.boot == self.boot and run.pid is not None:
@@ -252,7 +252,7 @@ class Keeper:
             raise
         if leads:
             self.loop.add(fd, lambda fd: self._adopted_ended(run, fd), f"the end of run {run.name}")
-            self._begin(run)
+            self._enforce_limits(run)
             if run.deadline is not None:
                 self.loop.at(run.deadline, lambda: self._ends.deadline(run), f"the end of run {run.name}")
             return
@@ -275,7 +275,7 @@ class Keeper:
 
     def _concluded(self, run: RunningJob) -> None:
         self._logs.end(run)
-        self._tell(run)
+        self._report(run)
         if run.acknowledged and run.exit is not None and run.exit["released"]:
             self._forget(run)
 
@@ -290,7 +290,7 @@ class Keeper:
     def _forget(self, run: RunningJob) -> None:
         run.forgotten = True
         self.runs.pop(run.name, None)
-        self._rest()
+        self._wait_for_scheduler()
         path = f"{self.home}/{LIVE}/{run.name}"
         # One that stays there is told of again by the next runner, and acknowledged again: that does no harm.
         try:
@@ -318,7 +318,7 @@ class Keeper:
         self.loop.at(deadline, lambda: self._ends.deadline(run), f"the end of run {run.name}")
         if first and grace_s > 0:
             self._again.do(run, "SIGTERM", lambda: run.signal_group(TERM_SIGNAL))
-        self._tell(run)
+        self._report(run)
 
     def freeze(self, run: RunningJob) -> None:
         """Stop it where it is."""
@@ -334,14 +334,14 @@ class Keeper:
             log(f"run {run.name}: a process is slow to freeze")
         run.phase, run.frozen_since = RunPhase.FROZEN, time.monotonic()
         self._again.do(run, "state.json", run.write_state)
-        self._tell(run)
+        self._report(run)
 
     def thaw(self, run: RunningJob) -> None:
         """Let it go on."""
         self._again.do(run, GOING_ON, lambda: None)  # should it be about to freeze
         if run.phase is RunPhase.FROZEN and run.ended is None:
             self._thaw_quietly(run)
-            self._tell(run)
+            self._report(run)
 
     def _thaw_quietly(self, run: RunningJob) -> None:
         if run.frozen_since is None:

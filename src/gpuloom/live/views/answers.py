@@ -374,7 +374,7 @@ class StoreView(TypedDict):
     problem: Annotated[str, "What is wrong with it; '' for nothing."]
     checked: Annotated[
         Literal["whole", "part", "damaged"], "How much of it was checked since the scheduler began."
-    ]  # live/care.py, Checked
+    ]  # live/store_check.py, Checked
 
 
 class ExecutorView(TypedDict):

@@ -11,8 +11,8 @@ from gpuloom import __version__
 from gpuloom.agent.sample import Foreign, Sample
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, GpuState, NodeRecord, NodeState
-from gpuloom.live.care import Checked
 from gpuloom.live.planning.lacks import Lack
+from gpuloom.live.store_check import Checked
 from gpuloom.live.views.answers import (
     ExecutorView,
     FailureView,
