@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpuloom.agent.health import RESET_WORDS, Changes, Flag, Health, HealthSettings
+from gpuloom.agent.health import Changes, Flag, Health, HealthSettings
 from gpuloom.agent.sample import Finding, NodeRates, RunOnNode, Sample
 from gpuloom.agent.xid import KNOWN, PASSING, PROGRAM, RESET
-from gpuloom.core.job import Gpu, NodeRecord
+from gpuloom.core.job import RESET_WORDS, Gpu, NodeRecord
 from gpuloom.core.usage import RunUsage
 
 RATES = NodeRates(None, 0.0, 0.0, 0.0, None, None, None)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpuloom.core.book import Book
+from gpuloom.core.book import Book, node_data, node_of
 from gpuloom.core.errors import InvalidTransition
 from gpuloom.core.events import Event
-from gpuloom.core.job import EndReason, Gpu, Phase
+from gpuloom.core.job import RESET_WORDS, EndReason, Gpu, Phase
 from store_builders import NODE, ended, spec, starting, submitted
 
 
@@ -165,3 +165,14 @@ def test_where_an_event_may_lead_is_held_too(tell: Told) -> None:
     with pytest.raises(InvalidTransition, match=r"attempt.ended can't lead to running"):
         tell(21.0, "attempt.ended", 1, **ended(after="running"))
     assert tell.book.jobs[1].phase is Phase.STARTING
+
+
+def test_that_a_gpu_needs_a_reset_is_a_field_and_old_stores_tell_it_by_its_reason() -> None:
+    gpu = {"index": 0, "uuid": "GPU-0", "model": "V100", "state": "unhealthy", "reason": f"XID 48; {RESET_WORDS}"}
+    node = node_of({"name": "host", "gpus": [gpu, {**gpu, "reason": "hot"}]})
+    assert [one.needs_reset for one in node.gpus] == [True, False]
+    written = node_data(node)["gpus"]
+    assert [one.get("needs_reset") for one in written] == [True, None]
+    assert node_of(node_data(node)) == node
+    reworded = {**written[0], "reason": "reset it"}
+    assert node_of({"name": "host", "gpus": [reworded]}).gpus[0].needs_reset

@@ -15,13 +15,10 @@ from dataclasses import dataclass, field, replace
 
 from gpuloom.agent.sample import Finding, FindingKind, RunOnNode, Sample
 from gpuloom.agent.xid import PASSING, PROGRAM, RESET, xid_text
-from gpuloom.core.job import DeviceKind, Gpu, GpuState, NodeRecord
+from gpuloom.core.job import RESET_WORDS, DeviceKind, Gpu, GpuState, NodeRecord
 from gpuloom.core.units import format_duration
 from gpuloom.core.usage import RunUsage
 from gpuloom.core.words import plural
-
-RESET_WORDS = "needs a reset of the GPU or a reboot, then `gpuloom nodes NODE up`"
-"""Ends the reason of a GPU that does not recover by itself; a restarted scheduler recognises it by this."""
 
 _RESETS_SEEN = frozenset({"lost", "recovery"})
 """Conditions whose end shows that the GPU was reset."""
@@ -140,7 +137,7 @@ class Health:
                 since = gpu.since_s or 0.0
                 rebooted = since < booted_s
                 state.problems["before"] = _Problem(
-                    gpu.reason, since, present=False, needs_reset=RESET_WORDS in gpu.reason and not rebooted
+                    gpu.reason, since, present=False, needs_reset=gpu.needs_reset and not rebooted
                 )
             elif gpu.state == GpuState.FOREIGN:
                 state.strangers = gpu.reason
@@ -243,6 +240,7 @@ class Health:
     @staticmethod
     def _settle(state: _State, at_s: float | None) -> None:
         """The GPU's record by what is known of it."""
+        needs_reset = False
         if state.problems:
             kind = GpuState.UNHEALTHY
             worst = sorted(state.problems.values(), key=lambda p: (not p.needs_reset, not p.present, p.last_s))
@@ -250,7 +248,8 @@ class Health:
             for problem in worst:
                 if problem.text not in reason:
                     reason = f"{reason}; {problem.text}" if reason else problem.text
-            if worst[0].needs_reset and RESET_WORDS not in reason:
+            needs_reset = worst[0].needs_reset
+            if needs_reset and RESET_WORDS not in reason:
                 reason = f"{reason}; {RESET_WORDS}"
         elif state.strangers:
             kind, reason = GpuState.FOREIGN, state.strangers
@@ -260,7 +259,7 @@ class Health:
             # Strangers come and go by the second, and their memory changes: the first word stands.
             return
         since = state.gpu.since_s if kind == state.gpu.state else (None if kind == GpuState.OK else at_s)
-        state.gpu = replace(state.gpu, state=kind, reason=reason, since_s=since)
+        state.gpu = replace(state.gpu, state=kind, reason=reason, since_s=since, needs_reset=needs_reset)
 
     # -- jobs ------------------------------------------------------------------------------------------------
 

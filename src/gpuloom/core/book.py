@@ -8,7 +8,7 @@ gives the same records (`gpuloom db check` does that).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -16,6 +16,7 @@ from gpuloom.core.errors import InvalidTransition
 from gpuloom.core.events import Event
 from gpuloom.core.job import (
     ENDED,
+    RESET_WORDS,
     TRANSITIONS,
     Allocation,
     Attempt,
@@ -430,9 +431,25 @@ def node_of(data: Mapping[str, Any]) -> NodeRecord:
     return NodeRecord(
         **{
             **data,
-            "gpus": tuple(Gpu(**{**gpu, "state": GpuState(gpu.get("state", GpuState.OK))}) for gpu in data["gpus"]),
+            "gpus": tuple(_gpu_of(gpu) for gpu in data["gpus"]),
             "state": NodeState(data.get("state", NodeState.UP)),
             "kind": DeviceKind(data.get("kind", DeviceKind.GPU)),
             "topology": tuple((int(a), int(b), str(link)) for a, b, link in data.get("topology", ())),
         }
     )
+
+
+def _gpu_of(data: Mapping[str, Any]) -> Gpu:
+    # A store of before it was a field tells it by the reason's last words alone.
+    needs_reset = data.get("needs_reset", RESET_WORDS in data.get("reason", ""))
+    return Gpu(**{**data, "state": GpuState(data.get("state", GpuState.OK)), "needs_reset": needs_reset})
+
+
+def node_data(node: NodeRecord) -> dict[str, Any]:
+    """A node's record in its JSON form, for events and the store."""
+    data = asdict(node)
+    del data["cause"]
+    for gpu in data["gpus"]:
+        if not gpu["needs_reset"]:
+            del gpu["needs_reset"]
+    return data

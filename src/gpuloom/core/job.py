@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from gpuloom.core.end_reason import EndReason as EndReason
 from gpuloom.core.spec import Spec
@@ -204,11 +205,15 @@ class Attempt:
         return f"{self.job}.{self.number}-{self.identity}" if self.identity else f"{self.job}.{self.number}"
 
 
+RESET_WORDS = "needs a reset of the GPU or a reboot, then `gpuloom nodes NODE up`"
+"""Ends the reason of a GPU that does not recover by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU, or a CPU slot in place of one.
 
-    state: 'ok', 'foreign' (processes that are not ours use it) or 'unhealthy'; reason says why, since_s since when.
+    reason: why it is in that state; since_s: since when. needs_reset: only a reset or a reboot mends it.
     """
 
     index: int
@@ -218,6 +223,20 @@ class Gpu:
     state: GpuState = GpuState.OK
     reason: str = ""
     since_s: float | None = None
+    needs_reset: bool = False
+
+
+class Condition(NamedTuple):
+    """What may be said anew of a GPU."""
+
+    state: GpuState
+    reason: str = ""
+    needs_reset: bool = False
+
+
+def condition_of(gpu: Gpu) -> Condition:
+    """What is said of a GPU."""
+    return Condition(gpu.state, gpu.reason, gpu.needs_reset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from gpuloom.agent.health import Changes
 from gpuloom.agent.inventory import inventory
 from gpuloom.agent.nvml import Nvml
 from gpuloom.agent.sample import RunOnNode, Sample
+from gpuloom.core.book import node_data
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import DeviceKind, Gpu, GpuState, NodeRecord, NodeState, Phase
 from gpuloom.executors.local import LocalExecutor
@@ -21,7 +22,6 @@ from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.launch import run_directory
 from gpuloom.live.machine import Machine, reported
 from gpuloom.live.records.ledger import Draft
-from gpuloom.live.records.policy_memory import node_data
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.steps import Step
 from gpuloom.live.store_check import StoreCheck, examine
@@ -192,4 +192,4 @@ class LiveScheduler:
 def _as_before(gpu: Gpu, known: Gpu | None) -> Gpu:
     if known is None or gpu.state != GpuState.OK:
         return gpu
-    return replace(gpu, state=known.state, reason=known.reason, since_s=known.since_s)
+    return replace(gpu, state=known.state, reason=known.reason, since_s=known.since_s, needs_reset=known.needs_reset)

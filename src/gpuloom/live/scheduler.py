@@ -23,8 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from gpuloom.core.book import node_data
 from gpuloom.core.errors import PolicyError
-from gpuloom.core.job import EndReason, Gpu, GpuState, Job, NodeRecord, NodeState, Phase
+from gpuloom.core.job import Condition, EndReason, Gpu, GpuState, Job, NodeRecord, NodeState, Phase, condition_of
 from gpuloom.core.spec import OnPreempt
 from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.port import ExecutorError, LiveExecutor, RunStatus, RunUsage
@@ -42,7 +43,6 @@ from gpuloom.live.planning.record import PolicyRecord
 from gpuloom.live.planning.standby import FALLBACK
 from gpuloom.live.records.forgetting import Forgetting
 from gpuloom.live.records.ledger import Ledger
-from gpuloom.live.records.policy_memory import node_data
 from gpuloom.live.records.work import WorkDone
 from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.policies.blame import said
@@ -413,8 +413,8 @@ class Scheduler:
         if (node.state, node.reason) != (state, reason):
             self.ledger.write([("node.changed", None, {"node": node_data(changed)})])
         if state is NodeState.UP and name == self.node.name:
-            well = {gpu.index: (GpuState.OK, "") for gpu in node.gpus if gpu.state == GpuState.UNHEALTHY}
-            well |= {gpu.index: (gpu.state, gpu.reason) for gpu in self._on_up()}
+            well = {gpu.index: Condition(GpuState.OK) for gpu in node.gpus if gpu.state == GpuState.UNHEALTHY}
+            well |= {gpu.index: condition_of(gpu) for gpu in self._on_up()}
             self.ledger.write(self.intake.gpu_states(well))
         self.planning.stale()
         if state is NodeState.DRAINING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,26 @@ from gpuloom.sim.result import SimResult
 from gpuloom.sim.simulator import simulate
 
 
+class SpeedSource(StrEnum):
+    """Where a job's speed on a GPU model is from."""
+
+    MEASURED = "measured"
+    """The trace's own."""
+    REFERENCE = "reference"
+    """The job's duration is of this model."""
+    ESTIMATED = "estimated"
+    """From facts of the models."""
+    ASSUMED = "assumed"
+    """Nothing is known of the model."""
+
+
 @dataclass(frozen=True, slots=True)
 class Alternative:
     """One GPU model of the cluster, when the job was placed.
 
     speed: of the job there, relative to the model its duration is of; it_per_s: its iterations per second there, where
         the trace tells them. estimated: the speed on the model was estimated from facts. source: where the speed is
-        from: 'measured' (the trace's own), 'reference' (its duration is of this model), 'estimated', 'assumed'
-        (nothing is known of the model), with 'by its curve' where the job has not the size or nodes of its duration.
+        from (`SpeedSource`), with 'by its curve' where the job has not the size or nodes of its duration.
         free: GPUs free then, those that the job gave back included. fits_now: they would have held it (nodes too).
         cant: why the job can't run there at all, or ''.
     """
@@ -222,37 +235,40 @@ class Watched(Policy):
         found = []
         for index, (model, pool) in enumerate(zip(cluster.models, pools_of(cluster, masks), strict=True)):
             speed = self._speed(pool.nodes[0], placement)
-            source = self._source(workload, cluster, model, placement)
+            source = self._source(workload, cluster, model)
+            said = f"{source}, by its curve" if self._by_its_curve(workload, placement) else source.value
             it_per_s = None
             if workload.iteration_s is not None and workload.iteration_s[job] > 0:
                 it_per_s = speed / float(workload.iteration_s[job])
             cant = "" if index in able else why_not(workload, cluster, job, index)
             fits = not cant and pool.fits(placement.gpus)
-            estimated, taken = source.startswith("estimated"), model == chosen
-            found.append(Alternative(model, speed, it_per_s, estimated, source, pool.free_gpus, fits, cant, taken))
+            estimated, taken = source is SpeedSource.ESTIMATED, model == chosen
+            found.append(Alternative(model, speed, it_per_s, estimated, said, pool.free_gpus, fits, cant, taken))
         return tuple(found)
 
     def _speed(self, node: int, placement: Placement) -> float:
         assert self._progress is not None  # noqa: S101 - set when the run begins
         return self._progress.solo_rate(self.job, replace(placement, nodes=(node, *placement.nodes[1:])))
 
-    def _source(self, workload: Workload, cluster: Cluster, model: str, placement: Placement) -> str:
-        """Where the job's speed on a model, at a placement's size, is from."""
-        speeds, scaling = workload.speeds, workload.scaling
+    def _source(self, workload: Workload, cluster: Cluster, model: str) -> SpeedSource:
+        """Where the job's speed on a model is from."""
+        speeds = workload.speeds
         if speeds is None:
-            source = "reference" if len(cluster.models) == 1 else "assumed"
-        elif model.lower() not in (known := [name.lower() for name in speeds.models]):
-            source = "assumed"
-        elif speeds.estimated is not None and speeds.estimated[self.job, known.index(model.lower())]:
-            source = "estimated"
-        else:
-            source = "reference" if self._of_facts(speeds) else "measured"
-        if scaling is None or scaling.curve[self.job] == NO_CURVE:
-            return source
-        job, nodes = self.job, len(placement.nodes)
-        if placement.gpus == workload.gpus[job] and scaling.speed(job, placement.gpus, nodes) == 1.0:
-            return source
-        return f"{source}, by its curve"
+            return SpeedSource.REFERENCE if len(cluster.models) == 1 else SpeedSource.ASSUMED
+        known = [name.lower() for name in speeds.models]
+        if model.lower() not in known:
+            return SpeedSource.ASSUMED
+        if speeds.estimated is not None and speeds.estimated[self.job, known.index(model.lower())]:
+            return SpeedSource.ESTIMATED
+        return SpeedSource.REFERENCE if self._of_facts(speeds) else SpeedSource.MEASURED
+
+    def _by_its_curve(self, workload: Workload, placement: Placement) -> bool:
+        """Whether the job has not the size or nodes of its duration there: its speed follows from its curve."""
+        job, scaling = self.job, workload.scaling
+        if scaling is None or scaling.curve[job] == NO_CURVE:
+            return False
+        nodes = len(placement.nodes)
+        return placement.gpus != workload.gpus[job] or scaling.speed(job, placement.gpus, nodes) != 1.0
 
     def _of_facts(self, speeds: Speeds) -> bool:
         """Whether no speed of the workload was measured: all but the reference model's 1 are estimates."""

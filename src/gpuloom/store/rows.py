@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from gpuloom.core.book import allocation_of, node_of
+from gpuloom.core.book import allocation_of, node_data, node_of
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, EndReason, Job, Needed, NodeRecord, Phase, SavedBy
 from gpuloom.core.spec import Spec, spec_of
@@ -312,9 +311,7 @@ def event_of(row: Row) -> Event:
 
 
 def node_row(node: NodeRecord) -> Row:
-    data = asdict(node)
-    del data["cause"]
-    return text(node.name), dumps(data), node.cause
+    return text(node.name), dumps(node_data(node)), node.cause
 
 
 def node_from(row: Row) -> NodeRecord:

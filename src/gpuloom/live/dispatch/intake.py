@@ -9,8 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gpuloom.core.book import node_data
 from gpuloom.core.errors import InvalidTransition
-from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, EndReason, Gpu, GpuState, Job, Phase
+from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Condition, EndReason, Gpu, GpuState, Job, Phase, condition_of
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.dispatch import Dispatch, as_json
@@ -21,7 +22,6 @@ from gpuloom.live.planning.claims import ON_DISK, Do, Step
 from gpuloom.live.planning.eligible import broken, throttle_of
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.ledger import Draft, Ledger
-from gpuloom.live.records.policy_memory import node_data
 from gpuloom.live.records.work import WorkDone
 
 log = logging.getLogger("gpuloom.scheduler")
@@ -56,7 +56,7 @@ class Intake:
         self.statuses: dict[str, RunStatus] = {}
         self.checkpoints: dict[str, float] = {}
         """When the checkpoints of runs that made way were last written."""
-        self._seen_gpus: dict[int, tuple[GpuState, str]] = {}
+        self._seen_gpus: dict[int, Condition] = {}
         self._seen_flags: dict[tuple[str, str], str] = {}
         """What the monitor has seen and is not written down yet."""
         self._unreleased: dict[str, set[int]] = {}
@@ -83,7 +83,7 @@ class Intake:
         frozen: list[int] = []
         thawed: list[int] = []
         done: list[str] = []
-        gpus: dict[int, tuple[GpuState, str]] = {}
+        gpus: dict[int, Condition] = {}
         free: list[str] = []
         for status in statuses:
             attempt = self.attempt_of(status.run)
@@ -191,17 +191,17 @@ class Intake:
             f"told to stop, which takes at most {STRANGER_GRACE_S:g} s; no job starts before they have"
         )
 
-    def _not_released(self, attempt: Attempt, how: RunExit) -> dict[int, tuple[GpuState, str]]:
+    def _not_released(self, attempt: Attempt, how: RunExit) -> dict[int, Condition]:
         """GPUs that something of the run still holds are given to nobody."""
         held = {gpu for name, gpus in attempt.allocation if name == self.node for gpu in gpus}
         self._unreleased[attempt.run] = held
-        return dict.fromkeys(held, (GpuState.UNHEALTHY, how.message or "still in use after its job ended"))
+        return dict.fromkeys(held, Condition(GpuState.UNHEALTHY, how.message or "still in use after its job ended"))
 
-    def _released(self, runs: list[str]) -> dict[int, tuple[GpuState, str]]:
+    def _released(self, runs: list[str]) -> dict[int, Condition]:
         """GPUs that ended runs held on to are free after all."""
         freed = {gpu for run in runs for gpu in self._unreleased.get(run, ())}
         held = {gpu for run, gpus in self._unreleased.items() if run not in runs for gpu in gpus}
-        return dict.fromkeys(freed - held, (GpuState.OK, ""))
+        return dict.fromkeys(freed - held, Condition(GpuState.OK))
 
     def remember_unreleased(self, statuses: Iterable[RunStatus]) -> None:
         """Runs that had ended before this scheduler began, and have left something behind."""
@@ -213,13 +213,13 @@ class Intake:
                 if attempt.run == status.run and attempt.phase is None:
                     self._not_released(attempt, status.exit)
 
-    def gpu_states(self, states: Mapping[int, tuple[GpuState, str]]) -> list[Draft]:
-        """The event that GPUs of this machine are in another state: {index: (state, reason)}."""
+    def gpu_states(self, states: Mapping[int, Condition]) -> list[Draft]:
+        """The event that GPUs of this machine are in another state, by index."""
         node = self.book.nodes[self.node]
         now = self.clock.now()
         gpus = tuple(
-            replace(gpu, state=states[gpu.index][0], reason=states[gpu.index][1], since_s=now)
-            if gpu.index in states and states[gpu.index] != (gpu.state, gpu.reason)
+            replace(gpu, **states[gpu.index]._asdict(), since_s=now)
+            if gpu.index in states and states[gpu.index] != condition_of(gpu)
             else gpu
             for gpu in node.gpus
         )
@@ -243,7 +243,7 @@ class Intake:
             log.warning("the machine's clock was changed by %+.1f s; the scheduler's own time is unaffected", jump)
             self.ledger.write([("clock.jumped", None, {"seconds": jump})])
         # Each change is told once: what can't be written now is written with the next sample.
-        self._seen_gpus |= {gpu.index: (gpu.state, gpu.reason) for gpu in gpus}
+        self._seen_gpus |= {gpu.index: condition_of(gpu) for gpu in gpus}
         self._seen_flags |= {(run, flag): text for run, flag, text in flags}
         drafts = self.gpu_states(self._seen_gpus)
         for (run, flag), text in self._seen_flags.items():

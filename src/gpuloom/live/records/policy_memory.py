@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from typing import Any
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.job import NodeRecord
 from gpuloom.live.planning.world import Memory
 from gpuloom.policies.base import Policy
 from gpuloom.policies.memory import dump, load
@@ -42,10 +39,3 @@ def memory_from_bytes(data: bytes, policy: Policy) -> Memory:
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"the head of a policy's memory can't be read: {error}") from error
     return Memory(None if empty else load(body, policy), jobs, nodes, met, held)
-
-
-def node_data(node: NodeRecord) -> dict[str, Any]:
-    """A node's record as JSON, for the event `node.changed`."""
-    data = asdict(node)
-    del data["cause"]
-    return data

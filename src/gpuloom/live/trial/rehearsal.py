@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from gpuloom.agent.nvml import Nvml
+from gpuloom.core.book import node_data
 from gpuloom.core.job import ENDED, Gpu, GpuState, Job, NodeRecord, Phase
 from gpuloom.executors.paper import PaperExecutor
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.facade import LiveService
 from gpuloom.live.machine import Machine
-from gpuloom.live.records.policy_memory import node_data
 from gpuloom.live.scheduler import MEET_S, Scheduler
 from gpuloom.live.submission.spec import job_spec
 from gpuloom.sharing.start import Ability
