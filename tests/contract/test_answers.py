@@ -14,6 +14,7 @@ from gpuloom.executors.logs import read_log
 from gpuloom.live.forecasts.estimates import Source
 from gpuloom.live.store_check import Checked
 from gpuloom.live.stored import StoredService
+from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views import answers
 from gpuloom.server import docs
 from gpuloom.server.app import make_app
@@ -39,7 +40,8 @@ def test_every_answer_is_as_published(tmp_path: Path) -> None:
         assert len(states) >= 5
         live.parts.machine.look(dict, lambda *_: None)
         for job in range(1, 7):
-            assert good(api, "GET", f"/v1/jobs/{job}")["spec"]["command"] == ["train"]
+            spec = JobSpec.model_validate(good(api, "GET", f"/v1/jobs/{job}")["spec"])
+            assert spec.command == ["train"]
             for query in "", "?forecast=false":
                 good(api, "GET", f"/v1/jobs/{job}/why{query}")
         for path in "jobs", "jobs?limit=2", "events", "nodes", "policy", "usage?by=user", "usage?by=day", "status":

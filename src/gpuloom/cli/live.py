@@ -68,7 +68,7 @@ def connect(home: Path | None, *, follows: bool = False) -> Iterator[Client]:
 
 @contextmanager
 def connect_or_name_files(home: Path | None, job: str, *, follows: bool = False) -> Iterator[Client]:
-    """As `connect`; where no scheduler runs the error says where the files of a job lie, if there are any."""
+    """As `connect`; where no scheduler is running the error says where the files of a job lie, if there are any."""
     import os
 
     from gpuloom.client import NoSchedulerError, home_directory

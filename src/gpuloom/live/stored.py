@@ -21,7 +21,7 @@ from gpuloom.live.views.cluster import executor_view, monitor_view, sharing_view
 from gpuloom.live.views.jobs import job_view, preemptions_of, show_view
 from gpuloom.store.port import JobQuery, Store, StoreDamagedError
 
-NOBODY = "no scheduler runs"
+NOBODY = "no scheduler is running"
 
 
 class StoredService:
