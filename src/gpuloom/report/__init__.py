@@ -1,6 +1,6 @@
 """Results for people and programs: tables, plots, pages, files (docs/reference/reports.md).
 
-May import: core, interleave, facts, files, sim.
+May import: core, interleave, facts, files, sim, sharing.
 """
 
 from __future__ import annotations
