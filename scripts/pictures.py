@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
-WIDTH = 108
+WIDTH = 116
 MORNING_S = 1_800_000_000.0
 """When the scheduler on paper begins: a day at eight, UTC."""
 TRACE = "trace generate --jobs 2000 --gpus 64 --load 0.95 --max-duration 12h --seed 1 --output jobs.csv"
