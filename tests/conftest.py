@@ -16,7 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Health checks go by the machine's load and by what is drawn, and say nothing of the program.
+UNHEALTHY = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+settings.register_profile("default", deadline=None, suppress_health_check=UNHEALTHY)
 # CI judges a change, so it tries the same examples each time; everywhere else new ones are looked for.
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")

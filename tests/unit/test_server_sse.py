@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -151,16 +151,17 @@ def test_one_thread_for_all_and_none_for_nobody(place: Listening, service: FakeS
 
 
 def test_a_client_that_stops_reading_holds_up_nobody(
-    place: Listening, service: FakeService, monkeypatch: pytest.MonkeyPatch
+    place: Listening, service: FakeService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sse, "STALLED_S", 0.5)
+    caplog.set_level(logging.INFO, sse.__name__)
     with Stream(place, "/v1/events?after=0") as slow, Stream(place, "/v1/events?after=0") as quick:
         assert slow.next()
         large = {f"V{i}": "x" * 1000 for i in range(400)}
         for _ in range(40):  # 16 MB: more than the system keeps for a connection
             submit(service, env=large)
         assert [(quick.next() or ())[1] for _ in range(43)] == [str(i) for i in range(1, 44)]
-        time.sleep(1.0)
+        until(lambda: "read nothing for 0.5 s" in caplog.text, "the connection to be given up")
         # What lay in the buffers still comes, then it is over, and the last id is where to go on from.
         last = 1
         try:
