@@ -179,7 +179,7 @@ def history(workload: Workload, specs: Sequence[dict[str, Any]], policy: str, gp
 def cost(queued: int, policies: Iterable[str]) -> float:
     """CPU ms of the dearest `why`."""
     from fake_executor import FakeExecutor
-    from gpuloom.live.forecasts.estimates import like_of
+    from gpuloom.live.planning.estimates import like_of
     from live_builders import Live, spec
 
     worst = 0.0

@@ -12,9 +12,9 @@ from gpuloom.core.decision import Reason
 from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, WAITING, Attempt, EndReason, Job, NodeRecord, Phase
 from gpuloom.core.usage import RunUsage
-from gpuloom.live.forecasts.estimates import Estimate, Source
 from gpuloom.live.forecasts.forecast import Outlook, Span
 from gpuloom.live.forecasts.left import left_of
+from gpuloom.live.planning.estimates import Estimate, Source
 from gpuloom.live.submission.spec import job_spec
 from gpuloom.live.views import jobs as views
 from gpuloom.live.views import why

@@ -12,10 +12,10 @@ from gpuloom.core.book import Book
 from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Phase
 from gpuloom.core.share_class import is_pair
-from gpuloom.live.forecasts.estimates import Estimates
 from gpuloom.live.planning.claims import ON_DISK, Step
-from gpuloom.live.planning.fleet import slots_of
+from gpuloom.live.planning.estimates import Estimates
 from gpuloom.live.planning.planning import Planning
+from gpuloom.live.records.fleet import slots_of
 from gpuloom.live.records.work import WorkDone
 
 MOST_TURNS = 20_000

@@ -11,7 +11,7 @@ import pytest
 from api_client import TOKEN, Local
 from gpuloom.core.job import ACTIVE, EndReason, Phase, SavedBy
 from gpuloom.executors.logs import read_log
-from gpuloom.live.forecasts.estimates import Source
+from gpuloom.live.planning.estimates import Source
 from gpuloom.live.store_check import Checked
 from gpuloom.live.stored import StoredService
 from gpuloom.live.submission.spec import JobSpec

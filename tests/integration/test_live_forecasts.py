@@ -12,8 +12,8 @@ import pytest
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunRequest, RunStatus
-from gpuloom.live.forecasts.estimates import like_of
 from gpuloom.live.forecasts.forecast import Outlook
+from gpuloom.live.planning.estimates import like_of
 from gpuloom.live.trial.rehearsal import Rehearsal
 from gpuloom.live.views import why as whys
 from gpuloom.policies.registry import policy_ids

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from gpuloom.cli.main import cli
 from gpuloom.core.events import Event
 from gpuloom.live.forecasts.backtest import Checked, as_json, check, events_of
-from gpuloom.live.forecasts.estimates import Source
+from gpuloom.live.planning.estimates import Source
 from gpuloom.live.submission.spec import job_spec
 from gpuloom.store.home import home_of
 from gpuloom.store.sqlite import SqliteStore

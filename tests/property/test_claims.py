@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gpuloom.core.job import TRANSITIONS, Allocation, Phase
 from gpuloom.live.planning.claims import PHASE, Claims, Do, State, Step
-from gpuloom.live.planning.fleet import Slot, slots_of
+from gpuloom.live.records.fleet import Slot, slots_of
 
 pytestmark = pytest.mark.slow
 

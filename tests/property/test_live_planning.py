@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import jobs
-from gpuloom.live.forecasts.estimates import TOLERANCE, TOLERANCE_S
+from gpuloom.live.planning.estimates import TOLERANCE, TOLERANCE_S
 from gpuloom.sim import simulate
 from planned import Planned, Task
 

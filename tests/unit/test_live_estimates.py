@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpuloom.core.spec import Spec
-from gpuloom.live.forecasts.estimates import DEFAULT_S, MOST_S, Estimate, Estimates, Like, Source, like_of
 from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, left_of
+from gpuloom.live.planning.estimates import DEFAULT_S, MOST_S, Estimate, Estimates, Like, Source, like_of
 from gpuloom.store.port import EndedRun
 
 

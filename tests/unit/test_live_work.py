@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuloom.live.forecasts.estimates import NOW_S, left_s, stands_s
+from gpuloom.live.planning.estimates import NOW_S, left_s, stands_s
 from gpuloom.live.records.work import WorkDone
 
 

@@ -14,10 +14,10 @@ from gpuloom.core.words import plural
 from gpuloom.facts.inputs import load_policy
 from gpuloom.live.dispatch.launch import run_directory
 from gpuloom.live.machine import Machine
-from gpuloom.live.planning.fleet import fleet_of
 from gpuloom.live.planning.lacks import lacks
 from gpuloom.live.planning.reasons import why
 from gpuloom.live.planning.standby import FALLBACK
+from gpuloom.live.records.fleet import fleet_of
 from gpuloom.live.records.history import trace_csv
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.service import LogFile, NotFoundError

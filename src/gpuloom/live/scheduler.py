@@ -35,9 +35,9 @@ from gpuloom.live.dispatch.dispatch import RETRY_S, Dispatch
 from gpuloom.live.dispatch.intake import Intake
 from gpuloom.live.dispatch.meeting import Meeting
 from gpuloom.live.dispatch.recovery import take_up
-from gpuloom.live.forecasts.estimates import Estimates
 from gpuloom.live.forecasts.left import Left, left_of
 from gpuloom.live.planning.asking import PolicyFailure
+from gpuloom.live.planning.estimates import Estimates
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.record import PolicyRecord
 from gpuloom.live.planning.standby import FALLBACK

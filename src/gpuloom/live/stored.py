@@ -11,7 +11,7 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, Attempt, Job
 from gpuloom.live.dispatch.launch import run_directory
 from gpuloom.live.parts import DEFAULT_INTERVAL_S
-from gpuloom.live.planning.fleet import fleet_of
+from gpuloom.live.records.fleet import fleet_of
 from gpuloom.live.records.history import trace_csv
 from gpuloom.live.service import LogFile, NotFoundError
 from gpuloom.live.store_check import Checked

@@ -25,8 +25,8 @@ from gpuloom.live.dispatch.launch import run_directory, run_request
 from gpuloom.live.dispatch.starts import Starts
 from gpuloom.live.planning.claims import Do, Step
 from gpuloom.live.planning.eligible import blocked
-from gpuloom.live.planning.fleet import open_slots
 from gpuloom.live.planning.planning import Planning
+from gpuloom.live.records.fleet import open_slots
 from gpuloom.live.records.ledger import Ledger
 from gpuloom.live.records.work import WorkDone
 from gpuloom.sharing.start import NO_SHARING, Ability

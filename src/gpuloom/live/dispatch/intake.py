@@ -17,9 +17,9 @@ from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.dispatch import Dispatch, as_json
 from gpuloom.live.dispatch.ends import ended, kept_from_starting
 from gpuloom.live.dispatch.saved import noticed_s, saved
-from gpuloom.live.forecasts.estimates import Estimates, like_of
 from gpuloom.live.planning.claims import ON_DISK, Do, Step
 from gpuloom.live.planning.eligible import broken, throttle_of
+from gpuloom.live.planning.estimates import Estimates, like_of
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.ledger import Draft, Ledger
 from gpuloom.live.records.work import WorkDone

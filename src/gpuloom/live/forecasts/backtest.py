@@ -16,10 +16,10 @@ from gpuloom.core.book import Book
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Attempt, EndReason, Job, Phase
-from gpuloom.live.forecasts.estimates import Estimates, Source, like_of
 from gpuloom.live.forecasts.forecast import NOTHING, SAME_S, Queue, Span, outlook
 from gpuloom.live.forecasts.preview import gate_of, preview
 from gpuloom.live.planning.claims import Claims, Step
+from gpuloom.live.planning.estimates import Estimates, Source, like_of
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.work import WorkDone
 from gpuloom.store.port import Store

@@ -28,9 +28,9 @@ from gpuloom.core.errors import GpuloomError
 from gpuloom.core.state import JobState, State
 from gpuloom.core.workload import F8
 from gpuloom.engine.progress import Progress
-from gpuloom.live.forecasts.estimates import LEAST_S, MOST_S, Source
 from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, Left, share_below, standard_normal
 from gpuloom.live.forecasts.preview import Gate, Preview, part_of
+from gpuloom.live.planning.estimates import LEAST_S, MOST_S, Source
 from gpuloom.sim.forward import Forecast, forward
 
 Rows = NDArray[np.intp]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
-from gpuloom.live.forecasts.estimates import LEAST_S, MOST_S, Estimate, Source
+from gpuloom.live.planning.estimates import LEAST_S, MOST_S, Estimate, Source
 
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 """Quantiles of a range, and of the number within it."""

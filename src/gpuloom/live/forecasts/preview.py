@@ -13,8 +13,8 @@ from gpuloom.core.job import Job, Phase
 from gpuloom.core.state import JobState, State
 from gpuloom.core.workload import F8
 from gpuloom.engine.clockwork import Clockwork
-from gpuloom.live.forecasts.estimates import LEAST_S, Source
 from gpuloom.live.forecasts.left import Left, left_of
+from gpuloom.live.planning.estimates import LEAST_S, Source
 from gpuloom.live.planning.occupancy import occupancy
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.world import World

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from gpuloom.core.job import Job
 from gpuloom.core.units import format_duration
 from gpuloom.core.words import are, plural
-from gpuloom.live.forecasts.estimates import Source
 from gpuloom.live.forecasts.forecast import SAME, SAME_S, Outlook, Span
 from gpuloom.live.forecasts.left import HIGH, LOW, Left
 from gpuloom.live.forecasts.preview import Preview
+from gpuloom.live.planning.estimates import Source
 
 FEW = 3
 """Most jobs that are named; of more, the first."""

@@ -10,8 +10,8 @@ import numpy as np
 from gpuloom.core.errors import InputError
 from gpuloom.facts.inputs import load_policy
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
+from gpuloom.live.planning.policy_memory import memory_from_bytes
 from gpuloom.live.planning.world import Memory
-from gpuloom.live.records.policy_memory import memory_from_bytes
 from gpuloom.policies.base import Policy
 
 log = logging.getLogger("gpuloom.scheduler")

@@ -36,7 +36,7 @@ from types import MappingProxyType
 
 from gpuloom.core.errors import InvalidTransition
 from gpuloom.core.job import Allocation, Attempt, Phase
-from gpuloom.live.planning.fleet import Slot, slots_of
+from gpuloom.live.records.fleet import Slot, slots_of
 
 KEEP = 2000
 """Steps that are remembered, for stories."""

@@ -9,8 +9,8 @@ from gpuloom.core.job import MAKES_WAY, Allocation
 from gpuloom.core.share_class import BEST_EFFORT, is_pair
 from gpuloom.core.spec import OnPreempt
 from gpuloom.live.planning.claims import State
-from gpuloom.live.planning.fleet import Slot, open_slots, slots_of
 from gpuloom.live.planning.scene import Scene
+from gpuloom.live.records.fleet import Slot, open_slots, slots_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,18 +27,18 @@ from gpuloom.core.errors import PolicyError
 from gpuloom.core.job import ENDED, Allocation, Job
 from gpuloom.engine.clockwork import Clockwork, overrun_s
 from gpuloom.facts.inputs import load_policy
-from gpuloom.live.forecasts.estimates import Estimates
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.candidates import Candidates
 from gpuloom.live.planning.chosen import learn, made, recalled
 from gpuloom.live.planning.claims import Claims
-from gpuloom.live.planning.fleet import fleet_of, slots_of
+from gpuloom.live.planning.estimates import Estimates
 from gpuloom.live.planning.occupancy import occupancy
 from gpuloom.live.planning.reserve import Reservation, reservation
 from gpuloom.live.planning.scene import Scene
 from gpuloom.live.planning.standby import FALLBACK, Standby
 from gpuloom.live.planning.world import Memory, World
 from gpuloom.live.planning.worlds import Worlds
+from gpuloom.live.records.fleet import fleet_of, slots_of
 from gpuloom.live.records.work import WorkDone
 from gpuloom.policies.base import Policy
 from gpuloom.store.port import StoreError

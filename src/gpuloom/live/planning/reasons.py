@@ -9,9 +9,9 @@ from gpuloom.core.job import ACTIVE, ENDED, Job, Phase
 from gpuloom.core.words import are, plural
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.eligible import Throttles, blocked
-from gpuloom.live.planning.fleet import open_slots, slots_of
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.world import World
+from gpuloom.live.records.fleet import open_slots, slots_of
 
 _BEHIND_EQUALS = Reason(WaitCode.BEHIND_EQUALS, "Identical jobs were submitted before it, and wait as well.")
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.planning import Planning
+from gpuloom.live.planning.policy_memory import memory_to_bytes
 from gpuloom.live.records.ledger import Ledger
-from gpuloom.live.records.policy_memory import memory_to_bytes
 from gpuloom.store.port import StoreError
 
 log = logging.getLogger("gpuloom.scheduler")

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.job import Job
 from gpuloom.core.units import format_duration
-from gpuloom.live.forecasts.estimates import left_s
 from gpuloom.live.planning.claims import State
-from gpuloom.live.planning.fleet import Slot, open_slots, slots_of, wanted_types
+from gpuloom.live.planning.estimates import left_s
 from gpuloom.live.planning.scene import Scene
+from gpuloom.live.records.fleet import Slot, open_slots, slots_of, wanted_types
 from gpuloom.placement.shapes import model_allowed
 
 

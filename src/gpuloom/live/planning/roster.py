@@ -10,8 +10,8 @@ import numpy as np
 
 from gpuloom.core.job import Job
 from gpuloom.core.workload import F8, Labels, Workload
-from gpuloom.live.forecasts.estimates import Estimates, Like, like_of
-from gpuloom.live.planning.fleet import wanted_types
+from gpuloom.live.planning.estimates import Estimates, Like, like_of
+from gpuloom.live.records.fleet import wanted_types
 
 
 class _Row(NamedTuple):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gpuloom.core.book import Book
 from gpuloom.core.job import Job
-from gpuloom.live.forecasts.estimates import Estimate, Estimates, left_s, like_of
 from gpuloom.live.planning.claims import Claims
+from gpuloom.live.planning.estimates import Estimate, Estimates, left_s, like_of
 from gpuloom.live.records.work import WorkDone
 from gpuloom.policies.base import Policy
 

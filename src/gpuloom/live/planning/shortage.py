@@ -6,8 +6,8 @@ from gpuloom.core.book import Book
 from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.job import Job
 from gpuloom.core.words import are, plural
-from gpuloom.live.planning.fleet import fleet_of, open_slots, slots_of
 from gpuloom.live.planning.world import World
+from gpuloom.live.records.fleet import fleet_of, open_slots, slots_of
 
 
 def nothing_to_give(book: Book) -> Reason:

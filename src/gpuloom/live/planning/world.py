@@ -24,10 +24,10 @@ from gpuloom.facts.gpus import with_known_memory
 from gpuloom.facts.profiles import with_profiles
 from gpuloom.facts.speeds import with_speeds
 from gpuloom.interleave.groups import GroupSharing
-from gpuloom.live.forecasts.estimates import left_s, stands_s
 from gpuloom.live.planning.asking import Asking, Call
-from gpuloom.live.planning.fleet import Fleet, slots_of
+from gpuloom.live.planning.estimates import left_s, stands_s
 from gpuloom.live.planning.roster import Roster
+from gpuloom.live.records.fleet import Fleet, slots_of
 from gpuloom.placement.shapes import impossible_jobs, shapes_of
 from gpuloom.policies.base import Policy
 

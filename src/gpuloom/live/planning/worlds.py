@@ -12,14 +12,14 @@ from gpuloom.core.decision import Reason
 from gpuloom.core.job import ENDED, Allocation, Job
 from gpuloom.core.profile import Profiles
 from gpuloom.facts.profiles import load_profiles
-from gpuloom.live.forecasts.estimates import NOW_S, left_s, stands_s
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
-from gpuloom.live.planning.fleet import fleet_of
+from gpuloom.live.planning.estimates import NOW_S, left_s, stands_s
 from gpuloom.live.planning.occupancy import Occupancy
 from gpuloom.live.planning.roster import Roster
 from gpuloom.live.planning.scene import Scene
 from gpuloom.live.planning.shortage import nothing_to_give, unplaceable
 from gpuloom.live.planning.world import Memory, Placed, World
+from gpuloom.live.records.fleet import fleet_of
 from gpuloom.policies.base import Policy
 
 

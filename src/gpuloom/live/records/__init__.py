@@ -1,4 +1,4 @@
-"""What has happened: the ledger, the past as a trace, the policy's memory on disk.
+"""What has happened: the ledger, the fleet, the past as a trace.
 
 May import: what live may.
 """

@@ -13,7 +13,7 @@ import numpy as np
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Job
 from gpuloom.core.workload import Labels, Ran, Workload
-from gpuloom.live.planning.fleet import slots_of, wanted_types
+from gpuloom.live.records.fleet import slots_of, wanted_types
 from gpuloom.traces.write import write_csv
 
 HOUR_S = 3600.0

@@ -11,9 +11,9 @@ from typing import Any
 from gpuloom.core.errors import ImpossibleJobError, InputError
 from gpuloom.core.job import ENDED, DeviceKind, Job, Needed, NodeRecord
 from gpuloom.executors.environment import prepared
-from gpuloom.live.forecasts.estimates import Estimates, like_of
 from gpuloom.live.planning.eligible import broken
-from gpuloom.live.planning.fleet import Needs, why_never
+from gpuloom.live.planning.estimates import Estimates, like_of
+from gpuloom.live.records.fleet import Needs, why_never
 from gpuloom.live.submission.spec import JobSpec, indices_of
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import ACTIVE, ENDED, WAITING, EndReason, Job, Phase
 from gpuloom.core.masked import unmasked
-from gpuloom.live.forecasts.estimates import like_of
+from gpuloom.live.planning.estimates import like_of
 from gpuloom.live.records.forgetting import KEEP_ENVIRONMENTS_S
 from gpuloom.live.records.ledger import Draft
 from gpuloom.live.scheduler import Scheduler

@@ -27,7 +27,7 @@ ReasonOfEnd = Literal[
 ]  # core/job.py, EndReason
 SourceOfEstimate = Literal[
     "given", "progress", "array", "earlier_runs", "time_limit", "unknown"
-]  # live/forecasts/estimates.py, Source
+]  # live/planning/estimates.py, Source
 StateOfNode = Literal["up", "cordoned", "draining", "down"]
 StateOfGpu = Literal["ok", "foreign", "unhealthy"]
 KindOfDevice = Literal["gpu", "cpu"]

@@ -11,8 +11,8 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Phase, SavedBy, gpus_in
 from gpuloom.core.spec import Spec
 from gpuloom.executors.port import RunUsage
-from gpuloom.live.forecasts.estimates import Source
 from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, Left
+from gpuloom.live.planning.estimates import Source
 from gpuloom.live.views.answers import (
     AttemptView,
     Dependency,
