@@ -38,7 +38,7 @@ class Nothing(_Body):
 class CancelOne(_Body):
     """How to end a job."""
 
-    grace: Grace | None = Field(None, description="Time between notice and end; by default what the job asked for.")
+    grace: Grace | None = Field(None, description="Time between notice and kill; by default what the job asked for.")
 
 
 class Act(_Body):
@@ -63,7 +63,7 @@ class NodeChange(_Body):
     """What becomes of a node."""
 
     state: Literal["up", "cordoned", "draining"] = Field(
-        description="cordoned: nothing new starts; draining: jobs are moved away as well."
+        description="cordoned: no new job starts; draining: its jobs are preempted as well."
     )
     reason: str = Field("", max_length=500, description="Shown to users.")
 
@@ -72,14 +72,14 @@ class PolicyChange(_Body):
     """Another policy."""
 
     policy: str = Field(min_length=1, max_length=1000, description="As for `gpuloom simulate --policy`.")
-    interval: Interval | None = Field(None, description="Time between scheduling passes; by default as it is.")
+    interval: Interval | None = Field(None, description="Time between scheduling passes; by default unchanged.")
 
 
 class Shutdown(_Body):
     """How to end the scheduler."""
 
     stop_jobs: bool = Field(
-        False, strict=True, description="Put running jobs back into the queue first; otherwise they run on."
+        False, strict=True, description="Put running jobs back into the queue first; otherwise they keep running."
     )
 
 

@@ -169,7 +169,7 @@ jobs = _route(
 )
 show = _route(
     "show_job",
-    "Everything about a job.",
+    "Everything known about a job.",
     ShowView,
     problems=(404,),
 )
@@ -180,7 +180,7 @@ update = _route(
     body=ref("JobChanges"),
     body_example={"priority": 5, "time_limit": "8h"},
     problems=(404, 409),
-    description="Of a job that runs: name, priority, time_limit, retries, estimate and grace.",
+    description="Of a running job: name, priority, time_limit, retries, estimate and grace.",
 )
 why = _route(
     "why_job",
@@ -196,7 +196,7 @@ cancel = _route(
     body_example={"grace": "30s"},
     body_needed=False,
     problems=(404, 409),
-    description="One that runs gets notice first, and time to end by itself.",
+    description="A running job gets notice first, and time to end by itself.",
 )
 cancel_many = _route(
     "cancel_jobs",
@@ -208,13 +208,13 @@ cancel_many = _route(
 )
 array_action = _route(
     "act_on_array",
-    "Do something to all jobs of an array with which it can be done, however many they are.",
+    "Apply an action to all jobs of an array to which it applies, however many they are.",
     ArrayChange,
     body=ref("CancelOne"),
     body_needed=False,
     example=ArrayChange(array=12, changed={"cancelled": 99_996, "stopping": 4}),
     problems=(404, 409),
-    description="`changed` is how many jobs were changed, by their state now. `grace` is for `cancel` only.",
+    description="`changed` is the number of jobs changed, by their new state. `grace` is for `cancel` only.",
 )
 update_many = _route(
     "update_jobs",
@@ -246,16 +246,17 @@ def action_many(name: str, summary: str) -> dict[str, Any]:
 _TEXT = {"type": "string"}
 log = _route(
     "read_log",
-    "What a job has written, or writes.",
+    "The output of a job.",
     None,
     media={"text/plain": {"schema": _TEXT}, "text/event-stream": {"schema": _TEXT, "example": (
         'event: log\nid: 1:13\ndata: {"text":"epoch 1 of 90\\n"}\n\n'
         'event: end\nid: 1:13\ndata: {"state":"finished","exit_code":0,"reason":"finished"}\n\n')}},
     headers={
-        "X-Gpuloom-Attempt": {"schema": {"type": "integer"}, "description": "Which run; 0: it has not run yet."},
+        "X-Gpuloom-Attempt": {"schema": {"type": "integer"}, "description": "Number of the attempt; 0: it has not "
+            "run yet."},
         "X-Gpuloom-Start": {"schema": {"type": "integer"}, "description": "Offset of the first byte."},
         "X-Gpuloom-Offset": {"schema": {"type": "integer"}, "description": "Offset after the last byte."},
-        "X-Gpuloom-Ended": {"schema": {"type": "boolean"}, "description": "Nothing will follow this offset."},
+        "X-Gpuloom-Ended": {"schema": {"type": "boolean"}, "description": "The log ends at this offset."},
     },
     problems=(404,),
     description="As text/event-stream it follows the log over all further attempts until the job ends: events `log`, "
@@ -263,20 +264,20 @@ log = _route(
 )  # fmt: skip
 events = _route(
     "list_events",
-    "What happened, in order.",
+    "Events, in order.",
     EventPage,
     example=EventPage(
         events=[{"id": 7, "at_s": 1767225600.2, "type": "attempt.frozen", "job": 12, "data": {}}],
         last=7,
     ),
     media={"text/event-stream": {"schema": _TEXT}},
-    description="As text/event-stream: events as they come, for ever, from now on or after `after`; the id of each is "
+    description="As text/event-stream: events as they happen, from now on or after `after`; the id of each is "
     "its number, to resume by Last-Event-ID.",
 )
-nodes = _route("list_nodes", "Nodes, their GPUs, and who uses them.", NodeList, tags=["cluster"])
+nodes = _route("list_nodes", "Nodes, their GPUs, and the jobs on them.", NodeList, tags=["cluster"])
 set_node = _route(
     "set_node",
-    "Take a node out of service, or back.",
+    "Take a node out of service, or put it back.",
     NodeView,
     body=ref("NodeChange"),
     body_example={"state": "draining", "reason": "new fans"},
@@ -290,12 +291,12 @@ set_policy = _route(
     PolicyView,
     body=ref("PolicyChange"),
     body_example={"policy": "muri-l", "interval": "60s"},
-    description="No job is lost, and none is stopped by the swap itself.",
+    description="No job is lost, and the swap itself stops none.",
     tags=["cluster"],
 )
 usage = _route(
     "get_usage",
-    "GPU time that was used.",
+    "GPU time used.",
     UsageList,
     example=UsageList(
         usage=[{"key": "ada", "jobs": 3, "attempts": 4, "held_s": 7200.0, "gpu_s": 14400.0, "failed": 1}]
@@ -316,7 +317,7 @@ health = _route(
     example=Health(ok=True, version="1.0.0"),
     open_=True,
 )
-status = _route("get_status", "The scheduler about itself.", StatusView)
+status = _route("get_status", "The state of the scheduler.", StatusView)
 schema = _route(
     "get_job_schema",
     "JSON schema of a job, for editors.",
@@ -332,5 +333,5 @@ shutdown = _route(
     body=ref("Shutdown"),
     body_example={"stop_jobs": False},
     body_needed=False,
-    description="Jobs that run go on, unless they are to be stopped.",
+    description="Running jobs keep running, unless they are to be stopped.",
 )

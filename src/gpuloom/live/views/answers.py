@@ -82,8 +82,8 @@ class JobView(TypedDict):
     submitted_s: float
     started_s: Annotated[float | None, "Its first start."]
     ended_s: float | None
-    waited_s: Annotated[float, "Seconds in which it held no GPUs, so far."]
-    run_s: Annotated[float, "Seconds in which it held GPUs, so far."]
+    waited_s: Annotated[float, "Time without GPUs so far, seconds."]
+    run_s: Annotated[float, "Time with GPUs so far, seconds."]
     jct_s: Annotated[float | None, "Submission to end."]
     attempts: int
     preemptions: int
@@ -100,16 +100,16 @@ class JobView(TypedDict):
         "Its whole running time, as far as it is known; null: nothing is but a bound, or not even that.",
     ]
     estimate_from: Annotated[SourceOfEstimate, "Whence that is known."]
-    estimate_runs: Annotated[int, "How many earlier runs that rests on."]
+    estimate_runs: Annotated[int, "Number of earlier runs that this rests on."]
     predicted_end_s: Annotated[
         float | None,
         "Of one that runs; never in the past. null where it is not known, or it has outlived what was known.",
     ]
     predicted_end_s_low: float | None
     predicted_end_s_high: Annotated[
-        float | None, "Between these it ends in eight of ten cases; the high alone is its time limit."
+        float | None, "It ends between these in eight of ten cases; the high alone is its time limit."
     ]
-    overrun_s: Annotated[float, "By how much it has outlived what was known of its running time."]
+    overrun_s: Annotated[float, "By how much it has run longer than expected."]
     where: Annotated[str, "Node and GPUs of the present attempt ('host:0,1'), or ''."]
     waiting: Annotated[ReasonView | None, "Of one that waits: why."]
     progress: Annotated[dict[str, Any], "What the job reported last ({step, steps, fraction, …})."]
@@ -130,7 +130,7 @@ class AttemptView(TypedDict):
     started_s: float
     running_s: float | None
     ended_s: float | None
-    held_s: Annotated[float, "Seconds in which it held GPUs, so far."]
+    held_s: Annotated[float, "Time with GPUs so far, seconds."]
     reason: Annotated[ReasonOfEnd | None, "Why it ended."]
     exit_code: int | None
     signal: int | None
@@ -189,14 +189,14 @@ class WhyView(TypedDict):
     end_s_median: float | None
     end_s_high: float | None
     source: Annotated[SourceOfEstimate, "What is known of its own running time, and whence."]
-    n: Annotated[int, "How many earlier runs that rests on."]
-    overrun_s: Annotated[float, "By how much it has outlived that."]
+    n: Annotated[int, "Number of earlier runs that this rests on."]
+    overrun_s: Annotated[float, "By how much it has run longer than that."]
     rests_on: Annotated[
         dict[str, int],
-        "What is known of the running times of the jobs that run or go before it: how many by which source.",
+        "Sources of the running times of jobs that run or go before it: number of jobs by source.",
     ]
-    unknown: Annotated[list[int], "Of those, jobs of which nothing is known and on which its start depends."]
-    lacks: Annotated[list[str], "What the policy would go by and is not told of here."]
+    unknown: Annotated[list[int], "Of those, jobs of unknown running time on which its start depends."]
+    lacks: Annotated[list[str], "Inputs that the policy uses and that are unknown here."]
     assumptions: list[str]
     sentences: Annotated[list[str], "The whole answer, for people."]
 
@@ -286,7 +286,7 @@ class GpuView(TypedDict):
     power_w: float | None
     jobs: list[int]
     foreign: list[ForeignView]
-    notes: Annotated[list[str], "What was noticed of it."]
+    notes: Annotated[list[str], "The monitor's findings."]
 
 
 class NodeView(TypedDict):
@@ -321,7 +321,7 @@ class NodeList(TypedDict):
 
 
 class FailureView(TypedDict):
-    """That a policy fails, and how it did last."""
+    """A policy that fails, and its last failure."""
 
     policy: str
     call: Annotated[str, "What it was asked for (live/planning/asking.py, Call)."]
@@ -356,7 +356,7 @@ class UsageRow(TypedDict):
 
 
 class UsageList(TypedDict):
-    """Who used how much."""
+    """Usage of one user, day or job name."""
 
     usage: list[UsageRow]
 
@@ -411,7 +411,7 @@ class DevicesView(TypedDict):
 
 
 class LackView(TypedDict):
-    """What the policy would go by and is not told of."""
+    """An input that the policy uses and that is unknown."""
 
     input: Literal["stages", "sizes", "speeds"]  # live/planning/lacks.py, Input
     jobs: Annotated[int, "Of how many jobs."]
@@ -442,14 +442,14 @@ class StatusView(TypedDict):
 
 
 class Health(TypedDict):
-    """That it answers."""
+    """The answer to a health check."""
 
     ok: bool
     version: str
 
 
 class Ending(TypedDict):
-    """That the scheduler ends."""
+    """The answer to a shutdown request."""
 
     ending: bool
     stop_jobs: bool
