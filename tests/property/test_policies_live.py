@@ -27,6 +27,7 @@ from fake_executor import short
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import Phase
 from gpuloom.core.share_class import is_pair
+from gpuloom.live.planning.claims import PHASE, State
 from gpuloom.live.trial.rehearsal import FLEET, Rehearsal
 from gpuloom.policies.registry import BUILT_IN
 
@@ -186,6 +187,16 @@ class AnyOrder(RuleBasedStateMachine):
         # Those that shared GPUs under a policy before go on.
         self.shared_before = bool(wrong) and (self.shared_before or self.text_shares(wrong))
         assert self.shared_before or not wrong, (wrong, self.text)
+
+    @invariant()
+    def claims_agree_with_the_records(self) -> None:
+        attempts, claims = self.live.scheduler.book.attempts, self.live.scheduler.planning.claims
+        for job, attempt in attempts.items():
+            assert PHASE[claims.state(job)] is attempt.phase, claims.story(job)
+            thaws = claims.state(job) in (State.THAWING, State.REFREEZING)
+            assert thaws or claims.where(job) == attempt.allocation, claims.story(job)
+        for there in claims.holders().values():
+            assert attempts.keys() >= set(there)
 
     def is_pair(self, jobs: list[int]) -> bool:
         return is_pair([self.live.jobs[job].spec.sharing_class for job in jobs])

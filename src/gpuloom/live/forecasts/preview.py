@@ -70,10 +70,10 @@ class Preview:
         planning, number = self.planning, self.world.jobs[row]
         job = planning.book.jobs[number]
         attempt = planning.book.attempts.get(number)
-        done = job.work_s if attempt is None else job.work_s + planning.work.expected(number, self.now_s)
+        done = job.work_s if attempt is None else job.work_s + planning.scene.work.expected(number, self.now_s)
         if attempt is not None and attempt.stop_reason is not None and self.world.is_running(number):
             return Left(Source.PROGRESS, done + LEAST_S, done)  # it was told to stop
-        return left_of(planning.scene.estimate(job), done, planning.work.told_s.get(number))
+        return left_of(planning.scene.estimate(job), done, planning.scene.work.told_s.get(number))
 
 
 def preview(planning: Planning, priority: int, now_s: float, *, asked_now: bool = False) -> Preview | None:

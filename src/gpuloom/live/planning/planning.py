@@ -97,7 +97,7 @@ class Planning:
         decides. saved: its memory as it was written down last. beside: best-effort jobs may share GPUs with
         high-priority ones, if the policy's text does not say otherwise. ended_gpu_s: GPU-seconds of the last jobs that
         ended, for policies that go by their distribution. claims: None: those that the book tells of."""
-        self.book, self.work, self.estimates, self._ended_gpu_s = book, work, estimates, ended_gpu_s
+        self.book, self._ended_gpu_s = book, ended_gpu_s
         self.beside = beside
         self.claims = Claims.of(book.attempts.values()) if claims is None else claims
         self.scene = Scene(book, work, estimates, self.claims, load_policy(FALLBACK))
@@ -205,7 +205,7 @@ class Planning:
         """
         twin = copy(self)
         twin.scene = scene = self.scene.copy(self.policy.twin())
-        twin.book, twin.work, twin.estimates, twin.claims = scene.book, scene.work, scene.estimates, scene.claims
+        twin.book, twin.claims = scene.book, scene.claims
         twin.worlds, twin.candidates = self.worlds.copy(scene), self.candidates.copy(scene)
         twin.yielding, twin.reasons = set(self.yielding), {}
         twin.seen, twin._finished = deque(), []
@@ -422,4 +422,4 @@ class Planning:
                 if job in self.claims.grants:
                     self.claims.set_rate(job, rate)
                 else:
-                    self.work.rate(job, rate)
+                    self.scene.work.rate(job, rate)
