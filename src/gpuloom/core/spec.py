@@ -94,18 +94,22 @@ _values = attrgetter(*_NAMES)
 _LISTS: Mapping[str, type] = {"command": str, "gpu_types": str, "after": int, "after_any": int}
 """What may be in them."""
 _NUMBER, _NONE = (int, float), type(None)
-_TYPES: Mapping[str, tuple[type[Any], ...]] = {
-    **dict.fromkeys(_LISTS, (list, tuple)),
-    **dict.fromkeys(("name", "workdir", "on_preempt"), (str,)),
-    **dict.fromkeys(("gpus", "priority", "retries"), (int,)),
-    **dict.fromkeys(("gpu_memory", "memory"), (int, _NONE)),
-    **dict.fromkeys(("cpus", "time_limit", "estimate"), (*_NUMBER, _NONE)),
-    **dict.fromkeys(("array", "checkpoint", "venv", "conda", "container", "model"), (str, _NONE)),
-    **dict.fromkeys(("share_class", "task_type", "importance"), (str, _NONE)),
-    **dict.fromkeys(("real_time", "hold"), (bool,)),
-    "grace": _NUMBER,
-    "env": (dict,),
+_TYPES: Mapping[str, frozenset[type[Any]]] = {
+    **dict.fromkeys(_LISTS, frozenset({list, tuple})),
+    **dict.fromkeys(("name", "workdir", "on_preempt"), frozenset({str, OnPreempt})),
+    **dict.fromkeys(("gpus", "priority", "retries"), frozenset({int})),
+    **dict.fromkeys(("gpu_memory", "memory"), frozenset({int, _NONE})),
+    **dict.fromkeys(("cpus", "time_limit", "estimate"), frozenset({*_NUMBER, _NONE})),
+    **dict.fromkeys(("array", "checkpoint", "venv", "conda", "container", "model"), frozenset({str, _NONE})),
+    **dict.fromkeys(("share_class", "task_type", "importance"), frozenset({str, _NONE})),
+    **dict.fromkeys(("real_time", "hold"), frozenset({bool})),
+    "grace": frozenset(_NUMBER),
+    "env": frozenset({dict}),
 }
+
+MOST_SHAPES = 1000
+_SOUND: set[tuple[object, ...]] = set()
+"""Names and types of fields that were found to be sound."""
 
 
 def spec_of(data: Mapping[str, Any]) -> Spec:
@@ -114,23 +118,37 @@ def spec_of(data: Mapping[str, Any]) -> Spec:
     Raises:
         ValueError: a field holds what it can't (no gpuloom wrote it), or there is no command.
     """
-    found: dict[str, Any] = {}
-    for name, value in data.items():
-        if (may := _TYPES.get(name)) is None:
-            continue
-        of = _LISTS.get(name, object)
-        if not isinstance(value, may) or (of is not object and any(type(each) is not of for each in value)):
-            raise ValueError(f"{name} of a job can't be {value!r:.80}")
-        found[name] = value
-    if not found.get("command"):
-        raise ValueError("a job has no command")
-    for name in _LISTS.keys() & found.keys():
-        found[name] = tuple(found[name])
+    # Each of a hundred thousand jobs in a queue has one: what types its fields have is looked at once for all alike.
+    shape = (*data, *map(type, data.values()))
+    found = dict(data) if shape in _SOUND else _checked(data)
+    if len(found) == len(data) and len(_SOUND) < MOST_SHAPES:
+        _SOUND.add(shape)
+    for name, of in _LISTS.items():
+        if values := found.get(name):
+            if any(type(each) is not of for each in values):
+                raise _odd(name, values)
+            found[name] = tuple(values)
+        elif name == "command":
+            raise ValueError("a job has no command")
+        else:
+            found[name] = ()
     if "env" in found:
         found["env"] = dict(found["env"])
     if "on_preempt" in found:
         found["on_preempt"] = OnPreempt(found["on_preempt"])
     return Spec(**found)
+
+
+def _checked(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are known. Raises ValueError."""
+    for name, value in data.items():
+        if name in _TYPES and type(value) not in _TYPES[name]:
+            raise _odd(name, value)
+    return {name: value for name, value in data.items() if name in _TYPES}
+
+
+def _odd(name: str, value: object) -> ValueError:
+    return ValueError(f"{name} of a job can't be {value!r:.80}")
 
 
 DEFAULTS = Spec(("",))

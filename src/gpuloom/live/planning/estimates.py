@@ -22,6 +22,7 @@ from statistics import median
 from typing import NamedTuple
 
 from gpuloom.core.spec import Spec
+from gpuloom.live.submission.spec import JobSpec
 from gpuloom.store.port import EndedRun
 
 DEFAULT_S = 3600.0
@@ -82,9 +83,9 @@ class Estimate(NamedTuple):
     limit_s: float | None = None
 
 
-def like_of(spec: Spec, user: str, gpus: int, array_id: int | None) -> Like:
+def like_of(spec: Spec | JobSpec, user: str, gpus: int, array_id: int | None) -> Like:
     """The same for jobs that may be taken for runs of one job."""
-    exact, similar = _signatures(spec.command, spec.workdir)
+    exact, similar = _signatures(tuple(spec.command), spec.workdir)
     return Like(user, spec.name, gpus, exact, similar, array_id)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpuloom.core.errors import ImpossibleJobError, InputError
 from gpuloom.core.job import ENDED, DeviceKind, Job, Needed, NodeRecord
+from gpuloom.core.masked import masked
 from gpuloom.executors.environment import prepared
 from gpuloom.live.planning.eligible import broken
 from gpuloom.live.planning.estimates import Estimates, like_of
@@ -87,13 +88,12 @@ def dependencies(spec: JobSpec) -> list[tuple[int, Needed]]:
 def submitted(spec: JobSpec, user: str, first: int, estimates: Estimates) -> tuple[Mapping[str, Any], int]:
     """Data of the event `jobs.submitted`, and how many jobs it brings."""
     indices = None if spec.array is None else indices_of(spec.array)[0]
-    kept = spec.kept()
-    like = like_of(kept, user, spec.gpus, None if indices is None else first)
+    like = like_of(spec, user, spec.gpus, None if indices is None else first)
     estimate = estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
     count = 1 if indices is None else len(indices)
     return {
         "user": user,
-        "spec": kept.to_json(),
+        "spec": masked(spec.model_dump(mode="json")),
         "first": first,
         "count": count,
         "indices": indices,
