@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gpuloom.report.gantt import Bar, _mark
 from gpuloom.report.metrics import METRICS
-from gpuloom.sharing import report
 from gpuloom.sharing.profiles import KernelRecord, collect
 from gpuloom.sharing.shipped import _pointwise, shipped
-from gpuloom.sharing.simulate import Pair, Span
+from gpuloom.sharing.simulate import Pair
 from gpuloom.traces.elastic import _by_model
 from report_builders import make_result
 
@@ -35,49 +32,6 @@ def test_the_blocking_index_stays_less_long_than_what_matters_more() -> None:
     keep = {metric.title: metric.keep for metric in METRICS}
     assert keep["avg queue"] > keep["blocking index"]
     assert len(set(keep.values())) == len(keep)
-
-
-class Axes:
-    """Notes what is drawn."""
-
-    def __init__(self) -> None:
-        self.drawn: list[tuple[str, tuple[Any, ...]]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **_: self.drawn.append((name, args))
-
-    def of(self, name: str) -> list[tuple[Any, ...]]:
-        return [args for drawn, args in self.drawn if drawn == name]
-
-
-def test_a_panel_shows_its_window_from_zero_in_milliseconds() -> None:
-    spans = (
-        Span("high", 2.000e9, 2.001e9, 40),
-        Span("hold", 2.001e9, 2.0015e9, "price"),
-        Span("hold", 2.002e9, 2.0025e9, "window"),
-    )
-    outcome: Any = SimpleNamespace(
-        spans=spans,
-        served=((2.001e9, 2.002e9, 2.004e9),),
-        rule="gpuloom",
-        p99_over_alone=1.0,
-        best_effort_over_alone=0.5,
-    )
-    axes = Axes()
-    report._panel(axes, outcome, (2.0, 2.01), 80)
-    (waits, rows), (queued, _) = axes.of("broken_barh")
-    assert waits == [pytest.approx((1.0, 0.5))]
-    assert queued == [pytest.approx((2.0, 0.5))]
-    assert rows == pytest.approx((80 * 1.03, 80 * 0.07)), "a strip above the SMs"
-    ((waiting, _), (running, _)) = axes.of("plot")
-    assert waiting == pytest.approx([1.0, 2.0])
-    assert running == pytest.approx([2.0, 4.0])
-    (limits,) = axes.of("set_xlim")
-    assert limits == pytest.approx((0, 10.0))
-    ((times, high, _),) = axes.of("stackplot")
-    assert times[0] == 0.0
-    assert high[times < 0.99] == pytest.approx(40.0)
-    assert not high[times > 1.01].any()
 
 
 # -- kernels ---------------------------------------------------------------------------------------------------

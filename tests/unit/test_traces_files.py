@@ -41,6 +41,7 @@ def test_damaged_gzip(tmp_path: Path, cut: int) -> None:
         read_trace(file)
 
 
+@pytest.mark.slow
 def test_what_unpacks_to_far_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "t.csv.gz"
     file.write_bytes(gzip.compress(own("1,2,3,a").encode() + b"\n" * 10**6))
