@@ -165,7 +165,7 @@ def test_without_a_compiler_or_with_a_broken_one_it_is_told(tmp_path: Path, monk
     with pytest.raises(InputError, match="could not compile"):
         build.shim_path()
     monkeypatch.setattr(build, "source_folder", lambda: None)
-    with pytest.raises(InputError, match="neither installed"):
+    with pytest.raises(InputError, match="the shim is not installed, and its sources are missing"):
         build.shim_path()
 
 
