@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from gpuloom.cli.demo.command import demo, run_live
+from gpuloom.cli.demo.command import Outcome, demo, run_live
 from gpuloom.cli.demo.home import TemporaryScheduler, processes_in
 from gpuloom.cli.demo.jobs import Planned, Story
-from gpuloom.cli.demo.replay import Compared
+from gpuloom.cli.demo.replay import Compared, Replay
 from gpuloom.cli.demo.view import result_lines
 from gpuloom.core.errors import GpuloomError
 
@@ -163,3 +164,17 @@ def test_the_bound_is_three_percent_of_the_average(simulated_s: float, within: b
     view = {"id": 1, "name": "alpha", "gpus": 2, "preemptions": 0}
     lines = result_lines([view], what, {}, "srtf")
     assert any(("NOT within 3 %" in line) is not within for line in lines if "replays" in line)
+
+
+@pytest.mark.parametrize(("load", "busy"), [(2.0, False), (2.1, True)])
+def test_on_a_machine_with_other_work_the_bound_is_told_and_no_failure(
+    load: float, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = Compared(10.0, 9.0, 8.0, ((1, 10.0, 9.0, 1, 1),))
+    outcome = Outcome([], late, {}, {"srtf": Replay(9.0, 8.0, {})}, [], load, 2)
+    monkeypatch.setattr("gpuloom.cli.demo.command.run_live", lambda err: outcome)
+    monkeypatch.setattr("gpuloom.cli.demo.view.result_lines", lambda *_: [])
+    done = CliRunner().invoke(demo, [])
+    assert done.exit_code == (0 if busy else 1)
+    assert "live and simulated differ by more than 3 %" in done.stderr
+    assert ("this machine has other work to do (load 2.1 on 2 cores)" in done.stderr) is busy

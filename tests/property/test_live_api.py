@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from api_client import TOKEN, Local
 from fake_executor import FakeExecutor, short
@@ -291,10 +291,11 @@ class LiveApi(RuleBasedStateMachine):
         self.node_state = state
         self.settled()
 
-    @precondition(lambda self: self.executor.live())
     @rule(number=picks, code=st.sampled_from([0, 0, 1, 85, None]))
     def a_run_ends(self, number: int, code: int | None) -> None:
         runs = sorted(self.executor.live())
+        if not runs:  # no precondition: what is drawn must not depend on how far the scheduler's thread is
+            return
         run = runs[number % len(runs)]
         self.executor.end(run, code, signal=9 if code is None else None)
         self.ends(run, code)

@@ -148,6 +148,7 @@ def crowds(draw: st.DrawFn) -> list[Task]:
 @pytest.mark.parametrize("policy", SEEING)
 @settings(max_examples=12)
 @given(tasks=crowds())
+@example(tasks=[Task(0.0, gpus, 20.0, 20.0, more={"name": str(gpus)}) for gpus in (1, 4, *[1] * 20)])
 def test_with_the_first_of_equal_jobs_in_sight_it_decides_as_with_all(
     policy: str, interval_s: float, tasks: list[Task]
 ) -> None:

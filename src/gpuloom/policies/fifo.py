@@ -58,7 +58,7 @@ class Fifo(Policy):
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("backfill", "no", one_of("no", "easy", "greedy"), "no, easy or greedy"),
-        Parameter("depth", 100, whole, "easy: how many waiting jobs are tried for backfill"),
+        Parameter("depth", 100, whole, "easy: how many waiting jobs that don't fit are tried for backfill"),
     )
 
     remembers = (Memory,)
@@ -86,6 +86,7 @@ class _Easy:
 
     def __init__(self, snapshot: Snapshot, depth: int, memory: Memory) -> None:
         self._depth, self._memory = depth, memory
+        self._gpus = snapshot.cluster.gpus
         self._shapes = shapes_of(snapshot.workload, snapshot.cluster)
         self._speed = speeds_by_pool(snapshot.workload, snapshot.cluster, self._shapes)
         self._pools = pools_of(snapshot.cluster, snapshot.free_masks())
@@ -137,8 +138,7 @@ class _Easy:
             freed = True
         first = 1 if freed or run else max(1, len(self._queue) - len(snapshot.arrived))
         if first <= self._depth:
-            candidates = list(islice(self._queue, first, self._depth + 1))
-            self._backfill(snapshot, candidates, run)
+            self._backfill(snapshot, first, run)
         return Decision(run) if run else NOTHING
 
     def _remember(self) -> None:
@@ -175,11 +175,17 @@ class _Easy:
         work_s = snapshot.remaining_s(job) / float(self._speed[job, pool])
         return snapshot.now_s + snapshot.restart_overhead_s[job] + work_s
 
-    def _backfill(self, snapshot: Snapshot, candidates: list[int], run: dict[int, Placement]) -> None:
-        reserved = self._reservation
+    def _backfill(self, snapshot: Snapshot, first: int, run: dict[int, Placement]) -> None:
+        """Try waiting jobs from place `first` on (those before don't fit), until `depth` behind the head don't.
+
+        Jobs that start don't count: a pass right after this one, by a cache built anew, would start nobody.
+        """
+        reserved, unfit = self._reservation, first - 1
         held = self._hold(reserved)
         tried: set[tuple[int, bool]] = set()
-        for job in candidates:
+        for job in list(islice(self._queue, first, first + self._depth + self._gpus)):
+            if unfit >= self._depth:
+                break
             index = int(self._shapes.of_job[job])
             # Done before the reservation begins, it may use reserved GPUs too.
             short = (
@@ -189,6 +195,7 @@ class _Easy:
                 and self._end_s(snapshot, job, reserved.pool) <= reserved.start_s
             )
             if (index, short) in tried:
+                unfit += 1
                 continue
             if self._start(job, run):
                 continue
@@ -202,7 +209,10 @@ class _Easy:
                     del self._queue[job]
                 else:
                     tried.add((index, True))
+                    unfit += 1
                 held = self._hold(reserved)
+            else:
+                unfit += 1
         if held is not None and reserved is not None:
             self._pools[reserved.pool].release(held)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -41,13 +42,23 @@ class DemoError(GpuloomError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How it went: the jobs, live beside simulated, also under further policies, and the same history under others."""
+    """How it went: the jobs, live beside simulated, also under further policies, and the same history under others.
+
+    load, cores: the machine's load average of the last minute, and its cores.
+    """
 
     jobs: Sequence[JobView]
     compared: Compared
     also: Mapping[str, Compared]
     others: Mapping[str, Replay]
     chart: Sequence[str]
+    load: float = 0.0
+    cores: int = 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether more wanted to run than there are cores (the demo's jobs mostly sleep), so that times say little."""
+        return self.load > self.cores
 
     @property
     def within(self) -> bool:
@@ -97,7 +108,8 @@ def run_live(
         told = {
             name: compared(running[name].result(), _replayed(there, [name])[name]) for name, there in beside.items()
         }
-        return Outcome(views, compared(views, found[policy]), told, found, chart)
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        return Outcome(views, compared(views, found[policy]), told, found, chart, load, cores)
 
 
 def _replayed(scheduler: TemporaryScheduler, policies: Sequence[str]) -> dict[str, Replay]:
@@ -172,7 +184,8 @@ def demo(ctx: click.Context, as_json: bool, simulate: bool, jobs: int, load: flo
 
     They queue, run, are preempted, go on from their checkpoints and finish on four CPU slots, within a minute. The same
     jobs run under two more policies at the same time; one of these is the default. Schedulers, jobs and files are
-    removed afterwards. Exit code 1 if a job failed, or the average JCTs, live and simulated, differ by more than 3 %.
+    removed afterwards. Exit code 1 if a job failed, or the average JCTs, live and simulated, differ by more than 3 % on
+    a machine that has no other work to do.
 
     With --simulate nothing is run: policies are compared on a generated trace and, where ../shared/data exists, a real
     one.
@@ -200,7 +213,7 @@ def demo(ctx: click.Context, as_json: bool, simulate: bool, jobs: int, load: flo
         say_json(_as_json(outcome, took_s))
     else:
         _say(outcome, took_s)
-    ctx.exit(0 if outcome.within else 1)
+    ctx.exit(0 if outcome.within or outcome.busy else 1)
 
 
 def _say(outcome: Outcome, took_s: float) -> None:
@@ -221,7 +234,13 @@ def _say(outcome: Outcome, took_s: float) -> None:
         )
     click.echo(f"\nSchedulers, jobs and files are removed. It all took {took_s:.0f} s.")
     if not outcome.within:
-        click.echo(f"gpuloom: live and simulated differ by more than {100 * BOUND:g} %", err=True)
+        cause = ""
+        if outcome.busy:
+            cause = (
+                f"; this machine has other work to do (load {outcome.load:.1f} on {plural(outcome.cores, 'core')}), "
+                "and jobs start and save later than they would alone: run it again when the machine is free"
+            )
+        click.echo(f"gpuloom: live and simulated differ by more than {100 * BOUND:g} %{cause}", err=True)
 
 
 def _as_json(outcome: Outcome, took_s: float) -> dict[str, Any]:
@@ -242,5 +261,7 @@ def _as_json(outcome: Outcome, took_s: float) -> dict[str, Any]:
             for name, what in outcome.also.items()
         },
         "avg_jct_s_by_policy": {name: other.avg_jct_s for name, other in outcome.others.items()},
+        "load": outcome.load,
+        "cores": outcome.cores,
         "took_s": took_s,
     }

@@ -15,7 +15,7 @@ from gpuloom.core.workload import F8
 from gpuloom.engine.clockwork import Clockwork
 from gpuloom.live.forecasts.left import Left, left_of
 from gpuloom.live.planning.estimates import LEAST_S, Source
-from gpuloom.live.planning.occupancy import occupancy
+from gpuloom.live.planning.held_gpus import held_gpus
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.world import World
 
@@ -87,7 +87,7 @@ def preview(planning: Planning, priority: int, now_s: float, *, asked_now: bool 
     # Higher priorities are forecast as if they had come long before: what goes by submission takes them first.
     levels = sorted({planning.scene.level(number) for number in seen})
     rank = {number: levels.index(planning.scene.level(number)) for number in seen} if len(levels) > 1 else {}
-    there = occupancy(planning.scene, math.inf, planning.yielding)
+    there = held_gpus(planning.scene, math.inf, planning.yielding)
     world, _ = planning.worlds.build(seen, there, now_s, aside=planning.policy.twin(), rank=rank)
     if world is None:
         return None

@@ -32,7 +32,7 @@ from gpuloom.live.planning.candidates import Candidates
 from gpuloom.live.planning.chosen import learn, made, recalled
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimates
-from gpuloom.live.planning.occupancy import occupancy
+from gpuloom.live.planning.held_gpus import held_gpus
 from gpuloom.live.planning.reserve import Reservation, reservation
 from gpuloom.live.planning.scene import Scene
 from gpuloom.live.planning.standby import FALLBACK, Standby
@@ -360,7 +360,7 @@ class Planning:
                 waiting, left_out = hold.admitted([self.book.jobs[job] for job in sorted(waiting)], self.scene.left_s)
                 self.reasons |= left_out
                 whole = whole and not left_out
-            there = occupancy(self.scene, level, self.yielding)
+            there = held_gpus(self.scene, level, self.yielding)
             world, never = self.worlds.build(waiting, there, now_s, everyone=self.candidates.sees_all)
             self.reasons, tried = self.reasons | never, True
             if world is None:
@@ -390,7 +390,7 @@ class Planning:
 
     def _anything_for(self, level: int, waiting: Collection[int], may_preempt: bool) -> bool:
         """Whether a pass for this priority could give anything away."""
-        there = occupancy(self.scene, level, self.yielding)
+        there = held_gpus(self.scene, level, self.yielding)
         fleet = fleet_of(self.book.nodes.values(), without=there.pinned)
         if fleet is None:
             return False

@@ -14,7 +14,7 @@ from gpuloom.core.profile import Profiles
 from gpuloom.facts.profiles import load_profiles
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.estimates import NOW_S, left_s, stands_s
-from gpuloom.live.planning.occupancy import Occupancy
+from gpuloom.live.planning.held_gpus import HeldGpus
 from gpuloom.live.planning.roster import Roster
 from gpuloom.live.planning.scene import Scene
 from gpuloom.live.planning.shortage import nothing_to_give, unplaceable
@@ -76,7 +76,7 @@ class Worlds:
     def build(
         self,
         waiting: set[int],
-        there: Occupancy,
+        there: HeldGpus,
         now_s: float,
         *,
         everyone: bool = True,

@@ -14,7 +14,7 @@ from gpuloom.live.records.fleet import Slot, open_slots, slots_of
 
 
 @dataclass(frozen=True, slots=True)
-class Occupancy:
+class HeldGpus:
     """Running jobs in the policy's sight (GPUs, since when, sharing layer), and GPUs out of its sight.
 
     fixed: of those jobs, the ones that it may put others beside, and must leave as they are otherwise. leaving: those
@@ -27,7 +27,7 @@ class Occupancy:
     leaving: frozenset[int] = frozenset()
 
 
-def occupancy(scene: Scene, priority: float, yielding: Collection[int]) -> Occupancy:
+def held_gpus(scene: Scene, priority: float, yielding: Collection[int]) -> HeldGpus:
     """Who has which GPUs, for a pass of this priority. yielding: jobs that the passes before it have told to leave."""
     book, claims, policy, pairs = scene.book, scene.claims, scene.policy, scene.policy.pairs
     fixed: set[int] = set()
@@ -90,7 +90,7 @@ def occupancy(scene: Scene, priority: float, yielding: Collection[int]) -> Occup
                 used[slot] = used.get(slot, 0) | 1 << free[0]
         if not out:
             jobs = {n: (*has, layer_of[n]) for n, has in found.items()}
-            return Occupancy(jobs, pinned, frozenset(fixed & jobs.keys()), frozenset(leaving & jobs.keys()))
+            return HeldGpus(jobs, pinned, frozenset(fixed & jobs.keys()), frozenset(leaving & jobs.keys()))
         for number in out:
             pinned.update(slots_of(found.pop(number)[0]))
 
