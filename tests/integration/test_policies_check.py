@@ -174,7 +174,7 @@ def test_the_command_says_what_fails(tmp_path: Path) -> None:
         ("nobody", "unknown policy 'nobody'"),
         ("no_module_of_this_name:Mine", "ModuleNotFoundError"),
         ("json:JSONDecoder", "is not a gpuloom Policy"),
-        ("gpuloom.policies.sjf:Sjf", "has the id 'sjf', which is taken"),
+        ("gpuloom.policies.sjf:Sjf", "has the id 'sjf', which is in use"),
         ("fifo:turns=2", "has no parameter 'turns'"),
     ],
 )
