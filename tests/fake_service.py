@@ -26,7 +26,7 @@ from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Gpu, Jo
 from gpuloom.live.service import ConflictError, LogFile, NotFoundError
 from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.actions import Action, impossible, so_already
-from gpuloom.live.submission.spec import JobSpec, indices_of, job_spec
+from gpuloom.live.submission.spec import JobSpec, job_spec
 from gpuloom.live.views import cluster
 from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
 from gpuloom.live.views.jobs import show_view
@@ -151,7 +151,7 @@ class FakeService:
                 for other in (*spec.after, *spec.after_any):
                     if other not in self.book.jobs and not self.book.next_job <= other < first:
                         raise NotFoundError(f"there is no job {other} to wait for")
-                indices = indices_of(spec.array)[0] if spec.array is not None else None
+                indices = spec.indices()
                 count = 1 if indices is None else len(indices)
                 data = spec.named().model_dump(mode="json")
                 after = [[other, "ok"] for other in spec.after] + [[other, "any"] for other in spec.after_any]

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from gpuloom.core.errors import ImpossibleJobError, InputError
 from gpuloom.core.job import ENDED, DeviceKind, Job, Needed, NodeRecord
-from gpuloom.core.masked import masked
 from gpuloom.executors.environment import prepared
 from gpuloom.live.planning.eligible import broken
-from gpuloom.live.planning.estimates import Estimates, like_of
 from gpuloom.live.records.fleet import Needs, why_never
-from gpuloom.live.submission.spec import JobSpec, indices_of
-
-
-def digest(specs: Sequence[JobSpec], user: str) -> str:
-    """What was asked for, in short: the same for the same specs of the same user."""
-    text = json.dumps([user, [spec.model_dump(mode="json") for spec in specs]], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+from gpuloom.live.submission.spec import JobSpec
 
 
 class Checks:
@@ -46,7 +35,7 @@ class Checks:
         if never:
             raise ImpossibleJobError(f"{where} can never start: {never}")
         self._places(spec, where)
-        self.after(dependencies(spec), where)
+        self.after(spec.dependencies(), where)
 
     def after(self, dependencies: Iterable[tuple[int, Needed]], where: str) -> None:
         """Raises InputError where a job that is waited for is not there, or has ended badly."""
@@ -78,26 +67,3 @@ class Checks:
                 )
             except InputError as error:
                 raise InputError(f"{where}: {error}") from error
-
-
-def dependencies(spec: JobSpec) -> list[tuple[int, Needed]]:
-    """(job, what is needed of it) for each job that a spec waits for."""
-    return [(job, Needed.OK) for job in spec.after] + [(job, Needed.ANY) for job in spec.after_any]
-
-
-def submitted(spec: JobSpec, user: str, first: int, estimates: Estimates) -> tuple[Mapping[str, Any], int]:
-    """Data of the event `jobs.submitted`, and how many jobs it brings."""
-    indices = None if spec.array is None else indices_of(spec.array)[0]
-    like = like_of(spec, user, spec.gpus, None if indices is None else first)
-    estimate = estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
-    count = 1 if indices is None else len(indices)
-    return {
-        "user": user,
-        "spec": masked(spec.model_dump(mode="json")),
-        "first": first,
-        "count": count,
-        "indices": indices,
-        "held": spec.hold,
-        "after": [list(entry) for entry in dependencies(spec)],
-        "estimates": [[estimate.total_s, estimate.source.value]],
-    }, count

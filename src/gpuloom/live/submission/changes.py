@@ -21,7 +21,7 @@ from gpuloom.live.records.ledger import Draft
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.submission.actions import Action, impossible, so_already
-from gpuloom.live.submission.admission import Checks, dependencies
+from gpuloom.live.submission.admission import Checks
 from gpuloom.live.submission.lookup import JobRecords
 from gpuloom.live.submission.spec import job_spec, within_bounds
 from gpuloom.store.port import JobQuery
@@ -164,7 +164,7 @@ class JobChanges:
             spec = spec.model_copy(update={"env": unmasked(spec.env, before)})
             if job.phase not in ACTIVE:
                 checks.spec(spec, f"job {job.id}")
-            if any(other == job.id for other, _ in dependencies(spec)):
+            if any(other == job.id for other, _ in spec.dependencies()):
                 raise InputError(f"job {job.id} can't wait for itself")
             kept = spec.kept()
             if all(getattr(kept, name) == getattr(job.spec, name) for name in changes) and spec.env == before:
@@ -174,7 +174,7 @@ class JobChanges:
             estimate = self._scheduler.estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
             data = {
                 "spec": kept.to_json(),
-                "after": [list(entry) for entry in dependencies(spec)],
+                "after": [list(entry) for entry in spec.dependencies()],
                 "estimate_s": estimate.total_s,
                 "estimate_from": estimate.source.value,
             }

@@ -22,6 +22,7 @@ from pydantic import (
 
 from gpuloom.bounded.text import cut, shown
 from gpuloom.core.errors import InputError
+from gpuloom.core.job import Needed
 from gpuloom.core.masked import masked
 from gpuloom.core.spec import DEFAULTS, Spec, spec_of
 from gpuloom.core.units import parse_duration_s, parse_memory_mib
@@ -273,6 +274,14 @@ class JobSpec(BaseModel):
     def kept(self) -> Spec:
         """As records and events hold it: the values of environment variables are not in it."""
         return spec_of(masked(self.model_dump(mode="json")))
+
+    def dependencies(self) -> list[tuple[int, Needed]]:
+        """(job, what is needed of it) for each job that it waits for."""
+        return [(job, Needed.OK) for job in self.after] + [(job, Needed.ANY) for job in self.after_any]
+
+    def indices(self) -> list[int] | None:
+        """Of an array, one for each of its jobs; None: it is one job."""
+        return None if self.array is None else indices_of(self.array)[0]
 
     def named(self) -> JobSpec:
         """The same with a name."""

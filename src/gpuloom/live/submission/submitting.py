@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.masked import masked
+from gpuloom.live.planning.estimates import Estimates, like_of
 from gpuloom.live.records.ledger import Draft
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.service import ConflictError
-from gpuloom.live.submission.admission import Checks, dependencies, digest, submitted
+from gpuloom.live.submission.admission import Checks
 from gpuloom.live.submission.lookup import JobRecords
-from gpuloom.live.submission.spec import JobSpec, indices_of
+from gpuloom.live.submission.spec import JobSpec
 from gpuloom.store.port import Submission
 
 
@@ -35,7 +40,7 @@ class Submissions:
             raise InputError("no job was given")
         specs = [spec.named() for spec in specs]
         many = len(specs) > 1
-        digested = digest(specs, user) if idempotency_key is not None else ""
+        digested = _digest(specs, user) if idempotency_key is not None else ""
         book = self._scheduler.book
         if idempotency_key is not None and (taken := self._taken(idempotency_key, digested)) is not None:
             return _grouped(specs, taken)  # whatever has become of what it waited for
@@ -56,7 +61,7 @@ class Submissions:
             taken: list[list[int]] = []
             number = book.next_job
             for spec in specs:
-                data, count = submitted(spec, user, number, self._scheduler.estimates)
+                data, count = _submitted(spec, user, number, self._scheduler.estimates)
                 drafts.append(("jobs.submitted", number, data))
                 taken.append(list(range(number, number + count)))
                 number += count
@@ -65,7 +70,7 @@ class Submissions:
                 submissions.append(Submission(idempotency_key, digested, jobs, self._scheduler.clock.now()))
             for index, spec in enumerate(specs):
                 # One that it waits for may have ended between the check and now.
-                checks.after(dependencies(spec), named(index))
+                checks.after(spec.dependencies(), named(index))
             environments = {place: spec.env for place, spec in enumerate(specs)}
             self._scheduler.ledger.write(drafts, submissions, environments)
             self._scheduler.planning.stale()
@@ -88,7 +93,32 @@ def _grouped(specs: Sequence[JobSpec], jobs: Sequence[int]) -> list[list[int]]:
     """The numbers of a submission of before, by spec."""
     groups, at = [], 0
     for spec in specs:
-        count = 1 if spec.array is None else len(indices_of(spec.array)[0])
+        indices = spec.indices()
+        count = 1 if indices is None else len(indices)
         groups.append(list(jobs[at : at + count]))
         at += count
     return groups
+
+
+def _digest(specs: Sequence[JobSpec], user: str) -> str:
+    """What was asked for, in short: the same for the same specs of the same user."""
+    text = json.dumps([user, [spec.model_dump(mode="json") for spec in specs]], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _submitted(spec: JobSpec, user: str, first: int, estimates: Estimates) -> tuple[Mapping[str, Any], int]:
+    """Data of the event `jobs.submitted`, and how many jobs it brings."""
+    indices = spec.indices()
+    like = like_of(spec, user, spec.gpus, None if indices is None else first)
+    estimate = estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
+    count = 1 if indices is None else len(indices)
+    return {
+        "user": user,
+        "spec": masked(spec.model_dump(mode="json")),
+        "first": first,
+        "count": count,
+        "indices": indices,
+        "held": spec.hold,
+        "after": [list(entry) for entry in spec.dependencies()],
+        "estimates": [[estimate.total_s, estimate.source.value]],
+    }, count
