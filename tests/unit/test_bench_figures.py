@@ -113,6 +113,6 @@ def test_figures_stand_beside_others(figures: ModuleType, value: float, other: f
 def test_every_section_can_be_written_before_anything_has_run(figures: ModuleType, tmp_path: Path, data: Path) -> None:
     page = figures.Page(figures.Grid(data / "muri", tmp_path / "figures.json"))
     text = page.write(figures.SECTIONS, "figures")
-    assert text.startswith("# Weaving\n")
+    assert text.startswith("# Weaving, measured\n")
     assert len(page.grid.wanted) > 150
     assert {"muri-l:ordering=worst", "muri-l:group_size=2"} <= {run.policy for run in page.grid.wanted}
