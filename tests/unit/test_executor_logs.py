@@ -263,3 +263,40 @@ def test_parts_that_are_said_to_be_huge_cost_nothing(tmp_path: Path) -> None:
     data, at = read_log(tmp_path, None, None, 1 << 20)
     assert (data, at) == (b"one\n", 4)
     assert len(read_log(tmp_path, None, 100, 1 << 24)[0]) < 100
+
+
+def can_cut_heads(folder: Path) -> bool:
+    """Whether the file system here can take out the head of a file."""
+    probe = folder / "probe"
+    probe.write_bytes(b"x" * 20_000)
+    with probe.open("r+b") as file:
+        return rotation._cut_head(file.fileno(), rotation._whole_blocks(file.fileno(), 16_384))
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_what_is_written_between_the_copy_and_the_cut(
+    able: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last words of a job often come right after a flood, when the runner is just about to cut."""
+    able = able and can_cut_heads(tmp_path)
+    real = rotation._cut_head
+
+    def late(fd: int, length: int) -> bool:
+        write(tmp_path, b"the end\n")
+        return able and real(fd, length)
+
+    monkeypatch.setattr(rotation, "_cut_head", late)
+    flood = b"".join(b"%09d\n" % number for number in range(3000))
+    log = Log(str(tmp_path), limit=20_000, keep=3)
+    write(tmp_path, flood)
+    log.look()
+    assert read_log(tmp_path) == (flood + b"the end\n", len(flood) + 8)
+    assert (tmp_path / "output.log.1").stat().st_size + (tmp_path / "output.log").stat().st_size == len(flood) + 8
+    assert ((tmp_path / "output.log").stat().st_size > 0) is able
+    write(tmp_path, flood)  # and it goes on so
+    log.look()
+    assert read_log(tmp_path, max_bytes=1 << 20)[0] == 2 * (flood + b"the end\n")
+    again = Log(str(tmp_path), limit=20_000, keep=3)
+    again.load()
+    write(tmp_path, b"more\n")
+    assert read_log(tmp_path, tail_lines=2)[0] == b"the end\nmore\n"

@@ -1,6 +1,8 @@
 """The log of a run: kept within bounds while the job goes on writing to it.
 
-The job holds output.log open for appending, so a full log is copied to output.log.1 and then cut to nothing. The index
+The job holds output.log open for appending, so a full log is copied to output.log.1 and then cut. Where the file system
+can take out the head of a file (ext4, xfs) nothing is lost; elsewhere it is cut to nothing, and what is written at that
+very moment is lost. The index
 (log.json) says which of all the bytes ever written each file holds, so that readers count in bytes since the start:
 {generation, base, parts: [[start, length], …]}: base is the number of the first byte of output.log, parts are
 output.log.1, .2, … While files are changed, `pending` says which byte the copy begins with,
@@ -31,6 +33,8 @@ SLACK = 1 << 20
 """Bytes, or an eighth of the limit if that is more, by which a rotated file may be larger than the limit."""
 LONGEST_PAUSE_S = 0.2
 SHORTEST_PAUSE_S = 0.02
+COLLAPSE_RANGE = 0x8
+"""fallocate(2): ext4 and xfs have it."""
 IN_MODIFY, IN_ONESHOT = 0x2, 0x80000000
 _EVENT = struct.Struct("iIII")
 
@@ -109,6 +113,7 @@ class Log:
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             start = length = 0
+            end: int | None = None
             try:
                 target = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
                 try:
@@ -124,16 +129,25 @@ class Log:
                             break
                     self._write(pending={"start": self._base + start, "from": start})
                     if self.keep:
-                        # Nothing stands between the last look at the size and the cut: what comes then is lost.
                         length = self._copy(fd, target, start, length, LAST_ROUNDS)
+                        cut = _whole_blocks(fd, start + length)
+                        if cut > start:
+                            os.ftruncate(target, cut - start)
+                            if _cut_head(fd, cut):
+                                length, end = cut - start, cut
+                            else:
+                                os.lseek(target, 0, os.SEEK_END)
+                                length = self._copy(fd, target, start, cut - start, LAST_ROUNDS)
                 finally:
                     os.close(target)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 length = 0  # the disk is full: better to lose old output than to stop the job
-            end = os.fstat(fd).st_size
-            os.ftruncate(fd, 0)
+            if end is None:
+                # Nothing stands between the last look at the size and the cut: what comes then is lost.
+                end = os.fstat(fd).st_size
+                os.ftruncate(fd, 0)
         finally:
             os.close(fd)
         first, self._base = self._base + start, self._base + end
@@ -181,6 +195,19 @@ class Log:
         if pending is not None:
             data["pending"] = pending
         write_atomic(self._index, data)
+
+
+def _whole_blocks(fd: int, length: int) -> int:
+    """How many of the file's first `length` bytes can be taken out at its head: whole blocks, and never all it has."""
+    block = os.fstatvfs(fd).f_bsize
+    return min(length, os.fstat(fd).st_size - 1) // block * block
+
+
+def _cut_head(fd: int, length: int) -> bool:
+    """Take out the first bytes of a file while others append to it; nothing is lost. False: its file system can't."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    done: int = libc.fallocate(fd, COLLAPSE_RANGE, ctypes.c_int64(0), ctypes.c_int64(length))
+    return done == 0
 
 
 class Watch:
