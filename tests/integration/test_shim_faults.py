@@ -47,9 +47,15 @@ def test_every_named_point_is_tested() -> None:
 
 
 def killed_at(stage: Stage, point: str, klass: str, *arguments: str) -> None:
-    """Run a program that dies at the point: proof that the point is reached."""
-    process = stage.start(klass, *arguments, GPULOOM_SHARE_FAULT=point)
-    out, err = process.communicate(timeout=30)
+    """Run a program that dies at the point: proof that the point is reached.
+
+    Some are reached only while another program waits, which one that gets no time on a busy machine may not: then again.
+    """
+    for _ in range(10):
+        process = stage.start(klass, *arguments, GPULOOM_SHARE_FAULT=point)
+        out, err = process.communicate(timeout=30)
+        if process.returncode:
+            break
     assert process.returncode == -signal.SIGKILL, f"{point} was not reached: {out} {err}"
 
 
