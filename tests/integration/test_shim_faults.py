@@ -49,7 +49,7 @@ def test_every_named_point_is_tested() -> None:
 def killed_at(stage: Stage, point: str, klass: str, *arguments: str) -> None:
     """Run a program that dies at the point: proof that the point is reached.
 
-    Some are reached only while another program waits, which one that gets no time on a busy machine may not: then again.
+    Some are reached only while another program waits; on a busy machine it may get no time to: then again.
     """
     for _ in range(10):
         process = stage.start(klass, *arguments, GPULOOM_SHARE_FAULT=point)
