@@ -1,7 +1,7 @@
-"""Pollux' simulation (OSDI '21): jobs whose batch size, and with it their statistical efficiency, can change.
+"""Pollux' simulation (OSDI '21): jobs whose batch size can change, and with it their statistical efficiency.
 
-A second, small simulation beside gpuloom's own, as its semantics are others: time runs in steps of a minute, work
-is epochs of training instead of seconds, and what counts is goodput, throughput times statistical efficiency.
+A second, small simulation beside gpuloom's own, because its rules differ: time runs in steps of a minute, work is
+epochs of training instead of seconds, and the measure is goodput, throughput times statistical efficiency.
 
 May import: core, scaling, policies, traces.
 """

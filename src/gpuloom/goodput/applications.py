@@ -1,15 +1,15 @@
 """Pollux' measured applications: step times by placement and local batch, progress and gradient noise by epoch.
 
 Source: github.com/petuum/adaptdl, branch osdi21-artifact (OSDI '21), `simulator/traces/<application>/`:
-- `placements.csv`: seconds of a step and of its synchronisation, by placement (one digit a node: its replicas) and
-  local batch size, for every placement on up to 4 nodes of 4 GPUs;
+- `placements.csv`: seconds of a step and of its synchronisation, by placement (a digit for each node: its replicas)
+  and local batch size, for every placement on up to 4 nodes of 4 GPUs;
 - `scalability.csv`: the same by number of nodes and of replicas, on 6, 8, 12 and 16 nodes;
 - `validation-<batch size>.csv`: after each epoch, progress (in iterations at the smallest batch size), iterations
   done, and squared norm and variance of the gradient.
 
-What lies between measurements is read off as in the artifact: along the local batch size for measured placements
-(which may be rotated) and measured numbers of nodes and replicas, else in the simplices of a Delaunay triangulation of
-(nodes, replicas, local batch) (`delaunay.py`); between two batch sizes of the validations linearly.
+Between measurements step times are interpolated as in the artifact. For measured placements (which may be rotated) and
+measured numbers of nodes and replicas: along the local batch size. Else: in the simplices of a Delaunay triangulation
+of (nodes, replicas, local batch) (`delaunay.py`). Between two batch sizes of the validations: linearly.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 8
 MOST_LOCAL = {"yolov3": 8}
 """Largest local batch size, where it is not the largest measured one."""
 MOST_NODES = 16
-"""Most nodes of any measurement; placements on more count as on this many."""
+"""The most nodes of any measurement. A placement on more counts as one on this many."""
 
 Placement = tuple[int, ...]
 """GPUs on each node, all above 0."""
@@ -44,9 +44,13 @@ Placement = tuple[int, ...]
 
 @dataclass(eq=False)
 class Application:
-    """One application. `epochs`: length of a job. `batch_sizes`: those of the validations, rising, shape (B,).
+    """One application.
 
-    progress, iterations, squared, variance: shape (B, epochs); after (progress, iterations) or during an epoch.
+    Attributes:
+        epochs: length of a job.
+        batch_sizes: those of the validations, in rising order, shape (B,).
+        progress, iterations: after each epoch, shape (B, epochs).
+        squared, variance: of the gradient during each epoch, shape (B, epochs).
     """
 
     name: str
@@ -93,7 +97,7 @@ class Application:
     def _interpolate(self, placement: Placement, local_batch: int) -> tuple[float, float]:
         nodes, gpus = min(len(placement), MOST_NODES), sum_ints(placement)
         rows = self.placements.get(placement)
-        # Also on more nodes than those placements have: the edges along the batch sizes are in the triangulation.
+        # This also holds on more nodes than placements were measured on: the triangulation contains these edges.
         line = self._lines.get((nodes, gpus)) if rows is None else rows
         if line is not None and line[0, 0] <= local_batch <= line[-1, 0]:
             at = max(1, int(np.searchsorted(line[:, 0], local_batch)))
@@ -111,7 +115,7 @@ class Application:
 
     @cached_property
     def _lines(self) -> dict[tuple[int, int], F8]:
-        """By nodes and replicas of `scalability`: rows as of a placement."""
+        """By nodes and replicas of `scalability`: rows like those of `placements`."""
         lines: dict[tuple[int, int], list[list[float]]] = {}
         for nodes, gpus, *row in self.scalability.tolist():
             lines.setdefault((int(nodes), int(gpus)), []).append(row)
@@ -124,7 +128,7 @@ class Application:
     def measured(self) -> tuple[F8, F8]:
         """Points (nodes, replicas, local batch), shape (P, 3), and seconds of step and synchronisation, (P, 2).
 
-        Of placements with as many replicas on as many nodes the mean.
+        Placements with the same numbers of replicas and nodes count as one point, with the mean of their times.
         """
         same: dict[tuple[float, ...], list[list[float]]] = {}
         for placement, rows in self.placements.items():
@@ -158,7 +162,7 @@ class Application:
         return ((batch - low_size) * up + (high_size - batch) * low) / (high_size - low_size)
 
     def gain(self, batch: int, epoch: int) -> float:
-        """Progress of one iteration at a batch size: (σ² + μ²) / (σ² / s + μ²), s the batch in smallest batches."""
+        """Progress of one iteration: (σ² + μ²) / (σ² / s + μ²), where s is the batch over the smallest batch."""
         squared, variance = self.noise(batch, epoch)
         return (variance + squared) / (variance / (batch / self.least_batch) + squared)
 
@@ -167,7 +171,8 @@ def load_applications(path: Path) -> dict[str, Application]:
     """The applications by name, from the archive `profiles_traces.tar.gz` or the folder extracted from it.
 
     Raises:
-        InputError: no such file; TraceError: nothing of the expected shape there.
+        InputError: no such file.
+        TraceError: the files are not those of the artifact.
     """
     if not path.exists():
         raise InputError(f"profiles {path}: no such file or folder")

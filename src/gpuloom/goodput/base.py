@@ -1,4 +1,4 @@
-"""What a rule of this simulation is, and how Pollux' artifact puts GPUs on nodes."""
+"""What a rule of this simulation is, and on which nodes Pollux' artifact places jobs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpuloom.goodput.applications import MOST_NODES, Placement
 from gpuloom.goodput.job import Batch, Job, split
 
 MOST_GPUS = 4
-"""GPUs of a node on which was measured."""
+"""GPUs of each node that the measurements were made on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """A cluster of equal nodes, no larger than what was measured."""
+    """A cluster of equal nodes, at most as large as the measured one."""
 
     count: int
     gpus: int
@@ -42,13 +42,13 @@ class Nodes:
         return self.count * self.gpus
 
     def packed(self, gpus: int) -> Placement:
-        """A number of GPUs on as few nodes as possible, full ones first."""
+        """So many GPUs on as few nodes as possible, full nodes first."""
         whole, rest = divmod(gpus, self.gpus)
         return (self.gpus,) * whole + ((rest,) if rest else ())
 
 
 Held = Mapping[str, tuple[int, ...]]
-"""By job: the node of each of its GPUs, those of a node together."""
+"""By job: the node of each of its GPUs; GPUs of one node stand together."""
 
 
 class Rule(Protocol):
@@ -58,9 +58,10 @@ class Rule(Protocol):
     """Each job gets the number of GPUs it was submitted with, or none."""
 
     def allocate(self, now_s: int, jobs: Sequence[Job], nodes: Nodes) -> Held:
-        """The GPUs of each of the jobs, which are those submitted and unfinished, in the workload's order.
+        """The GPUs of each job.
 
-        Jobs that are not named get none. What differs from before costs the job a restart.
+        `jobs` are those submitted and not finished, in the workload's order. A job that is not in the answer gets no
+        GPUs. A job whose GPUs differ from before pays for a restart.
         """
         ...
 
@@ -75,9 +76,9 @@ def as_submitted(job: Job) -> Batch:
 
 
 def place(wants: Sequence[tuple[str, int]], kept: Held, nodes: Nodes) -> dict[str, tuple[int, ...]]:
-    """Keep what is kept, and give each job in turn its GPUs from the nodes with the most free ones (first: lowest).
+    """Leave the jobs in `kept` where they are, and give the others GPUs in turn, on the nodes with most free GPUs.
 
-    They must fit: `wants` and `kept` together hold at most the cluster's GPUs.
+    Of equal nodes the first is taken. `wants` and `kept` together must not exceed the cluster's GPUs.
     """
     free = [nodes.gpus] * nodes.count
     for held in kept.values():

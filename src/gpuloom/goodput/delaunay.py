@@ -1,8 +1,8 @@
 """Linear interpolation in the simplices of a Delaunay triangulation, as the artifact does it.
 
-The measured points lie on a grid, so that the triangulation is not unique: cells of the grid can be cut in many ways,
-and step times between the points differ by up to a tenth with the cut. Published figures come out only with the cut
-that Qhull (Barber, Dobkin, Huhdanpaa, 1996) makes, which is why this one module needs SciPy.
+The measured points lie on a grid, so the triangulation is not unique: cells of the grid can be cut in many ways, and
+step times between the points differ by up to a tenth with the cut. The published figures are reproduced only with the
+cut that Qhull (Barber, Dobkin, Huhdanpaa, 1996) makes. That is why this one module needs SciPy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuloom.core.workload import F8
 
 
 class Interpolation:
-    """points: shape (P, D), in the order that Qhull shall see; values: shape (P, V)."""
+    """points: shape (P, D), in the order in which Qhull gets them; values: shape (P, V)."""
 
     def __init__(self, points: F8, values: F8) -> None:
         try:

@@ -1,8 +1,8 @@
 """A job that trains in epochs: its batch size, and how far it gets in some seconds.
 
-Progress is counted in iterations at the application's smallest batch size. An iteration at batch size m brings the gain
-r = (σ² + μ²) / (σ² · m₀ / m + μ²) of it (Pollux, OSDI '21, section 3), in the step time of its placement and
-local batch, plus that of `accumulated` further passes that don't synchronise: goodput = gain / time.
+Progress is counted in iterations at the application's smallest batch size m₀. An iteration at batch size m brings
+r = (σ² + μ²) / (σ² · m₀ / m + μ²) of these (Pollux, OSDI '21, section 3). It takes the step time of its placement and
+local batch, plus that of `accumulated` further passes that don't synchronise. Goodput = gain / time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpuloom.core.sums import sum_ints
 from gpuloom.goodput.applications import Application, Placement
 
 RESCALE_S = 30
-"""Seconds in which a job that was given other GPUs holds them and does not train."""
+"""Seconds for which a job that was given other GPUs holds them without training."""
 _EPS = 1e-8
 
 
@@ -34,8 +34,8 @@ def split(app: Application, batch_size: float, gpus: int, *, accumulate_alone: b
     """A batch of about `batch_size` on so many GPUs, in as few passes as the local batch allows.
 
     Args:
-        accumulate_alone: on one GPU at least two passes, without which the noise of the gradient can't be measured
-            (default: where the batch is larger than the application's smallest).
+        accumulate_alone: make at least two passes on one GPU, as else the gradient's noise can't be measured
+            (default: if the batch is larger than the application's smallest).
     """
     share = math.ceil(batch_size / gpus - _EPS)
     accumulated = math.ceil(share / app.most_local - _EPS) - 1
@@ -62,7 +62,7 @@ Chooser = Callable[["Job"], Batch]
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """`gpus` and `batch_size`: as submitted. `nodes`: the node of each GPU it holds, those of a node together."""
+    """`gpus` and `batch_size`: as submitted. `nodes`: the node of each GPU that it holds, one node after the other."""
 
     name: str
     app: Application
@@ -99,7 +99,7 @@ class Job:
             self.starts += 1
 
     def train(self, now_s: int, seconds: int, choose: Chooser) -> None:
-        """Go on from `now_s` for some seconds. An epoch ends on a whole second after the one before, or with it."""
+        """Train from `now_s` for some seconds. An epoch ends on a whole second, maybe the same as the one before."""
         if self.batch is None or self.end_s is not None:
             return
         waited = min(self.wait_s, seconds)

@@ -1,6 +1,6 @@
-"""Optimus as Pollux' artifact has it (branch osdi21-artifact, `simulator/optimus.py`): GPUs by the time they save.
+"""Optimus as in Pollux' artifact (branch osdi21-artifact, `simulator/optimus.py`): GPUs by the time they save.
 
-Of the jobs it knows the batch size they were submitted with, the iterations left, and the measured iteration times
+It knows each job's submitted batch size, the iterations left, and the measured iteration times
 ("Optimus+Oracle+TunedJobs").
 """
 
@@ -18,9 +18,9 @@ ON_ONE_GPU = "ncf"
 
 
 class Optimus:
-    """A GPU for everyone, in the workload's order; the others one by one to whom they save most time.
+    """One GPU for every job, in the workload's order; the rest one by one to the job whose time they shorten most.
 
-    What a further GPU saves is the difference of the iteration times on packed placements, times the iterations left.
+    A further GPU saves the difference of the iteration times on packed placements, times the iterations left.
     """
 
     gives_submitted_gpus: ClassVar[bool] = False
@@ -38,7 +38,7 @@ class Optimus:
             gpus.append(1 if left else 0)
             left -= gpus[-1]
             saved_s.append(self._saving_s(job, gpus[-1], nodes) if left and gpus[-1] else 0.0)
-        # 2. The next where it saves most (first: the earlier job), until none saves anything.
+        # 2. The next GPU to the job to which it saves most (of equals the earlier), until none saves anything.
         while left:
             best = max(range(len(jobs)), key=saved_s.__getitem__)
             if saved_s[best] <= 0:
@@ -46,7 +46,7 @@ class Optimus:
             gpus[best] += 1
             left -= 1
             saved_s[best] = self._saving_s(jobs[best], gpus[best], nodes) if left else 0.0
-        # 3. Who has as many as before stays; the others are placed, smaller ones first.
+        # 3. Jobs with as many GPUs as before stay; the others are placed, smaller ones first.
         wanted = {job.name: count for job, count in zip(jobs, gpus, strict=True)}
         kept = {name: held for name, held in self.running.items() if wanted.get(name) == len(held)}
         others = [(name, count) for name, count in wanted.items() if count and name not in kept]
@@ -64,7 +64,7 @@ class Optimus:
         return 0.0 if now_s is None or then_s is None else (now_s - then_s) * iterations_left(job)
 
     def _iteration_s(self, job: Job, gpus: int, nodes: Nodes) -> float | None:
-        """None where nothing was measured. On one GPU always in two passes, also where a job would run in one."""
+        """None where nothing was measured. One GPU always counts two passes, even if a job would run in one."""
         key = job.app.name, job.batch_size, gpus, nodes.gpus
         if key not in self._seconds:
             batch = split(job.app, job.batch_size, gpus, accumulate_alone=True)

@@ -1,4 +1,4 @@
-"""Where jobs go: those smaller than a node share nodes, all others have whole ones; as few as possible move."""
+"""Which nodes jobs get: those smaller than a node share nodes, all others have whole nodes; few move."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gpuloom.goodput.base import Held, Nodes
 
 
 def pack(wants: Mapping[str, int], held: Held, nodes: Nodes) -> dict[str, tuple[int, ...]]:
-    """Nodes of the jobs with so many GPUs each (0: none), by what they held before.
+    """Nodes of the jobs, by the GPUs that each wants (0: none) and what it held before.
 
-    Sizes from a node's GPUs on must be multiples of them, smaller ones divide each other (1, 2): then all that fit by
-    number find a place. Of other sizes, jobs may be left out.
+    Sizes from a whole node on must be multiples of a node's GPUs; smaller sizes must divide each other (1, 2). Then
+    every job finds a place as long as the GPUs suffice. With other sizes some jobs may get none.
     """
     whole = {name: gpus // nodes.gpus for name, gpus in wants.items() if gpus >= nodes.gpus}
     parts = {name: gpus for name, gpus in wants.items() if 0 < gpus < nodes.gpus}
@@ -23,7 +23,7 @@ def pack(wants: Mapping[str, int], held: Held, nodes: Nodes) -> dict[str, tuple[
         for node in held[name]:
             load[node] += name in parts
             taken[node] |= name in whole
-    # Nodes to share: those with most of what could stay, and rather free ones than those of a job that has them whole.
+    # Nodes to share: those on which most GPUs could stay; of equals, free nodes before those that one job has whole.
     ranked = sorted(range(nodes.count), key=lambda node: (-load[node], taken[node], node))
     shared = ranked[: nodes.count - sum_ints(whole.values())]
     found = _share(parts, held, stay, shared, nodes.gpus, keep_all=True)
@@ -46,7 +46,10 @@ def pack(wants: Mapping[str, int], held: Held, nodes: Nodes) -> dict[str, tuple[
 def _share(
     parts: Mapping[str, int], held: Held, stay: set[str], shared: list[int], gpus: int, *, keep_all: bool
 ) -> dict[str, tuple[int, ...]]:
-    """First all that can stay, or (always complete) the larger first, on their node where it is still free."""
+    """Either all jobs that can stay first, or the larger first, each on its own node if that is still free.
+
+    The second way always places every job.
+    """
     free = dict.fromkeys(shared, gpus)
     found: dict[str, tuple[int, ...]] = {}
 

@@ -1,8 +1,8 @@
 """Pollux' simulation: time in steps; GPUs are reallocated after each.
 
 Source: github.com/petuum/adaptdl, branch osdi21-artifact, `simulator/simulator.py`, with its default settings: 16
-nodes of 4 GPUs, steps of 60 s, no interference. In a step every job trains on what it holds; then jobs that were
-submitted by its end and are not done are handed to the rule, and those that get other GPUs than before pay 30 s.
+nodes of 4 GPUs, steps of 60 s, no interference. In a step every job trains on the GPUs that it holds. Then the rule is
+asked about all jobs that are submitted and not done; jobs that get other GPUs than before pay 30 s.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def simulate(
 
     Raises:
         InputError: a job that can't run (unknown application, too many GPUs, batch size not profiled), or a step that
-            is no whole number of seconds from 1.
-        GpuloomError: a rule that gives GPUs twice, or none to anybody any more.
+            is not a whole number of seconds, at least 1.
+        GpuloomError: the rule gives GPUs twice, or gives none to anybody for an hour.
     """
     if step_s < 1 or step_s != int(step_s):
         raise InputError(f"steps of {step_s} s: must be a whole number of seconds, at least 1")
@@ -80,7 +80,7 @@ def simulate(
         active = [job for job in active if job.end_s is None]
         present = [job for job in active if job.submit_s <= now_s]
         if not present:
-            if active:  # nobody runs: on to the step in which the next job comes
+            if active:  # nobody runs: skip to the step in which the next job comes
                 first_s = min(job.submit_s for job in active)
                 now_s = max(now_s, (math.ceil(first_s / step_s) - 1) * step_s)
             idle_since = now_s
@@ -107,7 +107,7 @@ def simulate(
 
 
 def _job(one: Submission, applications: Mapping[str, Application], nodes: Nodes | None) -> Job:
-    """The job. nodes: where it shall have the GPUs that it was submitted with; None: any number will do."""
+    """The job. nodes: must hold the GPUs that it was submitted with; None: the rule may give any number."""
     app = applications.get(one.application)
     if app is None:
         raise InputError(

@@ -1,4 +1,4 @@
-"""gpuloom's own rule: GPUs where goodput gains most by them, at batch sizes that change with GPUs and epochs.
+"""gpuloom's own rule: GPUs go where they raise goodput most; batch sizes change with GPUs and epochs.
 
 At each step GPUs n_j are chosen so that
 
@@ -6,15 +6,15 @@ At each step GPUs n_j are chosen so that
 
 is largest, exactly, by dynamic programming (`scaling/allocate.py`). √ is alpha-fairness with alpha ½ (Mo and Walrand,
 2000): between throughput, which starves jobs that scale badly, and the harmonic mean that Pollux takes.
-f_j is 1 for the present number of GPUs, else what a restart leaves of the time for which it is made.
+f_j is 1 for the present number of GPUs; else the fraction of time that is left after a restart.
 
-ends=unknown: weight (GPU-seconds held + 1 h)^-½, as who has had little is likelier to end soon (Tiresias' reason); f is
-    Pollux' (age - restarts · 30 s) / (age + 30 s) (OSDI '21, section 4.2).
-ends=known: weight (seconds left on one GPU + 300 s)^-0.6, the shorter the more (Berg, Vesilo, Harchol-Balter, "heSRPT",
-    2020); a restart's time is what the job needs on its fair share, 300 s at most.
+ends=unknown: weight (GPU-seconds held + 1 h)^-½, as a job that has had little is likelier to end soon (Tiresias'
+    reason). f is Pollux' (age - restarts · 30 s) / (age + 30 s) (OSDI '21, section 4.2).
+ends=known: weight (seconds left on one GPU + 300 s)^-0.6, more for shorter jobs (Berg, Vesilo, Harchol-Balter,
+    "heSRPT", 2020). f counts the restart over the time that the job needs on its fair share, 300 s at most.
 
-Form and constants are the best of 33 settings tried on workloads numbered 1, 4 and 6; docs/results/pollux.md reports
-the other numbers, which share no jobs with them, by themselves.
+Form and constants are the best of 33 settings tried on workloads numbered 1, 4 and 6. docs/results/pollux.md reports
+the workloads of the other numbers separately; they share no jobs with these.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ALPHA = 0.5
 
 
 class Shares:
-    """See the module. explore=doubling: at most twice as many GPUs as a job has trained on, as Pollux has it."""
+    """See the module. explore=doubling: at most twice as many GPUs as a job has trained on, as Pollux does."""
 
     gives_submitted_gpus: ClassVar[bool] = False
 
@@ -79,7 +79,7 @@ class Shares:
         return offer((0, *sizes), (0.0, *values))
 
     def _known(self, job: Job, fair: int) -> tuple[float, float]:
-        """Weight, and what is kept at a restart."""
+        """Weight, and the fraction of time left after a restart, if ends are known."""
         left_s = self.tables.left_s(job.app, job.epoch, job.progress)
         lasts_s = min(left_s / fair, HORIZON_S)
         return (left_s + LEFT_FLOOR_S) ** -LEFT_POWER, max(0.0, 1 - RESCALE_S / lasts_s) if lasts_s > 0 else 0.0

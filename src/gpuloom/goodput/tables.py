@@ -1,8 +1,8 @@
-"""The best goodput of an application on so many packed GPUs in an epoch, and the batch that reaches it.
+"""The best goodput of an application on a number of packed GPUs in an epoch, and the batch that reaches it.
 
 As in Pollux' agent (OSDI '21, section 4.1), 50 batch sizes are tried, evenly spaced in logarithms, from the smallest
-that the GPUs can share to the largest that was measured; here on the measured step times and gradient noise, which
-the agent only estimates.
+that the GPUs can share to the largest that was measured. Step times and gradient noise are the measured ones; the agent
+only estimates them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gpuloom.goodput.job import Batch, iteration_s, split
 
 TRIED = 50
 FIXED_BATCH = {"ncf": 32768}
-"""Not adapted by the artifact either; such jobs stay on one GPU."""
+"""The artifact does not adapt it either; its jobs stay on one GPU."""
 
 
 class Goodputs:
-    """Of one cluster; everything is computed once."""
+    """The tables for one cluster; everything is computed once."""
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
@@ -30,7 +30,7 @@ class Goodputs:
         self._sizes: dict[str, tuple[int, ...]] = {}
 
     def sizes(self, app: Application) -> tuple[int, ...]:
-        """Numbers of GPUs that an application can use: 1, 2, 4 on a node, and whole nodes, all as measured."""
+        """Numbers of GPUs that an application can use: 1, 2, 4 on a node, and whole nodes, as far as measured."""
         if app.name not in self._sizes:
             inside = [gpus for gpus in (1, 2) if gpus < self.nodes.gpus]
             whole = [n * self.nodes.gpus for n in range(1, min(self.nodes.count, MOST_NODES) + 1)]
@@ -44,7 +44,7 @@ class Goodputs:
         return self._sizes[app.name]
 
     def best(self, app: Application, gpus: int, epoch: int) -> tuple[float, Batch]:
-        """Progress per second, and the batch; for a number of GPUs among `sizes`."""
+        """Progress per second, and the batch, for one of the `sizes`."""
         key = app.name, gpus, epoch
         found = self._best.get(key)
         if found is None:
@@ -55,7 +55,7 @@ class Goodputs:
         return found
 
     def left_s(self, app: Application, epoch: int, progress: float) -> float:
-        """Seconds to the end on one GPU (or as few as the application can use)."""
+        """Seconds to the end on one GPU, or on as few as the application can use."""
         if app.name not in self._left_s:
             least = self.sizes(app)[0]
             steps = np.diff(app.progress_after)
@@ -66,7 +66,7 @@ class Goodputs:
         return float(left[epoch] - (progress - begun) / (end - begun) * spent[epoch])
 
     def _choices(self, app: Application, gpus: int) -> tuple[list[Batch], list[float]]:
-        """Batches that can be tried, and seconds of an iteration with each."""
+        """The batches to try, and the seconds of an iteration with each."""
         key = app.name, gpus
         if key not in self._batches:
             least = max(app.least_batch, app.least_local * gpus)

@@ -1,4 +1,4 @@
-"""Tiresias as Pollux' artifact has it: two queues by attained service.
+"""Tiresias as in Pollux' artifact: two queues by attained service.
 
 Source: github.com/petuum/adaptdl, branch osdi21-artifact, `simulator/tiresias.py`.
 """
@@ -19,9 +19,9 @@ DEMOTED_AT_GPU_S = 16 * 3600
 class Tiresias:
     """Jobs sink from the first to the second queue after 16 GPU-hours and don't come back.
 
-    Every job runs on as many GPUs, and at the batch size, as it was submitted with ("Tiresias+TunedJobs"). Jobs are
-    looked at in order of their queue; whoever fits among the GPUs left by those before runs. GPUs are only counted,
-    so that a running job never moves.
+    Every job runs with the GPUs and the batch size that it was submitted with ("Tiresias+TunedJobs"). Jobs are looked
+    at in the order of their queues; a job runs if the GPUs that are left suffice. GPUs are only counted, so a running
+    job never moves.
     """
 
     gives_submitted_gpus: ClassVar[bool] = True
@@ -33,14 +33,14 @@ class Tiresias:
 
     def allocate(self, now_s: int, jobs: Sequence[Job], nodes: Nodes) -> Held:
         gpus = {job.name: job.gpus for job in jobs}
-        # 1. Who is done leaves; who is new joins the first queue.
+        # 1. Finished jobs leave; new ones join the first queue.
         self.first = [name for name in self.first if name in gpus]
         self.second = [name for name in self.second if name in gpus]
         for name in gpus:
             if name not in self.executed_s:
                 self.executed_s[name] = 0
                 self.first.append(name)
-        # 2. Who ran since the last call has attained more, and may sink.
+        # 2. Jobs that ran since the last call have attained more, and may sink.
         for name, count in gpus.items():
             if name in self.running:
                 self.executed_s[name] += now_s - self.checked_s
@@ -48,14 +48,14 @@ class Tiresias:
                     self.first.remove(name)
                     self.second.append(name)
         self.checked_s = now_s
-        # 3. In order of the queues, everyone who still fits runs.
+        # 3. In the order of the queues, every job that still fits runs.
         left = nodes.total
         chosen = []
         for name in (*self.first, *self.second):
             if gpus[name] <= left:
                 left -= gpus[name]
                 chosen.append(name)
-        # 4. Who ran stays where it is.
+        # 4. Jobs that ran stay where they are.
         kept = {name: self.running[name] for name in chosen if name in self.running}
         self.running = place([(name, gpus[name]) for name in chosen if name not in kept], kept, nodes)
         return self.running

@@ -28,18 +28,18 @@ def read_submissions(data: bytes, file: str) -> tuple[Submission, ...]:
     """The jobs of a CSV file, in its order.
 
     Raises:
-        TraceError: not such a file (names line and column).
+        TraceError: the file is not a Pollux workload; names line and column.
     """
     try:
         reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")))
         missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
         if missing:
             raise TraceError(
-                f"is no workload of Pollux: has no column {', '.join(missing)} (needs {', '.join(COLUMNS)})", file=file
+                f"is not a Pollux workload: has no column {', '.join(missing)} (needs {', '.join(COLUMNS)})", file=file
             )
         found = tuple(_submission(row, file, reader.line_num) for row in reader)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"is no workload of Pollux: {error}", file=file) from error
+        raise TraceError(f"is not a Pollux workload: {error}", file=file) from error
     if not found:
         raise TraceError("holds no jobs", file=file)
     seen: set[str] = set()

@@ -1,15 +1,15 @@
 """How long an iteration of interleaved jobs takes, and how well it uses the resources.
 
-Jobs that share GPUs are shifted against each other by whole stages, so that each is in another stage than the rest.
-Two models of what comes out, from Zhao et al., "Multi-Resource Interleaving for Deep Learning Training"
+Jobs that share GPUs are shifted against each other by whole stages, so that no two are in the same stage at a time.
+Two models of the result, both from Zhao et al., "Multi-Resource Interleaving for Deep Learning Training"
 (SIGCOMM'22):
     barrier: the paper's formula (section 4.1), for k stages on k resources with a barrier after every step. With job
         i in slot i,  T = Σ_j max_i t[i][(i+j) mod k].
     measured: the recurrence of the released simulator, for three measured stages (data loading, GPU compute,
-        network). Loading spans two of four slots, and the next iteration of a job begins as soon as its resources
-        are free, so that T is the steady state of a pipeline. T is then multiplied by `overhead`, what the authors
-        measured on V100s for 2, 3 and 4 jobs: 1.33, 1.5 and 1.37, each over the 1.015 that their solo iteration
-        times carry too.
+        network). Loading spans two of four slots. The next iteration of a job begins as soon as its resources are
+        free, so T is the steady state of a pipeline. T is then multiplied by `overhead`. The authors measured 1.33,
+        1.5 and 1.37 on V100s for 2, 3 and 4 jobs; each is divided by the 1.015 that their solo iteration times
+        contain too.
 Efficiency of a group: γ = 1 - (1/k) Σ_j (T - Σ_i t[i][j]) / T = Σ_ij t[i][j] / (k·T), the mean busy share of the
 k resources; the measured model counts four resources, as storage and CPU are one stage there.
 """
@@ -38,7 +38,7 @@ _ROUNDS = 2
 _CHUNK = 4096
 _STEADY = 1e-3
 _MANY = 1024
-"""From this many groups on, arrays by way and step cost less than one array of all ways."""
+"""From this many groups on, one array per way and step costs less than one array of all ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,10 @@ class Interleaving:
         return seconds * self.overhead[stage_s.shape[1] - 1], ways[chosen]
 
     def planned(self, true_s: F8, planned_s: F8) -> tuple[F8, F8]:
-        """Seconds per iteration of each group whose order was chosen by other stage times than the true ones.
+        """Seconds per iteration of each group when the order is chosen by `planned_s` instead of the true times.
 
         Returns:
-            By the true stage times, and by those that the order was chosen by: shapes (groups,).
+            By the true stage times, and by the planned ones: shapes (groups,).
         """
         ways = self._ways(true_s)
         really, planned = np.empty(len(true_s)), np.empty(len(true_s))
@@ -100,7 +100,7 @@ class Interleaving:
         return really * factor, planned * factor
 
     def _ways(self, stage_s: F8) -> NDArray[np.int8]:
-        """The slots to try for groups of this shape; says no to shapes that the model does not take."""
+        """The slots to try for groups of this shape. Raises InputError for shapes that the model does not take."""
         _, jobs, stages = stage_s.shape
         if not 1 <= jobs <= MAX_GROUP:
             raise InputError(f"a group has 1 to {MAX_GROUP} jobs, not {jobs}")
@@ -200,11 +200,11 @@ def _measured_s(stage_s: F8, slots: NDArray[np.int8]) -> F8:
 
 
 def _measured_many_s(stage_s: F8, slots: NDArray[np.int8]) -> F8:
-    """The same as `_measured_s`, to the bit, laid out for many groups: 4 to 5 times as fast from some thousands on."""
+    """The same as `_measured_s`, bit for bit, but laid out for many groups: 4 to 5 times as fast for thousands."""
     groups, jobs, _ = stage_s.shape
     apart = jobs == 2 and len(slots) > 1
     orders = slots[:-1] if apart else slots
-    # One row per job and stage, so that every operation runs over adjacent numbers; few steps read each row.
+    # One row per job and stage: every operation runs over adjacent numbers, and only a few steps read each row.
     times = np.ascontiguousarray(stage_s.transpose(1, 2, 0))
     total = np.empty((len(slots), groups))
     steps = SLOTS * _ROUNDS

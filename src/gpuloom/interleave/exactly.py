@@ -1,4 +1,4 @@
-"""The exact grouping of jobs in several buckets that share a cluster; equal buckets are solved once."""
+"""Exact grouping of the jobs of several buckets that share a cluster. Equal buckets are solved once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ExactGroups:
 
     Args:
         size: most jobs in a group.
-        gpu_memory_mib: what the jobs of a group may need together on a GPU.
+        gpu_memory_mib: the most memory that the jobs of a group may need together on a GPU.
     """
 
     def __init__(self, times: GroupTimes, size: int, gpu_memory_mib: float) -> None:
@@ -30,8 +30,8 @@ class ExactGroups:
         """Groups of each bucket's jobs.
 
         Args:
-            passes: groups that each bucket may form at least; GPUs beyond these go to the buckets in order.
-            capacity: GPUs there are.
+            passes: how many groups each bucket may form at least. GPUs left over go to the buckets in order.
+            capacity: number of GPUs.
         """
         spare = capacity - sum_ints(bucket.gpus * count for bucket, count in zip(buckets, passes, strict=True))
         formed: list[list[Node]] = []
@@ -45,7 +45,7 @@ class ExactGroups:
         if len(jobs) <= most:
             return [(job,) for job in jobs]
         of_job, memory_mib = self._times.of_job, self._times.memory_mib
-        # Of unknown stages, or too large for a GPU even alone: nobody joins these.
+        # Nobody joins a job whose stages are unknown, or that is too large for a GPU even alone.
         lonely = {job for job in jobs if (p := of_job[job]) == UNKNOWN or memory_mib[p] > self._memory_mib}
         known = sorted([job for job in jobs if job not in lonely], key=lambda job: of_job[job])
         alone: list[Node] = [(job,) for job in jobs if job in lonely]

@@ -1,14 +1,14 @@
-"""Which jobs share GPUs: all jobs of one plan into groups of at most four.
+"""Which jobs share GPUs: puts all jobs of one plan into groups of at most four.
 
 Three methods:
     multiround: rounds of maximum weight matching, as in Zhao et al., "Multi-Resource Interleaving for Deep Learning
         Training" (SIGCOMM'22, section 4.2), solved over types of nodes.
-    exact: how many groups of each multiset of profiles are formed, as an integer program. Columns are priced by the
-        duals of its linear program, over all multisets up to ENUMERATED of them; beyond, larger groups are grown
-        from the best pairs, and there is no bound.
+    exact: an integer program for how many groups of each multiset of profiles are formed. Columns are priced by the
+        duals of its linear program, over all multisets if there are at most ENUMERATED of them. If there are more,
+        larger groups are grown from the best pairs, and there is no bound.
     greedy: jobs in the order given, a new group whenever the last one is full or may not take the next job.
-A group is only formed if its jobs fit the GPU's memory together and it is not slower than its jobs one after another.
-Jobs of equal stages, solo time and memory are interchangeable: a profile.
+A group is formed only if its jobs fit the GPU's memory together and it is not slower than its jobs one after another.
+Jobs of equal stages, solo time and memory are interchangeable: they have the same profile.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from gpuloom.solvers.matching import Matcher
 METHODS = ("multiround", "exact", "greedy")
 OBJECTIVES = ("efficiency", "throughput")
 ENUMERATED = 400_000
-"""Multisets that the exact method looks at all of: about 50 profiles in groups of four."""
+"""Up to this many multisets the exact method looks at all of them: about 50 profiles in groups of four."""
 _SLOWER = 1e-9
 _REDUCED = 1e-8
 _NODES = 2_000
 _ROUNDS = 400
 _COLUMNS = 20_000
 Type = tuple[int, ...]
-"""The profiles of a group's jobs, rising."""
+"""The profiles of a group's jobs, in rising order."""
 Members = NDArray[np.intp]
 """Groups of one size: shape (groups, jobs), profiles."""
 
@@ -53,8 +53,8 @@ class Grouping:
         efficiency: γ of each group.
         value: what was maximised, summed over the groups.
         bound: no grouping into at most `max(wanted, len(groups))` groups has a larger value; inf where not known.
-        wanted: groups that were to be formed at most. When the rules allow no cover by so few, there are more.
-        solver: what gave the answer.
+        wanted: the most groups asked for. There are more when the rules don't allow so few.
+        solver: which method gave the answer.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -91,13 +91,13 @@ def group_jobs(
         method: see the module's text.
         size: most jobs in a group, 1 to 4.
         groups: most groups (sets of GPUs) there should be; None: as few as groups of full size need.
-        objective: 'efficiency': Σ γ over the groups; 'throughput': Σ solo time / T over the jobs, so a job that runs
-            alone counts 1.
+        objective: 'efficiency': Σ γ over the groups; 'throughput': Σ solo time / T over the jobs, where a job that
+            runs alone counts 1.
         solo_s: seconds per iteration alone, shape (jobs,); None: the sum of the stages.
         memory_mib: GPU memory of each job, shape (jobs,), NaN where unknown (counts as 0).
 
     Raises:
-        InputError: an unknown method or objective, sizes or times that can't be, a job too large for the GPU.
+        InputError: an unknown method or objective, impossible sizes or times, a job too large for the GPU.
     """
     stage_s = np.asarray(stage_s, dtype=np.float64)
     if method not in METHODS or objective not in OBJECTIVES:
@@ -196,7 +196,7 @@ class _Plan:
             over = sum_ints(nodes.values()) - wanted
             if over <= 0:
                 break
-            # A triple is a pair and a single: leave a single for every pair.
+            # A triple is made of a pair and a single: leave a single for every pair.
             most = min(over, wanted) if self.size == 3 and round_ == 0 else over
             types = sorted(nodes)
             weight, before = self._merged(types)
@@ -283,7 +283,7 @@ class _Columns:
             self.add(np.array(list(combinations_with_replacement(range(profiles), jobs)), dtype=np.intp))
 
     def add(self, members: Members) -> None:
-        """Add multisets (rising profiles) that may be formed and that there are jobs for."""
+        """Add those of the multisets (profiles in rising order) that may be formed and for which there are jobs."""
         jobs = members.shape[1]
         for times in range(2, jobs + 1):
             repeated = (members[:, times - 1 :] == members[:, : jobs - times + 1]) & (
@@ -319,7 +319,7 @@ class _Columns:
 
 
 def _exact(plan: _Plan, wanted: int) -> tuple[dict[Type, int], float, str]:
-    """How many groups of each multiset, a bound on the value, and what gave them."""
+    """How many groups of each multiset, a bound on the value, and the solver's name."""
     columns = _Columns(plan)
     start, _ = plan.rounds(wanted)
     key = {tuple(row): index for index, row in enumerate(columns.of.tolist())}
@@ -342,7 +342,7 @@ def _exact(plan: _Plan, wanted: int) -> tuple[dict[Type, int], float, str]:
             least = float(columns.value[answer[0]] @ answer[1])
             near = np.flatnonzero(reduced >= -(bound - least) - 1e-7)
             if bound - least > 1e-7 * max(1.0, bound):
-                # A multiset whose reduced cost is worse than the whole gap is in no better grouping.
+                # A multiset whose reduced cost is worse than the whole gap can't be part of a better grouping.
                 every = len(near) <= _COLUMNS
                 near = near[np.argsort(-reduced[near], kind="stable")[:_COLUMNS]] if not every else near
                 better = _whole(plan, columns, np.union1d(near, answer[0]), limit)
@@ -365,7 +365,7 @@ def _exact(plan: _Plan, wanted: int) -> tuple[dict[Type, int], float, str]:
 
 
 def _priced(plan: _Plan, columns: _Columns, chosen: Members, limit: int) -> tuple[Members, float, F8, float]:
-    """Solve the linear program: columns that it looked at, its value, reduced costs of all, groups over the limit."""
+    """Solve the linear program. Returns its columns, a bound on the value, all reduced costs, groups over the limit."""
     penalty = 1000.0 * max(1.0, float(columns.value.max()))
     solver = _program(plan, columns, chosen, limit, penalty)
     for round_ in range(_ROUNDS):

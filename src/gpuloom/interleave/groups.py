@@ -1,4 +1,4 @@
-"""How fast each job runs in each group: the model that plans and progress share.
+"""How fast each job runs in each group. Plans and progress both use this model.
 
 Jobs with the same stage times are alike, so everything is computed once per multiset of profiles.
 """
@@ -18,10 +18,10 @@ from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.efficiency import MAX_GROUP, Interleaving
 
 Profiles = tuple[int, ...]
-"""The profiles of a group's jobs, rising: what jobs in one group are to the model."""
+"""The profiles of a group's jobs, in rising order: all that the model knows of a group."""
 
 _KEPT = 200_000
-"""Groups whose times are remembered."""
+"""For how many groups times are remembered."""
 UNKNOWN = -1
 """Profile of a job whose stage times are not known: it runs alone."""
 
@@ -30,8 +30,8 @@ class GroupTimes:
     """Seconds per iteration and efficiency of groups of jobs.
 
     Args:
-        noise: every stage time that plans are made with is off by a factor drawn evenly from 1 - noise to 1 + noise,
-            once per profile and stage, as by a profiler that errs; what then happens follows the true times.
+        noise: a profiler's error. Plans use stage times multiplied by a factor drawn evenly from 1 - noise to
+            1 + noise, once per profile and stage. Jobs run by the true times.
         floor: no group's iteration is shorter than that of any of its jobs alone, whatever the stages add up to.
         rng: draws the noise.
     """
@@ -55,7 +55,7 @@ class GroupTimes:
             alone = np.where(np.isfinite(alone) & (alone > 0), alone, total)
             memory = np.zeros(n) if workload.gpu_memory_mib is None else np.nan_to_num(workload.gpu_memory_mib)
             known = np.isfinite(total) & (total > 0)
-            if workload.share_class is not None:  # who is to keep its latency is not woven with others
+            if workload.share_class is not None:  # a job that must keep its latency is not woven with others
                 known &= ~np.array([name == HIGH for name in workload.share_class.names])[workload.share_class.codes]
             rows, of_job[known] = _distinct(np.column_stack([workload.stage_s, alone, memory])[known])
         self.of_job = ints(of_job)
@@ -87,7 +87,7 @@ class GroupTimes:
         return found
 
     def planned_iteration_s(self, groups: Sequence[Profiles]) -> list[float]:
-        """The same as the plan believes it, for many groups."""
+        """The same for many groups, by the stage times that plans use."""
         known, solo = self._planned, self.solo_s
         if len(known) > _KEPT:
             known.clear()
@@ -98,7 +98,7 @@ class GroupTimes:
         return [known[group] if len(group) > 1 else solo[group[0]] for group in groups]
 
     def efficiency(self, groups: Sequence[Profiles]) -> list[float]:
-        """γ of each group as the plan believes it."""
+        """γ of each group, by the stage times that plans use."""
         busy, resources = self._busy_s, 4 if self.interleaving.model == "measured" else self.stage_s.shape[1]
         seconds = self.planned_iteration_s(groups)
         return [
@@ -107,7 +107,7 @@ class GroupTimes:
         ]
 
     def gains(self, groups: Sequence[Profiles]) -> list[float]:
-        """Normalised throughput of each group: what its jobs do together, in jobs at solo speed."""
+        """Normalised throughput of each group: Σ over its jobs of speed / solo speed, by planned times."""
         solo = self.solo_s
         return [
             sum_floats([solo[profile] for profile in group]) / s if s > 0 else 0.0
@@ -115,7 +115,7 @@ class GroupTimes:
         ]
 
     def pays(self, profiles: Profiles) -> bool:
-        """Whether the group is planned to be no slower than its jobs one after another."""
+        """Whether the group, by planned times, is no slower than its jobs one after another."""
         return self.gains([profiles])[0] >= 1.0
 
     def fits(self, profiles: Profiles, gpu_memory_mib: float) -> bool:
@@ -142,7 +142,7 @@ class GroupSharing:
     def __init__(self, times: GroupTimes) -> None:
         self._times, self._of_job = times, times.of_job
         self._rates: dict[tuple[int, ...], float] = {}
-        """By the profiles of a job and of its neighbours, in their order."""
+        """Rates by (a job's profile, its neighbours' profiles in their order)."""
 
     def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]]) -> float:
         """Share of its solo speed that `job` gets."""
@@ -161,7 +161,7 @@ class GroupSharing:
         return rate
 
     def rates(self, jobs: Sequence[int], placements: Sequence[Placement]) -> list[float] | None:
-        """`rate` of each of these jobs if nobody else runs; None if some share a part of their GPUs only."""
+        """`rate` of each of these jobs if nobody else runs; None if some share only a part of their GPUs."""
         together: dict[Place, list[tuple[int, int, int]]] = {}
         for index, (job, placement) in enumerate(zip(jobs, placements, strict=True)):
             together.setdefault((placement.nodes, placement.masks), []).append((placement.layer, job, index))
@@ -196,8 +196,10 @@ class GroupSharing:
 
 
 def _distinct(table: F8) -> tuple[F8, NDArray[np.intp]]:
-    """The distinct rows of a table, in rising order, and which of them each row is. There are few: they are told
-    apart by their bytes first, as sorting all rows takes many times longer."""
+    """The distinct rows of a table, in rising order, and which of them each row is.
+
+    There are few distinct rows. Comparing bytes first is many times faster than sorting all rows.
+    """
     width = table.shape[1] * table.itemsize
     data = (table + 0.0).tobytes()  # -0.0 is 0.0
     rows = [data[at : at + width] for at in range(0, len(data), width)]

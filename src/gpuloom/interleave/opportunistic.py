@@ -1,9 +1,8 @@
 """How fast an opportunistic job runs beside others on its GPUs (AntMan's sharing).
 
-A guaranteed job runs at full speed. An opportunistic job uses what it leaves: beside a guaranteed job whose stages
-are known, the opportunistic job's stages have to fit into the other stages of the guaranteed job's iterations, and
-its iteration takes k of them (the rule of the released Muri simulator); where stages are not known, it gets `share`
-of its solo speed.
+A guaranteed job runs at full speed. An opportunistic job uses what is left over. If the stages of both are known, its
+stages have to fit beside the other stages of the guaranteed job, and one of its iterations takes k of the guaranteed
+job's (the rule of the released Muri simulator). If not, it gets `share` of its solo speed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class OpportunisticSharing:
     """Jobs on layer 0 are guaranteed, all others opportunistic. Implements `Sharing`.
 
     Args:
-        share: part of its solo speed that a job gets beside a guaranteed one of unknown stages, 0 to 1.
+        share: fraction of its solo speed that a job gets beside a guaranteed one of unknown stages, 0 to 1.
     """
 
     starts_together = False
@@ -50,8 +49,8 @@ def iterations_spanned(mine: list[float], its: list[float]) -> int:
     """Iterations of the guaranteed job over which one of the opportunistic job is spread.
 
     Args:
-        mine, its: seconds of data loading, GPU compute and network per iteration. A stage of the one runs while
-            the other is in another stage.
+        mine, its: seconds of data loading, GPU compute and network per iteration, of the opportunistic and of the
+            guaranteed job. The two are never in the same stage at a time.
     """
     load, compute, network = mine
     its_load, its_compute, its_network = its

@@ -1,14 +1,14 @@
-"""Pairs as the matcher of the released Muri simulator takes them.
+"""The pairs that the matcher of the released Muri simulator chooses.
 
-It is Galil's primal-dual search for a maximum weight matching ("Efficient algorithms for finding maximum matching in
-graphs", ACM Computing Surveys 18(1), 1986) in floating point: an edge is tight if its slack is not above 0 after
-rounding, the search ends once a free node's label comes within 1e-5 of 0, and of equally good pairs those win that
-a walk in the order of the nodes comes upon first. So it is not always optimal, and what it takes depends on the
-order of the nodes and on the last bits of the weights. This module makes the same decisions by the same operations
-on floats, in an order that suits arrays.
+That matcher is Galil's primal-dual search for a maximum weight matching ("Efficient algorithms for finding maximum
+matching in graphs", ACM Computing Surveys 18(1), 1986) in floating point. An edge is tight if its slack is not above 0
+after rounding. The search ends once a free node's label comes within 1e-5 of 0. Of equally good pairs, the one found
+first in the order of the nodes wins. So the result is not always optimal: it depends on the order of the nodes and on
+the last bits of the weights. This module makes the same decisions by the same operations on floats, in an order that
+suits arrays.
 
-Within a search labels move only when the queue has run dry ("a drain" below). Tight edges are therefore looked up
-once per drain, and the best edges into each tree or free node are found for all nodes at its end.
+Within a search, labels move only when the queue is empty (the end of "a drain" below). Tight edges are therefore looked
+up once per drain, and the best edges into each tree or free node are found for all nodes at its end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from gpuloom.core.workload import F8
 
 _CLOSE = 1e-5
-"""Relative difference below which the released code takes a label and a step for equal."""
+"""Relative difference below which the released code treats a label and a step as equal."""
 _EVEN, _ODD, _OUTSIDE = 0, 1, -1
 """A node's place in the search: an even or odd number of edges from a free node, or not reached."""
 
@@ -46,7 +46,7 @@ def released_partners(weight: Sequence[Sequence[float]] | F8) -> list[int]:
     while search.augment():
         pass
     match = search.match
-    # Where the two ends do not agree, the released code leaves the node alone.
+    # Where the two ends name different partners, the released code leaves the node unmatched.
     return [other - 1 if other and match[other] == node else -1 for node, other in enumerate(match[1 : nodes + 1], 1)]
 
 
@@ -54,7 +54,7 @@ class _Search:
     """Labels, blossoms and the matching so far.
 
     Nodes are numbered from 1, blossoms after them; 0 is nobody. By node or blossom:
-        top: the outermost blossom that it is part of, itself if none; 0 for a blossom that was dissolved.
+        top: the outermost blossom that contains it, itself if none; 0 for a dissolved blossom.
         match: the node at the other end of its matched edge.
         parent: the node by which the search came to it.
         place: _EVEN, _ODD or _OUTSIDE.
@@ -82,9 +82,9 @@ class _Search:
         self.size = n + 1 + n // 2 + 2
         self.slack: NDArray[np.intp] = np.zeros(self.size, dtype=np.intp)
         self.ends: NDArray[np.intp] | None = None
-        """[x, y]: the node of x at which the edge that stands for x to y begins; kept once there are blossoms."""
+        """[x, y]: the node of x at which the edge from x to y begins; kept once there are blossoms."""
         self.part: dict[int, dict[int, int]] = {}
-        """Of a blossom: which of its parts holds a node."""
+        """Of a blossom: which of its parts holds each node."""
         self.within: dict[int, NDArray[np.bool_]] = {}
         """Of a blossom: the nodes in it."""
         self.reach: dict[int, NDArray[np.bool_]] = {}
@@ -101,9 +101,9 @@ class _Search:
         self.rows: list[int] = []
         """Even nodes walked in this drain."""
         self.since: dict[int, int] = {}
-        """Of nodes that became even during the drain: the first row that counts for their slack."""
+        """By node that became even during the drain: the first row that counts for its slack."""
         self.slacks = np.empty((n + 1, n + 1))
-        """Rows of slacks by the present labels, those that were asked for."""
+        """Rows of slacks by the present labels, as far as asked for."""
         self.tight: dict[int, list[int]] = {}
         """Of those rows: where the slack is not above 0."""
 
@@ -141,7 +141,7 @@ class _Search:
                 return False  # the step was lost in rounding: here the released code would never end
 
     def _drain(self) -> bool:
-        """Walk the tight edges of all queued nodes; whether that led to a path."""
+        """Walk the tight edges of all queued nodes. Returns whether that led to a path."""
         top, place, tight, queue = self.top, self.place, self.tight, self.queue
         self.rows = rows = []
         self.since.clear()
@@ -161,7 +161,7 @@ class _Search:
         return False
 
     def _look_up(self, nodes: list[int]) -> list[int]:
-        """Slacks from these nodes, and which are tight; returns the last one's."""
+        """Compute the slacks from these nodes and which are tight; returns the tight ones of the last node."""
         label = self.label
         self.slacks[nodes] = found = label[nodes, None] + label - self.gap[nodes]
         ends: list[int] = []
@@ -170,7 +170,7 @@ class _Search:
         return ends
 
     def _found(self, u: int, v: int) -> bool:
-        """Take in a tight edge from the even node `u`; whether it closes a path between two free nodes."""
+        """Take in a tight edge from the even node `u`. Returns whether it closes a path between two free nodes."""
         place, top = self.place, self.top
         tree, x = top[u], top[v]
         if place[x] == _OUTSIDE:
@@ -191,7 +191,7 @@ class _Search:
         return False
 
     def _forget(self, mate: int, u: int, v: int) -> None:
-        """Slacks towards `mate` count only from here on: the rest of the row of `u`, and later rows."""
+        """From here on only these slacks towards `mate` count: the rest of the row of `u`, and later rows."""
         if not self.rows:
             return
         ahead = mate > v if mate <= self.n else any(leaf > v and self.edge[u, leaf] for leaf in self.part[mate])
@@ -269,7 +269,7 @@ class _Search:
         return True
 
     def _follow_slacks(self) -> bool:
-        """Take in the edges that the new labels have made tight; whether that led to a path."""
+        """Take in the edges that the new labels made tight. Returns whether that led to a path."""
         n, top, slack, label = self.n, self.top, self.slack, self.label
         last = self.last
         u = slack[: n + 1]
@@ -296,7 +296,7 @@ class _Search:
         return float(self.label[near] + self.label[far] - self.twice[near, far])
 
     def _end(self, x: int, y: int) -> int:
-        """The node of `x` at which the edge that stands for `x` to `y` begins."""
+        """The node of `x` at which the edge from `x` to `y` begins."""
         return x if x <= self.n else int(self._ends()[x, y])
 
     def _ends(self) -> NDArray[np.intp]:
@@ -317,7 +317,7 @@ class _Search:
     # -- blossoms -------------------------------------------------------------------------------------------
 
     def _meeting(self, u: int, v: int) -> int:
-        """Where the ways of two even nodes to their roots meet, 0 if they don't. Takes turns going up."""
+        """Where the paths of two even nodes to their roots meet, 0 if they don't. Goes up both in turn."""
         self.clock += 1
         top, match, parent, seen = self.top, self.match, self.parent, self.seen
         while u or v:
@@ -332,7 +332,7 @@ class _Search:
         return 0
 
     def _shrink(self, u: int, base: int, v: int) -> None:
-        """Make the odd circle from `base` by `u` and `v` one node."""
+        """Shrink the odd cycle from `base` through `u` and `v` into one node."""
         n, top, match, parent = self.n, self.top, self.match, self.parent
         b = n + 1
         while b <= self.last and top[b]:
@@ -363,14 +363,14 @@ class _Search:
         self._find_slack(b)
 
     def _join_edges(self, b: int, ring: list[int]) -> None:
-        """Of the edges of its parts the blossom keeps, towards everyone else, the one with the least slack."""
+        """Towards everyone else, the blossom keeps the edge of its parts that has the least slack."""
         ends, label, n = self._ends(), self.label, self.n
         others = slice(0, self.last + 1)
         near, far = ends[ring, others], ends[others, ring].T
         twice = self.twice[near, far]
         towards = label[near] + label[far] - twice
         joined = twice > 0
-        # Where no edge joins the two the released code still compares; such a pair may push an edge out.
+        # The released code also compares pairs that no edge joins; such a pair may displace an edge.
         pick = np.where(joined, towards, np.inf).argmin(axis=0)
         for x in np.nonzero(~joined.all(axis=0))[0].tolist():
             if self.top[x] in (0, b):
@@ -416,7 +416,7 @@ class _Search:
             self._put(part, outer)
 
     def _dissolve(self, b: int) -> None:
-        """An odd blossom whose label is used up falls apart; the even way round from its entry stays in the tree."""
+        """Dissolve an odd blossom whose label is 0; the even way round from its entry stays in the tree."""
         parent, ring = self.parent, self.ring[b]
         for x in ring:
             self._put(x, x)
@@ -441,7 +441,7 @@ class _Search:
         self.top[b] = 0
 
     def _turn(self, b: int, part: int) -> int:
-        """An even place of `part` in the ring, which is reversed if need be."""
+        """An even position of `part` in the ring, which is reversed if need be."""
         ring = self.ring[b]
         at = ring.index(part)
         if at % 2 == 0:
@@ -452,7 +452,7 @@ class _Search:
     # -- the matching ---------------------------------------------------------------------------------------
 
     def _match_along(self, u: int, v: int) -> None:
-        """Match `u` to `v`, and everyone on the way from `u` to its root the other way round."""
+        """Match `u` to `v`, and swap matched and unmatched edges on the path from `u` to its root."""
         top, match, parent = self.top, self.match, self.parent
         while True:
             before = top[match[u]]

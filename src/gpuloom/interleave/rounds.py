@@ -1,12 +1,12 @@
 """Groups by rounds of maximum weight matching (Muri, SIGCOMM'22, section 4.2).
 
-In every round the groups so far are the nodes of a graph, an edge weighs the efficiency of the two merged, and the
-pairs of a maximum weight matching are merged; two rounds make groups of four. Nodes of the same type (the same
-multiset of job profiles) are interchangeable, so the matching is solved over types, and the same counts of types
-are solved once.
+In every round the groups so far are the nodes of a graph. The weight of an edge is the efficiency of the two groups
+merged. The pairs of a maximum weight matching are merged; two rounds make groups of four. Nodes of the same type (the
+same multiset of job profiles) are interchangeable, so the matching is solved over types, and once for the same counts
+of types.
 
-The matcher of the released simulator is not that indifferent (`released.py`): it sees the nodes one by one in their
-order, and the members of a group in theirs.
+The matcher of the released simulator (`released.py`) does depend on the order of the nodes, and of the members of a
+group.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ Node = tuple[int, ...]
 
 Allowed = Callable[[Profiles], bool]
 Limits = Sequence[tuple[frozenset[int], int]]
-"""(pools, the GPUs that they have together)"""
+"""(pools, their number of GPUs together)"""
 GroupOf = Callable[[int, int], int]
-"""(job, what to say of a job that does not run) -> the group that it runs in now"""
+"""(job, answer for a job that does not run) -> the group that it runs in now"""
 _KEPT = 100_000
 _TYPES = 2_000
-"""Types kept at most: their weights take 8 bytes a pair."""
+"""The most types kept; their weights take 8 bytes a pair."""
 MATCHERS = ("exact", "released")
 _MOST_RELEASED = 32
-"""Nodes of the largest problem that the released matcher is given: its time grows with their cube. No bucket of the
-artifact's runs that are at hand has more."""
+"""The most nodes that the released matcher is given: its time grows with their cube. No bucket of the artifact's
+published runs has more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Jobs of so many GPUs each that may run in these pools, in order."""
+    """Jobs of the same number of GPUs that may run in the same pools, in order."""
 
     gpus: int
     pools: frozenset[int]
@@ -55,25 +55,25 @@ class Rounds:
 
     Args:
         size: most jobs in a group.
-        allowed: whether a group of these profiles may be formed at all (it fits the memory, it is not slower than
+        allowed: whether a group of these profiles may be formed at all (it fits the memory and is not slower than
             its jobs one after another).
-        matcher: 'exact', or 'released': pairs as the released simulator takes them, where it takes a bearable time.
+        matcher: 'exact', or 'released': the released simulator's pairs, for problems that are not too large.
     """
 
     def __init__(self, times: GroupTimes, size: int, allowed: Allowed, *, matcher: str = "exact") -> None:
         self._times, self._size, self._allowed = times, size, allowed
-        # The released rounds can't form groups of three: pairs don't merge with pairs, and no single is left.
+        # The released rounds can't form groups of three: no single is left to join a pair.
         self._released = matcher == "released" and size != 3
         self.exhausted = False
-        """The last groups were merged as far as they can be: fewer GPUs would have led to the same."""
+        """Whether the last groups were merged as far as possible: fewer GPUs would have given the same."""
         self._forget()
 
     def _forget(self) -> None:
-        """Begin with no types; what is solved is kept by their numbers, so it goes, too."""
+        """Forget all types, and what was solved: that is kept by the numbers of the types."""
         self._ids: dict[Profiles, int] = {}
         self._types: list[Profiles] = []
         self._full: list[bool] = []
-        """By type: takes nobody in any more."""
+        """By type: whether nobody can join any more."""
         self._of_profile: dict[int, int] = {}
         self._of_pair: dict[tuple[int, int], int] = {}
         self._weight = np.full((16, 16), np.nan)
@@ -85,10 +85,9 @@ class Rounds:
         """Groups of each bucket's jobs.
 
         Args:
-            limits: GPUs there are, by pools. Groups are merged, in order, only while those that have only these pools
-                need more.
-            group_of: the group that a job runs in now: among equal merges, those that keep groups together are
-                preferred.
+            limits: number of GPUs by pools. Groups are merged, in order, only while the groups that can use no other
+                pools need more GPUs than that.
+            group_of: the group that a job runs in now. Among equal merges those that keep groups together win.
         """
         if len(self._types) > _TYPES:
             self._forget()
@@ -137,14 +136,14 @@ class Rounds:
         return found
 
     def _leave_singles(self, partner: list[int], kinds: list[int]) -> None:
-        """Keep only the heaviest pairs, a third of the nodes: each needs a single to become a group of three."""
+        """Keep only the heaviest pairs, one for every three nodes: each needs a single to become a group of three."""
         pairs = [(a, b) for a, b in enumerate(partner) if a < b]
         pairs.sort(key=lambda pair: -self._weight[kinds[pair[0]], kinds[pair[1]]])
         for a, b in pairs[(len(partner) + 1) // 3 :]:
             partner[a] = partner[b] = -1
 
     def _partners(self, nodes: list[Node], kinds: list[int], group_of: GroupOf) -> list[int]:
-        """For every node the place of its partner in the matching, or -1."""
+        """For every node the index of its partner in the matching, or -1."""
         partner = [-1] * len(nodes)
         places: dict[int, list[int]] = {}
         full = self._full
@@ -161,7 +160,7 @@ class Rounds:
                 places[kind].append(place)
         if not places:
             return partner
-        # In the order of the types themselves: their numbers depend on what was seen before.
+        # Sorted by the types themselves, as their numbers depend on what was seen before.
         counts = tuple([(kind, len(places[kind])) for kind in sorted(places, key=self._types.__getitem__)])
         groups = list(map(group_of, map(itemgetter(0), nodes), repeat(-1)))
         for one, two, count in self._matching(counts):
@@ -178,17 +177,17 @@ class Rounds:
         return [of_profile[profile] for profile in profiles]
 
     def _merged(self, pair: tuple[int, int]) -> int:
-        """Type of two merged that have not been merged before."""
+        """Type of two merged groups, when the pair is new."""
         kind = self._of_pair[pair] = self._id(self._together(*pair))
         return kind
 
     def _together(self, one: int, two: int) -> Profiles:
-        """Type of two merged. The released code adds up busy seconds in the order of the members."""
+        """Profiles of two merged groups. The released code adds up busy seconds in the order of the members."""
         both = self._types[one] + self._types[two]
         return both if self._released else tuple(sorted(both))
 
     def _in_order(self, kinds: tuple[int, ...]) -> list[int]:
-        """Partners of nodes of these types as the released matcher takes them."""
+        """The partners that the released matcher gives to nodes of these types."""
         found = self._solved_in_order.get(kinds)
         if found is None:
             if len(self._solved_in_order) > _KEPT:
@@ -253,7 +252,7 @@ class Rounds:
 def _pair_up(
     groups: list[int], places: dict[int, list[int]], one: int, two: int, count: int, partner: list[int]
 ) -> None:
-    """Choose which nodes of the two types are paired: those that run together first, then the first ones.
+    """Choose which nodes of two types are paired: those that already run together, then in order.
 
     Args:
         groups: by node: the group that its first job runs in now, or -1.

@@ -1,9 +1,9 @@
 """All groups that jobs of one GPU count can form, as tables; and what a second of a profile's work costs in them.
 
-A *set* is a multiset of up to `size` profiles, named by its number; number 0 is the empty set, the numbers after it are
-the profiles alone, in order. With P profiles there are C(P + 4, 4) sets of up to four: above `MOST` profiles near
-ones are taken together, each such cluster standing as its middle profile, and only what is planned is then a little
-off: jobs run by their own times.
+A *set* is a multiset of up to `size` profiles, named by its number. Number 0 is the empty set; the numbers after it are
+the profiles alone, in order. With P profiles there are C(P + 4, 4) sets of up to four. Above `MOST` profiles, near ones
+are put into one cluster, which its middle profile stands for. Only plans are then a little off: jobs run by their own
+times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuloom.core.workload import F8
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
 
 MOST = 16
-"""Profiles that are told apart: 4,844 sets of up to four."""
+"""The most profiles that are told apart: 4,844 sets of up to four."""
 NEVER = -1e200
 _PIVOTS = 200
 
@@ -33,13 +33,13 @@ class SetTable:
         gpus: GPUs of each job.
         profiles: the profile that each column stands for.
         column_of: column of every profile of the shape.
-        clustered: there are fewer columns than profiles.
+        clustered: whether there are fewer columns than profiles.
         solo_s: seconds per iteration alone, by column.
-        sets: columns of each set's members, rising.
-        inverse: 1 / T of each set, per second; 0 where the set may not be formed (and for the empty one).
-        formed: the same, but so far below 0 where it may not that nothing makes up for it.
-        grown: shape (sets, columns + 1): the set that is one more member added; first column: the set itself. -1 (the
-            last, which may not be formed) for sets that are full.
+        sets: columns of each set's members, in rising order.
+        inverse: 1 / T of each set, per second; 0 for sets that may not be formed and for the empty one.
+        formed: the same, but far below 0 for sets that may not be formed, so that no gain makes up for it.
+        grown: shape (sets, columns + 1): the set with one more member; the first column is the set itself. For full
+            sets -1: the last set, which may not be formed.
         takes: (column, members) of each set.
     """
 
@@ -55,7 +55,7 @@ class SetTable:
         self.gpus = gpus
         self.profiles, self.column_of = _middles(profiles, times, gpu_memory_mib)
         self._memory_mib = [0.0] * len(self.profiles)
-        """The most that a profile which stands as the column needs: whoever is in a group, it fits."""
+        """By column, the most memory of any of its profiles: a group that fits by these fits in any case."""
         for profile, column in self.column_of.items():
             if profile != UNKNOWN:
                 self._memory_mib[column] = max(self._memory_mib[column], times.memory_mib[profile])
@@ -80,7 +80,7 @@ class SetTable:
         self.inverse_list: list[float] = self.inverse.tolist()
         self.grown_list: list[list[int]] = self.grown.tolist()
         self.takes = [tuple((column, found.count(column)) for column in sorted(set(found))) for found in self.sets]
-        # Sets as places in a flat table of prefix sums, `column · (size + 1) + members`; unused ones point past it.
+        # Sets as indices into a flat table of prefix sums, `column · (size + 1) + members`; unused ones point past it.
         self.size = size
         pattern = np.full((len(self.sets) - 1, size), columns * (size + 1), dtype=np.intp)
         for row, takes in enumerate(self.takes[1:]):
@@ -100,11 +100,14 @@ class SetTable:
         return found
 
     def prices(self, present: tuple[int, ...]) -> F8:
-        """Seconds of GPUs that a second of solo work of each column costs, when equal work of every column present is
-        woven as well as can be: shape (columns,), 1 for a column that gains nothing (and for those not present).
+        """GPU seconds that a second of solo work of each column costs: shape (columns,).
 
-        These are the duals of: least Σ x over the sets, so that Σ x · (solo seconds a second that the set does of the
-        column) ≥ 1 for each column present. Revised simplex from the sets of one.
+        It holds when equal work of every column present is woven as well as possible. 1 for a column that gains
+        nothing, and for those not present.
+
+        These are the duals of this linear program: minimise Σ x over the sets, where for each column present
+        Σ x · (the column's solo seconds per second that the set does) ≥ 1. Revised simplex, starting from the sets
+        of one.
         """
         found = self._prices.get(present)
         if found is None:
@@ -156,9 +159,10 @@ class SetTable:
 
 
 def _middles(profiles: Sequence[int], times: GroupTimes, gpu_memory_mib: float) -> tuple[list[int], dict[int, int]]:
-    """At most `MOST` profiles that stand for all, and which stands for which: farthest points in the logarithms of
-    the stage times, so that the largest factor between a profile and the one it stands as is small (Gonzalez 1985);
-    and in the share of a GPU's memory, where that is known.
+    """At most `MOST` profiles that stand for all, and the column of each profile.
+
+    Chosen by farthest points (Gonzalez 1985) in the logarithms of the stage times, and in the share of a GPU's memory
+    where that is known: so the largest factor between a profile and the one that stands for it is small.
     """
     distinct = sorted(set(profiles))
     known = [profile for profile in distinct if profile != UNKNOWN]

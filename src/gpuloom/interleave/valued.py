@@ -1,9 +1,9 @@
-"""Groups by what they are worth: which jobs share which GPUs so that the summed value per second is large.
+"""Groups by value: which jobs share GPUs so that the summed value per second is large.
 
-Every job has a worth, the value of a second of its solo work; a group's value per second is Σ worth · solo / T over
-its jobs. GPUs are filled greedily, best value per GPU first, by sets of the best jobs of each profile; when nobody is
-left to place, members are split off on GPUs of their own. Groups of one shape then exchange members while the value
-rises. How many nodes go to which GPU counts is settled by dynamic programming over the curves of value by nodes.
+Every job has a worth, the value of a second of its solo work. A group's value per second is Σ worth · solo / T over
+its jobs. GPUs are filled greedily, best value per GPU first, by sets of the best jobs of each profile. When every job
+is placed and GPUs are left, members are split off to GPUs of their own. Groups of one shape then exchange members while
+the value rises. How many nodes each GPU count gets is found by dynamic programming over the curves of value by nodes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.interleave.tables import NEVER, SetTable
 
 ROUNDS = 4
-"""Rounds of exchanges."""
+"""The most rounds of exchanges."""
 STEPS = 16
-"""Points of a curve of value by nodes, at most."""
+"""The most points of a curve of value by nodes."""
 _GAIN = 1e-9
 
 Stack = tuple[list[int], list[float]]
-"""Jobs of one profile, best first, and what each is worth a second alone (worth · solo seconds per iteration)."""
+"""Jobs of one profile, best first, and the value of each (worth · solo seconds per iteration)."""
 Stacks = dict[int, dict[int, Stack]]
-"""By shape and column of its table."""
+"""Stacks by shape and by column of the shape's table."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Group:
         return self.total * self.table.inverse_list[self.number]
 
     def best_split(self) -> tuple[float, tuple[int, ...]]:
-        """What the value gains at most when some members get GPUs of their own, and which."""
+        """The most that the value gains when some members get GPUs of their own, and these members."""
         if self._split is None:
             table, columns, values = self.table, self.columns, self.values
             best: tuple[float, tuple[int, ...]] = (NEVER, ())
@@ -89,7 +89,7 @@ _PARTS: tuple[tuple[tuple[int, ...], ...], ...] = tuple(
     tuple(away for size in range(1, members // 2 + 1) for away in combinations(range(members), size))
     for members in range(MAX_GROUP + 1)
 )
-"""By number of members: who may go. (Of two halves either may.)"""
+"""By number of members: the sets of members that may leave. (Of two halves either may.)"""
 
 Fits = Callable[[int], bool]
 """Takes room for one more group of the shape, if there is any."""
@@ -132,7 +132,7 @@ class Filler:
         self._best[shape] = (float(value[best]) / table.gpus, best) if value[best] > 0 else (0.0, -1)
 
     def fill(self, free: int, fits: Fits | None = None) -> int:
-        """Use up to `free` GPUs more; returns those left. `fits`: what has the last word on each group."""
+        """Use up to `free` GPUs more; returns how many are left. `fits` has the last word on each group."""
         closed: set[int] = set()
         while free > 0:
             shape, best, choice = -1, 0.0, -1
@@ -182,10 +182,10 @@ class Filler:
 
 
 def share_nodes(tables: Sequence[SetTable], stacks: Stacks, nodes: int, gpus_per_node: int) -> tuple[list[Group], int]:
-    """Groups for alike nodes, and the GPUs left over.
+    """Groups for nodes of the same kind, and the number of GPUs left over.
 
-    GPU counts that share nodes compete on equal terms; those that take whole nodes each get as many as their curve of
-    value by nodes earns them, by dynamic programming.
+    GPU counts below a node's compete for the same nodes. Each larger GPU count gets whole nodes: how many, dynamic
+    programming over its curve of value by nodes decides.
     """
     small = [shape for shape in stacks if tables[shape].gpus < gpus_per_node]
     pools: list[tuple[list[int], int]] = [(small, 1)] if small else []
@@ -195,13 +195,13 @@ def share_nodes(tables: Sequence[SetTable], stacks: Stacks, nodes: int, gpus_per
             by_gpus.setdefault(tables[shape].gpus, []).append(shape)
     pools += [(shapes, -(-gpus // gpus_per_node)) for gpus, shapes in sorted(by_gpus.items())]
     unit = max(1, nodes // STEPS)
-    """Nodes are dealt out in blocks of this size; one by one if that would leave no room for the largest."""
+    """Nodes are dealt out in blocks of this size; one by one if blocks would leave no room for the largest jobs."""
     if max([least for _, least in pools], default=0) > nodes // unit * unit:
         unit = 1
     units = nodes // unit
     best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())] * (units + 1)
     curves: list[list[tuple[float, int]]] = []
-    """By pool: value and GPUs left over, by steps of nodes."""
+    """By pool: value and GPUs left over, by number of steps."""
     for shapes, least in pools:
         step = -(-least // unit)
         filler = Filler(tables, shapes, stacks)
@@ -221,7 +221,7 @@ def share_nodes(tables: Sequence[SetTable], stacks: Stacks, nodes: int, gpus_per
             )
             for given in range(units + 1)
         ]
-    # Filled once more as far as was decided: cheaper than to keep the groups of every point of the curves.
+    # Filling again is cheaper than keeping the groups of every point of the curves.
     groups: list[Group] = []
     for (shapes, least), curve, taken in zip(pools, curves, best[units][1], strict=True):
         if taken:
@@ -248,7 +248,7 @@ def exchange(groups: Sequence[Group]) -> None:
     done = of_seat[:, None] >= of_seat[None, :]
 
     def write(index: int) -> None:
-        """Seats of a group: of each member what the group would be without it, of an empty seat what it is."""
+        """Fill in a group's seats: for a member, the group without it; for an empty seat, the group as it is."""
         group = groups[index]
         members = len(group.jobs)
         now[index * size : (index + 1) * size] = group.value
@@ -266,7 +266,7 @@ def exchange(groups: Sequence[Group]) -> None:
     for index in range(n):
         write(index)
     for _ in range(ROUNDS):
-        # put[a, b]: value of a's group when what sits on b sits on a instead.
+        # put[a, b]: value of a's group if the member on seat b took seat a.
         put = (rest[:, None] + value) * table.formed.take(table.grown[number][:, column])
         gain = put + put.T
         gain -= now[:, None]
@@ -293,7 +293,7 @@ def exchange(groups: Sequence[Group]) -> None:
 
 
 def _trade(one: Group, a: int, two: Group, b: int) -> None:
-    """Swap the members on seats a and b, or move the one if the other seat is empty."""
+    """Swap the members on seats a and b, or move one if the other seat is empty."""
     if a >= len(one.jobs):
         one, a, two, b = two, b, one, a
     if b >= len(two.jobs):

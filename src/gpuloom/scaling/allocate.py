@@ -1,10 +1,10 @@
 """How many GPUs each job gets so that the sum of their values is largest.
 
-Each job offers values for some sizes; the smallest is what it has anyway. Where value per GPU falls from size to size
-for every job (concave curves), giving GPUs to the best next step until they run out is optimal (Fox, "Discrete
-optimization via marginal analysis", 1966; with steps of one length). Otherwise `exact` finds the optimum by dynamic
-programming over GPUs, and `greedy` walks the concave hulls of the curves: no job's values lie above its hull, so what
-it gives up is less than the value of one step of a hull.
+Each job offers values for some sizes; every job gets at least its smallest. If the curves are concave (the value per
+GPU falls from size to size) and all steps have one length, it is optimal to give GPUs to the best next step until they
+run out (Fox, "Discrete optimization via marginal analysis", 1966). Otherwise `exact` finds the optimum by dynamic
+programming over GPUs. `greedy` walks the concave hulls of the curves: no job's values lie above its hull, so it loses
+less than the value of one step of a hull.
 """
 
 from __future__ import annotations
@@ -23,9 +23,14 @@ from gpuloom.core.workload import F8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offer:
-    """sizes: GPUs, rising; values: what each size is worth; hull: indices into both of the corners of the upper
-    concave hull, from the smallest size to the size of the largest value; steps: from corner to corner, (- value per
-    GPU, GPUs)."""
+    """The values of a job's sizes.
+
+    Attributes:
+        sizes: GPUs, in rising order.
+        values: what each size is worth.
+        hull: indices of the corners of the upper concave hull, from the smallest size to the size of largest value.
+        steps: (- value per GPU, GPUs) from corner to corner.
+    """
 
     sizes: tuple[int, ...]
     values: tuple[float, ...]
@@ -51,8 +56,8 @@ def _hull(sizes: tuple[int, ...], values: tuple[float, ...]) -> tuple[int, ...]:
     best = max(range(len(values)), key=lambda i: (values[i], -i))
     corners: list[int] = []
     for i in range(best + 1):
-        # A corner stays unless the slope from it is above the slope to it; on a straight line all points stay, so that
-        # steps are as short as they can be.
+        # A corner goes if the slope after it is steeper than the slope before it. On a straight line all points stay,
+        # so that steps are as short as possible.
         while len(corners) > 1:
             before = _slope(sizes, values, corners[-2], corners[-1])
             if _slope(sizes, values, corners[-1], i) - before <= 1e-9 * abs(before):
@@ -67,21 +72,23 @@ def _slope(sizes: tuple[int, ...], values: tuple[float, ...], a: int, b: int) ->
 
 
 def is_concave(one: Offer) -> bool:
-    """Whether greedy steps of this offer are steps of one GPU count, none better per GPU than the one before."""
+    """Whether all steps of this offer have the same number of GPUs, and none is better per GPU than the one before."""
     steps = {b - a for a, b in pairwise(one.sizes)}
     rising = one.sizes[: one.hull[-1] + 1]
     return len(steps) <= 1 and len(one.hull) == len(rising)
 
 
 def allocate(offers: list[Offer], gpus: int, *, most_cells: int = 2_000_000) -> list[int]:
-    """Index of the size of each job: the optimum, or, where that would take more than `most_cells` steps of dynamic
-    programming, one that gives up less than the value of one step of a hull.
+    """Index of the size that each job gets, so that the sum of values is largest.
+
+    If the optimum would take more than `most_cells` steps of dynamic programming, the answer of `greedy`, which loses
+    less than the value of one step of a hull.
 
     Args:
-        gpus: GPUs for all of them together; the smallest sizes must fit.
+        gpus: GPUs for all jobs together.
 
     Raises:
-        InputError: they don't.
+        InputError: too few GPUs for the smallest sizes.
     """
     extra = gpus - sum_ints(one.sizes[0] for one in offers)
     if extra < 0:
@@ -98,12 +105,12 @@ def _step(one: Offer) -> int:
 
 
 def greedy(offers: list[Offer], gpus: int) -> list[int]:
-    """Best step of the hulls first; a step that does not fit is passed, as far as possible it is taken in part."""
+    """Best step of the hulls first. A step that does not fit is taken in part if possible, else skipped."""
     return _walk(offers, gpus - sum_ints(one.sizes[0] for one in offers))[0]
 
 
 def _walk(offers: list[Offer], extra: int) -> tuple[list[int], bool]:
-    """Sizes by steps of the hulls, and whether every step that was wanted fitted (which makes them optimal)."""
+    """Sizes by steps of the hulls, and whether every step fitted when its turn came (then they are optimal)."""
     if sum_ints([one.sizes[one.hull[-1]] - one.sizes[0] for one in offers]) <= extra:
         return [one.hull[-1] for one in offers], True
     place = [0] * len(offers)

@@ -1,4 +1,4 @@
-"""The sizes of jobs, and the world that a base policy sees: every job at its smallest size (see `base_view.py`)."""
+"""The sizes of jobs, and the world that a base policy sees: every job at its smallest size (see `lending.py`)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from gpuloom.placement.shapes import impossible_jobs, shapes_of
 
 
 class Sizes:
-    """The sizes of every job, GPUs, smallest first; one for a rigid job.
+    """The sizes of every job in GPUs, smallest first; a rigid job has one.
 
-    A job whose smallest size can't be placed on the cluster is taken as rigid.
+    A job whose smallest size can't be placed on the cluster is treated as rigid.
 
     Args:
-        woven: jobs whose stage times are known keep at least the size that they ask for, at which these were measured.
+        woven: jobs whose stage times are known keep at least the size that they ask for: the stage times were measured
+            at that size.
     """
 
     def __init__(self, workload: Workload, cluster: Cluster, *, woven: bool = False) -> None:
         scaling = workload.scaling
         self.of: list[tuple[int, ...]] = [(gpus,) for gpus in workload.gpus.tolist()]
         self.base_speed: F8 = np.ones(len(workload))
-        """Speed at the smallest size on the fewest nodes, relative to that at which `duration_s` was measured."""
+        """Speed at the smallest size on the fewest nodes, relative to the speed for which `duration_s` holds."""
         if scaling is None:
             return
         known: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
@@ -69,7 +70,7 @@ class Sizes:
 
 
 class BaseView(Snapshot):
-    """What the base policy sees. `sync` before every call of `decide`. A GPU is free in it if no job has it."""
+    """What the base policy sees. Call `sync` before every `decide`. A GPU is free in it if no job has it."""
 
     __slots__ = ("_base_placements", "_elastic", "_free", "_gpus", "_remaining", "_slow", "_users", "homeless", "real")
 
@@ -86,7 +87,7 @@ class BaseView(Snapshot):
         self._users: list[dict[int, int]] = []
         """Of each node {job: GPUs}."""
         self.homeless: list[int] = []
-        """Jobs that run elsewhere and whose home was lost: here they wait."""
+        """Jobs that run elsewhere but lost their home: in this view they wait."""
         self.restart_overhead_s = real.restart_overhead_s
         self.resize_overhead_s = real.resize_overhead_s
         self._remaining = sizes.base_speed
@@ -124,7 +125,7 @@ class BaseView(Snapshot):
             self._free[node] |= mask
 
     def who_has(self, place: Placement) -> int | None:
-        """A running job that has this very place."""
+        """A running job that has exactly this place."""
         for job in self._users[place.nodes[0]]:
             if place_of(self._base_placements[job]) == place_of(place):
                 return job
@@ -147,7 +148,7 @@ class BaseView(Snapshot):
         return self.real.remaining_s(job) / self._slow[job]
 
     def predicted_end_s(self, job: int) -> float:
-        """The true end; of a job that its borrowed GPUs slow down, the end that it would have without them."""
+        """The true end. For a job that runs slower with its borrowed GPUs, the end that it would have without them."""
         end = self.real.predicted_end_s(job)
         rate = self.real.rate(job)
         if not self._elastic[job] or rate >= self._slow[job] or self.real.gpus_of(job) == self._gpus[job]:
@@ -223,7 +224,7 @@ class BaseView(Snapshot):
 
 
 def base_workload(workload: Workload, sizes: Sizes) -> Workload:
-    """The jobs at their smallest sizes: rigid, and as slow as they are there."""
+    """The jobs at their smallest sizes: rigid, with the durations that they have there."""
     return replace(
         workload,
         gpus=sizes.base_gpus,

@@ -1,13 +1,13 @@
-"""A world in which elastic jobs have their smallest size, for a base policy that knows of no sizes.
+"""A view in which elastic jobs have their smallest size, for a base policy that knows nothing of sizes.
 
-In the view every job has so many GPUs as it needs at least (its *base size*) and GPUs beyond that are free: they are
-borrowed. Who runs is thus the base policy's choice alone, and borrowed GPUs never keep a job waiting. Durations and
-work left are those at the base size, so that the view is a workload of its own; the end of a running job is the
-true one, at the size that it has. `Lending` keeps the view and the true cluster together: a job that the base starts
-gets its base GPUs, if need be borrowed ones, which are given back; a job that the base stops gives up everything.
+In the view every job has its smallest number of GPUs (its *base size*). GPUs beyond that are borrowed; the view shows
+them as free. So the base policy alone chooses who runs, and borrowed GPUs never keep a job waiting. Durations and work
+left are those at the base size, so the view is a workload of its own; the end of a running job is the true one, at its
+present size. `Lending` keeps the view and the true cluster in step. A job that the base starts gets its base GPUs; if
+they are borrowed, the borrowers give them back. A job that the base stops gives up all its GPUs.
 
-The two worlds agree on how many GPUs of each node a job's base part holds, not on which: where the base takes a GPU
-that is borrowed and another one of the node is free, it gets that one, and nobody shrinks for it.
+The view and the cluster agree on how many GPUs of each node a job's base part holds, not on which ones. If the base
+takes a borrowed GPU while another GPU of the node is free, it gets the free one, and nobody shrinks.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ Pieces = dict[int, int]
 class Lending:
     """Who has which GPUs, who borrows how many of each node, and the plan of one call.
 
-    A call goes: `take_in` what happened; `apply` the base's decision; give jobs other GPUs with `put`; `decision`.
+    The order of a call: `take_in` what happened; `apply` the base's decision; give jobs other GPUs with `put`; then
+    `decision`.
 
-    A job's *home* is where it lives in the base's world: so many GPUs of these nodes are its own. On every node what
-    it holds beyond that is borrowed, also if it lives elsewhere altogether; its own GPUs at home may then be lent to
-    others. Where the base needs GPUs, borrowers give them back: they shrink, or, when they would fall below their base
-    size, go home, for which others may have to give GPUs back in turn. This ends, as the base's world has room for
-    all homes. Jobs that share GPUs in the base's world share them in the true one, at their base sizes.
+    A job's *home* is its place in the base's view: that many GPUs of these nodes are its own. All it holds beyond that
+    is borrowed, even if it runs on other nodes altogether; its own GPUs at home may then be lent to others. When the
+    base needs GPUs, borrowers give them back: they shrink. If they would fall below their base size, they go home, for
+    which others may have to give GPUs back in turn. This ends, because the view has room for all homes. Jobs that share
+    GPUs in the view share them on the cluster, too, at their base sizes.
 
     Args:
-        home: of every running job that is not rigid, its place in the base's world. Belongs to the policy's memory and
-            is written here.
+        home: the place in the base's view of every running job that is not rigid. Belongs to the policy's memory; this
+            class writes it.
         woven: see `Sizes`.
     """
 
@@ -47,7 +48,7 @@ class Lending:
         cluster = snapshot.cluster
         self.sizes = Sizes(snapshot.workload, cluster, woven=woven)
         self.woven = woven
-        """Jobs may share GPUs in the base's world."""
+        """Whether jobs may share GPUs in the base's view."""
         self.view = BaseView(snapshot, self.sizes)
         self.home = home
         self.held: dict[int, Pieces] = {}
@@ -64,7 +65,7 @@ class Lending:
             self.nodes_of[pool].append(node)
         self._full = [(1 << node.gpus) - 1 for node in cluster.nodes]
         self.free: list[int] = []
-        """Truly free GPUs of each node as the plan goes."""
+        """GPUs of each node that are free on the cluster, by the plan so far."""
         self._before = snapshot.placements
         self.run: dict[int, Placement] = {}
         """Jobs that the base starts or moves in this call."""
@@ -73,12 +74,12 @@ class Lending:
         self.reclaimed: list[int] = []
         """Jobs that had to give GPUs back in this call."""
         self.attached: Any = None
-        """What the policy keeps beside it; it lives as long."""
+        """What the policy stores here; it lives as long as this object."""
         self._rebuild(snapshot)
         self._built = True
 
     def _rebuild(self, snapshot: Snapshot) -> None:
-        """From true placements. `home` may still name jobs that have ended or lost their node."""
+        """Set up from the true placements. `home` may still name jobs that have ended or lost their node."""
         free = [0 if node in snapshot.nodes_out else full for node, full in enumerate(self._full)]
         base: dict[int, Placement] = {}
         shared: dict[Place, tuple[int, ...]] = {}
@@ -129,7 +130,7 @@ class Lending:
         for job in (*snapshot.finished, *snapshot.evicted):
             self.view.remove(job)
             self._forget(job)
-        for node in (*snapshot.nodes_down, *snapshot.nodes_up):  # those that are back were lost in between
+        for node in (*snapshot.nodes_down, *snapshot.nodes_up):  # a node that is back was down in between
             for job in [job for job, own in self.own.items() if node in own]:
                 self.view.remove(job)
                 self._lose_home(job, self.held[job])
@@ -148,7 +149,7 @@ class Lending:
                 self._borrowers[node].discard(job)
 
     def _enter(self, job: int, pieces: Pieces) -> None:
-        """The job holds these GPUs; `free` is the caller's."""
+        """Record that the job holds these GPUs; the caller updates `free`."""
         own, borrowers = self.own[job], self._borrowers
         for node in self.held.get(job, ()):
             borrowers[node].discard(job)
@@ -200,7 +201,7 @@ class Lending:
                 self.free[node] |= mask & ~self._kept(node, gone) if shares else mask
             self.view.remove(job)
             self._forget(job)
-        # Where members of groups go that join others, or each other.
+        # The places of group members that join others, or each other.
         true: dict[Place, tuple[int, ...]] = {}
         for job, wanted in decision.run.items():
             if job in homeless:
@@ -215,7 +216,7 @@ class Lending:
                 self._enter(job, dict(zip(wanted.nodes, masks, strict=True)))
 
     def _kept(self, node: int, leaving: set[int]) -> int:
-        """True GPUs of a node that jobs hold which stay."""
+        """The GPUs of a node that staying jobs hold on the cluster."""
         kept = 0
         for job, placement in self._before.items():
             if job not in leaving and node in placement.nodes:
@@ -223,7 +224,7 @@ class Lending:
         return kept
 
     def _masks(self, wanted: Placement, first_to_shrink: Callable[[int], Any]) -> tuple[int, ...]:
-        """True GPUs for a place of the base's world: those of a job that has it and stays, or free ones."""
+        """The cluster's GPUs for a place of the base's view: those of a job that has it and stays, or free ones."""
         host = self.view.who_has(wanted)
         if host is not None and host in self.own:
             if self.held[host].keys() != self.own[host].keys() or self.gpus[host] > self.sizes.of[host][0]:
@@ -274,7 +275,7 @@ class Lending:
     # -- who holds what -------------------------------------------------------------------------------------
 
     def put(self, job: int, pieces: Pieces) -> None:
-        """A running job that is not rigid has these GPUs from now on; they must be its own now, or free."""
+        """Give these GPUs to a running job that is not rigid. They must be free, or held by it now."""
         for node, mask in self.held[job].items():
             self.free[node] |= mask
         for node, mask in pieces.items():
@@ -283,8 +284,8 @@ class Lending:
         self._touched[job] = None
 
     def shrink(self, job: int, gpus: int, *, first: int | None = None) -> None:
-        """A job gives borrowed GPUs back, down to `gpus`: those on node `first` before others, then those on nodes
-        of which it holds fewest."""
+        """A job gives borrowed GPUs back until it has `gpus`: first those on node `first`, then those on the nodes of
+        which it holds fewest."""
         pieces, own = dict(self.held[job]), self.own[job]
         left = self.gpus[job] - gpus
         nodes: Iterable[int] = tuple(pieces)
@@ -301,8 +302,8 @@ class Lending:
         self.put(job, pieces)
 
     def extended(self, job: int, gpus: int) -> Pieces | None:
-        """GPUs for a running job to grow to `gpus`: those it has and free ones, on its own nodes first, then on as
-        few others as can be. None if there are not enough."""
+        """GPUs with which a running job grows to `gpus`: its own and free ones, on its own nodes first, then on as few
+        others as possible. None if there are not enough."""
         free = self.free
         pieces = dict(self.held[job])
         left = gpus - self.gpus[job]
@@ -324,7 +325,7 @@ class Lending:
         return pieces
 
     def gathered(self, job: int, gpus: int) -> Pieces | None:
-        """GPUs for a running job to have `gpus` on as few nodes as can be, wherever that is."""
+        """`gpus` GPUs for a running job on as few nodes as possible, wherever they are. None if not enough."""
         held, free = self.held[job], self.free
         there = [(free[n].bit_count() + held.get(n, 0).bit_count(), n) for n in self._alike(job)]
         chosen = _fewest_nodes([(count, n) for count, n in there if count], gpus)
@@ -356,15 +357,17 @@ class Lending:
 
 
 def _same(placement: Placement, pieces: Pieces) -> bool:
-    """Whether a placement is these GPUs, in whatever order of nodes."""
+    """Whether a placement consists of exactly these GPUs, in any order of nodes."""
     if len(placement.nodes) != len(pieces):
         return False
     return all(pieces.get(node) == mask for node, mask in zip(placement.nodes, placement.masks, strict=True))
 
 
 def _fewest_nodes(room: list[tuple[int, int]], gpus: int) -> list[tuple[int, int]] | None:
-    """(node, number) for so many GPUs on few nodes, of (free GPUs, node): the fullest node that holds all that is left,
-    else the emptiest. None if there are not enough."""
+    """Choose GPUs on few nodes: (node, number) from (free GPUs, node). None if there are not enough.
+
+    Takes the fullest node that holds all that is still needed, else the emptiest, and so on.
+    """
     room = sorted(room)
     if sum_ints([count for count, _ in room]) < gpus:
         return None
@@ -378,7 +381,7 @@ def _fewest_nodes(room: list[tuple[int, int]], gpus: int) -> list[tuple[int, int
 
 
 def _part(placement: Placement, gpus: int) -> Placement:
-    """So many GPUs of a placement, on the nodes where it has most (all, if it has fewer)."""
+    """`gpus` GPUs of a placement, on the nodes where it has most; all of them if it has fewer."""
     pieces: Pieces = {}
     left = gpus
     for mask, node in sorted(zip(placement.masks, placement.nodes, strict=True), key=lambda p: (-p[0].bit_count(), p)):

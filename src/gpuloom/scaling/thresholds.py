@@ -1,6 +1,6 @@
-"""The control step of elastic training by thresholds: who gets replicas from the elastic pool, who gives some back.
+"""The control step of elastic training by thresholds: which jobs get replicas from the elastic pool or give some back.
 
-With A the cluster's GPUs, a those in use and p the elastic share, the pool is M = (A - a)·p. EU being the GPUs that
+With A the cluster's GPUs, a those in use and p the elastic share, the pool is M = (A - a)·p. With EU the GPUs that
 elastic jobs hold, t = EU / M (infinite for M = 0), and MT = (ET + ST) / 2:
     t < ET   expand, with a budget of (MT - t)·M GPUs: +1 replica each in turn, high priority first;
     t > ST   shrink, with a budget of (t - MT)·M GPUs: -1 replica each in turn, low priority first;
@@ -8,9 +8,9 @@ elastic jobs hold, t = EU / M (infinite for M = 0), and MT = (ET + ST) / 2:
 The source is the patent "elastic distributed training in deep-learning scenarios" (2022), paragraphs 12 to 16 and 27
 to 30. In its paragraph 15 "t > ET" is a misprint for t > ST.
 
-The text reads `a` in two ways. As all GPUs in use, the pool shrinks by p for every GPU that elastic jobs gain; a step
-then overshoots by MT·p times its length, and settles only if MT·p < 1: `Thresholds` refuses anything else. As GPUs used
-by jobs that are not elastic, the pool does not move with elastic jobs.
+The text uses `a` in two ways. If `a` is all GPUs in use, the pool shrinks by p for every GPU that elastic jobs gain. A
+step then overshoots by MT·p times its length, and sizes settle only if MT·p < 1: `Thresholds` refuses anything else.
+If `a` is the GPUs of jobs that are not elastic, the pool does not change with the elastic jobs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Action = Literal["expand", "shrink", "hold"]
 POLICIES = ("fair", "priority")
 
 TOLERANCE_GPUS = 1e-9
-"""Thresholds are decimal fractions, which floats are not."""
+"""Thresholds are decimal fractions, which floats can't represent exactly."""
 LEAST_BUDGET_GPUS = 1.0 - 2 * TOLERANCE_GPUS
-"""With less than this `resize_in_turn` changes nothing: no replica has less than a GPU."""
+"""With a smaller budget `resize_in_turn` changes nothing: every replica has at least one GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class ResizeDecision:
-    """What is to be done, and the numbers behind it: pool M, utilisation t, budget EM (GPUs)."""
+    """The action, and the numbers behind it: pool M, utilisation t, budget EM (GPUs)."""
 
     action: Action
     pool_gpus: float
@@ -90,9 +90,9 @@ class ResizeDecision:
 class ElasticJob:
     """A running elastic job.
 
-    replicas: n0. sizes: the numbers of replicas that it may have, rising: N1 first, N2 last.
-    replica_gpus: R1. priority: small is high. expansions, shrinks: how often so far; last_…_s: when, minus infinity
-    for never.
+    replicas: n0. sizes: the numbers of replicas that it may have, in rising order: N1 first, N2 last.
+    replica_gpus: R1. priority: a small number is high. expansions, shrinks: how often so far. last_…_s: when last;
+    minus infinity if never.
     """
 
     job: int
@@ -115,7 +115,7 @@ def decide_resize(rules: Thresholds, cluster_gpus: int, used_gpus: int, elastic_
     counted = used_gpus if rules.count_elastic_usage else used_gpus - elastic_gpus
     pool = (cluster_gpus - counted) * rules.proportion
     if elastic_gpus == 0:
-        # Nothing to shrink; to expand there is nobody either.
+        # There is nobody to shrink or to expand.
         return ResizeDecision("hold", pool, 0.0 if pool > 0 else math.inf, 0.0)
     if pool <= 0:
         return ResizeDecision("shrink", 0.0, math.inf, float(elastic_gpus))
@@ -137,11 +137,11 @@ def resize_in_turn(
 ) -> dict[int, int]:
     """New numbers of replicas of the jobs that change.
 
-    A job for whose next replica the budget does not suffice is passed; where all replicas are alike this is where the
-    patent's loop ends.
+    A job for whose next replica the budget does not suffice is skipped. If all replicas have the same size, this is
+    where the patent's loop ends.
 
     Args:
-        may: asked before a job gets another number of replicas; False: it can't, and is not asked again.
+        may: asked before a job gets another number of replicas. False: it can't, and it is not asked again.
     """
     if resize.action == "hold":
         return {}
