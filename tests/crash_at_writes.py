@@ -20,10 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpuloom.core.errors import GpuloomError
+from gpuloom.core.errors import ConflictError, GpuloomError
 from gpuloom.live.facade import LiveService
 from gpuloom.live.parts import LiveScheduler
-from gpuloom.live.service import ConflictError
 from gpuloom.live.submission.spec import job_spec
 from gpuloom.store.home import Home, home_of
 from gpuloom.store.port import JobQuery

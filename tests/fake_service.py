@@ -20,10 +20,10 @@ from typing import Any
 import gpuloom
 from fake_views import job_view, matches, node_data, sample, submits, why_view
 from gpuloom.core.book import Book
-from gpuloom.core.errors import ImpossibleJobError, InputError, PolicyError
+from gpuloom.core.errors import ConflictError, ImpossibleJobError, InputError, NotFoundError, PolicyError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Gpu, Job, NodeRecord, Phase
-from gpuloom.live.service import ConflictError, LogFile, NotFoundError
+from gpuloom.live.service import LogFile
 from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.actions import Action, impossible, so_already
 from gpuloom.live.submission.spec import JobSpec, job_spec

@@ -10,8 +10,7 @@ import pytest
 
 from fake_executor import FakeExecutor
 from gpuloom.core.end_reason import EndReason
-from gpuloom.core.errors import ImpossibleJobError, InputError
-from gpuloom.live.service import ConflictError, NotFoundError
+from gpuloom.core.errors import ConflictError, ImpossibleJobError, InputError, NotFoundError
 from gpuloom.live.views.answers import JobView
 from gpuloom.policies.registry import policy_ids
 from gpuloom.store.port import JobQuery
@@ -302,6 +301,9 @@ def test_a_policy_that_is_none_is_refused_and_the_one_before_goes_on(tmp_path: P
         for written in ("nonsense", "tiresias:thresholds=x", "fifo:backfil=easy"):
             with pytest.raises(InputError):
                 live.service.set_policy(written)
+        for interval_s in (-1.0, 0.01, 1e10):
+            with pytest.raises(InputError, match="must be 0"):
+                live.service.set_policy("srtf", interval_s=interval_s)
         assert live.service.policy()["policy"] == "fifo:backfill=easy"
         assert live.state(live.submit()) == ["running"]
 

@@ -14,7 +14,7 @@ import pytest
 from fake_executor import FakeExecutor
 from fake_nvml import FakeGpu, FakeNvml
 from gpuloom.agent.nvml import Nvml
-from gpuloom.live.service import ConflictError
+from gpuloom.core.errors import ConflictError
 from gpuloom.sharing.shim import shm
 from gpuloom.store.port import JobQuery
 from live_builders import Live, living

@@ -17,10 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from api_client import TOKEN, Local
 from fake_executor import FakeExecutor, short
-from gpuloom.core.errors import ImpossibleJobError, InputError
+from gpuloom.core.errors import ConflictError, ImpossibleJobError, InputError, NotFoundError
 from gpuloom.core.share_class import is_pair
 from gpuloom.executors.logs import read_log
-from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.submission.spec import job_spec
 from gpuloom.server.app import make_app
 from gpuloom.store.sqlite import SqliteStore

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fake_executor import FakeExecutor
+from gpuloom.core.errors import ConflictError
 from gpuloom.core.masked import MASK, masked, unmasked
 from gpuloom.live.records.forgetting import FORGET_EVERY_S, KEEP_ENVIRONMENTS_S
-from gpuloom.live.service import ConflictError
 from gpuloom.store.connect import _statements, migrations
 from gpuloom.store.rows import dumps
 from gpuloom.store.sqlite import SqliteStore

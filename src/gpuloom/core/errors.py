@@ -30,6 +30,14 @@ class ImpossibleJobError(InputError):
     """A job that can never be placed on this cluster."""
 
 
+class NotFoundError(InputError):
+    """No such job, node or policy."""
+
+
+class ConflictError(GpuloomError):
+    """It can't be done in the state in which the job is: says which, and what can be done."""
+
+
 class MissingDependencyError(InputError):
     """An optional part of gpuloom is needed but not installed."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpuloom.core.decision import Reason, WaitCode
-from gpuloom.core.errors import InputError
+from gpuloom.core.errors import InputError, NotFoundError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, Attempt, Job, NodeState, Phase
 from gpuloom.core.words import plural
@@ -20,12 +20,13 @@ from gpuloom.live.planning.standby import FALLBACK
 from gpuloom.live.records.fleet import fleet_of
 from gpuloom.live.records.history import trace_csv
 from gpuloom.live.scheduler import Scheduler
-from gpuloom.live.service import LogFile, NotFoundError
+from gpuloom.live.service import LogFile
 from gpuloom.live.store_check import Checked, StoreCheck
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.changes import JobChanges
 from gpuloom.live.submission.lookup import JobRecords
 from gpuloom.live.submission.spec import JobSpec
+from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.live.submission.submitting import Submissions
 from gpuloom.live.views.answers import (
     FailureView,
@@ -39,6 +40,7 @@ from gpuloom.live.views.answers import (
 )
 from gpuloom.live.views.cluster import (
     executor_view,
+    failure_view,
     holders,
     monitor_view,
     policy_view,
@@ -151,6 +153,8 @@ class LiveService:
     def set_policy(self, written: str, *, interval_s: float | None = None) -> PolicyView:
         parse_policy(written)
         load_policy(written)
+        if interval_s is not None:
+            checked_interval(interval_s)
         self._scheduler.do(lambda: self._scheduler.set_policy(written, interval_s))
         return self.policy()
 
@@ -233,7 +237,7 @@ class LiveService:
     def _policy_failure(self) -> FailureView | None:
         standby = self._scheduler.planning.standby
         failure = standby.failure or standby.unwritten
-        return None if failure is None else failure.view()
+        return None if failure is None else failure_view(failure)
 
     def _changed(self, changed: Collection[int], jobs: Sequence[int]) -> Sequence[JobView]:
         """Views of jobs to which something was to be done. changed: those to which it was."""

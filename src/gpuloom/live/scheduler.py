@@ -44,7 +44,6 @@ from gpuloom.live.planning.standby import FALLBACK
 from gpuloom.live.records.forgetting import Forgetting
 from gpuloom.live.records.ledger import Ledger
 from gpuloom.live.records.work import WorkDone
-from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.policies.blame import said
 from gpuloom.sharing.start import NO_SHARING, Ability
 from gpuloom.store.port import JobQuery, Loaded, Store, StoreError
@@ -397,7 +396,7 @@ class Scheduler:
         Raises:
             PolicyError: no such policy or parameter; StoreError: it can't be written down. The one before goes on.
         """
-        interval = self.planning.interval_s if interval_s is None else checked_interval(interval_s)
+        interval = self.planning.interval_s if interval_s is None else interval_s
         try:
             policy = self.planning.made(written)
         except PolicyFailure as failure:

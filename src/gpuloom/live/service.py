@@ -11,19 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.events import Event
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
 from gpuloom.store.port import JobQuery
-
-
-class NotFoundError(InputError):
-    """No such job, node or policy."""
-
-
-class ConflictError(GpuloomError):
-    """It can't be done in the state in which the job is: says which, and what can be done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gpuloom.core.errors import NotFoundError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, Attempt, Job
 from gpuloom.live.dispatch.launch import run_directory
 from gpuloom.live.parts import DEFAULT_INTERVAL_S
 from gpuloom.live.records.fleet import fleet_of
 from gpuloom.live.records.history import trace_csv
-from gpuloom.live.service import LogFile, NotFoundError
+from gpuloom.live.service import LogFile
 from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView

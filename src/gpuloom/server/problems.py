@@ -16,10 +16,16 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from gpuloom.bounded.text import cut, shown
-from gpuloom.core.errors import GpuloomError, ImpossibleJobError, InputError, InvalidTransition
+from gpuloom.core.errors import (
+    ConflictError,
+    GpuloomError,
+    ImpossibleJobError,
+    InputError,
+    InvalidTransition,
+    NotFoundError,
+)
 from gpuloom.core.words import did_you_mean
 from gpuloom.executors.logs import NoLogError
-from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.views.answers import KindOfProblem, Problem, type_of
 from gpuloom.server.encoded import JsonResponse
 from gpuloom.store.port import StoreError

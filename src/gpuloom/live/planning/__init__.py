@@ -1,4 +1,4 @@
 """From records to decisions: what the policy sees, when it is asked, and what replaces it when it fails.
 
-May import: what live may.
+May import: what live may; of its rooms records.
 """

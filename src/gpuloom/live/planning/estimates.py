@@ -19,10 +19,8 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from gpuloom.core.spec import Spec
-from gpuloom.live.submission.spec import JobSpec
 from gpuloom.store.port import EndedRun
 
 DEFAULT_S = 3600.0
@@ -83,7 +81,20 @@ class Estimate(NamedTuple):
     limit_s: float | None = None
 
 
-def like_of(spec: Spec | JobSpec, user: str, gpus: int, array_id: int | None) -> Like:
+class Called(Protocol):
+    """What of a spec makes jobs alike: those of records have it, and those of submissions."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def command(self) -> Sequence[str]: ...
+
+    @property
+    def workdir(self) -> str: ...
+
+
+def like_of(spec: Called, user: str, gpus: int, array_id: int | None) -> Like:
     """The same for jobs that may be taken for runs of one job."""
     exact, similar = _signatures(tuple(spec.command), spec.workdir)
     return Like(user, spec.name, gpus, exact, similar, array_id)

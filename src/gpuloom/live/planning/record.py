@@ -59,10 +59,10 @@ class PolicyRecord:
             if failure is None:
                 self._told.pop(kind, None)
             elif self._told.get(kind) != failure.since_s:
-                self._ledger.write([("policy.failed", None, failure.view())])
+                self._ledger.write([("policy.failed", None, failure.to_json())])
                 self._told[kind] = failure.since_s
         if (over := standby.recovered(now)) is not None:
-            self._ledger.write([("policy.recovered", None, {**over.view(), "serves": planning.written})])
+            self._ledger.write([("policy.recovered", None, {**over.to_json(), "serves": planning.written})])
             self._told.pop("failure", None)
             standby.reset()
         texts = [f"no decision can be made: {planning.failure}"] if planning.failed else []

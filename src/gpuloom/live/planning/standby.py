@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from gpuloom.live.planning.asking import Call, PolicyFailure
-from gpuloom.live.views.answers import FailureView
 
 FALLBACK = "fifo"
 """Decides while the policy that was set fails: the plainest one, which stops nobody."""
@@ -52,18 +52,9 @@ class Failure:
             after = "the fallback policy fails as well: no job is started"
         return f"policy {self.policy} fails since {clock}{often}: {how}, in {self.call.value}; {after}"
 
-    def view(self) -> FailureView:
-        """For the API."""
-        return {
-            "policy": self.policy,
-            "call": self.call.value,
-            "error": self.error,
-            "where": self.where,
-            "since_s": self.since_s,
-            "last_s": self.last_s,
-            "times": self.times,
-            "serves": self.serves,
-        }
+    def to_json(self) -> dict[str, Any]:
+        """As events hold it."""
+        return {**asdict(self), "call": self.call.value}
 
 
 class Standby:

@@ -1,4 +1,4 @@
 """What has happened: the ledger, the fleet, the past as a trace.
 
-May import: what live may.
+May import: what live may; of its rooms none.
 """

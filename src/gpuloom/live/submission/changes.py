@@ -12,14 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gpuloom.core.errors import InputError
+from gpuloom.core.errors import ConflictError, InputError, NotFoundError
 from gpuloom.core.job import ACTIVE, ENDED, WAITING, EndReason, Job, Phase
 from gpuloom.core.masked import unmasked
 from gpuloom.live.planning.estimates import like_of
 from gpuloom.live.records.forgetting import KEEP_ENVIRONMENTS_S
 from gpuloom.live.records.ledger import Draft
 from gpuloom.live.scheduler import Scheduler
-from gpuloom.live.service import ConflictError, NotFoundError
 from gpuloom.live.submission.actions import Action, impossible, so_already
 from gpuloom.live.submission.admission import Checks
 from gpuloom.live.submission.lookup import JobRecords

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpuloom.core.errors import NotFoundError
 from gpuloom.core.job import Job
 from gpuloom.live.scheduler import Scheduler
-from gpuloom.live.service import NotFoundError
 
 
 class JobRecords:

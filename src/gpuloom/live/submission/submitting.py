@@ -7,12 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuloom.core.errors import InputError
+from gpuloom.core.errors import ConflictError, InputError
 from gpuloom.core.masked import masked
 from gpuloom.live.planning.estimates import Estimates, like_of
 from gpuloom.live.records.ledger import Draft
 from gpuloom.live.scheduler import Scheduler
-from gpuloom.live.service import ConflictError
 from gpuloom.live.submission.admission import Checks
 from gpuloom.live.submission.lookup import JobRecords
 from gpuloom.live.submission.spec import JobSpec

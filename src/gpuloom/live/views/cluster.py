@@ -12,6 +12,7 @@ from gpuloom.agent.sample import Foreign, Sample
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, GpuState, NodeRecord, NodeState
 from gpuloom.live.planning.lacks import Lack
+from gpuloom.live.planning.standby import Failure
 from gpuloom.live.store_check import Checked
 from gpuloom.live.views.answers import (
     ExecutorView,
@@ -113,6 +114,20 @@ def policy_view(
         "previous": swaps[0].data["policy"] if len(swaps) > 1 else None,
         "serves": serves,
         "failure": failure,
+    }
+
+
+def failure_view(failure: Failure) -> FailureView:
+    """How the policy fails."""
+    return {
+        "policy": failure.policy,
+        "call": failure.call.value,
+        "error": failure.error,
+        "where": failure.where,
+        "since_s": failure.since_s,
+        "last_s": failure.last_s,
+        "times": failure.times,
+        "serves": failure.serves,
     }
 
 
