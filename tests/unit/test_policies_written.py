@@ -27,10 +27,19 @@ def test_a_policy_is_written_id_and_values(text: str, parsed: tuple[str, dict[st
     assert parse_policy(text) == parsed
 
 
-@pytest.mark.parametrize("text", ["srtf:sticky", "srtf:=sticky", "tiresias:promote=1;;scatter=yes"])
+@pytest.mark.parametrize("text", ["tiresias:3250/7200", "srtf:=sticky", "tiresias:promote=1;;scatter=yes"])
 def test_what_is_not_name_and_value_is_quoted(text: str) -> None:
     with pytest.raises(PolicyError, match=r"is not name=value \(tiresias:thresholds=3250/7200\)"):
         parse_policy(text)
+
+
+def test_a_name_alone_switches_a_parameter_on() -> None:
+    assert parse_policy("hlas:literal;blind=no") == ("hlas", {"literal": "yes", "blind": "no"})
+    assert create_policy("hlas:literal").values["literal"] is True
+    with pytest.raises(PolicyError, match="promote='yes': must be a number"):
+        create_policy("tiresias:promote")
+    with pytest.raises(PolicyError, match="no parameter 'sticky'"):
+        create_policy("srtf:sticky")
 
 
 def test_an_unknown_policy_suggests_the_nearest_and_lists_all() -> None:

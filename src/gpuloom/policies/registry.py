@@ -1,6 +1,7 @@
 """Policies by id: the built-in ones and those that other packages add by an entry point.
 
-A policy is written `id` or `id:name=value;name=value` (`tiresias:thresholds=3250/7200`).
+A policy is written `id` or `id:name=value;name=value` (`tiresias:thresholds=3250/7200`); a name alone is `name=yes`
+(`hlas:literal`).
 """
 
 from __future__ import annotations
@@ -103,12 +104,14 @@ def checked_class(found: Any, what: str) -> type[Policy]:
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, str]]:
-    """('tiresias', {'thresholds': '3250/7200'}) of 'tiresias:thresholds=3250/7200'."""
+    """('tiresias', {'thresholds': '3250/7200'}) of 'tiresias:thresholds=3250/7200'; 'yes' for a name alone."""
     policy_id, _, rest = text.strip().partition(":")
     values: dict[str, str] = {}
     for part in rest.split(";") if rest else []:
         name, equals, value = part.partition("=")
-        if not equals or not name.strip():
+        if not equals and name.strip().isidentifier():
+            value = "yes"
+        elif not equals or not name.strip():
             raise PolicyError(f"{part!r} in policy {text!r} is not name=value (tiresias:thresholds=3250/7200)")
         values[name.strip()] = value.strip()
     return policy_id, values
