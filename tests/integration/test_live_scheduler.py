@@ -44,6 +44,8 @@ def test_what_can_never_run_is_refused_with_the_reason(tmp_path: Path) -> None:
             live.submit(1, after=[77])
         with pytest.raises(InputError, match="workdir /nowhere is not a folder"):
             live.submit(1, workdir="/nowhere")
+        with pytest.raises(InputError, match="is not a folder"):  # longer than a file system takes
+            live.submit(1, workdir="/" + 300 * "a")
         with pytest.raises(InputError, match="job 2 of 2"):
             live.submit_all([spec(), spec(venv="/nowhere")])
         assert live.service.jobs(JobQuery()) == []

@@ -23,6 +23,7 @@ from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.service import LogFile
 from gpuloom.live.store_check import Checked, StoreCheck
 from gpuloom.live.submission.actions import Action
+from gpuloom.live.submission.admission import Admission
 from gpuloom.live.submission.changes import JobChanges
 from gpuloom.live.submission.lookup import JobRecords
 from gpuloom.live.submission.spec import JobSpec
@@ -76,8 +77,9 @@ class LiveService:
         self._started_s = scheduler.clock.now()
         self._whys = Whys(scheduler)
         self._jobs = JobRecords(scheduler)
-        self._submissions = Submissions(scheduler, self._jobs)
-        self._changes = JobChanges(scheduler, self._jobs)
+        admission = Admission(scheduler.book, self._jobs.find)
+        self._submissions = Submissions(scheduler, admission)
+        self._changes = JobChanges(scheduler, self._jobs, admission)
 
     # -- jobs -------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+import os
+from collections.abc import Callable, Iterable, Sequence
 
+from gpuloom.core.book import Book
 from gpuloom.core.errors import ImpossibleJobError, InputError
 from gpuloom.core.job import ENDED, DeviceKind, Job, Needed, NodeRecord
 from gpuloom.executors.environment import prepared
@@ -12,13 +13,38 @@ from gpuloom.live.planning.eligible import broken
 from gpuloom.live.records.fleet import Needs, why_never
 from gpuloom.live.submission.spec import JobSpec
 
+MOST_NEEDS = 1000
+"""Answers that are remembered."""
+
+
+class Admission:
+    """Makes the checks of each request. From any thread.
+
+    Why what asks for this much can never be placed is remembered while the machines stay as they are.
+    """
+
+    def __init__(self, book: Book, find: Callable[[int], Job | None]) -> None:
+        self._book, self._find = book, find
+        self._known: tuple[tuple[NodeRecord, ...], dict[Needs, str]] = (), {}
+
+    def checks(self) -> Checks:
+        """The checks of one request."""
+        nodes = tuple(self._book.nodes.values())
+        of, never = self._known
+        if of != nodes or len(never) >= MOST_NEEDS:
+            never = {}
+            self._known = nodes, never
+        return Checks(nodes, self._find, never)
+
 
 class Checks:
-    """Whether a spec can be taken. Answers are remembered for specs that ask for the same."""
+    """Whether the specs of a request can be taken.
 
-    def __init__(self, nodes: Iterable[NodeRecord], find: Callable[[int], Job | None]) -> None:
-        self._nodes, self._find = list(nodes), find
-        self._never: dict[Needs, str] = {}
+    never: by what jobs ask for, why they can never be placed ('': they can), as far as it is known.
+    """
+
+    def __init__(self, nodes: Sequence[NodeRecord], find: Callable[[int], Job | None], never: dict[Needs, str]) -> None:
+        self._nodes, self._find, self._never = nodes, find, never
         self._folders: set[str] = set()
 
     def spec(self, spec: JobSpec, where: str) -> None:
@@ -48,7 +74,7 @@ class Checks:
 
     def _places(self, spec: JobSpec, where: str) -> None:
         if spec.workdir and spec.workdir not in self._folders:
-            if not Path(spec.workdir).is_dir():
+            if not os.path.isdir(spec.workdir):
                 raise InputError(f"{where}: workdir {spec.workdir} is not a folder on this machine")
             self._folders.add(spec.workdir)
         if spec.venv or spec.conda or spec.container:

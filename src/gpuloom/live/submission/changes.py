@@ -20,7 +20,7 @@ from gpuloom.live.records.forgetting import KEEP_ENVIRONMENTS_S
 from gpuloom.live.records.ledger import Draft
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.submission.actions import Action, impossible, so_already
-from gpuloom.live.submission.admission import Checks
+from gpuloom.live.submission.admission import Admission
 from gpuloom.live.submission.lookup import JobRecords
 from gpuloom.live.submission.spec import job_spec, within_bounds
 from gpuloom.store.port import JobQuery
@@ -33,8 +33,8 @@ NEVER = frozenset({"array", "hold"})
 class JobChanges:
     """What `Service` promises of these actions. The work is done in the scheduler's thread."""
 
-    def __init__(self, scheduler: Scheduler, jobs: JobRecords) -> None:
-        self._scheduler, self._store, self._jobs = scheduler, scheduler.store, jobs
+    def __init__(self, scheduler: Scheduler, jobs: JobRecords, admission: Admission) -> None:
+        self._scheduler, self._store, self._jobs, self._admission = scheduler, scheduler.store, jobs, admission
 
     def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Collection[int]:
         return self._change(Action.CANCEL, jobs, partial(self._cancel, grace_s=grace_s))
@@ -100,7 +100,7 @@ class JobChanges:
         self._write([("job.released", job.id, nothing) for job in records])
 
     def _requeue(self, records: list[Job]) -> None:
-        checks = Checks(list(self._scheduler.book.nodes.values()), self._jobs.find)
+        checks = self._admission.checks()
         kept: dict[int, bool] = {}  # by spec, which all jobs of an array share
         for job in records:
             if job.phase not in ENDED:
@@ -150,7 +150,7 @@ class JobChanges:
         """Change fields of specs; those jobs that are other than before. In the scheduler's thread."""
         drafts: list[Draft] = []
         environments: dict[int, Mapping[str, str]] = {}
-        checks = Checks(list(self._scheduler.book.nodes.values()), self._jobs.find)
+        checks = self._admission.checks()
         for job, changes in wanted:
             late = sorted(changes.keys() - WHILE_ACTIVE)
             if job.phase in ACTIVE and late:

@@ -247,7 +247,7 @@ class JobSpec(BaseModel):
     @field_validator("workdir")
     @classmethod
     def _workdir(cls, value: str) -> str:
-        if value and not PurePath(value).is_absolute():
+        if value and not os.path.isabs(value):
             raise ValueError("must be an absolute path")
         return value
 
@@ -271,9 +271,13 @@ class JobSpec(BaseModel):
             )
         return self
 
+    def to_json(self) -> dict[str, Any]:
+        """As events hold it: the values of environment variables are not in it."""
+        return masked(vars(self))  # every field's value is plain JSON as it is
+
     def kept(self) -> Spec:
-        """As records and events hold it: the values of environment variables are not in it."""
-        return spec_of(masked(self.model_dump(mode="json")))
+        """As records hold it."""
+        return spec_of(self.to_json())
 
     def dependencies(self) -> list[tuple[int, Needed]]:
         """(job, what is needed of it) for each job that it waits for."""

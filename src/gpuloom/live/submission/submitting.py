@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuloom.core.errors import ConflictError, InputError
-from gpuloom.core.masked import masked
 from gpuloom.live.planning.estimates import Estimates, like_of
 from gpuloom.live.records.ledger import Draft
 from gpuloom.live.scheduler import Scheduler
-from gpuloom.live.submission.admission import Checks
-from gpuloom.live.submission.lookup import JobRecords
+from gpuloom.live.submission.admission import Admission
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.store.port import Submission
 
@@ -21,8 +19,8 @@ from gpuloom.store.port import Submission
 class Submissions:
     """What `Service.submit` does."""
 
-    def __init__(self, scheduler: Scheduler, jobs: JobRecords) -> None:
-        self._scheduler, self._store, self._jobs = scheduler, scheduler.store, jobs
+    def __init__(self, scheduler: Scheduler, admission: Admission) -> None:
+        self._scheduler, self._store, self._admission = scheduler, scheduler.store, admission
 
     def submit(
         self, specs: Sequence[JobSpec], *, user: str, idempotency_key: str | None = None
@@ -43,7 +41,7 @@ class Submissions:
         book = self._scheduler.book
         if idempotency_key is not None and (taken := self._taken(idempotency_key, digested)) is not None:
             return _grouped(specs, taken)  # whatever has become of what it waited for
-        checks = Checks(list(book.nodes.values()), self._jobs.find)
+        checks = self._admission.checks()
 
         def named(index: int) -> str:
             name = specs[index].name
@@ -113,7 +111,7 @@ def _submitted(spec: JobSpec, user: str, first: int, estimates: Estimates) -> tu
     count = 1 if indices is None else len(indices)
     return {
         "user": user,
-        "spec": masked(spec.model_dump(mode="json")),
+        "spec": spec.to_json(),
         "first": first,
         "count": count,
         "indices": indices,
