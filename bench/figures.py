@@ -27,11 +27,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import grid
+from charts import DASHED, Curve, Panel, lines, page, pairs
 from fidelity import CLUSTER, METRICS, TRACES, difference, number, read_rows, shown, table
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.facts.profiles import Profiles, shipped, with_profiles
 from gpuloom.policies.registry import policy_class, policy_ids
+from gpuloom.report.axis import Ticks, linear_ticks
+from gpuloom.report.picture import save_picture
+from gpuloom.report.svg import Frame
 from gpuloom.sim.compat import compat_mode
 from gpuloom.traces import read_trace
 from gpuloom.traces.generate import GeneratorConfig, generate
@@ -628,108 +632,55 @@ def part(title: str, name: str) -> list[str]:
 
 # -- plots ------------------------------------------------------------------------------------------------------------
 
-OURS, THEIRS = "#2f6db5", "#b8bec6"
 
-
-def plots(bars: dict[str, list[tuple[str, float, float]]], folder: Path, suffix: str = "svg") -> list[Path]:
-    """Two pictures: improvement over the baselines, and the ablations."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    style = {
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "axes.edgecolor": "#b8bec6",
-        "grid.color": "#e6e9ed",
-        "axes.titlesize": 10.5,
-        "axes.titlelocation": "left",
-        "svg.hashsalt": "gpuloom",
-        "svg.fonttype": "none",
-        "savefig.facecolor": "white",
-    }
+def plots(bars: dict[str, list[tuple[str, float, float]]], folder: Path) -> list[Path]:
+    """Two pictures, as SVG: improvement over the baselines, and the ablations. bars: as in `Page`."""
+    wide, half = Frame(width=1000, height=270, bottom=46), Frame(width=500, height=280, bottom=46)
+    known, unknown = (
+        f"Durations {what}: average JCT of the baseline over {name}'s"
+        for what, name in (("known", "Muri-S"), ("unknown", "Muri-L"))
+    )
+    improvement = [[pairs(wide, bars["Muri-S"], known, keys=False)], [pairs(wide, bars["Muri-L"], unknown)]]
+    order = [(label.removesuffix(" in groups"), ours, theirs) for label, ours, theirs in bars["fig11"]]
+    upper = [
+        pairs(half, order, "Order and matching: average JCT over Muri-L's"),
+        pairs(half, bars["fig12"], "Jobs in a group: AntMan's average JCT over Muri-L's"),
+    ]
+    ablations = [upper, [_kinds(bars, half), _noise(bars, half)]]
     folder.mkdir(parents=True, exist_ok=True)
     made = []
-
-    def paired(axes: Any, rows: Sequence[tuple[str, float, float]], title: str, unit: str, size: float = 7) -> None:
-        places = np.arange(len(rows))
-        for shift, color, label, column in ((-0.2, OURS, "gpuloom", 1), (0.2, THEIRS, "published", 2)):
-            values = [row[column] for row in rows]
-            drawn_bars = axes.bar(places + shift, np.nan_to_num(values), 0.38, color=color, label=label)
-            for bar, value in zip(drawn_bars, values, strict=True):
-                if math.isfinite(value):
-                    axes.annotate(
-                        f"{value:.2f}",
-                        (bar.get_x() + bar.get_width() / 2, value),
-                        xytext=(0, 2),
-                        textcoords="offset points",
-                        ha="center",
-                        fontsize=size,
-                        color="#5f6670",
-                    )
-        axes.set_xticks(places, [row[0] for row in rows], fontsize=7.5)
-        axes.tick_params(axis="x", length=0)
-        axes.axhline(1.0, color="#5f6670", linewidth=0.8)
-        axes.margins(y=0.16)
-        axes.set_title(title)
-        axes.set_ylabel(unit)
-
-    def save(figure: Any, name: str) -> None:
-        path = folder / f"{name}.{suffix}"
-        figure.savefig(path, dpi=110, metadata={"Date": None} if suffix == "svg" else None)
-        plt.close(figure)
-        made.append(path)
-
-    with mpl.rc_context(style):
-        figure, (upper, lower) = plt.subplots(2, 1, figsize=(10, 6.6), layout="constrained")
-        paired(upper, bars["Muri-S"], "Durations known: average JCT of the baseline over Muri-S's", "times")
-        paired(lower, bars["Muri-L"], "Durations unknown: average JCT of the baseline over Muri-L's", "times")
-        upper.legend(frameon=False, loc="upper right", ncols=2)
-        save(figure, "improvement")
-
-        figure, panels = plt.subplots(2, 2, figsize=(10, 7.2), layout="constrained")
-        paired(panels[0][0], bars["fig11"], "Order and matching: avg JCT over Muri-L's (lower is better)", "times")
-        panels[0][0].legend(frameon=False, loc="upper right", ncols=2)
-        paired(panels[0][1], bars["fig12"], "Jobs in a group: AntMan's avg JCT over Muri-L's", "times", 5.5)
-        for tick in panels[0][1].get_xticklabels():
-            tick.set_fontsize(6.5)
-        types = panels[1][0]
-        for name, color, over in (("Muri-S", OURS, "SRTF"), ("Muri-L", "#c2662d", "Tiresias")):
-            rows = bars[f"fig13 {name}"]
-            kinds = [int(row[0]) for row in rows]
-            types.plot(kinds, [row[1] for row in rows], marker="o", color=color, label=f"{name} over {over}, gpuloom")
-            types.plot(
-                kinds,
-                [row[2] for row in rows],
-                marker="o",
-                color=color,
-                linestyle="--",
-                alpha=0.5,
-                label=f"{name} over {over}, published",
-            )
-        types.set_xticks([1, 2, 3, 4])
-        types.set_xlabel("kinds of jobs (by bottleneck)")
-        types.axhline(1.0, color="#5f6670", linewidth=0.8)
-        types.set_title("Kinds of jobs: average JCT, times better")
-        types.legend(frameon=False, fontsize=7.5)
-        noisy = panels[1][1]
-        for trace, line in (("trace3", "-"), ("trace1", "--")):
-            for name, color in (("Muri-S", OURS), ("Muri-L", "#c2662d")):
-                rows = bars[f"fig14 {trace} {name}"]
-                low = [1.0, *(row[1] for row in bars[f"fig14 low {trace} {name}"])]
-                at = [float(row[0]) for row in rows]
-                noisy.plot(at, [row[1] for row in rows], line, marker=".", color=color, label=f"{name}, {trace}")
-                noisy.fill_between(at, low, [row[2] for row in rows], color=color, alpha=0.12, linewidth=0)
-        noisy.set_xlabel("profiling noise")
-        noisy.set_title("Noise: average JCT over that without (mean, range of seeds)")
-        noisy.legend(frameon=False, fontsize=7.5)
-        save(figure, "ablations")
+    for name, panels in (("improvement", improvement), ("ablations", ablations)):
+        made.append(folder / f"{name}.svg")
+        save_picture(page(panels), made[-1])
     return made
+
+
+def _kinds(bars: dict[str, list[tuple[str, float, float]]], frame: Frame) -> Panel:
+    curves = []
+    for place, (name, over) in enumerate((("Muri-S", "SRTF"), ("Muri-L", "Tiresias"))):
+        kinds, ours, theirs = zip(*bars[f"fig13 {name}"], strict=True)
+        at = [float(kind) for kind in kinds]
+        for series, whose, ys in ((place, "gpuloom", ours), (place + DASHED, "published", theirs)):
+            curves.append(Curve(series, f"{name} over {over}, {whose}", at, ys, marked=True))
+    title, below = "Kinds of jobs: average JCT, times better", "kinds of jobs (by bottleneck)"
+    y = frame.y(0, 1.1 * max(value for curve in curves for value in curve.drawn))
+    x_ticks, y_ticks = Ticks((1, 2, 3, 4), ("1", "2", "3", "4")), linear_ticks(0, y.high, 5)
+    return lines(frame, title, curves, x_ticks, below, y, y_ticks, "times", one=True)
+
+
+def _noise(bars: dict[str, list[tuple[str, float, float]]], frame: Frame) -> Panel:
+    curves = []
+    for dashed, trace in ((0, "trace3"), (DASHED, "trace1")):
+        for place, name in enumerate(("Muri-S", "Muri-L")):
+            noise, means, high = zip(*bars[f"fig14 {trace} {name}"], strict=True)
+            low = [1.0, *(least for _, least, _ in bars[f"fig14 low {trace} {name}"])]
+            at = [float(each) for each in noise]
+            curves.append(Curve(place + dashed, f"{name}, {trace}", at, means, low, high, marked=True))
+    title, unit = "Noise: average JCT over that without noise", "times (mean, range of seeds)"
+    drawn = [value for curve in curves for value in curve.drawn]
+    y = frame.y(min(drawn) - 0.05, max(drawn) + 0.05)
+    y_ticks = linear_ticks(y.low, y.high, 6)
+    return lines(frame, title, curves, linear_ticks(0, 1, 5), "profiling noise", y, y_ticks, unit, one=True)
 
 
 # -- prose ------------------------------------------------------------------------------------------------------------

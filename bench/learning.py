@@ -16,12 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from charts import Curve, keys_of, lines, page
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
 from gpuloom.facts.scaling import pollux_fit
 from gpuloom.placement.even import FRAGMENTATION
 from gpuloom.policies.registry import parse_policy
 from gpuloom.policies.rl import Memory, Rl
+from gpuloom.report.axis import linear_ticks, log_time_ticks
+from gpuloom.report.picture import save_picture
+from gpuloom.report.svg import Frame, Scale
 from gpuloom.sim import simulate
 from gpuloom.traces import read_trace
 from gpuloom.traces.pollux import load_profiles
@@ -145,35 +149,41 @@ def first_better(mine: F8, other: F8, *, larger: bool) -> str:
     return "never"
 
 
-def plot(path: Path, curves: dict[str, Runs]) -> None:
-    import matplotlib
+Band = tuple[F8, F8, F8]
+"""Mean of each window over the seeds, and the lower and upper edge of its 95 % confidence band."""
 
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "gpuloom"
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), constrained_layout=True)
-    for axis, what, label in (
-        (axes[0], "reward", "mean reward"),
-        (axes[1], "jct_s", "mean JCT, hours"),
-    ):
-        for name, found in curves.items():
-            values = windows(getattr(found, what))
-            if what == "jct_s":  # on an axis of logarithms means and bands are those of logarithms
-                mean, half = band(np.log(values / 3600.0))
-                middle, low, high = np.exp(mean), np.exp(mean - half), np.exp(mean + half)
-            else:
-                middle, half = band(values)
-                low, high = middle - half, middle + half
-            jobs = (np.arange(len(middle)) + 0.5) * WINDOW
-            (line,) = axis.plot(jobs, middle, label=name)
-            axis.fill_between(jobs, low, high, alpha=0.15, color=line.get_color(), linewidth=0)
-        axis.set_xlabel("jobs seen")
-        axis.set_ylabel(label)
-    axes[1].set_yscale("log")
-    # Below the curves, not on them.
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    figure.savefig(path, metadata={"Date": None})
+def bands(found: Runs) -> tuple[Band, Band]:
+    """Of the reward; and of the completion time in seconds, whose means and bands are those of logarithms."""
+    middle, half = band(windows(found.reward))
+    mean, width = band(np.log(windows(found.jct_s)))
+    return (middle, middle - half, middle + half), (np.exp(mean), np.exp(mean - width), np.exp(mean + width))
+
+
+def plot(path: Path, found: dict[str, tuple[Band, Band]]) -> None:
+    """Draw reward and completion time by jobs seen as SVG. found: `bands` by the name of a choice."""
+    frame = Frame(width=500, height=330)
+    curves: list[list[Curve]] = []
+    for which in (0, 1):
+        curves.append([])
+        for number, (name, both) in enumerate(found.items()):
+            middle, low, high = (values.tolist() for values in both[which])
+            jobs = [(window + 0.5) * WINDOW for window in range(len(middle))]
+            curves[-1].append(Curve(number, name, jobs, middle, low, high))
+    last = WINDOW * max(len(curve.ys) for curve in curves[0])
+    (least, most), (short, long) = (
+        [pick(value for curve in each for value in curve.drawn) for pick in (min, max)] for each in curves
+    )
+    room = 0.04 * (most - least)
+    reward = frame.y(least - room, most + room)
+    jct = Scale(short / 1.05, long * 1.05, frame.height - frame.bottom, frame.top, log=True)
+    y_ticks = linear_ticks(reward.low, reward.high), log_time_ticks(jct.low, jct.high)
+    x_ticks, below = linear_ticks(0, last), "jobs seen"
+    panels = [
+        lines(frame, "Mean reward", curves[0], x_ticks, below, reward, y_ticks[0], "reward", keys=False),
+        lines(frame, "Mean completion time", curves[1], x_ticks, below, jct, y_ticks[1], "logarithmic", keys=False),
+    ]
+    save_picture(page([panels], keys_of(curves[0])), path)
 
 
 def fits() -> list[str]:
@@ -302,7 +312,8 @@ def main() -> None:
     print(text)
     if not small:
         (ROOT / "docs" / "results" / "learning.md").write_text(text, encoding="utf-8")
-        plot(ROOT / "docs" / "results" / "figures" / "learning.svg", {name: calm[key] for key, name in names.items()})
+        curves = {name: bands(calm[key]) for key, name in names.items()}
+        plot(ROOT / "docs" / "results" / "figures" / "learning.svg", curves)
 
 
 def first_at_level(values: F8, level: float) -> str:
