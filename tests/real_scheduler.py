@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -48,7 +47,7 @@ class Real:
     def up(self, *options: str) -> dict[str, Any]:
         """Start it; what it says when it is ready."""
         slots = () if "--slots" in options else ("--slots", str(self.slots))
-        done = self.run("up", "--detach", "--json", "--port", str(free_port()), *slots, *options)
+        done = self.run("up", "--detach", "--json", "--port", "0", *slots, *options)
         assert done.returncode == 0, done.stderr
         ready: dict[str, Any] = json.loads(done.stdout)
         self.pid = int(ready["pid"])
@@ -150,13 +149,6 @@ def _read_by_anyone(pipe: Path) -> bool:
     except OSError as error:
         return error.errno != errno.ENXIO
     return True
-
-
-def free_port() -> int:
-    """One that no other program, and no other test beside this one, is about to take."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def alive(pid: int) -> bool:

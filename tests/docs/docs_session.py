@@ -77,8 +77,11 @@ def environment_of(folder: Path) -> None:
     # What is installed for the tests is found behind what the page installs itself.
     (site / "of_the_tests.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     for name, module in (("gpuloom", "gpuloom"), ("pip", "pip")):
+        # The default port may be that of another suite, or of a scheduler of whoever runs this.
+        extra = "if sys.argv[1:2] == ['up'] and '--port' not in sys.argv: sys.argv += ['--port', '0']\n"
         # pip would fetch the tools that build a package from the network; those of the extra dev do.
-        extra = "if 'install' in sys.argv: sys.argv += ['--no-build-isolation', '--no-index']\n" * (name == "pip")
+        if name == "pip":
+            extra = "if 'install' in sys.argv: sys.argv += ['--no-build-isolation', '--no-index']\n"
         script = own / "bin" / name
         script.write_text(
             f"#!{own}/bin/python\nimport runpy, sys\n{extra}runpy.run_module({module!r}, run_name='__main__')\n"

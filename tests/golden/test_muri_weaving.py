@@ -23,6 +23,11 @@ FILES = {"cluster_trace": "cluster_exp_400jobs"}
 POLICIES = pytest.mark.parametrize("policy", ["muri-s", "muri-l"])
 
 
+def traces(*slow: str) -> pytest.MarkDecorator:
+    """One trace that takes a second, and slow ones."""
+    return pytest.mark.parametrize("trace", ["cluster_trace", *(pytest.param(t, marks=pytest.mark.slow) for t in slow)])
+
+
 def expected(data: Path, table: str, trace: str, policy: str) -> dict[str, float]:
     with (data / "muri" / table).open(encoding="utf-8") as rows:
         for row in csv.DictReader(rows):
@@ -44,14 +49,14 @@ def ratios(result: SimResult, reference: dict[str, float]) -> dict[str, float]:
 
 
 @POLICIES
-@pytest.mark.parametrize("trace", ["trace3", "cluster_trace", "job_type_1", "job_type_2", "job_type_3"])
+@traces("trace3", "job_type_1", "job_type_2", "job_type_3")
 def test_the_figures_are_those_of_the_released_simulator(data: Path, trace: str, policy: str) -> None:
     ratio = ratios(run(data, trace, policy), expected(data, "reference_results.csv", trace, policy))
     assert ratio == pytest.approx(dict.fromkeys(METRICS, 1.0), rel=1e-6)
 
 
 @POLICIES
-@pytest.mark.parametrize("trace", ["trace3", "cluster_trace", "job_type_2", "job_type_3"])
+@traces("trace3", "job_type_2", "job_type_3")
 def test_the_exact_matcher_does_about_the_same(data: Path, trace: str, policy: str) -> None:
     ratio = ratios(run(data, trace, f"{policy}:matcher=exact"), expected(data, "reference_results.csv", trace, policy))
     assert ratio["avg_jct_s"] == pytest.approx(1, abs=0.05)
@@ -68,6 +73,7 @@ def test_the_published_figures_are_met_or_beaten(data: Path, trace: str, policy:
     assert max(ratio.values()) <= 1.02, ratio
 
 
+@pytest.mark.slow
 @POLICIES
 @pytest.mark.parametrize("trace", ["trace3", "trace3_pr"])
 def test_weaving_is_better_than_the_same_order_without(data: Path, trace: str, policy: str) -> None:
@@ -77,6 +83,7 @@ def test_weaving_is_better_than_the_same_order_without(data: Path, trace: str, p
     assert woven.p99_jct_s * 1.4 < plain.p99_jct_s
 
 
+@pytest.mark.slow
 def test_with_one_kind_of_bottleneck_nothing_is_gained_by_weaving(data: Path) -> None:
     """All members of a type are slow on one resource: Muri-S is within 5 % of SRTF, as published."""
     published = {name: expected(data, "published_results.csv", "job_type_1", name) for name in ("SRTF", "Muri-S")}
@@ -85,6 +92,7 @@ def test_with_one_kind_of_bottleneck_nothing_is_gained_by_weaving(data: Path) ->
     assert gain == pytest.approx(published["SRTF"]["avg_jct_s"] / published["Muri-S"]["avg_jct_s"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_worst_order_inside_groups_is_worse_as_in_the_released_simulator(data: Path) -> None:
     name = "multi-resource-blossom-same-gpu-unaware-worstordering"
     worst = run(data, "trace3", "muri-l:ordering=worst")
@@ -94,6 +102,7 @@ def test_the_worst_order_inside_groups_is_worse_as_in_the_released_simulator(dat
     assert worst.p99_jct_s > 1.3 * run(data, "trace3", "muri-l").p99_jct_s
 
 
+@pytest.mark.slow
 def test_groups_in_order_are_worse_than_matched_ones(data: Path) -> None:
     """The released simulator without Blossom: 15 % worse on average, 26 % at the 99th percentile."""
     greedy, matched = run(data, "trace3", "muri-l:grouping=greedy"), run(data, "trace3", "muri-l")

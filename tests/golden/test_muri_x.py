@@ -14,6 +14,8 @@ from gpuloom.traces import read_trace
 pytestmark = pytest.mark.data
 
 TRACES = ("trace3", "cluster_exp_400jobs", "job_type_1", "job_type_2", "job_type_3", "trace3_pr")
+QUICK = "cluster_exp_400jobs"
+"""The trace on which the quick tests look."""
 PAIRS = pytest.mark.parametrize(("ours", "theirs"), [("muri-xs", "muri-s"), ("muri-xl", "muri-l")])
 
 
@@ -30,7 +32,7 @@ def pair(data: Path, trace: str, ours: str, theirs: str) -> tuple[SimResult, Sim
 
 
 @PAIRS
-@pytest.mark.parametrize("trace", TRACES)
+@pytest.mark.parametrize("trace", [pytest.param(t, marks=[] if t == QUICK else pytest.mark.slow) for t in TRACES])
 def test_better_on_every_trace(data: Path, trace: str, ours: str, theirs: str) -> None:
     """At least 5 % sooner on average, and the slowest jobs not later; the cluster does as much in the time."""
     one, other = pair(data, trace, ours, theirs)
@@ -39,12 +41,14 @@ def test_better_on_every_trace(data: Path, trace: str, ours: str, theirs: str) -
     assert one.makespan_s <= 1.03 * other.makespan_s
 
 
+@pytest.mark.slow
 @PAIRS
 def test_a_good_deal_better_on_average(data: Path, ours: str, theirs: str) -> None:
     ratios = [one.avg_jct_s / other.avg_jct_s for one, other in (pair(data, t, ours, theirs) for t in TRACES)]
     assert np.mean(ratios) <= 0.9
 
 
+@pytest.mark.slow
 def test_with_one_kind_of_bottleneck_not_worse_than_the_best_plain_policy(data: Path) -> None:
     """Where weaving gains nothing: the released Muri-L loses 45 % to Tiresias there."""
     plain = [run(data, "job_type_1", policy) for policy in ("srtf", "srsf")]
@@ -56,12 +60,14 @@ def test_with_one_kind_of_bottleneck_not_worse_than_the_best_plain_policy(data: 
     assert xl.p99_jct_s <= tiresias.p99_jct_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["muri-xs", "muri-xl"])
 def test_what_weaving_itself_brings(data: Path, policy: str) -> None:
     """The same policy without sharing is far behind."""
     assert run(data, "trace3", policy).avg_jct_s < 0.75 * run(data, "trace3", f"{policy}:group_size=1").avg_jct_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "plain"), [("muri-xs", "srsf"), ("muri-xl", "tiresias")])
 def test_under_gpuloom_s_own_rules_too(data: Path, policy: str, plain: str) -> None:
     """Intervals, restarts that cost, partners that restart."""

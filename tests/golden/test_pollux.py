@@ -43,6 +43,7 @@ def test_workload_6_as_in_the_artifacts_readme(data: Path, rule: str, avg_jct_s:
     assert run(data, "workloads", "workload-6", rule).avg_jct_s == pytest.approx(avg_jct_s, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load_", FOLDERS)
 @pytest.mark.parametrize("rule", ["tiresias", "optimus"])
 def test_every_published_average(data: Path, rule: str, load_: str) -> None:
@@ -77,6 +78,7 @@ def test_single_jobs_of_workload_2(data: Path) -> None:
         assert {name: of[name] for name in jobs} == jobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "most"),
     [("goodput", 0.93), ("goodput:ends=known", 0.85), ("goodput:explore=doubling", 0.97)],

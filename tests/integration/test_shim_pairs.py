@@ -28,7 +28,9 @@ PAIRS = [
 pytestmark = [pytest.mark.data, pytest.mark.skipif(not DATA.is_dir(), reason=f"no {DATA}: see docs/reference/data.md")]
 
 
-@pytest.mark.parametrize(("service", "training"), PAIRS)
+@pytest.mark.parametrize(
+    ("service", "training"), [PAIRS[0], *(pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS[1:])]
+)
 def test_the_service_keeps_its_tail_and_the_training_gets_what_is_left(
     tmp_path: Path, service: str, training: str
 ) -> None:
@@ -41,6 +43,7 @@ def test_the_service_keeps_its_tail_and_the_training_gets_what_is_left(
     assert ours.longest_hold_ms < 101.0  # 100.07: the maximum hold, and a timer
 
 
+@pytest.mark.slow
 def test_the_rules_do_what_they_do_in_the_simulator(tmp_path: Path) -> None:
     """Measured over the simulator's: p99 0.74, 1.01 and 1.00, training 1.000, 1.004 and 1.028."""
     pair = ShimPair(built("plain"), tmp_path, DATA, "resnet50_4_fwd", "resnet50_32_fb1", requests=300)

@@ -19,6 +19,7 @@ from gpuloom.store.sqlite import SqliteStore
 from store_builders import Writer
 
 pytestmark = pytest.mark.slow
+UP = ("up", "--detach", "--slots", "1", "--port", "0")
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def disk(folder: Path, options: str) -> Iterator[Path]:
 
 def up(home: Path) -> str:
     """What is said by a start that fails."""
-    result = CliRunner().invoke(cli, ["up", "--detach", "--slots", "1", "--home", str(home)], standalone_mode=False)
+    result = CliRunner().invoke(cli, [*UP, "--home", str(home)], standalone_mode=False)
     assert isinstance(result.exception, GpuloomError), result.exception
     return str(result.exception)
 
@@ -68,9 +69,7 @@ def test_half_a_server_json_and_a_name_that_is_no_text_are_no_obstacle(tmp_path:
         pytest.skip(f"this file system takes no such names: {error}")
     (home / "server.json").write_text('{"pid": 12')
     program = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
-    done = subprocess.run(
-        [*program, "up", "--detach", "--slots", "1", "--home", str(home)], capture_output=True, timeout=90, check=False
-    )
+    done = subprocess.run([*program, *UP, "--home", str(home)], capture_output=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     assert running(home) is not None
     done = subprocess.run([*program, "down", "--home", str(home)], capture_output=True, timeout=90, check=False)

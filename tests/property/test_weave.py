@@ -93,7 +93,7 @@ def check(result: SimResult, workload: Workload, cluster: Cluster) -> None:
                 assert spans[one][1] != spans[two][1]
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", [TEXTS[0], *(pytest.param(text, marks=pytest.mark.slow) for text in TEXTS[1:])])
 @settings(max_examples=40)
 @given(
     workload=everything(),

@@ -94,6 +94,7 @@ def test_only_what_changed_runs_again(
     assert "2 of 4 runs to do" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_too_long_is_ended_and_remembered(
     league: ModuleType, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

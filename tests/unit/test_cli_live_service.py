@@ -56,7 +56,7 @@ def told(home: Path, *args: object) -> Any:
 
 
 def test_up_down_and_up_again(home: Path) -> None:
-    done = gpuloom(home, "up", "--detach", "--slots", "2", "--policy", "srtf", "--interval", "30s")
+    done = gpuloom(home, "up", "--detach", "--slots", "2", "--policy", "srtf", "--interval", "30s", "--port", 0)
     assert done.exit_code == 0, done.output
     assert "2 CPU slots, no GPUs" in done.stdout
     found = told(home, "status")
@@ -98,7 +98,7 @@ def test_up_down_and_up_again(home: Path) -> None:
     for command in ("logs", "show"):
         assert f"lies in {home}/runs/0000/1/ATTEMPT/output.log" in str(gpuloom(home, command, "1").exception)
     assert "lies in" not in str(gpuloom(home, "logs", "77").exception)
-    ready = told(home, "up", "--detach", "--slots", "2")
+    ready = told(home, "up", "--detach", "--slots", "2", "--port", 0)
     assert ready["pid"] != found["pid"]
     assert ready["policy"] == "srtf"
     assert [job["state"] for job in told(home, "ls")] == ["failed"]
@@ -108,14 +108,14 @@ def test_up_down_and_up_again(home: Path) -> None:
 
 
 def test_that_traffic_is_not_encrypted_is_told_to_who_starts_it(home: Path) -> None:
-    done = gpuloom(home, "up", "--detach", "--slots", "1", "--host", "0.0.0.0")
+    done = gpuloom(home, "up", "--detach", "--slots", "1", "--host", "0.0.0.0", "--port", 0)
     assert done.exit_code == 0, done.output
     assert "can be reached by other machines, and traffic is not encrypted" in done.stderr
     assert "not encrypted" not in done.stdout
 
 
 def test_in_the_foreground_it_says_when_it_is_ready_and_ends_by_ctrl_c(home: Path) -> None:
-    command = [*PROGRAM, "up", "--home", str(home), "--slots", "1", "--log-level", "error"]
+    command = [*PROGRAM, "up", "--home", str(home), "--slots", "1", "--port", "0", "--log-level", "error"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

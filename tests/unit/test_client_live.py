@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import re
 import threading
 import time
@@ -443,6 +444,39 @@ def test_an_answer_that_is_no_problem_is_an_error_all_the_same() -> None:
 def test_a_wrong_token_is_refused(api: Api) -> None:
     with Client(api.home, token="x" * 24) as client, pytest.raises(AccessError):
         client.status()
+
+
+def test_another_scheduler_at_the_port_of_one_that_died_is_not_taken_for_it(api: Api, tmp_path: Path) -> None:
+    """It refuses our token, but the token is not what is wrong."""
+    home = tmp_path / "ours"
+    home.mkdir()
+    (home / "token").write_text("x" * 24)
+    ours = {"pid": 2**22 + 5, "url": api.url, "version": "1", "started_s": 0.0}
+    (home / "server.json").write_text(json.dumps(ours))
+    with Client(home) as client:
+        with pytest.raises(NoSchedulerError, match="has died"):
+            client.status()
+        with pytest.raises(NoSchedulerError, match="has died"):
+            client.submit(JOB)
+    with Client(home, patience_s=0.1) as client, pytest.raises(NoSchedulerError, match="has died"):
+        list(client.follow_events(after=0))
+    (home / "server.json").write_text(json.dumps({**ours, "pid": os.getpid()}))
+    with Client(home) as client, pytest.raises(AccessError):
+        client.status()
+    assert not api.service.calls
+
+
+def test_one_that_moved_is_found_though_another_has_its_port(api: Api, tmp_path: Path) -> None:
+    with serving(tmp_path / "ours") as ours, Client(ours.home) as client:
+        (ours.home / "token").write_text("x" * 24)  # as before it was started again
+        record = ours.home / "server.json"
+        now = record.read_text()
+        record.write_text(json.dumps({"pid": os.getpid(), "url": api.url, "version": "1", "started_s": 0.0}))
+        assert client.connection.address.url == api.url
+        record.write_text(now)
+        (ours.home / "token").write_text(TOKEN)
+        assert client.submit(JOB) == [[1]]
+    assert not api.service.calls
 
 
 def test_where_no_scheduler_runs_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,9 @@ SLOW = [(trace, policy) for trace in ("job_type_1", "job_type_2", "job_type_3", 
     [
         ("cluster_trace", "muri-s", SAME, {}),
         ("cluster_trace", "muri-l", f"{SAME}-unaware", {}),
-        ("trace3", "muri-l", f"{SAME}-unaware-worstordering", {"ordering": "worst"}),
+        pytest.param(
+            "trace3", "muri-l", f"{SAME}-unaware-worstordering", {"ordering": "worst"}, marks=pytest.mark.slow
+        ),
         (
             "trace3",
             "muri-l",

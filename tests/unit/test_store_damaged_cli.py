@@ -48,10 +48,12 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize(
+    "kind", ["a record", *(pytest.param(kind, marks=pytest.mark.slow) for kind in DAMAGES if kind != "a record")]
+)
 def test_what_reads_still_reads(home: Path, tmp_path: Path, kind: str) -> None:
     damage(home, DAMAGES[kind])
-    refused = gpuloom(home, "up", "--detach", "--slots", "1").exception
+    refused = gpuloom(home, "up", "--detach", "--slots", "1", "--port", "0").exception
     assert isinstance(refused, GpuloomError)
     assert "the store is damaged" in str(refused)
     assert "gpuloom db restore FILE" in str(refused)
@@ -83,7 +85,7 @@ def test_a_sound_store_without_a_scheduler_is_not_read_behind_its_back(
 def test_a_store_that_was_put_back_is_not_read_any_more(home: Path, tmp_path: Path) -> None:
     assert gpuloom(home, "db", "backup", str(tmp_path / "good.db")).exception is None
     damage(home, DAMAGES["a record"])
-    gpuloom(home, "up", "--detach", "--slots", "1")
+    gpuloom(home, "up", "--detach", "--slots", "1", "--port", "0")
     assert gpuloom(home, "ls").exception is None
     assert gpuloom(home, "db", "restore", str(tmp_path / "good.db")).exception is None
     error = gpuloom(home, "ls").exception

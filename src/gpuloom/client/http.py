@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -98,10 +99,12 @@ class Connection:
                     content=_bytes(body),
                 )
                 response = pool.send(request, stream=opened)
-                self._met = True
                 if response.is_success:
+                    self._met = True
                     return response
                 response.read()
+                self._look_who_answers(response)
+                self._met = True
                 raise _problem(response)
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
                 self._give_up_if_none(error, sent=sent)
@@ -157,6 +160,7 @@ class Connection:
                 ) as response:
                     if not response.is_success:
                         response.read()
+                        self._look_who_answers(response)
                         raise _problem(response)
                     opened = self._met = True
                     lost_s, pause_s = None, FIRST_PAUSE_S
@@ -222,6 +226,21 @@ class Connection:
         if address != self._address:
             self.close()
             self._address = address
+
+    def _look_who_answers(self, response: httpx.Response) -> None:
+        """Who refuses the token may be another scheduler, which took the port after ours had gone.
+
+        Raises:
+            httpx.ConnectError: it is; ours was not met.
+        """
+        import httpx
+
+        home = self.address.home
+        if response.status_code != HTTPStatus.UNAUTHORIZED or home is None:
+            return
+        found = running(home)
+        if found is None or not alive(found.pid) or found.url.rstrip("/") != self.address.url:
+            raise httpx.ConnectError("another program listens where it did")
 
     def _give_up_if_none(self, error: Exception, *, sent: bool) -> None:
         """Give up at once where nobody has ever answered and the home says that nobody is there."""

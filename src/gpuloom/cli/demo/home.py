@@ -64,6 +64,7 @@ class TemporaryScheduler:
             if self.profiles:
                 (self.home / "profiles.csv").write_text(self.profiles, encoding="utf-8")
             words = ["--slots", str(self.slots), "--policy", self.policy, "--interval", str(self.interval_s)]
+            words += ["--port", "0"]  # any free one: the default is for the user's own scheduler
             with _home_is(self.home):
                 self.ready = start_detached(self.home, [*words, "--log-level", "warning"])
             self.client = Client(self.home)
