@@ -25,6 +25,7 @@ NOT_DEFAULT: dict[str, Any] = {
     "preempts_at_intervals": True,
     "resizes": True,
     "own_priorities": True,
+    "moves_running": False,
     "pairs": True,
     "remembers": (int,),
     "novel": "said",

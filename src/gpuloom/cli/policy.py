@@ -86,7 +86,7 @@ def preempts(found: PolicyView | StatusView) -> str:
     """'srtf, preempts at most every 6m 00s', 'fifo, never preempts': of a policy that is set, with its interval."""
     from gpuloom.core.errors import PolicyError
     from gpuloom.policies.base import Preemptive
-    from gpuloom.policies.registry import create_policy
+    from gpuloom.policies.registry import create_policy, parse_policy
 
     written, interval = found["policy"], short(found["interval_s"])
     try:
@@ -95,7 +95,8 @@ def preempts(found: PolicyView | StatusView) -> str:
         return f"{written}, interval {interval}"
     when = policy.traits.preemptive
     if when is Preemptive.NO:
-        return f"{written}, never preempts"
+        moves = policy.moves_running and "upgrade" in parse_policy(written)[1]
+        return f"{written}, never preempts" + (", but moves jobs to faster GPUs that stand idle" if moves else "")
     if policy.preempts_at_intervals and found["interval_s"]:
         return f"{written}, preempts at most every {interval}"
     at_times = when in (Preemptive.AT_ROUNDS, Preemptive.AT_LEASE_ENDS)

@@ -234,6 +234,12 @@ class LevelOrder:
                 self._since_s[job] = snapshot.held_s(job)
                 planner.rekey(snapshot, job)
 
+    def moved(self, snapshot: Snapshot, job: int) -> None:
+        """A running job is started anew elsewhere. Call it after `plan`."""
+        if not self._overheads:
+            self._counts_from_s[job] += snapshot.restart_overhead_s[job]
+            self._watch(snapshot, job, anew=False)
+
     def _due(self, snapshot: Snapshot) -> list[int]:
         """Running jobs whose service has reached their level's limit."""
         due = []

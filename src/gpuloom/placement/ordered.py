@@ -177,6 +177,22 @@ class OrderedPlanner:
             clearing.touch_all()
         self._freed = True
 
+    def relocate(self, job: int, placement: Placement) -> None:
+        """A running job will have other GPUs, which are free. Call it after `plan`."""
+        if job in self._stored:
+            self._drop_entry(job)
+        before = self._where[job]
+        self.pools[self._pool_of_node[before.nodes[0]]].release(before)
+        for node in before.nodes:
+            self._jobs_on[node].discard(job)
+            self._touch(node)
+        self.pools[self._pool_of_node[placement.nodes[0]]].claim(placement)
+        self._where[job] = placement
+        for node in placement.nodes:
+            self._jobs_on[node].add(job)
+            self._touch(node)
+        self.entered.append(job)
+
     def has_waiting(self, shape: int) -> bool:
         """Whether any waiting job of the shape is being considered."""
         return bool(self._waiting[shape])

@@ -94,6 +94,8 @@ class Capabilities:
     """Gives jobs other numbers of GPUs than they asked for, within their `Workload.scaling`."""
     own_priorities: bool = False
     """Goes by `Workload.priority` itself: guaranteed jobs, and opportunistic ones that run beside them."""
+    moves_running: bool = False
+    """Restarts running jobs on other GPUs, even if it never stops one for another."""
     pairs: bool = False
     """Puts best-effort jobs beside high-priority ones (`Workload.share_class`), and such as are in `Snapshot.fixed`."""
     remembers: tuple[type, ...] = ()
@@ -176,6 +178,11 @@ class Policy(Capabilities, ABC):
         if not is_dataclass(memory) or isinstance(memory, type):
             return memory
         return carry(memory, self.new_memory(workload, cluster), rows, nodes)
+
+    @property
+    def stops_running(self) -> bool:
+        """It may stop running jobs: for others, or to move them."""
+        return self.traits.preempts or self.moves_running
 
     def twin(self) -> Policy:
         """Another object of the same policy, with caches of its own: what it decides does not touch this one."""

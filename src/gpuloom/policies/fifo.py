@@ -21,7 +21,8 @@ from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.placement.pool import Pool, pools_of
 from gpuloom.placement.reservation import Reservation, reserve
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool
-from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, one_of, whole
+from gpuloom.policies.base import Parameter, Preemptive, Traits, one_of, whole
+from gpuloom.policies.upgrading import UPGRADE, Upgrading
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class SubmitOrder:
     running_key = waiting_key
 
 
-class Fifo(Policy):
+class Fifo(Upgrading):
     """See the module."""
 
     id = "fifo"
@@ -59,6 +60,7 @@ class Fifo(Policy):
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("backfill", "no", one_of("no", "easy", "greedy"), "no, easy or greedy"),
         Parameter("depth", 100, whole, "easy: how many waiting jobs that don't fit are tried for backfill"),
+        UPGRADE,
     )
 
     remembers = (Memory,)
@@ -78,7 +80,8 @@ class Fifo(Policy):
             else:
                 self.cache = OrderedPlanner(snapshot, SubmitOrder(), preemptive=False, strict=backfill == "no")
         self.cache.observe(snapshot)
-        return self.cache.plan(snapshot), memory
+        decision = self.cache.plan(snapshot)
+        return self.upgraded(snapshot, decision, self.cache.relocate, in_order=backfill != "greedy"), memory
 
 
 class _Easy:
@@ -140,6 +143,13 @@ class _Easy:
         if first <= self._depth:
             self._backfill(snapshot, first, run)
         return Decision(run) if run else NOTHING
+
+    def relocate(self, job: int, placement: Placement) -> None:
+        """A running job will have other GPUs, which are free."""
+        before = self._where[job]
+        self._pools[self._pool_of_node[before.nodes[0]]].release(before)
+        self._pools[self._pool_of_node[placement.nodes[0]]].claim(placement)
+        self._where[job] = placement
 
     def _remember(self) -> None:
         self._memory.reserved.clear()

@@ -21,13 +21,14 @@ import numpy as np
 
 from gpuloom.core.carrying import Rows
 from gpuloom.core.cluster import Cluster
-from gpuloom.core.decision import Decision
+from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.levels import UNKNOWN, LevelMemory, LevelOrder
 from gpuloom.placement.ordered import OrderedPlanner
-from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, whole
+from gpuloom.policies.base import Parameter, Preemptive, Traits, whole
+from gpuloom.policies.upgrading import UPGRADE, Upgrading
 
 FEWEST_SAMPLES = 20
 """Ended jobs from which a distribution is taken."""
@@ -66,7 +67,7 @@ def gittins_index(samples: F8, attained: F8) -> F8:
     return index
 
 
-class Gittins(Policy):
+class Gittins(Upgrading):
     """See the module."""
 
     id = "gittins"
@@ -88,6 +89,7 @@ class Gittins(Policy):
             shown="none",
             names_file=True,
         ),
+        UPGRADE,
     )
 
     preempts_at_intervals = True
@@ -147,4 +149,10 @@ class Gittins(Policy):
         order, planner = self.cache
         planner.observe(snapshot)
         order.update(snapshot, planner)
-        return order.plan(snapshot, planner), memory
+        decision = order.plan(snapshot, planner)
+
+        def tell(job: int, placement: Placement) -> None:
+            planner.relocate(job, placement)
+            order.moved(snapshot, job)
+
+        return self.upgraded(snapshot, decision, tell), memory

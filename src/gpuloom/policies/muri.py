@@ -37,6 +37,7 @@ from gpuloom.placement.pool import pool_of_node
 from gpuloom.placement.queues import Entry, ShapeQueues
 from gpuloom.placement.shared import Room, SharedPlacer
 from gpuloom.policies.base import Parameter, Preemptive, Traits, one_of, yes_or_no
+from gpuloom.policies.upgrading import UPGRADE, Upgrading
 from gpuloom.policies.weaving import WEAVING, Weaving, group_times, smallest_memory_mib
 
 Groups = list[tuple[Node, int]]
@@ -47,7 +48,7 @@ _TRIES = 4
 """How often groups are formed again, fewer each time, when some find no place."""
 
 
-class Muri(Weaving):
+class Muri(Upgrading, Weaving):
     """What Muri-S and Muri-L share: everything but the order."""
 
     parameters: ClassVar[tuple[Parameter, ...]] = (
@@ -73,6 +74,7 @@ class Muri(Weaving):
             "(Muri's artifact); "
             "keep: formed like others",
         ),
+        UPGRADE,
     )
     cache: _Planner | None
 
@@ -97,7 +99,7 @@ class Muri(Weaving):
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
         if self.cache is None:
             self.cache = _Planner(snapshot, self)
-        return self.cache.plan(snapshot, memory), memory
+        return self.upgraded(snapshot, self.cache.plan(snapshot, memory)), memory
 
 
 class MuriS(Muri):
@@ -112,6 +114,7 @@ class MuriS(Muri):
         sharing=True,
         paper="Zhao et al., SIGCOMM'22",
     )
+    knows_ends = True
     parameters: ClassVar[tuple[Parameter, ...]] = (
         *Muri.parameters,
         Parameter(

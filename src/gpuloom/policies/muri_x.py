@@ -22,17 +22,19 @@ docs/results/weaving.md.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from gpuloom.core.decision import Decision
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8
-from gpuloom.policies.base import Preemptive, Traits
+from gpuloom.policies.base import Parameter, Preemptive, Traits
+from gpuloom.policies.upgrading import UPGRADE, Upgrading
 from gpuloom.policies.valued import Jobs, Learning, Valued
 
 
-class MuriXS(Valued):
+class MuriXS(Upgrading, Valued):
     """See the module."""
 
     id = "muri-xs"
@@ -44,12 +46,18 @@ class MuriXS(Valued):
         sharing=True,
         paper="gpuloom",
     )
+    parameters: ClassVar[tuple[Parameter, ...]] = (*Valued.parameters, UPGRADE)
+    knows_ends = True
+
+    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
+        decision, memory = super().decide(snapshot, memory)
+        return self.upgraded(snapshot, decision), memory
 
     def time_s(self, snapshot: Snapshot, memory: Any, jobs: Jobs, left_s: F8) -> F8:
         return np.maximum(left_s, 1e-3)
 
 
-class MuriXL(Learning):
+class MuriXL(Upgrading, Learning):
     """See the module."""
 
     id = "muri-xl"
@@ -61,3 +69,8 @@ class MuriXL(Learning):
         sharing=True,
         paper="gpuloom",
     )
+    parameters: ClassVar[tuple[Parameter, ...]] = (*Learning.parameters, UPGRADE)
+
+    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
+        decision, memory = super().decide(snapshot, memory)
+        return self.upgraded(snapshot, decision), memory

@@ -9,15 +9,17 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.placement.remaining import planner_by_remaining
 from gpuloom.placement.repack import RepackPlanner
-from gpuloom.policies.base import PLACEMENT, Parameter, Policy
+from gpuloom.policies.base import PLACEMENT, Parameter
+from gpuloom.policies.upgrading import UPGRADE, Upgrading
 
 
-class ByRemaining(Policy):
+class ByRemaining(Upgrading):
     """by_gpus: what is left counts times the GPUs."""
 
     by_gpus: ClassVar[bool]
-    parameters: ClassVar[tuple[Parameter, ...]] = (PLACEMENT,)
+    parameters: ClassVar[tuple[Parameter, ...]] = (PLACEMENT, UPGRADE)
     preempts_at_intervals = True
+    knows_ends = True
     cache: OrderedPlanner | RepackPlanner | None
 
     def sees(self, gpus: int) -> int | None:
@@ -27,4 +29,7 @@ class ByRemaining(Policy):
         if self.cache is None:
             self.cache = planner_by_remaining(snapshot, self.values["placement"], by_gpus=self.by_gpus)
         self.cache.observe(snapshot)
-        return self.cache.plan(snapshot), memory
+        decision = self.cache.plan(snapshot)
+        if not isinstance(self.cache, OrderedPlanner):  # its nodes are all alike
+            return decision, memory
+        return self.upgraded(snapshot, decision, self.cache.relocate), memory

@@ -6,12 +6,13 @@ on one machine without arrivals (Smith, "Various optimizers for single-stage pro
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from gpuloom.core.decision import Decision
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.placement.ordered import OrderedPlanner
-from gpuloom.policies.base import Policy, Preemptive, Traits
+from gpuloom.policies.base import Parameter, Preemptive, Traits
+from gpuloom.policies.upgrading import UPGRADE, Upgrading
 
 
 class DurationOrder:
@@ -26,7 +27,7 @@ class DurationOrder:
     running_key = waiting_key
 
 
-class Sjf(Policy):
+class Sjf(Upgrading):
     """See the module."""
 
     id = "sjf"
@@ -39,6 +40,8 @@ class Sjf(Policy):
         paper="Smith 1956",
     )
 
+    parameters: ClassVar[tuple[Parameter, ...]] = (UPGRADE,)
+    knows_ends = True
     cache: OrderedPlanner | None
 
     def sees(self, gpus: int) -> int | None:
@@ -48,4 +51,4 @@ class Sjf(Policy):
         if self.cache is None:
             self.cache = OrderedPlanner(snapshot, DurationOrder(), preemptive=False)
         self.cache.observe(snapshot)
-        return self.cache.plan(snapshot), memory
+        return self.upgraded(snapshot, self.cache.plan(snapshot), self.cache.relocate), memory

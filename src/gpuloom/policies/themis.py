@@ -28,14 +28,15 @@ from numpy.typing import NDArray
 
 from gpuloom.core.carrying import JOBS, PER_JOB
 from gpuloom.core.cluster import Cluster
-from gpuloom.core.decision import NOTHING, Decision
+from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.units import next_multiple
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.placement.repack import repack, require_alike
 from gpuloom.placement.shapes import shapes_of
-from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, duration, one_of
+from gpuloom.policies.base import Parameter, Preemptive, Traits, duration, one_of
+from gpuloom.policies.upgrading import UPGRADE, Upgrading
 from gpuloom.solvers.fair_shares import least_worst_shares
 
 _CONSIDERED = 512
@@ -79,7 +80,7 @@ class Memory:
         return passed_s if passed_s > 0 else 0.0
 
 
-class Themis(Policy):
+class Themis(Upgrading):
     """See the module."""
 
     id = "themis"
@@ -94,7 +95,10 @@ class Themis(Policy):
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("lease", 1200.0, duration, "length of a lease", "20m"),
         Parameter("mode", "lease", one_of("lease", "muri"), "lease, or muri: the rule of the Muri artifact"),
+        UPGRADE,
     )
+
+    knows_ends = True
 
     remembers = (Memory,)
     cache: _Leases | set[int] | None
@@ -113,7 +117,8 @@ class Themis(Policy):
             return _muri(snapshot, memory, self.cache), memory
         if not isinstance(self.cache, _Leases):
             self.cache = _Leases(snapshot, memory, self.values["lease"])
-        return self.cache.decide(snapshot, memory), memory
+        decision = self.cache.decide(snapshot, memory)
+        return self.upgraded(snapshot, decision, self.cache.relocate), memory
 
 
 class _Leases:
@@ -193,6 +198,10 @@ class _Leases:
         if any(self._waiting):
             return Decision(decision.run, decision.wait, memory.auction_at_s)
         return decision
+
+    def relocate(self, job: int, placement: Placement) -> None:
+        """A running job will have other GPUs, which are free."""
+        self._planner.relocate(job, placement)
 
     def _settle(self, snapshot: Snapshot) -> None:
         """The heaps as they were, of a planner that has just been built; and what is not known of jobs present."""

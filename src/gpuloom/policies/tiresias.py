@@ -12,15 +12,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gpuloom.core.cluster import Cluster
-from gpuloom.core.decision import Decision
+from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
 from gpuloom.placement.levels import LevelMemory, LevelOrder
 from gpuloom.placement.ordered import OrderedPlanner
-from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, not_negative, rising_numbers, yes_or_no
+from gpuloom.policies.base import Parameter, Preemptive, Traits, not_negative, rising_numbers, yes_or_no
+from gpuloom.policies.upgrading import UPGRADE, Upgrading
 
 
-class Tiresias(Policy):
+class Tiresias(Upgrading):
     """See the module."""
 
     id = "tiresias"
@@ -37,6 +38,7 @@ class Tiresias(Policy):
         Parameter("promote", 0.0, not_negative, "waiting time over run time above which a job rises; 0: never", "0"),
         Parameter("scatter", False, yes_or_no, "count GPUs only: a job may spread over any nodes", "no"),
         Parameter("whole_seconds", False, yes_or_no, "queues change at whole seconds (Muri's artifact)", "no"),
+        UPGRADE,
     )
 
     preempts_at_intervals = True
@@ -62,4 +64,10 @@ class Tiresias(Policy):
         # 1. Who came, ended, lost its node. 2. Who sinks. 3. Who runs.
         planner.observe(snapshot)
         order.update(snapshot, planner)
-        return order.plan(snapshot, planner), memory
+        decision = order.plan(snapshot, planner)
+
+        def tell(job: int, placement: Placement) -> None:
+            planner.relocate(job, placement)
+            order.moved(snapshot, job)
+
+        return self.upgraded(snapshot, decision, tell), memory

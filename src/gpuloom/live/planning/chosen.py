@@ -13,8 +13,23 @@ from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.policy_memory import memory_from_bytes
 from gpuloom.live.planning.world import Memory
 from gpuloom.policies.base import Policy
+from gpuloom.policies.registry import parse_policy
 
 log = logging.getLogger("gpuloom.scheduler")
+
+
+def read(written: str, *, beside: bool | None = None) -> Policy:
+    """The policy of a text. Where it never stops a job for another, it moves none either, unless the text says so:
+    on a cluster its users count on that.
+
+    Raises:
+        PolicyError: no such policy, or a bad parameter.
+    """
+    given = {} if beside is None else {"beside": beside}
+    policy = load_policy(written, **given)
+    if policy.moves_running and not policy.traits.preempts and "upgrade" not in parse_policy(written)[1]:
+        return load_policy(written, **given, upgrade=False)
+    return policy
 
 
 def made(written: str, *, beside: bool, ended_gpu_s: Sequence[float]) -> Policy:
@@ -24,7 +39,7 @@ def made(written: str, *, beside: bool, ended_gpu_s: Sequence[float]) -> Policy:
         PolicyError: no such policy, or a bad parameter; PolicyFailure: its code fails.
     """
     try:
-        policy = load_policy(written, beside=beside)
+        policy = read(written, beside=beside)
     except InputError:
         raise
     except BaseException as error:

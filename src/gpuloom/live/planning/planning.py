@@ -26,10 +26,9 @@ from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.job import ENDED, Allocation, Job
 from gpuloom.engine.clockwork import Clockwork, overrun_s
-from gpuloom.facts.inputs import load_policy
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.candidates import Candidates
-from gpuloom.live.planning.chosen import learn, made, recalled
+from gpuloom.live.planning.chosen import learn, made, read, recalled
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimates
 from gpuloom.live.planning.held_gpus import held_gpus
@@ -100,7 +99,7 @@ class Planning:
         self.book, self._ended_gpu_s = book, ended_gpu_s
         self.beside = beside
         self.claims = Claims.of(book.attempts.values()) if claims is None else claims
-        self.scene = Scene(book, work, estimates, self.claims, load_policy(FALLBACK))
+        self.scene = Scene(book, work, estimates, self.claims, read(FALLBACK))
         self.yielding: set[int] = set()
         """Jobs that the pass under way has told to make way."""
         self.no_starts = ""
@@ -165,7 +164,7 @@ class Planning:
         self.standby.fails(self.written, how, now_s, self._jobs())
         self.worlds.left.clear()
         self.claims.forget_rates()
-        self._install(load_policy(FALLBACK), Memory())
+        self._install(read(FALLBACK), Memory())
 
     def _ask_again(self, now_s: float) -> None:
         """Have the policy that failed decide again. The second time it begins anew, without what it remembered."""

@@ -25,8 +25,8 @@ class Scene:
 
     @property
     def preempts(self) -> bool:
-        """Whether the policy stops running jobs."""
-        return self.policy.traits.preempts
+        """Whether the policy stops running jobs, if only to move them."""
+        return self.policy.stops_running
 
     def level(self, job: int) -> int:
         """The priority of a job as passes see it. What a policy with classes of its own reads from it stays in one."""

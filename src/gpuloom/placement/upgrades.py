@@ -1,0 +1,223 @@
+"""Running jobs move to faster GPUs that stand idle.
+
+A policy that doesn't know GPU models starts a job wherever there is room, and the job stays there, however slow that
+is. This is the piece that it lacks: once it has decided, jobs that it leaves alone move to idle GPUs of a model on
+which they end sooner, those that gain most first. A move is a restart: no work is done for `restart_overhead_s`. With
+r the ratio of the two speeds a job with time t left at its present speed gains if
+
+    restart + t / r < t,   that is   t > restart / (1 - 1 / r).
+
+Where ends are known t is known; else a job is expected to go on for as long as it has run so far. A job that is still
+starting has nothing to gain yet. Jobs that share their GPUs move together, if all of them gain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpuloom.core.cluster import Cluster
+from gpuloom.core.decision import Decision, Place, Placement, Reason, place_of
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_floats
+from gpuloom.core.workload import Workload
+from gpuloom.placement.pool import Pool, pool_of_node, pools_of
+from gpuloom.placement.shapes import shapes_of, speeds_by_pool
+
+TOLERANCE_S = 1e-6
+"""A job that is looked at when its move begins to pay is not looked at in vain."""
+
+
+@dataclass(slots=True)
+class Moves:
+    """Where jobs move, when to look again (infinity: at the next event), and why, of jobs to be explained."""
+
+    to: dict[int, Placement] = field(default_factory=dict)
+    look_s: float = math.inf
+    why: dict[int, Reason] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Mover:
+    """Jobs on one place, its GPU model, what a restart of all costs, the time each has left, and whether all work."""
+
+    jobs: list[int]
+    place: Placement
+    pool: int
+    restart_s: float
+    left_s: list[float]
+    ready: bool
+
+
+class Upgrades:
+    """What there is to know of jobs and GPU models beforehand. Holds no state: it may serve any snapshot.
+
+    Args:
+        known: the policy may know when jobs end.
+    """
+
+    def __init__(self, workload: Workload, cluster: Cluster, *, known: bool) -> None:
+        self.workload, self.cluster, self._known = workload, cluster, known
+        self._models = cluster.models
+        self.possible = False
+        """Some job is faster on one model of the cluster than on another."""
+        if workload.speeds is None or len(cluster.models) < 2:
+            return
+        self._speed = speeds_by_pool(workload, cluster, shapes_of(workload, cluster))
+        self._pool_of = pool_of_node(cluster)
+        faster = self._speed[:, None, :] > self._speed[:, :, None]
+        self._faster = faster @ (1 << np.arange(len(cluster.models), dtype=np.int64))
+        """By job and model, the models on which it is faster, as a bit mask."""
+        self.possible = bool(self._faster.any())
+
+    def plan(self, snapshot: Snapshot, decision: Decision, about: Collection[int] = ()) -> Moves:
+        """Moves of jobs that the decision leaves where they are.
+
+        Args:
+            about: jobs of which the reason is wanted.
+        """
+        moves = Moves()
+        idle = self._idle(snapshot, decision)
+        here = 0
+        for node, mask in enumerate(idle):
+            if mask:
+                here |= 1 << self._pool_of[node]
+        movers = [mover for mover in self._movers(snapshot, decision) if self._wants(mover, here)] if here else []
+        if not movers:
+            return moves
+        pools = pools_of(self.cluster, idle)
+        while True:
+            chosen = self._best(snapshot, movers, pools, moves)
+            if chosen is None:
+                return moves
+            mover, place, pool, ratio = chosen
+            if not snapshot.may_preempt:
+                moves.look_s = snapshot.now_s
+                return moves
+            movers.remove(mover)
+            pools[mover.pool].release(mover.place)
+            for job in mover.jobs:
+                layer = snapshot.placements[job].layer
+                moves.to[job] = Placement(place.nodes, place.masks, layer)
+                if job in about:
+                    moves.why[job] = self._reason(mover, pool, ratio, job)
+
+    def _idle(self, snapshot: Snapshot, decision: Decision) -> list[int]:
+        """GPUs that nobody uses once the decision is carried out."""
+        idle = list(snapshot.idle_masks)
+        for job in (*decision.wait, *decision.run):
+            before = snapshot.placements.get(job)
+            if before is not None:
+                for node, mask in zip(before.nodes, before.masks, strict=True):
+                    idle[node] |= mask
+        for placement in decision.run.values():
+            for node, mask in zip(placement.nodes, placement.masks, strict=True):
+                idle[node] &= ~mask
+        if decision.wait or decision.run:
+            # Those who shared GPUs with them may be there still.
+            changed = {*decision.wait, *decision.run}
+            for job, placement in snapshot.placements.items():
+                if job not in changed:
+                    for node, mask in zip(placement.nodes, placement.masks, strict=True):
+                        idle[node] &= ~mask
+        return idle
+
+    def _movers(self, snapshot: Snapshot, decision: Decision) -> Iterator[_Mover]:
+        """Running jobs that the decision leaves alone, by place."""
+        together: dict[Place, list[int]] = {}
+        changed: set[Place] = set()
+        for job in decision.run:
+            changed.add(place_of(decision.run[job]))
+        for job, placement in snapshot.placements.items():
+            together.setdefault(place_of(placement), []).append(job)
+            if job in decision.run or job in decision.wait:
+                changed.add(place_of(placement))
+        now_s, known = snapshot.now_s, self._known
+        for place, jobs in together.items():
+            if place in changed:
+                continue
+            pool = self._pool_of[place[0][0]]
+            if not all(self._faster.item(job, pool) for job in jobs):
+                continue
+            left_s = [snapshot.predicted_end_s(job) - now_s if known else snapshot.held_s(job) for job in jobs]
+            restart_s = sum_floats([snapshot.restart_overhead_s[job] for job in jobs])
+            ready = all(snapshot.works_from_s(job) <= now_s for job in jobs)
+            yield _Mover(jobs, snapshot.placements[jobs[0]], pool, restart_s, left_s, ready)
+
+    def _wants(self, mover: _Mover, pools: int) -> int:
+        """Of these models (a bit mask) those on which all the jobs are faster."""
+        for job in mover.jobs:
+            pools &= self._faster.item(job, mover.pool)
+        return pools
+
+    def _best(
+        self, snapshot: Snapshot, movers: list[_Mover], pools: list[Pool], moves: Moves
+    ) -> tuple[_Mover, Placement, int, float] | None:
+        """The move that gains most, its GPUs taken, and the ratio of speeds. Notes in `moves` when others may pay."""
+        found: list[tuple[float, int, int, float]] = []
+        free = sum(1 << index for index, pool in enumerate(pools) if pool.free_gpus)
+        for number, mover in enumerate(movers):
+            wanted = self._wants(mover, free)
+            gpus = mover.place.gpus
+            for pool in range(len(pools)):
+                if not wanted >> pool & 1 or pools[pool].free_gpus < gpus:
+                    continue
+                ratio = min([self._speed.item(job, pool) / self._speed.item(job, mover.pool) for job in mover.jobs])
+                later_s = self._pays_in_s(snapshot, mover, ratio)
+                if later_s == 0.0:
+                    gain = sum_floats([self._speed.item(j, pool) - self._speed.item(j, mover.pool) for j in mover.jobs])
+                    found.append((-gain * gpus, number, pool, ratio))
+                elif pools[pool].fits(gpus):
+                    moves.look_s = min(moves.look_s, snapshot.now_s + later_s)
+        found.sort()
+        for _, number, pool, ratio in found:
+            mover = movers[number]
+            place = pools[pool].take(mover.place.gpus)
+            if place is None:
+                continue
+            spread = min([self._spread_ratio(job, mover.place, place) for job in mover.jobs])
+            if spread == 1.0 or (ratio * spread > 1.0 and self._pays_in_s(snapshot, mover, ratio * spread) == 0.0):
+                return mover, place, pool, ratio * spread
+            pools[pool].release(place)
+        return None
+
+    def _pays_in_s(self, snapshot: Snapshot, mover: _Mover, ratio: float) -> float:
+        """Seconds until the move pays if nothing changes: 0 if it does now, infinity: never."""
+        need_s = mover.restart_s / (1.0 - 1.0 / ratio) if math.isfinite(ratio) else mover.restart_s
+        short_s = max([need_s - left_s for left_s in mover.left_s])
+        if self._known:
+            if short_s >= 0.0:
+                return math.inf
+        elif short_s > TOLERANCE_S:
+            return short_s
+        if mover.ready:
+            return 0.0
+        return max(max([snapshot.works_from_s(job) for job in mover.jobs]) - snapshot.now_s, TOLERANCE_S)
+
+    def _spread_ratio(self, job: int, before: Placement, after: Placement) -> float:
+        """What it changes that the GPUs lie on more or fewer nodes."""
+        scaling = self.workload.scaling
+        if scaling is None or len(before.nodes) == len(after.nodes):
+            return 1.0
+        gpus = before.gpus
+        return scaling.speed(job, gpus, len(after.nodes)) / scaling.speed(job, gpus, len(before.nodes))
+
+    def _reason(self, mover: _Mover, pool: int, ratio: float, job: int) -> Reason:
+        left_s = mover.left_s[mover.jobs.index(job)]
+        expected = "it has" if self._known else "it is expected to have (as long as it has run)"
+        text = (
+            f"{self._models[pool]} GPUs stood idle, on which it is {ratio:.3g} times as fast as on "
+            f"{self._models[mover.pool]}: of the {left_s:.0f} s that {expected} left there it saves "
+            f"{left_s * (1.0 - 1.0 / ratio):.0f} s, and its restart takes {mover.restart_s:.0f} s."
+        )
+        return Reason("upgraded", text, {"ratio": ratio, "left_s": left_s, "restart_s": mover.restart_s})
+
+
+def merged(decision: Decision, moves: Moves) -> Decision:
+    """The decision with these moves."""
+    run: Mapping[int, Placement] = {**decision.run, **moves.to}
+    why = {**decision.why, **moves.why} if moves.why else decision.why
+    return Decision(run, decision.wait, min(decision.wake_at_s, moves.look_s), why)
