@@ -11,6 +11,7 @@ from builders import jobs
 from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.workload import Speeds, Workload
 from gpuloom.facts.inputs import load_policy
+from gpuloom.live.planning.chosen import read
 from gpuloom.sim import SimResult, simulate
 from gpuloom.sim.explain import explain
 
@@ -141,3 +142,12 @@ def test_on_one_model_nothing_changes(policy: str) -> None:
     workload = jobs(rows, speeds=Speeds(("V100",), rng.uniform(0.5, 2.0, (60, 1))))
     found = [simulate(workload, "2x4:V100", f"{policy}:upgrade={on}").end_s for on in ("yes", "no")]
     assert np.array_equal(*found)
+
+
+def test_on_a_cluster_with_users_only_who_preempts_moves_jobs_unasked() -> None:
+    assert not read("fifo").moves_running
+    assert not read("fifo").stops_running
+    assert not read("sjf", beside=True).moves_running
+    assert read("fifo:upgrade=yes", beside=True).stops_running
+    assert read("tiresias").moves_running
+    assert not read("tiresias:upgrade=no").moves_running
