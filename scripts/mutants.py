@@ -185,34 +185,24 @@ def seen_by(folder: Path, tests: Sequence[str], most_s: float) -> str:
         return "it doesn't end"
     if done.returncode == 0:
         return ""
-    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
+    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return said[0].partition(" - ")[0] if said else f"pytest ended with {done.returncode}"
 
 
 def tried(mutant: Mutant, folder: Path, covered: Map) -> str:
-    """What sees this fault; nothing: no test does. A test that fails without it, too, has seen nothing."""
+    """What sees this fault; nothing: no test does."""
     file = folder / mutant.path
     source = file.read_text()
-    for tests in covered.tests(mutant.path, source, mutant.line, mutant.last, FIRST_S, MOST_S):
-        left = list(tests)
-        while left:
-            file.write_text(mutant.put_into(source))
-            try:
-                by = seen_by(folder, left, allowed_s(left, covered))
-            finally:
-                file.write_text(source)
-            test = by.partition(" ")[2]
-            if test not in left or not seen_by(folder, [test], allowed_s([test], covered)):
-                if by:
-                    return by
-                break
-            left.remove(test)
-    return ""
-
-
-def allowed_s(tests: Sequence[str], covered: Map) -> float:
-    """How long these tests may take on a machine that has other things to do, too."""
-    return 60 + 8 * sum(covered.seconds[test] for test in tests)
+    file.write_text(mutant.put_into(source))
+    try:
+        near, others = covered.tests(mutant.path, source, mutant.line, mutant.last, FIRST_S, MOST_S)
+        for tests in (near, others):
+            seconds = sum(covered.seconds[test] for test in tests)
+            if tests and (by := seen_by(folder, tests, 60 + 8 * seconds)):
+                return by
+        return ""
+    finally:
+        file.write_text(source)
 
 
 def drawn(where: Sequence[str], count: int, seed: int, covered: Map) -> list[Mutant]:

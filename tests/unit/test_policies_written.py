@@ -76,7 +76,7 @@ def test_an_unknown_parameter_lists_those_there_are() -> None:
         ("themis:lease=soon", r"lease='soon': 'soon' is not a duration"),
         ("antman:opportunistic=1.5", r"must be between 0 and 1"),
         ("antman:seed=x", r"seed='x'"),
-        ("gavel:objective=max", r"must be one of max_min_fairness, makespan"),
+        ("gavel:objective=max", r"must be one of max_min_fairness, water_filling"),
     ],
 )
 def test_a_bad_value_is_quoted_with_policy_parameter_and_help(text: str, message: str) -> None:

@@ -19,7 +19,7 @@ from gpuloom.core.state import State
 from gpuloom.facts.inputs import load_policy
 from gpuloom.learning.hazard import BINS
 from gpuloom.placement.levels import UNKNOWN, LevelMemory
-from gpuloom.policies import antman, composed, fifo, gavel, gittins, hlas_terms, rl, themis, valued
+from gpuloom.policies import antman, composed, fifo, gavel_ledger, gittins, hlas_terms, rl, themis, valued
 from gpuloom.policies.base import Policy
 from gpuloom.policies.memory import FORMAT, dump, load
 from gpuloom.sim import simulate
@@ -181,7 +181,7 @@ def test_levels_are_carried() -> None:
 
 def test_columns_by_gpu_model_follow_the_model() -> None:
     policy = load_policy("gavel")
-    memory: gavel.Memory = begun(policy)
+    memory: gavel_ledger.Memory = begun(policy)
     memory.received_s[:] = [[1, 2], [3, 4], [5, 6]]
     memory.on[:] = [0, 1, -1]
     found = carried(policy, memory)

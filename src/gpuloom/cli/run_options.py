@@ -350,7 +350,9 @@ def _say_unknown_models(cluster: Cluster, policies: list[Any]) -> None:
     """Say which GPU models count as the slowest because the table of facts does not know them."""
     from gpuloom.facts.gpus import find_gpu
 
-    if len(cluster.models) < 2 or not any(p.names_measure for policy in policies for p in policy.parameters):
+    if len(cluster.models) < 2 or not any(
+        p.names_measure and p.name == "performance" for policy in policies for p in policy.parameters
+    ):
         return
     if unknown := [model for model in cluster.models if find_gpu(model) is None]:
         click.echo(f"note: nothing is known of GPU model {', '.join(unknown)}: its performance counts as 1", err=True)

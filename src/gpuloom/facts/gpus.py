@@ -99,11 +99,15 @@ def measure_of(gpu: GpuFacts, measure: str) -> float:
 
 
 def measures(measure: str) -> Mapping[str, float]:
-    """One of `MEASURES` of every model, by plain name and alias; a name goes for what it usually means."""
+    """One of `MEASURES`, or the `price` (dollars per GPU and hour), of every model of which it is known, by plain name
+    and alias; a name goes for what it usually means."""
     found: dict[str, float] = {}
     for gpu in all_gpus():
         for name in (gpu.model, *gpu.aliases):
-            found.setdefault(plain_model(name), measure_of(find_gpu(name) or gpu, measure))
+            meant = find_gpu(name) or gpu
+            value = meant.price_usd_per_hour if measure == "price" else measure_of(meant, measure)
+            if value is not None:
+                found.setdefault(plain_model(name), value)
     return MappingProxyType(found)
 
 

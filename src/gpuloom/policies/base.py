@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from gpuloom.core.carrying import Rows, carry
-from gpuloom.core.cluster import Cluster
+from gpuloom.core.cluster import Cluster, plain_model
 from gpuloom.core.decision import Decision, Reason
 from gpuloom.core.errors import InputError, PolicyError
 from gpuloom.core.sharing import Sharing
@@ -338,6 +338,23 @@ def rising_numbers(text: str) -> tuple[float, ...]:
     if any(b <= a for a, b in pairwise(values)):
         raise ValueError("must rise, written as in 3250/7200")
     return values
+
+
+def by_model(*measures: str) -> Callable[[str], str | dict[str, float]]:
+    """Parses the name of one of these measures of GPU models, or numbers by plain model: 'V100:2/K80:1'."""
+
+    def parse(text: str) -> str | dict[str, float]:
+        if ":" not in text:
+            return one_of(*measures)(text)
+        found: dict[str, float] = {}
+        for part in text.split("/"):
+            model, colon, value = part.partition(":")
+            if not colon or not model.strip():
+                raise ValueError(f"must be {', '.join(measures)}, or numbers as in V100:2/K80:1")
+            found[plain_model(model)] = positive(value)
+        return found
+
+    return parse
 
 
 # -- parameters that several policies have ------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gpuloom.core.cluster import Cluster, plain_model
+from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision, Reason
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
@@ -31,6 +31,7 @@ from gpuloom.policies.base import (
     Policy,
     Preemptive,
     Traits,
+    by_model,
     duration,
     duration_or_0,
     not_negative,
@@ -40,19 +41,6 @@ from gpuloom.policies.base import (
 )
 from gpuloom.policies.hlas_passes import HlasPasses
 from gpuloom.policies.hlas_terms import Memory, Options
-
-
-def parse_performance(text: str) -> str | dict[str, float]:
-    """The name of a measure of GPU models, or numbers by model: 'V100:2/K80:1'."""
-    if ":" not in text:
-        return one_of("fp16", "fp32", "bandwidth", "typical")(text)
-    found: dict[str, float] = {}
-    for part in text.split("/"):
-        model, colon, value = part.partition(":")
-        if not colon or not model.strip():
-            raise ValueError("must be fp16, fp32, bandwidth, typical, or numbers as in V100:2/K80:1")
-        found[plain_model(model)] = positive(value)
-    return found
 
 
 class Hlas(Policy):
@@ -75,7 +63,7 @@ class Hlas(Policy):
         Parameter(
             "performance",
             "fp16",
-            parse_performance,
+            by_model("fp16", "fp32", "bandwidth", "typical"),
             "speed of GPU models that weighs service: fp16, fp32, bandwidth, typical, or numbers (V100:2/K80:1)",
             names_measure=True,
         ),

@@ -9,6 +9,63 @@ from gpuloom.core.errors import GpuloomError
 from gpuloom.core.workload import F8
 
 
+class Program:
+    """row_lower ≤ A·x ≤ row_upper, 0 ≤ x ≤ upper, to be maximised for one cost after another.
+
+    Args:
+        rows, columns, values: the entries of A that are not 0, in any order.
+    """
+
+    def __init__(
+        self,
+        rows: NDArray[np.intp],
+        columns: NDArray[np.intp],
+        values: F8,
+        row_lower: F8,
+        row_upper: F8,
+        upper: F8,
+    ) -> None:
+        import highspy
+
+        order = np.lexsort((columns, rows))
+        program = highspy.HighsLp()
+        program.num_col_, program.num_row_ = len(upper), len(row_lower)
+        program.sense_ = highspy.ObjSense.kMaximize
+        program.col_cost_ = np.zeros(len(upper))
+        program.col_lower_, program.col_upper_ = np.zeros(len(upper)), upper
+        program.row_lower_, program.row_upper_ = row_lower, row_upper
+        program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        program.a_matrix_.start_ = np.searchsorted(rows[order], np.arange(len(row_lower) + 1)).astype(np.int32)
+        program.a_matrix_.index_ = columns[order].astype(np.int32)
+        program.a_matrix_.value_ = values[order]
+        self._optimal = highspy.HighsModelStatus.kOptimal
+        self._upper = upper
+        self._columns = np.arange(len(upper), dtype=np.int32)
+        self._size = f"{len(upper)} columns, {len(row_lower)} rows"
+        self._solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        self._solver.setOptionValue("output_flag", False)
+        self._solver.setOptionValue("threads", 1)
+        self._solver.passModel(program)
+
+    def maximize(self, cost: F8) -> F8:
+        """The x that maximises cost·x; it begins where the last one ended.
+
+        Raises:
+            GpuloomError: the solver found no optimum.
+        """
+        solver = self._solver
+        solver.changeColsCost(len(self._columns), self._columns, cost)
+        solver.run()
+        if solver.getModelStatus() != self._optimal:
+            status = solver.modelStatusToString(solver.getModelStatus())
+            raise GpuloomError(f"the linear program ({self._size}) has no optimum: {status}")
+        return np.array(solver.getSolution().col_value, dtype=np.float64)
+
+    def at_least(self, column: int, value: float) -> None:
+        """From now on x[column] ≥ value."""
+        self._solver.changeColBounds(column, value, float(self._upper[column]))
+
+
 def maximize(
     cost: F8,
     rows: NDArray[np.intp],
@@ -18,33 +75,5 @@ def maximize(
     row_upper: F8,
     upper: F8,
 ) -> F8:
-    """Maximise cost·x subject to row_lower ≤ A·x ≤ row_upper, 0 ≤ x ≤ upper.
-
-    Args:
-        rows, columns, values: the entries of A that are not 0, in any order.
-
-    Raises:
-        GpuloomError: the solver found no optimum.
-    """
-    import highspy
-
-    order = np.lexsort((columns, rows))
-    program = highspy.HighsLp()
-    program.num_col_, program.num_row_ = len(cost), len(row_lower)
-    program.sense_ = highspy.ObjSense.kMaximize
-    program.col_cost_ = cost
-    program.col_lower_, program.col_upper_ = np.zeros(len(cost)), upper
-    program.row_lower_, program.row_upper_ = row_lower, row_upper
-    program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    program.a_matrix_.start_ = np.searchsorted(rows[order], np.arange(len(row_lower) + 1)).astype(np.int32)
-    program.a_matrix_.index_ = columns[order].astype(np.int32)
-    program.a_matrix_.value_ = values[order]
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    solver.setOptionValue("output_flag", False)
-    solver.setOptionValue("threads", 1)
-    solver.passModel(program)
-    solver.run()
-    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        status = solver.modelStatusToString(solver.getModelStatus())
-        raise GpuloomError(f"the linear program ({len(cost)} columns, {len(row_lower)} rows) has no optimum: {status}")
-    return np.array(solver.getSolution().col_value, dtype=np.float64)
+    """The x of one program (see `Program`) that maximises cost·x."""
+    return Program(rows, columns, values, row_lower, row_upper, upper).maximize(cost)

@@ -144,6 +144,7 @@ def _nothing_to_decide(text: str, seed: int) -> None:
     for workload in (some.take(np.zeros(0, dtype=np.intp)), some.take(np.arange(1))):
         cluster = parse_cluster("2x4")
         policy = load_policy(text)
+        policy.cache = None
         state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
         decision, _ = policy.decide(Snapshot(state, np.zeros(len(workload))), policy.new_memory(workload, cluster))
         if decision.run or list(decision.wait):
@@ -238,6 +239,7 @@ class _Inside(Policy):
 
     def __init__(self, text: str) -> None:
         self.policy = policy = load_policy(text)
+        policy.cache = None
         self.stands_for(policy)
 
     def new_memory(self, workload: Workload, cluster: Any) -> Any:
