@@ -85,7 +85,7 @@ def test_a_library_feeds_weave(home: Path) -> None:
         (("weave", "/"), "is a folder, must be a CSV file"),
         (("weave", "-"), "gpuloom: <stdin>: is empty"),
         (("weave", EXAMPLE, "--group-size", "5"), "5 is not in the range 1<=x<=4"),
-        (("weave", EXAMPLE, "--plot", "x.gif"), "ends in .png, .svg, .pdf"),
+        (("weave", EXAMPLE, "--plot", "x.gif"), "ends in .png, .svg or .pdf"),
         (("profiles", "show", "Bert"), "did you mean 'bert'?"),
         (("profiles", "remove", "bert"), "shipped ones can't be removed"),
         (("profiles", "import", "nowhere.csv"), "nowhere.csv: no such file"),

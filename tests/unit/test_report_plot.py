@@ -34,7 +34,7 @@ def test_the_suffix_chooses_the_format(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("name", ["r.jpg", "r", "r.png.gz"])
 def test_another_suffix_is_refused_with_the_right_ones(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match=r"\.png, \.svg, \.pdf"):
+    with pytest.raises(InputError, match=r"\.png, \.svg or \.pdf"):
         save_plot([make_result()], tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 

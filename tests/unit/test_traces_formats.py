@@ -412,7 +412,12 @@ def _skipped(read, text: str) -> TraceRead:
         ("", "is empty: it holds no jobs"),
         ("\n\n", "is empty: it holds no jobs"),
         (ITP.splitlines()[0] + "\n", "holds no jobs, only a header"),
-        ("a,b,c\n1,2,3\n", "has no known trace format.*muri.*philly"),
+        (
+            "a,b,c\n1,2,3\n",
+            "has no known trace format; its first line is 'a,b,c'.*duration_s and gpus; for .*muri.*philly",
+        ),
+        ("submit_s,duration,gpus\n0,1,1\n", r"gpus \(it lacks duration_s\)"),
+        ("submit_s;duration_s;gpus\n0;1;1\n", "its first line is 'submit_s;duration_s;gpus'"),
         (ITP.replace("submission_time,", "submission_time,job_id,").replace("j-1,", "j-1,x,"), "'job_id' twice"),
         ("runtime\n3\n", "list of run times"),
     ],

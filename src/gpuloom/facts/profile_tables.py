@@ -131,6 +131,12 @@ def read_jobs(path: Path | str, profiles: Callable[[], Profiles]) -> JobSet:
     source = _load(path)
     if _is_empty(source, "jobs"):
         raise InputError(f"{source.name}: holds no jobs, only a header")
+    if source.head.has("submit_s", "duration_s"):
+        raise TraceError(
+            "is a trace (it has submit_s and duration_s): a list of jobs to weave has their stage times or models, and "
+            "no times of submission (docs/howto/profiles.md)",
+            file=source.name,
+        )
     table, seconds = _read(
         source,
         ("iteration", "start"),

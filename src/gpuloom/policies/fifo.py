@@ -58,7 +58,9 @@ class Fifo(Upgrading):
         paper="easy: Lifka 1995",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("backfill", "no", one_of("no", "easy", "greedy"), "no, easy or greedy"),
+        Parameter(
+            "backfill", "no", one_of("no", "easy", "greedy"), "whether later jobs may pass one that does not fit"
+        ),
         Parameter("depth", 100, whole, "easy: how many waiting jobs that don't fit are tried for backfill"),
         UPGRADE,
     )

@@ -106,7 +106,9 @@ def check_picture(path: Path) -> None:
         InputError: another suffix. MissingDependencyError: matplotlib is not installed (SVG does without).
     """
     if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path}: a plot is written to a file that ends in {', '.join(SUFFIXES)}")
+        raise InputError(
+            f"{path}: a plot is written to a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        )
     if path.suffix.lower() != ".svg":
         try:
             import matplotlib  # noqa: F401

@@ -20,6 +20,7 @@ from gpuloom.files.table import Column, Table, read_table
 from gpuloom.traces import registry
 from gpuloom.traces.base import Reader
 from gpuloom.traces.merge import merge
+from gpuloom.traces.own import REQUIRED
 from gpuloom.traces.registry import formats
 from gpuloom.traces.write import write_trace
 
@@ -135,8 +136,20 @@ def _unknown(source: Source) -> str:
     what = registry.known_no_trace(source.head)
     if what is not None:
         return f"is not a trace but {what}"
-    known = ", ".join(f"{reader.id} ({reader.title})" for reader in formats().values())
-    return f"has no known trace format: force one with --format; known formats: {known}"
+    known = ", ".join(formats())
+    own = f"{', '.join(REQUIRED[:-1])} and {REQUIRED[-1]}"
+    lacks = [name for name in REQUIRED if name not in source.head.header]
+    first = source.head.lines[0] if source.head.lines else ""
+    seen = f"; its first line is {_shortened(first)!r}" if first and first.isprintable() else ""
+    found = f" (it lacks {', '.join(lacks)})" if 0 < len(lacks) < len(REQUIRED) else ""
+    return (
+        f"has no known trace format{seen}. A CSV of your own needs the columns {own}{found}; for any other format that "
+        f"gpuloom reads name it with --format: {known}"
+    )
+
+
+def _shortened(line: str, most: int = 60) -> str:
+    return line if len(line) <= most else f"{line[:most]}…"
 
 
 def _name(asked: list[Path | str], sources: list[Source]) -> str:
