@@ -40,6 +40,12 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="FILE",
             help="Plot to FILE.png, .svg or .pdf.",
         ),
+        click.option(
+            "--window",
+            metavar="FIRST-END",
+            help="Average over these jobs only, counted from 0 in order of submission, END left out (4000-5000: 1,000 "
+            "jobs); all run.",
+        ),
         click.option("--quiet", "-q", is_flag=True, help="No progress, no notes."),
     ]
     for option in reversed(options):
@@ -125,6 +131,7 @@ def _run(
     jobs_target: str | None,
     html_target: str | None,
     plot_target: str | None,
+    window: str | None,
     quiet: bool,
     memory_target: str | None = None,
     **options: Any,
@@ -134,11 +141,13 @@ def _run(
     from gpuloom.policies.registry import parse_policy
     from gpuloom.report.as_it_ran import as_it_ran, taken_at
     from gpuloom.sim.runner import Task, run_all
+    from gpuloom.sim.window import check_window, parse_window, windowed
 
     if [json_target, csv_target, jobs_target, memory_target].count("-") > 1:
         named = "--json, --csv, --jobs-csv and --save-memory" if single else "--json, --csv and --jobs-csv"
         raise InputError(f"only one of {named} can go to standard output (-)")
     # All that can be wrong is checked before the long work begins.
+    measured = None if window is None else parse_window(window)
     run = checked(policies, **options)
     settings = {**run.settings, "record_segments": html_target is not None}
     targets = [json_target, csv_target, jobs_target, html_target, memory_target]
@@ -153,12 +162,16 @@ def _run(
     whole, files = run.read(quiet=quiet)
     check_overwrites([*targets, plot_target], files)
     workload, chosen = run.fitting(whole, quiet=quiet), run.cluster
+    if measured is not None:
+        check_window(measured, len(workload))
     tasks = [Task(workload, chosen, policy) for policy in policies]
     with task_progress([(policy, len(workload)) for policy in policies], quiet=quiet) as report:
         outcome = run_all(tasks, settings, processes=processes, on_progress=report)
     results = outcome.done
     if results and not single and (past := as_it_ran(workload, taken_at(workload, chosen))) is not None:
         results = [past, *results]
+    if measured is not None:
+        results = [windowed(result, measured) for result in results]
     if results:
         shown = "-" not in (json_target, csv_target, jobs_target, memory_target)
         _write(results, single, json_target, csv_target, jobs_target, html_target, plot_target, shown, quiet)

@@ -6,8 +6,8 @@ epochs of training instead of seconds, and the measure is goodput, throughput ti
 May import: core, scaling, policies, traces.
 """
 
-from gpuloom.goodput.applications import Application, load_applications
-from gpuloom.goodput.base import Nodes, Rule
+from gpuloom.goodput.applications import Application, load_applications, load_models
+from gpuloom.goodput.base import Cluster, Nodes, Rule, parse_cluster
 from gpuloom.goodput.registry import RULES, create_rule
 from gpuloom.goodput.run import NODES, STEP_S, PolluxResult, simulate
 from gpuloom.goodput.workload import Submission, read_submissions
@@ -17,12 +17,15 @@ __all__ = [
     "RULES",
     "STEP_S",
     "Application",
+    "Cluster",
     "Nodes",
     "PolluxResult",
     "Rule",
     "Submission",
     "create_rule",
     "load_applications",
+    "load_models",
+    "parse_cluster",
     "read_submissions",
     "simulate",
 ]

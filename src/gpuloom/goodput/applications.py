@@ -1,8 +1,10 @@
-"""Pollux' measured applications: step times by placement and local batch, progress and gradient noise by epoch.
+"""Measured applications: step times by placement and local batch, progress and gradient noise by epoch.
 
-Source: github.com/petuum/adaptdl, branch osdi21-artifact (OSDI '21), `simulator/traces/<application>/`:
-- `placements.csv`: seconds of a step and of its synchronisation, by placement (a digit for each node: its replicas)
-  and local batch size, for every placement on up to 4 nodes of 4 GPUs;
+Sources: github.com/petuum/adaptdl, branch osdi21-artifact (Pollux, OSDI '21), `simulator/traces/<application>/`, and
+github.com/siasosp23/artifacts (Sia, SOSP '23), `sia-simulator/traces/`, where step times are by GPU model, in
+`placements-MODEL.csv` and `scalability-MODEL.csv`:
+- `placements.csv`: seconds of a step and of its synchronisation, by placement (one digit a node: its replicas) and
+  local batch size, for every placement on up to 4 nodes of 4 GPUs;
 - `scalability.csv`: the same by number of nodes and of replicas, on 6, 8, 12 and 16 nodes;
 - `validation-<batch size>.csv`: after each epoch, progress (in iterations at the smallest batch size), iterations
   done, and squared norm and variance of the gradient.
@@ -17,8 +19,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -35,8 +37,18 @@ EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 8
 """Epochs after which a job of the application is done (the artifact's `applications.py`)."""
 MOST_LOCAL = {"yolov3": 8}
 """Largest local batch size, where it is not the largest measured one."""
+MOST_LOCAL_ON = {("deepspeech2", "rtx"): 57}
+"""The same, by GPU model (Sia's `applications.py`)."""
 MOST_NODES = 16
-"""The most nodes of any measurement. A placement on more counts as one on this many."""
+"""Most nodes of any measurement; placements on more count as on this many."""
+RESTART_S = 30.0
+"""Seconds in which a job that was given other GPUs holds them and does not train, where nothing else is known."""
+RESTARTS_S = {"cifar10": 50.0, "deepspeech2": 25.0, "bert": 120.0, "yolov3": 80.0, "imagenet": 250.0, "ncf": 15.0}
+"""The same by application, as Sia measured it."""
+SLOWDOWNS = {"cifar10": 1.8, "imagenet": 1.2, "yolov3": 1.2, "bert": 1.2, "deepspeech2": 1.2, "ncf": 1.5}
+"""How many times longer than measured step by step an application trains on a real cluster (Sia's calibration)."""
+
+MEASURED = ("local_bsz", "step_time", "sync_time")
 
 Placement = tuple[int, ...]
 """GPUs on each node, all above 0."""
@@ -44,13 +56,15 @@ Placement = tuple[int, ...]
 
 @dataclass(eq=False)
 class Application:
-    """One application.
+    """One application, on one GPU model.
 
     Attributes:
         epochs: length of a job.
         batch_sizes: those of the validations, in rising order, shape (B,).
         progress, iterations: after each epoch, shape (B, epochs).
         squared, variance: of the gradient during each epoch, shape (B, epochs).
+        restart_s: seconds that a change of GPUs costs.
+        slowdown: how many times longer than measured all training takes.
     """
 
     name: str
@@ -66,6 +80,10 @@ class Application:
     """By placement (its smallest rotation): rows of local batch, step seconds, synchronisation seconds."""
     scalability: F8
     """Rows of nodes, replicas, local batch, step seconds, synchronisation seconds."""
+    restart_s: float = RESTART_S
+    slowdown: float = 1.0
+    model: str = ""
+    """GPU model of the measurements; empty where they don't say."""
     _steps: dict[tuple[Placement, int], tuple[float, float]] = field(default_factory=dict)
     _noise: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
 
@@ -138,6 +156,33 @@ class Application:
         values = np.array([np.mean(same[key], axis=0) for key in sorted(same)])
         return np.vstack([points, self.scalability[:, :3]]), np.vstack([values, self.scalability[:, 3:]])
 
+    @cached_property
+    def _most_by_gpus(self) -> dict[int, int]:
+        """The largest local batch measured in any placement of so many GPUs."""
+        found: dict[int, int] = {}
+        for placement, rows in self.placements.items():
+            gpus = sum_ints(placement)
+            found[gpus] = max(found.get(gpus, 0), int(rows[-1, 0]))
+        return found
+
+    def most_local_at(self, gpus: int) -> int | None:
+        """The largest local batch measured in any placement of so many GPUs; None: in none was."""
+        return self._most_by_gpus.get(gpus)
+
+    def most_local_on(self, placement: Placement) -> int | None:
+        """The largest local batch that fits a placement; None where nothing as large was measured."""
+        rows = self.placements.get(min(placement[i:] + placement[:i] for i in range(len(placement))))
+        if rows is not None:
+            return int(rows[-1, 0])
+        nodes, gpus = len(placement), sum_ints(placement)
+        fits = self.scalability[(self.scalability[:, 0] >= nodes) & (self.scalability[:, 1] >= gpus)]
+        return int(fits[:, 2].max()) if len(fits) else None
+
+    def seconds_per_sample(self) -> float:
+        """Seconds per sample on one GPU, at its largest local batch. What Sia compares GPU models by."""
+        rows = self.placements[1,]
+        return float(rows[:, 1].max() / rows[-1, 0])
+
     def iterations_after(self, batch: int, epoch: int) -> float:
         """Iterations at a batch size that end with epoch number `epoch` (from 0)."""
         return self._by_batch(self.iterations, batch, epoch)
@@ -168,19 +213,81 @@ class Application:
 
 
 def load_applications(path: Path) -> dict[str, Application]:
-    """The applications by name, from the archive `profiles_traces.tar.gz` or the folder extracted from it.
+    """Pollux' applications by name, from the archive `profiles_traces.tar.gz` or the folder extracted from it.
 
     Raises:
         InputError: no such file.
         TraceError: the files are not those of the artifact.
     """
-    if not path.exists():
-        raise InputError(f"profiles {path}: no such file or folder")
-    files, names = profile_files(path)
+    files, names = _files(path)
     return {name: _application(name, files, str(path)) for name in names}
 
 
-def _application(name: str, files: Mapping[str, bytes], where: str) -> Application:
+def load_models(path: Path, models: Sequence[str]) -> dict[str, dict[str, Application]]:
+    """Applications by GPU model and name, from Sia's `profiles.tar.gz` or the folder extracted from it.
+
+    Raises:
+        InputError: no such file, or a model without measurements; TraceError: nothing of the expected shape there.
+    """
+    files, names = _files(path)
+    known = models_in(files)
+    missing = [model for model in models if model not in known]
+    if missing:
+        raise InputError(
+            f"profiles {path}: nothing was measured on GPU model {missing[0]!r}, must be one of "
+            f"{', '.join(sorted(known)) or '(none: these profiles are not by model)'}"
+        )
+    return {
+        model: {
+            name: replace(
+                _application(name, files, str(path), model),
+                restart_s=RESTARTS_S.get(name, RESTART_S),
+                slowdown=SLOWDOWNS.get(name, 1.0),
+            )
+            for name in names
+            if f"{name}/placements-{model}.csv" in files
+        }
+        for model in models
+    }
+
+
+def models_in(files: Mapping[str, bytes]) -> set[str]:
+    """GPU models of the files `<application>/placements-<model>.csv`."""
+    bases = [file.partition("/")[2] for file in files]
+    begin, end = "placements-", ".csv"
+    return {base[len(begin) : -len(end)] for base in bases if base.startswith(begin) and base.endswith(end)}
+
+
+def _files(path: Path) -> tuple[dict[str, bytes], list[str]]:
+    if not path.exists():
+        raise InputError(f"profiles {path}: no such file or folder")
+    return profile_files(path)
+
+
+def _application(name: str, files: Mapping[str, bytes], where: str, model: str = "") -> Application:
+    sizes, tables, epochs = _validations(name, files, where)
+    suffix = f"-{model}" if model else ""
+    placements = _placements(files, f"{name}/placements{suffix}.csv", where)
+    local = [size for rows in placements.values() for size in rows[:, 0].tolist()]
+    most = MOST_LOCAL_ON.get((name, model)) if model else MOST_LOCAL.get(name)
+    return Application(
+        name=name,
+        epochs=epochs,
+        least_local=int(min(local)),
+        most_local=most or int(max(local)),
+        batch_sizes=np.array(sizes, dtype=np.int64),
+        progress=tables[:, :, 0],
+        iterations=tables[:, :, 1],
+        squared=tables[:, :, 2],
+        variance=tables[:, :, 3],
+        placements=placements,
+        scalability=_columns(files, f"{name}/scalability{suffix}.csv", where, ("num_nodes", "num_replicas", *MEASURED)),
+        model=model,
+    )
+
+
+def _validations(name: str, files: Mapping[str, bytes], where: str) -> tuple[list[int], F8, int]:
+    """Batch sizes, rows of (progress, iteration, squared norm, variance) by batch size and epoch, and the epochs."""
     prefix = f"{name}/validation-"
     validations = {
         int(file.removeprefix(prefix).removesuffix(".csv")): _columns(
@@ -196,33 +303,21 @@ def _application(name: str, files: Mapping[str, bytes], where: str) -> Applicati
     if not 0 < epochs <= shortest:
         raise TraceError(f"application {name}: a validation ends after {shortest} of {epochs} epochs", file=where)
     sizes = sorted(validations)
-    tables = np.stack([validations[size][:epochs] for size in sizes])
+    return sizes, np.stack([validations[size][:epochs] for size in sizes]), epochs
+
+
+def _placements(files: Mapping[str, bytes], file: str, where: str) -> dict[Placement, F8]:
     by_placement: dict[Placement, list[list[float]]] = {}
-    measured = ("local_bsz", "step_time", "sync_time")
-    for placement, *row in _columns(files, f"{name}/placements.csv", where, ("placement", *measured)).tolist():
+    for placement, *row in _columns(files, file, where, ("placement", *MEASURED)).tolist():
         by_placement.setdefault(tuple(int(digit) for digit in str(int(placement))), []).append(row)
     placements = {placement: np.array(sorted(rows)) for placement, rows in by_placement.items()}
     for placement, rows in placements.items():
         if len(rows) < 2 or not all(placement):
             raise TraceError(
-                f"{name}/placements.csv: placement {''.join(map(str, placement))} needs a GPU on each node, and "
-                "two local batch sizes",
+                f"{file}: placement {''.join(map(str, placement))} needs a GPU on each node, and two local batch sizes",
                 file=where,
             )
-    local = [size for rows in placements.values() for size in rows[:, 0].tolist()]
-    return Application(
-        name=name,
-        epochs=epochs,
-        least_local=int(min(local)),
-        most_local=MOST_LOCAL.get(name, int(max(local))),
-        batch_sizes=np.array(sizes, dtype=np.int64),
-        progress=tables[:, :, 0],
-        iterations=tables[:, :, 1],
-        squared=tables[:, :, 2],
-        variance=tables[:, :, 3],
-        placements=placements,
-        scalability=_columns(files, f"{name}/scalability.csv", where, ("num_nodes", "num_replicas", *measured)),
-    )
+    return placements
 
 
 def _columns(files: Mapping[str, bytes], file: str, where: str, columns: tuple[str, ...]) -> F8:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from gpuloom.core.errors import InputError
-from gpuloom.goodput.base import Held, Nodes, as_submitted, place
+from gpuloom.goodput.base import Cluster, Held, Nodes, as_submitted, one_model, place
 from gpuloom.goodput.job import Batch, Job, iteration_s, split
 
 ON_ONE_GPU = "ncf"
@@ -29,7 +29,8 @@ class Optimus:
         self.running: dict[str, tuple[int, ...]] = {}
         self._seconds: dict[tuple[str, int, int, int], float | None] = {}
 
-    def allocate(self, now_s: int, jobs: Sequence[Job], nodes: Nodes) -> Held:
+    def allocate(self, now_s: int, jobs: Sequence[Job], nodes: Cluster) -> Held:
+        nodes = one_model("optimus", nodes)
         # 1. One GPU each.
         left = nodes.total
         gpus: list[int] = []

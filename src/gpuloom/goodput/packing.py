@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuloom.core.sums import sum_ints
-from gpuloom.goodput.base import Held, Nodes
+from gpuloom.goodput.base import Cluster, Held, Nodes
 
 
 def pack(wants: Mapping[str, int], held: Held, nodes: Nodes) -> dict[str, tuple[int, ...]]:
@@ -40,6 +40,24 @@ def pack(wants: Mapping[str, int], held: Held, nodes: Nodes) -> dict[str, tuple[
             chosen = sorted(sorted(free, key=lambda node: (node not in before, node))[:count])
             found[name] = tuple(node for node in chosen for _ in range(nodes.gpus))
             free.difference_update(chosen)
+    return found
+
+
+def pack_pools(wants: Mapping[str, tuple[int, int]], held: Held, cluster: Cluster) -> dict[str, tuple[int, ...]]:
+    """Nodes of the jobs that want (pool, GPUs), pool by pool, numbered through the cluster."""
+    found: dict[str, tuple[int, ...]] = {}
+    begin = 0
+    for at, pool in enumerate(cluster.pools):
+        here = range(begin, begin + pool.count)
+        of_it = {name: gpus for name, (wanted, gpus) in wants.items() if wanted == at}
+        before = {
+            name: tuple(node - begin for node in nodes)
+            for name, nodes in held.items()
+            if nodes and nodes[0] in here and name in of_it
+        }
+        for name, local in pack(of_it, before, pool).items():
+            found[name] = tuple(node + begin for node in local)
+        begin += pool.count
     return found
 
 

@@ -18,7 +18,7 @@ from gpuloom.core.sums import sum_ints
 from gpuloom.core.words import plural
 from gpuloom.core.workload import F8
 from gpuloom.goodput.applications import Application
-from gpuloom.goodput.base import Nodes, Rule
+from gpuloom.goodput.base import Cluster, Nodes, Rule, pool_of_nodes
 from gpuloom.goodput.job import Job
 from gpuloom.goodput.workload import Submission
 
@@ -56,12 +56,15 @@ class PolluxResult:
 
 def simulate(
     workload: Sequence[Submission],
-    applications: Mapping[str, Application],
+    applications: Mapping[str, Application] | Mapping[str, Mapping[str, Application]],
     rule: Rule,
-    nodes: Nodes = NODES,
+    nodes: Cluster = NODES,
     step_s: int = STEP_S,
 ) -> PolluxResult:
     """Run a workload to its end.
+
+    Args:
+        applications: by name; of a cluster whose nodes have GPU models, by model and name (`load_models`).
 
     Raises:
         InputError: a job that can't run (unknown application, too many GPUs, batch size not profiled), or a step that
@@ -70,7 +73,10 @@ def simulate(
     """
     if step_s < 1 or step_s != int(step_s):
         raise InputError(f"steps of {step_s} s: must be a whole number of seconds, at least 1")
-    jobs = [_job(one, applications, nodes if rule.gives_submitted_gpus else None) for one in workload]
+    by_model = _by_model(applications, nodes)
+    jobs = [_job(one, by_model, nodes.total if rule.gives_submitted_gpus else None) for one in workload]
+    pools = nodes.pools
+    pool_of = pool_of_nodes(nodes)
     now_s, idle_since, decisions = 0, 0, 0
     active = list(jobs)
     while active:
@@ -95,7 +101,7 @@ def simulate(
         for job in present:
             given = held.get(job.name, ())
             if given != job.nodes:
-                job.hold(given, rule.batch)
+                job.hold(given, rule.batch, pools[pool_of[given[0]]].model if given else "")
     return PolluxResult(
         tuple(job.name for job in jobs),
         np.array([job.submit_s for job in jobs], dtype=np.float64),
@@ -106,29 +112,50 @@ def simulate(
     )
 
 
-def _job(one: Submission, applications: Mapping[str, Application], nodes: Nodes | None) -> Job:
-    """The job. nodes: must hold the GPUs that it was submitted with; None: the rule may give any number."""
-    app = applications.get(one.application)
-    if app is None:
-        raise InputError(
-            f"job {one.name}: no profile of application {one.application!r}, must be one of "
-            f"{', '.join(sorted(applications))}"
-        )
-    if nodes is not None and one.gpus > nodes.total:
-        raise InputError(f"job {one.name} needs {plural(one.gpus, 'GPU')}, the cluster has {nodes.total}")
+def _by_model(
+    applications: Mapping[str, Application] | Mapping[str, Mapping[str, Application]], nodes: Cluster
+) -> dict[str, Mapping[str, Application]]:
+    found: dict[str, dict[str, Application]] = {pool.model: {} for pool in nodes.pools}
+    for name, value in applications.items():
+        if isinstance(value, Application):
+            for of_model in found.values():
+                of_model[name] = value
+        elif name in found:
+            found[name] = dict(value)
+    return dict(found)
+
+
+def _job(one: Submission, applications: Mapping[str, Mapping[str, Application]], gpus: int | None) -> Job:
+    """The job. gpus: of the cluster, where the job shall have those it was submitted with; None: any number will do."""
+    apps: dict[str, Application] = {}
+    for model, known in applications.items():
+        if one.application not in known:
+            on = f" on {model}" if model else ""
+            raise InputError(
+                f"job {one.name}: no profile of application {one.application!r}{on}, must be one of "
+                f"{', '.join(sorted(known))}"
+            )
+        apps[model] = known[one.application]
+    app = next(iter(apps.values()))
+    if gpus is not None and one.gpus > gpus:
+        raise InputError(f"job {one.name} needs {plural(one.gpus, 'GPU')}, the cluster has {gpus}")
     if not app.least_batch <= one.batch_size <= app.most_batch:
         raise InputError(
             f"job {one.name}: batch size {one.batch_size} is outside what was profiled of {app.name}, "
             f"{app.least_batch} to {app.most_batch}"
         )
-    return Job(one.name, app, one.submit_s, one.gpus, one.batch_size)
+    return Job(one.name, app, one.submit_s, one.gpus, one.batch_size, apps=apps)
 
 
-def _check(held: Mapping[str, tuple[int, ...]], nodes: Nodes, now_s: int) -> None:
-    used = [0] * nodes.count
-    for given in held.values():
+def _check(held: Mapping[str, tuple[int, ...]], nodes: Cluster, now_s: int) -> None:
+    pool_of = pool_of_nodes(nodes)
+    used = [0] * len(pool_of)
+    for name, given in held.items():
+        if len({pool_of[node] for node in given}) > 1:
+            raise GpuloomError(f"at {now_s} s: job {name} was given GPUs of several models")
         for node in given:
             used[node] += 1
-    if max(used) > nodes.gpus:
-        node = used.index(max(used))
-        raise GpuloomError(f"at {now_s} s: {used[node]} GPUs given of node {node}, which has {nodes.gpus}")
+    for node, count in enumerate(used):
+        most = nodes.pools[pool_of[node]].gpus
+        if count > most:
+            raise GpuloomError(f"at {now_s} s: {count} GPUs given of node {node}, which has {most}")

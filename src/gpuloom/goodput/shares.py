@@ -24,8 +24,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from gpuloom.core.errors import PolicyError
-from gpuloom.goodput.base import Held, Nodes
-from gpuloom.goodput.job import RESCALE_S, Batch, Job
+from gpuloom.goodput.applications import RESTART_S as RESCALE_S
+from gpuloom.goodput.base import Cluster, Held, Nodes, one_model
+from gpuloom.goodput.job import Batch, Job
 from gpuloom.goodput.packing import pack
 from gpuloom.goodput.tables import Goodputs
 from gpuloom.scaling.allocate import Offer, exact, offer
@@ -53,7 +54,8 @@ class Shares:
         self.tables = Goodputs(nodes)
         self.running: dict[str, tuple[int, ...]] = {}
 
-    def allocate(self, now_s: int, jobs: Sequence[Job], nodes: Nodes) -> Held:
+    def allocate(self, now_s: int, jobs: Sequence[Job], nodes: Cluster) -> Held:
+        nodes = one_model("goodput", nodes)
         held = {job.name: self.running[job.name] for job in jobs if job.name in self.running}
         fair = max(1, nodes.total // len(jobs))
         offers = [self._offer(now_s, job, len(held.get(job.name, ())), fair) for job in jobs]

@@ -16,11 +16,29 @@ from gpuloom.goodput.job import Batch, iteration_s, split
 
 TRIED = 50
 FIXED_BATCH = {"ncf": 32768}
-"""The artifact does not adapt it either; its jobs stay on one GPU."""
+"""Not adapted by Pollux' artifact either; such jobs stay on one GPU."""
+
+
+def sizes_of(app: Application, nodes: Nodes) -> tuple[int, ...]:
+    """1, 2, 4 GPUs of a node and whole nodes, as far as there are, and as far as was measured."""
+    inside = [gpus for gpus in (1, 2, 4) if gpus < nodes.gpus]
+    whole = [n * nodes.gpus for n in range(1, min(nodes.count, MOST_NODES) + 1)]
+    if app.model:
+        # Between measured numbers of nodes it interpolates; beyond them there is nothing.
+        most = max(len(placement) for placement in app.placements)
+        most = max(most, int(app.scalability[:, 0].max()))
+        whole = [gpus for gpus in whole if gpus // nodes.gpus <= most]
+        return tuple(gpus for gpus in (*inside, *whole) if app.least_local * gpus <= app.most_batch)
+    spread = {(int(n), int(gpus)) for n, gpus in app.scalability[:, :2].tolist()}
+    return tuple(
+        gpus
+        for gpus in (*inside, *whole)
+        if nodes.packed(gpus) in app.placements or (len(nodes.packed(gpus)), gpus) in spread
+    )
 
 
 class Goodputs:
-    """The tables for one cluster; everything is computed once."""
+    """Of equal nodes; everything is computed once."""
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
@@ -32,15 +50,7 @@ class Goodputs:
     def sizes(self, app: Application) -> tuple[int, ...]:
         """Numbers of GPUs that an application can use: 1, 2, 4 on a node, and whole nodes, as far as measured."""
         if app.name not in self._sizes:
-            inside = [gpus for gpus in (1, 2) if gpus < self.nodes.gpus]
-            whole = [n * self.nodes.gpus for n in range(1, min(self.nodes.count, MOST_NODES) + 1)]
-            spread = {(int(n), int(gpus)) for n, gpus in app.scalability[:, :2].tolist()}
-            self._sizes[app.name] = tuple(
-                gpus
-                for gpus in (*inside, *whole)
-                if (self.nodes.packed(gpus) in app.placements or (len(self.nodes.packed(gpus)), gpus) in spread)
-                and self._choices(app, gpus)[0]
-            )
+            self._sizes[app.name] = tuple(gpus for gpus in sizes_of(app, self.nodes) if self._choices(app, gpus)[0])
         return self._sizes[app.name]
 
     def best(self, app: Application, gpus: int, epoch: int) -> tuple[float, Batch]:
@@ -49,7 +59,9 @@ class Goodputs:
         found = self._best.get(key)
         if found is None:
             batches, seconds = self._choices(app, gpus)
-            rates = [app.gain(batch.size(gpus), epoch) / s for batch, s in zip(batches, seconds, strict=True)]
+            rates = [
+                app.gain(batch.size(gpus), epoch) / s / app.slowdown for batch, s in zip(batches, seconds, strict=True)
+            ]
             at = max(range(len(rates)), key=rates.__getitem__)
             found = self._best[key] = rates[at], batches[at]
         return found
@@ -71,15 +83,17 @@ class Goodputs:
         if key not in self._batches:
             least = max(app.least_batch, app.least_local * gpus)
             totals: list[float]
-            if app.name in FIXED_BATCH:
+            if app.name in FIXED_BATCH and not app.model:
                 totals = [FIXED_BATCH[app.name]] if gpus == 1 else []
             else:
                 totals = np.geomspace(least, app.most_batch, TRIED).tolist() if least <= app.most_batch else []
+            placement = self.nodes.packed(gpus)
+            most = app.most_local_on(placement) if app.model else app.most_local
             batches: dict[Batch, float] = {}
-            for total in totals:
-                batch = split(app, total, gpus, accumulate_alone=total > app.least_batch + 1e-8)
-                fits = app.least_local <= batch.local <= app.most_local
+            for total in totals if most is not None else []:
+                batch = split(app, total, gpus, accumulate_alone=total > app.least_batch + 1e-8, most_local=most)
+                fits = app.least_local <= batch.local <= (most or 0)
                 if fits and app.least_batch <= batch.size(gpus) <= app.most_batch:
-                    batches[batch] = iteration_s(app, self.nodes.packed(gpus), batch)
+                    batches[batch] = iteration_s(app, placement, batch)
             self._batches[key] = list(batches), list(batches.values())
         return self._batches[key]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gpuloom.goodput.base import Held, Nodes, as_submitted, place
+from gpuloom.goodput.base import Cluster, Held, as_submitted, one_model, place
 from gpuloom.goodput.job import Batch, Job
 
 DEMOTED_AT_GPU_S = 16 * 3600
@@ -31,7 +31,8 @@ class Tiresias:
     running: dict[str, tuple[int, ...]] = field(default_factory=dict)
     checked_s: int = 0
 
-    def allocate(self, now_s: int, jobs: Sequence[Job], nodes: Nodes) -> Held:
+    def allocate(self, now_s: int, jobs: Sequence[Job], nodes: Cluster) -> Held:
+        nodes = one_model("tiresias", nodes)
         gpus = {job.name: job.gpus for job in jobs}
         # 1. Finished jobs leave; new ones join the first queue.
         self.first = [name for name in self.first if name in gpus]

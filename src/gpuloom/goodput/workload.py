@@ -1,16 +1,17 @@
-"""Workloads of Pollux' artifact: jobs with their application, and the GPUs and batch size their users chose."""
+"""Workloads of Pollux' and Sia's artifacts: jobs, their application, and the GPUs and batch size that users chose."""
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuloom.core.errors import TraceError
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
-_NUMBERS = {"time": 0, "num_replicas": 1, "batch_size": 1}
+_WHOLE = ("num_replicas", "batch_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Submission:
     """A row of a workload. submit_s: seconds; gpus and batch_size: what its user chose."""
 
     name: str
-    submit_s: int
+    submit_s: float
     application: str
     gpus: int
     batch_size: int
@@ -52,12 +53,15 @@ def read_submissions(data: bytes, file: str) -> tuple[Submission, ...]:
 
 def _submission(row: Mapping[str, str | None], file: str, line: int) -> Submission:
     numbers: dict[str, int] = {}
-    for column, least in _NUMBERS.items():
+    for column in _WHOLE:
         value = row[column] or ""
-        if not (value.isascii() and value.isdecimal() and len(value) < 16 and int(value) >= least):
-            raise TraceError(f"is {value!r}, must be a whole number from {least}", file=file, line=line, column=column)
+        if not (value.isascii() and value.isdecimal() and len(value) < 16 and int(value) >= 1):
+            raise TraceError(f"is {value!r}, must be a whole number from 1", file=file, line=line, column=column)
         numbers[column] = int(value)
+    at = row["time"] or ""
+    if not re.fullmatch(r"\d{1,15}(\.\d{0,15})?", at, re.ASCII):
+        raise TraceError(f"is {at!r}, must be a number of seconds from 0", file=file, line=line, column="time")
     name, application = row["name"], row["application"]
     if not name or not application:
         raise TraceError("is empty", file=file, line=line, column="application" if name else "name")
-    return Submission(name, numbers["time"], application, numbers["num_replicas"], numbers["batch_size"])
+    return Submission(name, float(at), application, numbers["num_replicas"], numbers["batch_size"])

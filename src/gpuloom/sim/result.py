@@ -88,6 +88,9 @@ class SimResult:
     node_names: tuple[str, ...]
     notes: tuple[str, ...] = ()
     """What to know before trusting the figures."""
+    window: tuple[int, int] | None = None
+    """The jobs of which `avg_jct_s`, `median_jct_s` and `p99_jct_s` are: the first, and the one after the last, counted
+    from 0 in order of submission. None: all."""
     saved: str | None = None
     """What the policy would keep of its memory for other workloads (`Policy.saved`)."""
 
@@ -120,6 +123,7 @@ class SimResult:
             "events",
             "finished",
             "interrupted",
+            "window",
             "notes",
             "settings",
         )

@@ -21,6 +21,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,6 +164,9 @@ def _find(source: Source, options: ReadOptions) -> Path:
     )
 
 
+_PLACEMENTS = re.compile(r"/placements(-[^/]+)?\.csv$")
+
+
 def profile_files(path: Path) -> tuple[dict[str, bytes], list[str]]:
     """The files `<application>/<name>.csv` of the archive, or of a folder extracted from it, and the applications.
 
@@ -170,12 +174,13 @@ def profile_files(path: Path) -> tuple[dict[str, bytes], list[str]]:
         TraceError: nothing of the expected shape there.
     """
     if path.is_dir():
-        files = {f"{p.parent.name}/{p.name}": p.read_bytes() for p in sorted(path.glob("*/*.csv"))}
+        found = sorted(path.glob("*/*.csv")) or sorted(path.glob("traces/*/*.csv"))
+        files = {f"{p.parent.name}/{p.name}": p.read_bytes() for p in found}
     else:
         files = {"/".join(Path(name).parts[-2:]): data for name, data in read_members(path).items()}
-    names = sorted({name.split("/")[0] for name in files if name.endswith("/placements.csv")})
+    names = sorted({name.split("/")[0] for name in files if _PLACEMENTS.search(name)})
     if not names:
-        raise TraceError("holds no <application>/placements.csv", file=str(path))
+        raise TraceError("holds no <application>/placements.csv (or placements-<GPU model>.csv)", file=str(path))
     return files, names
 
 
