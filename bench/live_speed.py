@@ -371,7 +371,9 @@ def arrays(folder: Path) -> list[Figure]:
             found.append(Figure("arrays", "resident memory of the scheduler", "MiB", rss_mib(up.process.pid)))
             up.kill()
             found.append(Figure("arrays", "`gpuloom up` to ready, 100,000 queued", "s", up.start(), 5.0))
-            for action in ("hold", "release", "cancel"):
+            took = timed(lambda: up.client.update_array(1, {"priority": 5}))
+            found.append(Figure("arrays", "another priority for all of them", "s", took, 3.0))
+            for action in ("hold", "release", "top", "cancel"):
                 took = timed(lambda a=action: up.client.act_on_array(1, a))  # type: ignore[misc]
                 found.append(Figure("arrays", f"{action} all of them", "s", took, 3.0))
     return found

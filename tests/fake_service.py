@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fake_views import job_view, matches, node_data, sample, submits, why_view
 from gpuloom.core.book import Book
 from gpuloom.core.errors import ConflictError, ImpossibleJobError, InputError, NotFoundError, PolicyError
 from gpuloom.core.events import Event
-from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Gpu, Job, NodeRecord, Phase
+from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Gpu, Job, NodeRecord, NodeState, Phase
 from gpuloom.live.service import LogFile
 from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.actions import Action, impossible, so_already
@@ -190,20 +191,31 @@ class FakeService:
     def release(self, jobs: Sequence[int]) -> Sequence[JobView]:
         return self._each("release", jobs, lambda job: self._emit("job.released", job.id, {}))
 
-    def act_on_array(self, array: int, action: str, *, grace_s: float | None = None) -> Mapping[str, int]:
+    def act_on_array(self, array: int, action: Action, *, grace_s: float | None = None) -> Mapping[str, int]:
+        given = {"grace_s": grace_s} if action is Action.CANCEL else {}
+        call = self.move_to_top if action is Action.TOP else getattr(self, action.value)
+        return self._each_of_array(array, action, partial(call, **given))
+
+    def update_array(self, array: int, changes: Mapping[str, Any]) -> Mapping[str, int]:
+        return self._each_of_array(array, Action.UPDATE, lambda jobs: self.update(jobs, changes))
+
+    def _each_of_array(
+        self, array: int, action: Action, call: Callable[[Sequence[int]], Sequence[JobView]]
+    ) -> Mapping[str, int]:
         phases = {
-            "cancel": WAITING | ACTIVE,
-            "hold": {Phase.QUEUED},
-            "release": {Phase.HELD},
-            "requeue": ENDED | ACTIVE,
+            Action.CANCEL: WAITING | ACTIVE,
+            Action.HOLD: {Phase.QUEUED},
+            Action.RELEASE: {Phase.HELD},
+            Action.REQUEUE: ENDED | ACTIVE,
+            Action.UPDATE: WAITING | ACTIVE,
+            Action.TOP: WAITING,
         }
         jobs = [job.id for job in self.book.jobs.values() if job.array_id == array]
         if not jobs:
             raise NotFoundError(f"job {array} is not the first job of an array")
         todo = [number for number in jobs if self.book.jobs[number].phase in phases[action]]
-        given = {"grace_s": grace_s} if action == "cancel" else {}
         if todo:
-            getattr(self, action)(todo, **given)
+            call(todo)
         return dict(Counter([self.book.jobs[number].phase.value for number in todo]))
 
     def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
@@ -251,7 +263,7 @@ class FakeService:
 
         return self._each("move_to_top", jobs, one)
 
-    def set_node(self, node: str, state: str, *, reason: str = "") -> NodeView:
+    def set_node(self, node: str, state: NodeState, *, reason: str = "") -> NodeView:
         with self._changed:
             self.calls.append(("set_node", {"node": node, "state": state, "reason": reason}))
             record = self.book.nodes.get(node)

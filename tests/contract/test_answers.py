@@ -63,6 +63,7 @@ def test_every_answer_is_as_published(tmp_path: Path) -> None:
             good(api, "POST", f"/v1/actions/{action}", {"jobs": array})
             live.settle()
         good(api, "POST", f"/v1/arrays/{array[0]}/hold")
+        good(api, "PATCH", f"/v1/arrays/{array[0]}", {"priority": 5})
         node = good(api, "GET", "/v1/nodes")["nodes"][0]["name"]
         good(api, "POST", f"/v1/nodes/{node}", {"state": "cordoned", "reason": "new fans"})
         good(api, "PUT", "/v1/policy", {"policy": "fifo", "interval": "30s"})
@@ -115,7 +116,15 @@ def test_words_of_answers_are_those_of_the_records() -> None:
 
 
 def test_examples_of_answers_are_whole() -> None:
-    for operation in (docs.submit, docs.jobs, docs.array_action, docs.events, docs.usage, docs.health):
+    for operation in (
+        docs.submit,
+        docs.jobs,
+        docs.array_action,
+        docs.update_array,
+        docs.events,
+        docs.usage,
+        docs.health,
+    ):
         (good,) = [found for status, found in operation["responses"].items() if status < 300]
         model = model_of(docs.ANSWERS[operation["operation_id"]])
         model.model_validate_json(json.dumps(good["content"]["application/json"]["example"]), strict=True)

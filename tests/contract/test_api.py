@@ -472,9 +472,14 @@ def test_an_array_is_changed_as_a_whole(api: Local, service: FakeService) -> Non
     array = service.submit([job_spec({"command": ["./a"], "array": "0-2"})], user="ada")[0][0]
     assert good(api("POST", f"/v1/arrays/{array}/hold")) == {"array": array, "changed": {"held": 3}}
     assert good(api("POST", f"/v1/arrays/{array}/hold", json={}))["changed"] == {}
+    assert good(api("PATCH", f"/v1/arrays/{array}", json={"priority": 9})) == {"array": array, "changed": {"held": 3}}
+    assert good(api("GET", f"/v1/jobs/{array + 2}"))["job"]["priority"] == 9
+    assert good(api("POST", f"/v1/arrays/{array}/top"))["array"] == array
+    problem(api("PATCH", f"/v1/arrays/{array}", json={"priorty": 9}), 422, "invalid-body")
+    problem(api("PATCH", "/v1/arrays/999", json={"priority": 9}), 404, "not-found")
     assert good(api("POST", f"/v1/arrays/{array}/cancel", json={"grace": "2s"}))["changed"] == {"cancelled": 3}
     problem(api("POST", f"/v1/arrays/{array}/hold", json={"grace": 1}), 422, "invalid-body")
-    problem(api("POST", f"/v1/arrays/{array}/top"), 400, "bad-request")
+    problem(api("POST", f"/v1/arrays/{array}/end"), 400, "bad-request")
     problem(api("POST", "/v1/arrays/999/cancel"), 404, "not-found")
 
 
@@ -488,7 +493,7 @@ def test_the_document_is_complete(api: Local) -> None:
     operations = [
         (path, method, operation) for path, item in document["paths"].items() for method, operation in item.items()
     ]
-    assert len(operations) == 29
+    assert len(operations) == 30
     assert len({operation["operationId"] for _, _, operation in operations}) == len(operations)
     for path, method, operation in operations:
         where = f"{method} {path}"
@@ -519,12 +524,12 @@ def test_the_document_is_complete(api: Local) -> None:
 
 def test_examples_of_the_document_are_right(api: Local) -> None:
     document = good(api("GET", "/openapi.json"))
-    submit(api, *[SPEC] * 13)
+    submit(api, *[SPEC] * 13, {**SPEC, "array": "0-1"})
     for path, item in document["paths"].items():
         for method, operation in item.items():
             example = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("example")
             if example is None or path == "/v1/actions/release":
                 continue
-            answer = api(method.upper(), path.format(job=1, name="node0"), json=example)
+            answer = api(method.upper(), path.format(job=1, name="node0", array=14), json=example)
             # The job may be in another state by then, but the body is never at fault.
             assert answer.status_code in (200, 201, 202, 409), f"{method} {path}: {answer.text}"

@@ -8,6 +8,7 @@ import pytest
 
 from fake_executor import FakeExecutor, short
 from gpuloom.core.end_reason import EndReason
+from gpuloom.core.job import NodeState
 from gpuloom.executors.port import RunRequest
 from gpuloom.store.home import home_of
 from gpuloom.store.port import StoreError
@@ -78,7 +79,7 @@ def test_a_granted_job_does_not_start_on_a_machine_that_was_closed_meanwhile(tmp
     executor = FakeExecutor(obedient=False)
     with living(tmp_path, executor, slots=1, policy="srtf") as live:
         long, short = live.submit(estimate=1000), live.submit(estimate=10)
-        live.service.set_node(live.service.nodes()[0]["name"], "cordoned")
+        live.service.set_node(live.service.nodes()[0]["name"], NodeState.CORDONED)
         executor.end(f"{long}.1", 85, reason=EndReason.PREEMPTED)
         live.settle()
         assert live.state(long, short) == ["queued", "queued"]
@@ -147,7 +148,7 @@ def test_what_was_stopped_before_it_began_is_known_after_a_restart(tmp_path: Pat
     executor.broken = True
     job = before.submit_unsettled(spec(4))
     before.until(lambda: before.job(job).phase == "starting")
-    before.service.set_node(before.service.nodes()[0]["name"], "draining")
+    before.service.set_node(before.service.nodes()[0]["name"], NodeState.DRAINING)
     before.crash()
     executor.broken = False
     with living(tmp_path, executor) as after:

@@ -11,6 +11,8 @@ import pytest
 from fake_executor import FakeExecutor
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import ConflictError, ImpossibleJobError, InputError, NotFoundError
+from gpuloom.core.job import NodeState
+from gpuloom.live.submission.actions import Action
 from gpuloom.live.views.answers import JobView
 from gpuloom.policies.registry import policy_ids
 from gpuloom.store.port import JobQuery
@@ -260,19 +262,19 @@ def test_cordon_lets_jobs_end_and_drain_moves_them_away(tmp_path: Path) -> None:
     with living(tmp_path) as live:
         node = live.service.nodes()[0]["name"]
         first = live.submit(2)
-        live.service.set_node(node, "cordoned", reason="new disk")
+        live.service.set_node(node, NodeState.CORDONED, reason="new disk")
         second = live.submit(1)
         assert live.state(first, second) == ["running", "queued"]
         assert live.why(second)["code"] == "no_gpu_in_service"
-        live.service.set_node(node, "draining")
+        live.service.set_node(node, NodeState.DRAINING)
         live.settle()
         assert live.state(first, second) == ["queued", "queued"]
         assert live.job(first).failures == 0
-        live.service.set_node(node, "up")
+        live.service.set_node(node, NodeState.UP)
         live.settle()
         assert live.state(first, second) == ["running", "running"]
         with pytest.raises(NotFoundError, match="no node is named 'x'"):
-            live.service.set_node("x", "up")
+            live.service.set_node("x", NodeState.UP)
 
 
 @pytest.mark.parametrize("policy", sorted(policy_ids()))
@@ -347,7 +349,7 @@ def test_a_run_that_leaves_something_behind_keeps_its_slots_from_others(tmp_path
         live.end(other, released=False)
         large = live.submit(4)
         assert live.state(live.submit(2)) == ["running"]  # the large one waits for a person, not for GPUs
-        live.service.set_node(live.service.nodes()[0]["name"], "up")
+        live.service.set_node(live.service.nodes()[0]["name"], NodeState.UP)
         live.until(lambda: {gpu["state"] for gpu in live.service.nodes()[0]["gpus"]} == {"ok"})
 
 
@@ -420,20 +422,54 @@ def test_a_whole_array_is_held_released_cancelled_and_requeued_in_one_step(tmp_p
     with living(tmp_path) as live:
         alone = live.submit(1, hold=True)
         jobs = live.submit_all([spec(array="0-19")])
-        assert live.service.act_on_array(jobs[0], "hold") == {"held": 16}
-        assert live.service.act_on_array(jobs[0], "hold") == {}
-        assert live.service.act_on_array(jobs[0], "release") == {"queued": 16}
+        assert live.service.act_on_array(jobs[0], Action.HOLD) == {"held": 16}
+        assert live.service.act_on_array(jobs[0], Action.HOLD) == {}
+        assert live.service.act_on_array(jobs[0], Action.RELEASE) == {"queued": 16}
         after = live.submit(1, after=[jobs[10]])
-        assert live.service.act_on_array(jobs[0], "cancel", grace_s=0) == {"stopping": 4, "cancelled": 16}
+        assert live.service.act_on_array(jobs[0], Action.CANCEL, grace_s=0) == {"stopping": 4, "cancelled": 16}
         live.settle()
         assert set(live.state(*jobs, after)) == {"cancelled"}
-        assert live.service.act_on_array(jobs[0], "requeue") == {"queued": 20}
+        assert live.service.act_on_array(jobs[0], Action.REQUEUE) == {"queued": 20}
         live.settle()
         assert live.state(*jobs) == ["running"] * 4 + ["queued"] * 16
         with pytest.raises(NotFoundError, match="is not the first job of an array"):
-            live.service.act_on_array(alone, "cancel")
+            live.service.act_on_array(alone, Action.CANCEL)
         with pytest.raises(NotFoundError, match="no job 99"):
-            live.service.act_on_array(99, "cancel")
+            live.service.act_on_array(99, Action.CANCEL)
+
+
+def test_a_whole_array_is_changed_and_moved_to_the_top_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = FakeExecutor()
+    with living(tmp_path, executor) as live:
+        jobs = live.submit_all([spec(array="0-19", env={"A": "b"})])
+        other = live.submit(1, priority=7, hold=True)
+        live.end(jobs[0])
+        writes = live.scheduler.ledger.writes
+        with pytest.raises(ConflictError, match=r"is running: gpus can only be changed while it waits"):
+            live.service.update_array(jobs[0], {"gpus": 2})
+        with pytest.raises(InputError, match="no change was given"):
+            live.service.update_array(jobs[0], {})
+        assert live.scheduler.ledger.writes == writes
+        assert live.service.update_array(jobs[0], {"priority": 3, "name": "late"}) == {"running": 4, "queued": 15}
+        assert live.scheduler.ledger.writes == writes + 1
+        assert live.service.update_array(jobs[0], {"priority": 3}) == {}
+        assert live.service.act_on_array(jobs[0], Action.TOP) == {"queued": 15}
+        assert live.service.act_on_array(jobs[0], Action.TOP) == {}
+        live.settle()
+        assert [live.job(job).priority for job in (jobs[0], jobs[1], jobs[19], other)] == [0, 3, 8, 7]
+        assert live.job(jobs[19]).name == "late[19]"
+        assert len({live.job(job).spec_id for job in jobs[5:]}) == 1, "they share a spec, as before"
+        live.end(jobs[1])
+        assert live.state(jobs[5], other) == ["running", "held"]
+        assert executor.requests[f"{jobs[5]}.1"].env["A"] == "b"
+        assert live.parts.store.check().findings == ()
+        monkeypatch.setattr("gpuloom.store.examine.ALL_EVENTS", 0)
+        assert live.parts.store.examine().report.findings == ()
+        records = dict(live.book.jobs)
+    with living(tmp_path, executor) as again:
+        assert {job: again.job(job) for job in jobs[5:]} == {job: records[job] for job in jobs[5:]}
 
 
 def test_one_that_is_requeued_before_its_end_was_told_waits_anew(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from api_client import TOKEN, Local
 from fake_executor import FakeExecutor, short
 from gpuloom.core.errors import ConflictError, ImpossibleJobError, InputError, NotFoundError
+from gpuloom.core.job import NodeState
 from gpuloom.core.share_class import is_pair
 from gpuloom.executors.logs import read_log
 from gpuloom.live.submission.spec import job_spec
@@ -285,7 +286,7 @@ class LiveApi(RuleBasedStateMachine):
     @rule(http=st.booleans(), state=st.sampled_from(["up", "up", "cordoned", "draining"]))
     def opens_or_closes_the_machine(self, http: bool, state: str) -> None:
         node = self.live.service.nodes()[0]["name"]
-        call = lambda: self.live.service.set_node(node, state)  # noqa: E731
+        call = lambda: self.live.service.set_node(node, NodeState(state))  # noqa: E731
         assert self.ask(http, "POST", f"/v1/nodes/{node}", {"state": state}, call)[0] == 200
         self.node_state = state
         self.settled()

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from builders import POLICIES
 from fake_executor import short
 from gpuloom.core.errors import GpuloomError
-from gpuloom.core.job import Phase
+from gpuloom.core.job import NodeState, Phase
 from gpuloom.core.share_class import is_pair
 from gpuloom.live.planning.claims import PHASE, State
 from gpuloom.live.trial.rehearsal import FLEET, Rehearsal
@@ -131,7 +131,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(state=st.sampled_from(["up", "up", "cordoned", "draining"]))
     def opens_or_closes_the_machine(self, state: str) -> None:
-        self.live.tell(lambda: self.live.service.set_node("here", state))
+        self.live.tell(lambda: self.live.service.set_node("here", NodeState(state)))
 
     @rule(
         gpus=st.dictionaries(
@@ -207,7 +207,7 @@ class AnyOrder(RuleBasedStateMachine):
     def all_end(self) -> None:
         """Everything is free, nobody comes: all jobs end at last."""
         live = self.live
-        live.tell(lambda: live.service.set_node("here", "up"))
+        live.tell(lambda: live.service.set_node("here", NodeState.UP))
         live.gpus(dict.fromkeys(range(len(FLEET)), "ok"))
         held = [n for n in live.going() if live.jobs[n].phase is Phase.HELD]
         if held:

@@ -22,6 +22,7 @@ from gpuloom.cli.profiles import profiles
 from gpuloom.cli.service import _same_host
 from gpuloom.client.numbers import MAX_RANGE, parse
 from gpuloom.core.errors import InputError
+from gpuloom.core.job import NodeState
 from gpuloom.server.problems import pointer
 
 
@@ -72,7 +73,7 @@ def test_a_pointer_names_fields_and_nothing_of_how_they_were_checked() -> None:
 def test_the_head_says_why_a_node_is_not_up(tmp_path: Path) -> None:
     service = FakeService(tmp_path)
     (well,) = service.nodes()
-    drained = service.set_node("node0", "draining", reason="a fan")
+    drained = service.set_node("node0", NodeState.DRAINING, reason="a fan")
     lines = watch._heads({"status": service.status(), "nodes": [drained, well], "jobs": []})
     assert lines[-2].endswith(", a fan")
     assert lines[-1].endswith(", load 0.5")

@@ -364,7 +364,14 @@ def test_a_large_array_is_changed_by_one_request(api: Api) -> None:
     assert run("release", f"{array}_").stdout == f"30 jobs of array {array}: queued\n"
     done = run("release", f"{array}_", "7")
     assert f"none of {array}_ is held" in done.stderr
+    before = len(api.service.calls)
+    assert run("update", f"{array}_", "--priority", "3").stdout == f"30 jobs of array {array}: priority changed\n"
+    assert {job["priority"] for job in told("ls", "--name", "a")} == {3}
+    assert run("top", f"{array}_").stdout == f"30 jobs of array {array}: first in the queue\n"
+    assert len(api.service.calls) == before + 2
     assert run("cancel", f"{array}_").stdout == f"30 jobs of array {array}: cancelled\n"
+    for command in (["update", f"{array}_", "--priority", "4"], ["top", f"{array}_"]):
+        assert f"none of {array}_ was changed: they have ended, or are so already" in run(*command).stderr
     assert run("requeue", f"{array}_").stdout == f"30 jobs of array {array}: back in the queue\n"
     assert len(told("cancel", f"{array}_")) == 30
 

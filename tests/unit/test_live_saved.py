@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuloom.core.end_reason import EndReason
-from gpuloom.core.job import SavedBy
+from gpuloom.core.job import NodeState, SavedBy
 from gpuloom.executors.port import RunExit, RunPhase, RunStatus
 from gpuloom.live.dispatch.checkpoints import Checkpoints
 from gpuloom.live.dispatch.saved import Saved, checkpoint_written_s, noticed_s, saved
@@ -138,7 +138,7 @@ def test_what_is_known_of_a_checkpoint_outlasts_a_store_that_fails(monkeypatch: 
     monkeypatch.setattr(live.executor, "_stops", lambda status, reason: None)
     (job,) = live.submit({"gpus": 1, "checkpoint": "out.ckpt"})
     live.now_s += 1000.0
-    live.tell(lambda: live.service.set_node("here", "draining"))
+    live.tell(lambda: live.service.set_node("here", NodeState.DRAINING))
     run = live.scheduler.book.attempts[job].run
     how = RunExit(0, None, EndReason.NODE, "", time.time())
     live.scheduler._take_status(RunStatus(run, RunPhase.EXITED, exit=how), time.time() + 3600.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FEW = 10
 """Most jobs that are reported one by one."""
+SO_ALREADY = "was changed: they have ended, or are so already"
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,18 +75,14 @@ def split_large_arrays(client: Client, jobs: Sequence[str], as_json: bool) -> tu
 
 
 def act_on_arrays(
-    client: Client,
-    action: str,
-    arrays: Sequence[int],
-    states: Sequence[str],
-    said: Callable[[str], str],
-    grace_s: float | None = None,
+    arrays: Sequence[int], act: Callable[[int], Mapping[str, int]], said: Callable[[str], str], nothing: str
 ) -> None:
-    """Apply an action to whole arrays, and print what changed."""
+    """Do something to whole arrays, and print how many jobs were changed; said: by their new state. nothing: if none
+    was."""
     for array in arrays:
-        changed = client.act_on_array(array, action, grace_s=grace_s)
+        changed = act(array)
         if not changed:
-            click.echo(f"none of {array}_ is {' or '.join(states)}", err=True)
+            click.echo(f"none of {array}_ {nothing}", err=True)
             continue
         words = Counter[str]()
         for state, count in changed.items():
@@ -157,7 +154,10 @@ def cancel(
     with connect(home) as client:
         arrays, jobs_named = split_large_arrays(client, jobs, as_json)
         act_on_arrays(
-            client, "cancel", arrays, OPEN, lambda s: "cancelled" if s == "cancelled" else "told to stop", grace_s
+            arrays,
+            lambda array: client.act_on_array(array, "cancel", grace_s=grace_s),
+            lambda state: "cancelled" if state == "cancelled" else "told to stop",
+            f"is {' or '.join(OPEN)}",
         )
         if arrays and not jobs_named:
             return
@@ -176,7 +176,7 @@ def hold(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bo
     """
     with connect(home) as client:
         arrays, jobs_named = split_large_arrays(client, jobs, as_json)
-        act_on_arrays(client, "hold", arrays, ("queued",), str)
+        act_on_arrays(arrays, lambda array: client.act_on_array(array, "hold"), str, "is queued")
         if arrays and not jobs_named:
             return
         changed = client.hold(selected_jobs(client, jobs_named, every, names, ("queued",)))
@@ -194,7 +194,7 @@ def release(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json:
     """
     with connect(home) as client:
         arrays, jobs_named = split_large_arrays(client, jobs, as_json)
-        act_on_arrays(client, "release", arrays, ("held",), str)
+        act_on_arrays(arrays, lambda array: client.act_on_array(array, "release"), str, "is held")
         if arrays and not jobs_named:
             return
         changed = client.release(selected_jobs(client, jobs_named, every, names, ("held",)))
@@ -215,11 +215,10 @@ def requeue(jobs: tuple[str, ...], as_json: bool, home: Path | None) -> None:
         states = ("running", "starting", "frozen", *ENDED)
         arrays, jobs_named = split_large_arrays(client, jobs, as_json)
         act_on_arrays(
-            client,
-            "requeue",
             arrays,
-            states,
-            lambda s: "back in the queue" if s == "queued" else "told to stop; they queue again once stopped",
+            lambda array: client.act_on_array(array, "requeue"),
+            lambda state: "back in the queue" if state == "queued" else "told to stop; they queue again once stopped",
+            f"is {' or '.join(states)}",
         )
         if arrays and not jobs_named:
             return
@@ -282,7 +281,13 @@ def update(jobs: tuple[str, ...], as_json: bool, home: Path | None, **fields: An
             changes[name] = [] if value == "none" else [w.strip() for w in value.split(",") if w.strip()]
         elif value == "none" and name != "name":
             changes[name] = None
-    with connect(home) as client:
-        changed = client.update(selected_jobs(client, jobs, False, (), OPEN), changes)
     names = ", ".join(name.replace("_", " ") for name in sorted(changes))
+    with connect(home) as client:
+        arrays, jobs_named = split_large_arrays(client, jobs, as_json)
+        act_on_arrays(
+            arrays, lambda array: client.update_array(array, changes), lambda state: f"{names} changed", SO_ALREADY
+        )
+        if arrays and not jobs_named:
+            return
+        changed = client.update(selected_jobs(client, jobs_named, False, (), OPEN), changes)
     report(changed, as_json, lambda job: f"{names} {'changed' if job['changed'] else 'already as asked'}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from gpuloom.cli.control import report
+from gpuloom.cli.control import SO_ALREADY, act_on_arrays, report, split_large_arrays
 from gpuloom.cli.live import JOBS_HELP, connect, live_options, numbers
 from gpuloom.cli.live_tables import busy_gpus, gpu_columns, is_slots, rate_columns, troubles
 from gpuloom.cli.run_options import Duration
@@ -50,7 +50,16 @@ def top(jobs: tuple[str, ...], once: bool, times: int | None, every_s: float, as
         if once or times is not None:
             raise click.UsageError("--once and --times are for gpuloom top without a job")
         with connect(home) as client:
-            changed = client.top(numbers(client, jobs))
+            arrays, jobs_named = split_large_arrays(client, jobs, as_json)
+            act_on_arrays(
+                arrays,
+                lambda array: client.act_on_array(array, "top"),
+                lambda state: "first in the queue",
+                SO_ALREADY,
+            )
+            if arrays and not jobs_named:
+                return
+            changed = client.top(numbers(client, jobs_named))
         report(changed, as_json, _moved)
         return
     if once or (times is None and (as_json or not sys.stdout.isatty())):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from gpuloom.live.submission.spec import JobSpec
     from gpuloom.live.views.answers import (
+        ActionOnArray,
         ArrayChange,
         EventPage,
         EventView,
@@ -186,10 +187,15 @@ class Client:
         """First in the queue."""
         return self._act("top", jobs)
 
-    def act_on_array(self, array: int, action: str, *, grace_s: float | None = None) -> dict[str, int]:
-        """Cancel, hold, release or requeue all jobs of an array with which it can be done: {state: jobs changed}."""
+    def act_on_array(self, array: int, action: ActionOnArray, *, grace_s: float | None = None) -> dict[str, int]:
+        """Do something to all jobs of an array with which it can be done: {state: jobs changed}."""
         body = {} if grace_s is None else {"grace": grace_s}
         found: ArrayChange = self._send("POST", f"/v1/arrays/{int(array)}/{action}", body)
+        return found["changed"]
+
+    def update_array(self, array: int, changes: Mapping[str, Any]) -> dict[str, int]:
+        """As `update`, for all jobs of an array that have not ended: {state: jobs changed}."""
+        found: ArrayChange = self._send("PATCH", f"/v1/arrays/{int(array)}", dict(changes))
         return found["changed"]
 
     def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> list[JobView]:

@@ -217,20 +217,24 @@ def _released(view: _View, event: Event) -> None:
 
 
 def _updated(view: _View, event: Event) -> None:
-    job, spec = view.job(event), spec_of(event.data["spec"])
-    view.changes.specs[event.id] = spec
+    job, data, specs = view.job(event), event.data, view.changes.specs
+    shared = data.get("spec_of")
+    if shared is None:
+        spec = specs[event.id] = spec_of(data["spec"])
+    else:
+        spec = specs.get(shared) or spec_of({**job.spec.to_json(), **data["changes"]})
     name = spec.name
     view.put(
         event,
         job,
         spec=spec,
-        spec_id=event.id,
+        spec_id=event.id if shared is None else int(shared),
         name=name if job.array_index is None else f"{name}[{job.array_index}]",
         gpus=spec.gpus,
         priority=spec.priority,
-        after=tuple((int(other), Needed(how)) for other, how in event.data["after"]),
-        estimate_s=float(event.data["estimate_s"]),
-        estimate_from=str(event.data["estimate_from"]),
+        after=tuple((int(other), Needed(how)) for other, how in data["after"]),
+        estimate_s=float(data["estimate_s"]),
+        estimate_from=str(data["estimate_from"]),
     )
 
 

@@ -3,7 +3,9 @@
 Types and their data (all JSON):
     jobs.submitted      {user, spec, first, count, indices|null, held, after, estimates: [[seconds, source], …]}
     job.held, job.released                  {}
-    job.updated         {spec, after, estimate_s, estimate_from}
+    job.updated         {spec, after, estimate_s, estimate_from}; or, of several jobs that shared a spec and share the
+                        changed one, for all but the first {changes, spec_of, after, estimate_s, estimate_from}
+                        changes: fields of the spec; spec_of: the event of the first
     job.cancelled       {message, reason}   a job that waited
     job.requeued        {}                  a job that had ended; it counts as submitted anew
     job.flagged         {flag, text}        an empty text takes the flag away

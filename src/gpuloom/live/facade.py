@@ -119,8 +119,11 @@ class LiveService:
     def move_to_top(self, jobs: Sequence[int]) -> Sequence[JobView]:
         return self._changed(self._changes.move_to_top(jobs), jobs)
 
-    def act_on_array(self, array: int, action: str, *, grace_s: float | None = None) -> Mapping[str, int]:
-        return self._changes.act_on_array(array, Action(action), grace_s=grace_s)
+    def act_on_array(self, array: int, action: Action, *, grace_s: float | None = None) -> Mapping[str, int]:
+        return self._changes.act_on_array(array, action, grace_s=grace_s)
+
+    def update_array(self, array: int, changes: Mapping[str, Any]) -> Mapping[str, int]:
+        return self._changes.update_array(array, changes)
 
     def why(self, job: int, *, forecast: bool = True) -> WhyView:
         return self._whys.view(self._jobs.get(job), forecast=forecast)
@@ -132,13 +135,13 @@ class LiveService:
         held = holders(list(book.attempts.values()))
         return [self._machine.node_view(node, held) for node in list(book.nodes.values())]
 
-    def set_node(self, node: str, state: str, *, reason: str = "") -> NodeView:
-        if state not in ("up", "cordoned", "draining"):
-            raise InputError(f"a node's state is 'up', 'cordoned' or 'draining', not {state!r}")
+    def set_node(self, node: str, state: NodeState, *, reason: str = "") -> NodeView:
+        if state is NodeState.DOWN:
+            raise InputError("a node can be set 'up', 'cordoned' or 'draining', not 'down'")
         if node not in self._scheduler.book.nodes:
             known = ", ".join(self._scheduler.book.nodes)
             raise NotFoundError(f"no node is named {node!r}; there is: {known}")
-        self._scheduler.do(lambda: self._scheduler.set_node(node, NodeState(state), reason))
+        self._scheduler.do(lambda: self._scheduler.set_node(node, state, reason))
         return next(view for view in self.nodes() if view["name"] == node)
 
     def policy(self) -> PolicyView:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpuloom.core.events import Event
+from gpuloom.core.job import NodeState
+from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
 from gpuloom.store.port import JobQuery
@@ -58,9 +60,13 @@ class Service(Protocol):
         """A job that has ended, or runs, goes back into the queue."""
         ...
 
-    def act_on_array(self, array: int, action: str, *, grace_s: float | None = None) -> Mapping[str, int]:
-        """Cancel, hold, release or requeue all jobs of an array with which it can be done, however many: {state: jobs}
-        of those with which it was."""
+    def act_on_array(self, array: int, action: Action, *, grace_s: float | None = None) -> Mapping[str, int]:
+        """Do this (not an update) to all jobs of an array with which it can be done, however many: {state: jobs} of
+        those that it changed."""
+        ...
+
+    def update_array(self, array: int, changes: Mapping[str, Any]) -> Mapping[str, int]:
+        """As `update`, for all jobs of an array that have not ended: {state: jobs} of those that it changed."""
         ...
 
     def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> Sequence[JobView]:
@@ -78,8 +84,8 @@ class Service(Protocol):
         """Machines, their GPUs, and who uses them."""
         ...
 
-    def set_node(self, node: str, state: str, *, reason: str = "") -> NodeView:
-        """state: 'up', 'cordoned' or 'draining'."""
+    def set_node(self, node: str, state: NodeState, *, reason: str = "") -> NodeView:
+        """state: not down; nobody says that of a machine."""
         ...
 
     def policy(self) -> PolicyView:

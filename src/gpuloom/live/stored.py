@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 
 from gpuloom.core.errors import NotFoundError
 from gpuloom.core.events import Event
-from gpuloom.core.job import ACTIVE, Attempt, Job
+from gpuloom.core.job import ACTIVE, Attempt, Job, NodeState
 from gpuloom.live.dispatch.launch import run_directory
 from gpuloom.live.parts import DEFAULT_INTERVAL_S
 from gpuloom.live.records.fleet import fleet_of
 from gpuloom.live.records.history import trace_csv
 from gpuloom.live.service import LogFile
 from gpuloom.live.store_check import Checked
+from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
 from gpuloom.live.views.cluster import executor_view, monitor_view, sharing_view, status_view, store_view, usage_row
@@ -118,7 +119,10 @@ class StoredService:
     def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
         self._refuse()
 
-    def act_on_array(self, array: int, action: str, *, grace_s: float | None = None) -> Mapping[str, int]:
+    def act_on_array(self, array: int, action: Action, *, grace_s: float | None = None) -> Mapping[str, int]:
+        self._refuse()
+
+    def update_array(self, array: int, changes: Mapping[str, Any]) -> Mapping[str, int]:
         self._refuse()
 
     def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> Sequence[JobView]:
@@ -133,7 +137,7 @@ class StoredService:
     def nodes(self) -> Sequence[NodeView]:
         self._refuse()
 
-    def set_node(self, node: str, state: str, *, reason: str = "") -> NodeView:
+    def set_node(self, node: str, state: NodeState, *, reason: str = "") -> NodeView:
         self._refuse()
 
     def policy(self) -> PolicyView:

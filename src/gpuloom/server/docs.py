@@ -216,6 +216,17 @@ array_action = _route(
     problems=(404, 409),
     description="`changed` is the number of jobs changed, by their new state. `grace` is for `cancel` only.",
 )
+update_array = _route(
+    "update_array",
+    "Change fields of all jobs of an array that have not ended, however many they are.",
+    ArrayChange,
+    body=ref("JobChanges"),
+    body_example={"priority": 5},
+    example=ArrayChange(array=12, changed={"queued": 99_996, "running": 4}),
+    problems=(404, 409),
+    description="`changed` is the number of jobs changed, by their state. With jobs that run: only what can be changed "
+    "of a running job.",
+)
 update_many = _route(
     "update_jobs",
     "Change fields of several jobs.",

@@ -64,6 +64,7 @@ CHANGED_BY: Mapping[str, tuple[str, ...]] = {
         "phase", "submitted_s", "queued_s", "first_start_s", "not_before_s", "ended_s", "failures", "held_s",
         "held_gpu_s", "work_s", "flags",
     ),
+    "job.updated": ("gpus", "priority", "spec_id", "after_jobs", "estimate_s", "estimate_from"),
 }  # fmt: skip
 """By type of event that comes to many jobs at once, all that it changes in a job's row but for its cause: the indexes
 of other columns need not be touched."""
@@ -74,6 +75,14 @@ CHANGE_JOBS: Mapping[str, str] = {
     "WHERE id IN (SELECT value FROM json_each(?))"
     for kind, names in CHANGED_BY.items()
 }
+
+
+def changes_part(event: Event) -> bool:
+    """Whether CHANGE_JOBS can write what this event changes in a job's row."""
+    if event.type == "job.updated":
+        changes = event.data.get("changes")
+        return changes is not None and "name" not in changes
+    return event.type in CHANGED_BY
 
 
 def changed_rows(kind: str, jobs: Iterable[Job]) -> list[Row]:
@@ -92,6 +101,9 @@ def _changed(kind: str, job: Job) -> Row:
             return job.phase.value, job.queued_s
         case "job.cancelled":
             return job.phase.value, job.ended_s, None if job.reason is None else job.reason.value, text(job.message)
+        case "job.updated":
+            after = dumps(job.after) if job.after else "[]"
+            return job.gpus, job.priority, job.spec_id, after, job.estimate_s, text(job.estimate_from)
         case _:
             return (
                 job.phase.value, job.submitted_s, job.queued_s, job.first_start_s, job.not_before_s, job.ended_s,

@@ -372,7 +372,7 @@ def _by_change(events: Sequence[Event], changes: Changes) -> tuple[Sequence[Job]
     kinds: dict[int, str] = {}
     for event in events if changes.next_job is None else ():  # else some are new
         if event.job is not None:
-            kinds[event.job] = event.type if event.job not in kinds else ""
+            kinds[event.job] = event.type if event.job not in kinds and rows.changes_part(event) else ""
     whole: list[Job] = []
     parts: dict[str, list[Job]] = {kind: [] for kind in rows.CHANGED_BY}
     for number, job in changes.jobs.items():

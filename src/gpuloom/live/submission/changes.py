@@ -6,14 +6,15 @@ change of a list of jobs returns the jobs that it changed.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from gpuloom.core.errors import ConflictError, InputError, NotFoundError
-from gpuloom.core.job import ACTIVE, ENDED, WAITING, EndReason, Job, Phase
+from gpuloom.core.job import ACTIVE, ENDED, EndReason, Job, Phase
 from gpuloom.core.masked import unmasked
 from gpuloom.live.planning.estimates import like_of
 from gpuloom.live.records.forgetting import KEEP_ENVIRONMENTS_S
@@ -22,12 +23,15 @@ from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.submission.actions import Action, impossible, so_already
 from gpuloom.live.submission.admission import Admission
 from gpuloom.live.submission.lookup import JobRecords
-from gpuloom.live.submission.spec import job_spec, within_bounds
+from gpuloom.live.submission.spec import JobSpec, job_spec, within_bounds
 from gpuloom.store.port import JobQuery
 
 WHILE_ACTIVE = frozenset({"name", "priority", "retries", "estimate", "grace", "on_preempt", "time_limit", "checkpoint"})
 """Fields of a spec that may change while the job runs."""
 NEVER = frozenset({"array", "hold"})
+
+Work = Callable[[list[Job]], Collection[int] | None]
+"""Does something to jobs, and says which are other than before; None: all."""
 
 
 class JobChanges:
@@ -48,36 +52,24 @@ class JobChanges:
     def requeue(self, jobs: Sequence[int]) -> Collection[int]:
         return self._change(Action.REQUEUE, jobs, self._requeue)
 
+    def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> Collection[int]:
+        return self._change(Action.UPDATE, jobs, _changing(changes, self._update))
+
+    def move_to_top(self, jobs: Sequence[int]) -> Collection[int]:
+        return self._change(Action.TOP, jobs, self._raise)
+
     def act_on_array(self, array: int, action: Action, *, grace_s: float | None = None) -> Mapping[str, int]:
-        do: Mapping[Action, tuple[Callable[[list[Job]], None], frozenset[Phase]]] = {
-            Action.CANCEL: (partial(self._cancel, grace_s=grace_s), WAITING | ACTIVE),
-            Action.HOLD: (self._hold, frozenset({Phase.QUEUED})),
-            Action.RELEASE: (self._release, frozenset({Phase.HELD})),
-            Action.REQUEUE: (self._requeue, ENDED | ACTIVE),
+        work: Mapping[Action, Work] = {
+            Action.CANCEL: partial(self._cancel, grace_s=grace_s),
+            Action.HOLD: self._hold,
+            Action.RELEASE: self._release,
+            Action.REQUEUE: self._requeue,
+            Action.TOP: self._raise,
         }
-        work, phases = do[action]
+        return self._change_array(action, array, work[action])
 
-        def act() -> Mapping[str, int]:
-            first, book = self._jobs.get(array), self._scheduler.book
-            if first.array_id != array:
-                raise NotFoundError(f"job {array} is not the first job of an array")
-            asked = JobQuery(array_id=array, oldest_first=True, limit=book.next_job)
-            every = self._store.jobs(asked) if phases & ENDED else book.jobs.values()
-            records = [
-                job
-                for record in every
-                if record.array_id == array
-                and (job := book.jobs.get(record.id, record)).phase in phases
-                and not so_already(action, job, book.attempts.get(job.id))
-            ]
-            for job in records:
-                if refusal := impossible(action, job, book.attempts.get(job.id)):
-                    raise ConflictError(refusal)
-            work(records)
-            self._scheduler.planning.stale()
-            return Counter([book.jobs[job.id].phase.value for job in records])
-
-        return dict(self._scheduler.do(act))
+    def update_array(self, array: int, changes: Mapping[str, Any]) -> Mapping[str, int]:
+        return self._change_array(Action.UPDATE, array, _changing(changes, self._update))
 
     def _cancel(self, records: list[Job], *, grace_s: float | None = None) -> None:
         waiting = [job for job in records if job.phase in (Phase.QUEUED, Phase.HELD)]
@@ -122,83 +114,88 @@ class JobChanges:
         if active:
             self._scheduler.dispatch.end_attempts(active, EndReason.REQUEUED, None)
 
-    def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> Collection[int]:
-        if not changes:
-            raise InputError("no change was given")
-        for name in NEVER & changes.keys():
-            raise InputError(
-                f"{name} can't be changed after submission" + ("; use hold and release" * (name == "hold"))
-            )
+    def _raise(self, records: list[Job]) -> Collection[int]:
+        """A priority above all others that wait, if theirs is not higher already."""
+        asked = {job.id for job in records}
+        others = [
+            job.priority
+            for job in self._scheduler.book.jobs.values()
+            if job.phase in (Phase.QUEUED, Phase.HELD, Phase.FROZEN) and job.id not in asked
+        ]
+        top = max(others, default=-math.inf) + 1
+        return self._update(records, lambda job: {"priority": int(max(top, job.priority))})
 
-        return self._change(Action.UPDATE, jobs, lambda records: self._update([(job, changes) for job in records]))
+    def _update(self, records: Sequence[Job], changes_of: Callable[[Job], Mapping[str, Any]]) -> Collection[int]:
+        """Change fields of specs; those jobs that are other than before. In the scheduler's thread.
 
-    def move_to_top(self, jobs: Sequence[int]) -> Collection[int]:
-        def work(records: list[Job]) -> Collection[int]:
-            asked = set(jobs)
-            others = [
-                job.priority
-                for job in self._scheduler.book.jobs.values()
-                if job.phase in (Phase.QUEUED, Phase.HELD, Phase.FROZEN) and job.id not in asked
-            ]
-            top = max(others) + 1 if others else None
-            raised = [(job, job.priority if top is None else max(top, job.priority)) for job in records]
-            return self._update([(job, {"priority": priority}) for job, priority in raised])
-
-        return self._change(Action.TOP, jobs, work)
-
-    def _update(self, wanted: Sequence[tuple[Job, Mapping[str, Any]]]) -> Collection[int]:
-        """Change fields of specs; those jobs that are other than before. In the scheduler's thread."""
+        Jobs that share a spec go on sharing one, which the event of the first brings; `changes_of` says the same of
+        all of them.
+        """
         drafts: list[Draft] = []
         environments: dict[int, Mapping[str, str]] = {}
         checks = self._admission.checks()
-        for job, changes in wanted:
+        first_event = self._scheduler.ledger.newest + 1
+        known: dict[int, _Changed] = {}
+        changed: dict[int, None] = {}
+        for job in records:
+            changes = changes_of(job)
             late = sorted(changes.keys() - WHILE_ACTIVE)
             if job.phase in ACTIVE and late:
                 raise ConflictError(
                     f"job {job.id} is {job.phase}: {', '.join(late)} can only be changed while it waits (what can be "
                     f"changed now: {', '.join(sorted(WHILE_ACTIVE))})"
                 )
-            spec = job_spec({**within_bounds(job.spec.to_json()), **changes}, source=f"job {job.id}")
-            before = (self._store.environment(job.spec_id) or {}) if spec.env else {}
-            spec = spec.model_copy(update={"env": unmasked(spec.env, before)})
-            if job.phase not in ACTIVE:
-                checks.spec(spec, f"job {job.id}")
-            if any(other == job.id for other, _ in spec.dependencies()):
+            new = known.get(job.spec_id)
+            if new is None:
+                new = known[job.spec_id] = self._changed(job, changes)
+            if job.phase not in ACTIVE and not new.checked:
+                checks.spec(new.spec, f"job {job.id}")
+                new.checked = True
+            if any(other == job.id for other, _ in new.spec.dependencies()):
                 raise InputError(f"job {job.id} can't wait for itself")
-            kept = spec.kept()
-            if all(getattr(kept, name) == getattr(job.spec, name) for name in changes) and spec.env == before:
+            if new.as_before:
                 continue
-            environments[len(drafts)] = spec.env
-            like = like_of(kept, job.user, spec.gpus, job.array_id)
-            estimate = self._scheduler.estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
-            data = {
-                "spec": kept.to_json(),
-                "after": [list(entry) for entry in spec.dependencies()],
-                "estimate_s": estimate.total_s,
-                "estimate_from": estimate.source.value,
-            }
-            drafts.append(("job.updated", job.id, data))
+            if new.event is None:
+                new.event = first_event + len(drafts)
+                environments[len(drafts)] = new.spec.env
+                brings: Mapping[str, Any] = {"spec": new.whole}
+            else:
+                brings = {"changes": {name: new.whole[name] for name in changes}, "spec_of": new.event}
+            drafts.append(("job.updated", job.id, {**brings, **new.also}))
+            changed[job.id] = None
         self._scheduler.ledger.write(drafts, (), environments)
-        changed = {int(number) for _, number, _ in drafts if number is not None}
-        for job, changes in wanted:
+        for job in records:
             if job.id not in changed:
                 continue
             if job.phase is Phase.QUEUED:
                 self._scheduler.planning.asks_anew(job.id)
-            if "time_limit" in changes:
+            if "time_limit" in changes_of(job):
                 self._scheduler.dispatch.set_limit(job.id)
         return changed
+
+    def _changed(self, job: Job, changes: Mapping[str, Any]) -> _Changed:
+        """The spec of a job, and of all that share it, with these changes."""
+        spec = job_spec({**within_bounds(job.spec.to_json()), **changes}, source=f"job {job.id}")
+        before = (self._store.environment(job.spec_id) or {}) if spec.env else {}
+        spec = spec.model_copy(update={"env": unmasked(spec.env, before)})
+        kept = spec.kept()
+        like = like_of(kept, job.user, spec.gpus, job.array_id)
+        estimate = self._scheduler.estimates.of(like, given_s=spec.estimate, time_limit_s=spec.time_limit)
+        also = {
+            "after": [list(entry) for entry in spec.dependencies()],
+            "estimate_s": estimate.total_s,
+            "estimate_from": estimate.source.value,
+        }
+        as_before = all(getattr(kept, name) == getattr(job.spec, name) for name in changes) and spec.env == before
+        return _Changed(spec, kept.to_json(), also, as_before=as_before)
 
     def _write(self, drafts: Iterable[Draft]) -> None:
         self._scheduler.ledger.write(list(drafts))
 
-    def _change(
-        self, action: Action, jobs: Sequence[int], work: Callable[[list[Job]], Collection[int] | None]
-    ) -> Collection[int]:
+    def _change(self, action: Action, jobs: Sequence[int], work: Work) -> Collection[int]:
         """Do something to jobs, to all or none of them; nothing to those of which it is so already.
 
-        Those that have ended stand in nobody's way where some are left to be cancelled. work: does it, and says which
-        jobs are other than before; None: all.
+        Those that have ended stand in nobody's way where some are left to be cancelled.
         """
 
         def change() -> Collection[int]:
@@ -209,11 +206,59 @@ class JobChanges:
             for job in records:
                 if refusal := impossible(action, job, attempts.get(job.id)):
                     raise ConflictError(refusal)
-            todo = [job for job in records if not so_already(action, job, attempts.get(job.id))]
-            if not todo:
-                return ()
-            changed = work(todo)
-            self._scheduler.planning.stale()
-            return {job.id for job in todo} if changed is None else changed
+            return self._done(work, [job for job in records if not so_already(action, job, attempts.get(job.id))])
 
         return self._scheduler.do(change)
+
+    def _change_array(self, action: Action, array: int, work: Work) -> Mapping[str, int]:
+        """Do something to the jobs of an array with which it can be done: how many were changed, by their new state."""
+
+        def change() -> Mapping[str, int]:
+            first, book = self._jobs.get(array), self._scheduler.book
+            if first.array_id != array:
+                raise NotFoundError(f"job {array} is not the first job of an array")
+            every: Iterable[Job] = book.jobs.values()
+            if action is Action.REQUEUE:  # also those that ended long ago
+                asked = JobQuery(array_id=array, oldest_first=True, limit=book.next_job)
+                every = [book.jobs.get(job.id, job) for job in self._store.jobs(asked)]
+            records = [
+                job
+                for job in every
+                if job.array_id == array
+                and not so_already(action, job, attempt := book.attempts.get(job.id))
+                and not impossible(action, job, attempt)
+            ]
+            return Counter([book.jobs[job].phase.value for job in self._done(work, records)])
+
+        return dict(self._scheduler.do(change))
+
+    def _done(self, work: Work, records: list[Job]) -> Collection[int]:
+        """Those jobs that are other than before."""
+        if not records:
+            return ()
+        changed = work(records)
+        self._scheduler.planning.stale()
+        return dict.fromkeys(job.id for job in records) if changed is None else changed
+
+
+@dataclass(slots=True)
+class _Changed:
+    """A changed spec. whole: as events hold it. also: what else they say. event: the one that brings it."""
+
+    spec: JobSpec
+    whole: Mapping[str, Any]
+    also: Mapping[str, Any]
+    as_before: bool
+    checked: bool = False
+    event: int | None = None
+
+
+def _changing(
+    changes: Mapping[str, Any], work: Callable[[list[Job], Callable[[Job], Mapping[str, Any]]], Collection[int]]
+) -> Work:
+    """Raises InputError: that can't be changed."""
+    if not changes:
+        raise InputError("no change was given")
+    for name in NEVER & changes.keys():
+        raise InputError(f"{name} can't be changed after submission" + ("; use hold and release" * (name == "hold")))
+    return lambda records: work(records, lambda job: changes)

@@ -31,6 +31,7 @@ SourceOfEstimate = Literal[
 StateOfNode = Literal["up", "cordoned", "draining", "down"]
 StateOfGpu = Literal["ok", "foreign", "unhealthy"]
 KindOfDevice = Literal["gpu", "cpu"]
+ActionOnArray = Literal["cancel", "hold", "release", "requeue", "top"]  # live/submission/actions.py, Action
 SavedHow = Literal["exit_code", "saved_step", "checkpoint"]  # core/job.py, SavedBy
 Dependency = tuple[int, Literal["ok", "any"]]
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
+from gpuloom.core.job import NodeState
 from gpuloom.live.views.answers import NodeList, UsageList
 from gpuloom.server import bodies, docs
 from gpuloom.server.context import Context
@@ -35,7 +36,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/nodes/{name}", **docs.set_node)
     def set_node(name: Annotated[str, Path(max_length=255)], data: Body) -> JsonResponse:
         change = bodies.checked(bodies.NodeChange, data)
-        return JsonResponse(service.set_node(name, change.state, reason=change.reason))
+        return JsonResponse(service.set_node(name, NodeState(change.state), reason=change.reason))
 
     @routes.get("/v1/policy", **docs.policy)
     def get_policy() -> JsonResponse:

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 
 from gpuloom.core.job import Phase
-from gpuloom.live.views.answers import ArrayChange, JobList, JobPage, JobView, Submitted
+from gpuloom.live.service import Service
+from gpuloom.live.submission.actions import Action
+from gpuloom.live.views.answers import ActionOnArray, ArrayChange, JobList, JobPage, JobView, Submitted
 from gpuloom.server import bodies, docs
 from gpuloom.server.context import Context, printable
 from gpuloom.server.encoded import JsonResponse
@@ -55,19 +57,29 @@ async def _optional_body(request: Request) -> Any:
 
 Body = Annotated[Any, Depends(_body)]
 OptionalBody = Annotated[Any, Depends(_optional_body)]
+ArrayNumber = Annotated[JobNumber, Path(description="The number of its first job.")]
 
 
 def router(context: Context) -> APIRouter:
-    """The routes under /v1/jobs and /v1/actions."""
+    """The routes under /v1/jobs, /v1/arrays and /v1/actions."""
     service = context.service
     routes = APIRouter(tags=["jobs"])
+    _submitting(routes, context)
+    _reading(routes, service)
+    _changing(routes, service)
+    _changing_arrays(routes, service)
     simple: dict[str, Callable[[Sequence[int]], Sequence[JobView]]] = {
         "hold": service.hold,
         "release": service.release,
         "requeue": service.requeue,
         "top": service.move_to_top,
     }
+    for action, act in simple.items():
+        _simple(routes, action, act)
+    return routes
 
+
+def _submitting(routes: APIRouter, context: Context) -> None:
     @routes.post("/v1/jobs", **docs.submit)
     def submit_jobs(
         data: Body,
@@ -84,9 +96,11 @@ def router(context: Context) -> APIRouter:
         user = context.default_user
         if x_gpuloom_user is not None:
             user = printable(x_gpuloom_user, "header X-Gpuloom-User", 64)
-        numbers = service.submit(bodies.submitted(data), user=user, idempotency_key=idempotency_key)
+        numbers = context.service.submit(bodies.submitted(data), user=user, idempotency_key=idempotency_key)
         return JsonResponse(Submitted(submitted=[list(of_spec) for of_spec in numbers]), status_code=201)
 
+
+def _reading(routes: APIRouter, service: Service) -> None:
     @routes.get("/v1/jobs", **docs.jobs)
     def list_jobs(
         state: Annotated[list[Phase], Query(description="Only these states.")] = [],  # noqa: B006
@@ -124,16 +138,18 @@ def router(context: Context) -> APIRouter:
     def show_job(job: Annotated[JobNumber, Path()]) -> JsonResponse:
         return JsonResponse(service.show(job))
 
-    @routes.patch("/v1/jobs/{job}", **docs.update)
-    def update_job(job: Annotated[JobNumber, Path()], data: Body) -> JsonResponse:
-        return JsonResponse(service.update([job], bodies.changes_of(data))[0])
-
     @routes.get("/v1/jobs/{job}/why", **docs.why)
     def why_job(
         job: Annotated[JobNumber, Path()],
         forecast: Annotated[bool, Query(description="Simulate ahead to predict when it will start.")] = True,
     ) -> JsonResponse:
         return JsonResponse(service.why(job, forecast=forecast))
+
+
+def _changing(routes: APIRouter, service: Service) -> None:
+    @routes.patch("/v1/jobs/{job}", **docs.update)
+    def update_job(job: Annotated[JobNumber, Path()], data: Body) -> JsonResponse:
+        return JsonResponse(service.update([job], bodies.changes_of(data))[0])
 
     @routes.post("/v1/jobs/{job}/cancel", **docs.cancel)
     def cancel_job(job: Annotated[JobNumber, Path()], data: OptionalBody) -> JsonResponse:
@@ -144,35 +160,41 @@ def router(context: Context) -> APIRouter:
         body = bodies.checked(bodies.ActCancel, data)
         return JsonResponse(JobList(jobs=list(service.cancel(body.jobs, grace_s=body.grace))))
 
-    @routes.post("/v1/arrays/{array}/{action}", **docs.array_action)
-    def act_on_array(
-        array: Annotated[JobNumber, Path(description="The number of its first job.")],
-        action: Annotated[Literal["cancel", "hold", "release", "requeue"], Path()],
-        data: OptionalBody,
-    ) -> JsonResponse:
-        grace = bodies.checked(bodies.CancelOne, data).grace
-        if grace is not None and action != "cancel":
-            message = "is for 'cancel' only"
-            raise ProblemError("invalid-body", f"grace {message}", [("/grace", message)])
-        changed = service.act_on_array(array, action, grace_s=grace)
-        return JsonResponse(ArrayChange(array=array, changed=dict(changed)))
-
     @routes.post("/v1/actions/update", **docs.update_many)
     def update_jobs(data: Body) -> JsonResponse:
         body = bodies.checked(bodies.ActUpdate, data)
         changed = service.update(body.jobs, bodies.changes_of(body.changes, "/changes"))
         return JsonResponse(JobList(jobs=list(changed)))
 
-    def simple_routes(action: str, act: Callable[[Sequence[int]], Sequence[JobView]]) -> None:
-        @routes.post(f"/v1/jobs/{{job}}/{action}", **docs.action(action, _SIMPLE[action]))
-        def one(job: Annotated[JobNumber, Path()], data: OptionalBody) -> JsonResponse:
-            bodies.checked(bodies.Nothing, data)
-            return JsonResponse(act([job])[0])
 
-        @routes.post(f"/v1/actions/{action}", **docs.action_many(action, _SIMPLE[action]))
-        def many(data: Body) -> JsonResponse:
-            return JsonResponse(JobList(jobs=list(act(bodies.checked(bodies.Act, data).jobs))))
+def _changing_arrays(routes: APIRouter, service: Service) -> None:
+    @routes.post("/v1/arrays/{array}/{action}", **docs.array_action)
+    def act_on_array(
+        array: ArrayNumber,
+        action: Annotated[ActionOnArray, Path()],
+        data: OptionalBody,
+    ) -> JsonResponse:
+        grace = bodies.checked(bodies.CancelOne, data).grace
+        if grace is not None and action != "cancel":
+            message = "is for 'cancel' only"
+            raise ProblemError("invalid-body", f"grace {message}", [("/grace", message)])
+        changed = service.act_on_array(array, Action(action), grace_s=grace)
+        return JsonResponse(ArrayChange(array=array, changed=dict(changed)))
 
-    for action, act in simple.items():
-        simple_routes(action, act)
-    return routes
+    @routes.patch("/v1/arrays/{array}", **docs.update_array)
+    def update_array(array: ArrayNumber, data: Body) -> JsonResponse:
+        changed = service.update_array(array, bodies.changes_of(data))
+        return JsonResponse(ArrayChange(array=array, changed=dict(changed)))
+
+
+def _simple(routes: APIRouter, action: str, act: Callable[[Sequence[int]], Sequence[JobView]]) -> None:
+    """What is done to a job, or to several, without further ado."""
+
+    @routes.post(f"/v1/jobs/{{job}}/{action}", **docs.action(action, _SIMPLE[action]))
+    def one(job: Annotated[JobNumber, Path()], data: OptionalBody) -> JsonResponse:
+        bodies.checked(bodies.Nothing, data)
+        return JsonResponse(act([job])[0])
+
+    @routes.post(f"/v1/actions/{action}", **docs.action_many(action, _SIMPLE[action]))
+    def many(data: Body) -> JsonResponse:
+        return JsonResponse(JobList(jobs=list(act(bodies.checked(bodies.Act, data).jobs))))
