@@ -55,7 +55,7 @@ from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
 from gpuloom.facts.gpus import hand_in_facts, with_known_memory
 from gpuloom.facts.profiles import shipped, with_profiles
-from gpuloom.interleave.groups import GroupSharing
+from gpuloom.interleave.worth import GroupSharing
 from gpuloom.placement.shapes import impossible_jobs, shapes_of
 from gpuloom.policies.base import Policy
 from gpuloom.policies.registry import create_policy, policy_ids

@@ -32,8 +32,11 @@ class Half:
 
     starts_together = False
 
-    def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]]) -> float:
+    def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]], gpu_model: str = "") -> float:
         return 0.5 if neighbours else 1.0
+
+    def most(self, job: int) -> int:
+        return 2
 
 
 class Told(Policy):
@@ -232,7 +235,7 @@ def test_a_job_at_speed_zero_for_ever_ends_in_an_error_with_words() -> None:
     class Still(Half):
         starts_together = False
 
-        def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]]) -> float:
+        def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]], gpu_model: str = "") -> float:
             return 0.0
 
     policy = Told(run_first(j0=on((0, 1)), j1=on((0, 1), layer=1)), layers=2)

@@ -15,8 +15,9 @@ from builders import jobs
 from gpuloom.core.decision import Placement
 from gpuloom.core.workload import Workload
 from gpuloom.interleave.efficiency import MEASURED_OVERHEAD, Interleaving
-from gpuloom.interleave.groups import UNKNOWN, GroupSharing, GroupTimes
+from gpuloom.interleave.groups import UNKNOWN, GroupTimes
 from gpuloom.interleave.rounds import Bucket, Rounds
+from gpuloom.interleave.worth import GroupSharing
 from released_times import Stages, one_order_s
 
 PLAIN = (1.0,) * 4

@@ -19,7 +19,7 @@ from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Speeds, Workload
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
-from gpuloom.interleave.groups import GroupSharing
+from gpuloom.interleave.worth import GroupSharing
 from gpuloom.placement.queues import ShapeQueues
 from gpuloom.policies.muri import _MANY, Muri, MuriL, MuriS, _Queues
 from gpuloom.policies.registry import create_policy

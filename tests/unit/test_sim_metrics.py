@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +16,10 @@ from builders import REQUIRED, jobs, workloads
 from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.decision import Decision
 from gpuloom.core.errors import ImpossibleJobError, InputError
+from gpuloom.core.pairs import PairTable
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Labels, Speeds, Workload
+from gpuloom.facts.pairs import with_pairs
 from gpuloom.policies.fifo import Fifo
 from gpuloom.sim import Failure, Settings, SimResult, simulate
 from gpuloom.sim.bound import lower_bound_avg_jct_s
@@ -131,6 +134,28 @@ def test_the_bound_counts_the_best_speed_and_sharing() -> None:
     queue = [(0, 100, 1)] * 4
     assert bound(queue, "1x1", jobs_per_gpu=2) < bound(queue, "1x1")
     assert math.isnan(bound([]))
+    some = np.array([2, 2, 1, 1])
+    assert bound(queue, "1x1", jobs_per_gpu=2) < bound(queue, "1x1", jobs_per_gpu=some) < bound(queue, "1x1")
+
+
+@pytest.mark.parametrize(("policy", "most"), [("weave", 4), ("muri-xl", 4), ("antman", 2), ("fifo", 1)])
+def test_the_bound_divides_by_sharing_only_where_a_job_can_share(policy: str, most: int) -> None:
+    rows = [(0.0, 100.0, 1)] * 8
+    plain = jobs(rows, model=Labels.of("aabbccdd"))
+    stages = replace(plain, stage_s=np.full((8, 3), 1.0))
+    pairs = with_pairs(plain, PairTable("test", {("V100", ("a", 1), ("b", 1)): (0.9, 0.9)}))
+
+    def of(workload: Workload) -> float:
+        return simulate(workload, "1x2:V100", policy, restart_overhead_s=0).lower_bound_avg_jct_s
+
+    alone = lower_bound_avg_jct_s(plain, parse_cluster("1x2"))
+    assert of(plain) == (
+        alone if policy != "antman" else lower_bound_avg_jct_s(plain, parse_cluster("1x2"), jobs_per_gpu=2)
+    )
+    assert of(stages) == lower_bound_avg_jct_s(plain, parse_cluster("1x2"), jobs_per_gpu=most)
+    if policy in ("weave", "muri-xl"):
+        some = np.array([2, 2, 2, 2, 1, 1, 1, 1])
+        assert of(pairs) == lower_bound_avg_jct_s(plain, parse_cluster("1x2"), jobs_per_gpu=some)
 
 
 @settings(max_examples=50)

@@ -37,12 +37,18 @@ def read(
     skip_bad_rows: bool,
     throughputs: Path | None,
     gpu_model: str | None,
+    pairs: Path | None = None,
 ) -> TraceRead:
     """Read a trace as the options say."""
     from gpuloom.traces import read_trace
 
     return read_trace(
-        list(traces), format=format_, skip_bad_rows=skip_bad_rows, throughputs=throughputs, gpu_model=gpu_model
+        list(traces),
+        format=format_,
+        skip_bad_rows=skip_bad_rows,
+        throughputs=throughputs,
+        gpu_model=gpu_model,
+        pairs=pairs,
     )
 
 

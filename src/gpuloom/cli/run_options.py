@@ -98,7 +98,14 @@ def elastic_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options about clusters of several GPU models."""
+    """Options about clusters of several GPU models, and about jobs beside each other on them."""
+    command = click.option(
+        "--pairs",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Measured speeds of jobs that share GPUs, by GPU model: CSV, or Gavel's JSON "
+        "[of a Gavel trace: its throughputs].",
+    )(command)
     command = click.option(
         "--speeds",
         type=Choice(["measured", "facts"]),
@@ -307,7 +314,7 @@ def checked(
         found = read(**others)
         chosen = with_known_memory(load_cluster(_where_taken(found)))
     inputs = [*map(Path, others["traces"]), *([] if cluster is None else [Path(cluster)])]
-    inputs += [Path(path) for path in (others["throughputs"], given["config"]) if path is not None]
+    inputs += [Path(path) for path in (others["throughputs"], others["pairs"], given["config"]) if path is not None]
     if scaling_profiles is not None:
         inputs += sorted(scaling_profiles.glob("*.csv"))
     for policy in policies:
@@ -360,6 +367,8 @@ def _say_unknown_models(cluster: Cluster, policies: list[Any]) -> None:
 
 def _say_profiled(workload: Workload, policies: list[Any]) -> None:
     """Say what `simulate` will fill in from the profile library, and whom nothing is known of."""
+    import numpy as np
+
     from gpuloom.facts.profiles import load_profiles, with_profiles
 
     profiles = load_profiles()
@@ -368,14 +377,17 @@ def _say_profiled(workload: Workload, policies: list[Any]) -> None:
     filled = with_profiles(workload, profiles)
     for note in filled.notes[len(workload.notes) :]:
         click.echo(f"note: {note}", err=True)
-    lacking = len(filled)
+    known = np.zeros(len(filled), dtype=bool)
     if filled.stage_s is not None:
-        total = filled.stage_s.sum(axis=1)
-        lacking -= int((total > 0).sum())
+        known |= filled.stage_s.sum(axis=1) > 0
+    if filled.pairs is not None:
+        known |= filled.pairs.may_share()
+    lacking = len(filled) - int(known.sum())
     if lacking and any("group_size" in policy.values for policy in policies):
         what = "no job has" if lacking == len(filled) else f"{lacking:,} of {plural(len(filled), 'job')} have no"
         click.echo(
-            f"note: {what} known stage times: they are not woven with other jobs (see: gpuloom profiles --help)",
+            f"note: {what} known stage times or pairs: they are not woven with other jobs (see: gpuloom profiles "
+            "--help, and --pairs)",
             err=True,
         )
 

@@ -14,6 +14,16 @@ class Sharing(Protocol):
 
     starts_together: bool
 
-    def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]]) -> float:
-        """Share of its solo speed that `job` gets; `layer` is its own, `neighbours` are (layer, job), sorted."""
+    def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]], gpu_model: str = "") -> float:
+        """Share of its solo speed on its GPUs that `job` gets.
+
+        Args:
+            layer: its own.
+            neighbours: (layer, job), sorted.
+            gpu_model: of the GPUs.
+        """
+        ...
+
+    def most(self, job: int) -> int:
+        """How many jobs may run on the GPUs of `job` at once, itself included: 1 if nobody can share them."""
         ...

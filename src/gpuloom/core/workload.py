@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.pairs import PairSpeeds
 from gpuloom.core.scaling import Scaling
 from gpuloom.core.share_class import CLASSES
 
@@ -97,6 +98,7 @@ class Workload:
         stage_s: shape (jobs, 3): seconds per iteration of data loading (storage and CPU), GPU compute and
             network synchronisation.
         speeds: relative speed by GPU model.
+        pairs: measured speeds beside other jobs on the same GPUs, by GPU model.
         scaling: numbers of GPUs on which each job can run, and how fast; `gpus` is then the number at which
             `duration_s` was measured, and what a policy that does not resize jobs gives them.
         ran: what happened to the jobs where the trace was taken.
@@ -124,6 +126,7 @@ class Workload:
     iteration_s: F8 | None = None
     stage_s: F8 | None = None
     speeds: Speeds | None = None
+    pairs: PairSpeeds | None = None
     scaling: Scaling | None = None
     ran: Ran | None = None
     line: I4 | None = None
@@ -143,6 +146,8 @@ class Workload:
                 )
         if self.speeds is not None and self.speeds.factor.shape != (n, len(self.speeds.models)):
             raise InputError(f"workload {self.name!r}: speeds has shape {self.speeds.factor.shape}, not ({n}, models)")
+        if self.pairs is not None and len(self.pairs) != n:
+            raise InputError(f"workload {self.name!r}: pairs has {len(self.pairs)} rows, submit_s has {n}")
         if self.scaling is not None:
             self._check_scaling(self.scaling)
         for name, bad in (
@@ -223,7 +228,7 @@ OPTIONAL_COLUMNS = (
 
 def take_column(value: object, rows: NDArray[np.intp]) -> object:
     """These rows of it, if it is a column."""
-    if isinstance(value, Labels | Speeds | Scaling | Ran):
+    if isinstance(value, Labels | Speeds | PairSpeeds | Scaling | Ran):
         return value.take(rows)
     if isinstance(value, np.ndarray):
         return value[rows]
@@ -233,6 +238,6 @@ def take_column(value: object, rows: NDArray[np.intp]) -> object:
 
 
 def _take(workload: Workload, rows: NDArray[np.intp], name: str) -> Workload:
-    keys = ("submit_s", "duration_s", "gpus", "speeds", "scaling", "ran", *OPTIONAL_COLUMNS)
+    keys = ("submit_s", "duration_s", "gpus", "speeds", "pairs", "scaling", "ran", *OPTIONAL_COLUMNS)
     columns = {key: take_column(getattr(workload, key), rows) for key in keys}
     return replace(workload, name=name, **columns)  # type: ignore[arg-type]

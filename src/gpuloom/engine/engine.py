@@ -234,8 +234,8 @@ class Engine:
         on: dict[Place, list[tuple[int, int]]] | None = None,
     ) -> None:
         """Set the rates of jobs whose neighbours changed. `on`: what `_on` says of places, as far as known."""
-        sharing = self.progress.sharing
-        if sharing is None:
+        progress = self.progress
+        if progress.sharing is None:
             return
         on = {} if on is None else on
         for job in sorted(jobs):
@@ -247,9 +247,9 @@ class Engine:
             if everyone is None:
                 everyone = on[place] = self._on(place)
             neighbours = [entry for entry in everyone if entry[1] != job]
-            rate = self.progress.solo_rate(job, placement) * sharing.rate(job, placement.layer, neighbours)
+            rate = progress.solo_rate(job, placement) * progress.share(job, placement, neighbours)
             if self._together and self._step_overhead_s is not None:
-                overhead_of = self.progress.overhead_of
+                overhead_of = progress.overhead_of
                 self._step_overhead_s[job] = overhead_of[job] + sum_floats(
                     overhead_of[other] for _, other in neighbours
                 )

@@ -34,6 +34,7 @@ class Progress:
         self.overhead_of = floats(self.restart_overhead_s)
         self.resize_of = floats(self.resize_overhead_s)
         self.sharing = sharing
+        self._model_of = [node.gpu_model for node in cluster.nodes]
         scaling = workload.scaling
         self._curve = None if scaling is None else ints(scaling.curve)
         if scaling is not None:
@@ -57,3 +58,9 @@ class Progress:
             by_nodes = self._curves[index][placement.gpus]
             speed *= by_nodes[min(len(placement.nodes), len(by_nodes)) - 1] / self._reference[job]
         return speed
+
+    def share(self, job: int, placement: Placement, neighbours: list[tuple[int, int]]) -> float:
+        """Share of its solo speed that a job gets beside these (layer, job) on its GPUs; 1 where nobody shares."""
+        if self.sharing is None:
+            return 1.0
+        return self.sharing.rate(job, placement.layer, neighbours, self._model_of[placement.nodes[0]])

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import TraceError
+from gpuloom.core.pairs import PairTable
 from gpuloom.core.workload import F8, I4
 
 Mask = NDArray[np.bool_]
@@ -96,7 +97,8 @@ class Part:
 
     `calendar` says that `submit_s` are seconds since 1970-01-01 of the trace's calendar; the caller then
     counts from the first submission. `utc` says that the file gave its offset from UTC. `cluster` is the one on which
-    the trace was taken, in short form, '' where the file does not say.
+    the trace was taken, in short form, '' where the file does not say. `pairs` is what is known of jobs that share
+    GPUs.
     """
 
     submit_s: F8
@@ -107,6 +109,7 @@ class Part:
     utc: bool = False
     notes: list[str] = field(default_factory=list)
     cluster: str = ""
+    pairs: PairTable | None = None
 
     def __len__(self) -> int:
         return len(self.submit_s)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuloom.core.sums import sum_ints
-from gpuloom.interleave.grouping import group_jobs
+from gpuloom.interleave.grouping import Measured, group_jobs
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
 from gpuloom.interleave.rounds import Bucket, Node
+from gpuloom.interleave.worth import GroupWorth
 
 _KEPT = 20_000
 
@@ -20,9 +21,11 @@ class ExactGroups:
     Args:
         size: most jobs in a group.
         gpu_memory_mib: the most memory that the jobs of a group may need together on a GPU.
+        worth: what groups are worth; None: by stage times alone.
     """
 
-    def __init__(self, times: GroupTimes, size: int, gpu_memory_mib: float) -> None:
+    def __init__(self, times: GroupTimes, size: int, gpu_memory_mib: float, worth: GroupWorth | None = None) -> None:
+        self._gain = None if worth is None or not worth.measured else worth.pair_gains()
         self._times, self._size, self._memory_mib = times, size, gpu_memory_mib
         self._solved: dict[tuple[Profiles, int], tuple[Node, ...]] = {}
 
@@ -71,4 +74,5 @@ class ExactGroups:
             solo_s=np.asarray(times.solo_s)[rows],
             memory_mib=np.asarray(times.memory_mib)[rows],
             gpu_memory_mib=self._memory_mib,
+            measured=None if self._gain is None else Measured(profiles, self._gain),
         ).groups

@@ -13,8 +13,9 @@ Jobs of equal stages, solo time and memory are interchangeable: they have the sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from itertools import combinations, combinations_with_replacement
 from math import ceil, comb, inf
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.core.pairs import NO_KIND
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8
 from gpuloom.interleave.efficiency import MAX_GROUP, Interleaving
@@ -40,6 +42,19 @@ Type = tuple[int, ...]
 """The profiles of a group's jobs, in rising order."""
 Members = NDArray[np.intp]
 """Groups of one size: shape (groups, jobs), profiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of two jobs beside each other.
+
+    Attributes:
+        kind: of each job, `NO_KIND` where nothing was measured.
+        gain: shape (kinds, kinds), what two do together in jobs at solo speed; NaN: not measured, 0: do not fit.
+    """
+
+    kind: Sequence[int]
+    gain: F8
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,7 @@ def group_jobs(
     solo_s: F8 | None = None,
     memory_mib: F8 | None = None,
     gpu_memory_mib: float = inf,
+    measured: Measured | None = None,
 ) -> Grouping:
     """Put all jobs into groups.
 
@@ -95,6 +111,8 @@ def group_jobs(
             runs alone counts 1.
         solo_s: seconds per iteration alone, shape (jobs,); None: the sum of the stages.
         memory_mib: GPU memory of each job, shape (jobs,), NaN where unknown (counts as 0).
+        measured: what was measured of two jobs beside each other, which then counts instead of their stages. Jobs of
+            its kinds may have stages that are all 0: these are not known.
 
     Raises:
         InputError: an unknown method or objective, impossible sizes or times, a job too large for the GPU.
@@ -115,8 +133,12 @@ def group_jobs(
     memory = np.zeros(jobs) if memory_mib is None else np.nan_to_num(np.asarray(memory_mib, dtype=np.float64))
     if solo.shape != (jobs,) or memory.shape != (jobs,):
         raise InputError(f"solo times and memory: one for each of {jobs} jobs is needed")
+    kind = np.full(jobs, NO_KIND, dtype=np.intp) if measured is None else np.asarray(measured.kind, dtype=np.intp)
+    if kind.shape != (jobs,):
+        raise InputError(f"kinds of measured pairs: one for each of {jobs} jobs is needed")
+    able = np.isfinite(total) & ((total > 0) | ((total == 0) & (kind != NO_KIND)))
     for what, bad in (
-        ("stage times must be finite and 0 or more, and not all 0", ~(np.isfinite(total) & (total > 0))),
+        ("stage times must be finite and 0 or more, and not all 0", ~able),
         ("stage times must be 0 or more", (stage_s < 0).any(axis=1)),
         ("solo times must be finite and above 0", ~(np.isfinite(solo) & (solo > 0))),
         (f"needs more memory than a GPU has ({gpu_memory_mib:g} MiB)", ~((memory >= 0) & (memory <= gpu_memory_mib))),
@@ -128,7 +150,7 @@ def group_jobs(
         raise InputError(f"{wanted} groups: at least one is needed")
     if jobs == 0:
         return Grouping((), (), (), (), 0.0, 0.0, wanted, method)
-    plan = _Plan(stage_s, solo, memory, gpu_memory_mib, interleaving, objective, size)
+    plan = _Plan(stage_s, solo, memory, gpu_memory_mib, interleaving, objective, size, measured)
     if method == "greedy":
         return plan.result(plan.in_order(), inf, wanted, "greedy")
     if method == "multiround":
@@ -142,9 +164,18 @@ class _Plan:
     """One call: its profiles, and what groups of them are worth."""
 
     def __init__(
-        self, stage_s: F8, solo_s: F8, memory: F8, limit: float, model: Interleaving, objective: str, size: int
+        self,
+        stage_s: F8,
+        solo_s: F8,
+        memory: F8,
+        limit: float,
+        model: Interleaving,
+        objective: str,
+        size: int,
+        measured: Measured | None = None,
     ) -> None:
-        table = np.column_stack([stage_s, solo_s, memory])
+        kind = np.full(len(stage_s), NO_KIND) if measured is None else np.asarray(measured.kind, dtype=np.intp)
+        table = np.column_stack([stage_s, solo_s, memory, kind])
         _, first, inverse = np.unique(table, axis=0, return_index=True, return_inverse=True)
         rank = np.empty(len(first), dtype=np.intp)
         rank[np.argsort(first)] = np.arange(len(first))  # profiles in order of their first job
@@ -153,14 +184,30 @@ class _Plan:
         first = np.sort(first)
         self.stage_s, self.solo_s, self.memory = stage_s[first], solo_s[first], memory[first]
         self._limit, self._model, self._objective, self.size = limit, model, objective, size
+        self._staged = self.stage_s.sum(axis=1) > 0
+        self._gain: F8 | None = None
+        """Normalised throughput of two profiles beside each other, NaN where it was not measured."""
+        if measured is not None:
+            padded = np.pad(np.asarray(measured.gain, dtype=np.float64), (0, 1), constant_values=np.nan)
+            self._gain = padded[np.ix_(kind[first], kind[first])]
 
     def seconds(self, members: Members) -> F8:
-        """T of each group, seconds."""
+        """T of each group, seconds; inf where nothing is known of it. Of a measured pair, the T of equal throughput."""
         if members.shape[1] == 1:
             return self.solo_s[members[:, 0]]
         # Nobody is faster in company than alone, whatever the stages add up to.
         slowest: F8 = self.solo_s[members].max(axis=1)
-        return np.maximum(self._model.iteration_s(self.stage_s[members]), slowest)
+        seconds: F8 = np.maximum(self._model.iteration_s(self.stage_s[members]), slowest)
+        if self._gain is None:
+            return seconds
+        seconds[~self._staged[members].all(axis=1)] = inf
+        if members.shape[1] == 2:
+            gain = self._gain[members[:, 0], members[:, 1]]
+            effective = np.divide(self.solo_s[members].sum(axis=1), gain, out=np.full(len(gain), inf), where=gain > 0)
+            return np.where(np.isnan(gain), seconds, effective)
+        for one, two in combinations(range(members.shape[1]), 2):
+            seconds[self._gain[members[:, one], members[:, two]] == 0] = inf
+        return seconds
 
     def allowed(self, members: Members, seconds: F8) -> NDArray[np.bool_]:
         one_by_one = self.solo_s[members].sum(axis=1)

@@ -1,6 +1,7 @@
-"""How fast each job runs in each group. Plans and progress both use this model.
+"""Profiles of jobs, and how long an iteration of a group takes by the stage times of its jobs.
 
-Jobs with the same stage times are alike, so everything is computed once per multiset of profiles.
+Jobs with the same stage times (and the same measured speeds beside others, which `worth.py` takes into account) are
+alike, so everything is computed once per multiset of profiles.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.columns import floats, ints
-from gpuloom.core.decision import Place, Placement
+from gpuloom.core.pairs import NO_KIND, PairSpeeds
 from gpuloom.core.share_class import HIGH
 from gpuloom.core.sums import sum_floats
 from gpuloom.core.workload import F8, Workload
-from gpuloom.interleave.efficiency import MAX_GROUP, Interleaving
+from gpuloom.interleave.efficiency import Interleaving
 
 Profiles = tuple[int, ...]
 """The profiles of a group's jobs, in rising order: all that the model knows of a group."""
@@ -23,7 +24,7 @@ Profiles = tuple[int, ...]
 _KEPT = 200_000
 """For how many groups times are remembered."""
 UNKNOWN = -1
-"""Profile of a job whose stage times are not known: it runs alone."""
+"""Profile of a job of which neither stage times nor speeds beside others are known: it runs alone."""
 
 
 class GroupTimes:
@@ -48,16 +49,22 @@ class GroupTimes:
         self.interleaving, self._floor = interleaving, floor
         n = len(workload)
         of_job = np.full(n, UNKNOWN, dtype=np.int32)
-        rows = np.zeros((0, 5))
-        if workload.stage_s is not None:
-            total = workload.stage_s.sum(axis=1)
-            alone = total if workload.iteration_s is None else workload.iteration_s
-            alone = np.where(np.isfinite(alone) & (alone > 0), alone, total)
+        rows = np.zeros((0, 6))
+        pairs = workload.pairs
+        if workload.stage_s is not None or pairs is not None:
+            stage_s, alone, known = _staged(workload)
             memory = np.zeros(n) if workload.gpu_memory_mib is None else np.nan_to_num(workload.gpu_memory_mib)
-            known = np.isfinite(total) & (total > 0)
+            kind = np.full(n, NO_KIND, dtype=np.float64) if pairs is None else pairs.of_job.astype(np.float64)
+            able = known | (kind != NO_KIND)
             if workload.share_class is not None:  # a job that must keep its latency is not woven with others
-                known &= ~np.array([name == HIGH for name in workload.share_class.names])[workload.share_class.codes]
-            rows, of_job[known] = _distinct(np.column_stack([workload.stage_s, alone, memory])[known])
+                able &= ~np.array([name == HIGH for name in workload.share_class.names])[workload.share_class.codes]
+            rows, of_job[able] = _distinct(np.column_stack([stage_s, alone, memory, kind])[able])
+        self.pairs: PairSpeeds | None = pairs
+        """What was measured of jobs beside each other."""
+        self.kind: list[int] = rows[:, 5].astype(np.int64).tolist()
+        """Kind by profile, as `pairs` numbers them; `NO_KIND`: nothing was measured."""
+        self.staged: list[bool] = (rows[:, :3].sum(axis=1) > 0).tolist()
+        """By profile: its stage times are known."""
         self.of_job = ints(of_job)
         """Profile of each job."""
         self.stage_s: F8 = rows[:, :3]
@@ -134,65 +141,16 @@ class GroupTimes:
             self._true.update(zip(alike, np.maximum(true_s, slowest).tolist(), strict=True))
 
 
-class GroupSharing:
-    """Jobs on the same GPUs make one iteration each in the group's time. Implements `Sharing`."""
-
-    starts_together = True
-
-    def __init__(self, times: GroupTimes) -> None:
-        self._times, self._of_job = times, times.of_job
-        self._rates: dict[tuple[int, ...], float] = {}
-        """Rates by (a job's profile, its neighbours' profiles in their order)."""
-
-    def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]]) -> float:
-        """Share of its solo speed that `job` gets."""
-        if not neighbours:
-            return 1.0
-        of_job = self._of_job
-        profiles = [of_job[job]]
-        for _, other in neighbours:  # faster than a comprehension for so few
-            profiles.append(of_job[other])
-        key = tuple(profiles)
-        rate = self._rates.get(key)
-        if rate is None:
-            if len(self._rates) > _KEPT:
-                self._rates.clear()
-            rate = self._rates[key] = self._rate(key)
-        return rate
-
-    def rates(self, jobs: Sequence[int], placements: Sequence[Placement]) -> list[float] | None:
-        """`rate` of each of these jobs if nobody else runs; None if some share only a part of their GPUs."""
-        together: dict[Place, list[tuple[int, int, int]]] = {}
-        for index, (job, placement) in enumerate(zip(jobs, placements, strict=True)):
-            together.setdefault((placement.nodes, placement.masks), []).append((placement.layer, job, index))
-        taken: dict[int, int] = {}
-        for place in together:
-            for node, mask in zip(*place, strict=True):
-                before = taken.get(node, 0)
-                if before & mask:
-                    return None
-                taken[node] = before | mask
-        rates = [1.0] * len(jobs)
-        of_job, known = self._of_job, dict[Profiles, list[float]]()
-        for members in together.values():
-            if len(members) > 1:
-                members.sort()
-                profiles = tuple([of_job[job] for _, job, _ in members])
-                found = known.get(profiles)
-                if found is None:
-                    found = known[profiles] = [
-                        self._rate((own, *profiles[:at], *profiles[at + 1 :])) for at, own in enumerate(profiles)
-                    ]
-                for (_, _, index), rate in zip(members, found, strict=True):
-                    rates[index] = rate
-        return rates
-
-    def _rate(self, profiles: Profiles) -> float:
-        """Share of its solo speed that a job of the first profile gets beside the others."""
-        group = tuple(sorted(profiles))
-        if group[0] == UNKNOWN or len(group) > MAX_GROUP:
-            return 1.0 / len(group)
-        return self._times.solo_s[profiles[0]] / self._times.iteration_s(group)
+def _staged(workload: Workload) -> tuple[F8, F8, NDArray[np.bool_]]:
+    """Of each job its stage times (0 where unknown), its iteration alone (1 there), and whether they are known."""
+    n = len(workload)
+    if workload.stage_s is None:
+        return np.zeros((n, 3)), np.ones(n), np.zeros(n, dtype=bool)
+    total = workload.stage_s.sum(axis=1)
+    alone = total if workload.iteration_s is None else workload.iteration_s
+    alone = np.where(np.isfinite(alone) & (alone > 0), alone, total)
+    known = np.isfinite(total) & (total > 0)
+    return np.where(known[:, None], workload.stage_s, 0.0), np.where(known, alone, 1.0), known
 
 
 def _distinct(table: F8) -> tuple[F8, NDArray[np.intp]]:

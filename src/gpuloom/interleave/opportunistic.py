@@ -30,11 +30,15 @@ class OpportunisticSharing:
         self._stages: list[list[float]] | None = workload.stage_s.tolist() if known else None  # type: ignore[union-attr]
         self._iteration_s: list[float] = workload.iteration_s.tolist() if known else []  # type: ignore[union-attr]
 
-    def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]]) -> float:
+    def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]], gpu_model: str = "") -> float:
         """Share of its solo speed that `job` gets."""
         if layer == GUARANTEED_LAYER or not neighbours:
             return 1.0
         return 1.0 / max(1.0, *(self._slowdown(job, other) for _, other in neighbours))
+
+    def most(self, job: int) -> int:
+        """How many jobs may run on the GPUs of `job` at once."""
+        return 2
 
     def _slowdown(self, job: int, other: int) -> float:
         if self._stages is not None:

@@ -22,6 +22,7 @@ from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
 from gpuloom.interleave.released import released_partners
+from gpuloom.interleave.worth import GroupWorth
 from gpuloom.solvers.matching import Matcher
 
 Node = tuple[int, ...]
@@ -58,10 +59,20 @@ class Rounds:
         allowed: whether a group of these profiles may be formed at all (it fits the memory and is not slower than
             its jobs one after another).
         matcher: 'exact', or 'released': the released simulator's pairs, for problems that are not too large.
+        worth: what groups are worth; None: by stage times alone.
     """
 
-    def __init__(self, times: GroupTimes, size: int, allowed: Allowed, *, matcher: str = "exact") -> None:
+    def __init__(
+        self,
+        times: GroupTimes,
+        size: int,
+        allowed: Allowed,
+        *,
+        matcher: str = "exact",
+        worth: GroupWorth | None = None,
+    ) -> None:
         self._times, self._size, self._allowed = times, size, allowed
+        self._worth = worth or GroupWorth(times)
         # The released rounds can't form groups of three: no single is left to join a pair.
         self._released = matcher == "released" and size != 3
         self.exhausted = False
@@ -239,9 +250,9 @@ class Rounds:
             merged = [self._together(a, b) for a, b in pairs]
             # All at once: one by one, as `allowed` asks, is many times slower.
             sets = [tuple(sorted(group)) for group in merged if len(group) <= self._size and UNKNOWN not in group]
-            self._times.planned_iteration_s(sets)
+            self._worth.gains(sets)
             able = [len(group) <= self._size and self._allowed(tuple(sorted(group))) for group in merged]
-            weights = self._times.efficiency([group for group, good in zip(merged, able, strict=True) if good])
+            weights = self._worth.weights([group for group, good in zip(merged, able, strict=True) if good])
             rest = iter(weights)
             for (a, b), good in zip(pairs, able, strict=True):
                 self._weight[a, b] = next(rest) if good else 0.0

@@ -4,6 +4,9 @@ A *set* is a multiset of up to `size` profiles, named by its number. Number 0 is
 the profiles alone, in order. With P profiles there are C(P + 4, 4) sets of up to four. Above `MOST` profiles, near ones
 are put into one cluster, which its middle profile stands for. Only plans are then a little off: jobs run by their own
 times.
+
+The members of a set whose speeds follow from stage times all have the same factor, 1 / T; those of a measured pair have
+a factor each (`uneven`).
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ from numpy.typing import NDArray
 from gpuloom.core.sums import sum_floats
 from gpuloom.core.workload import F8
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
+from gpuloom.interleave.worth import GroupWorth, Source
 
 MOST = 16
 """The most profiles that are told apart: 4,844 sets of up to four."""
+MOST_PAIRED = 97
+"""The same where no group has more than two jobs: 4,850 sets."""
 NEVER = -1e200
 _PIVOTS = 200
 
@@ -36,7 +42,10 @@ class SetTable:
         clustered: whether there are fewer columns than profiles.
         solo_s: seconds per iteration alone, by column.
         sets: columns of each set's members, in rising order.
-        inverse: 1 / T of each set, per second; 0 for sets that may not be formed and for the empty one.
+        inverse: 1 / T of each set, per second; 0 for sets that may not be formed and for the empty one. Of a measured
+            pair, the mean of its members' factors.
+        worth: what groups are worth on the GPU models that the table is for.
+        uneven: of measured pairs: by the set's number, the factor of each column, share of solo speed / `solo_s`.
         formed: the same, but far below 0 for sets that may not be formed, so that no gain makes up for it.
         grown: shape (sets, columns + 1): the set with one more member; the first column is the set itself. For full
             sets -1: the last set, which may not be formed.
@@ -51,9 +60,20 @@ class SetTable:
         size: int,
         allowed: Callable[[Profiles], bool],
         gpu_memory_mib: float = float("inf"),
+        worth: GroupWorth | None = None,
     ) -> None:
+        """
+        Args:
+            size: most jobs in a group.
+            allowed: whether a group that the memory holds may be formed.
+            worth: on the GPU models that the table is for; None: by stage times alone.
+        """
         self.gpus = gpus
-        self.profiles, self.column_of = _middles(profiles, times, gpu_memory_mib)
+        self.worth = worth = worth or GroupWorth(times)
+        if times.pairs is not None and not any(times.staged[profile] for profile in profiles if profile != UNKNOWN):
+            size = min(size, 2)
+        most = MOST_PAIRED if times.pairs is not None and size <= 2 else MOST
+        self.profiles, self.column_of = _middles(profiles, times, gpu_memory_mib, most)
         self._memory_mib = [0.0] * len(self.profiles)
         """By column, the most memory of any of its profiles: a group that fits by these fits in any case."""
         for profile, column in self.column_of.items():
@@ -67,7 +87,8 @@ class SetTable:
             found for members in range(size + 1) for found in combinations_with_replacement(range(columns), members)
         ]
         number = {found: index for index, found in enumerate(self.sets)}
-        self.inverse = self._inverses(times, allowed)
+        self.uneven: dict[int, dict[int, float]] = {}
+        self.inverse = self._inverses(worth, allowed)
         no_set = len(self.sets)
         self.inverse = np.append(self.inverse, 0.0)
         self.grown: Index = np.full((no_set + 1, columns + 1), no_set, dtype=np.intp)
@@ -90,6 +111,13 @@ class SetTable:
         counts = np.array([[found.count(column) for column in range(columns)] for found in self.sets[1:]], dtype=float)
         self._counts = counts
         self._rate: F8 = counts * self.solo_s * self.inverse[1:-1, None]
+        for row, factors in self.uneven.items():
+            for column, factor in factors.items():
+                self._rate[row - 1, column] = counts[row - 1, column] * self.solo_s[column] * factor
+        self.factors = self._factors_by_place() if self.uneven else None
+        """Shape as `pattern`: the factor of the members at each place; None: `inverse` for all."""
+        self.joined = self._factors_when_grown() if self.uneven else None
+        """Shapes as `grown`: the factors of those that were there, and of the one that was added; None: `formed`."""
         self._prices: dict[tuple[int, ...], F8] = {}
 
     def set_of(self, columns: Sequence[int]) -> int:
@@ -98,6 +126,30 @@ class SetTable:
         for column in columns:
             found = grown[found][column + 1]
         return found
+
+    def value(self, number: int, columns: Sequence[int], values: Sequence[float], total: float) -> float:
+        """Value per second of a set whose members have these columns and values (worth · solo seconds), `total` in
+        all."""
+        factors = self.uneven.get(number)
+        if factors is None:
+            return total * self.inverse_list[number]
+        return sum_floats([value * factors[column] for column, value in zip(columns, values, strict=True)])
+
+    def _factors_by_place(self) -> F8:
+        factors = np.tile(self.inverse[1:-1], (self.size, 1))
+        for number, by_column in self.uneven.items():
+            for place, (column, _) in enumerate(self.takes[number]):
+                factors[place, number - 1] = by_column[column]
+        return factors
+
+    def _factors_when_grown(self) -> tuple[F8, F8]:
+        there = self.formed.take(self.grown)
+        added = there.copy()
+        for number, by_column in self.uneven.items():
+            one, two = self.sets[number]
+            for stays, comes in ((one, two), (two, one)):
+                there[stays + 1, comes + 1], added[stays + 1, comes + 1] = by_column[stays], by_column[comes]
+        return there, added
 
     def prices(self, present: tuple[int, ...]) -> F8:
         """GPU seconds that a second of solo work of each column costs: shape (columns,).
@@ -138,46 +190,64 @@ class SetTable:
         prices[here] = np.clip(basis.sum(axis=0), 1e-3, 1.0)
         return prices
 
-    def _inverses(self, times: GroupTimes, allowed: Callable[[Profiles], bool]) -> F8:
+    def _inverses(self, worth: GroupWorth, allowed: Callable[[Profiles], bool]) -> F8:
         inverse = np.zeros(len(self.sets))
         inverse[1 : 1 + len(self.profiles)] = 1.0 / self.solo_s
         # All at once: one by one, as `allowed` asks, is many times slower.
         woven = [tuple(sorted(self.profiles[column] for column in found)) for found in self.sets if len(found) > 1]
-        times.planned_iteration_s([group for group in woven if group[0] != UNKNOWN])
+        worth.gains(woven)
         groups: list[Profiles] = []
         rows: list[int] = []
         for row, found in enumerate(self.sets):
             if len(found) > 1:
                 group = tuple(sorted(self.profiles[column] for column in found))
                 fits = sum_floats([self._memory_mib[column] for column in found]) <= self._gpu_memory_mib
-                if group[0] != UNKNOWN and fits and allowed(group):
+                if not (group[0] != UNKNOWN and fits and worth.known(group) and allowed(group)):
+                    continue
+                if worth.source(group) is Source.MEASURED:
+                    self.uneven[row] = self._shares(found, group, worth)
+                    inverse[row] = sum_floats([self.uneven[row][column] for column in found]) / len(found)
+                else:
                     groups.append(group)
                     rows.append(row)
         if rows:
-            inverse[rows] = 1.0 / np.array(times.planned_iteration_s(groups))
+            inverse[rows] = 1.0 / np.array(worth.times.planned_iteration_s(groups))
         return inverse
 
+    def _shares(self, columns: Sequence[int], group: Profiles, worth: GroupWorth) -> dict[int, float]:
+        """The factor of each column of a measured pair."""
+        rates = worth.rates(group) or ()
+        share = dict(zip(group, rates, strict=True))
+        return {column: share[self.profiles[column]] / float(self.solo_s[column]) for column in columns}
 
-def _middles(profiles: Sequence[int], times: GroupTimes, gpu_memory_mib: float) -> tuple[list[int], dict[int, int]]:
-    """At most `MOST` profiles that stand for all, and the column of each profile.
 
-    Chosen by farthest points (Gonzalez 1985) in the logarithms of the stage times, and in the share of a GPU's memory
-    where that is known: so the largest factor between a profile and the one that stands for it is small.
+def _middles(
+    profiles: Sequence[int], times: GroupTimes, gpu_memory_mib: float, most: int
+) -> tuple[list[int], dict[int, int]]:
+    """At most `most` profiles that stand for all, and the column of each profile.
+
+    Chosen by farthest points (Gonzalez 1985) in the logarithms of the stage times, in the share of a GPU's memory where
+    that is known, and in the measured speeds beside others: so the largest factor between a profile and the one that
+    stands for it is small.
     """
     distinct = sorted(set(profiles))
     known = [profile for profile in distinct if profile != UNKNOWN]
     unknown = [UNKNOWN] * (len(known) < len(distinct))
-    if len(distinct) <= MOST:
+    if len(distinct) <= most:
         return distinct, {profile: column for column, profile in enumerate(distinct)}
     stage_s = np.maximum(times.planned_s[known], 1e-3 * np.asarray(times.solo_s)[known][:, None])
     points = np.log(np.column_stack([stage_s, np.asarray(times.solo_s)[known]]))
     if np.isfinite(gpu_memory_mib):
         share = np.minimum(np.asarray(times.memory_mib)[known] / gpu_memory_mib, 1.0)
         points = np.column_stack([points, share])
+    if times.pairs is not None:
+        # Of kind -1 the row that is added: nothing is known.
+        beside = np.pad(np.nan_to_num(times.pairs.share, nan=-1.0), ((0, 0), (0, 1), (0, 0)), constant_values=-1.0)
+        points = np.column_stack([points, *beside[:, [times.kind[profile] for profile in known]]])
     chosen = [int(np.abs(points - points.mean(axis=0)).max(axis=1).argmin())]
     distance = np.abs(points - points[chosen[0]]).max(axis=1)
     nearest = np.zeros(len(known), dtype=np.intp)
-    while len(chosen) < MOST - len(unknown):
+    while len(chosen) < most - len(unknown):
         farthest = int(distance.argmax())
         away = np.abs(points - points[farthest]).max(axis=1)
         nearest[away < distance] = len(chosen)

@@ -54,19 +54,22 @@ class Group:
     @property
     def value(self) -> float:
         """Value per second."""
-        return self.total * self.table.inverse_list[self.number]
+        return self.table.value(self.number, self.columns, self.values, self.total)
 
     def best_split(self) -> tuple[float, tuple[int, ...]]:
         """The most that the value gains when some members get GPUs of their own, and these members."""
         if self._split is None:
             table, columns, values = self.table, self.columns, self.values
             best: tuple[float, tuple[int, ...]] = (NEVER, ())
-            now, inverse = self.value, table.inverse_list
+            now = self.value
             for away in _PARTS[len(columns)]:
                 moved = sum_floats([values[place] for place in away])
                 stay = [column for place, column in enumerate(columns) if place not in away]
                 go = [columns[place] for place in away]
-                gain = (self.total - moved) * inverse[table.set_of(stay)] + moved * inverse[table.set_of(go)] - now
+                kept = [value for place, value in enumerate(values) if place not in away]
+                gone = [values[place] for place in away]
+                gain = table.value(table.set_of(stay), stay, kept, self.total - moved)
+                gain = gain + table.value(table.set_of(go), go, gone, moved) - now
                 if gain > best[0]:
                     best = (gain, away)
             self._split = best
@@ -126,8 +129,12 @@ class Filler:
 
     def _choose(self, shape: int) -> None:
         table = self._tables[shape]
-        value = self._sums[shape].take(table.pattern).sum(axis=0)
-        value *= table.inverse[1:-1]
+        value = self._sums[shape].take(table.pattern)
+        if table.factors is not None:
+            value *= table.factors
+        value = value.sum(axis=0)
+        if table.factors is None:
+            value *= table.inverse[1:-1]
         best = int(value.argmax())
         self._best[shape] = (float(value[best]) / table.gpus, best) if value[best] > 0 else (0.0, -1)
 
@@ -160,6 +167,9 @@ class Filler:
                 self.value -= source.value
                 group = source.split()
                 self.value += source.value
+                if group.table is not self._tables[group.shape]:  # it leaves for other GPUs than its group has
+                    group.table = self._tables[group.shape]
+                    group.changed()
             self.groups.append(group)
             self.value += group.value
             free -= group.table.gpus
@@ -242,7 +252,7 @@ def exchange(groups: Sequence[Group]) -> None:
     size = table.size
     seats = n * size
     column, number = np.zeros(seats, dtype=np.intp), np.zeros(seats, dtype=np.intp)
-    value, rest, now = np.zeros(seats), np.zeros(seats), np.zeros(seats)
+    value, rest, now, left = np.zeros(seats), np.zeros(seats), np.zeros(seats), np.zeros(seats)
     lone, empty = np.zeros(seats, dtype=bool), np.zeros(seats, dtype=bool)
     of_seat = np.repeat(np.arange(n), size)
     done = of_seat[:, None] >= of_seat[None, :]
@@ -260,14 +270,23 @@ def exchange(groups: Sequence[Group]) -> None:
                 others = group.columns[:place] + group.columns[place + 1 :]
                 column[seat], value[seat] = group.columns[place] + 1, group.values[place]
                 number[seat], rest[seat] = table.set_of(others), group.total - group.values[place]
+                if table.joined is not None:
+                    values = group.values[:place] + group.values[place + 1 :]
+                    left[seat] = table.value(int(number[seat]), others, values, float(rest[seat]))
             else:
                 column[seat], value[seat], number[seat], rest[seat] = 0, 0.0, group.number, group.total
+                left[seat] = group.value
 
     for index in range(n):
         write(index)
     for _ in range(ROUNDS):
         # put[a, b]: value of a's group if the member on seat b took seat a.
-        put = (rest[:, None] + value) * table.formed.take(table.grown[number][:, column])
+        if table.joined is None:
+            put = (rest[:, None] + value) * table.formed.take(table.grown[number][:, column])
+        else:
+            there, added = table.joined
+            put = rest[:, None] * there[number][:, column] + value * added[number][:, column]
+            put[:, empty] = left[:, None]
         gain = put + put.T
         gain -= now[:, None]
         gain -= now

@@ -33,6 +33,7 @@ from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.interleave.exactly import ExactGroups
 from gpuloom.interleave.groups import GroupTimes, Profiles
 from gpuloom.interleave.rounds import MATCHERS, Bucket, Limits, Node, Rounds
+from gpuloom.interleave.worth import GroupWorth
 from gpuloom.placement.pool import pool_of_node
 from gpuloom.placement.queues import Entry, ShapeQueues
 from gpuloom.placement.shared import Room, SharedPlacer
@@ -201,8 +202,11 @@ class _Planner:
             # Whatever the order it runs in, the artifact splits a group by the best one.
             self._best = group_times(snapshot.workload, {**values, "ordering": "best"})
         self._order: list[int] = []
-        self._rounds = Rounds(self._times, self._size, self._allowed, matcher=values["matcher"])
-        self._exact = ExactGroups(self._times, self._size, self._memory_mib)
+        # Who shares GPUs is settled before it is known on which: a group must be good on any GPU model.
+        self._worth = GroupWorth(self._times, snapshot.cluster.models)
+        self._best_worth = GroupWorth(self._best, snapshot.cluster.models)
+        self._rounds = Rounds(self._times, self._size, self._allowed, matcher=values["matcher"], worth=self._worth)
+        self._exact = ExactGroups(self._times, self._size, self._memory_mib, self._worth)
         self._queues = _Queues(snapshot, policy.waiting_key)
         self._pool_of_node = pool_of_node(snapshot.cluster)
         sets = {frozenset(shape.pools) for shape in self._queues.shapes.shapes}
@@ -455,7 +459,7 @@ class _Planner:
 
     def _split(self, node: Node) -> list[Node]:
         profiles = self._best.profiles_of(node)
-        if len(node) == 1 or self._best.pays(profiles):
+        if len(node) == 1 or self._best_worth.pays(profiles):
             return [node]
         return [(job,) for job in node]
 
@@ -490,6 +494,6 @@ class _Planner:
         return chosen, fitted, left
 
     def _allowed(self, profiles: Profiles) -> bool:
-        if profiles[0] < 0 or not self._times.fits(profiles, self._memory_mib):
+        if profiles[0] < 0 or not self._times.fits(profiles, self._memory_mib) or not self._worth.known(profiles):
             return False
-        return self._slow != "avoid" or self._times.pays(profiles)
+        return self._slow != "avoid" or self._worth.pays(profiles)

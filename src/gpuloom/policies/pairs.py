@@ -319,8 +319,15 @@ class KernelSharing:
             else np.array([*labels.names])[labels.codes] == BEST_EFFORT
         )
         self._guest: list[bool] = guests.tolist()
+        self._classed = (
+            [False] * len(workload) if labels is None else [labels[job] != "" for job in range(len(workload))]
+        )
         self._speed = speed
 
-    def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]]) -> float:
+    def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]], gpu_model: str = "") -> float:
         """Share of its solo speed that `job` gets."""
         return self._speed if neighbours and self._guest[job] else 1.0
+
+    def most(self, job: int) -> int:
+        """How many jobs may run on the GPUs of `job` at once."""
+        return 2 if self._classed[job] else 1

@@ -25,6 +25,7 @@ from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.interleave.groups import GroupTimes
 from gpuloom.interleave.tables import SetTable
 from gpuloom.interleave.valued import Filler, Group, Stacks, exchange, share_nodes
+from gpuloom.interleave.worth import GroupWorth
 from gpuloom.learning.hazard import BINS, Hazards
 from gpuloom.placement.pool import Pool, pool_of_node, pools_of
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool, speeds_on
@@ -153,18 +154,15 @@ class Planner:
         shapes = shapes_of(workload, cluster)
         self._shapes, self._shape_of = shapes.shapes, shapes.of_job.astype(np.intp)
         self.class_of: Jobs = policy.classes(workload)
-        profile_of = np.asarray(self._times.of_job)
         self._column_of = np.zeros(len(workload), dtype=np.intp)
-        self._tables: list[SetTable] = []
-        for number, shape in enumerate(self._shapes):
-            rows = np.flatnonzero(self._shape_of == number)
-            profiles, which = np.unique(profile_of[rows], return_inverse=True)
-            table = SetTable(
-                shape.gpus, profiles.tolist(), self._times, values["group_size"], self._times.pays, self._memory_mib
-            )
-            self._tables.append(table)
-            columns = np.array([table.column_of[profile] for profile in profiles.tolist()], dtype=np.intp)
-            self._column_of[rows] = columns[which.reshape(-1)]
+        self._tables = self._made_tables(GroupWorth(self._times, cluster.models), values["group_size"])
+        """By shape, for a group that may be on any of the cluster's GPU models."""
+        self._tables_of = [self._tables] * len(cluster.models)
+        """By pool and shape: pairs may have been measured by GPU model."""
+        if self._times.pairs is not None and len(cluster.models) > 1:
+            self._tables_of = [
+                self._made_tables(GroupWorth(self._times, [model]), values["group_size"]) for model in cluster.models
+            ]
         self._gpus = np.array([shape.gpus for shape in self._shapes], dtype=np.float64)[self._shape_of]
         self._solo_s = np.array([0.0] * len(workload))
         for number, table in enumerate(self._tables):
@@ -184,6 +182,19 @@ class Planner:
         self._horizon_s: float = values["horizon"] if values["restart_partners"] else float("inf")
         self._waiting: dict[int, None] = dict.fromkeys(snapshot.waiting())
         self._built = True
+
+    def _made_tables(self, worth: GroupWorth, size: int) -> list[SetTable]:
+        """A table of groups for each shape. The columns of all that are made are the same."""
+        profile_of = np.asarray(self._times.of_job)
+        tables: list[SetTable] = []
+        for number, shape in enumerate(self._shapes):
+            rows = np.flatnonzero(self._shape_of == number)
+            profiles, which = np.unique(profile_of[rows], return_inverse=True)
+            table = SetTable(shape.gpus, profiles.tolist(), self._times, size, worth.pays, self._memory_mib, worth)
+            tables.append(table)
+            columns = np.array([table.column_of[profile] for profile in profiles.tolist()], dtype=np.intp)
+            self._column_of[rows] = columns[which.reshape(-1)]
+        return tables
 
     def plan(self, snapshot: Snapshot, memory: Any) -> Decision:
         if self._built:
@@ -281,7 +292,7 @@ class Planner:
                 stacks = self._stacks(jobs[here], value[here], index, room.free_gpus, placed)
                 size = sizes.pop()
                 dealt_out = True
-                dealt, _ = share_nodes(self._tables, stacks, room.free_gpus // size, size)
+                dealt, _ = share_nodes(self._tables_of[index], stacks, room.free_gpus // size, size)
                 for group in sorted(dealt, key=lambda group: -group.table.gpus):
                     place = room.take(group.table.gpus)
                     if place is not None:
@@ -345,7 +356,7 @@ class Planner:
         if alone:
             self._alone({index: room}, jobs, value, placed, groups, places)
         filler = Filler(
-            self._tables,
+            self._tables_of[index],
             [number for number, shape in enumerate(self._shapes) if index in shape.pools],
             self._stacks(jobs, value, index, room.free_gpus, placed),
         )
@@ -400,7 +411,7 @@ class Planner:
             else:
                 return
             worth *= self._speed(job, pool)
-            found.append(Group(self._tables[shape], shape, [job], [int(self._column_of[job])], [worth]))
+            found.append(Group(self._tables_of[pool][shape], shape, [job], [int(self._column_of[job])], [worth]))
             taken.append((pool, place))
         for pool, place in taken:
             rooms[pool].claim(place)
@@ -446,7 +457,7 @@ class Planner:
         for group in groups:
             if not group.table.clustered or len(group.jobs) == 1 or frozenset(group.jobs) in same:
                 continue
-            while len(group.jobs) > 1 and not self._times.pays(times.profiles_of(group.jobs)):
+            while len(group.jobs) > 1 and not group.table.worth.pays(times.profiles_of(group.jobs)):
                 least = group.values.index(min(group.values))
                 for members in (group.jobs, group.columns, group.values):
                     del members[least]
@@ -464,7 +475,7 @@ class Planner:
             columns = [int(self._column_of[job]) for job in members]
             pool = self._pool_of_node[nodes[0]]
             values = [worth[job] * self._speed(job, pool) for job in members]
-            groups.append(Group(self._tables[shape], shape, members[:], columns, values))
+            groups.append(Group(self._tables_of[pool][shape], shape, members[:], columns, values))
             places.append(Placement(nodes, masks))
         rooms = pools_of(snapshot.cluster, snapshot.idle_masks)
         rest = np.fromiter((job in self._waiting for job in jobs.tolist()), dtype=bool, count=len(jobs))

@@ -11,7 +11,8 @@ from gpuloom.core.cluster import Cluster
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.workload import Workload
 from gpuloom.interleave.efficiency import MAX_GROUP, MEASURED_OVERHEAD, Interleaving
-from gpuloom.interleave.groups import GroupSharing, GroupTimes
+from gpuloom.interleave.groups import GroupTimes
+from gpuloom.interleave.worth import GroupSharing
 from gpuloom.policies.base import Parameter, Policy, fraction, number, one_of, seed, whole, yes_or_no
 
 

@@ -46,8 +46,13 @@ class Sizes:
                 able = scaling.curves[curve][:, 0] > 0
                 known[key] = tuple(size for size in range(low * step, high * step + 1, step) if able[size])
             self.of[job] = known[key]
-        if woven and workload.stage_s is not None:
-            for job in np.flatnonzero(np.isfinite(workload.stage_s).all(axis=1)).tolist():
+        if woven:
+            able = np.zeros(len(workload), dtype=bool)
+            if workload.stage_s is not None:
+                able |= np.isfinite(workload.stage_s).all(axis=1)
+            if workload.pairs is not None:
+                able |= workload.pairs.may_share()
+            for job in np.flatnonzero(able).tolist():
                 asked = int(workload.gpus[job])
                 self.of[job] = tuple(size for size in self.of[job] if size >= asked)
         base = np.array([sizes[0] for sizes in self.of], dtype=np.int32)

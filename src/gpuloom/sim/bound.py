@@ -14,9 +14,11 @@ cluster's GPUs, and w_j = d_j · g_j / G: the time the whole cluster would need 
    Queyranne, Schulz, Skutella, Wang, "Single machine scheduling with release dates", 2002): its mean plus d_j / 2.
    This takes into account that a job can't use the whole cluster, and that the cluster is busy with others.
 
-A policy that lets k jobs share a GPU is given k·G GPUs. One that resizes jobs is given each job's best speed at any of
-its sizes for d_j, and its fewest GPU-seconds at any of them for w_j; in 3 the pace then is not even, but never above
-1 / d_j, which is what counts. Restart overheads are left out, which only lowers the bound.
+Where up to k_j jobs may be on a job's GPUs at once, w_j is divided by k_j: those on the same GPUs then take no more of
+the machine than one job without company. k_j is 1 for jobs of which it is not known how fast they run beside others.
+A policy that resizes jobs is given each job's best speed at any of its sizes for d_j, and its fewest GPU-seconds at any
+of them for w_j; in 3 the pace then is not even, but never above 1 / d_j, which is what counts. Restart overheads are
+left out, which only lowers the bound.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.scaling import NO_CURVE
@@ -32,9 +35,13 @@ from gpuloom.placement.shapes import best_speeds
 
 
 def lower_bound_avg_jct_s(
-    workload: Workload, cluster: Cluster, *, jobs_per_gpu: int = 1, resizes: bool = False
+    workload: Workload, cluster: Cluster, *, jobs_per_gpu: int | NDArray[np.intp] = 1, resizes: bool = False
 ) -> float:
-    """The largest of the three bounds, seconds. NaN for no jobs."""
+    """The largest of the three bounds, seconds. NaN for no jobs.
+
+    Args:
+        jobs_per_gpu: how many jobs may be on the GPUs of each job at once, itself included.
+    """
     if len(workload) == 0:
         return float("nan")
     duration = workload.duration_s / best_speeds(workload, cluster)

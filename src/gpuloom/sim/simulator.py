@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.errors import ImpossibleJobError, InputError, PlanError
@@ -380,6 +381,13 @@ class Simulation:
             f"{self.workload.job_id(job)}. {self.state.story(job)}"
         )
 
+    def _jobs_per_gpu(self) -> int | NDArray[np.intp]:
+        """How many jobs can be on the GPUs of each job at once."""
+        sharing, most = self.engine.progress.sharing, self.policy.max_jobs_per_gpu
+        if sharing is None or most == 1:
+            return most
+        return np.array([min(sharing.most(job), most) for job in range(len(self.workload))], dtype=np.intp)
+
     def _check_pace(self, now: float) -> None:
         """A policy that asks to be woken at the same moment again and again would never let time pass."""
         if now > self.moment_s:
@@ -430,7 +438,7 @@ class Simulation:
             lower_bound_avg_jct_s=lower_bound_avg_jct_s(
                 workload,
                 self.cluster,
-                jobs_per_gpu=self.policy.max_jobs_per_gpu,
+                jobs_per_gpu=self._jobs_per_gpu(),
                 resizes=self.policy.resizes,
             ),
             wall_s=wall_s,

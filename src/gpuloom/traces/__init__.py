@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuloom.core.errors import InputError, TraceError
+from gpuloom.core.pairs import PairTable
 from gpuloom.core.words import plural
 from gpuloom.core.workload import Workload
+from gpuloom.facts.pairs import read_pairs, with_pairs
 from gpuloom.files.load import expand, load
 from gpuloom.files.source import Head, Part, ReadOptions, Source
 from gpuloom.files.table import Column, Table, read_table
@@ -57,6 +59,7 @@ def read_trace(
     skip_bad_rows: bool = False,
     throughputs: Path | None = None,
     gpu_model: str | None = None,
+    pairs: Path | None = None,
 ) -> TraceRead:
     """Read a trace of one or several files of one format.
 
@@ -67,6 +70,8 @@ def read_trace(
         skip_bad_rows: pass over rows that can't be read (they are returned in `bad_rows`).
         throughputs: profiles for the formats whose jobs are given as work (gavel, shockwave, pollux).
         gpu_model: GPU model on which `duration_s` is counted, where the throughputs know several.
+        pairs: measured speeds of jobs that share GPUs (docs/reference/data.md), by the jobs' models; they win over
+            those of the throughputs.
 
     Returns:
         Times in seconds. Numeric times of submission are kept as they are; calendar times are counted from
@@ -83,12 +88,25 @@ def read_trace(
     reader, sources = _choose(asked, format, notes)
     parts = [reader.read(source, options) for source in sources]
     workload = merge(_name(asked, sources), sources, parts)
+    if (known := _pairs(parts, pairs)) is not None:
+        workload = with_pairs(workload, known)
+        if pairs is not None and workload.pairs is None:
+            raise InputError(f"{pairs}: knows none of the trace's jobs beside each other (by model and GPUs)")
     if notes or options.bad_rows:
         if options.bad_rows:
             notes.append(f"{plural(len(options.bad_rows), 'bad row')} skipped")
         workload = replace(workload, notes=(*notes, *workload.notes))
     files = tuple(source.path if source.path is not None else Path(source.name) for source in sources)
     return TraceRead(workload, reader.id, files, tuple(options.bad_rows))
+
+
+def _pairs(parts: Sequence[Part], path: Path | None) -> PairTable | None:
+    """What is known of jobs that share GPUs: of the file that the user named, then of the throughputs."""
+    found = None if path is None else read_pairs(path)
+    for part in parts:
+        if part.pairs is not None:
+            found = part.pairs if found is None else found.over(part.pairs)
+    return found
 
 
 def _choose(asked: list[Path | str], format_id: str | None, notes: list[str]) -> tuple[Reader, list[Source]]:

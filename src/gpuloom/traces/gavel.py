@@ -78,7 +78,7 @@ def read(source: Source, options: ReadOptions) -> Part:
     factor, estimated = fill(known.models, rates / fits[:, None])
     if estimated.any():
         table.notes.append(f"{source.name}: {unmeasured(known.models, estimated)}")
-    return table.part(
+    part = table.part(
         table["arrival_time"],
         table["total_steps"] / fits,
         gpus,
@@ -87,6 +87,8 @@ def read(source: Source, options: ReadOptions) -> Part:
         iteration_s=1.0 / fits,
         speeds=Speeds(known.models, factor, estimated if estimated.any() else None),
     )
+    part.pairs = known.pairs
+    return part
 
 
 READER = Reader("gavel", "Gavel (OSDI '20)", "Steps by job type; needs throughputs.", detect, read)

@@ -1,12 +1,12 @@
 """Measured throughputs of Gavel and Shockwave: steps per second by GPU model, job type and GPU count.
 
 The JSON is {GPU model: {"('job type', GPUs)": {"null": steps/s alone, …}}}; models whose name ends with
-`_unconsolidated` (a job spread over more nodes than needed) are not read; 0 means that a job does not fit.
+`_unconsolidated` (a job spread over more nodes than needed) are not read; 0 means that a job does not fit. What it says
+of jobs that share GPUs is read by `facts/pairs.py`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,21 +15,26 @@ import numpy as np
 
 from gpuloom.bounded.json_text import load_json
 from gpuloom.core.errors import InputError, TraceError
+from gpuloom.core.pairs import PairTable
 from gpuloom.core.workload import F8, Labels
+from gpuloom.facts.pairs import gavel_pairs, kind_of
 from gpuloom.files.load import read_unpacked
 from gpuloom.files.source import ReadOptions, Source
 
 REFERENCE = "V100"
-_KEY = re.compile(r"\('(?P<job>.*)', (?P<gpus>\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
 class Throughputs:
-    """Steps per second alone by (GPU model, job type, GPUs). `models` begins with the reference model."""
+    """Steps per second alone by (GPU model, job type, GPUs). `models` begins with the reference model.
+
+    pairs: what it says of two jobs that share GPUs.
+    """
 
     path: Path
     models: tuple[str, ...]
     alone: dict[str, dict[tuple[str, int], float]]
+    pairs: PairTable
 
     @property
     def reference(self) -> str:
@@ -79,10 +84,11 @@ def _load(path: Path, reference: str) -> Throughputs:
     try:
         raw = load_json(read_unpacked(path))
         alone = {
-            model.upper(): {_key(name): float(rates["null"]) for name, rates in jobs.items()}
+            model.upper(): {kind_of(name): float(rates["null"]) for name, rates in jobs.items()}
             for model, jobs in raw.items()
             if not model.endswith("_unconsolidated")
         }
+        pairs = PairTable(path.name, gavel_pairs(raw))
     except FileNotFoundError as error:
         raise InputError(f"throughputs file {path}: no such file") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -95,11 +101,4 @@ def _load(path: Path, reference: str) -> Throughputs:
     if bad is not None:
         raise TraceError(f"the throughput of {bad} is not a number of at least 0", file=str(path))
     others = sorted((model for model in alone if model != reference), reverse=True)
-    return Throughputs(path, (reference, *others), alone)
-
-
-def _key(text: str) -> tuple[str, int]:
-    match = _KEY.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not of the form ('job type', GPUs)")
-    return match["job"], int(match["gpus"])
+    return Throughputs(path, (reference, *others), alone, pairs)

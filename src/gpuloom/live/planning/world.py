@@ -23,7 +23,7 @@ from gpuloom.engine.progress import Progress
 from gpuloom.facts.gpus import with_known_memory
 from gpuloom.facts.profiles import with_profiles
 from gpuloom.facts.speeds import with_speeds
-from gpuloom.interleave.groups import GroupSharing
+from gpuloom.interleave.worth import GroupSharing
 from gpuloom.live.planning.asking import Asking, Call
 from gpuloom.live.planning.estimates import left_s, stands_s
 from gpuloom.live.planning.roster import Roster
@@ -218,7 +218,9 @@ class World:
             placements.append(placement)
         held_by = [row_of[number] for number in placed]
         rate = np.array([progress.solo_rate(*pair) for pair in zip(held_by, placements, strict=True)], dtype=np.float64)
-        shares = progress.sharing.rates(held_by, placements) if isinstance(progress.sharing, GroupSharing) else None
+        models = [node.gpu_model for node in self.fleet.cluster.nodes]
+        sharing = progress.sharing
+        shares = sharing.rates(held_by, placements, models) if isinstance(sharing, GroupSharing) else None
         state.adopt(
             np.array(held_by, dtype=np.intp),
             placements,
