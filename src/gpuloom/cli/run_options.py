@@ -100,7 +100,8 @@ def elastic_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options about clusters of several GPU models, and about jobs beside each other on them."""
     command = click.option(
-        "--pairs",
+        "--pair-speeds",
+        "pairs",
         type=click.Path(path_type=Path),
         metavar="FILE",
         help="Measured speeds of jobs that share GPUs, by GPU model: CSV, or Gavel's JSON "
@@ -387,7 +388,7 @@ def _say_profiled(workload: Workload, policies: list[Any]) -> None:
         what = "no job has" if lacking == len(filled) else f"{lacking:,} of {plural(len(filled), 'job')} have no"
         click.echo(
             f"note: {what} known stage times or pairs: they are not woven with other jobs (see: gpuloom profiles "
-            "--help, and --pairs)",
+            "--help, and --pair-speeds)",
             err=True,
         )
 
