@@ -35,6 +35,9 @@ class Half:
     def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]], gpu_model: str = "") -> float:
         return 0.5 if neighbours else 1.0
 
+    def source(self, job: int, neighbours: list[tuple[int, int]], gpu_model: str = "") -> str:
+        return "a test"
+
     def most(self, job: int) -> int:
         return 2
 

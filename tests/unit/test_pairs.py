@@ -16,15 +16,21 @@ from hypothesis import strategies as st
 
 from builders import jobs
 from gpuloom.core.cluster import parse_cluster
+from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.errors import InputError
 from gpuloom.core.pairs import PairSpeeds, PairTable
-from gpuloom.core.workload import Labels, Workload
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.state import State
+from gpuloom.core.workload import Labels, Speeds, Workload
+from gpuloom.facts.inputs import load_policy
 from gpuloom.facts.pairs import gavel_pairs, read_pairs, with_pairs
 from gpuloom.interleave.efficiency import Interleaving
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes
 from gpuloom.interleave.tables import SetTable
 from gpuloom.interleave.valued import Filler, Group, exchange
 from gpuloom.interleave.worth import GroupSharing, GroupWorth, Source
+from gpuloom.placement.upgrades import Upgrades
+from gpuloom.sim.explain import Company, explain, plain
 from gpuloom.sim.simulator import simulate
 from gpuloom.traces import read_trace
 
@@ -238,6 +244,37 @@ def test_jobs_that_share_a_gpu_end_when_their_measured_speeds_say(
 def test_jobs_that_do_not_fit_together_never_share(policy: str) -> None:
     result = simulate(paired("aa", SHARE), parse_cluster("1x1:K80"), policy, restart_overhead_s=0.0)
     assert sorted(result.end_s.tolist()) == pytest.approx([1000, 2000])
+
+
+@pytest.mark.parametrize(("on_v100", "moves"), [((0.9, 0.9), True), ((0.0, 0.0), False), ((0.9, 0.4), False)])
+def test_a_pair_moves_to_a_faster_gpu_only_if_both_run_faster_there_together(
+    on_v100: tuple[float, float], moves: bool
+) -> None:
+    """Alone both are twice as fast on the V100, which is idle; on the K80 they keep 0.9 of their speeds."""
+    workload = paired("ab", {("K80", "a", "b"): (0.9, 0.9), ("V100", "a", "b"): on_v100}, durations=[20_000.0] * 2)
+    workload = replace(workload, speeds=Speeds(("V100", "K80"), np.array([[2.0, 1.0]] * 2)))
+    cluster = parse_cluster("1x1:V100,1x1:K80")
+    sharing = GroupSharing(GroupTimes(workload, Interleaving()))
+    state = State(workload, cluster, layers=2)
+    state.submit_all(np.arange(2, dtype=np.intp))
+    for job in range(2):
+        state.start(job, Placement((1,), (1,), job), 0.0, 0.0, 0.9)
+    snapshot = Snapshot(state, np.zeros(2), np.zeros(2))
+    snapshot.now_s, snapshot.may_preempt = 100.0, True
+    found = Upgrades(workload, cluster, known=True, sharing=sharing).plan(snapshot, Decision())
+    assert sorted(found.to) == ([0, 1] if moves else [])
+
+
+def test_explain_names_the_source_of_a_speed_beside_others() -> None:
+    workload = paired("ab", SHARE)
+    found = explain(workload, parse_cluster("1x1:V100"), load_policy("muri-l"), "1", restart_overhead_s=0.0)
+    company = next(step.company for step in found.steps if step.what == "start")
+    assert company == Company(("0",), 0.6, "measured pair of test")
+    beside = [step["beside"] for step in plain(found)["steps"] if "beside" in step]
+    assert beside[0] == {"jobs": ["0"], "share": 0.6, "source": "measured pair of test"}
+    staged = replace(workload, pairs=None, stage_s=np.array([(3.0, 0.2, 0.1), (0.2, 3.0, 0.1)]))
+    told = explain(staged, parse_cluster("1x1:V100"), load_policy("muri-l"), "1", restart_overhead_s=0.0)
+    assert [step.company.source for step in told.steps if step.company] == ["stage times"]
 
 
 # -- tables of groups ------------------------------------------------------------------------------------------

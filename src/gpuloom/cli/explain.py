@@ -96,6 +96,10 @@ def _print(found: Explanation) -> None:
         click.echo(line)
         for alternative in step.alternatives:
             click.echo(f"  {_line(alternative, step)}")
+        if step.company is not None:
+            beside, share = step.company.jobs, step.company.share
+            jobs = f"job{'s' if len(beside) > 1 else ''} {', '.join(beside)}"
+            click.echo(f"  Beside {jobs} it keeps {share:.0%} of its speed alone ({step.company.source}).")
         if step.why is not None:
             click.echo(f"  {step.why.text} [{step.why.code}]")
         elif step.alternatives:

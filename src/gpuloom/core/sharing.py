@@ -24,6 +24,10 @@ class Sharing(Protocol):
         """
         ...
 
+    def source(self, job: int, neighbours: list[tuple[int, int]], gpu_model: str = "") -> str:
+        """Where it is known from how fast `job` runs beside these: words for people, such as 'stage times'."""
+        ...
+
     def most(self, job: int) -> int:
         """How many jobs may run on the GPUs of `job` at once, itself included: 1 if nobody can share them."""
         ...

@@ -36,6 +36,14 @@ class OpportunisticSharing:
             return 1.0
         return 1.0 / max(1.0, *(self._slowdown(job, other) for _, other in neighbours))
 
+    def source(self, job: int, neighbours: list[tuple[int, int]], gpu_model: str = "") -> str:
+        """Where its rate is from."""
+        known = all(self._known(job) and self._known(other) for _, other in neighbours)
+        return "stage times" if known else "antman's parameter share"
+
+    def _known(self, job: int) -> bool:
+        return self._stages is not None and self._iteration_s[job] > 0 and sum_floats(self._stages[job]) > 0
+
     def most(self, job: int) -> int:
         """How many jobs may run on the GPUs of `job` at once."""
         return 2

@@ -232,6 +232,15 @@ class GroupSharing:
                     rates[index] = rate
         return rates
 
+    def source(self, job: int, neighbours: list[tuple[int, int]], gpu_model: str = "") -> str:
+        """Where its rate is from: a measured pair and its file, stage times, or nothing."""
+        times = self._times
+        group = times.profiles_of([job, *(other for _, other in neighbours)])
+        found = GroupWorth(times, [gpu_model]).source(group)
+        if found is Source.MEASURED and times.pairs is not None:
+            return f"{found} of {times.pairs.source}"
+        return "no stage times or pairs known: they take turns" if found is Source.NONE else found.value
+
     def most(self, job: int) -> int:
         """How many jobs may run on the GPUs of `job` at once: by stage times up to four, by measured pairs two."""
         profile = self._of_job[job]

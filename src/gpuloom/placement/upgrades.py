@@ -8,7 +8,8 @@ r the ratio of the two speeds a job with time t left at its present speed gains 
     restart + t / r < t,   that is   t > restart / (1 - 1 / r).
 
 Where ends are known t is known; else a job is expected to go on for as long as it has run so far. A job that is still
-starting has nothing to gain yet. Jobs that share their GPUs move together, if all of them gain.
+starting has nothing to gain yet. Jobs that share their GPUs move together, if all of them gain, by what each keeps of
+its speed beside the others there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision, Place, Placement, Reason, place_of
+from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_floats
 from gpuloom.core.workload import Workload
@@ -57,10 +59,11 @@ class Upgrades:
 
     Args:
         known: the policy may know when jobs end.
+        sharing: how jobs slow each other down, of a policy that shares GPUs.
     """
 
-    def __init__(self, workload: Workload, cluster: Cluster, *, known: bool) -> None:
-        self.workload, self.cluster, self._known = workload, cluster, known
+    def __init__(self, workload: Workload, cluster: Cluster, *, known: bool, sharing: Sharing | None = None) -> None:
+        self.workload, self.cluster, self._known, self._sharing = workload, cluster, known, sharing
         self._models = cluster.models
         self.possible = False
         """Some job is faster on one model of the cluster than on another."""
@@ -166,6 +169,10 @@ class Upgrades:
                 if not wanted >> pool & 1 or pools[pool].free_gpus < gpus:
                     continue
                 ratio = min([self._speed.item(job, pool) / self._speed.item(job, mover.pool) for job in mover.jobs])
+                if len(mover.jobs) > 1:
+                    ratio = self._ratio_together(snapshot, mover, pool)
+                    if ratio <= 1.0:
+                        continue
                 later_s = self._pays_in_s(snapshot, mover, ratio)
                 if later_s == 0.0:
                     gain = sum_floats([self._speed.item(j, pool) - self._speed.item(j, mover.pool) for j in mover.jobs])
@@ -183,6 +190,20 @@ class Upgrades:
                 return mover, place, pool, ratio * spread
             pools[pool].release(place)
         return None
+
+    def _ratio_together(self, snapshot: Snapshot, mover: _Mover, pool: int) -> float:
+        """How many times as fast jobs that share GPUs are on a model, the one that gains least of them; 0: they do not
+        fit on it together."""
+        on = sorted((snapshot.placements[job].layer, job) for job in mover.jobs)
+        ratios = []
+        for layer, job in on:
+            there, here = self._speed.item(job, pool), self._speed.item(job, mover.pool)
+            if self._sharing is not None:
+                others = [entry for entry in on if entry[1] != job]
+                there *= self._sharing.rate(job, layer, others, self._models[pool])
+                here *= self._sharing.rate(job, layer, others, self._models[mover.pool])
+            ratios.append(there / here if here > 0 else 0.0)
+        return min(ratios)
 
     def _pays_in_s(self, snapshot: Snapshot, mover: _Mover, ratio: float) -> float:
         """Seconds until the move pays if nothing changes: 0 if it does now, infinity: never."""

@@ -328,6 +328,10 @@ class KernelSharing:
         """Share of its solo speed that `job` gets."""
         return self._speed if neighbours and self._guest[job] else 1.0
 
+    def source(self, job: int, neighbours: list[tuple[int, int]], gpu_model: str = "") -> str:
+        """Where its rate is from."""
+        return "kernel-level sharing"
+
     def most(self, job: int) -> int:
         """How many jobs may run on the GPUs of `job` at once."""
         return 2 if self._classed[job] else 1

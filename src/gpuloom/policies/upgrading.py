@@ -50,7 +50,9 @@ class Upgrading(Policy):
             return decision
         upgrades = self._upgrades
         if upgrades is None or upgrades.workload is not snapshot.workload or upgrades.cluster is not snapshot.cluster:
-            self._upgrades = upgrades = Upgrades(snapshot.workload, snapshot.cluster, known=self.knows_ends)
+            workload, cluster = snapshot.workload, snapshot.cluster
+            sharing = self.sharing(workload)
+            self._upgrades = upgrades = Upgrades(workload, cluster, known=self.knows_ends, sharing=sharing)
         if not upgrades.possible or not snapshot.placements:
             return decision
         starts = sum([job not in snapshot.placements for job in decision.run])

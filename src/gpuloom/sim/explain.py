@@ -72,10 +72,20 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
+class Company:
+    """Jobs on the same GPUs: their ids, the share of its speed alone that the job keeps, and where it is known from."""
+
+    jobs: tuple[str, ...]
+    share: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """What happened to the job at a moment.
 
     what: submit, start, restart, move, resize, stop, rise (in its policy's queues), lose (its node failed), end.
+    company: who else is on its GPUs from then on.
     """
 
     time_s: float
@@ -86,6 +96,7 @@ class Step:
     waited_s: float = 0.0
     alternatives: tuple[Alternative, ...] = ()
     why: Reason | None = None
+    company: Company | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +166,7 @@ class Watched(Policy):
         self.steps: list[Step] = []
         self._since_s = 0.0
         self._progress: Progress | None = None
+        self._sharing: Sharing | None = None
         self._facts: bool | None = None
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Any:
@@ -169,7 +181,8 @@ class Watched(Policy):
         return self._policy.new_memory(workload, cluster)
 
     def sharing(self, workload: Workload) -> Sharing | None:
-        return self._policy.sharing(workload)
+        self._sharing = self._policy.sharing(workload)
+        return self._sharing
 
     def saved(self, memory: Any) -> str | None:
         return self._policy.saved(memory)
@@ -198,7 +211,8 @@ class Watched(Policy):
             gone = [before[other] for other in (*decision.wait, *decision.run) if other in before]
             alternatives = self._alternatives(snapshot, free, gone, placement)
             model, nodes = self._where(snapshot.cluster, placement)
-            self.steps.append(Step(now_s, what, model, nodes, placement.gpus, waited_s, alternatives, why))
+            company = self._company(snapshot, decision, placement, model)
+            self.steps.append(Step(now_s, what, model, nodes, placement.gpus, waited_s, alternatives, why, company))
         elif job in decision.wait and held is not None:
             model, nodes = self._where(snapshot.cluster, held)
             self.steps.append(Step(now_s, "stop", model, nodes, held.gpus, why=why))
@@ -219,6 +233,28 @@ class Watched(Policy):
     def _where(self, cluster: Cluster, placement: Placement) -> tuple[str, tuple[str, ...]]:
         nodes = cluster.nodes
         return nodes[placement.nodes[0]].gpu_model, tuple(nodes[node].name for node in placement.nodes)
+
+    def _company(self, snapshot: Snapshot, decision: Decision, placement: Placement, gpu_model: str) -> Company | None:
+        """Who is on the same GPUs once the decision is carried out."""
+        if self._sharing is None:
+            return None
+        after = {job: held for job, held in snapshot.placements.items() if job not in decision.wait}
+        after.update(decision.run)
+        here = dict(zip(placement.nodes, placement.masks, strict=True))
+        others = []
+        for job, held in after.items():
+            shared = any(here.get(node, 0) & mask for node, mask in zip(held.nodes, held.masks, strict=True))
+            if shared and job != self.job:
+                others.append((held.layer, job))
+        others.sort()
+        if not others:
+            return None
+        workload, sharing = snapshot.workload, self._sharing
+        return Company(
+            tuple(workload.job_id(job) for _, job in others),
+            sharing.rate(self.job, placement.layer, others, gpu_model),
+            sharing.source(self.job, others, gpu_model),
+        )
 
     def _alternatives(
         self, snapshot: Snapshot, free: Sequence[int], gone: Sequence[Placement], placement: Placement
@@ -322,6 +358,9 @@ def _plain_step(step: Step) -> dict[str, Any]:
             }
             for a in step.alternatives
         ]
+    if step.company is not None:
+        company = step.company
+        row["beside"] = {"jobs": list(company.jobs), "share": company.share, "source": company.source}
     if step.why is not None:
         numbers: Mapping[str, float] = step.why.numbers
         row["why"] = {
