@@ -145,7 +145,7 @@ class Planned:
         self.builds += self.planning.world is None
         outcome = self.planning.run(now)
         # Passes take no time on this clock.
-        self.planning.last_pass_s, self.planning.quiet_until_s = 0.0, -math.inf
+        self.planning.times.last_pass_s, self.planning.times.quiet_until_s = 0.0, -math.inf
         for number in outcome.stop:
             if self.book.attempts[number].stop_reason is None:
                 self._ends.pop(number, None)

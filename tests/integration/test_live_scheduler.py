@@ -480,7 +480,7 @@ def test_one_that_is_requeued_before_its_end_was_told_waits_anew(tmp_path: Path)
         def pause(until_s: float) -> None:
             """No world is built until then."""
             planning.stale()
-            planning.quiet_until_s = until_s
+            planning.times.quiet_until_s = until_s
 
         live.scheduler.do(lambda: pause(math.inf))
         live.executor.end(f"{job}.1", 0)

@@ -117,7 +117,7 @@ def test_jobs_that_wait_beside_others_that_are_about_to_start_are_looked_at_agai
         live._submit(number, 0.3, 0)
     live.planning.run(0.3)
     assert live.planning.claims.grants.keys() == {1}
-    assert live.planning.next_s() == 60.0
+    assert live.planning.times.next_s == 60.0
 
 
 SEEING = (

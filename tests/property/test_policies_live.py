@@ -163,7 +163,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def policy_is_well(self) -> None:
         planning = self.live.scheduler.planning
-        assert planning.standby.failure is None, planning.standby.failure
+        assert planning.seat.standby.failure is None, planning.seat.standby.failure
         assert not planning.failed, planning.failure
         assert self.live.scheduler.problem == ""
 

@@ -153,8 +153,11 @@ def test_one_that_is_slow_to_be_ready_says_what_it_waits_for_and_goes_on(
     begun: list[subprocess.Popen[bytes]] = []
 
     def popen(command: object, **kw: Any) -> subprocess.Popen[bytes]:
-        script = "echo 'warning: not ready after 4 s: it is opening the store'; exec sleep 600"
-        begun.append(POPEN(["sh", "-c", script], **kw))
+        said = "not ready after 4 s: it is opening the store"
+        script = (
+            f"echo 'warning: {said}'; echo 'warning: of a library'; echo '{said}' >&$GPULOOM_WARNINGS_TO; sleep 600"
+        )
+        begun.append(POPEN(["bash", "-c", script], **kw))
         return begun[-1]
 
     monkeypatch.setattr(service, "_answers", lambda home, pid: False)

@@ -23,7 +23,7 @@ def test_every_step_that_takes_long_is_told_once_and_then_now_and_then() -> None
             while step.doing not in (text := said.get(timeout=30.0)):
                 continue
             assert step.help in text
-            assert text.startswith("warning: not ready after ")
+            assert text.startswith("not ready after ")
         again = said.get(timeout=30.0)
         assert list(Step)[-1].doing in again
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from io import RawIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -282,6 +283,8 @@ def start_detached(home: Path, arguments: Sequence[str], *, timeout_s: float = R
     Raises:
         UpError: it ended, or is not ready in time, and goes on; with the end of its log.
     """
+    from gpuloom.live.steps import WARNINGS_TO
+
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = home / "scheduler.log"
@@ -292,25 +295,36 @@ def start_detached(home: Path, arguments: Sequence[str], *, timeout_s: float = R
         start = output.seek(0, os.SEEK_END)
         # The same program and the same interpreter, found without a look at PATH.
         program = [sys.executable, "-P", "-c", "from gpuloom.cli.main import main; main()"]
+        warnings, place = os.pipe()
         process = subprocess.Popen(  # noqa: S603 - our own program
             [*program, "up", "--home", str(home), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             cwd=home,
+            env={**os.environ, WARNINGS_TO: str(place)},
+            pass_fds=(place,),
             start_new_session=True,
         )
+        os.close(place)
+    with open(warnings, "rb", buffering=0) as said:
+        os.set_blocking(warnings, False)
+        return _when_ready(process, home, log, start, said, timeout_s)
+
+
+def _when_ready(
+    process: subprocess.Popen[bytes], home: Path, log: Path, start: int, said: RawIOBase, timeout_s: float
+) -> Ready:
+    """Wait for a scheduler that starts, and pass its warnings on. start: of what it logs. said: the warnings."""
     until = time.monotonic() + timeout_s
-    told: set[str] = set()
+    rest = b""
     while time.monotonic() < until:
         ended, ready = process.poll() is not None, _answers(home, process.pid)
         if not ended:
             # Such as what it waits for (live/steps.py), or that traffic is not encrypted (server/run.py).
-            warnings = [line for line in _written(log, start).splitlines() if line.startswith("warning: ")]
-            for line in warnings:
-                if line not in told:
-                    told.add(line)
-                    click.echo(f"gpuloom: {line}", err=True)
+            *lines, rest = (rest + (said.read(65_536) or b"")).split(b"\n")
+            for line in lines:
+                click.echo(f"gpuloom: warning: {line.decode('utf-8', 'replace')}", err=True)
         if ended:
             text = f"the scheduler ended with exit code {process.returncode}{_end_of(log, start)}"
             raise UpError(text, code=process.returncode)

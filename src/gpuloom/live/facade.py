@@ -16,7 +16,6 @@ from gpuloom.live.dispatch.launch import run_directory
 from gpuloom.live.machine import Machine
 from gpuloom.live.planning.lacks import lacks
 from gpuloom.live.planning.reasons import why
-from gpuloom.live.planning.standby import FALLBACK
 from gpuloom.live.records.fleet import fleet_of
 from gpuloom.live.records.history import trace_csv
 from gpuloom.live.scheduler import Scheduler
@@ -147,10 +146,10 @@ class LiveService:
     def policy(self) -> PolicyView:
         planning = self._scheduler.planning
         return policy_view(
-            planning.written,
-            planning.interval_s,
+            planning.seat.written,
+            planning.seat.interval_s,
             self._store.events(types=["policy.set"], limit=2, newest=True),
-            serves=FALLBACK if planning.standby.serving else planning.written,
+            serves=planning.seat.serves,
             failure=self._policy_failure(),
             began_s=self._started_s,
         )
@@ -189,7 +188,7 @@ class LiveService:
         until = self._scheduler.clock.now() if until_s is None else until_s
         past = self._store.history(since_s=since_s or 0.0, until_s=until)
         fleet = fleet_of(list(self._scheduler.book.nodes.values()), everything=True)
-        return trace_csv(past, self._scheduler.planning.interval_s, "" if fleet is None else str(fleet.cluster))
+        return trace_csv(past, self._scheduler.planning.seat.interval_s, "" if fleet is None else str(fleet.cluster))
 
     def log_files(self, job: int, attempt: int | None = None) -> Sequence[LogFile]:
         record = self._jobs.get(job)
@@ -212,7 +211,7 @@ class LiveService:
         checked = Checked.WHOLE if self._check is None else self._check.checked
         sharing = scheduler.sharing.why
         if scheduler.sharing.able and not planning.policy.pairs:
-            sharing = f"policy {planning.written} can't put jobs beside each other on a GPU"
+            sharing = f"policy {planning.seat.written} can't put jobs beside each other on a GPU"
         return status_view(
             home=scheduler.runs.parent,
             started_s=self._started_s,
@@ -220,16 +219,16 @@ class LiveService:
             store=store_view(self._store_path, self._store.schema_version, store, checked),
             executor=executor_view(scheduler.executor.name, executor, self._machine.limits()),
             monitor=monitor_view(self._machine.problem),
-            policy=planning.written,
+            policy=planning.seat.written,
             policy_problem=scheduler.policy_problem(),
             policy_failure=self._policy_failure(),
             policy_lacks=lacks(planning),
-            interval_s=planning.interval_s,
+            interval_s=planning.seat.interval_s,
             sharing=sharing_view(on=planning.policy.pairs, gated=scheduler.sharing.gated, text=sharing),
             jobs=self._store.counts(),
             nodes=list(scheduler.book.nodes.values()),
             attempts=list(scheduler.book.attempts.values()),
-            last_pass_s=planning.last_pass_s,
+            last_pass_s=planning.times.last_pass_s,
         )
 
     def stop(self, *, stop_jobs: bool) -> None:
@@ -240,7 +239,7 @@ class LiveService:
     # -- inside -----------------------------------------------------------------------------------------------
 
     def _policy_failure(self) -> FailureView | None:
-        standby = self._scheduler.planning.standby
+        standby = self._scheduler.planning.seat.standby
         failure = standby.failure or standby.unwritten
         return None if failure is None else failure_view(failure)
 

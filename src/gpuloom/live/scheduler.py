@@ -185,7 +185,7 @@ class Scheduler:
             except TimeoutError:
                 if not self._thread.is_alive() and not future.done():
                     raise StoreError("the scheduler is stopping") from None
-                if self.planning.deciding_s() >= SLOW_PASS_S and future.cancel():
+                if self.planning.times.deciding_s() >= SLOW_PASS_S and future.cancel():
                     raise StoreError(self.policy_problem()) from None
 
     def on_status(self, status: RunStatus) -> None:
@@ -240,7 +240,7 @@ class Scheduler:
         return (
             bool(self.intake.statuses or self.planning.claims.untold())
             or not self._inbox.empty()
-            or self.planning.due_s() <= max(now, self.planning.quiet_until_s)
+            or self.planning.due_s() <= max(now, self.planning.times.quiet_until_s)
         )
 
     @property
@@ -254,13 +254,13 @@ class Scheduler:
 
     def stuck(self) -> str:
         """A message if the policy takes too long to decide; else ''. From any thread."""
-        lasts_s = self.planning.deciding_s()
+        lasts_s = self.planning.times.deciding_s()
         if lasts_s < SLOW_PASS_S:
             return ""
         return (
-            f"policy {self.planning.written} has been deciding for {lasts_s:.0f} s, and the scheduler does nothing "
-            f"else until it answers; to go on without it, kill process {os.getpid()} (SIGKILL: jobs keep running) "
-            f"and start the scheduler with another one (gpuloom up --policy {FALLBACK})"
+            f"policy {self.planning.seat.written} has been deciding for {lasts_s:.0f} s, and the scheduler does "
+            f"nothing else until it answers; to go on without it, kill process {os.getpid()} (SIGKILL: jobs keep "
+            f"running) and start the scheduler with another one (gpuloom up --policy {FALLBACK})"
         )
 
     def on_end(self, call: Callable[[], None]) -> None:
@@ -295,7 +295,7 @@ class Scheduler:
         now = self.clock.now()
         passes = not (self._leaving or self.meeting.unmet)
         due = min(self.planning.due_s() if passes else math.inf, self.dispatch.retry_s)
-        due = min(due, self.policy_record.due_s(), self.planning.standby.settles_s)
+        due = min(due, self.policy_record.due_s(), self.planning.seat.standby.settles_s)
         due = max(due, self._blocked_until_s)
         wait = None if due == math.inf else one_wait_s(due - now)
         with suppress(queue.Empty):
@@ -360,7 +360,7 @@ class Scheduler:
         except Exception as error:  # a bug of ours: the jobs that run go on, and a pass is tried again
             failure = said(error)
             if failure != self.planning.failure:  # told once; the status goes on saying it
-                log.exception("neither policy %s nor the fallback could decide", self.planning.written)
+                log.exception("neither policy %s nor the fallback could decide", self.planning.seat.written)
             self.planning.claims.take_all_back()
             self.planning.rest(now + 10 * RETRY_S, failure)
             return
@@ -396,9 +396,9 @@ class Scheduler:
         Raises:
             PolicyError: no such policy or parameter; StoreError: it can't be written down. The one before goes on.
         """
-        interval = self.planning.interval_s if interval_s is None else interval_s
+        interval = self.planning.seat.interval_s if interval_s is None else interval_s
         try:
-            policy = self.planning.made(written)
+            policy = self.planning.seat.made(written)
         except PolicyFailure as failure:
             raise PolicyError(f"policy {written!r} can't start: {failure}") from failure
         self.ledger.write([("policy.set", None, {"policy": written, "interval_s": interval})])

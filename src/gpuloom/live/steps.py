@@ -16,6 +16,10 @@ AGAIN_S = 15.0
 """And again at this interval while the step lasts."""
 
 
+WARNINGS_TO = "GPULOOM_WARNINGS_TO"
+"""Names the file descriptor to which each warning is written as a line, for whoever has started the scheduler."""
+
+
 class Step(Enum):
     """What a start is at: (what it does, what to do if it takes long)."""
 
@@ -81,7 +85,7 @@ class Start:
             self._changed.wait_for(lambda: self._done, self._within_s)
             while not self._done:
                 step, passed_s = self._step, time.monotonic() - self._begun_s
-                self._say(f"warning: not ready after {passed_s:.0f} s: it is {step.doing}; {step.help}")
+                self._say(f"not ready after {passed_s:.0f} s: it is {step.doing}; {step.help}")
                 self._moves_on(step, self._again_s)
                 # One that is over soon is not worth a word.
                 while not self._done and self._step is not step:

@@ -55,8 +55,9 @@ class Listening:
     stop: Callable[[], None]
 
 
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def warn_on_stderr(text: str) -> None:
+    """Say what somebody should know, whatever is logged."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def serve(
@@ -69,7 +70,7 @@ def serve(
     logs: LogReader = read_log,
     on_ready: Callable[[Listening], None],
     on_stop: Callable[[], None] | None = None,
-    warn: Callable[[str], None] = _to_stderr,
+    warn: Callable[[str], None] = warn_on_stderr,
 ) -> signal.Signals | None:
     """Serve until SIGTERM, SIGINT (in the main thread) or `Listening.stop`; returns the signal, if it was one.
 
@@ -92,7 +93,7 @@ def serve(
         shown = f"[{address}]" if family == socket.AF_INET6 else address
         if not loopback:
             warn(
-                f"warning: {shown}:{port} can be reached by other machines, and traffic is not encrypted: anyone who "
+                f"{shown}:{port} can be reached by other machines, and traffic is not encrypted: anyone who "
                 f"listens on the network can read the token. Put a proxy with TLS before it, or use an SSH tunnel"
             )
         app = make_app(service, token=token, logs=logs, hosts=("localhost", host, address) if loopback else ())

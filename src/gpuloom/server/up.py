@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,11 +18,11 @@ from gpuloom.executors.logs import read_log
 from gpuloom.executors.open_files import ask_for_more
 from gpuloom.live.facade import LiveService
 from gpuloom.live.parts import LiveScheduler
-from gpuloom.live.steps import Start, Step
+from gpuloom.live.steps import WARNINGS_TO, Start, Step
 from gpuloom.server.auth import load_or_make_token
 from gpuloom.server.log import begin as begin_log
 from gpuloom.server.log import keep as keep_log
-from gpuloom.server.run import Listening, serve
+from gpuloom.server.run import Listening, serve, warn_on_stderr
 from gpuloom.store.home import Home, home_of
 
 log = logging.getLogger("gpuloom")
@@ -49,11 +48,12 @@ def run(options: UpOptions) -> int:
     """Run a scheduler until it is told to stop; returns the exit code."""
     begin_log(options.log_level)
     ask_for_more()
-    with Start(_to_stderr) as start:
-        return _run(options, start)
+    warn = _warnings()
+    with Start(warn) as start:
+        return _run(options, start, warn)
 
 
-def _run(options: UpOptions, start: Start) -> int:
+def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
     home = home_of(options.home)
     gc.disable()  # hardly anything that is loaded is garbage: looking for it in a long queue takes a sixth of the start
     try:
@@ -93,7 +93,7 @@ def _run(options: UpOptions, start: Start) -> int:
             port = PORT if options.port is None else options.port
             serve(
                 service, host=options.host, port=port, or_any=options.port is None,
-                token=token, logs=read_log, on_ready=ready,
+                token=token, logs=read_log, on_ready=ready, warn=warn,
             )  # fmt: skip
     finally:
         if started:
@@ -103,8 +103,20 @@ def _run(options: UpOptions, start: Start) -> int:
     return 1 if live.scheduler.failed is not None else 0
 
 
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _warnings() -> Callable[[str], None]:
+    """Says a warning on standard error, and to whoever has started this process and asked for it."""
+    asked = os.environ.pop(WARNINGS_TO, "")
+    if not asked:
+        return warn_on_stderr
+    place = int(asked)
+    os.set_inheritable(place, False)
+
+    def warn(text: str) -> None:
+        warn_on_stderr(text)
+        with suppress(OSError):  # it listens no more
+            os.write(place, f"{text}\n".encode())
+
+    return warn
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class Preview:
     @property
     def gated(self) -> bool:
         """Whether jobs are stopped for others at multiples of the interval only."""
-        return Clockwork.of(self.planning.policy, self.planning.interval_s).gated
+        return Clockwork.of(self.planning.policy, self.planning.seat.interval_s).gated
 
     @property
     def overhead_s(self) -> float:
@@ -92,7 +92,7 @@ def preview(planning: Planning, priority: int, now_s: float, *, asked_now: bool 
     if world is None:
         return None
     kept_back = {number: reason.code for number, reason in reasons.items()}
-    wake_at_s = None if asked_now else planning.next_s()
+    wake_at_s = None if asked_now else planning.times.next_s
     return Preview(planning, world, now_s, len(seen), len(eligible) - len(seen), kept_back, wake_at_s)
 
 

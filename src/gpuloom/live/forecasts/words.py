@@ -153,8 +153,8 @@ def assumptions(found: Outlook, preview: Preview) -> list[str]:
     planning = preview.planning
     parts = [
         "until then no job is submitted, cancelled or changed, and no machine fails",
-        f"policy {planning.written} stays in use"
-        + (f", preempting jobs at multiples of {format_duration(planning.interval_s)}" if preview.gated else ""),
+        f"policy {planning.seat.written} stays in use"
+        + (f", preempting jobs at multiples of {format_duration(planning.seat.interval_s)}" if preview.gated else ""),
         f"each start costs {format_duration(preview.overhead_s)}",
     ]
     if found.rests_on:

@@ -32,7 +32,7 @@ class Lack:
 
 def lacks(planning: Planning) -> list[Lack]:
     """What the policy lacks now."""
-    policy, written = planning.policy, planning.written
+    policy, written = planning.policy, planning.seat.written
     jobs = [job for job in list(planning.book.jobs.values()) if job.phase not in ENDED]
     found = []
     if policy.uses_stages:

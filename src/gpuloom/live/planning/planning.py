@@ -11,7 +11,6 @@ that may share their GPU are seen by a policy that forms pairs: it may put anoth
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import time
@@ -28,13 +27,15 @@ from gpuloom.core.job import ENDED, Allocation, Job
 from gpuloom.engine.clockwork import Clockwork, overrun_s
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.candidates import Candidates
-from gpuloom.live.planning.chosen import learn, made, read, recalled
+from gpuloom.live.planning.chosen import read, recalled
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimates
 from gpuloom.live.planning.held_gpus import held_gpus
 from gpuloom.live.planning.reserve import Reservation, reservation
 from gpuloom.live.planning.scene import Scene
-from gpuloom.live.planning.standby import FALLBACK, Standby
+from gpuloom.live.planning.seat import Seat
+from gpuloom.live.planning.standby import FALLBACK
+from gpuloom.live.planning.times import Times
 from gpuloom.live.planning.world import Memory, World
 from gpuloom.live.planning.worlds import Worlds
 from gpuloom.live.records.fleet import fleet_of, slots_of
@@ -46,14 +47,6 @@ log = logging.getLogger("gpuloom.scheduler")
 
 LEAST_WAKE_S = 0.05
 """A policy is not asked again sooner, if nothing happens: one that wants to would keep the scheduler from all else."""
-
-LEARN_EVERY = 20
-"""After so many ends the policy is told anew what jobs that ended took."""
-
-QUIET = 9.0
-"""After a pass with a new world so many times its duration go by before the next such one: a stream of single
-submissions is worked off in batches, and the API stays quick."""
-
 
 _BEHIND = Reason(
     WaitCode.BEHIND_OTHERS, "Jobs of higher priority go first, and the remaining GPUs are not enough for this job."
@@ -72,6 +65,7 @@ class Planning:
 
     Attributes:
         scene: what there is to decide about, as it is now. claims: of it, what each job has of GPUs.
+        seat: the policy that was set, and who sits in for it. times: when it is asked next.
         reasons: why eligible jobs are not in the policy's sight.
     """
 
@@ -96,8 +90,9 @@ class Planning:
         decides. saved: its memory as it was written down last. beside: best-effort jobs may share GPUs with
         high-priority ones, if the policy's text does not say otherwise. ended_gpu_s: GPU-seconds of the last jobs that
         ended, for policies that go by their distribution. claims: None: those that the book tells of."""
-        self.book, self._ended_gpu_s = book, ended_gpu_s
-        self.beside = beside
+        self.book = book
+        self.seat = Seat(ended_gpu_s, written=policy, interval_s=interval_s, beside=beside, saved=saved)
+        self.times = Times(timer)
         self.claims = Claims.of(book.attempts.values()) if claims is None else claims
         self.scene = Scene(book, work, estimates, self.claims, read(FALLBACK))
         self.yielding: set[int] = set()
@@ -110,82 +105,52 @@ class Planning:
         self.seen: deque[World] = deque(maxlen=8)
         """Worlds of the last pass, by falling priority: who waits in them can be told why."""
         self.failed, self.failure = False, ""
-        self.last_pass_s = 0.0
-        self.quiet_until_s = -math.inf
         self._finished: list[int] = []
-        self._ends = 0
-        """Ends since the policy was told what jobs that ended took."""
-        self._again = False
-        self._due_s = math.inf
-        self._overrun_s = math.inf
-        self._pause_s = math.inf
-        self.standby, self.saved = Standby(), saved
-        self._timer = timer
-        self.caught: PolicyFailure | None = None
-        """The last failure, with its traceback, for whoever logs it."""
         self._asked = False
         """The pass under way has asked the policy."""
-        self._pass_since_s: float | None = None
-        self.written, self.interval_s = policy, interval_s
         try:
-            chosen = self.made(policy)
+            chosen = self.seat.made(policy)
         except PolicyError as error:
             if isinstance(error, PolicyFailure) and not stored:
                 raise PolicyError(f"policy {policy!r} can't start: {error}") from error
             if not stored:
                 raise
-            self.fall_back(error, now_s)
+            self._fall_back(error, now_s)
         else:
             self._install(chosen, recalled(chosen, saved))
 
     # -- the policy -----------------------------------------------------------------------------------------
 
-    def made(self, written: str) -> Policy:
-        """A policy to go on with. Raises PolicyError: no such policy, a bad parameter, or it fails to begin."""
-        return made(written, beside=self.beside, ended_gpu_s=self._ended_gpu_s())
-
     def use(self, policy: Policy, written: str, interval_s: float) -> None:
-        """Go on with this policy, which `made` has made of what was written."""
-        self.standby.reset()
-        self.standby.unwritten = None
-        self.written, self.interval_s, self.saved = written, interval_s, None
+        """Go on with this policy, which the seat has made of what was written."""
+        self.seat.set(written, interval_s)
         self._install(policy, Memory())
 
     def _install(self, policy: Policy, memory: Memory) -> None:
-        self.scene.policy, self._ends = policy, 0
+        self.scene.policy = policy
         self.worlds.begin(memory)
         self._finished.clear()
         self.stale()
 
-    def fall_back(self, error: Exception, now_s: float) -> None:
+    def _fall_back(self, error: Exception, now_s: float) -> None:
         """The policy has failed: the fallback decides in its place."""
-        how = error if isinstance(error, PolicyFailure) else PolicyFailure(Call.BEGIN, error, None)
-        self.caught = how
-        self.standby.fails(self.written, how, now_s, self._jobs())
+        fallback = self.seat.fails(error, now_s, self._jobs())
         self.worlds.left.clear()
         self.claims.forget_rates()
-        self._install(read(FALLBACK), Memory())
+        self._install(fallback, Memory())
 
     def _ask_again(self, now_s: float) -> None:
-        """Have the policy that failed decide again. The second time it begins anew, without what it remembered."""
-        failure = self.standby.failure
+        """Have the policy that failed decide again."""
         try:
-            policy = self.made(self.written)
+            policy, memory = self.seat.tries()
         except PolicyError as error:
-            self.fall_back(error, now_s)
-            return
-        again = failure is not None and failure.times == 1 and failure.call is not Call.CARRIED
-        self.standby.tries()
-        self._install(policy, recalled(policy, self.saved) if again else Memory())
+            self._fall_back(error, now_s)
+        else:
+            self._install(policy, memory)
 
     def _jobs(self) -> frozenset[tuple[int, int]]:
         """What there is to decide about: jobs, and what they ask for."""
         return frozenset((n, job.spec_id) for n, job in self.book.jobs.items() if job.phase not in ENDED)
-
-    def deciding_s(self) -> float:
-        """For how long the pass under way has lasted; 0: there is none. From any thread."""
-        since_s = self._pass_since_s
-        return 0.0 if since_s is None else self._timer() - since_s
 
     @property
     def world(self) -> World | None:
@@ -205,6 +170,7 @@ class Planning:
         twin = copy(self)
         twin.scene = scene = self.scene.copy(self.policy.twin())
         twin.book, twin.claims = scene.book, scene.claims
+        twin.seat, twin.times = copy(self.seat), copy(self.times)
         twin.worlds, twin.candidates = self.worlds.copy(scene), self.candidates.copy(scene)
         twin.yielding, twin.reasons = set(self.yielding), {}
         twin.seen, twin._finished = deque(), []
@@ -215,17 +181,16 @@ class Planning:
     def stale(self) -> None:
         """Something has changed that a built world can't take in."""
         self.worlds.close()
-        self._again = True
+        self.times.again = True
 
     def rest(self, until_s: float, failure: str) -> None:
         """Ask the policy again at `until_s` only: it has failed, in this way."""
         self.failed, self.failure = True, failure
-        self.standby.nobody_serves()
+        self.seat.standby.nobody_serves()
         self.worlds.left.clear()
         self.claims.forget_rates()
         self.stale()
-        self._again = False
-        self._due_s, self._overrun_s, self._pause_s = until_s, math.inf, math.inf
+        self.times.rest(until_s)
 
     def asks_anew(self, job: int) -> None:
         """A waiting job asks for something else than before: to the policy it is a new one."""
@@ -234,42 +199,25 @@ class Planning:
 
     def job_left(self, job: Job, allocation: Allocation) -> None:
         """A running job has ended for good: its GPUs are free."""
-        self._ends += 1
+        self.seat.ended()
         if self.world is None or not self.world.is_running(job.id):
             self.worlds.left[job.id] = job, allocation
             self.stale()
         else:
             self._finished.append(job.id)
-            self._again = True
-
-    def next_s(self) -> float:
-        """When the policy is asked next if nothing happens; infinity: not before something does."""
-        return self._due_s
+            self.times.again = True
 
     def due_s(self) -> float:
         """When a pass is due; -infinity: now."""
-        if self._again:
-            return -math.inf if self.world is not None else self.quiet_until_s
-        return min(self._due_s, self._overrun_s, self._pause_s, self.standby.again_s)
+        due_s = self.times.due_s(anew=self.world is None)
+        return due_s if self.times.again else min(due_s, self.seat.standby.again_s)
 
     # -- a pass ---------------------------------------------------------------------------------------------
 
     def run(self, now_s: float) -> Outcome:
         """One scheduling pass."""
-        begun, anew = self._timer(), self.world is None
-        collects = gc.isenabled()
-        gc.disable()  # a pass makes thousands of objects and hardly any cycles: looking for them takes a third of it
-        self._pass_since_s = begun
-        try:
-            outcome = self._served(now_s)
-        finally:
-            self._pass_since_s = None
-            if collects:
-                gc.enable()
-        self.last_pass_s = self._timer() - begun
-        if anew:
-            self.quiet_until_s = now_s + (1 + QUIET) * self.last_pass_s
-        return outcome
+        with self.times.a_pass(now_s, anew=self.world is None):
+            return self._served(now_s)
 
     def _served(self, now_s: float) -> Outcome:
         """A pass by the policy or, if it fails, by the fallback.
@@ -277,7 +225,8 @@ class Planning:
         Raises:
             StoreError: what is asked of the store can't be read. Exception: the fallback has failed as well.
         """
-        if self.standby.serving and self.standby.asks_again(now_s, self._jobs()):
+        standby = self.seat.standby
+        if standby.serving and standby.asks_again(now_s, self._jobs()):
             self._ask_again(now_s)
         given = dict(self.claims.grants)
         try:
@@ -286,13 +235,13 @@ class Planning:
             raise
         except Exception as error:
             self.claims.put_back(given)
-            if self.standby.serving:
+            if standby.serving:
                 raise
             how = error if isinstance(error, PolicyFailure) else PolicyFailure(Call.DECIDE, error, self.policy)
-            self.fall_back(how, now_s)
+            self._fall_back(how, now_s)
             return self._run(now_s)
         if self._asked:
-            self.standby.decided(now_s)
+            standby.decided(now_s)
         return outcome
 
     def _ask(self, world: World, now_s: float, *, may_preempt: bool) -> float:
@@ -302,19 +251,18 @@ class Planning:
             return world.engine.decide(now_s, may_preempt=may_preempt)
 
     def _run(self, now_s: float) -> Outcome:
-        clockwork = Clockwork.of(self.policy, self.interval_s, least_pause_s=LEAST_WAKE_S)
-        may_preempt = bool(clockwork.may_preempt(now_s, self._due_s))
+        times = self.times
+        clockwork = Clockwork.of(self.policy, self.seat.interval_s, least_pause_s=LEAST_WAKE_S)
+        may_preempt = bool(clockwork.may_preempt(now_s, times.next_s))
         self.failed = self._asked = False
-        if now_s >= min(self._overrun_s, self._pause_s):
+        if now_s >= min(times.overrun_s, times.pause_s):
             self.stale()
-        self._again = False
+        times.again = False
         outcome = Outcome()
         if self.world is None:
-            if self._ends >= LEARN_EVERY:
-                learn(self.policy, self._ended_gpu_s())
-                self._ends = 0
+            self.seat.teach(self.policy)
             self.candidates.drop_grants(now_s)
-            eligible, self.reasons, self._pause_s = self.candidates.first(now_s)
+            eligible, self.reasons, times.pause_s = self.candidates.first(now_s)
             # Who was held, or waited for something else, comes to the policy anew.
             self.worlds.met &= eligible | self.book.attempts.keys() | self.claims.grants.keys()
             wake, waiting = self._levels(eligible, outcome, now_s, may_preempt=may_preempt)
@@ -331,10 +279,10 @@ class Planning:
         if self.candidates.lasts <= 0:
             self.stale()
         running = len(self.book.attempts) + len(self.claims.grants)
-        self._due_s = clockwork.due_s(now_s, wake, may_preempt, waiting, running)
-        self._overrun_s = math.inf
+        times.next_s = clockwork.due_s(now_s, wake, may_preempt, waiting, running)
+        times.overrun_s = math.inf
         if self.world is not None and waiting:
-            self._overrun_s = overrun_s(now_s, self.world.stands_until_s(), self.last_pass_s)
+            times.overrun_s = overrun_s(now_s, self.world.stands_until_s(), times.last_pass_s)
         return outcome
 
     def _levels(self, eligible: set[int], outcome: Outcome, now_s: float, *, may_preempt: bool) -> tuple[float, int]:

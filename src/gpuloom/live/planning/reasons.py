@@ -71,9 +71,9 @@ def _of_policy(planning: Planning, world: World, job: int) -> Reason:
             why = policy.reason(world.engine.snapshot, world.row_of[job])
             found = Reason(str(why.code), str(why.text), {str(key): float(n) for key, n in why.numbers.items()})
     except PolicyFailure as error:  # which is no reason not to list jobs
-        return Reason(WaitCode.POLICY_FAILED, f"Policy {planning.written} can't say why: {error}.")
-    failure = planning.standby.failure
-    if failure is None or not planning.standby.serving:
+        return Reason(WaitCode.POLICY_FAILED, f"Policy {planning.seat.written} can't say why: {error}.")
+    failure = planning.seat.standby.failure
+    if failure is None or not planning.seat.standby.serving:
         return found
     text = (
         f"{found.text} Policy {failure.policy} fails (gpuloom status says how); {failure.serves} is used in its place."

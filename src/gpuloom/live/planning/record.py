@@ -47,14 +47,18 @@ class PolicyRecord:
         Raises:
             StoreError: it can't be written down, and will be with the next turn.
         """
-        planning, standby = self._planning, self._planning.standby
-        if planning.caught is not None:
+        planning, seat = self._planning, self._planning.seat
+        standby = seat.standby
+        if seat.caught is not None:
             failing = standby.failure
             first = failing is not None and failing.times == 1
             log.error(
-                "policy %s failed: %s", planning.written, planning.caught, exc_info=planning.caught if first else None
+                "policy %s failed: %s",
+                seat.written,
+                seat.caught,
+                exc_info=seat.caught if first else None,
             )
-            planning.caught = None
+            seat.caught = None
         for kind, failure in (("failure", standby.failure), ("unwritten", standby.unwritten)):
             if failure is None:
                 self._told.pop(kind, None)
@@ -62,7 +66,7 @@ class PolicyRecord:
                 self._ledger.write([("policy.failed", None, failure.to_json())])
                 self._told[kind] = failure.since_s
         if (over := standby.recovered(now)) is not None:
-            self._ledger.write([("policy.recovered", None, {**over.to_json(), "serves": planning.written})])
+            self._ledger.write([("policy.recovered", None, {**over.to_json(), "serves": seat.written})])
             self._told.pop("failure", None)
             standby.reset()
         texts = [f"no decision can be made: {planning.failure}"] if planning.failed else []
@@ -76,19 +80,19 @@ class PolicyRecord:
         if not self.unsaved or not (force or now >= self.saved_s + SAVE_MEMORY_S):
             return ""
         self.saved_s, self.unsaved = now, False
-        planning = self._planning
-        if planning.standby.serving:
+        planning, seat = self._planning, self._planning.seat
+        if seat.standby.serving:
             return ""  # the fallback's is of no use, and the policy's is as it was
         try:
             with Asking(Call.WRITE_MEMORY, planning.policy):
                 memory = memory_to_bytes(planning.worlds.memory(), planning.policy)
         except PolicyFailure as how:
-            planning.standby.cannot_write(planning.written, how, now)
+            seat.standby.cannot_write(seat.written, how, now)
             self._again()  # a turn, in which it is said
             return ""
-        planning.saved, planning.standby.unwritten = memory, None
+        seat.saved, seat.standby.unwritten = memory, None
         try:
-            self._ledger.store.save_memory(planning.written, memory)
+            self._ledger.store.save_memory(seat.written, memory)
         except StoreError as error:
             self.unsaved = True
             return str(error)

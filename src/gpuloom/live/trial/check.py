@@ -281,8 +281,8 @@ class _Walk:
     def well(self) -> None:
         """Raises Fault if the policy has failed."""
         planning = self.live.scheduler.planning
-        failure = planning.standby.failure or planning.standby.unwritten
-        if planning.written == self.text and failure is not None:
+        failure = planning.seat.standby.failure or planning.seat.standby.unwritten
+        if planning.seat.written == self.text and failure is not None:
             at = f" ({failure.where})" if failure.where else ""
             raise Fault(f"{failure.error}{at}, in {failure.call.value}, after: {', '.join(self.did[-6:])}")
 

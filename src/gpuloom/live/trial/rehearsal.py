@@ -85,7 +85,7 @@ class Rehearsal:
         if orderly:
             self.scheduler._save_memory(force=True)
         self.executor.close()
-        self.up(planning.written, planning.interval_s)
+        self.up(planning.seat.written, planning.seat.interval_s)
 
     @property
     def jobs(self) -> dict[int, Job]:
@@ -96,7 +96,7 @@ class Rehearsal:
         scheduler = self.scheduler
         for _ in range(200):
             scheduler._inbox.put(lambda: None)
-            scheduler.planning.quiet_until_s = -1.0
+            scheduler.planning.times.quiet_until_s = -1.0
             scheduler._turn()
             if not scheduler.busy():
                 return

@@ -126,7 +126,7 @@ class Whys:
         return why_view(known, found, None if queue is None or found is None else _among(queue, found))
 
     def _key(self, job: Job, event: int) -> tuple[int, int, str]:
-        return event, job.priority, self._scheduler.planning.written
+        return event, job.priority, self._scheduler.planning.seat.written
 
     def _prepared(self, job: Job, event: int, now_s: float) -> _Prepared | None:
         with self._lock:
