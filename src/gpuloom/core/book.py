@@ -1,8 +1,8 @@
 """The records of live jobs, built from events. The only place where they change.
 
-`Book.stage(events)` says what the records would become, `Book.commit` makes it so: between the two a store writes both
-down, so that what is in memory is never ahead of what is on disk. Replaying a log from its first event on an empty book
-gives the same records (`gpuloom db check` does that).
+`Book.stage(events)` works out the new records, `Book.commit` puts them in place. Between the two a store writes events
+and records down, so that memory is never ahead of the disk. Replaying a log from its first event on an empty book gives
+the same records (`gpuloom db check` does that).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gpuloom.core.spec import Spec, spec_of
 
 @dataclass(slots=True)
 class Changes:
-    """Records as some events leave them: only those that changed.
+    """The records that some events change, as they are afterwards.
 
     specs: by number of the event that brought them. settings: 'policy', 'interval_s'. next_job: the next free number.
     environments: values of environment variables by spec; no event tells them (core/masked.py).
@@ -80,7 +80,7 @@ class Book:
         return view.changes
 
     def commit(self, changes: Changes) -> None:
-        """Make staged changes true."""
+        """Put staged changes in place."""
         self.jobs.update(changes.jobs)
         for (job, _), attempt in changes.attempts.items():
             if attempt.phase is None:
@@ -148,7 +148,7 @@ _AT = {name: index for index, name in enumerate(_FIELDS)}
 
 
 def _other(job: Job, **changes: Any) -> Job:
-    """As `dataclasses.replace`, in half the time: an array of a hundred thousand jobs changes at once."""
+    """Like `dataclasses.replace`, in half the time: an array may change a hundred thousand jobs at once."""
     values = list(_values(job))
     for name, value in changes.items():
         values[_AT[name]] = value
@@ -254,7 +254,7 @@ def _requeued(view: _View, event: Event) -> None:
         event,
         view.job(event),
         phase=Phase.QUEUED,
-        # A new life: what it took the last time stays with its attempts and in the log.
+        # The job begins anew; what it took so far stays with its attempts and in the log.
         submitted_s=event.at_s,
         queued_s=event.at_s,
         first_start_s=None,
@@ -316,7 +316,7 @@ def _running(view: _View, event: Event) -> None:
 def _stopping(view: _View, event: Event) -> None:
     job = view.job(event)
     attempt = view.attempt(job)
-    # A frozen one has held nothing since it was frozen.
+    # A frozen job has held nothing since it was frozen.
     changes = {"since_s": event.at_s} if attempt.phase is Phase.FROZEN else {}
     deadline = event.data.get("deadline_s")
     view.put(event, job, phase=Phase.STOPPING)
@@ -444,7 +444,7 @@ def node_of(data: Mapping[str, Any]) -> NodeRecord:
 
 
 def _gpu_of(data: Mapping[str, Any]) -> Gpu:
-    # A store of before it was a field tells it by the reason's last words alone.
+    # Older stores lack the field; there only the last words of the reason tell it.
     needs_reset = data.get("needs_reset", RESET_WORDS in data.get("reason", ""))
     return Gpu(**{**data, "state": GpuState(data.get("state", GpuState.OK)), "needs_reset": needs_reset})
 

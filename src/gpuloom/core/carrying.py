@@ -1,6 +1,6 @@
 """A policy's memory translated to another workload: the same jobs and nodes under other numbers.
 
-The fields of a memory's dataclass say by their metadata what they are numbered by; fields without stay as they are:
+The metadata of each field of a memory's dataclass says what the field is numbered by. Fields without stay as they are:
 
     level: NDArray[np.int16] = field(metadata=PER_JOB)
 """
@@ -35,7 +35,7 @@ PER_JOB_A_MODEL = _kind("per job a model")
 PER_MODEL = _kind("per model")
 """An array with an entry per GPU model."""
 MODELS = _kind("models")
-"""Names of the cluster's GPU models, in order: what models are numbered by."""
+"""Names of the cluster's GPU models, in the order of their numbers."""
 JOBS = _kind("jobs")
 """A list of jobs."""
 NODES = _kind("nodes")
@@ -52,9 +52,9 @@ def carry(memory: M, fresh: M, rows: Rows, nodes: Rows) -> M:
     """The memory of the same jobs under other numbers.
 
     Args:
-        fresh: a new memory of the new workload and cluster: what jobs and models start with that are new.
-        rows: by new number of a job its old one, -1 for a new job.
-        nodes: by old number of a node its new one, -1 for a node that is gone.
+        fresh: a new memory for the new workload and cluster; new jobs and models take their entries from it.
+        rows: the old number of each job, by its new one; -1 for a new job.
+        nodes: the new number of each node, by its old one; -1 for a node that is gone.
     """
     new_row = {old: new for new, old in enumerate(rows.tolist()) if old >= 0}
     own: Sequence[str] = ()
@@ -93,7 +93,7 @@ def carry(memory: M, fresh: M, rows: Rows, nodes: Rows) -> M:
 
 
 def carried_rows(old: NDArray[Any], new: NDArray[Any], rows: Rows) -> NDArray[Any]:
-    """The entries of `old` by their new numbers; those of `new` where there was none."""
+    """The entries of `old` by their new numbers; for new jobs those of `new`."""
     known = rows >= 0
     found = new.copy()
     found[known] = old[rows[known]]
@@ -119,7 +119,7 @@ def _by_job(
 
 
 def _columns(old: NDArray[Any], new: NDArray[Any], columns: Rows) -> NDArray[Any]:
-    """Columns of `old` by their new numbers; of models that were not there, what a new memory begins with."""
+    """The columns of `old` by their new numbers; for new models those of a new memory."""
     found = np.empty((len(old), len(columns)), dtype=old.dtype)
     known = columns >= 0
     found[:, known] = old[:, columns[known]]

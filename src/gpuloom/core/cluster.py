@@ -20,7 +20,7 @@ MAX_NODES = 1_000_000
 
 
 def plain_model(name: str) -> str:
-    """A GPU model's name as names are compared: 'Tesla V100', 'tesla-v100' and 'TeslaV100' are one."""
+    """A GPU model's name in the form in which names are compared: 'Tesla V100' and 'tesla-v100' are the same."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
@@ -130,7 +130,7 @@ def cluster_from_mapping(data: object, *, source: str) -> Cluster:
                 f"{where}: unknown key {min(map(str, unknown))!r}; known: {', '.join(sorted(_NODE_KEYS))}"
             )
         nodes.extend(_nodes_of(entry, where))
-    # Numbered names keep out of the way of those that were given.
+    # Numbered names must not collide with given ones.
     given = {name for name, _ in nodes if name is not None}
     free = (name for name in (f"n{i}" for i in itertools.count()) if name not in given)
     made = tuple(node if name is not None else replace(node, name=next(free)) for name, node in nodes)

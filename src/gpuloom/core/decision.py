@@ -43,9 +43,9 @@ def place_of(placement: Placement) -> Place:
 class Decision:
     """The changes to make, relative to the snapshot. A job that is not named keeps what it has.
 
-    run: jobs that shall run on these GPUs: a waiting job starts, a running one moves (and pays its restart), or, with
-        another number of GPUs of the same model, some of which it has, is resized (and pays for that).
-    wait: running jobs that shall stop and wait.
+    run: jobs and the GPUs to run them on. A waiting job starts. A running job moves, and pays its restart. If it gets
+        another number of GPUs of the same model and keeps some, it is resized, and pays for that.
+    wait: running jobs to stop; they wait again.
     wake_at_s: ask again at this time even if nothing happens; infinity: only at the next event.
     why: the policy's reasons, for jobs that it was asked to explain (`Policy.explains`).
     """
@@ -61,7 +61,7 @@ NOTHING = Decision()
 
 
 class WaitCode(StrEnum):
-    """Codes of the reasons that the live scheduler gives itself; policies have others of their own."""
+    """Codes of the live scheduler's own reasons; policies have further ones."""
 
     HELD = "held"
     DEPENDENCY = "dependency"
@@ -91,8 +91,10 @@ class Reason:
 
 
 def is_resize(before: Placement, after: Placement) -> bool:
-    """Whether a running job's new placement has another size and keeps a GPU of the present one: it is resized then,
-    and moved (started anew) else. For policies that resize jobs."""
+    """Whether a running job is resized: its new placement has another size and keeps a GPU of the present one.
+
+    Else it is moved, which restarts it. For policies that resize jobs.
+    """
     if before.layer != after.layer or before.gpus == after.gpus:
         return False
     for node, mask in zip(before.nodes, before.masks, strict=True):

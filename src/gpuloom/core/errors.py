@@ -13,7 +13,7 @@ class GpuloomError(Exception):
 
 
 class InputError(GpuloomError):
-    """What the user gave (a flag, a file, a row) is wrong."""
+    """A user's input (a flag, a file, a row) is wrong."""
 
     exit_code = 2
 
@@ -35,7 +35,7 @@ class NotFoundError(InputError):
 
 
 class ConflictError(GpuloomError):
-    """It can't be done in the state in which the job is: says which, and what can be done."""
+    """The job's state does not allow it; the message says which state, and what can be done."""
 
 
 class MissingDependencyError(InputError):
@@ -70,4 +70,4 @@ class PlanError(GpuloomError):
 
 
 class InvalidTransition(GpuloomError):  # noqa: N818 - the name the design gives it
-    """A job was asked to make a step that its state does not allow. Carries the job's story."""
+    """A transition that a job's state does not allow. The message carries the job's story."""

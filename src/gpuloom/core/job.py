@@ -41,16 +41,16 @@ ENDED = frozenset({Phase.FINISHED, Phase.FAILED, Phase.CANCELLED})
 
 
 MAKES_WAY = frozenset({EndReason.PREEMPTED, EndReason.NODE})
-"""Reasons of a stop after which the job waits again, as the policy sees it."""
+"""Reasons for a stop after which the job, as the policy sees it, waits again."""
 
 
 class SavedBy(StrEnum):
     """How it is known that an attempt which was told to make way saved its work."""
 
     NOTHING = ""
-    """It is not: its work since the last save that is known counts as lost."""
+    """It is not known: work since the last known save counts as lost."""
     EXIT_CODE = "exit_code"
-    """Code 85: the job says so."""
+    """It exited with code 85, which says so."""
     SAVED_STEP = "saved_step"
     """It reported a save of its last step, or one after the notice."""
     CHECKPOINT = "checkpoint"
@@ -58,12 +58,12 @@ class SavedBy(StrEnum):
 
 
 class Needed(StrEnum):
-    """What a job needs of one that it waits for."""
+    """What a job that waits for another one needs of it."""
 
     OK = "ok"
     """That it finishes well."""
     ANY = "any"
-    """That it ends, however."""
+    """That it ends, well or not."""
 
 
 class NodeState(StrEnum):
@@ -227,7 +227,7 @@ class Gpu:
 
 
 class Condition(NamedTuple):
-    """What may be said anew of a GPU."""
+    """The part of a GPU's record that may change."""
 
     state: GpuState
     reason: str = ""
@@ -235,7 +235,7 @@ class Condition(NamedTuple):
 
 
 def condition_of(gpu: Gpu) -> Condition:
-    """What is said of a GPU."""
+    """That part of a GPU's record."""
     return Condition(gpu.state, gpu.reason, gpu.needs_reset)
 
 

@@ -1,4 +1,4 @@
-"""Environments of jobs without their values: values may be secrets, and events and answers are kept forever."""
+"""Environments of jobs without their values: values may be secrets, and events and answers are kept for ever."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ MASK = "***"
 
 
 def masked(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A spec that names its environment variables and tells none of their values."""
+    """The spec with the names of its environment variables, but without their values."""
     env = spec.get("env")
     return {**spec, "env": dict.fromkeys(env, MASK)} if isinstance(env, Mapping) and env else dict(spec)
 
 
 def unmasked(env: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """Variables as they are, where a masked value means: as it was before."""
+    """The variables; a masked value means the value from before."""
     return {name: before.get(name, value) if value == MASK else value for name, value in env.items()}

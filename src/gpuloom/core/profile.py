@@ -13,7 +13,7 @@ from gpuloom.core.words import plural
 STAGES_3 = ("load", "compute", "network")
 STAGES_4 = ("storage", "cpu", "gpu", "network")
 FAR_BELOW, FAR_ABOVE = 0.5, 2.0
-"""Stages that add up to less or more of the iteration time than this are doubtful (shipped profiles: 0.79 to 1.78)."""
+"""Sum of the stages over the iteration time: outside this range it is doubtful (shipped profiles: 0.79 to 1.78)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """Profiles by model and number of GPUs. The user's own win over shipped ones of the same number of GPUs.
+    """Profiles by model and number of GPUs. A user's own profile replaces a shipped one of the same number of GPUs.
 
     Attributes:
         shipped: profiles that come with gpuloom.

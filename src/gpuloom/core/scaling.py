@@ -13,7 +13,7 @@ F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
 
 NO_CURVE = -1
-"""`Scaling.curve` of a job of which only its present size is known."""
+"""`Scaling.curve` of a job for which only its present size is known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

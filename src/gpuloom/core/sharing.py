@@ -8,8 +8,8 @@ from typing import Protocol
 class Sharing(Protocol):
     """How fast a job runs beside others on its GPUs. A policy that shares GPUs brings one.
 
-    `starts_together`: jobs that share GPUs run in one process and start one after another in it, so that work goes on
-    only once all of them have started; otherwise each starts by itself.
+    `starts_together`: jobs that share GPUs run in one process and start one after another in it. Work goes on only once
+    all of them have started. Otherwise each starts by itself.
     """
 
     starts_together: bool

@@ -80,7 +80,7 @@ class Snapshot:
         return self._state.predicted_end_s(job)
 
     def alone_end_s(self, job: int) -> float:
-        """When the running job would end with its GPUs to itself from now on, as far as the policy is to know."""
+        """When the running job would end if it had its GPUs to itself from now on, as far as the policy may know."""
         return self.predicted_end_s(job)
 
     def rate(self, job: int) -> float:
@@ -88,7 +88,7 @@ class Snapshot:
         return self._state.rate[job]
 
     def works_from_s(self, job: int) -> float:
-        """Since when the running job does work: until then it starts."""
+        """The time from which the running job does work; until then it is starting."""
         return self._state.work_from_s[job]
 
     def remaining_of(self, jobs: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -136,7 +136,7 @@ class Snapshot:
         return self._state.status[job] == JobState.WAITING
 
     def waiting(self) -> list[int]:
-        """All waiting jobs, in order of submission. Walks every job: for rebuilding a cache, not for every call."""
+        """All waiting jobs, in order of submission. Looks at every job: for rebuilding a cache, not for every call."""
         jobs: list[int] = np.flatnonzero(self._state.status_column == JobState.WAITING).tolist()
         return jobs
 

@@ -113,12 +113,12 @@ _SOUND: set[tuple[object, ...]] = set()
 
 
 def spec_of(data: Mapping[str, Any]) -> Spec:
-    """From its JSON form. Fields that are missing get their defaults; those of another gpuloom are passed over.
+    """From its JSON form. Missing fields get their defaults; unknown ones, of another version, are ignored.
 
     Raises:
-        ValueError: a field holds what it can't (no gpuloom wrote it), or there is no command.
+        ValueError: a field has an impossible value (gpuloom did not write it), or there is no command.
     """
-    # Each of a hundred thousand jobs in a queue has one: what types its fields have is looked at once for all alike.
+    # A queue may hold a hundred thousand specs: the types of equal ones are checked only once.
     shape = (*data, *map(type, data.values()))
     found = dict(data) if shape in _SOUND else _checked(data)
     if len(found) == len(data) and len(_SOUND) < MOST_SHAPES:

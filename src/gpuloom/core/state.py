@@ -1,8 +1,8 @@
 """The state of every job and GPU, in columns. This module alone changes it.
 
-A running job's progress is kept lazily: `remaining_s` was true at `work_from_s`, and since then (never before:
-the restart overhead lies ahead of it) the job has worked at `rate`. Nothing is touched while nothing changes,
-so that an event costs the same with ten running jobs as with ten thousand.
+A running job's progress is kept lazily: `remaining_s` holds at `work_from_s`, and from then on the job works at `rate`
+(not before: the restart overhead comes first). Nothing is updated while nothing changes, so an event costs the same
+with ten running jobs as with ten thousand.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class State:
         self.down: set[int] = set()
 
     def copy(self) -> State:
-        """A state of its own that is equal now. The workload and the cluster, which nobody changes, are shared."""
+        """An independent copy. The workload and the cluster, which never change, are shared."""
         twin = State(self.workload, self.cluster, layers=self.layers)
         for name in _COLUMNS:
             getattr(twin, name)[:] = getattr(self, name)
@@ -262,13 +262,13 @@ class State:
         first_start_s: NDArray[np.float64],
         remaining_s: NDArray[np.float64],
     ) -> None:
-        """What became of jobs before this state was built, one entry each. Call before they run here (before `adopt`).
+        """Set the past of jobs from before this state was built, one entry each. Call before `adopt`.
 
         Args:
-            held_s: seconds for which each has held GPUs, a run that `adopt` will tell of not included.
-            held_gpu_s: the same in GPU-seconds: by GPU model, shape (jobs, models), or their sum, shape (jobs,): then
-                all counts for the first model.
-            starts: times each was started, a run that `adopt` will tell of included. first_start_s: NaN: never.
+            held_s: seconds for which each has held GPUs, without the run that `adopt` will add.
+            held_gpu_s: the same in GPU-seconds: by GPU model, shape (jobs, models), or their sum, shape (jobs,), which
+                then counts for the first model.
+            starts: times each was started, with the run that `adopt` will add. first_start_s: NaN: never.
             remaining_s: work left.
 
         Raises:
@@ -296,7 +296,7 @@ class State:
         work_from_s: NDArray[np.float64],
         rate: NDArray[np.float64],
     ) -> None:
-        """Jobs that the state took for waiting run already, since before this state was built; one entry each.
+        """Waiting jobs that really run since before this state was built, one entry each.
 
         Raises:
             PlanError: a GPU of a placement is not free.
@@ -352,7 +352,7 @@ class State:
         self.rate[job] = rate
 
     def postpone(self, job: int, until_s: float) -> None:
-        """The work of a job that has just started goes on later than its own overhead says."""
+        """The work of a job that has just started goes on later than its own overhead would have it."""
         if self.status[job] != _RUNNING:
             self.require(job, "retime")
         self.work_from_s[job] = until_s

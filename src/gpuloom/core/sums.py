@@ -1,7 +1,7 @@
 """Sums that are the same on every Python: since 3.12 the built-in `sum` of floats compensates for rounding.
 
-A last bit decides a tie, and a tie decides who runs; so the packages that decide use these two in its place
-(`tests/unit/test_sums.py` holds them to it).
+The last bit of a sum may decide a tie, and so who runs. The packages that make decisions therefore use these two
+instead (`tests/unit/test_sums.py` checks that).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from gpuloom.core.errors import InputError
 
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 LONGEST_S, SHORTEST_S = 1e12, 1e-6
-"""Limits of plausible durations: thirty thousand years, a microsecond."""
+"""Limits of plausible durations: thirty thousand years and a microsecond."""
 _MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
 
 

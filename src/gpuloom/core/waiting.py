@@ -1,7 +1,7 @@
 """How long one call may wait.
 
-epoll, poll and sockets count milliseconds in 31 bits (24.86 days), and other calls refuse what they can't hold: whoever
-waits for longer waits again.
+epoll, poll and sockets count milliseconds in 31 bits (24.86 days), and other calls refuse larger numbers. A longer wait
+is made of several calls.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ class Workload:
             network synchronisation.
         speeds: relative speed by GPU model.
         pairs: measured speeds beside other jobs on the same GPUs, by GPU model.
-        scaling: numbers of GPUs on which each job can run, and how fast; `gpus` is then the number at which
-            `duration_s` was measured, and what a policy that does not resize jobs gives them.
+        scaling: numbers of GPUs on which each job can run, and how fast. `gpus` is then the number at which
+            `duration_s` was measured; policies that don't resize jobs give this number.
         ran: what happened to the jobs where the trace was taken.
         line: line of the trace that each job came from (for messages).
     `cluster` is the one on which the trace was taken, in short form, '' where it does not say; `notes` are sentences on

@@ -29,7 +29,7 @@ def checked_answer(answer: Any) -> tuple[Decision, Any]:
 
 
 class PlanCheck:
-    """Jobs that may start or stop, gangs whole, GPUs that exist, are free and hold them, a GPU model they can use."""
+    """Checks that jobs may start or stop, gangs are whole, and GPUs exist, are free, large enough and usable."""
 
     def __init__(
         self, state: State, *, spills_memory: bool = False, resizes: bool = False, in_groups: bool = False
@@ -57,11 +57,11 @@ class PlanCheck:
         """Check a decision against the state as it is. Nothing has been applied yet.
 
         Args:
-            stops: running jobs that will give their GPUs back: those that shall wait, and those that move.
+            stops: running jobs that give their GPUs back: those to stop, and those that move.
 
         Raises:
             PlanError: a placement breaks a rule, or a GPU is given twice.
-            InvalidTransition: a job is to stop that does not run, or to start that does not wait.
+            InvalidTransition: a job to stop does not run, or a job to start does not wait.
         """
         state = self._state
         jobs = len(state.status)
@@ -114,7 +114,7 @@ class PlanCheck:
                 given[key] = before | mask
 
     def _same_places(self, decision: Decision, freed: dict[tuple[int, int], int]) -> None:
-        """Who starts beside others has the very GPUs that they have."""
+        """Jobs that share GPUs share exactly the same ones."""
         state, run = self._state, decision.run
         if self._plainly_same(run, freed):
             return
@@ -171,7 +171,7 @@ class PlanCheck:
         sharers: dict[tuple[int, int], int] = {}
         for job, placement in decision.run.items():
             for node, mask in zip(placement.nodes, placement.masks, strict=True):
-                # Jobs that share one GPU share all of theirs: one GPU tells for the others.
+                # Jobs that share one GPU share all of theirs, so one GPU stands for the others.
                 left = mask & -mask if self._in_groups else mask
                 while left:
                     gpu = (left & -left).bit_length() - 1
@@ -184,7 +184,7 @@ class PlanCheck:
                 continue
             others = [layer[node][gpu] for layer in owners if gpu in layer[node] and layer[node][gpu] not in stops]
             total += sum_floats([memory[other] for other in others])
-            # A job that is too large for the GPU by itself is not for a plan to judge.
+            # A job that alone is too large for the GPU is not the plan's fault.
             if total > limit and sharers[node, gpu] + len(others) > 1:
                 raise PlanError(
                     f"the plan puts jobs that need {total:g} MiB together on GPU {gpu} of node {nodes[node].name}, "

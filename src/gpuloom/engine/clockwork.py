@@ -2,15 +2,15 @@
 
 It is asked
 1. when something happens (a job comes or ends, a node fails, …);
-2. when it wants to be (`Decision.wake_at_s`);
-3. at the next multiple of the interval, if that has something to look at: some jobs wait and some run, and either
-   running jobs are stopped for others at intervals only (`Policy.preempts_at_intervals`) and this was none, or
-   priorities change as time passes (`Policy.periodic`).
-Where running jobs are stopped at intervals only, 2 is put off to the next multiple, and 1 may not stop them. In rounds
-all is put off to the next multiple.
+2. when it asked to be woken (`Decision.wake_at_s`);
+3. at the next multiple of the interval, if some jobs wait and some run, and one of two things holds: running jobs are
+   stopped for others only at intervals (`Policy.preempts_at_intervals`) and the present time is not one, or priorities
+   change as time passes (`Policy.periodic`).
+If running jobs are stopped only at intervals, 2 waits for the next multiple, and at 1 the policy must not stop them. In
+rounds everything waits for the next multiple.
 
-The live loop asks for two more things: that a policy leaves it some time between two answers (`least_pause_s`), and
-that the policy is asked anew when a job has not ended by the time that was expected of it (`overrun_s`).
+The live loop adds two rules: there is a least pause between two calls (`least_pause_s`), and the policy is asked again
+when a job has not ended by its expected time (`overrun_s`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuloom.policies.base import Policy
 
 LEAST_OVERRUN_S = 1.0
 OVERRUN_PASSES = 20.0
-"""An overrun is looked at after so many times the duration of a pass: scheduling is not to take up the machine."""
+"""An overrun is looked at after this many times the duration of a pass: scheduling must not use up the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,8 @@ class Clockwork:
 
     gated: running jobs are stopped for others at multiples of the interval only. periodic: the policy is asked at each
     of them while some jobs wait and some run. rounds: it is asked at them only. aligned: gated, or in rounds.
-    plain: neither, nor periodic: it may always preempt, and is asked next when it wants. A loop may take the short way.
+    plain: neither aligned nor periodic: it may always preempt, and is asked next when it wants. A loop may then skip
+        the questions below.
     """
 
     interval_s: float
@@ -62,7 +63,7 @@ class Clockwork:
     def may_preempt(self, now_s: float, due_s: float) -> bool | None:
         """Whether the policy may stop running jobs for others if it is asked now; None: it is not asked now.
 
-        due_s: when it was to be asked, by `due_s`. A loop on a real clock comes late, but never early.
+        due_s: when it was due, by `due_s`. A loop on a real clock is late, but never early.
         """
         if not self.aligned or now_s >= due_s or is_multiple(now_s, self.interval_s):
             return True
@@ -74,10 +75,10 @@ class Clockwork:
         """When the policy is asked next if nothing happens.
 
         Args:
-            now_s: the time of the last event. wake_s: when the policy wants to be asked, as it said last.
+            now_s: the time of the last event. wake_s: when the policy last said that it wants to be asked.
             may_preempt: what it was told now; None: it was not asked.
-            waiting, running: jobs that do so after what it decided.
-            unseen: something has happened that it has not been asked about (in rounds).
+            waiting, running: numbers of such jobs after its decision.
+            unseen: whether something happened about which it has not been asked (in rounds).
         """
         due_s, step_s = wake_s, self.interval_s
         if due_s < now_s + self.least_pause_s:
@@ -93,6 +94,6 @@ class Clockwork:
 def overrun_s(now_s: float, stands_until_s: float, pass_s: float) -> float:
     """When the policy is asked because a job has not ended. For a live loop, while jobs wait.
 
-    stands_until_s: so long what is expected of running jobs stands. pass_s: how long asking takes.
+    stands_until_s: until when the expected ends of running jobs hold. pass_s: how long asking takes.
     """
     return max(stands_until_s, now_s + max(LEAST_OVERRUN_S, OVERRUN_PASSES * pass_s))

@@ -99,8 +99,8 @@ def measure_of(gpu: GpuFacts, measure: str) -> float:
 
 
 def measures(measure: str) -> Mapping[str, float]:
-    """One of `MEASURES`, or the `price` (dollars per GPU and hour), of every model of which it is known, by plain name
-    and alias; a name goes for what it usually means."""
+    """One of `MEASURES`, or the `price` (dollars per GPU and hour), by plain name and alias of every model for which it
+    is known. A name stands for the model that it usually means."""
     found: dict[str, float] = {}
     for gpu in all_gpus():
         for name in (gpu.model, *gpu.aliases):

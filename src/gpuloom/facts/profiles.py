@@ -63,7 +63,7 @@ def library_path() -> Path:
     if home:
         return Path(home).expanduser() / FILE
     data = os.environ.get("XDG_DATA_HOME", "")
-    if os.path.isabs(data):  # as the XDG base directory specification says, others are passed over
+    if os.path.isabs(data):  # relative ones are ignored, as the XDG base directory specification says
         return Path(data) / "gpuloom" / FILE
     try:
         return Path.home() / ".local" / "share" / "gpuloom" / FILE
@@ -156,7 +156,7 @@ def remove_profiles(path: Path, model: str, gpus: int | None = None) -> int:
 
 
 def change_library(path: Path, change: Callable[[list[Profile]], list[Profile]]) -> None:
-    """Replace a library by what `change` makes of it. Writers take turns; readers see the old file or the new.
+    """Replace a library by the result of `change`. Writers take turns; readers see either the old file or the new one.
 
     Raises:
         GpuloomError: another process holds the library for longer than `LOCK_WAIT_S`.
@@ -294,7 +294,7 @@ def with_profiles(workload: Workload, profiles: Profiles) -> Workload:
             sources.append(f"{filled[False]:,} from those shipped with gpuloom")
         note = f"stage times of {total:,} of {plural(n, 'job')} are from profiles by model: {' and '.join(sources)}"
         notes += (note + (f"; {elsewhere:,} measured on another number of GPUs" if elsewhere else ""),)
-    # A column that the trace lacks and no profile fills stays away.
+    # A column that the trace lacks and no profile fills is left out.
     known_columns = {
         name: column
         for name, column in columns.items()

@@ -1,12 +1,12 @@
 """Throughput curves by (GPUs, nodes) from measured profiles: Pollux' placements, ElasticFlow's tables.
 
-A curve is what `core.scaling.Scaling.curves` holds: shape (G + 1, W), iterations per second at one global batch size
-(strong scaling) on g GPUs on w nodes at `[g, w - 1]`; a row of zeros where a job can't run on so many GPUs; for more
-nodes than GPUs, which can't be, as for one GPU a node.
+Curves are those of `core.scaling.Scaling.curves`: shape (G + 1, W), with iterations per second at one global batch size
+(strong scaling) on g GPUs on w nodes at `[g, w - 1]`. A row of zeros: a job can't run on so many GPUs. More nodes than
+GPUs are impossible; these entries are as for one GPU per node.
 Measured points are kept exactly. Between and beyond them the communication model (`learning/comm_model.py`, fitted to
-the same measurements) is bent through the measured points: the logarithm of measured over modelled, averaged over the
-measured points with weights falling with their distance in log GPUs and log nodes (Shepard, 1968), is added to the
-model's logarithm.
+the same measurements) is corrected: the logarithm of measured over modelled throughput is added to the model's
+logarithm, averaged over the measured points with weights that fall with their distance in log GPUs and log nodes
+(Shepard, 1968).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpuloom.learning.comm_model import Fit, fit
 MOST_GPUS = 64
 """Pollux' and ElasticFlow's measurements end here."""
 _ONE_NODE_APART = 3.0
-"""One node and several are so far from each other, in doublings: another link."""
+"""The distance between one node and several, in doublings: they use different links."""
 
 
 class StepTable(Protocol):

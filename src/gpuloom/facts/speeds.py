@@ -1,10 +1,10 @@
 """Speeds on GPU models on which a job was not measured, estimated from the models' facts.
 
-A job's speed on a model is taken to grow as √(FP32 rate × memory bandwidth), from the measured model that is nearest
-by this number. It errs by a factor of about 1.4 in the median over Gavel's K80, P100 and V100, hardly more than
-bandwidth alone, and by less than that on most of ElasticFlow's T4 and A100, which is why it was chosen
-(docs/results/heterogeneity.md has the figures of all rules that were tried). Speeds that were
-measured, and models that a job does not fit, are never touched.
+A job's speed is assumed to be in proportion to √(FP32 rate × memory bandwidth), from the measured model that is nearest
+by this number. On Gavel's K80, P100 and V100 the estimate is off by a factor of about 1.4 in the median, hardly more
+than by bandwidth alone; on most of ElasticFlow's T4 and A100 by less than that. So it was chosen;
+docs/results/heterogeneity.md has the figures of all rules that were tried. Measured speeds, and models that a job does
+not fit, are never changed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MEASURE = "typical"
 
 
 def with_speeds(workload: Workload, cluster: Cluster) -> Workload:
-    """The workload with estimated speeds on those models of the cluster of which its speeds say nothing.
+    """The workload with estimated speeds on those models of the cluster for which it has none.
 
-    A workload without any speeds stays as it is (every model is as fast; see `from_facts`), and so do models that
-    the table of facts does not know.
+    A workload without any speeds stays as it is (all models count as equally fast; see `from_facts`), and so do models
+    that the table of facts does not know.
     """
     speeds = workload.speeds
     if speeds is None:
@@ -53,7 +53,7 @@ def with_speeds(workload: Workload, cluster: Cluster) -> Workload:
 
 
 def all_alike(workload: Workload, cluster: Cluster) -> str | None:
-    """A warning where GPU models count as equally fast for no better reason than that nothing is said of their speeds.
+    """A warning if GPU models count as equally fast only because their speeds are not known.
 
     None where the trace has speeds, or no job has a choice between models.
     """
@@ -146,7 +146,7 @@ def from_facts(workload: Workload, cluster: Cluster, reference: str | None = Non
 
 
 def rating_of(model: str) -> float:
-    """What speeds on a GPU model are taken to be in proportion to.
+    """The number to which speeds on a GPU model are assumed to be in proportion.
 
     Raises:
         InputError: nothing is known of the model.

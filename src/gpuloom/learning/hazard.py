@@ -1,9 +1,9 @@
-"""When will a job end of which only the work done so far is known? Learnt from the jobs that ended.
+"""When will a job end if only its work so far is known? Learnt from the jobs that have ended.
 
-Work is cut into bins that grow by a factor. The hazard of a bin is the share of jobs that entered it and ended in it;
-a GPU count of which little is known leans on all jobs together, and these on a prior. The Gittins index of a job is
-the best ratio, over how long to go on, of the chance that it ends by then to the work spent on it until then (Gittins
-1979; for attained service: Aalto, Ayesta, Righter 2009).
+Work is cut into bins whose lengths grow by a factor. The hazard of a bin is the share of the jobs entering it that end
+in it. A GPU count with few ends seen is filled up from all jobs together, and these from a prior. The Gittins index of
+a job is the largest ratio, over all amounts of further work, of the chance that it ends within that work to the work
+spent on it (Gittins 1979; for attained service: Aalto, Ayesta, Righter 2009).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gpuloom.core.workload import F8
 FIRST_S, GROWTH, BINS = 300.0, 1.25, 50
 """The first bin, the factor from bin to bin, and their number: up to 1.7e7 seconds of solo work."""
 PRIOR, PRIOR_JOBS, OWN_JOBS = 1.0, 5.0, 3.0
-"""A bin ends one job in 1 - 1/e before anything is seen, and that counts as much as 5 jobs seen; a GPU count leans on
-all jobs together as much as on 3 of its own."""
+"""The prior: a job ends in a bin with chance 1 - 1/e, which counts as much as 5 jobs seen. For a GPU count, all jobs
+together count as much as 3 of its own."""
 
 
 _LATER = np.triu(np.ones((BINS, BINS)))

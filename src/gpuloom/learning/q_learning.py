@@ -1,7 +1,7 @@
 """Parts of a learner by table: groups by k-means on a number, the Q-table and its update, exploration.
 
 Watkins and Dayan, "Q-learning" (1992); Arthur and Vassilvitskii, "k-means++" (2007). Everything is a pure function of
-what is handed in; chance comes from `uniform(seed, draw)`, so that a counter is all that a restart has to keep.
+its arguments. Random numbers come from `uniform(seed, draw)`, so a restart only has to keep a counter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def uniform(seed: int, draw: int) -> float:
 
 
 def epsilon(handled: int, start: float, end: float, over: int) -> float:
-    """Chance of an exploratory action after so many jobs: falls from start to end in a straight line."""
+    """Chance of an exploratory action after so many jobs; it falls linearly from start to end."""
     return start + (end - start) * min(handled / over, 1.0)
 
 
@@ -66,14 +66,15 @@ def _drawn(weight: F8, chance: float) -> int:
 
 
 def nearest(centres: F8, values: F8) -> NDArray[np.intp]:
-    """Index of the nearest of rising centres for each value; of two as near the lower."""
+    """Index of the nearest centre for each value; of two equally near ones the lower. Centres are in rising order."""
     return np.searchsorted((centres[1:] + centres[:-1]) / 2.0, values, side="left")
 
 
 def carried_over(table: F8, before: F8, after: F8, values: F8) -> F8:
-    """The table's rows for new centres: each takes the average of the old rows, weighted by how many of its values came
-    from each old group. NaN stands for 'nothing known': it counts only where all the rows are. A new group without any
-    value takes the row of the old group that it lies in.
+    """The table's rows for new centres: averages of old rows, weighted by how many values came from each old group.
+
+    NaN stands for 'nothing known': the result is NaN only if all these rows are. A new group without any value takes
+    the row of the old group that it lies in.
 
     Args:
         table: shape (old groups, actions).

@@ -1,4 +1,4 @@
-"""How much each job computes for what it communicates: the one number by which learnt placement tells jobs apart."""
+"""Compute over communication of each job: the one number by which learnt placement tells jobs apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuloom.core.workload import F8, Workload
 from gpuloom.learning.comm_model import CommModel, fit
 
 MOST_LOG_RATIO = float(np.log(1e6))
-"""Jobs that don't communicate (or hardly compute) count as this far out."""
+"""The limit of the logarithm, for jobs that don't communicate or hardly compute."""
 
 _STARTS = (1.0, 2.5)
 

@@ -1,10 +1,10 @@
-"""Which node is cheapest to clear: for every node, how far up the order one must go to free so many GPUs there.
+"""Which node is cheapest to clear: for every node, how far up the order jobs must stop to free s GPUs there.
 
-Take a node's jobs from the last in the order upwards until, with the GPUs that are free, s GPUs are found: the key
-of the last job taken is the node's threshold for s. A job before that key may clear the node, and the node with the
-largest threshold costs the least important jobs. Thresholds are kept in one heap per s; a node is computed anew only
-when s is asked for and something on the node has changed since, so that a search costs the same on a small and on a
-large cluster.
+Take a node's jobs from the last in the order upwards until they and the free GPUs make s GPUs. The key of the last job
+taken is the node's threshold for s. A job before that key may clear the node, and clearing the node with the largest
+threshold stops the least important jobs. There is one heap of thresholds per s. A node's threshold is computed again
+only when s is asked for and something on the node has changed, so a search costs the same on a small and on a large
+cluster.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Clearing:
         sizes: the numbers of GPUs that will be asked for.
         jobs_on: node -> its running jobs. stored: keys of the jobs that may be stopped. where: their placements.
         value: (stored key, job) -> key, at the present.
-        falling: a threshold falls with time by itself (keys of running jobs fall at different paces), so one computed
-            earlier is an upper bound and is computed anew before it is trusted.
+        falling: thresholds fall with time (keys of running jobs fall at different rates), so an earlier one is only an
+            upper bound and is computed again before it is used.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Clearing:
             heap.read = 0
 
     def node_for(self, size: int, key: float, job: int) -> int | None:
-        """The node where `size` GPUs cost least, if jobs after (key, job) suffice."""
+        """The node where freeing `size` GPUs costs least, if stopping jobs after (key, job) is enough."""
         found = self._top(size, 1, key, job, lambda node: True)
         return found[0] if found else None
 

@@ -1,8 +1,8 @@
-"""Even placements: a job takes the same number of GPUs on each of its nodes; and a queue that is walked in FCFS order.
+"""Even placements (a job takes the same number of GPUs on each of its nodes), and a queue in order of submission.
 
-A placement is chosen by its number among the cluster's `Choices`; which node is taken is best fit: the nodes that
-have the fewest free GPUs of those that have enough, the first of them on a tie. A job that fits the cluster only
-unevenly (11 GPUs on nodes of 8) has one choice instead, `packed`: on as few nodes as possible.
+A placement is chosen by its number among the cluster's `Choices`. Nodes are chosen by best fit: those with the fewest
+free GPUs among those that have enough; of equal ones the first. A job that fits the cluster only unevenly (11 GPUs on
+nodes of 8) has one choice instead, `packed`: on as few nodes as possible.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def cost_of(kind: Kind, cluster: Cluster, *, thrift: float, fragmentation: float
 
 
 Choose = Callable[[int, Kind, Mask], int]
-"""(job, kind, which of the kind's choices fit now) -> index into the kind's choices, or one of these two."""
+"""(job, kind, which of the kind's choices fit now) -> index into the kind's choices, or one of the two constants."""
 HOLD, HOLD_ALL = -1, -2
 """The job is not placed now; neither is any other of its kind and group (`EvenQueue.regroup`)."""
 
@@ -152,8 +152,9 @@ class EvenQueue:
         self._built = True
 
     def regroup(self, groups: Callable[[Sequence[int]], NDArray[np.intp]]) -> None:
-        """Tell jobs of one kind apart by a number of theirs: `HOLD_ALL` is then for those of the same one only.
-        To be called anew when the numbers change.
+        """Split the jobs of a kind into groups: `HOLD_ALL` then holds only jobs of the same group.
+
+        Call again when the groups change.
 
         Args:
             groups: jobs -> the number of each.
@@ -287,7 +288,7 @@ def _newest_first(job: int) -> int:
 def _kinds(
     workload: Workload, pools: Sequence[EvenPool], shapes: Shapes, choices: Choices
 ) -> tuple[list[Kind], NDArray[np.intp]]:
-    """The kinds of jobs there are, and of each job the index of its kind."""
+    """All kinds of jobs, and the index of each job's kind."""
     scaling = workload.scaling
     gpus = workload.gpus.astype(np.int64)
     if scaling is None:

@@ -1,7 +1,7 @@
 """Two queues of waiting jobs with feedback between them: a job's attained service is its key in both.
 
-Small service first, ties by submission. Jobs of a shape are alike to the placer, so each queue has a list per shape,
-and a walk in order looks at the first of each shape only: if it does not fit, none of its shape does.
+Small service first, ties by submission. If one job of a shape does not fit, no other of that shape does. So each queue
+has a list per shape, and a walk in order skips a shape once one of its jobs did not fit.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Attained service is GPUs × seconds held. A job crosses to the next level when its service reaches the level's
 limit; each level has a rank, small first. Within a level running jobs stay ahead of waiting ones, so that equals
-never preempt each other; a job that was preempted waits ahead of those that came later; a job that has just
-crossed queues behind all others of its new level. All of this is memory, so that an order built anew from any
-snapshot goes on as the old one would have.
+never preempt each other. A preempted job waits ahead of those that came later. A job that has just crossed queues
+behind all others of its new level. All of this is memory: an order that is built again from any snapshot goes on as
+the old one would have.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class LevelMemory:
 
     Per job:
         level. since_s: seconds held that no longer count (promotion resets the service).
-        place: within its level, small first; below `_WAITING` since it runs; NaN: none yet.
-        counts_from_s: of a running job, the time at which it would have had to start to have its service by now.
+        place: within its level, small first; below `_WAITING` while it runs; NaN: none yet.
+        counts_from_s: for a running job, the start time that would give it its present service without a break.
         due_s: when a waiting job is promoted (infinity: never).
-        crossed: the how-manieth it was to cross since jobs were last stopped for others (0: it did not): its place is
-            behind all of its level.
-    front, back, start: the places given last, to jobs that wait again, that came, and that started.
-    contested: running jobs could have been stopped for others since.
+        crossed: its number in the order of jobs that crossed since jobs were last stopped for others (0: it did not).
+            Such a job is placed behind all of its level.
+    front, back, start: the places given last to jobs that wait again, that came, and that started.
+    contested: whether running jobs could have been stopped for others since.
     """
 
     level: NDArray[np.int16] = field(metadata=PER_JOB)
@@ -176,7 +176,7 @@ class LevelOrder:
     # -- crossings ------------------------------------------------------------------------------------------
 
     def _counting_from_s(self, snapshot: Snapshot, job: int) -> float:
-        """When the job would have had to start to have by now, without a break, the service that counts."""
+        """The start time that would give the job its present service if it had run without a break."""
         begun_s = snapshot.now_s - (snapshot.held_s(job) - self._since_s[job])
         if not self._overheads:
             starts = snapshot.starts(job) + (not snapshot.is_running(job))
@@ -206,7 +206,7 @@ class LevelOrder:
                 self._number[job] = 0
         while self._looks and self._looks[0][0] <= now_s:
             heappop(self._looks)
-        # Those that crossed, and kept their GPUs when others could have had them, are ahead of their level's waiting.
+        # Jobs that crossed and kept their GPUs, though others could have had them, are ahead of those that wait there.
         if memory.contested:
             memory.contested = False
             crossed, self._crossed, self._last = self._crossed, {}, 0

@@ -20,10 +20,10 @@ def make_room(
     where: Mapping[int, Placement],
     pool_of_node: Mapping[int, int],
 ) -> list[Entry]:
-    """Those of the candidates whose GPUs let waiting jobs run that do not fit now. The pools are left as they are.
+    """The candidates to stop so that waiting jobs that don't fit now can run. The pools are not changed.
 
     Args:
-        waiting: as from `FeedbackQueues.in_order`; a job has GPUs only of candidates that had more service than it.
+        waiting: as from `FeedbackQueues.in_order`; a job may take GPUs only of candidates with more service than it.
         candidates: running jobs, most service first. gpus: of each job. models_of: pools on which a job can run, the
             best first. where: placements of the candidates.
     """
@@ -93,7 +93,7 @@ class _Trial:
                 break
         if not fits:
             return []
-        for entry in reversed(freed.copy()):  # those who turn out not to be in the way stay
+        for entry in reversed(freed.copy()):  # jobs that need not stop after all stay
             placement = where[entry[1]]
             for node, mask in zip(placement.nodes, placement.masks, strict=True):
                 room[node] -= mask.bit_count()

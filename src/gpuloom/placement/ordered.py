@@ -1,14 +1,14 @@
 """Which jobs run, given an order: in order of priority every job that still fits runs (greedy, with skips).
 
-The answer is the one that sorting all jobs and walking down the list would give, reached without sorting:
-waiting jobs lie in one heap per shape, and only heads are looked at, since in one pass free GPUs only become
-fewer: a shape that did not fit will not fit later in the pass. Running jobs keep their GPUs unless a job before
-them in the order needs these (sticky placement): victims are the last in the order (`clearing.py`), and no more of
-them, nor on more nodes, than the newcomer needs.
+The answer is the same as from sorting all jobs and walking down the list, but without sorting. Waiting jobs lie in one
+heap per shape. Within a pass free GPUs only become fewer, so a shape that did not fit will not fit later, and only the
+heads of the heaps are looked at. Running jobs keep their GPUs unless a job before them in the order needs these (sticky
+placement). The jobs that are stopped are the last in the order (`clearing.py`), and no more of them, nor on more nodes,
+than needed.
 
-Keys are floats, small first, ties by submission. A waiting job's key stands still. A running job's key is
-`(stored - now · clock) · scale(gpus)`: with clock 0 it stands still as well; with clock 1 it falls with time, as
-remaining time does. Jobs of one shape thus never overtake each other while they run.
+Keys are floats, small first, ties by submission. A waiting job's key is constant. A running job's key is
+`(stored - now · clock) · scale(gpus)`: with clock 0 it is constant as well; with clock 1 it falls with time, as
+remaining time does. So jobs of one shape never overtake each other while they run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpuloom.placement.pool import Pool, pools_of
 from gpuloom.placement.shapes import Shapes, shapes_of
 
 Entry = tuple[float, int]
-"""(key, job): job numbers are in order of submission, so ties fall right by themselves."""
+"""(key, job): job numbers are in order of submission, which breaks ties as wanted."""
 
 
 _NOBODY: Entry = (-math.inf, -1)
@@ -142,7 +142,7 @@ class OrderedPlanner:
             self._enter_waiting(snapshot, job)
         for job in snapshot.arrived:
             self._enter_waiting(snapshot, job)
-        if self.order.clock:  # the predicted end is another one at another size
+        if self.order.clock:  # at another size the predicted end differs
             for job in snapshot.resized:
                 if job in self._stored:
                     self.rekey(snapshot, job)
@@ -269,9 +269,9 @@ class OrderedPlanner:
         self._now_s = snapshot.now_s
         for clearing in self._clearings:
             clearing.now_s = snapshot.now_s
-        # Without freed GPUs a shape whose head is the old one is as blocked as it was.
+        # If no GPUs were freed, a shape with the same head as before is still blocked.
         complete = self._freed or self.strict or (preempt and self._owed)
-        # Who could have stopped others had it been allowed is looked at again once it is.
+        # Jobs that could have stopped others, had it been allowed, are looked at again once it is.
         self._owed = self.preemptive and not preempt
         shapes = range(len(self._waiting)) if complete else self._new_heads
         heads = [
@@ -304,7 +304,7 @@ class OrderedPlanner:
                 if len(stopped) > before:
                     last = self._last_running()
                     if not complete:
-                        # What the victims leave over may serve jobs after this one that were blocked till now.
+                        # GPUs that the stopped jobs leave over may serve later jobs that were blocked till now.
                         complete = True
                         for other, queue in enumerate(self._waiting):
                             if queue and queue[0] > (key, job):
@@ -325,7 +325,7 @@ class OrderedPlanner:
         self._freed = False
         if not stopped:
             return Decision(run) if run else NOTHING
-        # A victim that was placed again in the same pass moves, or, on the very same GPUs, just goes on.
+        # A stopped job that was placed again in the same pass moves; on exactly its old GPUs it just goes on.
         for job in [job for job in run if job in stopped]:
             if run[job] == stopped.pop(job):
                 del run[job]
@@ -390,7 +390,7 @@ class OrderedPlanner:
         return None
 
     def _value(self, stored: float, job: int) -> float:
-        """The present key of a running job; without `by_gpus` still shifted by the clock, alike for all."""
+        """The present key of a running job. Without `by_gpus` it is shifted by the clock, by the same for all."""
         if not self.order.by_gpus:
             return stored
         return (stored - self._now_s) * self._gpus[self._shape_of[job]]
@@ -431,7 +431,7 @@ class OrderedPlanner:
                 heapreplace(tails, (-self._value(stored, victim), -victim, shape, place - 1))
             else:
                 heappop(tails)
-        # More may have come free than is needed: the first of them in the order stay where that is so.
+        # More GPUs may come free than needed: then the first of these jobs in the order stay.
         kept = []
         for victim, count in reversed(taken):
             if missing + count <= 0:

@@ -18,7 +18,7 @@ from gpuloom.core.sums import sum_ints
 
 
 class Pool:
-    """Nodes of one GPU model. A policy's own book-keeping: the engine checks the plan against the true state."""
+    """Nodes of one GPU model. A policy's own book-keeping; the engine checks its plan against the true state."""
 
     __slots__ = ("_buckets", "_of_size", "_rank", "free", "free_gpus", "nodes", "scatter", "size", "sizes")
 

@@ -14,10 +14,9 @@ from gpuloom.placement.shapes import best_speeds
 class RemainingOrder:
     """Remaining time, times GPUs if `by_gpus`.
 
-    On mixed clusters: of a running job on the GPUs it has, of a waiting one on the fastest model it may use. A
-    waiting job's key includes the restart it would have to pay, so that no job is stopped for one that would be
-    done later than itself. A running job's key is kept as its predicted end without guests
-    (times nothing) and falls with time.
+    On mixed clusters a running job's time counts on the GPUs that it has, a waiting one's on the fastest model that it
+    may use. A waiting job's key includes the restart that it would pay, so that no job is stopped for one that would
+    end later than itself. A running job's key is stored as its predicted end without guests, and falls with time.
     """
 
     clock = 1

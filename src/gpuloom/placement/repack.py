@@ -1,8 +1,8 @@
 """Places all jobs again at every call: the rule of the released Muri simulator.
 
-The cluster is emptied, all jobs are walked in order, and each that fits is placed first-fit, up to a node's GPUs on the
-first node that holds it, larger jobs on wholly free nodes plus one for the remainder. No job is sure to keep its place.
-That suits a simulator which charges no migration; `ordered.py` is what a real cluster wants.
+The cluster is emptied, and all jobs are walked in order. Each job that fits is placed first-fit: on the first node that
+holds it, or, if it is larger than a node, on wholly free nodes plus one for the remainder. No job is sure to keep its
+place. That suits a simulator that does not charge moves; a real cluster wants `ordered.py`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class PresentOrder(Protocol):
 class RepackPlanner:
     """Same calls as `OrderedPlanner`. Nodes must be alike.
 
-    Who runs is decided by placing everyone anew. Where the chosen jobs then run makes no difference to the rule, so
-    those that go on keep their GPUs if the new ones fit around them; otherwise all are put where they were placed.
+    Who runs is decided by placing all jobs again. The rule does not care where the chosen jobs then run. So those that
+    go on keep their GPUs if the new ones fit around them; otherwise all go where they were placed.
     """
 
     def __init__(self, snapshot: Snapshot, order: PresentOrder) -> None:

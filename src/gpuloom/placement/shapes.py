@@ -1,4 +1,4 @@
-"""Jobs grouped by what they need. All jobs of a shape are alike to the placer: if one does not fit, none does."""
+"""Jobs grouped by what they need. If one job of a shape does not fit, none of that shape does."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def shapes_of(workload: Workload, cluster: Cluster) -> Shapes:
 
 
 def gpu_memories_mib(cluster: Cluster) -> list[float]:
-    """By GPU model the memory of its GPUs, the largest where nodes differ; infinity where a node does not tell."""
+    """GPU memory by GPU model: the largest if nodes differ; infinity if a node does not tell it."""
     known: dict[str, float] = dict.fromkeys(cluster.models, 0.0)
     for node in cluster.nodes:
         memory = float("inf") if node.gpu_memory_mib is None else float(node.gpu_memory_mib)

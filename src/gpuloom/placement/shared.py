@@ -1,7 +1,7 @@
 """Where groups of jobs go that share their GPUs, each member on a sharing layer of its own.
 
-A group is placed like one job of its GPUs. Groups keep the GPUs that most of their members hold already, if the
-others fit around them; otherwise all are put where they were found to fit.
+A group is placed like one job of that many GPUs. Groups keep the GPUs that most of their members hold already, if the
+others fit around them; otherwise all go where they were found to fit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Room(Protocol):
 
 
 class PooledRoom:
-    """Room by pools: best fit, as few nodes as can be."""
+    """Room by pools: best fit, on as few nodes as possible."""
 
     def __init__(self, pools: Sequence[Pool]) -> None:
         self.pools = pools
@@ -58,7 +58,7 @@ class SharedPlacer:
         layers: most jobs on a GPU.
         first_fit: what fits is found first-fit on alike nodes, instead of by best fit.
         restart_partners: a job that joins a group restarts the members that run already.
-        moves_models: a group that was found to fit on another GPU model than it has moves there.
+        moves_models: whether a group moves when it was found to fit on another GPU model than it has.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class SharedPlacer:
         """The decision that leads to these groups, and to no others.
 
         Args:
-            groups: all that shall run; each was found to fit at the placement of `fitted`.
+            groups: all groups that run from now on; each was found to fit at the placement of `fitted`.
             running: `together` of this snapshot.
         """
         places = self._keep(snapshot, groups, fitted)

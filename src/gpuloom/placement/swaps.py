@@ -5,8 +5,8 @@ there while s takes i's place and n_s - n_i free GPUs of model j. With M'[m] a j
 
     gain = n_i · (M'_i[k] - M'_i[j]) + n_s · (M'_s[j] - M'_s[k])
 
-is what total throughput gains over placing s on k. The largest gain above 0 wins (HLAS patent, algorithm 1), which is
-the best of all plans that place s on k or swap it with one job: `tests/property/test_swaps.py` tries them all.
+is what total throughput gains over placing s on k. The largest gain above 0 wins (HLAS patent, algorithm 1). It is the
+best of all plans that place s on k or swap it with one job: `tests/property/test_swaps.py` tries them all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A lower bound of the average job completion time that no schedule can beat.
 
-Three bounds hold for every schedule that gives a job its GPUs all at once and keeps them to itself; the largest is
-taken. Write d_j for the duration at the job's best speed, g_j for its GPUs, r_j for its submission, G for the
-cluster's GPUs, and w_j = d_j · g_j / G: the time the whole cluster would need for the job's GPU-seconds.
+Three bounds hold for every schedule that gives a job its GPUs all at once and not to others; the largest is taken.
+Write d_j for the duration at the job's best speed, g_j for its GPUs, r_j for its submission, G for the cluster's GPUs,
+and w_j = d_j · g_j / G: the time the whole cluster would need for the job's GPU-seconds.
 
 1. JCT_j ≥ d_j: mean of d_j.
 2. Let one machine do job j in w_j, preemptively, one at a time. It can do whatever the cluster does (give job j the

@@ -140,7 +140,7 @@ class SimExecutor:
             heapify(self._ends)
 
     def adopt(self, now_s: float) -> None:
-        """Take over the jobs of a state that is not empty. An end that was predicted for earlier comes now."""
+        """Take over the jobs of a state that is not empty. An end that was predicted for a past time comes now."""
         state = self.state
         self._ends = [(max(self.end_s(job), now_s), job, self._epoch[job]) for job in state.placements]
         heapify(self._ends)

@@ -1,7 +1,7 @@
 """Where a job ran, and why: a simulation in which one job is watched.
 
-The policy is wrapped: what it is shown and what it decides for the job are written down as it happens. This part works
-for every policy; a policy that heeds `Policy.explains` adds its own reasons (`Decision.why`).
+The policy is wrapped: what it sees and what it decides for the job are recorded. This part works for every policy; a
+policy that heeds `Policy.explains` adds its own reasons (`Decision.why`).
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class Watched(Policy):
         return SpeedSource.REFERENCE if self._of_facts(speeds) else SpeedSource.MEASURED
 
     def _by_its_curve(self, workload: Workload, placement: Placement) -> bool:
-        """Whether the job has not the size or nodes of its duration there: its speed follows from its curve."""
+        """Whether the job's size or nodes there differ from those of its duration: then its speed is by its curve."""
         job, scaling = self.job, workload.scaling
         if scaling is None or scaling.curve[job] == NO_CURVE:
             return False

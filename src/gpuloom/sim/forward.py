@@ -1,8 +1,8 @@
 """When will jobs that wait start, and those that run end? The simulator, run on from a live engine's state.
 
-What is predicted is what would happen if durations were as estimated, no job was submitted, cancelled or changed (but
-for `future`), no node was lost, and the same policy went on with the memory that it has. Nothing of the live objects is
-touched: state and memory are copied, the policy is another object, and so is the model of sharing.
+The prediction assumes that durations are as estimated, that no job is submitted (except `future`), cancelled or
+changed, that no node is lost, and that the same policy goes on with its memory. The live objects are not changed: state
+and memory are copied, and the policy and the model of sharing are separate objects.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MOST_EVENTS = 1_000_000
 class Forecast:
     """What is expected of each job (rows of the state).
 
-    start_s: when it (next) starts; of one that ran already, when it did. end_s: when it ends. Infinity: not within the
-        forecast, or never.
+    start_s: when it (next) starts; for a job that ran already, when it did. end_s: when it ends. Infinity: not within
+        the forecast, or never.
     order: jobs in the order in which they start.
-    until_s: the time up to which was simulated. complete: all that was asked for is known, or will never happen.
+    until_s: the time up to which the simulation went. complete: everything asked for is known, or will never happen.
     events: steps that it took.
     """
 
@@ -49,9 +49,9 @@ class Forecast:
 
 
 class _Watch(SimExecutor):
-    """Writes down first starts, and strikes jobs off those that are waited for.
+    """Records first starts, and removes jobs from those still asked for.
 
-    extra_s: by job, work that it has beyond what the state says of it, or below 0 less.
+    extra_s: by job, the work that it has beyond what the state says; below 0: less.
     """
 
     def __init__(self, state: State, wanted: set[int], event: Literal["start", "end"], extra_s: F8 | None) -> None:
@@ -102,18 +102,18 @@ def forward(
     """Run the simulator forward from a live state.
 
     Args:
-        state, policy, memory, progress: the live engine's; they are not changed. The work left of running jobs has to
-            be revised before: of one whose predicted end has passed it is taken that it ends now.
+        state, policy, memory, progress: the live engine's; they are not changed. Update the work left of running jobs
+            before: a job whose predicted end has passed is assumed to end now.
         interval_s: the scheduling interval, as in `Settings`.
         wake_at_s: when the policy will be asked again if nothing happens. None: it is asked now, as if it had not been
-            since the last event.
-        future: jobs of the state that are not submitted yet, and when they will be. Others that are not submitted don't
-            come.
-        extra_s: by job, work that it has beyond what the state, and so the policy, takes it to have; below 0: less.
+            asked since the last event.
+        future: jobs of the state that are not submitted yet, and when they will be. Other such jobs never come.
+        extra_s: by job, the work that it has beyond what the state, and so the policy, believes; below 0: less.
         fixed: running jobs that the policy must leave as they are.
-        jobs: whose start (or end, by `until`) is asked for: the forecast ends once they are known. None: all ends.
-        horizon_s: seconds from now that are looked at. most_events: steps after which it is given up. gives_up: asked
-            before every step whether it is.
+        jobs: those whose start (or end, by `until`) is asked for; the forecast ends once these are known. None: all
+            ends.
+        horizon_s: how far to look, seconds from now. most_events: steps after which it gives up. gives_up: asked before
+            every step whether to give up.
 
     Raises:
         InputError: a future job that is submitted already, or would be in the past.

@@ -87,7 +87,7 @@ class SimResult:
     segments: Segments | None
     node_names: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What to know before trusting the figures."""
+    """What readers should know before they trust the figures."""
     window: tuple[int, int] | None = None
     """The jobs of which `avg_jct_s`, `median_jct_s` and `p99_jct_s` are: the first, and the one after the last, counted
     from 0 in order of submission. None: all."""

@@ -111,7 +111,7 @@ def _work(task: Task, settings: dict[str, Any], pipe: Connection, others: Sequen
 
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # how our parent ends us, also where it ignores Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # our parent ends us so, even if it ignores Ctrl-C
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
         for end in others:
             end.close()

@@ -189,13 +189,13 @@ def without_impossible(workload: Workload, cluster: Cluster, *, skip: bool) -> W
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Where a simulation begins that does not begin empty.
+    """The beginning of a simulation that does not start empty.
 
-    state, memory: become its own. wake_at_s: when the policy is asked again if nothing happens; None: it is asked now,
-    and again at the next interval if jobs wait. future: (time, job) of jobs that are submitted later, in order of
-    time; others of the state that are not submitted never come.
+    state, memory: the simulation takes them over and changes them. wake_at_s: when the policy is asked again if nothing
+    happens; None: it is asked now, and again at the next interval if jobs wait. future: (time, job) of jobs that are
+    submitted later, in order of time; other jobs of the state that are not submitted never come.
     fixed: running jobs that the policy must leave as they are.
-    horizon_s: it ends before the first event after that. until: asked before every event whether it ends here.
+    horizon_s: it ends before the first event after that. until: asked before every event whether to end here.
     """
 
     state: State

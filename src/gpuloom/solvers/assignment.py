@@ -1,10 +1,10 @@
-"""Which GPU model each job should use, when all can't have the best: by prices of GPUs.
+"""Which GPU model each job should use when not all can have the best one: by prices of GPUs.
 
-Of all ways to give every job at most one GPU model, within the GPUs of each, the one with the largest summed worth is a
-linear program (and nearly integral: at most one job per model is split). Its dual has one price per model: at the right
-prices every job takes the model on which its worth exceeds the price of its GPUs most, or none. The prices are found
-by coordinate descent on the dual: given the other prices, the price of a model is the one at which those who want it
-most just fill it. Jobs are then seated in order of what they would lose by their second choice.
+Give every job at most one GPU model, within the GPUs of each model, so that the summed worth is largest. That is a
+linear program, and nearly integral: at most one job per model is split. Its dual has one price per model. At the right
+prices every job takes the model on which its worth exceeds the price of its GPUs most, or none. The prices are found by
+coordinate descent on the dual: given the other prices, a model's price is the one at which the jobs that want it most
+just fill it. Jobs are then assigned in order of what they would lose by their second choice.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def assign(worth: F8, demand: F8, capacity: F8) -> NDArray[np.intp]:
     ranked = np.sort(net, axis=1)
     second = np.maximum(ranked[:, -2], 0.0) if models > 1 else np.zeros(jobs)
     regret = (ranked[:, -1] - second) / demand
-    # Nobody is left without GPUs while some are free: jobs priced out come last, best first.
+    # No job goes without GPUs while some are free: those priced out come last, best first.
     order = np.lexsort((-net.max(axis=1) / demand, -regret))
     left = capacity.astype(np.float64).tolist()
     choices = np.argsort(-net, axis=1, kind="stable")

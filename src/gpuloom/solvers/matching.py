@@ -1,14 +1,14 @@
 """Maximum weight matching of nodes of a few types: which jobs, or groups of jobs, to merge in pairs.
 
-Jobs of equal stages are interchangeable, so a node is a type with a count. The number x_ab of pairs of types a and b
-is what is looked for: maximise Σ w_ab·x_ab, where type a is in at most counts[a] pairs (x_aa counts twice). The linear
-program has corners of whole and half numbers only; the halves lie on odd cycles of types (Balinski 1965), and
-Edmonds' odd sets (1965) cut them off: inside a set S of types with an odd number of nodes there are at most
-(counts(S) - 1) / 2 pairs. The sets are looked for among the connected parts of what is paired (Grötschel and Holland
-1985). Where some rounds of that leave fractions, the rest is rounded and improved by exchanges, and the bound tells
-what is missing at most; 'exact' takes many rounds, then an integer program over the pairs that can still matter by
-their reduced costs. Two ways to solve the linear program, chosen by the number of types:
-    up to TABLE_TYPES: a dense simplex table, kept for a matrix of weights; other counts are a few dual pivots away.
+Jobs of equal stages are interchangeable, so a node is a type with a count. The unknowns are the numbers x_ab of pairs
+of types a and b: maximise Σ w_ab·x_ab, where type a is in at most counts[a] pairs (x_aa counts twice). The linear
+program has corners of whole and half numbers only. The halves lie on odd cycles of types (Balinski 1965), and Edmonds'
+odd sets (1965) cut them off: inside a set S of types with an odd number of nodes there are at most (counts(S) - 1) / 2
+pairs. The sets are looked for among the connected parts of the paired types (Grötschel and Holland 1985). If fractions
+are left after some rounds, the rest is rounded and improved by exchanges, and the bound tells how much may be missing.
+'exact' takes many rounds, then an integer program over the pairs that can still matter by their reduced costs. Two ways
+to solve the linear program, chosen by the number of types:
+    up to TABLE_TYPES: a dense simplex table, kept per matrix of weights; other counts are a few dual pivots away.
     more: HiGHS, over the best partners of each type, adding pairs until none has a positive reduced cost, so that
         the bound holds for all pairs although few are ever looked at by the solver.
 The same input gives the same answer, whatever was solved before: each solve starts from the same table.
