@@ -23,7 +23,7 @@ from gpuloom.goodput.applications import Application
 from gpuloom.goodput.base import Cluster, Nodes
 from gpuloom.goodput.fitting import StepModel, fit_steps
 from gpuloom.goodput.job import Batch, Job, split
-from gpuloom.goodput.tables import TRIED, Goodputs, sizes_of
+from gpuloom.goodput.tables import FIXED_BATCH, TRIED, Goodputs, sizes_of
 
 MOST_GPUS = 64
 """Nobody asks for more."""
@@ -87,6 +87,8 @@ class Learnt:
         self._options: dict[str, tuple[object, tuple[Expected, ...]]] = {}
 
     def options(self, job: Job) -> tuple[Expected, ...]:
+        if _is_fixed(job.app):
+            return tuple(Expected(at, 1, 1.0) for at in range(len(self.pools)))
         known = [pool for pool in self.pools if job.seen.get(pool.model)]
         if not known or job.noise is None:
             return tuple(Expected(at, 1, 1.0) for at in range(len(self.pools)))
@@ -125,6 +127,8 @@ class Learnt:
 
     def batch(self, job: Job) -> Batch:
         app, gpus, nodes = job.app, len(job.nodes), len(job.placement)
+        if _is_fixed(app):
+            return split(app, FIXED_BATCH[app.name], gpus)
         most_local = app.most_local_on(job.placement) or app.most_local
         if job.noise is None or not job.seen.get(app.model):
             chosen = split(app, max(app.least_batch, app.least_local * gpus), gpus, most_local=most_local)
@@ -163,6 +167,10 @@ class Learnt:
                 found.append((-(-gpus // pool.gpus), gpus))
             self._sizes[job.app.name] = found
         return found
+
+
+def _is_fixed(app: Application) -> bool:
+    return app.name in FIXED_BATCH and not app.model
 
 
 def app_on(job: Job, pool: Nodes) -> Application:

@@ -12,6 +12,7 @@ Powers are rounded to two digits, and goodputs are counted on up to the batch si
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -38,8 +39,8 @@ class Sia:
     def __init__(self, cluster: Cluster, know: str = "learnt", p: float = P, unplaced: float = LAMBDA) -> None:
         if know not in KNOW:
             raise PolicyError(f"sia: know={know!r} must be one of {', '.join(KNOW)}")
-        if p == 0:
-            raise PolicyError("sia: p must not be 0")
+        if p == 0 or not math.isfinite(p):
+            raise PolicyError(f"sia: p={p:g} must be a number other than 0")
         self.knowledge: Knowledge = Learnt(cluster, user_batch=True) if know == "learnt" else Told(cluster)
         self.cluster, self.p, self.unplaced = cluster, p, unplaced
         self.pool_of = pool_of_nodes(cluster)

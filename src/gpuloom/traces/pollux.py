@@ -39,6 +39,8 @@ from gpuloom.files.table import Column, read_table
 from gpuloom.traces.base import Reader
 
 PROFILES = "profiles_traces.tar.gz"
+MODEL_PROFILES = "profiles.tar.gz"
+"""Sia's, by GPU model."""
 COLUMNS = (
     Column("name", "text"),
     Column("time", minimum=0),
@@ -152,16 +154,24 @@ def _find(source: Source, options: ReadOptions) -> Path:
         if not options.throughputs.exists():
             raise InputError(f"throughputs {options.throughputs}: no such file or folder")
         return options.throughputs
-    for folder in source.companions():
-        if (folder / PROFILES).is_file():
-            return folder / PROFILES
-        if any(folder.glob("*/placements.csv")):
-            return folder
+    if (found := profiles_beside(source)) is not None:
+        return found
     raise TraceError(
         f"gives no durations: pass the applications' profiles with --throughputs FILE ({PROFILES} of the "
         "Pollux artifact, or the folder extracted from it; also looked for beside the trace)",
         file=source.name,
     )
+
+
+def profiles_beside(source: Source) -> Path | None:
+    """Profiles of the applications in the folders of a workload."""
+    for folder in source.companions():
+        for name in (PROFILES, MODEL_PROFILES):
+            if (folder / name).is_file():
+                return folder / name
+        if any(folder.glob("*/placements*.csv")):
+            return folder
+    return None
 
 
 _PLACEMENTS = re.compile(r"/placements(-[^/]+)?\.csv$")

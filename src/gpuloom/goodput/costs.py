@@ -1,0 +1,83 @@
+"""Restart times and slowdowns by application, as a user gives them."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gpuloom.core.errors import InputError
+from gpuloom.goodput.applications import Application
+
+EVERY = "*"
+"""The name that stands for all applications that are not named."""
+
+
+def read_values(option: str, text: str, least: float) -> dict[str, float]:
+    """A number for all ('30'), pairs ('cifar10=50,bert=120'), or a CSV file with rows of an application and a number.
+
+    Args:
+        option: to name in errors.
+        least: no number may be below.
+
+    Raises:
+        InputError: none of these.
+    """
+    if Path(text).is_file():
+        with Path(text).open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.reader(file) if row]
+        pairs = [(row[0], row[1] if len(row) == 2 else "") for row in rows]
+        if pairs and _number(pairs[0][1]) is None:
+            pairs = pairs[1:]  # its header
+    elif "=" in text:
+        pairs = [(name, value) for name, _, value in (part.partition("=") for part in text.split(","))]
+    else:
+        pairs = [(EVERY, text)]
+    found = {}
+    for name, value in pairs:
+        number = _number(value)
+        if not name.strip() or number is None or number < least:
+            raise InputError(
+                f"{option}: {name.strip()}={value.strip()!r} must be an application and a number from {least:g}; "
+                "give a number for all, APP=NUMBER,..., or a CSV file with a column of each"
+            )
+        found[name.strip()] = number
+    if not found:
+        raise InputError(f"{option} {text}: says nothing")
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def with_costs(
+    applications: Mapping[str, Mapping[str, Application]],
+    restarts_s: Mapping[str, float] | None,
+    slowdowns: Mapping[str, float] | None,
+) -> dict[str, dict[str, Application]]:
+    """The applications by GPU model and name, with these values where they are named (`EVERY`: all others).
+
+    Raises:
+        InputError: a name that is no application.
+    """
+    known = {name for of_model in applications.values() for name in of_model}
+    for values in (restarts_s, slowdowns):
+        if unknown := sorted((values or {}).keys() - known - {EVERY}):
+            raise InputError(f"no application {unknown[0]!r}, must be one of {', '.join(sorted(known))}")
+
+    def changed(name: str, app: Application) -> Application:
+        def value(values: Mapping[str, float] | None, default: float) -> float:
+            return (values or {}).get(name, (values or {}).get(EVERY, default))
+
+        return replace(app, restart_s=value(restarts_s, app.restart_s), slowdown=value(slowdowns, app.slowdown))
+
+    return {
+        model: {name: changed(name, app) for name, app in of_model.items()} for model, of_model in applications.items()
+    }
