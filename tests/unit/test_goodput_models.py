@@ -262,7 +262,7 @@ def test_a_fit_finds_what_made_the_steps() -> None:
     model = fit_steps(seen)
     for (nodes, gpus, local), (step, _) in seen.items():
         found = model.step_s(model.compute_s(np.array([float(local)])), np.array([nodes]), np.array([gpus]))
-        assert found[0] == pytest.approx(step, rel=0.12)
+        assert found[0] == pytest.approx(step, rel=0.15)
 
 
 def test_what_a_restart_leaves(apps: dict[str, dict[str, Application]]) -> None:
