@@ -74,6 +74,7 @@ class UserFair(Policy):
         heterogeneity=False,
         sharing=False,
         paper="Goyal et al., SIGCOMM'96",
+        weights="",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("charge", "gpu_time", one_of("gpu_time", "job"), "what a job costs its user: gpu_time or job (1)"),

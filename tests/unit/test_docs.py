@@ -74,7 +74,8 @@ def anchors(path: Path) -> set[str]:
 def test_the_table_of_policies_is_the_registrys(policy: str) -> None:
     traits = policy_class(policy).traits
     answers = ["yes" if answer else "no" for answer in (traits.heterogeneity, traits.sharing)]
-    row = [f"`{policy}`", traits.summary, traits.knows, traits.preemptive, *answers, traits.paper]
+    weights = traits.weights or "ignored"
+    row = [f"`{policy}`", traits.summary, traits.knows, traits.preemptive, *answers, weights, traits.paper]
     assert f"| {' | '.join(row)} |" in POLICIES
 
 

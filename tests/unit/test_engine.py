@@ -46,7 +46,7 @@ class Told(Policy):
     """Does what the test says; with one layer, or with two that share at half speed."""
 
     id = "told"
-    traits: ClassVar[Traits] = Traits("what a test says", "nothing", "yes", False, False, "-")
+    traits: ClassVar[Traits] = Traits("what a test says", "nothing", "yes", False, False, "-", "")
 
     def __init__(self, decide: Decide, layers: int = 1) -> None:
         super().__init__()

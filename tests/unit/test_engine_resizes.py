@@ -33,7 +33,7 @@ class Steps(Policy):
     """Gives job 0 these placements, one after another, at these times."""
 
     id = "steps"
-    traits = Traits("what a test says", "nothing", "yes", False, False, "-")
+    traits = Traits("what a test says", "nothing", "yes", False, False, "-", "")
     resizes = True
 
     def __init__(self, *steps: tuple[float, Placement]) -> None:

@@ -27,6 +27,7 @@ NOT_DEFAULT: dict[str, Any] = {
     "own_priorities": True,
     "moves_running": False,
     "pairs": True,
+    "heeds_weights": True,
     "remembers": (int,),
     "novel": "said",
 }
@@ -87,7 +88,7 @@ def test_only_capabilities_can_be_taken() -> None:
 
 
 def test_when_a_policy_preempts_is_one_of_a_few_words() -> None:
-    assert Traits("s", "k", "at rounds", False, False, "").preemptive is Preemptive.AT_ROUNDS  # type: ignore[arg-type]
-    assert [word for word in Preemptive if not Traits("s", "k", word, False, False, "").preempts] == ["no"]
+    assert Traits("s", "k", "at rounds", False, False, "", "").preemptive is Preemptive.AT_ROUNDS  # type: ignore[arg-type]
+    assert [word for word in Preemptive if not Traits("s", "k", word, False, False, "", "").preempts] == ["no"]
     with pytest.raises(PolicyError, match="no, yes, at rounds"):
-        Traits("s", "k", "now and then", False, False, "")  # type: ignore[arg-type]
+        Traits("s", "k", "now and then", False, False, "", "")  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ COLUMNS: Sequence[Column[Mapping[str, Any]]] = (
     Column("needs to know", lambda row: str(row["knows"]), gives=True, least=128),
     Column("preemptive", lambda row: str(row["preemptive"]), least=142),
     Column("GPU models", lambda row: "yes" if row["heterogeneity"] else "no", least=156),
+    Column("weights", lambda row: str(row["weights"]) or "ignored", gives=True, least=184),
     Column("shares GPUs", lambda row: "yes" if row["sharing"] else "no", least=170),
 )
 """Without a terminal, all are printed."""
@@ -123,6 +124,7 @@ def _show(row: Mapping[str, Any]) -> None:
         ("preemptive", row["preemptive"]),
         ("GPU models", "tells them apart" if row["heterogeneity"] else "are all equally fast to it"),
         ("shares GPUs", "yes" if row["sharing"] else "no"),
+        ("weights", row["weights"] or "it ignores them"),
         ("parameters", "none" if not row["parameters"] else f"{row['id']}:name=value;name=value"),
     ]
     for title, text in lines:
@@ -151,6 +153,7 @@ def describe(cls: Any, name: str) -> dict[str, Any]:
         "heterogeneity": traits.heterogeneity,
         "sharing": traits.sharing,
         "paper": traits.paper,
+        "weights": traits.weights,
         "parameters": [
             {"name": p.name, "default": p.default if p.shown is None else p.shown, "help": p.help}
             for p in (*cls.parameters, *pair_parameters(cls))

@@ -231,6 +231,7 @@ class RunOptions:
         if not quiet:
             _say_unknown_models(self.cluster, self.policies)
             _say_profiled(workload, self.policies)
+            _say_weights(workload, self.policies)
         return workload, [Path(str(file)) for file in found.files]
 
     def fitting(self, workload: Workload, *, quiet: bool) -> Workload:
@@ -364,6 +365,14 @@ def _say_unknown_models(cluster: Cluster, policies: list[Any]) -> None:
         return
     if unknown := [model for model in cluster.models if find_gpu(model) is None]:
         click.echo(f"note: nothing is known of GPU model {', '.join(unknown)}: its performance counts as 1", err=True)
+
+
+def _say_weights(workload: Workload, policies: list[Any]) -> None:
+    """Say which policies ignore the weights that jobs have."""
+    ignoring = dict.fromkeys(policy.id for policy in policies if not policy.heeds_weights)
+    if workload.weights is not None and ignoring:
+        verb = "ignores" if len(ignoring) == 1 else "ignore"
+        click.echo(f"note: {', '.join(ignoring)} {verb} the weights of jobs", err=True)
 
 
 def _say_profiled(workload: Workload, policies: list[Any]) -> None:

@@ -185,6 +185,11 @@ class Workload:
     def __len__(self) -> int:
         return len(self.submit_s)
 
+    @property
+    def weights(self) -> F8 | None:
+        """The weights, where any job has another one than 1."""
+        return None if self.weight is None or bool((self.weight == 1.0).all()) else self.weight
+
     def job_id(self, job: int) -> str:
         return self.job_ids[job] if self.job_ids is not None else str(job)
 

@@ -1,10 +1,10 @@
 """Order by attained service in levels: few priorities, first-in-first-out within each.
 
-Attained service is GPUs × seconds held. A job crosses to the next level when its service reaches the level's
-limit; each level has a rank, small first. Within a level running jobs stay ahead of waiting ones, so that equals
-never preempt each other. A preempted job waits ahead of those that came later. A job that has just crossed queues
-behind all others of its new level. All of this is memory: an order that is built again from any snapshot goes on as
-the old one would have.
+Attained service is GPUs × seconds held, over the job's weight. A job crosses to the next level when its service reaches
+the level's limit; each level has a rank, small first. Within a level running jobs stay ahead of waiting ones, so that
+equals never preempt each other. A preempted job waits ahead of those that came later. A job that has just crossed
+queues behind all others of its new level. All of this is memory: an order that is built again from any snapshot goes
+on as the old one would have.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gpuloom.core.carrying import PER_JOB
 from gpuloom.core.columns import floats, ints
 from gpuloom.core.decision import Decision
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import Workload
 from gpuloom.placement.ordered import OrderedPlanner
 
 _LEVEL = float(1 << 43)
@@ -71,6 +72,12 @@ class LevelMemory:
         )
 
 
+def _paces(workload: Workload) -> NDArray[np.float64]:
+    """Service that each job gets in a second."""
+    gpus = workload.gpus.astype(np.float64)
+    return gpus if workload.weights is None else gpus / workload.weights
+
+
 class LevelOrder:
     """An `Order` for `OrderedPlanner`, with the book-keeping of who crosses when.
 
@@ -104,7 +111,7 @@ class LevelOrder:
         self._counts_from_s, self._due_s = floats(memory.counts_from_s), floats(memory.due_s)
         self._limits, self._ranks = limits_gpu_s, ranks
         self._overheads, self._whole, self._promote = overheads, whole_seconds, promote
-        self._gpus = ints(snapshot.workload.gpus)
+        self._pace = floats(_paces(snapshot.workload))
         self._crossings: list[tuple[float, float, int, int]] = []
         """(time of crossing, time to look, job, its epoch)"""
         self._looks: list[tuple[float, int, int]] = []
@@ -124,7 +131,7 @@ class LevelOrder:
         """Levels that must be computed from the service."""
         for job in np.flatnonzero(self._memory.level == UNKNOWN).tolist():
             served_s = snapshot.now_s - self._counting_from_s(snapshot, job)
-            self._level[job] = bisect_right(self._limits, served_s * self._gpus[job])
+            self._level[job] = bisect_right(self._limits, served_s * self._pace[job])
 
     # -- Order ----------------------------------------------------------------------------------------------
 
@@ -190,7 +197,7 @@ class LevelOrder:
         if level < len(self._limits):
             if anew:
                 self._counts_from_s[job] = self._counting_from_s(snapshot, job)
-            begun_s, limit_s = self._counts_from_s[job], self._limits[level] / self._gpus[job]
+            begun_s, limit_s = self._counts_from_s[job], self._limits[level] / self._pace[job]
             look = begun_s + (math.ceil(limit_s) if self._whole else limit_s)
             heappush(self._crossings, (begun_s + limit_s, look, job, epoch))
             heappush(self._looks, (look, job, epoch))

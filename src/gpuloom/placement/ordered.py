@@ -7,8 +7,9 @@ placement). The jobs that are stopped are the last in the order (`clearing.py`),
 than needed.
 
 Keys are floats, small first, ties by submission. A waiting job's key is constant. A running job's key is
-`(stored - now · clock) · scale(gpus)`: with clock 0 it is constant as well; with clock 1 it falls with time, as
-remaining time does. So jobs of one shape never overtake each other while they run.
+`(stored - now · clock) · pace`: with clock 0 it is constant as well; with clock 1 it falls with time, as remaining
+time does, at a pace that goes by the job's GPUs and weight. Jobs of one shape (and weight, where that sets the pace)
+thus never overtake each other while they run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.placement.clearing import Clearing
 from gpuloom.placement.pool import Pool, pools_of
-from gpuloom.placement.shapes import Shapes, shapes_of
+from gpuloom.placement.shapes import Shapes, by_weight, shapes_of
 
 Entry = tuple[float, int]
 """(key, job): job numbers are in order of submission, which breaks ties as wanted."""
@@ -38,7 +39,7 @@ class Order(Protocol):
     clock: int
     """1: a running job's key falls as time passes; 0: it stands still."""
     by_gpus: bool
-    """Keys of running jobs are multiplied by the job's GPUs."""
+    """Keys of running jobs are multiplied by the job's GPUs (with clock 1 over its weight, whether or not)."""
 
     def waiting_key(self, snapshot: Snapshot, job: int) -> float:
         """The key of a job that has just begun to wait."""
@@ -72,6 +73,13 @@ class OrderedPlanner:
         self.order, self.preemptive, self.strict = order, preemptive, strict
         workload = snapshot.workload
         self._shapes: Shapes = shapes_of(workload, snapshot.cluster)
+        weights = workload.weights if order.clock else None
+        self._paced = order.by_gpus or weights is not None
+        """Keys of running jobs fall at different paces: by shape, `_pace`."""
+        by_gpus = [float(shape.gpus) if order.by_gpus else 1.0 for shape in self._shapes.shapes]
+        self._shapes, self._pace = (
+            (self._shapes, by_gpus) if weights is None else by_weight(self._shapes, weights, by_gpus)
+        )
         self._shape_of = ints(self._shapes.of_job)
         self._gpus = [shape.gpus for shape in self._shapes.shapes]
         self._allowed = [shape.pools for shape in self._shapes.shapes]
@@ -94,7 +102,7 @@ class OrderedPlanner:
                 self._stored.get,
                 self._where,
                 self._value,
-                falling=order.by_gpus,
+                falling=self._paced,
             )
             for index, pool in enumerate(self.pools)
         ]
@@ -347,7 +355,7 @@ class OrderedPlanner:
 
     def _last_running(self) -> Entry:
         """(key, job) of the last in the order among jobs that may be stopped."""
-        shift = self._now_s if self.order.clock and not self.order.by_gpus else 0.0
+        shift = self._now_s if self.order.clock and not self._paced else 0.0
         last = _NOBODY
         for by_shape in self._running:
             for entries in by_shape:
@@ -390,15 +398,15 @@ class OrderedPlanner:
         return None
 
     def _value(self, stored: float, job: int) -> float:
-        """The present key of a running job. Without `by_gpus` it is shifted by the clock, by the same for all."""
-        if not self.order.by_gpus:
+        """The present key of a running job. Where all fall at one pace it is shifted by the clock, alike for all."""
+        if not self._paced:
             return stored
-        return (stored - self._now_s) * self._gpus[self._shape_of[job]]
+        return (stored - self._now_s) * self._pace[self._shape_of[job]]
 
     def _victims(self, index: int, gpus: int, key: float, job: int) -> list[int]:
         """Jobs after (key, job) of a pool, last ones first, whose stop makes room for `gpus`; none if none suffice."""
         pool = self.pools[index]
-        if self.order.clock and not self.order.by_gpus:
+        if self.order.clock and not self._paced:
             key += self._now_s
         if gpus == 1 or pool.scatter:
             return self._last_jobs(index, gpus - pool.free_gpus, key, job)

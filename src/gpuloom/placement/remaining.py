@@ -1,4 +1,4 @@
-"""Orders by what is left to do: time (SRTF) or GPU-time (SRSF)."""
+"""Orders by what is left to do, over the weight: time (SRTF) or GPU-time (SRSF)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import numpy as np
 
 from gpuloom.core.columns import floats
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import Workload
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.placement.repack import RepackPlanner
 from gpuloom.placement.shapes import best_speeds
 
 
 class RemainingOrder:
-    """Remaining time, times GPUs if `by_gpus`.
+    """Remaining time, times GPUs if `by_gpus`, over the weight (Smith's rule).
 
     On mixed clusters a running job's time counts on the GPUs that it has, a waiting one's on the fastest model that it
     may use. A waiting job's key includes the restart that it would pay, so that no job is stopped for one that would
@@ -23,6 +24,7 @@ class RemainingOrder:
 
     def __init__(self, snapshot: Snapshot, *, by_gpus: bool) -> None:
         self.by_gpus = by_gpus
+        self._weights = snapshot.workload.weights
         self._speed: memoryview[float] | None = None
         if snapshot.workload.speeds is not None:
             self._speed = floats(best_speeds(snapshot.workload, snapshot.cluster))
@@ -32,6 +34,8 @@ class RemainingOrder:
         if self._speed is not None:
             left /= self._speed[job]
         left += snapshot.restart_overhead_s[job]
+        if self._weights is not None:
+            left /= self._weights.item(job)
         return left * snapshot.workload.gpus.item(job) if self.by_gpus else left
 
     def running_key(self, snapshot: Snapshot, job: int) -> float:
@@ -41,17 +45,22 @@ class RemainingOrder:
 class BareRemainingOrder:
     """The same without restarts and GPU models, with the present value for running jobs (for `RepackPlanner`)."""
 
-    def __init__(self, *, by_gpus: bool) -> None:
+    def __init__(self, workload: Workload, *, by_gpus: bool) -> None:
         self.by_gpus = by_gpus
+        self._weights = workload.weights
 
     def waiting_key(self, snapshot: Snapshot, job: int) -> float:
         left = snapshot.remaining_s(job)
+        if self._weights is not None:
+            left /= self._weights.item(job)
         return left * snapshot.workload.gpus.item(job) if self.by_gpus else left
 
     def running_keys(self, snapshot: Snapshot, jobs: list[int]) -> list[float]:
         """The present keys of running jobs."""
         index = np.array(jobs, dtype=np.intp)
         left = snapshot.remaining_of(index)
+        if self._weights is not None:
+            left = left / self._weights[index]
         keys: list[float] = (left * snapshot.workload.gpus[index] if self.by_gpus else left).tolist()
         return keys
 
@@ -59,6 +68,6 @@ class BareRemainingOrder:
 def planner_by_remaining(snapshot: Snapshot, placement: str, *, by_gpus: bool) -> OrderedPlanner | RepackPlanner:
     """The planner of SRTF (or, `by_gpus`, of SRSF) with `placement` sticky, scatter or repack."""
     if placement == "repack":
-        return RepackPlanner(snapshot, BareRemainingOrder(by_gpus=by_gpus))
+        return RepackPlanner(snapshot, BareRemainingOrder(snapshot.workload, by_gpus=by_gpus))
     order = RemainingOrder(snapshot, by_gpus=by_gpus)
     return OrderedPlanner(snapshot, order, preemptive=True, scatter=placement == "scatter")

@@ -72,6 +72,18 @@ def gpu_memories_mib(cluster: Cluster) -> list[float]:
     return list(known.values())
 
 
+def by_weight(shapes: Shapes, weights: F8, scale: Sequence[float]) -> tuple[Shapes, list[float]]:
+    """Shapes in which jobs have the same weight, too, and the scale of each over that weight.
+
+    Args:
+        scale: of each shape.
+    """
+    pairs, of_job = np.unique(np.column_stack([shapes.of_job, weights]), axis=0, return_inverse=True)
+    split = tuple(shapes.shapes[int(shape)] for shape in pairs[:, 0].tolist())
+    paces = [scale[int(shape)] / weight for shape, weight in pairs.tolist()]
+    return Shapes(split, of_job.reshape(-1).astype(np.int32)), paces
+
+
 def speeds_on(workload: Workload, models: Sequence[str]) -> F8:
     """Speed of each job on each GPU model, relative to its reference: shape (jobs, models), 1 where unknown."""
     speed = np.ones((len(workload), len(models)))

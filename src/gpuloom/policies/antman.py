@@ -66,6 +66,7 @@ class Antman(Policy):
         heterogeneity=False,
         sharing=True,
         paper="Xiao et al., OSDI'20",
+        weights="",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("opportunistic", 0.5, fraction, "share of opportunistic jobs where the trace has no priorities"),

@@ -42,6 +42,8 @@ class Traits:
     heterogeneity: bool
     sharing: bool
     paper: str
+    weights: str
+    """What a job's weight (`Workload.weight`) means; empty: nothing, it is ignored."""
 
     def __post_init__(self) -> None:
         try:
@@ -98,6 +100,8 @@ class Capabilities:
     """Restarts running jobs on other GPUs, even if it never stops one for another."""
     pairs: bool = False
     """Puts best-effort jobs beside high-priority ones (`Workload.share_class`), and such as are in `Snapshot.fixed`."""
+    heeds_weights: bool = False
+    """Weights of jobs mean something (`Traits.weights`), as it has been set up."""
     remembers: tuple[type, ...] = ()
     """The dataclasses that its memory is made of; `policies/memory.py` writes and reads no others."""
 
@@ -123,6 +127,11 @@ class Policy(Capabilities, ABC):
     """A policy that this one asks: the caller hands what it reads in to it as well."""
     cache: Any = None
     """Orderings and the like, built from the first snapshot of a run; the engine clears it when a run begins."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if isinstance(said := cls.__dict__.get("traits"), Traits):
+            cls.heeds_weights = bool(said.weights)
 
     def __init__(self, **values: Any) -> None:
         known = {parameter.name: parameter for parameter in self.parameters}

@@ -97,6 +97,7 @@ class Elastic(Composed):
         heterogeneity=False,
         sharing=False,
         paper="patent application, 2022",
+        weights="as the base",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         BASE,

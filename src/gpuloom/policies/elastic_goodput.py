@@ -39,5 +39,6 @@ class ElasticGoodput(Growing):
         heterogeneity=False,
         sharing=False,
         paper="gpuloom",
+        weights="as the base",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (BASE, *GOODPUT)

@@ -56,6 +56,7 @@ class Fifo(Upgrading):
         heterogeneity=False,
         sharing=False,
         paper="easy: Lifka 1995",
+        weights="",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter(

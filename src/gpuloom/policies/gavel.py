@@ -12,7 +12,7 @@ jobs has changed and `reset` has passed since it last was; time received counts 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision
@@ -30,7 +30,7 @@ from gpuloom.policies.base import (
     yes_or_no,
 )
 from gpuloom.policies.gavel_ledger import Memory
-from gpuloom.policies.gavel_objectives import OBJECTIVES
+from gpuloom.policies.gavel_objectives import OBJECTIVES, WITHOUT_WEIGHTS
 from gpuloom.policies.gavel_rounds import Rounds, Terms
 
 
@@ -45,6 +45,7 @@ class Gavel(Policy):
         heterogeneity=True,
         sharing=False,
         paper="Narayanan et al., OSDI'20",
+        weights="shares by weight (not makespan, allox)",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("objective", "max_min_fairness", one_of(*OBJECTIVES), f"one of {', '.join(OBJECTIVES)}"),
@@ -63,6 +64,10 @@ class Gavel(Policy):
 
     remembers = (Memory,)
     cache: Rounds | None
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.heeds_weights = self.values["objective"] not in WITHOUT_WEIGHTS
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         return Memory.of(len(workload), cluster.models)

@@ -78,6 +78,7 @@ class Gittins(Upgrading):
         heterogeneity=False,
         sharing=False,
         paper="Gu et al., NSDI'19 §3.2",
+        weights="attained service over weight",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("levels", 32, whole, "levels of service, bounded by quantiles of the samples"),

@@ -54,6 +54,7 @@ class Hlas(Policy):
         heterogeneity=True,
         sharing=False,
         paper="patent application, 2021",
+        weights="attained service over weight",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("priority_threshold_ratio", 2.0, positive, "times the mean service after which a job is suspended"),

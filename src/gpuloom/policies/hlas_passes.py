@@ -34,6 +34,8 @@ class HlasPasses:
         shapes = shapes_of(workload, cluster)
         self._gpus = ints(workload.gpus)
         self._overhead = snapshot.restart_overhead_s
+        weight = snapshot.workload.weight
+        self._weight = floats(np.ones(len(snapshot.workload)) if weight is None else weight)
         self._performance = performance_of(cluster, options)
         self._per_gpu = per_gpu_throughput(workload, speeds_by_pool(workload, cluster, shapes), options)
         kinds, kind_of = np.unique(self._per_gpu, axis=0, return_inverse=True)
@@ -141,7 +143,7 @@ class HlasPasses:
         """Service of the closed periods."""
         if self.memory.ran_s.item(job) == 0.0:
             return 0.0
-        return float(self.memory.gpu_s[job] @ self._performance)
+        return float(self.memory.gpu_s[job] @ self._performance) / self._weight[job]
 
     # -- queues and GPUs ------------------------------------------------------------------------------------
 
@@ -174,7 +176,7 @@ class HlasPasses:
             since_s=since_s,
             overhead_s=overhead_s,
             before=self._attained(job),
-            pace=gpus * float(self._performance[pool]),
+            pace=gpus * float(self._performance[pool]) / self._weight[job],
             origin_s=since_s - float(memory.ran_s[job]),
             ready_s=ready_s,
             settled_s=since_s + settle_s,

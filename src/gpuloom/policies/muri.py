@@ -1,7 +1,8 @@
 """Muri: jobs that are slow on different resources share GPUs, stage by stage.
 
 Zhao et al., "Multi-Resource Interleaving for Deep Learning Training" (SIGCOMM'22), section 4:
-    1. Order: Muri-S by remaining solo time × GPUs (SRSF), Muri-L by attained service, time held × GPUs (2D-LAS).
+    1. Order: Muri-S by remaining solo time × GPUs (SRSF), Muri-L by attained service, time held × GPUs (2D-LAS); both
+       over the job's weight.
     2. Buckets by GPU count. Down the order, every job that still fits the cluster brings the next jobs of its bucket
        along, up to `group_size` of them: as many jobs as can fill the cluster when all groups are full.
     3. Rounds of maximum weight matching within each bucket merge them until all groups fit (`interleave/rounds.py`);
@@ -97,6 +98,15 @@ class Muri(Upgrading, Weaving):
     def running_keys(self, snapshot: Snapshot, jobs: NDArray[np.intp]) -> NDArray[np.float64]:
         """Present priorities of running jobs."""
 
+    def _weight(self, snapshot: Snapshot, job: int) -> float:
+        weights = snapshot.workload.weight
+        return 1.0 if weights is None else weights.item(job)
+
+    def _weighed(self, snapshot: Snapshot, jobs: NDArray[np.intp], keys: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Keys of these jobs over their weights."""
+        weights = snapshot.workload.weight
+        return keys if weights is None else keys / weights[jobs]
+
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
         if self.cache is None:
             self.cache = _Planner(snapshot, self)
@@ -114,6 +124,7 @@ class MuriS(Muri):
         heterogeneity=False,
         sharing=True,
         paper="Zhao et al., SIGCOMM'22",
+        weights="remaining GPU-time over weight",
     )
     knows_ends = True
     parameters: ClassVar[tuple[Parameter, ...]] = (
@@ -128,7 +139,7 @@ class MuriS(Muri):
     )
 
     def waiting_key(self, snapshot: Snapshot, job: int) -> float:
-        gpus = snapshot.workload.gpus.item(job)
+        gpus = snapshot.workload.gpus.item(job) / self._weight(snapshot, job)
         estimate = snapshot.workload.estimate_s
         if self.values["first_estimate"] and estimate is not None and snapshot.starts(job) == 0:
             known = estimate.item(job)
@@ -137,8 +148,7 @@ class MuriS(Muri):
         return snapshot.remaining_s(job) * gpus
 
     def running_keys(self, snapshot: Snapshot, jobs: NDArray[np.intp]) -> NDArray[np.float64]:
-        keys: NDArray[np.float64] = snapshot.remaining_of(jobs) * snapshot.workload.gpus[jobs]
-        return keys
+        return self._weighed(snapshot, jobs, snapshot.remaining_of(jobs) * snapshot.workload.gpus[jobs])
 
 
 class MuriL(Muri):
@@ -152,14 +162,14 @@ class MuriL(Muri):
         heterogeneity=False,
         sharing=True,
         paper="Zhao et al., SIGCOMM'22",
+        weights="attained service over weight",
     )
 
     def waiting_key(self, snapshot: Snapshot, job: int) -> float:
-        return snapshot.attained_gpu_s(job)
+        return snapshot.attained_gpu_s(job) / self._weight(snapshot, job)
 
     def running_keys(self, snapshot: Snapshot, jobs: NDArray[np.intp]) -> NDArray[np.float64]:
-        keys: NDArray[np.float64] = snapshot.held_of(jobs) * snapshot.workload.gpus[jobs]
-        return keys
+        return self._weighed(snapshot, jobs, snapshot.held_of(jobs) * snapshot.workload.gpus[jobs])
 
 
 class _Queues(ShapeQueues):

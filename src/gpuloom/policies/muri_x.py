@@ -45,6 +45,7 @@ class MuriXS(Upgrading, Valued):
         heterogeneity=False,
         sharing=True,
         paper="gpuloom",
+        weights="worth times weight",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (*Valued.parameters, UPGRADE)
     knows_ends = True
@@ -68,6 +69,7 @@ class MuriXL(Upgrading, Learning):
         heterogeneity=False,
         sharing=True,
         paper="gpuloom",
+        weights="worth times weight",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (*Learning.parameters, UPGRADE)
 

@@ -118,6 +118,7 @@ class Rl(Policy):
         heterogeneity=False,
         sharing=False,
         paper="patent; Q-learning",
+        weights="above 1: of high priority",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter(

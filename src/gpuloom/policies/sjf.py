@@ -1,7 +1,8 @@
 """Shortest job first: whoever will run shortest starts first; no job is preempted.
 
 Durations are known. A job that does not fit is passed by shorter-than-others that do. Optimal for the average wait
-on one machine without arrivals (Smith, "Various optimizers for single-stage production", 1956).
+on one machine without arrivals; with the time over the weight, for the weighted average (Smith, "Various optimizers for
+single-stage production", 1956).
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ from typing import Any, ClassVar
 
 from gpuloom.core.decision import Decision
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.workload import Workload
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.policies.base import Parameter, Preemptive, Traits
 from gpuloom.policies.upgrading import UPGRADE, Upgrading
 
 
 class DurationOrder:
-    """By the work left."""
+    """By the work left over the weight."""
 
     clock = 0
     by_gpus = False
 
+    def __init__(self, workload: Workload) -> None:
+        self._weights = workload.weights
+
     def waiting_key(self, snapshot: Snapshot, job: int) -> float:
-        return snapshot.remaining_s(job)
+        left_s = snapshot.remaining_s(job)
+        return left_s if self._weights is None else left_s / self._weights.item(job)
 
     running_key = waiting_key
 
@@ -38,6 +44,7 @@ class Sjf(Upgrading):
         heterogeneity=False,
         sharing=False,
         paper="Smith 1956",
+        weights="remaining time over weight (Smith)",
     )
 
     parameters: ClassVar[tuple[Parameter, ...]] = (UPGRADE,)
@@ -49,6 +56,6 @@ class Sjf(Upgrading):
 
     def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
         if self.cache is None:
-            self.cache = OrderedPlanner(snapshot, DurationOrder(), preemptive=False)
+            self.cache = OrderedPlanner(snapshot, DurationOrder(snapshot.workload), preemptive=False)
         self.cache.observe(snapshot)
         return self.upgraded(snapshot, self.cache.plan(snapshot), self.cache.relocate), memory

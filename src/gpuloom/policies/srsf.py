@@ -20,5 +20,6 @@ class Srsf(ByRemaining):
         heterogeneity=False,
         sharing=False,
         paper="Tiresias NSDI'19 §3.1",
+        weights="remaining GPU-time over weight",
     )
     by_gpus = True

@@ -22,5 +22,6 @@ class Srtf(ByRemaining):
         heterogeneity=False,
         sharing=False,
         paper="Schrage 1968",
+        weights="remaining time over weight (Smith)",
     )
     by_gpus = False

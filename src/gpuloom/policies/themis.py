@@ -6,7 +6,8 @@ Mahajan et al., "Themis: Fair and Efficient GPU Cluster Scheduling" (NSDI'20), s
     T_ideal = duration · max(1, g · N / G)
 
 is how much later it ends than with a share 1/N of the cluster of its own, N being the mean number of jobs present
-since its submission, G the cluster's GPUs, g the job's. GPUs are leased: at every multiple of `lease` all leases end
+since its submission, G the cluster's GPUs, g the job's. Where jobs have weights w, its share is w over their sum: N is
+the mean sum of the weights of jobs present, over w. GPUs are leased: at every multiple of `lease` all leases end
 and GPUs go to the jobs with the largest ρ; a job that held GPUs and is chosen again keeps them. GPUs that fall free
 in between go to the largest ρ that fits, as of the last lease end. (The paper auctions among the worst-off fraction of
 multi-job apps; with one gang per app the auction's outcome is this order.)
@@ -19,9 +20,9 @@ largest (now − submitted + left / x) / (isolated time so far + iterations left
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from gpuloom.core.carrying import JOBS, PER_JOB
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_floats
 from gpuloom.core.units import next_multiple
 from gpuloom.core.workload import F8, Workload
 from gpuloom.placement.ordered import OrderedPlanner
@@ -45,8 +47,9 @@ _CONSIDERED = 512
 
 @dataclass(slots=True)
 class Memory:
-    """Of ρ: `present_s`, the integral of the number of jobs present over time until `since_s` (NaN: it has not begun),
-    and its value at each job's submission (NaN: not known); `present`, that number since then.
+    """Of ρ: `present_s`, the integral of the number of jobs present (the sum of their weights) over time until
+    `since_s` (NaN: it has not begun), and its value at each job's submission (NaN: not known); `present`, that number
+    since then.
 
     Of leases: when the next auction is (NaN: none was yet), and of waiting jobs -ρ as it was when they were last
     looked at (infinity: too many were before them; NaN: never).
@@ -63,7 +66,7 @@ class Memory:
     should_receive_s: F8 = field(metadata=PER_JOB)
     order: list[int] = field(default_factory=list, metadata=JOBS)
     present_s: float = 0.0
-    present: int = 0
+    present: float = 0
     since_s: float = math.nan
     auction_at_s: float = math.nan
 
@@ -91,6 +94,7 @@ class Themis(Upgrading):
         heterogeneity=False,
         sharing=False,
         paper="Mahajan et al., NSDI'20",
+        weights="a share of the cluster by weight",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("lease", 1200.0, duration, "length of a lease", "20m"),
@@ -102,6 +106,10 @@ class Themis(Upgrading):
 
     remembers = (Memory,)
     cache: _Leases | set[int] | None
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.heeds_weights = self.values["mode"] == "lease"
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         return Memory.of(len(workload))
@@ -133,6 +141,7 @@ class _Leases:
         self._of_job = shapes_of(workload, snapshot.cluster).of_job
         self._waiting: list[set[int]] = [set() for _ in range(int(self._of_job.max(initial=-1)) + 1)]
         self._share = workload.gpus / snapshot.cluster.gpus
+        self._weights = workload.weights
         if math.isnan(memory.auction_at_s):
             memory.auction_at_s = next_multiple(snapshot.now_s, lease_s)
         self._built = True
@@ -161,12 +170,18 @@ class _Leases:
         present = np.divide(
             memory.present_s - memory.at_submit[jobs],
             age_s,
-            out=np.full(len(jobs), float(max(memory.present, 1))),
+            out=np.full(len(jobs), float(memory.present or 1)),
             where=age_s > 0,
         )
+        if self._weights is not None:
+            present /= self._weights[jobs]
         ideal_s = workload.duration_s[jobs] * np.maximum(1.0, self._share[jobs] * present)
         unfair: F8 = (age_s + left_s) / np.maximum(ideal_s, 1e-9)
         return unfair
+
+    def _sum(self, jobs: Collection[int]) -> float:
+        """How many they are; the sum of their weights where jobs have any."""
+        return len(jobs) if self._weights is None else sum_floats([self._weights.item(job) for job in jobs])
 
     # -- deciding -------------------------------------------------------------------------------------------
 
@@ -174,7 +189,7 @@ class _Leases:
         # 1. Jobs present since the last call.
         now_s = snapshot.now_s
         memory.present_s += memory.present * memory.passed_s(now_s)
-        memory.present += len(snapshot.arrived) - len(snapshot.finished)
+        memory.present += self._sum(snapshot.arrived) - self._sum(snapshot.finished)
         if self._built:
             self._settle(snapshot)
         else:
@@ -208,7 +223,7 @@ class _Leases:
         self._built = False
         memory, now_s = self._memory, snapshot.now_s
         waiting = snapshot.waiting()
-        memory.present = len(snapshot.placements) + len(waiting)
+        memory.present = self._sum(snapshot.placements) + self._sum(waiting)
         arrived = set(snapshot.arrived)
         for job in (*snapshot.placements, *waiting):
             if math.isnan(memory.at_submit.item(job)):

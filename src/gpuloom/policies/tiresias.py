@@ -32,6 +32,7 @@ class Tiresias(Upgrading):
         heterogeneity=False,
         sharing=False,
         paper="Gu et al., NSDI'19",
+        weights="attained service over weight",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("thresholds", (3250.0, 7200.0), rising_numbers, "limits of the queues in GPU-seconds", "3250/7200"),

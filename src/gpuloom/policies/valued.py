@@ -180,6 +180,8 @@ class Planner:
             moves_models=self._speed_by_pool is not None,
         )
         self._horizon_s: float = values["horizon"] if values["restart_partners"] else float("inf")
+        weights = workload.weights
+        self._log_weight = None if weights is None else np.log(weights)
         self._waiting: dict[int, None] = dict.fromkeys(snapshot.waiting())
         self._built = True
 
@@ -271,6 +273,8 @@ class Planner:
         # In logarithms, as only ratios matter: no worth is 0 or infinite, whatever the parameters.
         worth = np.log(price) - values["power"] * np.log(time_s * price) + values["ageing"] * np.log1p(waited)
         worth += np.log(np.maximum(waited / values["patience"], 1.0)) + np.log(policy.bonus(running))
+        if self._log_weight is not None:
+            worth += self._log_weight[jobs]
         return jobs, np.exp(np.maximum(worth - worth.max(), -300.0)) * self._solo_s[jobs]
 
     def _all_anew(self, snapshot: Snapshot, jobs: Jobs, value: F8) -> tuple[list[Group], list[Placement]]:

@@ -58,7 +58,7 @@ class _Woven(Learning):
     """Which jobs run, where and with which others, every job at one size."""
 
     id = "weave"
-    traits = Traits("weave at one size", "nothing", Preemptive.YES, True, True, "gpuloom")
+    traits = Traits("weave at one size", "nothing", Preemptive.YES, True, True, "gpuloom", "worth times weight")
     parameters: ClassVar[tuple[Parameter, ...]] = (*map(_own, Learning.parameters), DURATIONS)
     weighs_models = True
 
@@ -88,6 +88,7 @@ class Weave(Growing):
         heterogeneity=True,
         sharing=True,
         paper="gpuloom",
+        weights="worth times weight",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         *_Woven.parameters,

@@ -231,7 +231,7 @@ class _Asking(Policy):
     """The policy that asks the agent."""
 
     id = "agent"
-    traits = Traits("an agent's choices", "what the agent observes", Preemptive.NO, False, False, "")
+    traits = Traits("an agent's choices", "what the agent observes", Preemptive.NO, False, False, "", "")
     resizes = True
 
     def __init__(self, episode: _Episode, env: PlacementEnv, workload: Workload) -> None:
