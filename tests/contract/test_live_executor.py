@@ -136,6 +136,21 @@ def alive(pid: int) -> bool:
     return entry is not None and not entry.dead
 
 
+def idle(pid: int) -> None:
+    """Wait until a process does nothing by itself: it is not woken for half a second."""
+    status = Path(f"/proc/{pid}/status")
+
+    def wakes() -> int:
+        return int(next(line for line in status.read_text().splitlines() if line.startswith("voluntary")).split()[1])
+
+    def rests() -> bool:
+        before = wakes()
+        time.sleep(0.5)
+        return wakes() == before
+
+    until(rests, f"process {pid} to rest")
+
+
 def cpu_ticks(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
@@ -287,7 +302,7 @@ class TestLongTimes:
         """Whatever waits for long in the runner, other runs go on and end."""
         runner = bench.runner
         bench.start("1.1", *PYTHON, IGNORES, limit_s=long_s, grace_s=long_s)
-        time.sleep(0.6)  # until nothing but the limit is left to wait for: logs are looked at for a while
+        idle(runner)  # nothing but the limit is left to wait for: logs are looked at for a while
         bench.start("2.1", "sh", "-c", "exit 3")
         ended = bench.ended("2.1").exit
         assert ended is not None
@@ -392,7 +407,8 @@ class TestStopping:
         assert ended.reason == "timed_out"
         assert "0.2 s" in ended.message
         bench.kill_runner()  # the next one knows the new limits
-        time.sleep(0.4)
+        bench.start("4.1", "sleep", "600", limit_s=0.4)
+        bench.ended("4.1")  # so the first limit of the third is over, too
         assert {status.run for status in bench.executor.runs() if status.phase is RunPhase.RUNNING} == {"1.1", "3.1"}
 
     def test_out_of_memory(self, bench: Bench) -> None:
@@ -836,16 +852,9 @@ class TestRunner:
 
     def test_idles(self, bench: Bench) -> None:
         bench.up("1.1", IGNORES)
-        path = Path(f"/proc/{bench.runner}/status")
-        time.sleep(0.5)
-
-        def wakes() -> int:
-            return int(next(line for line in path.read_text().splitlines() if line.startswith("voluntary")).split()[1])
-
-        before = wakes()
-        time.sleep(0.5)
-        assert wakes() - before <= 1
-        size = next(line for line in path.read_text().splitlines() if line.startswith("VmRSS")).split()[1]
+        idle(bench.runner)
+        status = Path(f"/proc/{bench.runner}/status").read_text()
+        size = next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]
         assert int(size) < 20 * 1024
 
 

@@ -383,7 +383,8 @@ def test_why_tells_position_start_and_end_by_running_the_simulator_forward(tmp_p
         second, third = live.submit(4, estimate=50), live.submit(4, estimate=25, priority=-1)
         after = live.submit(1, after=[second], estimate=10)
         held = live.submit(1, hold=True)
-        now = live.parts.clock.now()
+        now = live.job(first).first_start_s
+        assert now is not None
         found = live.service.why(second)
         assert found["position"] == 1
         assert found["start_s_median"] == pytest.approx(now + 100, abs=3)

@@ -7,7 +7,6 @@ import re
 import signal
 import struct
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from gpuloom.sharing.shim import shm
 from shim_kit import SOURCES, Stage, built, told
+from until import until
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def killed_at(stage: Stage, point: str, klass: str, *arguments: str) -> None:
 
 def test_high_priority_programs_that_die_anywhere_hold_nobody_longer_than_max_hold(stage: Stage) -> None:
     survivor = stage.start("best-effort", "train", "2.2e9", "20", "20000")
-    time.sleep(0.1)
+    until(stage.programs, "the training to share the GPU")
     for point in HIGH:
         killed_at(stage, point, "high", "serve", "3", "5", "20000", "100000")
     assert survivor.poll() is None, "the survivor was to outlive them all"
@@ -74,7 +74,7 @@ def test_high_priority_programs_that_die_anywhere_hold_nobody_longer_than_max_ho
 def test_best_effort_programs_that_die_anywhere_hurt_nobody(stage: Stage) -> None:
     service = stage.start("high", "serve", "600", "20", "50000", "1000000")
     other = stage.start("best-effort", "train", "1.2e9", "20", "20000")
-    time.sleep(0.1)
+    until(lambda: len(stage.programs()) == 2, "both to share the GPU")
     for point in BEST_EFFORT:
         killed_at(stage, point, "best-effort", "train", "5e8", "20", "20000")
     assert service.poll() is None, "the service was to outlive them all"
@@ -84,8 +84,7 @@ def test_best_effort_programs_that_die_anywhere_hurt_nobody(stage: Stage) -> Non
 @pytest.mark.parametrize("point", REAPER)
 def test_whoever_dies_while_freeing_a_dead_programs_slot_hurts_nobody(stage: Stage, point: str) -> None:
     reaper = stage.start("best-effort", "train", "2e9", "20", "20000", GPULOOM_SHARE_FAULT=point)
-    while not stage.programs():
-        time.sleep(0.005)
+    until(stage.programs, "the training to share the GPU")
     killed_at(stage, "high-announced", "high", "serve", "3", "5", "20000", "100000")
     reaper.communicate(timeout=30)
     assert reaper.returncode == -signal.SIGKILL, f"{point} was not reached"
@@ -192,7 +191,7 @@ def test_a_service_that_never_waits_holds_once_for_max_hold(stage: Stage) -> Non
 def test_two_services_and_three_trainings_share_a_gpu(stage: Stage) -> None:
     services = [stage.start("high", "serve", "250", "10", "30000", "2000000") for _ in range(2)]
     trainings = [stage.start("best-effort", "train", "6e8", "20", "20000") for _ in range(3)]
-    time.sleep(0.25)
+    until(lambda: sum(p.kernels > 0 for p in stage.programs()) == 5, "all to share the GPU")
     seen = stage.programs()
     assert sorted(p.klass for p in seen) == ["best-effort"] * 3 + ["high"] * 2
     assert len({p.slot for p in seen}) == 5

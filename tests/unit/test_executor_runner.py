@@ -477,10 +477,17 @@ class TestGpus:
         env = {**os.environ, "GPULOOM_RUN": "home:1.1"}
         with subprocess.Popen(["sleep", "60"], env=env) as child:
             until(lambda: procs.marked(child.pid, b"GPULOOM_RUN=home:1.1"))
-            check = self.check(lambda: [child.pid] if holds.is_set() else [], told)
+            looks = 0
+
+            def holders() -> list[int]:
+                nonlocal looks
+                looks += 1
+                return [child.pid] if holds.is_set() else []
+
+            check = self.check(holders, told)
             status = check.of(ended(), ["GPU-a"])
             assert (status.phase, status.exit) == (RunPhase.STOPPING, None)
-            time.sleep(0.25)
+            until(lambda: looks > 2, "a few looks")
             assert told == []
             holds.clear()
             until(lambda: told)

@@ -18,6 +18,7 @@ from types import ModuleType
 import pytest
 
 from gpuloom.training import job
+from until import until
 
 ROOT = Path(__file__).resolve().parents[2]
 LIVE = ROOT / "examples" / "live"
@@ -196,15 +197,19 @@ def test_a_job_that_ran_before_knows_it(value: str, resuming: bool, monkeypatch:
 
 def test_a_helper_process_still_ends_on_sigterm_unless_it_is_the_notice(notice: Path) -> None:
     code = """
-import os, signal, time
+import os, signal
 from gpuloom.training import job
 job.should_stop()
+up, begun = os.pipe()
+end, told = os.pipe()
 child = os.fork()
 if child == 0:
-    time.sleep(0.7)
+    os.write(begun, b"x")
+    os.read(end, 1)
     os._exit(7)
-time.sleep(0.2)
+os.read(up, 1)
 os.kill(child, signal.SIGTERM)
+os.write(told, b"x")
 print(os.waitpid(child, 0)[1], job.should_stop())
 """
     assert python(code).stdout.split() == [str(int(signal.SIGTERM)), "False"]
@@ -327,11 +332,8 @@ def test_the_example_as_a_process_stops_on_sigterm_saves_and_goes_on(tmp_path: P
 
     path = tmp_path / "new" / "model.npz"
     first = start(path, "0.01")
-    ends = time.monotonic() + 30
-    while not (tmp_path / "progress.json").exists():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
-    time.sleep(0.15)
+    progress = tmp_path / "progress.json"
+    until(lambda: progress.exists() and json.loads(progress.read_text())["step"] > 2, "its third step")
     first.send_signal(signal.SIGTERM)
     out, _ = first.communicate(timeout=60)
     assert first.returncode == 85, out
@@ -364,10 +366,7 @@ def test_the_shell_example_can_be_interrupted_and_goes_on(tmp_path: Path) -> Non
     command = ["sh", str(LIVE / "count.sh"), str(tmp_path / "state"), "20"]
     env = {**os.environ, "GPULOOM_PROGRESS_FILE": str(tmp_path / "progress.json")}
     first = subprocess.Popen([*command, "0.05"], env=env, start_new_session=True)
-    ends = time.monotonic() + 30
-    while not (tmp_path / "progress.json").exists():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
+    until((tmp_path / "progress.json").exists, "its first step")
     os.killpg(first.pid, signal.SIGTERM)  # as gpuloom does
     assert first.wait(timeout=30) == 85
     step = int((tmp_path / "state").read_text())
