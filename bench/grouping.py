@@ -21,7 +21,7 @@ import numpy as np
 
 from gpuloom.interleave.efficiency import Interleaving
 from gpuloom.interleave.grouping import Grouping, group_jobs
-from gpuloom.solvers.matching import Matcher, max_weight_matching
+from gpuloom.solvers.matching import Matcher
 from public_data import DATA, need
 from timing import cpu
 
@@ -73,7 +73,7 @@ def networkx_ratio() -> list[dict[str, Any]]:
         graph.add_weighted_edges_from((a, b, weight[a, b]) for a in range(nodes) for b in range(a))
         theirs, pairs = cpu(lambda graph=graph: nx.max_weight_matching(graph), 1)
         optimum = sum(weight[a, b] for a, b in pairs)
-        ours, found = cpu(lambda weight=weight: max_weight_matching(weight), 3)
+        ours, found = cpu(lambda weight=weight: Matcher(weight).solve(), 3)
         rows.append({"nodes": nodes, "networkx_s": theirs, "cpu_s": ours, "share": found.weight / optimum})
         print(
             f"| {nodes} | {theirs:.2f} | {ours:.4f} | {theirs / ours:,.0f} | {found.weight / optimum:.5f} |", flush=True

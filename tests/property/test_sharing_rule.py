@@ -12,14 +12,11 @@ from hypothesis import strategies as st
 
 from gpuloom.sharing.rule import (
     CLASSES,
-    KINDS,
     RULES,
     Kernel,
     Params,
-    Situation,
-    admit,
-    interference,
 )
+from sharing_gate import KINDS, Situation, admit, interference
 
 pytestmark = pytest.mark.slow
 

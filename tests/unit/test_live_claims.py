@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from gpuloom.core.errors import InvalidTransition
 from gpuloom.core.job import TRANSITIONS, Allocation, Attempt, Phase
-from gpuloom.live.planning.claims import KEEP, ON_DISK, PHASE, Claims, Do, State, Step
+from gpuloom.live.planning.claims import KEEP, ON_DISK, Claims, Do, State, Step
 
 HERE: Allocation = (("host", (0,)),)
 THERE: Allocation = (("host", (1,)),)
@@ -39,6 +41,15 @@ PATHS[State.FROZEN] = (*PATHS[State.FREEZING], Step.FROZEN)
 PATHS[State.THAWING] = (*PATHS[State.FROZEN], Step.GO_ON)
 PATHS[State.REFREEZING] = (*PATHS[State.THAWING], Step.MAKE_WAY)
 PATHS[State.STOPPING] = (*PATHS[State.RUNNING], Step.STOPPING)
+
+PHASE: Mapping[State, Phase | None] = {
+    State.WITHOUT: None,
+    **dict.fromkeys((State.WRITTEN, State.ASKED, State.STARTING), Phase.STARTING),
+    **dict.fromkeys((State.RUNNING, State.FREEZING), Phase.RUNNING),
+    **dict.fromkeys((State.FROZEN, State.THAWING, State.REFREEZING), Phase.FROZEN),
+    **dict.fromkeys((State.DOUBTFUL, State.STOPPING), Phase.STOPPING),
+}
+"""The phase in which the records have the attempt (None: there is none)."""
 
 
 def cells() -> list[tuple[Step, State, str]]:

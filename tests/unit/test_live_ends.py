@@ -49,6 +49,17 @@ def told(
     return data["reason"], data["next"], data["work_s"], data["failure"]
 
 
+def test_what_the_executor_says_goes_with_the_exit_code() -> None:
+    def said(code: int | None) -> str:
+        how = RunExit(code, None, None, "processes 7 and 8 are left", 100.0)
+        message = ended(JOB, ATTEMPT, how, work_s=1.0, complete=False, now_s=1.0)["message"]
+        assert isinstance(message, str)
+        return message
+
+    assert said(3) == "processes 7 and 8 are left; exit code 3"
+    assert said(0) == said(None) == "processes 7 and 8 are left"
+
+
 def test_by_itself() -> None:
     assert told(0) == ("finished", "finished", 150.0, False)
     assert told(1) == ("failed", "queued", 50.0, True)

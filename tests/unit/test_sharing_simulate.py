@@ -18,10 +18,11 @@ from gpuloom.cli.share.group import share
 from gpuloom.core.errors import InputError
 from gpuloom.report.shared_gpu import save_timeline, sms_over_time
 from gpuloom.sharing.profiles import KernelProfile, KernelRecord
-from gpuloom.sharing.rule import Params, Tail
+from gpuloom.sharing.rule import Params
 from gpuloom.sharing.shim.native import library_path
 from gpuloom.sharing.shipped import shipped
 from gpuloom.sharing.simulate import Machine, Pair, poisson_arrivals, request_alone_ns, trace_arrivals
+from sharing_gate import Tail
 
 EXACT = Machine(launch_us=1.0, submit_us=1.0, gap_us=1.0, wake_us=1.0, cache_interference=0.0, jitter=0.0)
 

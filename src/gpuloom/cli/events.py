@@ -134,8 +134,8 @@ def _data_text(data: Mapping[str, Any], at_s: float) -> str:
             parts.append(f"{value.get('name')} {value.get('state')} {value.get('reason') or ''}".rstrip())
         elif key == "allocation":
             parts.append(";".join(f"{node}:{','.join(map(str, gpus))}" for node, gpus in value))
-        elif key == "exit_code" and f"exit code {value}" in str(data.get("message")):
-            continue  # the message says it
+        elif key == "exit_code" and data.get("message"):
+            continue  # which says it
         else:
             shown = (
                 value if isinstance(value, str) else f"{value:.6g}" if isinstance(value, float) else json.dumps(value)

@@ -252,7 +252,7 @@ def _outcome(attempt: AttemptView) -> str:
     parts = [REASONS.get(reason, reason), attempt["message"]]
     if attempt["signal"]:
         parts.append(f"signal {attempt['signal']}")
-    elif attempt["exit_code"] not in (None, 0) and "exit code" not in parts[1]:
+    elif attempt["exit_code"] and not attempt["message"]:  # it says so
         parts.append(f"exit code {attempt['exit_code']}")
     if attempt["saved"]:
         parts.append("checkpoint saved")

@@ -65,26 +65,16 @@ class Matching:
         return self.weight >= self.bound - 1e-9 * max(1e-300, abs(self.bound))
 
 
-def max_weight_matching(weight: F8, counts: ArrayLike | None = None, *, solver: str = "auto") -> Matching:
-    """The heaviest matching.
-
-    Args:
-        weight: shape (types, types), symmetric. What is not above 0 (or not a number) is not paired; weight[a, a] is
-            for two nodes of one type.
-        counts: nodes of each type, shape (types,); None: one each.
-        solver: 'auto', 'exact' (auto, but without a limit on the time), or one of the two ways of the module's text,
-            whatever the size: 'table', 'columns'.
-
-    Raises:
-        InputError: weights or counts that can't be, an unknown solver.
-    """
-    return Matcher(weight).solve(counts, solver=solver)
-
-
 class Matcher:
     """Matchings under one matrix of weights, for many counts: what only depends on the weights is worked out once."""
 
     def __init__(self, weight: F8) -> None:
+        """weight: shape (types, types), symmetric. What is not above 0 (or not a number) is not paired; weight[a, a] is
+        for two nodes of one type.
+
+        Raises:
+            InputError: weights that can't be.
+        """
         weight = np.array(weight, dtype=np.float64)
         if weight.ndim != 2 or weight.shape[0] != weight.shape[1]:
             raise InputError(f"weights of pairs: a square matrix is needed, not shape {weight.shape}")
@@ -100,7 +90,16 @@ class Matcher:
         self._memo: dict[tuple[bytes, str], Matching] = {}
 
     def solve(self, counts: ArrayLike | None = None, *, solver: str = "auto") -> Matching:
-        """The heaviest matching of so many nodes of each type; arguments and errors as of `max_weight_matching`."""
+        """The heaviest matching of so many nodes of each type.
+
+        Args:
+            counts: nodes of each type, shape (types,); None: one each.
+            solver: 'auto', 'exact' (auto, but without a limit on the time), or one of the two ways of the module's
+                text, whatever the size: 'table', 'columns'.
+
+        Raises:
+            InputError: counts that can't be, an unknown solver.
+        """
         if solver not in SOLVERS:
             raise InputError(f"matching solver {solver!r}: must be one of {', '.join(SOLVERS)}")
         nodes = np.ones(self._types) if counts is None else np.asarray(counts, dtype=np.float64)

@@ -77,7 +77,7 @@ def ended(
         "reason": reason.value,
         "exit_code": how.exit_code,
         "signal": how.signal,
-        "message": how.message
+        "message": _whole(how)
         or (_unproven(how, kept > job.work_s) if made_way and not by and after is Phase.QUEUED else "")
         or _message(how, reason, container=job.spec.container is not None),
         "saved": bool(by) and after is Phase.QUEUED,
@@ -91,6 +91,11 @@ def ended(
     if kept_from_starting(how):
         data["began"] = False
     return data
+
+
+def _whole(how: RunExit) -> str:
+    """What the executor says, with the exit code: whatever is said of an attempt tells that, unless it is 0."""
+    return f"{how.message}; exit code {how.exit_code}" if how.message and how.exit_code else how.message
 
 
 def _unproven(how: RunExit, some: bool) -> str:

@@ -152,15 +152,6 @@ ON_DISK = frozenset(
 )
 """Steps that are events of the records."""
 
-PHASE: Mapping[State, Phase | None] = {
-    _S.WITHOUT: None,
-    **dict.fromkeys((_S.WRITTEN, _S.ASKED, _S.STARTING), Phase.STARTING),
-    **dict.fromkeys((_S.RUNNING, _S.FREEZING), Phase.RUNNING),
-    **dict.fromkeys((_S.FROZEN, _S.THAWING, _S.REFREEZING), Phase.FROZEN),
-    **dict.fromkeys((_S.DOUBTFUL, _S.STOPPING), Phase.STOPPING),
-}
-"""The phase in which the records have the attempt (None: there is none)."""
-
 _OF_PHASE = {
     Phase.STARTING: _S.STARTING,
     Phase.RUNNING: _S.RUNNING,
