@@ -716,10 +716,9 @@ How many times less Muri-S takes than each baseline, ours beside the ratio of th
 
 FIG10 = """### Durations unknown (the paper's figure 10)
 
-How many times less Muri-L takes. The rule that the artifact runs as Themis has many optima, of which its solver takes
-one that depends on its version; on the `_pr` traces ours and the published averages of Themis itself are apart by a
-factor of more than 2 ([fidelity.md](fidelity.md)), and so are these ratios. AntMan is marked unfinished by the
-artifact's authors.
+How many times less Muri-L takes. The rule that the artifact runs as Themis has many optima; which one its solver takes
+depends on its version. On the `_pr` traces our average of Themis itself differs from the published one by a factor of
+more than 2 ([fidelity.md](fidelity.md)), and so do these ratios. AntMan is marked unfinished by the artifact's authors.
 """
 
 TESTBED = """### The real testbed
@@ -756,22 +755,22 @@ Traces with jobs of one to four kinds of bottleneck; each cell is ours / publish
 """
 
 FIG13_AFTER = """With one kind weaving gains nothing, and Muri-L loses to Tiresias: it has no queues, so that jobs
-that have attained much take turns instead of ending one after another. The published figure for Muri-L with one kind,
-342,921.7, is not what the released code gives: run again, 502,170.0. The first ratio of Muri-L in the table is to be
-read against 0.69, not 1.01.
+that have attained much take turns instead of ending one after another. The released code does not give the published
+figure for Muri-L with one kind, 342,921.7: run again, it gives 502,170.0. So the first ratio of Muri-L in the table
+should be compared with 0.69, not 1.01.
 """
 
 FIG14_TEXT = """### Profiling noise (figure 14)
 
-Every stage time that plans are made with is multiplied by a factor drawn evenly from 1 - noise to 1 + noise, once per
-profile and stage; what then happens follows the true times. Mean and range over seeds. The paper's raw numbers are
-not at hand; its figure shows that the improvement falls slowly with noise.
+Plans use stage times multiplied by a factor drawn evenly from 1 - noise to 1 + noise, once per profile and stage; jobs
+run by the true times. Mean and range over seeds. The paper's raw numbers are not at hand; its figure shows that the
+improvement falls slowly with noise.
 """
 
 OWN = """## gpuloom's own semantics
 
-The same policies without `--compat muri`: overheads are paid at real starts only, running jobs are stopped for others
-every 360 s, and restarting the members of a group costs what it costs. `themis` runs leases here.
+The same policies without `--compat muri`: overheads are paid only at real starts, running jobs are stopped for others
+every 360 s, and restarts of a group's members are charged. `themis` runs leases here.
 """
 
 X = """## `muri-xs` and `muri-xl`
@@ -784,10 +783,10 @@ best plain policy that knows as much, and the change from it.
 SPEED = """## Speed
 
 CPU seconds of one simulation in one process, reading the trace and start-up excluded, on a shared 2-core machine, where
-figures wander by a third; the artifact's are from a machine of the same kind, and the ratio is that under its rules.
-Two traces of 5,755 jobs stand for the artifact's largest, which is not at hand: jobs and gaps between
-submissions drawn from trace1 with replacement (its queue grows to thousands), and a generated one at three times the
-cluster's capacity with stage times by model (see [speed.md](speed.md)). The artifact would take hours.
+figures vary by a third. The artifact's are from a machine of the same kind, and the ratio is that under its rules. Two
+traces of 5,755 jobs stand for the artifact's largest, which is not at hand (see [speed.md](speed.md)). In the first,
+jobs and gaps between submissions are drawn from trace1 with replacement; its queue grows to thousands. The second is
+generated at three times the cluster's capacity, with stage times by model. The artifact would take hours.
 
 *Needs the public traces, see [data.md](../reference/data.md), and takes ten minutes.*
 

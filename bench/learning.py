@@ -349,8 +349,8 @@ got, by their true curves, with `rl`'s default `thrift`.
 Best fixed: of {{1, 2, 3, 4}} GPUs on a node and 2, 4, 8 nodes. `fixed` waits until its placement is free; so may `rl`
 (`accept`, which the patent does not have), while `random` and `greedy` take what fits.
 
-From which job on `rl` is better than the best fixed placement (the first window of {window} jobs that is better, while
-all from it on are better together, with 95 % confidence; 0: at once; never: not within {count} jobs):
+From which job on `rl` is better than the best fixed placement. That is the first window of {window} jobs that is
+better, if all from it on are better together with 95 % confidence. 0: at once; never: not within {count} jobs.
 
 | | by reward | by completion time |
 |---|---|---|
@@ -369,10 +369,10 @@ the model's first 100 jobs is reached after {reach} jobs, exploring more after {
 
 ## A few long jobs
 
-A job keeps its placement until it ends. The mean completion time is ruled by a few jobs that scale well and last for
-days on one GPU: the longest 3 % of the jobs are {heavy} of the sum. One of them that takes the last free GPU counts
-more than a hundred good choices. `accept` and `patience` are there for that (a job may wait more than once,
-other than in the patent; `accept=0` is the patent's); the method does not resize running jobs.
+A job keeps its placement until it ends. A few jobs that scale well and last for days on one GPU decide the mean
+completion time: the longest 3 % of the jobs are {heavy} of the sum. One of them that takes the last free GPU counts
+more than a hundred good choices. `accept` and `patience` are there for that. (Unlike in the patent, a job may wait more
+than once; `accept=0` is the patent's rule.) The method does not resize running jobs.
 
 ## Cost
 

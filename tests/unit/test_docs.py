@@ -239,3 +239,19 @@ def test_the_first_screen_is_no_wider_than_pages_are() -> None:
     screen = blocks(ROOT / "docs" / "start" / "first-simulation.md", "console")[0]
     assert max(map(len, screen.splitlines())) <= 105  # the commands; the table itself:
     assert max(len(line) for line in screen.splitlines() if not line.startswith("$")) <= 100
+
+
+MOST_WORDS = 40
+"""Of a sentence; a colon or a semicolon ends one, too. Most have less than 25."""
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_no_sentence_has_to_be_read_twice(path: Path) -> None:
+    """Tables, code and formulas are left out; what is in backticks, and the target of a link, counts as one word."""
+    text = re.sub(r"^ *```.*?^ *```|<!--.*?-->", "\n\n", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`]+`", "X", re.sub(r"\]\([^)]*\)", "]", text))
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*#|]|\d+\.))", text):
+        if block.lstrip("\n").startswith(("|", "    ")):
+            continue
+        for sentence in re.split(r"(?<=[.:;!?])[)*\"]*\s", " ".join(block.split())):
+            assert len(sentence.split()) <= MOST_WORDS, sentence
