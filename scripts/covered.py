@@ -2,7 +2,8 @@
 
     python scripts/covered.py [-m "not slow"] [TESTS]...      (arguments of pytest; all tests if none are given)
 
-The runner, which Python starts alone (`-I -S`), is seen, too; only the lines between its fork and a job's exec are not.
+The runner, which Python starts alone (`-I -S`), is seen, too, and has a row of its own besides that of its package;
+only the lines between its fork and a job's exec are not. The last row is the total.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from coverage import Coverage
 from mutants_map import MEASURED, ROOT, environment
 
 SOURCE = ROOT / "src" / "gpuloom"
+RUNNER, TOTAL = "executors/runner", "all packages"
 
 
 def main(arguments: list[str]) -> int:
@@ -30,12 +32,15 @@ def main(arguments: list[str]) -> int:
         seen: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for path in sorted(SOURCE.rglob("*.py")):
             _, lines, _, missing, _ = measured.analysis2(str(path))
-            for name in (path.relative_to(SOURCE).parts[0] if path.parent != SOURCE else "gpuloom", "all"):
+            names = [path.relative_to(SOURCE).parts[0] if path.parent != SOURCE else "gpuloom", TOTAL]
+            if path.is_relative_to(SOURCE / RUNNER):
+                names.append(RUNNER)
+            for name in names:
                 seen[name][0] += len(lines)
                 seen[name][1] += len(missing)
-    print(f"\n{'package':<14} {'lines':>7} {'run':>7}")
-    for name, (lines, missing) in sorted(seen.items(), key=lambda row: (row[0] == "all", row[0])):
-        print(f"{name:<14} {lines:>7,} {100 * (1 - missing / max(lines, 1)):>6.1f} %")
+    print(f"\n{'package':<16} {'lines':>7} {'run':>7}")
+    for name, (lines, missing) in sorted(seen.items(), key=lambda row: (row[0] == TOTAL, row[0])):
+        print(f"{name:<16} {lines:>7,} {100 * (1 - missing / max(lines, 1)):>6.1f} %")
     return code
 
 

@@ -855,7 +855,8 @@ class TestRunner:
         idle(bench.runner)
         status = Path(f"/proc/{bench.runner}/status").read_text()
         size = next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]
-        assert int(size) < 20 * 1024
+        if "GPULOOM_COVERAGE" not in os.environ:  # which takes memory of its own
+            assert int(size) < 20 * 1024
 
 
 class TestHomes:
