@@ -76,7 +76,7 @@ def test_gpus_are_one_where_the_csv_does_not_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ("a,b,V100,1,90,0.6\n", r"pairs.csv:2, column 'speed_a': 90 is no share of the speed alone"),
+        ("a,b,V100,1,90,0.6\n", r"pairs.csv:2, column 'speed_a': 90 is not a share of the speed alone"),
         ("a,b,V100,1,0.9,0.6\nb,a,V100,1,0.6,0.9\n", r"pairs.csv:3.*told before, on line 2"),
         ("a,b,V100,1,0,0.6\n", r"pairs.csv:2: one speed is 0, the other not"),
         ("a,b,V100,0,0.9,0.6\n", r"pairs.csv:2.*gpus"),
@@ -98,7 +98,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_pairs(tmp_path / "none.csv")
     other = tmp_path / "other.json"
     other.write_text('{"v100": {"(ResNet)": {"null": 1}}}')
-    with pytest.raises(InputError, match="is no throughput file of Gavel"):
+    with pytest.raises(InputError, match="is not a throughput file of Gavel"):
         read_pairs(other)
     other.write_text(json.dumps({"v100": {"('a', 1)": {"null": 1.0}}}))
     with pytest.raises(InputError, match="holds no pairs, only speeds alone"):

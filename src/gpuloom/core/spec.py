@@ -65,7 +65,7 @@ class Spec:
 
     @property
     def at_once(self) -> int | None:
-        """How many jobs of its array may run at once; None: any number, or it is no array."""
+        """How many jobs of its array may run at once; None: any number, or the job is not in an array."""
         _, _, most = (self.array or "").partition("%")
         return int(most) if most else None
 

@@ -50,7 +50,7 @@ def read_pairs(path: Path | str) -> PairTable:
             table = PairTable(source.name, gavel_pairs(load_json(source.data)))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise TraceError(
-                f"is no throughput file of Gavel: {type(error).__name__}: {error}", file=source.name
+                f"is not a throughput file of Gavel: {type(error).__name__}: {error}", file=source.name
             ) from error
         if not table:
             raise InputError(f"{source.name}: holds no pairs, only speeds alone")
@@ -73,8 +73,8 @@ def _csv(source: Source) -> PairTable:
             table[name] > MOST_SHARE,
             name,
             lambda row, name=name: (  # type: ignore[misc]
-                f"{table[name][row]:g} is no share of the speed alone (0 to 1): divide by the speed alone on the same "
-                "GPU model"
+                f"{table[name][row]:g} is not a share of the speed alone (0 to 1): divide by the speed alone on the "
+                "same GPU model"
             ),
         )
     table.reject(

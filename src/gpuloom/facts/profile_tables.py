@@ -319,7 +319,7 @@ def _is_empty(source: Source, what: str) -> bool:
     if len(source.head.lines) > 1 or len(source.data) > source.head.SIZE:
         return False
     if not source.head.has("model") and not source.head.has("job") and not source.head.has("job_id"):
-        raise TraceError(f"is no table of {what}: its only line is {source.head.lines[0][:60]!r}", file=source.name)
+        raise TraceError(f"is not a table of {what}: its only line is {source.head.lines[0][:60]!r}", file=source.name)
     return True
 
 

@@ -361,7 +361,7 @@ class _Parser:
 
     def _well_formed(self, row: list[str], line: int) -> bool:
         if not row or (len(row) == 1 and not row[0].strip() and self.fields > 1):
-            return False  # an empty line is no row
+            return False  # an empty line is not a row
         if self.undecodable and not all(map(_encodable, row)):
             self.refuse(line, None, "holds bytes that are not UTF-8 text")
             return False

@@ -146,7 +146,7 @@ class LiveScheduler:
         self.machine.stop()
         self.scheduler.stop(stop_jobs=False)
         if self.scheduler.join(60.0):  # else it may be writing yet
-            with suppress(GpuloomError):  # a store that can't be written is no reason not to end
+            with suppress(GpuloomError):  # end even if the store can't be written
                 self.scheduler.ledger.write([("scheduler.stopped", None, {"pid": os.getpid()})])
         self.executor.close()
         self.store.close()

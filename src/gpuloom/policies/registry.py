@@ -50,7 +50,7 @@ def give(found: Any, what: str) -> str:
     """Make a class known in this process, as if a package had added it. Its id.
 
     Raises:
-        PolicyError: it is no policy, or has the id of another one. what: names it there.
+        PolicyError: it is not a policy, or has the id of another one. what: its name in the message.
     """
     cls = checked_class(found, what)
     if cls.id in policy_ids():
@@ -69,7 +69,7 @@ def policy_class(policy_id: str) -> type[Policy]:
     """The class behind an id.
 
     Raises:
-        PolicyError: unknown id, or an entry point that is no policy.
+        PolicyError: unknown id, or an entry point that is not a policy.
     """
     if policy_id in GIVEN:
         return GIVEN[policy_id]

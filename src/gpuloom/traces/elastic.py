@@ -130,7 +130,7 @@ def make_elastic(workload: Workload, sizes: Range, profiles: Path | None = None)
 
 
 def trimmed(workload: Workload) -> Workload:
-    """The workload without what its curves say of more GPUs than a job may have: what a trace of its own tells."""
+    """The workload with each job's curve cut at its largest size: what gpuloom's own format stores."""
     scaling = workload.scaling
     if scaling is None:
         return workload

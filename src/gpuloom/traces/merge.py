@@ -14,7 +14,7 @@ from gpuloom.core.workload import F8, Labels, Ran, Speeds, Workload
 from gpuloom.files.clock import describe
 from gpuloom.files.source import Part, Source
 
-# What a job gets in a column that its file lacks and another file has.
+# The value for a column that a job's file lacks and another file has.
 _MISSING: dict[str, str | float] = {
     "model": "",
     "user": "",
@@ -84,7 +84,7 @@ def _ran(parts: Sequence[Part], origin: float) -> Ran:
 
 
 def _gathered(sources: Sequence[Source], parts: Sequence[Part]) -> list[str]:
-    """The notes of all files; what is said of several files is said once."""
+    """The notes of all files; a note on several files is kept once."""
     said: dict[str, list[str]] = {}
     for source, part in zip(sources, parts, strict=True):
         for note in part.notes:

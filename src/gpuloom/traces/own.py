@@ -178,11 +178,11 @@ def curve_of(text: str) -> F8:
 
 
 _MOST_GPUS = 1 << 16
-"""A longer curve is a slip of the pen, and would take much memory."""
+"""A longer curve is a typing error, and would take much memory."""
 
 
 def _scaling(table: Table) -> Scaling:
-    """Sizes and curves of all rows; those that go wrong are rejected, and rigid in what is returned."""
+    """Sizes and curves of all rows. Bad rows are rejected, and rigid in the result."""
     n = len(table)
     gpus = np.nan_to_num(table["gpus"], nan=1.0).astype(np.int64)
     given = {name: table[name] if name in table else np.full(n, np.nan) for name in SIZES}

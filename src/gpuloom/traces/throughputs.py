@@ -93,7 +93,7 @@ def _load(path: Path, reference: str) -> Throughputs:
         raise InputError(f"throughputs file {path}: no such file") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise TraceError(
-            f"is no throughput file of Gavel or Shockwave: {type(error).__name__}: {error}", file=str(path)
+            f"is not a throughput file of Gavel or Shockwave: {type(error).__name__}: {error}", file=str(path)
         ) from error
     if reference not in alone:
         raise InputError(f"{path} has no throughputs for GPU model {reference!r}; it has {', '.join(alone)}")

@@ -36,7 +36,7 @@ LOOK_EVERY_S = 0.05
 
 
 class _Notice:
-    """Whether gpuloom gave notice: by SIGTERM, or by a file for those whom no signal reaches."""
+    """Whether gpuloom gave notice: by SIGTERM, or by a file where no signal arrives."""
 
     def __init__(self) -> None:
         self.seen, self.seen_s = False, 0.0
@@ -45,7 +45,7 @@ class _Notice:
         self.looked_s = float("-inf")
 
     def install(self) -> None:
-        """Take SIGTERM, once. Only the main thread may; elsewhere the file alone tells."""
+        """Install the SIGTERM handler, once. Only the main thread may; in others only the file tells."""
         if self.pid == os.getpid() or threading.current_thread() is not threading.main_thread():
             return
         if self.pid == 0:  # a forked child inherits the handler
@@ -55,7 +55,7 @@ class _Notice:
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self.pid and not _notice_text():
-            # A helper process (a data loader's worker) that its parent ends: the handler was meant for the parent.
+            # A helper process (a data loader's worker), ended by its parent: the handler was meant for the parent.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -64,7 +64,7 @@ class _Notice:
             self.before(number, frame)
 
     def leave(self) -> None:
-        """The process ends by itself: a notice that comes now must not turn its exit code into a signal."""
+        """The process is ending by itself: a notice now must not turn its exit code into a signal."""
         if self.pid == os.getpid() and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -164,7 +164,7 @@ class _Progress:
         self.lock = threading.Lock()
 
     def begin(self) -> None:
-        """The work itself begins: what came before (imports, loading) is paid again at every start."""
+        """The work itself begins: imports and loading before it are repeated at every start."""
         if self.began_s is None:
             self.began_s = time.time()
 
@@ -193,7 +193,7 @@ class _Progress:
             self._write(path)
 
     def path(self) -> str | None:
-        """Where to report to. Of many ranks of one job the first reports."""
+        """Where to report to. Only the first rank of a job reports."""
         path = os.environ.get("GPULOOM_PROGRESS_FILE")
         return path if path and os.environ.get("RANK", "0") == "0" else None
 
@@ -210,14 +210,14 @@ class _Progress:
         data.update(self.saves)
         data["first_s"], data["at_s"] = self.began_s, time.time()
         self.waiting, self.written_s = None, time.monotonic()
-        # No fsync: a report that a crash of the machine takes is no loss.
+        # No fsync: it does not matter if a crash of the machine takes a report.
         temporary = f"{path}.{os.getpid()}.tmp"
         try:
             with open(temporary, "w", encoding="utf-8") as file:
                 json.dump(data, file)
             os.replace(temporary, path)
         except OSError as error:
-            # Training goes on without: a full disk is told once.
+            # Training goes on without reports; the fault is told once.
             if not self.warned:
                 self.warned = True
                 print(f"gpuloom: progress can't be written to {path}: {error}", file=sys.stderr)
@@ -255,7 +255,7 @@ def saved(step: float) -> None:
 
 
 def save_atomically(path: str | os.PathLike[str], writer: Callable[[IO[bytes]], object]) -> None:
-    """Write a file so that whoever reads it sees the old one or the whole new one, even after a crash or a kill.
+    """Write a file so that readers see either the old file or the whole new one, even after a crash or a kill.
 
     writer: gets the open file: `lambda file: torch.save(state, file)`. If it raises, the old file stays.
     """

@@ -70,7 +70,7 @@ def _of_policy(planning: Planning, world: World, job: int) -> Reason:
         with Asking(Call.REASON, policy):
             why = policy.reason(world.engine.snapshot, world.row_of[job])
             found = Reason(str(why.code), str(why.text), {str(key): float(n) for key, n in why.numbers.items()})
-    except PolicyFailure as error:  # which is no reason not to list jobs
+    except PolicyFailure as error:  # jobs are listed all the same
         return Reason(WaitCode.POLICY_FAILED, f"Policy {planning.seat.written} can't say why: {error}.")
     failure = planning.seat.standby.failure
     if failure is None or not planning.seat.standby.serving:

@@ -122,7 +122,7 @@ def _work_and_overhead(attempts: Sequence[Attempt]) -> tuple[float, float]:
 
 
 def _shared(attempts: Sequence[Attempt]) -> set[int]:
-    """Jobs that had a GPU together with another one for a while: how long they held it is no measure of their work."""
+    """Jobs that had a GPU together with another one for a while: how long they held it does not measure their work."""
     by_slot: dict[tuple[str, int], list[Attempt]] = {}
     for attempt in attempts:
         if attempt.ended_s is not None and attempt.held_s < attempt.ended_s - attempt.started_s - 0.1:
