@@ -66,6 +66,7 @@ def test_the_predicted_end_is_the_work_left_from_now_and_what_it_takes_to_start(
 def test_who_is_late_or_bounded_has_no_predicted_end_but_the_latest() -> None:
     assert predicted(view(job(), LATE)) == (None, None, 1055.0)
     assert view(job(), LATE)["overrun_s"] == 30.0
+    assert predicted(view(job(), replace(LATE, overrun_s=0.01))) == (None, None, 1055.0)
     assert view(job(), LATE, attempt=None)["overrun_s"] == 0.0
     assert predicted(view(job(), BOUNDED)) == (None, None, 1055.0)
     assert predicted(view(job(), UNKNOWN)) == (None, None, None)

@@ -103,7 +103,8 @@ def test_requests_wait_and_then_run_in_three_rows(tmp_path: Path) -> None:
 def test_one_panel_for_each_rule_with_its_axes(tmp_path: Path) -> None:
     picture = Picture(tmp_path / "t.svg", outcome("orion"), outcome("gpuloom"))
     assert (picture.root.get("width"), picture.root.get("height")) == ("1100", "514")
-    assert picture.title.text == "a < b"
+    title = picture.title
+    assert (title.text, title.get("class"), title.get("x"), title.get("y")) == ("a < b", "head", "12", "20")
     assert [one.get("transform") for one in picture.panels] == ["translate(0 36)", "translate(0 250)"]
     assert picture.keys.get("transform") == "translate(0 482)"
     told = "p99 1.02 x alone, training 0.49 of alone"
