@@ -244,6 +244,23 @@ def test_wrong_profiles_are_refused(iteration: str, stages: str, says: str, home
     assert not home.exists()
 
 
+def test_another_library_takes_what_is_added_and_yours_stays_as_it_is(home: Path, tmp_path: Path) -> None:
+    other, more = tmp_path / "team.csv", tmp_path / "more.csv"
+    here = ("--library", str(other))
+
+    def known() -> list[str]:
+        return [row["model"] for row in json.loads(run("profiles", "list", "--json", *here).stdout) if row["own"]]
+
+    run("profiles", "add", "net", "--gpus", 1, "--iteration", "1s", "--stages", "0.1,0.5,0.1", *here)
+    more.write_text("model,gpus,iteration_s,load_s,compute_s,network_s\nmesh,2,1,0.1,0.5,0.1\n")
+    run("profiles", "import", more, *here)
+    assert set(known()) == {"net", "mesh"}
+    assert json.loads(run("profiles", "show", "mesh", "--json", *here).stdout)
+    run("profiles", "remove", "net", *here)
+    assert set(known()) == {"mesh"}
+    assert not home.exists()
+
+
 # -- timeline ---------------------------------------------------------------------------------------------------------
 
 

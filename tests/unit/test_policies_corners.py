@@ -14,10 +14,10 @@ from gpuloom.core.cluster import Cluster, parse_cluster
 from gpuloom.core.decision import Placement
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
-from gpuloom.core.workload import Workload
+from gpuloom.core.workload import Labels, Workload
 from gpuloom.facts.inputs import load_policy
 from gpuloom.policies import gavel_rounds
-from gpuloom.policies.pairs import BesideView
+from gpuloom.policies.pairs import BesideView, Pairs
 from gpuloom.scaling.allocate import allocate, offer
 from gpuloom.scaling.base_view import BaseView, Sizes
 from gpuloom.sim import simulate
@@ -128,6 +128,37 @@ def test_a_guest_shown_to_the_base_is_on_its_gpu_as_if_alone() -> None:
     view.show(1, host := Placement((0,), (1,), 0))
     assert view.placements == {0: Placement((0,), (2,), 0), 1: host}
     assert view.hidden == set()
+
+
+@pytest.mark.parametrize(
+    ("known", "fixed", "guests", "hidden"),
+    [
+        ({1}, set(), {1}, {1}),
+        ({0}, set(), {0}, {0}),
+        (set(), set(), {1}, {1}),  # another policy made the pair: the best-effort job is the guest
+        ({0, 1}, set(), {1}, {1}),
+        ({1}, {0}, {1}, {0, 1}),
+        ({1, 2}, set(), {1}, {1}),  # who is alone is nobody's guest
+        ({1}, {2}, {1}, {1, 2}),
+    ],
+)
+def test_who_is_a_guest_as_pairs_are_taken_over(
+    known: set[int], fixed: set[int], guests: set[int], hidden: set[int]
+) -> None:
+    """Jobs 0 and 1 share a GPU, 2 has one to itself; 3 waits and could share, 4 waits and could not."""
+    workload = jobs([(0, 100, 1)] * 5, share_class=Labels.of(["high", "best-effort", "high", "best-effort", ""]))
+    cluster = parse_cluster("1x2")
+    state = State(workload, cluster, layers=2)
+    state.submit_all(np.arange(5))
+    places = [Placement((0,), (1,), 0), Placement((0,), (1,), 1), Placement((0,), (2,), 0)]
+    zeros = np.zeros(3)
+    state.adopt(np.arange(3), places, run_from_s=zeros, work_from_s=zeros, rate=np.array([1.0, 0.5, 1.0]))
+    snapshot = Snapshot(state, np.zeros(5))
+    snapshot.fixed = frozenset(fixed)
+    found = Pairs(snapshot, known, speed=0.5, stops=True)
+    assert (found.guests, found.view.hidden) == (guests, hidden)
+    assert found.view.rate_alone == {0: 1.0, 1: 1.0, 2: 1.0}
+    assert list(found._waiting) == [3]
 
 
 def test_what_a_policy_has_learnt_is_saved_where_it_forms_pairs_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -296,6 +297,39 @@ def test_a_job_that_is_not_there_is_told_before_the_stream(place: Listening) -> 
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_nobody_follows_is_not_looked_at(
+    place: Listening, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[list[str]] = []
+    right = sse._signatures
+
+    def signatures(paths: Any) -> list[object]:
+        looks.append(list(paths))
+        return right(paths)
+
+    monkeypatch.setattr(sse, "_signatures", signatures)
+    submit(service, 2)
+    with Stream(place, "/v1/jobs/1/log") as one, Stream(place, "/v1/jobs/2/log"):
+        for job in (1, 2):
+            service.run(job)
+            service.write(job, "words")
+        first, second = (str(service.log_path(job)) for job in (1, 2))
+        until(lambda: bool(looks) and set(looks[-1]) == {first, second}, "both files to be looked at")
+        service.preempt(1)
+        service.run(1)
+        service.write(1, "words")
+        again = str(service.log_path(1))
+        until(lambda: set(looks[-1]) == {again, second} != {first, second}, "the file of the new attempt")
+        assert [(one.next() or ())[0] for _ in range(4)] == ["attempt", "log", "attempt", "log"]
+
+    def over() -> bool:
+        before = len(looks)
+        time.sleep(10 * sse.LOG_PERIOD_S)
+        return len(looks) == before
+
+    until(over, "looking to end")
 
 
 def test_streams_end_in_order_with_the_server(service: FakeService) -> None:

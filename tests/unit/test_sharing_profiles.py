@@ -246,6 +246,25 @@ def test_found_below_a_folder(tmp_path: Path) -> None:
         find_profile("b", tmp_path)
 
 
+def test_the_shipped_are_what_their_layers_come_to() -> None:
+    """ResNet-50 has 53 convolutions, each followed by an elementwise kernel, and a dense layer; an image takes 3.8
+    billion multiplications (He et al., CVPR 2016, table 1)."""
+    one, training = shipped("resnet50"), shipped("resnet50-train")
+    assert (len(one.kernels), len(training.kernels)) == (2 * 53 + 1, 6 * 53 + 3)
+    peak = 15.7e12
+    for profile, images, passes in ((one, 4, 1), (training, 32, 3)):
+        flops = sum(k.compute_util * k.duration_ns for k in profile.kernels if not k.name.startswith("bn")) * peak / 1e9
+        assert flops / images / passes / 2 == pytest.approx(3.86e9, rel=0.03)
+    assert (one.duration_ns, training.duration_ns) == (3_915_591, 108_074_726)
+    first = one.kernels[0]  # 4 x 64 x 112 x 112 outputs, 2,048 a block; 0.65 of the peak
+    assert (first.blocks, first.sm_slots, first.compute_util) == (1568, 784, 0.65)
+    assert first.duration_ns == pytest.approx(1e9 * 2 * 4 * 64 * 112**2 * 3 * 7**2 / (0.65 * peak), abs=1)
+    totals = [(sum(k.blocks for k in p.kernels), sum(k.sm_slots for k in p.kernels)) for p in (one, training)]
+    assert totals == [(31_016, 15_517), (513_572, 256_788)]
+    dram = [sum(k.dram_util for k in p.kernels) for p in (one, training)]
+    assert dram == pytest.approx([41.0332853, 115.4311059])
+
+
 def test_shipped_are_estimates_that_say_so() -> None:
     for name in SHIPPED:
         profile = shipped(name)
