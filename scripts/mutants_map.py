@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import json
@@ -11,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import closing, suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -18,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / ".mutants"
 MEASURED = ROOT / "tests" / "measured"
 KINDS = ("unit", "contract", "property", "golden", "integration")
+DOCUMENTS = "tests/unit/test_docs.py"
 SCHEMA = """
 create table if not exists files (path text primary key, hash text);
 create table if not exists tests (id integer primary key, file text, name text unique, seconds real);
@@ -68,10 +71,18 @@ class Map:
     def tests(
         self, path: str, source: str, first: int, last: int, near_s: float, most_s: float
     ) -> tuple[list[str], list[str]]:
-        """The tests that run these lines: those that run little else, `near_s` seconds of them, and the others."""
+        """The tests that run these lines: those that run little else, `near_s` seconds of them, and the others.
+
+        What stands outside of functions runs once, as whichever test imports it first: there, all tests count that
+        run some function of the file, and those that compare the documents with the program.
+        """
+        wanted = set(range(first, last + 1))
+        imported = first not in (functions := _functions(source))
+        if imported:
+            wanted |= functions
         scores: dict[str, float] = {}
         for name, lines, count in self._lines(path, source):
-            if not lines.isdisjoint(range(first, last + 1)):
+            if not lines.isdisjoint(wanted):
                 scores[name] = len(lines) / count
         near, others, spent = [], [], 0.0
         for name in sorted(scores, key=lambda name: (-scores[name], name)):
@@ -80,6 +91,8 @@ class Map:
                 near.append(name)
             elif spent <= most_s and len(others) < 600:
                 others.append(name)
+        if imported:
+            near += [name for name in self.seconds if name.startswith(DOCUMENTS) and name not in scores]
         return near, others
 
     @lru_cache(maxsize=8)  # noqa: B019 - there is one map
@@ -114,6 +127,16 @@ class Map:
         return found
 
 
+@lru_cache(maxsize=8)
+def _functions(source: str) -> set[int]:
+    """The lines inside of functions."""
+    found: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.update(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
+    return found
+
+
 def unpacked(bits: bytes) -> list[int]:
     """The numbers of a bit set, as coverage writes them."""
     return [8 * index + bit for index, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1]
@@ -130,6 +153,8 @@ def _measure(files: list[str]) -> None:
         env=environment(ROOT, PYTHONPATH=str(MEASURED), GPULOOM_COVERAGE=str(raw)),
         check=False,  # a test that fails is left out of the map
     )
+    if not (raw / "ended.json").is_file():
+        raise SystemExit("Nothing was measured: pytest did not run to its end, and says why above.")
 
 
 def _forget(db: sqlite3.Connection, path: str) -> None:
@@ -151,7 +176,7 @@ def take(db: sqlite3.Connection, raw: Path, files: dict[str, str]) -> None:
     numbers = dict(db.execute("select name, id from tests"))
     seen: dict[tuple[int, str], int] = defaultdict(int)
     for part in raw.glob("lines.*"):
-        with sqlite3.connect(part) as one:
+        with closing(sqlite3.connect(part)) as one, suppress(sqlite3.DatabaseError):  # of a process killed as it wrote
             rows = one.execute(
                 "select context, path, numbits from line_bits join context on context.id = context_id "
                 "join file on file.id = file_id"
@@ -159,7 +184,6 @@ def take(db: sqlite3.Connection, raw: Path, files: dict[str, str]) -> None:
             for context, path, bits in rows:
                 if context in numbers:
                     seen[numbers[context], path] |= int.from_bytes(bits, "little")
-        one.close()
     digests: dict[str, str] = {}
     for (test, place), value in seen.items():
         path = Path(place)

@@ -212,3 +212,15 @@ def test_burstiness_without_end() -> None:
 def test_a_single_job() -> None:
     w = generate(config(jobs=1, duration="fixed", gpu_mix={2: 1}, load=0.5))
     assert w.submit_s.tolist() == [7200 * 2 / 0.5 / 64]
+
+
+def test_the_notes_say_what_the_jobs_were_drawn_from() -> None:
+    """Whoever finds the file later can tell, and draw them again."""
+    (note,) = generate(config(seed=3)).notes
+    for word in ("seed 3", "load 0.8"):
+        assert word in note, note
+    plain, speeds = generate(config(seed=3, gpu_models=("V100",))).notes
+    assert (plain, speeds) == (note, "durations are those on V100")
+    assert generate(config(seed=3, gpu_models=("V100", "P100", "K80"))).notes[1] == (
+        "durations are those on V100; drawn around the facts of P100, K80"
+    )

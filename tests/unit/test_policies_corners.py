@@ -12,6 +12,7 @@ import pytest
 from builders import engine_of, jobs
 from gpuloom.core.cluster import Cluster, parse_cluster
 from gpuloom.core.decision import Placement
+from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Workload
@@ -22,6 +23,7 @@ from gpuloom.scaling.allocate import allocate, offer
 from gpuloom.scaling.base_view import BaseView, Sizes
 from gpuloom.sim import simulate
 from gpuloom.solvers.matching import _integer_program
+from scaling import scaling_of
 
 
 def decided(text: str, workload: Workload, cluster: str) -> Any:
@@ -106,6 +108,40 @@ def test_who_loses_least_per_gpu_shrinks_first(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(policy, "_desk", lambda snapshot: desk)
     keys = [policy.first_to_shrink(None, None, job) for job in (0, 1)]  # type: ignore[attr-defined]
     assert keys == pytest.approx([0.5, 0.8])
+
+
+BORROWS = "elastic:proportion=0.5;expand_threshold=0.5;shrink_threshold=0.7"
+
+
+def growing(priority: list[int], *more: tuple[float, float, int]) -> Workload:
+    """Two jobs of a GPU, as much faster as they have GPUs, up to four; and others."""
+    rows = [(0.0, 1e5, 1), (0.0, 1e5, 1), *more]
+    gpus = np.array([gpus for _, _, gpus in rows], dtype=np.int32)
+    curve = np.array([0, 0] + [NO_CURVE] * len(more), dtype=np.int32)
+    most = np.array([4, 4, *gpus[2:]], dtype=np.int32)
+    sizes = scaling_of(gpus, [np.arange(5.0)[:, None]], curve, gpus, most)
+    return jobs(rows, priority=np.array([*priority, *[0] * len(more)], dtype=np.int32), scaling=sizes)
+
+
+@pytest.mark.parametrize(
+    ("order", "priority", "first"), [("priority", [1, 0], 1), ("priority", [0, 1], 0), ("fair", [1, 0], 0)]
+)
+def test_who_grows_first_where_there_is_a_gpu_for_one(order: str, priority: list[int], first: int) -> None:
+    """Of half of the 11 free GPUs 0.6 - 2 / 5.5 may be borrowed: one."""
+    found = simulate(growing(priority), "1x13", f"{BORROWS};expand_policy={order}")
+    assert (found.end_s.argmin(), found.end_s.min()) == (first, 50_010.0)
+
+
+@pytest.mark.parametrize(
+    ("order", "priority", "first"), [("priority", [1, 0], 0), ("priority", [0, 1], 1), ("fair", [0, 1], 0)]
+)
+def test_who_shrinks_first(order: str, priority: list[int], first: int) -> None:
+    """As four of 17 GPUs go to another job, the two that have grown keep 0.6 of half of the nine free ones: three."""
+    workload = growing(priority, (10_000.0, 5_000.0, 4))
+    runs = simulate(workload, "1x17", f"{BORROWS};shrink_policy={order}", record_segments=True).segments
+    assert runs is not None
+    shrunk = [job for job, end_s in zip(runs.job, runs.end_s, strict=True) if 10_000 < end_s < 15_000]
+    assert shrunk == [first]
 
 
 def test_a_job_whose_home_was_lost_waits_in_the_base_s_world() -> None:

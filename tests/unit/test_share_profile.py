@@ -131,6 +131,10 @@ def test_refused_before_the_program_starts(run: Run, tmp_path: Path) -> None:
         bad = run("--name", name, *words)
         assert (bad.returncode, bad.stdout) == (2, "")
         assert "can't be a profile's name" in bad.stderr
+    for seconds in ("0", "0s"):
+        bad = run("--seconds", seconds, "--name", "none", *words)
+        assert (bad.returncode, bad.stdout) == (2, "")
+        assert "--seconds must be above 0" in bad.stderr
 
 
 def test_a_signal_reaches_the_program_and_the_profile_is_there_before_its_end(place: Path, tmp_path: Path) -> None:

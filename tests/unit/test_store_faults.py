@@ -82,6 +82,23 @@ def test_what_is_no_fault_of_the_disk_comes_out_as_it_is(tmp_path: Path) -> None
         writer.submit()
 
 
+def test_who_is_interrupted_after_a_commit_goes_on_behind_it(tmp_path: Path) -> None:
+    """The store looks into its file, not at what it remembers, once a call did not return as it should."""
+    with Faulty(tmp_path / "store.db") as store:
+        writer = Writer(store)
+        writer.submit()
+        store.point, store.fault = "committed", KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            writer.submit()
+        store.point = ""
+        (_, made) = store.events()
+        writer.book.commit(writer.book.stage([made]))
+        writer.last = made.id
+        writer.submit()
+        same(store.load(), writer.book)
+        assert store.check().findings == ()
+
+
 class Slow(SqliteStore):
     """Waits before the commit until it may go on."""
 
