@@ -72,10 +72,9 @@ class Monitor:
         disk_path: str = "/",
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        proc: str = "/proc",
     ) -> None:
         """disk_path: of the file system whose free space is watched. clock: epoch seconds, for `Sample.at_s`."""
-        self._node, self._nvml, self._proc = node, nvml, proc
+        self._node, self._nvml = node, nvml
         self._disk_path, self._clock, self._monotonic = disk_path, clock, monotonic
         self._trees = Trees()
         self._before: dict[str, _Before] = {}
@@ -98,7 +97,7 @@ class Monitor:
         gpus = [gpu for gpu in self._node.gpus if self._node.kind == DeviceKind.GPU]
         readings = {gpu.index: self._nvml.read(gpu.uuid) for gpu in gpus}
         # After the readings: whoever was on a GPU then and still lives is found in /proc.
-        processes = all_processes(self._proc) if runs or any(r.processes for r in readings.values()) else {}
+        processes = all_processes() if runs or any(r.processes for r in readings.values()) else {}
         members = self._trees.members(processes, runs)
         ours = {process.pid: run for run, found in members.items() for process in found}
         holders = {index: run for run, known in runs.items() for index in known.gpus}
@@ -147,10 +146,10 @@ class Monitor:
             explained += process.memory_mib or 0.0
             if process.pid in ours or not (process.compute or (process.memory_mib or 0.0) >= UNKNOWN_MIB):
                 continue
-            user, name = who(process.pid, self._proc)
+            user, name = who(process.pid)
             if name in _MPS or (user == "?" and gpu in holders):
                 continue  # in another PID namespace: most likely of the run that holds the GPU
-            named, directory = run_named(process.pid, self._proc)
+            named, directory = run_named(process.pid)
             # The directory tells our run '12.1' from that of another scheduler on this machine.
             if named in runs and runs[named].directory in ("", directory):
                 ours[process.pid] = named
@@ -236,7 +235,7 @@ class Monitor:
     ) -> RunUsage:
         now, before = self._monotonic(), self._before.get(run)
         ticks = sum(process.ticks for process in members)
-        io = io_bytes((process.pid for process in members), self._proc)
+        io = io_bytes(process.pid for process in members)
         cores = read = written = None
         if before is not None and now > before.at_s and members:
             span = now - before.at_s

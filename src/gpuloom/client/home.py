@@ -12,7 +12,6 @@ from gpuloom.client.errors import AccessError, ClientError, NoSchedulerError
 from gpuloom.core.errors import InputError
 from gpuloom.store.home import home_of
 
-HOME = "GPULOOM_HOME"
 URL = "GPULOOM_URL"
 TOKEN_FILE = "GPULOOM_TOKEN_FILE"  # noqa: S105 - the name of a variable
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.errors import InputError, NotFoundError
@@ -12,7 +11,7 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, Attempt, Job, NodeState, Phase
 from gpuloom.core.words import plural
 from gpuloom.facts.inputs import load_policy
-from gpuloom.live.dispatch.launch import run_directory
+from gpuloom.live.dispatch.launch import log_of
 from gpuloom.live.machine import Machine
 from gpuloom.live.planning.lacks import lacks
 from gpuloom.live.planning.reasons import why
@@ -53,8 +52,6 @@ from gpuloom.live.views.jobs import job_view, preemptions_of, show_view
 from gpuloom.live.views.why import Whys
 from gpuloom.policies.registry import parse_policy
 from gpuloom.store.port import JobQuery
-
-T = TypeVar("T")
 
 
 class LiveService:
@@ -97,7 +94,7 @@ class LiveService:
         record = self._jobs.get(job)
         attempts = self._store.attempts([job])
         events = self._store.events(job=job, limit=200, newest=True)
-        log = str(self._log(attempts[-1])) if attempts else ""
+        log = str(log_of(self._scheduler.runs, attempts[-1].run)) if attempts else ""
         return show_view(self._views([record])[0], record.spec, attempts, events, log)
 
     def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Sequence[JobView]:
@@ -195,13 +192,14 @@ class LiveService:
         if attempt is not None and not 1 <= attempt <= record.attempts:
             raise NotFoundError(f"job {job} has {plural(record.attempts, 'attempt')}, so none with number {attempt}")
         return [
-            LogFile(run.number, self._log(run), live=run.number == record.attempts and record.phase in ACTIVE)
+            LogFile(
+                run.number,
+                log_of(self._scheduler.runs, run.run),
+                live=run.number == record.attempts and record.phase in ACTIVE,
+            )
             for run in self._store.attempts([job])
             if attempt in (None, run.number)
         ]
-
-    def _log(self, attempt: Attempt) -> Path:
-        return run_directory(self._scheduler.runs, attempt.run) / "output.log"
 
     def status(self) -> StatusView:
         scheduler, planning = self._scheduler, self._scheduler.planning

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -32,8 +31,6 @@ from gpuloom.sharing.start import ability
 from gpuloom.store.home import Home, take_lock
 from gpuloom.store.port import Store
 from gpuloom.store.sqlite import SqliteStore
-
-log = logging.getLogger("gpuloom")
 
 DEFAULT_POLICY = "fifo:backfill=easy"
 """Preempts no running job, and lets small jobs go first only if that delays no larger job."""

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from gpuloom.core.errors import NotFoundError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, Attempt, Job, NodeState
-from gpuloom.live.dispatch.launch import run_directory
+from gpuloom.live.dispatch.launch import log_of
 from gpuloom.live.parts import DEFAULT_INTERVAL_S
 from gpuloom.live.records.fleet import fleet_of
 from gpuloom.live.records.history import trace_csv
@@ -44,7 +44,7 @@ class StoredService:
     def show(self, job: int) -> ShowView:
         record, attempts = self._get(job), self._store.attempts([job])
         events = self._store.events(job=job, limit=200, newest=True)
-        log = str(self._log(attempts[-1])) if attempts else ""
+        log = str(log_of(self._runs, attempts[-1].run)) if attempts else ""
         return show_view(self._views([record])[0], record.spec, attempts, events, log)
 
     def events(
@@ -77,7 +77,7 @@ class StoredService:
         runs = [run for run in self._store.attempts([job]) if attempt in (None, run.number)]
         if attempt is not None and not runs:
             raise NotFoundError(f"job {job} has no attempt with number {attempt}")
-        return [LogFile(run.number, self._log(run), live=False) for run in runs]
+        return [LogFile(run.number, log_of(self._runs, run.run), live=False) for run in runs]
 
     def status(self) -> StatusView:
         home = self._runs.parent
@@ -159,9 +159,6 @@ class StoredService:
         if found is None:
             raise NotFoundError(f"job {job} does not exist or can't be read")
         return found
-
-    def _log(self, attempt: Attempt) -> Path:
-        return run_directory(self._runs, attempt.run) / "output.log"
 
     def _views(self, records: Sequence[Job]) -> list[JobView]:
         runs: dict[int, list[Attempt]] = {}

@@ -1,6 +1,6 @@
 """Profiles an unmodified PyTorch program: injects the recorder, and makes a kernel profile of its trace.
 
-What is injected is `training/kernel_profile.py`. It leaves in a folder: a file per process (`process-PID.json`), and
+What is injected is `injected.py`. It leaves in a folder: a file per process (`process-PID.json`), and
 when it is done `trace.json` (a Chrome trace of the PyTorch profiler) and `done.json` (the GPU, its ceilings).
 
 Utilisation of a kernel: FLOPs and bytes of the operator that launched it, over the time of that operator's kernels,
@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import gpuloom
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.sharing.imports import parse_torch
@@ -26,7 +25,6 @@ from gpuloom.sharing.operators import work_of
 from gpuloom.sharing.profiles import BOUND, KernelProfile, parse_json, read_text
 
 SETTING = "GPULOOM_KERNEL_PROFILE"
-BY = ("auto", "step", "forward", "time")
 MOST_KNOWN = 0.5
 """Share of a kernel's time in launches whose work is known, from which on its utilisation counts as known."""
 
@@ -58,7 +56,7 @@ def prepare(folder: Path, request: Request, base: dict[str, str]) -> dict[str, s
     Raises:
         ProfileError: the folder can't be written.
     """
-    source = Path(gpuloom.__file__).parent / "training" / "kernel_profile.py"
+    source = Path(__file__).with_name("injected.py")
     inject, left = folder / "inject", folder / "left"
     try:
         inject.mkdir()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuloom.core.errors import GpuloomError, InputError
-from gpuloom.sharing.rule import RULES, CKernel, CParams, Params, reason_name
+from gpuloom.sharing.rule import CKernel, CParams, Params, reason_name
 from gpuloom.sharing.shim.native import library
 
 if TYPE_CHECKING:
@@ -387,11 +387,6 @@ def trace_arrivals(gaps_s: Sequence[float], requests: int, rate_per_s: float | N
         if rate_per_s is not None:
             gaps = gaps / (gaps.mean() * rate_per_s)
         return np.cumsum(np.resize(gaps, requests))
-
-
-def compare(pair: Pair, rules: Sequence[str] = RULES) -> list[Outcome]:
-    """The pair under several rules."""
-    return [pair.outcome(rule) for rule in rules]
 
 
 def _percentiles_ms(latency_ns: NDArray[np.float64]) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.job import Attempt, EndReason, Job, NodeRecord
 from gpuloom.executors.environment import prepared
 from gpuloom.executors.port import Cause, RunExit, RunRequest, exit_of
-from gpuloom.executors.wire import EXIT_FILE, RUN_FILE, read_json
+from gpuloom.executors.wire import EXIT_FILE, LOG_FILE, RUN_FILE, read_json
 from gpuloom.sharing.start import NO_SHARING, Ability, under_the_shim
 
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
@@ -21,6 +21,11 @@ KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "LD_
 def job_directory(runs: Path, job: int) -> Path:
     """Where the files of a job's runs are. A thousand jobs a folder, so that none grows without bound."""
     return runs / f"{job // 1000:04d}" / str(job)
+
+
+def log_of(runs: Path, run: str) -> Path:
+    """The log of a run."""
+    return run_directory(runs, run) / LOG_FILE
 
 
 def run_directory(runs: Path, run: str) -> Path:

@@ -11,7 +11,6 @@ that may share their GPU are seen by a policy that forms pairs: it may put anoth
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import deque
@@ -42,8 +41,6 @@ from gpuloom.live.records.fleet import fleet_of, slots_of
 from gpuloom.live.records.work import WorkDone
 from gpuloom.policies.base import Policy
 from gpuloom.store.port import StoreError
-
-log = logging.getLogger("gpuloom.scheduler")
 
 LEAST_WAKE_S = 0.05
 """A policy is not asked again sooner, if nothing happens: one that wants to would keep the scheduler from all else."""
