@@ -293,7 +293,7 @@ def test_throughputs_that_are_none(read, rates: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read(GAVEL, throughputs=tmp_path / "nowhere.json")
     rates.write_text('{"v100": {"Toy": {"null": 1}}}')
-    with pytest.raises(TraceError, match="no throughput file"):
+    with pytest.raises(TraceError, match="not a throughput file"):
         read(GAVEL, throughputs=rates)
 
 
