@@ -65,6 +65,10 @@ class TraceError(InputError):
         super().__init__(f"{where}: {reason}" if where else reason)
 
 
+class EmptyTableError(TraceError):
+    """A table without a row, where one is needed."""
+
+
 class PlanError(GpuloomError):
     """A decision broke a rule of the cluster (a GPU given twice, half a gang, …): a bug in the policy."""
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from gpuloom.bounded.json_text import load_json
-from gpuloom.core.errors import InputError, TraceError
+from gpuloom.core.errors import EmptyTableError, InputError, TraceError
 from gpuloom.core.pairs import NO_KIND, Kind, PairSpeeds, PairTable
 from gpuloom.core.words import plural
 from gpuloom.core.workload import Workload
@@ -64,10 +64,8 @@ def _csv(source: Source) -> PairTable:
     speeds = [Column(name, minimum=0) for name in ("speed_a", "speed_b")]
     try:
         table = read_table(source, ReadOptions(), [*words, gpus, *speeds], refuse_unknown=True)
-    except TraceError as error:
-        if "holds no jobs" in str(error):
-            raise InputError(f"{source.name}: holds no pairs") from error
-        raise
+    except EmptyTableError as error:
+        raise InputError(f"{source.name}: holds no pairs") from error
     for name in ("speed_a", "speed_b"):
         table.reject(
             table[name] > MOST_SHARE,

@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloom.core.errors import TraceError
+from gpuloom.core.errors import EmptyTableError, TraceError
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.words import did_you_mean, plural
 from gpuloom.core.workload import F8, I4, Labels, take_column
@@ -155,7 +155,7 @@ class Table:
                 detail = "; ".join(
                     filter(None, [f"{plural(len(self.bad), 'bad row')}, the first: {_first(self.bad)}", detail])
                 )
-            raise TraceError(f"holds no jobs{': ' + detail if detail else ''}", file=self.source.name)
+            raise EmptyTableError(f"holds no jobs{': ' + detail if detail else ''}", file=self.source.name)
         rows = np.flatnonzero(good)
         columns["line"] = self.line
         taken = {key: take_column(value, rows) for key, value in columns.items() if value is not None}
@@ -223,7 +223,7 @@ def read_table(
     for chunk, lines in _chunks(rows, parser, skipped):
         parser.add(chunk, lines)
     if not parser.lines and not parser.bad:
-        raise TraceError("holds no jobs" + ("" if names is not None else ", only a header"), file=source.name)
+        raise EmptyTableError("holds no jobs" + ("" if names is not None else ", only a header"), file=source.name)
     return parser.table(options)
 
 
@@ -237,7 +237,7 @@ def _header(source: Source, text: io.TextIOWrapper, delimiter: str) -> tuple[lis
         if twice:
             raise TraceError(f"the header names column {twice[0]!r} twice", file=source.name, line=number)
         return header, number, text
-    raise TraceError("is empty: it holds no jobs", file=source.name)
+    raise EmptyTableError("is empty: it holds no jobs", file=source.name)
 
 
 def match_columns(

@@ -123,9 +123,14 @@ def impossible_jobs(shapes: Shapes, cluster: Cluster) -> NDArray[np.intp]:
 
 def why_impossible(workload: Workload, cluster: Cluster, job: int) -> str:
     """One sentence on why the job can never be placed."""
+    return f"job {workload.job_id(job)} {asks_too_much(workload, cluster, job)}"
+
+
+def asks_too_much(workload: Workload, cluster: Cluster, job: int) -> str:
+    """The same without its subject, the job."""
     gpus = int(workload.gpus[job])
     wanted = workload.gpu_type[job] if workload.gpu_type is not None else ""
-    text = f"job {workload.job_id(job)} asks for {plural(gpus, 'GPU')}"
+    text = f"asks for {plural(gpus, 'GPU')}"
     if wanted:
         text += f" of model {wanted}"
     if workload.speeds is not None:

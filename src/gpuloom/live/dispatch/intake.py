@@ -302,9 +302,10 @@ class Intake:
                         or waiting in besides
                     ):
                         continue
-                    why = next((w for other, how in job.after if other == number and (w := broken(job, end, how))), "")
-                    if why:
-                        data = {"message": f"cancelled, as {why}", "reason": EndReason.CANCELLED.value}
+                    how = next((h for other, needs in job.after if other == number and (h := broken(end, needs))), "")
+                    if how:
+                        message = f"cancelled, as job {number}, which it waits for, {how}"
+                        data = {"message": message, "reason": EndReason.CANCELLED.value}
                         drafts.append(("job.cancelled", waiting, data))
                         badly[waiting] = replace(job, phase=Phase.CANCELLED)
             gone = {**gone, **badly}

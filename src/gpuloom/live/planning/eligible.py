@@ -43,10 +43,9 @@ def blocked(job: Job, jobs: Jobs, now_s: float) -> Reason | None:
     if job.phase is Phase.HELD:
         return Reason(WaitCode.HELD, f"It is held; `gpuloom release {job.id}` releases it.")
     for other, how in job.after:
-        if other in jobs and (why := broken(job, jobs[other], how)):
-            return Reason(
-                WaitCode.DEPENDENCY_FAILED, f"It can't start, as {why}; `gpuloom cancel {job.id}` removes it."
-            )
+        if other in jobs and (ended := broken(jobs[other], how)):
+            text = f"It can't start, as job {other}, which it waits for, {ended}; `gpuloom cancel {job.id}` removes it."
+            return Reason(WaitCode.DEPENDENCY_FAILED, text)
     waits_for = [(other, how) for other, how in job.after if other in jobs and jobs[other].phase not in ENDED]
     if waits_for:
         first, how = waits_for[0]
@@ -68,8 +67,8 @@ def blocked(job: Job, jobs: Jobs, now_s: float) -> Reason | None:
     return None
 
 
-def broken(job: Job, other: Job, how: Needed) -> str:
-    """Why a job can never start, as one that it waits for ended badly; '' if it can."""
+def broken(other: Job, how: Needed) -> str:
+    """That `other` 'failed' or 'was cancelled', so that a job that waits for it can never start; '' if it can."""
     if how is Needed.OK and other.phase in (Phase.FAILED, Phase.CANCELLED):
-        return f"job {other.id}, which it waits for, {'failed' if other.phase is Phase.FAILED else 'was cancelled'}"
+        return "failed" if other.phase is Phase.FAILED else "was cancelled"
     return ""

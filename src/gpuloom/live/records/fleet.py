@@ -14,7 +14,7 @@ from gpuloom.core.job import Allocation, DeviceKind, GpuState, NodeRecord, NodeS
 from gpuloom.core.spec import Spec
 from gpuloom.core.words import plural
 from gpuloom.core.workload import Labels, Workload
-from gpuloom.placement.shapes import impossible_jobs, shapes_of, why_impossible
+from gpuloom.placement.shapes import asks_too_much, impossible_jobs, shapes_of
 
 Slot = tuple[str, int]
 """A GPU: (node's name, index)."""
@@ -151,8 +151,7 @@ def why_never(nodes: Iterable[NodeRecord], needs: Needs) -> str:
                 return f"it asks for GPUs of model {types.replace('|', ' or ')}, and this cluster has only CPU slots"
             has = plural(most, "CPU slot")
             return f"it asks for {plural(needs.gpus, 'GPU')}; this machine has only {has} in their place"
-        text = why_impossible(one, fleet.cluster, 0).removeprefix("job  ")
-        return f"it {text}"
+        return f"it {asks_too_much(one, fleet.cluster, 0)}"
     for asked, there, unit in (
         (needs.memory, [node.memory_mib for node in nodes], "MiB of main memory"),
         (needs.cpus, [node.cpus for node in nodes], "CPU cores"),

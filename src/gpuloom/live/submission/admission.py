@@ -69,8 +69,8 @@ class Checks:
             other = self._find(number)
             if other is None:
                 raise InputError(f"{where}: after is {number}, but there is no job {number}")
-            if other.phase in ENDED and (why := broken(other, other, how)):
-                raise InputError(f"{where} can never start: {why.replace(', which it waits for,', '')}")
+            if other.phase in ENDED and (ended := broken(other, how)):
+                raise InputError(f"{where} can never start: job {number} {ended}")
 
     def _places(self, spec: JobSpec, where: str) -> None:
         if spec.workdir and spec.workdir not in self._folders:
