@@ -30,6 +30,7 @@ from gpuloom.goodput.knowledge import Learnt, Told, restart_kept
 from gpuloom.goodput.packing import pack_pools
 from gpuloom.goodput.sia import Sia
 from gpuloom.goodput.tiresias import Tiresias
+from gpuloom.traces import read_trace
 
 MIXED = "2x4:slow,1x8:fast"
 SPEED = {"slow": 1.0, "fast": 4.0}
@@ -405,3 +406,58 @@ def test_the_command_refuses(folder: Path, tmp_path: Path, more: list[str]) -> N
     file.write_text(HEADER + "a,61,net,1,16\n")
     with pytest.raises((InputError, PolicyError)):
         cli.main(["pollux", str(file), "--throughputs", str(folder), "--cluster", MIXED, *more], standalone_mode=False)
+
+
+# -- the same workloads in gpuloom's own simulation -------------------------------------------------------------------
+
+
+@pytest.fixture
+def workload(folder: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "w.csv"
+    file.write_text(HEADER + "a,0.5,net,1,16\nb,1.25,net,2,32\n")
+    return file
+
+
+def test_a_trace_with_profiles_by_model_has_speeds(folder: Path, workload: Path) -> None:
+    found = read_trace([workload], throughputs=folder).workload
+    assert found.speeds is not None
+    assert found.speeds.models == ("fast", "slow")  # no model is named aws: the first by name
+    assert found.speeds.factor == pytest.approx(np.array([[1, 0.25], [1, 0.25]]))
+    assert found.duration_s.tolist() == pytest.approx([400 * 0.25, 200 * 1.1 / 4])
+    assert found.submit_s.tolist() == [0.5, 1.25]
+    on_slow = read_trace([workload], throughputs=folder, gpu_model="slow").workload
+    assert on_slow.duration_s.tolist() == pytest.approx([400, 220])
+    with pytest.raises(InputError, match="on GPU model 'V100', only on fast, slow"):
+        read_trace([workload], throughputs=folder, gpu_model="V100")
+
+
+def test_names_of_profiles_stand_for_what_is_sold(folder: Path, workload: Path) -> None:
+    for file in (folder / "net").glob("*-slow.csv"):
+        file.rename(file.with_name(file.name.replace("-slow", "-aws")))
+    found = read_trace([workload], throughputs=folder).workload
+    assert found.speeds is not None
+    assert found.speeds.models == ("aws", "fast", "T4")
+    assert found.speeds.factor == pytest.approx(np.array([[1, 4, 1], [1, 4, 1]]))
+    assert read_trace([workload], throughputs=folder, gpu_model="t4").workload.duration_s[0] == 400
+
+
+def test_it_runs_faster_on_the_fast_model(folder: Path, workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ends = []
+    for cluster in ("1x4:slow", "1x4:fast"):
+        words = ["simulate", str(workload), "--throughputs", str(folder), "--cluster", cluster, "--json", "-", "-q"]
+        cli.main([*words, "--policy", "fifo", "--restart-overhead", "0"], standalone_mode=False)
+        ends.append(json.loads(capsys.readouterr().out)["avg_jct_s"])
+    assert ends[0] == pytest.approx(4 * ends[1])
+
+
+def test_profiles_without_models_are_as_alike_as_before(
+    folder: Path, workload: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in list((folder / "net").iterdir()):
+        if file.stem.endswith("-fast"):
+            file.unlink()
+        elif file.stem.endswith("-slow"):
+            file.rename(file.with_name(file.name.replace("-slow", "")))
+    words = ["simulate", str(workload), "--throughputs", str(folder), "--cluster", "1x4:V100,1x4:K80"]
+    cli.main([*words, "--policy", "fifo"], standalone_mode=False)
+    assert "V100 and K80 count as equally fast" in capsys.readouterr().err

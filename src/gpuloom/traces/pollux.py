@@ -14,6 +14,10 @@ A job can run on 1 to 64 GPUs at its batch size; its curve by GPUs and nodes com
 (`facts/scaling.py`), and its reference is the placement behind its duration: its replicas on the fewest nodes
 (of 4 GPUs; above 16 replicas, the fewest that were profiled). Jobs of more replicas than 64, or than their batch has
 samples, are rigid.
+
+Sia's workloads (github.com/siasosp23/artifacts, SOSP '23) have the same columns; its profiles (`profiles.tar.gz`) are
+by GPU model, `placements-MODEL.csv` and `scalability-MODEL.csv`. With them durations and curves are those of one
+model, and each job has a speed on every other: the ratio of its step times at its replicas and batch size.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from numpy.typing import NDArray
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.sums import sum_ints
-from gpuloom.core.workload import F8, Labels
+from gpuloom.core.workload import F8, Labels, Speeds
 from gpuloom.facts.scaling import MOST_GPUS, Curve, micro_step_s, pollux_curve, pollux_fit
 from gpuloom.files.load import read_members
 from gpuloom.files.source import Head, Part, ReadOptions, Source
@@ -41,6 +45,9 @@ from gpuloom.traces.base import Reader
 PROFILES = "profiles_traces.tar.gz"
 MODEL_PROFILES = "profiles.tar.gz"
 """Sia's, by GPU model."""
+SOLD_AS = {"aws": "T4", "azure": "V100", "dgx-ext": "A100", "quad": "RTX6000", "rtx": "RTX-2080-TI"}
+"""The GPU models behind the names of Sia's profiles."""
+_REFERENCE = "aws"
 COLUMNS = (
     Column("name", "text"),
     Column("time", minimum=0),
@@ -75,7 +82,8 @@ def read(source: Source, options: ReadOptions) -> Part:
     table = read_table(source, options, COLUMNS)
     table.unique("name")
     where = _find(source, options)
-    profiles = load_profiles(where)
+    by_model = load_profiles_by_model(where, options.gpu_model)
+    reference, profiles = next(iter(by_model.items()))
     application = table.words["application"]
     known = np.asarray([name in profiles for name in application.names], dtype=bool)
     table.reject(
@@ -89,7 +97,7 @@ def read(source: Source, options: ReadOptions) -> Part:
     iteration_s, iterations = _estimate(profiles, application, table["num_replicas"], table["batch_size"])
     table.notes.append(
         f"{source.name}: durations are estimates, iterations × step time of the profiles in {where} "
-        "at the submitted replicas and batch size"
+        "at the submitted replicas and batch size" + (f", on {reference}" if reference else "")
     )
     return table.part(
         table["time"],
@@ -99,6 +107,7 @@ def read(source: Source, options: ReadOptions) -> Part:
         model=application,
         iteration_s=iteration_s,
         scaling=_scaling(profiles, application, table["num_replicas"], table["batch_size"]),
+        speeds=_speeds(by_model, application, table["num_replicas"], table["batch_size"]) if reference else None,
     )
 
 
@@ -114,6 +123,18 @@ def _estimate(profiles: dict[str, Profile], application: Labels, replicas: F8, b
             cache[key] = profile.step_s(int(key[1]), int(key[2]))
         seconds[row], iterations[row] = cache[key]
     return seconds, iterations
+
+
+def _speeds(by_model: dict[str, dict[str, Profile]], application: Labels, replicas: F8, batch: F8) -> Speeds:
+    """How much faster than on the first model every job is on each, at its replicas and batch size."""
+    seconds = [_estimate(profiles, application, replicas, batch)[0] for profiles in by_model.values()]
+    factor = np.column_stack([seconds[0] / others for others in seconds])
+    models = list(by_model)
+    for column, name in enumerate(by_model):
+        if name in SOLD_AS and SOLD_AS[name] not in models:
+            models.append(SOLD_AS[name])
+            factor = np.column_stack([factor, factor[:, column]])
+    return Speeds(tuple(models), factor)
 
 
 MOST_NODES = 16
@@ -204,12 +225,42 @@ def load_profiles(path: Path) -> dict[str, Profile]:
     try:
         return {name: _profile(name, files) for name in names}
     except (KeyError, ValueError, IndexError) as error:
-        raise TraceError(
-            f"can't be read as profiles of Pollux: {type(error).__name__}: {error}", file=str(path)
-        ) from error
+        raise _unreadable(path, error) from error
 
 
-def _profile(name: str, files: dict[str, bytes]) -> Profile:
+def load_profiles_by_model(path: Path, reference: str | None = None) -> dict[str, dict[str, Profile]]:
+    """Profiles by GPU model and application, the reference first; of profiles without models under the name ''.
+
+    Args:
+        reference: a model of the profiles, or what it is sold as (default: `aws`, which Pollux measured too, else the
+            first by name).
+
+    Raises:
+        TraceError: nothing of the expected shape there; InputError: nothing was measured on the reference.
+    """
+    files, names = profile_files(path)
+    models = sorted({found[1][1:] for file in files if (found := _PLACEMENTS.search(file)) and found[1]})
+    models = [model for model in models if all(f"{name}/placements-{model}.csv" in files for name in names)]
+    if not models:
+        return {"": load_profiles(path)}
+    chosen = reference or (_REFERENCE if _REFERENCE in models else models[0])
+    if chosen not in models:
+        sold = [model for model in models if SOLD_AS.get(model, "").lower() == chosen.lower()]
+        if not sold:
+            raise InputError(f"{path}: nothing was measured on GPU model {chosen!r}, only on {', '.join(models)}")
+        chosen = sold[0]
+    models.remove(chosen)
+    try:
+        return {model: {name: _profile(name, files, model) for name in names} for model in (chosen, *models)}
+    except (KeyError, ValueError, IndexError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> TraceError:
+    return TraceError(f"can't be read as profiles of Pollux: {type(error).__name__}: {error}", file=str(path))
+
+
+def _profile(name: str, files: dict[str, bytes], model: str = "") -> Profile:
     iterations: dict[int, int] = {}
     rows: dict[tuple[int, int, int, str], list[tuple[float, float, float]]] = {}
     for file, data in files.items():
@@ -217,13 +268,14 @@ def _profile(name: str, files: dict[str, bytes]) -> Profile:
         if folder == name and base.startswith("validation-"):
             size = int(base.removeprefix("validation-").removesuffix(".csv"))
             iterations[size] = int(_rows(data)[-1]["iteration"])
-    for row in _rows(files[f"{name}/placements.csv"]):
+    suffix = f"-{model}" if model else ""
+    for row in _rows(files[f"{name}/placements{suffix}.csv"]):
         digits = [int(digit) for digit in row["placement"]]
         # Of the placements on as few nodes, the one with the most replicas on one node comes first.
         rank = (sum_ints(digits), len(digits), -max(digits), row["placement"])
         rows.setdefault(rank, []).append(_step(row))
-    for row in _rows(files.get(f"{name}/scalability.csv", b"")):
-        rank = (int(row["num_replicas"]), int(row["num_nodes"]), 0, "")
+    for row in _rows(files.get(f"{name}/scalability{suffix}.csv", b"")):
+        rank = (int(float(row["num_replicas"])), int(float(row["num_nodes"])), 0, "")
         rows.setdefault(rank, []).append(_step(row))
     steps: dict[tuple[int, int], NDArray[np.float64]] = {}
     for rank in sorted(rows):
