@@ -150,6 +150,30 @@ def test_it_is_asked_again_after_a_pause_that_grows(live: Rehearsal, faults: dic
     assert live.service.status()["policy_failure"]["times"] == len(times)
 
 
+def test_each_failure_is_logged_once_and_the_first_with_where_it_was(
+    live: Rehearsal, faults: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    times: list[float] = []
+
+    def fails(*arguments: Any) -> Any:
+        times.append(live.now_s)
+        raise ValueError("again")
+
+    def lines() -> list[bool]:
+        found = [one for one in caplog.records if one.getMessage().startswith("policy failing failed: ")]
+        return [bool(one.exc_info) for one in found]
+
+    faults["decide"] = fails
+    live.submit({"gpus": 2}, {"gpus": 2})
+    live.later(300.0)
+    assert len(times) > 2
+    assert lines() == [True] + [False] * (len(times) - 1)
+    faults.clear()
+    live.later(10 * MOST_PAUSE_S)
+    live.submit({"gpus": 1})
+    assert len(lines()) == len(times)
+
+
 def test_it_is_asked_again_when_jobs_have_come(live: Rehearsal, faults: dict[str, Any]) -> None:
     faults["decide"] = raises(ValueError("again"))
     live.submit({"gpus": 2}, {"gpus": 2})
