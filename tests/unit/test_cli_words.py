@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from builders import jobs
-from gpuloom.cli.demo.replay import Compared
+from gpuloom.cli.demo.replay import Compared, Replay
 from gpuloom.cli.demo.view import result_lines
 from gpuloom.cli.events import _data_text
 from gpuloom.cli.jobs import _outcome
@@ -36,6 +36,29 @@ def test_no_difference_has_no_minus() -> None:
     lines = result_lines([{"id": 1, "name": "a", "gpus": 1, "preemptions": 0}], what, {}, "srtf")
     assert "+0.0 %" in lines[1]
     assert not any("-0.0" in line for line in lines)
+
+
+def test_the_demo_compares_what_ran_with_what_was_simulated() -> None:
+    rows = ((1, 10.0, 11.0, 1, 1), (2, 20.0, 18.0, 2, 1))
+    views: Any = [
+        {"id": 2, "name": "b", "gpus": 4, "preemptions": 1},
+        {"id": 1, "name": "a", "gpus": 2, "preemptions": 2},
+    ]
+    others = {"srtf": Replay(14.5, 5.0, {}), "fifo": Replay(29.0, 5.0, {}), "sjf": Replay(13.05, 5.0, {})}
+    lines = result_lines(views, Compared(15.0, 14.5, 5.0, rows), others, "srtf")
+    assert [line.split() for line in lines[1:4]] == [
+        ["a", "2", "10.00", "s", "11.00", "s", "+10.0", "%", "2"],
+        ["b", "4", "20.00", "s", "18.00", "s", "-10.0", "%", "1"],
+        ["average", "15.00", "s", "14.50", "s", "-3.3", "%", "3"],
+    ]
+    assert "these runs NOT within" in lines[5]
+    assert "below 5.00 s" in lines[6]
+    assert [line.split() for line in lines[8:]] == [
+        ["sjf", "average", "JCT", "13.05", "s", "-10", "%"],
+        ["srtf", "average", "JCT", "14.50", "s", "as", "it", "ran"],
+        ["fifo", "average", "JCT", "29.00", "s", "+100", "%"],
+    ]
+    assert "these runs within" in result_lines(views, Compared(15.0, 14.9, 5.0, rows), others, "srtf")[5]
 
 
 def test_one_is_one() -> None:

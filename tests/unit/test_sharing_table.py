@@ -150,6 +150,14 @@ def test_a_profile_that_is_too_large_for_the_shim_is_refused() -> None:
         table(collect("big", 108, launches))
 
 
+def test_the_shim_takes_so_many_rows_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = [record(f"k{i}", 1, klass="unknown") for i in range(4)]
+    monkeypatch.setattr("gpuloom.sharing.table.MAX_ROWS", 4)
+    assert len(table(collect("p", 108, launches)).splitlines()) == 5
+    with pytest.raises(InputError, match="5 kernels, the shim takes 4"):
+        table(collect("p", 108, [*launches, record("more", 1, klass="unknown")]))
+
+
 TRACE = {
     "deviceProperties": [{"name": "A100", "numSms": 108, "computeMajor": 8, "computeMinor": 0}],
     "traceEvents": [

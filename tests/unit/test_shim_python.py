@@ -92,6 +92,17 @@ def test_the_shared_folder_is_private_and_is_refused_when_others_may_write(tmp_p
     assert shim.shared_folder({"GPULOOM_SHARE_DIR": str(given_folder)}) == given_folder
 
 
+def test_where_the_system_keeps_no_folder_of_the_user_shared_files_are_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for environment in (
+        {},
+        {"XDG_RUNTIME_DIR": ""},
+        {"XDG_RUNTIME_DIR": str(tmp_path / "none")},
+        {"XDG_RUNTIME_DIR": str(tmp_path / "file")},
+    ):
+        assert shim.shared_folder(environment) == Path(f"/dev/shm/gpuloom-share-{os.geteuid()}")
+
+
 def test_the_environment_of_a_program(tmp_path: Path) -> None:
     library, driver = tmp_path / "shim.so", tmp_path / "driver.so"
     library.write_text("shim")
@@ -301,7 +312,10 @@ FAKE_MPS = """#!/bin/sh
 # Stands for nvidia-cuda-mps-control: a daemon is a file; each command is noted.
 state="$CUDA_MPS_PIPE_DIRECTORY/daemon"
 if [ "$1" = -d ]; then
-  [ -n "$FAKE_MPS_BROKEN" ] && { echo "cannot start" >&2; exit 1; }
+  [ "$FAKE_MPS_BROKEN" = 1 ] && { echo "cannot start" >&2; exit 1; }
+  [ "$FAKE_MPS_BROKEN" = 2 ] && { echo; echo "is in use"; exit 1; }
+  [ "$FAKE_MPS_BROKEN" = 3 ] && exit 1
+  [ "$FAKE_MPS_BROKEN" = 4 ] && exit 0
   echo "start $CUDA_VISIBLE_DEVICES" >> "$FAKE_MPS_LOG"; : > "$state"; exit 0
 fi
 read -r word
@@ -351,9 +365,10 @@ def test_mps_is_for_programs_that_see_one_gpu(tmp_path: Path) -> None:
 def test_mps_that_does_not_start_or_has_no_room_is_told(
     fake_mps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_MPS_BROKEN", "1")
-    with pytest.raises(mps.MpsError, match="cannot start"), mps.private(tmp_path / "s", "0", os.environ):
-        pass
+    for how, says in (("1", "cannot start"), ("2", "is in use"), ("3", "no message"), ("4", "no message")):
+        monkeypatch.setenv("FAKE_MPS_BROKEN", how)
+        with pytest.raises(mps.MpsError, match=f"-d failed: {says}; its log is in"):
+            mps.private(tmp_path / "s", "0", os.environ).__enter__()
     with pytest.raises(mps.MpsError, match="too long"), mps.private(tmp_path / ("x" * 90), "0", os.environ):
         pass
     monkeypatch.setenv("PATH", "/nowhere")
