@@ -120,6 +120,18 @@ def test_waiting_is_allowed_once() -> None:
     env.close()
 
 
+def test_at_the_end_nothing_is_left_to_choose() -> None:
+    env = PlacementEnv(elastic(3, 500.0), "1x4")
+    observation, _ = env.reset(seed=0)
+    over = False
+    while not over:
+        observation, _, over, _, info = env.step(np.flatnonzero(observation["action_mask"])[-1])
+    assert observation["action_mask"].tolist() == [1] + [0] * (len(observation["action_mask"]) - 1)
+    assert not observation["features"].any()
+    assert env.result is not None
+    assert (info["avg_jct_s"], info["makespan_s"]) == (env.result.avg_jct_s, env.result.makespan_s)
+
+
 def test_threads_do_not_outlive_their_episode() -> None:
     before = threading.active_count()
     env = PlacementEnv(elastic(12, 500.0), "4x4")

@@ -18,7 +18,9 @@ from gpuloom.core.end_reason import EndReason
 from gpuloom.core.events import Event
 from gpuloom.live.dispatch.dispatch import FREEZE_S, Dispatch
 from gpuloom.live.machine import Machine
+from gpuloom.live.submission.submitting import _digest, _grouped
 from gpuloom.live.views.jobs import event_view
+from live_builders import spec
 
 
 def watched(freezing: dict[int, float], now: float) -> Any:
@@ -69,3 +71,11 @@ def test_traffic_is_counted_per_second_of_each_direction(monkeypatch: pytest.Mon
     monkeypatch.setattr(monitor, "_monotonic", lambda: next(times))
     assert monitor._traffic() == (None, None)
     assert monitor._traffic() == (5.0, 1.0)
+
+
+def test_a_submission_that_comes_again_is_told_the_same_numbers_by_spec() -> None:
+    specs = [spec(), spec(array="0-2"), spec(), spec(array="5,9")]
+    assert _grouped(specs, range(7, 14)) == [[7], [8, 9, 10], [11], [12, 13]]
+    assert _digest(specs, "ann") == _digest([spec(), spec(array="0-2"), spec(), spec(array="5,9")], "ann")
+    others = _digest(specs, "bob"), _digest(specs[::-1], "ann"), _digest(specs[:3], "ann")
+    assert len({_digest(specs, "ann"), *others}) == 4
