@@ -100,6 +100,25 @@ def test_one_that_ends_while_frozen_held_nothing_since(tell: Told) -> None:
     assert tell.book.jobs[1].held_s == 10.0
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_jobs_that_share_a_spec_go_on_sharing_the_changed_one(tell: Told, together: bool) -> None:
+    tell(11.0, "jobs.submitted", **submitted(5, name="sweep", count=2, indices=[3, 8]))
+    rest = {"after": [], "estimate_s": 5.0, "estimate_from": "user"}
+    events = [
+        Event(3, 12.0, "job.updated", 5, {"spec": spec("late", gpus=2, priority=9), **rest}),
+        Event(4, 12.0, "job.updated", 6, {"changes": {"name": "late", "gpus": 2, "priority": 9}, "spec_of": 3, **rest}),
+    ]
+    brought: list[int] = []
+    for some in [events] if together else [[event] for event in events]:
+        changes = tell.book.stage(some)
+        tell.book.commit(changes)
+        brought += changes.specs
+    one, two = tell.book.jobs[5], tell.book.jobs[6]
+    assert brought == [one.spec_id] == [two.spec_id] == [3]
+    assert one.spec == two.spec
+    assert (one.name, two.name, two.priority, two.gpus, two.cause) == ("late[3]", "late[8]", 9, 2, 4)
+
+
 def test_hold_release_update_cancel_requeue(tell: Told) -> None:
     tell(11.0, "job.held", 1)
     tell(12.0, "job.released", 1)
