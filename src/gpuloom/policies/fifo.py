@@ -60,7 +60,10 @@ class Fifo(Upgrading):
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter(
-            "backfill", "no", one_of("no", "easy", "greedy"), "whether later jobs may pass one that does not fit"
+            "backfill",
+            "no",
+            one_of("no", "easy", "greedy"),
+            "who may pass a job that does not fit: no: nobody; easy: jobs that don't delay it; greedy: everyone",
         ),
         Parameter("depth", 100, whole, "easy: how many waiting jobs that don't fit are tried for backfill"),
         UPGRADE,
