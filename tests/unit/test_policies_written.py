@@ -57,8 +57,12 @@ def test_a_policy_written_in_capitals_is_found_or_suggested() -> None:
 def test_an_unknown_parameter_lists_those_there_are() -> None:
     with pytest.raises(PolicyError, match=r"policy 'srtf' has no parameter 'foo' \(it has: placement"):
         create_policy("srtf:foo=1")
+
+    class Bare(policy_class("sjf")):  # type: ignore[misc]
+        parameters = ()
+
     with pytest.raises(PolicyError, match=r"policy 'sjf' has no parameter 'foo' \(it has: none"):
-        create_policy("sjf:foo=1")
+        Bare(foo=1)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +99,14 @@ def test_a_value_that_would_be_used_as_another_one_is_refused(text: str) -> None
 
 def test_values_have_their_types() -> None:
     policy = create_policy("tiresias:thresholds=10/20/30;scatter=ON")
-    assert policy.values == {"thresholds": (10.0, 20.0, 30.0), "promote": 0.0, "scatter": True, "whole_seconds": False}
+    switches = {"scatter": True, "whole_seconds": False, "upgrade": True}
+    assert policy.values == {"thresholds": (10.0, 20.0, 30.0), "promote": 0.0, **switches}
 
 
 def test_defaults_give_way_to_what_is_written_and_unknown_ones_are_ignored() -> None:
     assert create_policy("antman", seed=7).values["seed"] == 7
     assert create_policy("antman:seed=3", seed=7).values["seed"] == 3
-    assert create_policy("srtf", seed=7).values == {"placement": "sticky"}
+    assert create_policy("srtf", seed=7).values == {"placement": "sticky", "upgrade": True}
 
 
 @pytest.mark.parametrize("policy", BUILT_IN)
