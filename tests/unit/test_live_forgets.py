@@ -35,3 +35,13 @@ def test_ended_jobs_are_forgotten_and_not_looked_for_at_each_turn(monkeypatch: p
     assert watched.looks == looks
     live.end(live.scheduler.book.attempts[jobs[0]].run)
     assert live.service.job(jobs[40])["state"] == "cancelled"  # the store has all
+
+
+def test_environments_are_looked_through_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = Rehearsal("fifo", models=["V100"])
+    forgets, times = forgetting.Forgetting(live.scheduler.ledger), []
+    monkeypatch.setattr(live.store, "forget_environments", times.append)
+    every_s = forgetting.FORGET_EVERY_S
+    for now in (0.0, 1.0, every_s - 1.0, every_s, every_s + 1.0, 2 * every_s):
+        forgets.environments(now)
+    assert times == [now - forgetting.KEEP_ENVIRONMENTS_S for now in (0.0, every_s, 2 * every_s)]

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from builders import jobs
-from gpuloom.core.cluster import Cluster, cluster_from_mapping
+from gpuloom.core.cluster import Cluster, cluster_from_mapping, parse_cluster
 from gpuloom.core.decision import Decision
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Speeds, Workload
 from gpuloom.interleave.tables import MOST
+from gpuloom.learning.hazard import Hazards
 from gpuloom.policies.muri_x import MuriXL, MuriXS
 from gpuloom.policies.registry import create_policy
 from gpuloom.policies.valued import Valued
@@ -382,6 +384,24 @@ def test_without_its_memory_muri_xl_would_decide_otherwise() -> None:
 
     workload = crowd(11, 90)
     assert simulate(workload, "2x4", Forgets()).end_s.tolist() != simulate(workload, "2x4", MuriXL()).end_s.tolist()
+
+
+@pytest.mark.parametrize("work_s", [60.0, 600.0, 6000.0])
+def test_where_all_have_ended_after_as_much_work_a_new_job_is_expected_to_take_as_long(work_s: float) -> None:
+    workload, cluster = crowd(2, 12), parse_cluster("2x4")
+    policy = MuriXL()
+    memory = policy.new_memory(workload, cluster)
+    seen = Hazards(memory.exposure, memory.ends)
+    for row in range(len(memory.classes)):
+        seen.ended(np.full(200, row), np.full(200, work_s))
+    snapshot = Snapshot(State(workload, cluster, layers=policy.max_jobs_per_gpu), np.zeros(len(workload)))
+    jobs = np.arange(len(workload))
+    new_s = policy.time_s(snapshot, memory, jobs, workload.duration_s)
+    assert new_s == pytest.approx(np.full(12, work_s), rel=0.05)
+    if work_s == 600.0:
+        begun = workload.duration_s > 600.0
+        half_s = policy.time_s(snapshot, memory, jobs[begun], workload.duration_s[begun] - 300.0)
+        assert half_s == pytest.approx(np.full(len(half_s), 300.0), rel=0.05)
 
 
 def test_memory_is_two_arrays_that_count_ends() -> None:

@@ -40,6 +40,16 @@ def backup(home: Home, tmp_path: Path) -> Path:
     return tmp_path / "backup.db"
 
 
+def test_backups_leave_no_file_open(home: Home, tmp_path: Path) -> None:
+    with SqliteStore(home.db) as store:
+        Writer(store).submit()
+        store.backup(tmp_path / "0.db")
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(1, 4):
+            store.backup(tmp_path / f"{number}.db")
+        assert len(os.listdir("/proc/self/fd")) <= before  # what others left may be closed meanwhile
+
+
 def jobs_in(path: Path) -> int:
     with SqliteStore(path, read_only=True) as store:
         return sum(store.counts().values())

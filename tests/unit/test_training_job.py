@@ -281,6 +281,14 @@ def test_steps_saves_now_and_then_at_the_end_and_on_notice(
 # -- the example ----------------------------------------------------------------------------------------------------
 
 
+def test_where_the_work_begins_is_reported_before_the_first_step(report: Path) -> None:
+    for step in job.steps(100, start=40, save=lambda step: None):
+        told = json.loads(report.read_text())
+        assert (told["step"], told["steps"]) == (40, 100)
+        assert step == 40
+        break
+
+
 @pytest.fixture
 def train() -> ModuleType:
     return importlib.import_module("gpuloom.training.sample")
