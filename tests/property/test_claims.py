@@ -7,8 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from claimed import PHASE
 from gpuloom.core.job import TRANSITIONS, Allocation, Phase
-from gpuloom.live.planning.claims import PHASE, Claims, Do, State, Step
+from gpuloom.live.planning.claims import Claims, Do, State, Step
 from gpuloom.live.records.fleet import Slot, slots_of
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuloom.interleave.efficiency import MEASURED_OVERHEAD, Interleaving
 from gpuloom.interleave.grouping import group_jobs
-from gpuloom.solvers.matching import Matcher, max_weight_matching
+from gpuloom.solvers.matching import Matcher
 
 ONES = (1.0, 1.0, 1.0, 1.0)
 SECONDS = st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.001, 20))
@@ -140,7 +140,7 @@ def test_matchings_weigh_what_networkx_finds(instance: tuple[np.ndarray, list[in
         spent[a] += count
         spent[b] += count
     assert (spent <= counts).all()
-    assert found == max_weight_matching(weight, counts, solver=solver)
+    assert found == Matcher(weight).solve(counts, solver=solver)
 
 
 @settings(max_examples=40)

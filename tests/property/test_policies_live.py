@@ -23,11 +23,12 @@ from hypothesis.stateful import (
 )
 
 from builders import POLICIES
+from claimed import PHASE
 from fake_executor import short
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import NodeState, Phase
 from gpuloom.core.share_class import is_pair
-from gpuloom.live.planning.claims import PHASE, State
+from gpuloom.live.planning.claims import State
 from gpuloom.live.trial.rehearsal import FLEET, Rehearsal
 from gpuloom.policies.registry import BUILT_IN
 

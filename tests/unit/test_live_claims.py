@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
+from claimed import PHASE
 from gpuloom.core.errors import InvalidTransition
 from gpuloom.core.job import TRANSITIONS, Allocation, Attempt, Phase
 from gpuloom.live.planning.claims import KEEP, ON_DISK, Claims, Do, State, Step
@@ -41,15 +40,6 @@ PATHS[State.FROZEN] = (*PATHS[State.FREEZING], Step.FROZEN)
 PATHS[State.THAWING] = (*PATHS[State.FROZEN], Step.GO_ON)
 PATHS[State.REFREEZING] = (*PATHS[State.THAWING], Step.MAKE_WAY)
 PATHS[State.STOPPING] = (*PATHS[State.RUNNING], Step.STOPPING)
-
-PHASE: Mapping[State, Phase | None] = {
-    State.WITHOUT: None,
-    **dict.fromkeys((State.WRITTEN, State.ASKED, State.STARTING), Phase.STARTING),
-    **dict.fromkeys((State.RUNNING, State.FREEZING), Phase.RUNNING),
-    **dict.fromkeys((State.FROZEN, State.THAWING, State.REFREEZING), Phase.FROZEN),
-    **dict.fromkeys((State.DOUBTFUL, State.STOPPING), Phase.STOPPING),
-}
-"""The phase in which the records have the attempt (None: there is none)."""
 
 
 def cells() -> list[tuple[Step, State, str]]:
