@@ -78,6 +78,24 @@ def test_files_that_are_none_are_told(tmp_path: Path) -> None:
     assert shm.files(tmp_path / "nowhere") == []
 
 
+@pytest.mark.parametrize("more", [-1, 0, 1, 4096])
+def test_a_file_of_another_length_or_layout_is_not_read(more: int, tmp_path: Path) -> None:
+    layout = [shm.MAGIC, shm.VERSION, shm.HEADER_BYTES, shm.CLIENT_BYTES, shm.CLIENTS, shm.TOTAL_BYTES]
+    path = tmp_path / "a.share"
+    for wrong in (None, *range(len(layout))):
+        numbers = [number + (place == wrong) for place, number in enumerate(layout)]
+        head = struct.pack("<QIIIIQ16sI", *numbers, bytes(range(16)), 80)
+        path.write_bytes((head + bytes(shm.TOTAL_BYTES + 4096))[: shm.TOTAL_BYTES + more])
+        found = shm.read(path)
+        if more:
+            assert f"{shm.TOTAL_BYTES + min(more, 1)} bytes, not {shm.TOTAL_BYTES}" in found.problem
+        elif wrong is None:
+            assert (found.problem, found.sm_count, found.programs) == ("", 80, ())
+            assert found.uuid == "00010203-0405-0607-0809-0a0b0c0d0e0f"
+        else:
+            assert f"(this gpuloom reads version {shm.VERSION})" in found.problem
+
+
 def test_the_shared_folder_is_private_and_is_refused_when_others_may_write(tmp_path: Path) -> None:
     folder = shim.shared_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
     assert folder == tmp_path / "gpuloom-share"

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -287,6 +287,28 @@ def test_where_the_work_begins_is_reported_before_the_first_step(report: Path) -
         assert (told["step"], told["steps"]) == (40, 100)
         assert step == 40
         break
+
+
+def test_the_notice_is_looked_for_now_and_then_until_it_is_there(notice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = [100.0], []
+    right = job._notice_text
+
+    def text() -> str | None:
+        looks.append(now[0])
+        return right()
+
+    monkeypatch.setattr(job, "_notice_text", text)
+    monkeypatch.setattr(job, "LOOK_EVERY_S", 0.5)
+    monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    watch = job._Notice()
+    seen = []
+    for at in (100.0, 100.25, 100.5, 100.75, 101.0, 102.0):
+        now[0] = at
+        if at == 100.75:
+            notice.write_text("preempted")
+        seen.append(watch.look())
+    assert looks == [100.0, 100.5, 101.0]
+    assert seen == [False, False, False, False, True, True]
 
 
 @pytest.fixture
