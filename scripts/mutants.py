@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+import pytest
 from mutants_map import ROOT, Map, environment
 
 FIRST_S, MOST_S = 12.0, 90.0
@@ -185,6 +186,9 @@ def seen_by(folder: Path, tests: Sequence[str], most_s: float) -> str:
         return "it doesn't end"
     if done.returncode == 0:
         return ""
+    if done.returncode == pytest.ExitCode.USAGE_ERROR:  # some of them have another name by now (--stale)
+        there = [test for test in tests if f"{folder / test}\n" not in done.stderr + done.stdout]
+        return seen_by(folder, there, most_s) if there and len(there) < len(tests) else ""
     said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
     return said[0].partition(" - ")[0] if said else f"pytest ended with {done.returncode}"
 
