@@ -1,4 +1,4 @@
-"""Pollux' workloads by the rules of its simulator, beside what was published; rewrites docs/results/pollux.md.
+"""Pollux' and Sia's workloads by the rules of their simulators, beside theirs; rewrites docs/results/pollux.md.
 
 python bench/pollux.py            everything (a few minutes)
 python bench/pollux.py --print    only print, and only the workloads of the usual load
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+import sia
 from gpuloom.files.load import load
 from gpuloom.goodput import NODES, create_rule, load_applications, read_submissions, simulate
 from public_data import DATA, need
@@ -61,11 +62,16 @@ def mean(values: Averages, of_load: str, policy: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--print", action="store_true", dest="only_print", help="write nothing")
-    only_print = parser.parse_args().only_print
-    need(DATA, "pollux/profiles_traces.tar.gz", "pollux/workloads.tar.gz")
+    parser.add_argument("-j", "--jobs", type=int, default=2, help="processes, for Sia's ground")
+    options = parser.parse_args()
+    only_print, processes = options.only_print, options.jobs
+    needed = ["pollux/profiles_traces.tar.gz", "pollux/workloads.tar.gz"]
+    need(DATA, *needed, *([] if only_print else ["sia/profiles.tar.gz", "sia/workloads.tar.gz"]))
     ours, seconds = measure(["1.0"] if only_print else list(LOADS))
     if not only_print:
-        (ROOT / "docs" / "results" / "pollux.md").write_text(page(ours, published(), seconds), encoding="utf-8")
+        (ROOT / "docs" / "results" / "pollux.md").write_text(
+            page(ours, published(), seconds) + "\n" + sia.section(processes), encoding="utf-8"
+        )
 
 
 def page(ours: Averages, theirs: Averages, seconds: dict[str, float]) -> str:
@@ -120,10 +126,10 @@ def row(name: str, cells: list[float]) -> str:
     return f"| {name} | {' | '.join(f'{cell:,.1f}' for cell in cells)} |"
 
 
-TEXT = """# Pollux' simulation, measured
+TEXT = """# Pollux' and Sia's simulation, measured
 
-[Pollux' simulation](../explanation/pollux.md), its published figures and ours. Written by one command, `make pollux`,
-from `pollux/` of the [public traces](../reference/data.md). Times in seconds.
+[Pollux' and Sia's simulation](../explanation/pollux.md), their figures and ours. Written by one command, `make pollux`,
+from `pollux/` and `sia/` of the [public traces](../reference/data.md). Times in seconds.
 
 ## Fidelity
 
