@@ -65,6 +65,28 @@ def test_prices_bound_the_optimum_from_above(problem: tuple[F8, F8, F8]) -> None
     assert capacity @ price + net.sum() >= best - 1e-6 * max(best, 1.0)
 
 
+@settings(max_examples=300, deadline=None)
+@given(problems())
+def test_no_exchange_of_two_places_is_worth_more(problem: tuple[F8, F8, F8]) -> None:
+    # No exchange of two places of one size, a wait or free GPUs among them, is worth more.
+    worth, demand, capacity = problem
+    chosen = assign(worth, demand, capacity)
+    value = np.hstack([np.where(worth > 0, worth, -np.inf), np.zeros((len(worth), 1))])
+    left = np.append(capacity, np.inf)
+    for job, place in enumerate(chosen.tolist()):
+        if place != NOWHERE:
+            left[place] -= demand[job]
+    for job, place in enumerate(chosen.tolist()):
+        for model in range(worth.shape[1]):
+            if left[model] >= demand[job]:
+                assert value[job, model] <= value[job, place] + 1e-6
+        for other in range(job):
+            if demand[other] == demand[job]:
+                there = chosen[other]
+                now = value[job, place] + value[other, there]
+                assert value[job, there] + value[other, place] <= now + 1e-6
+
+
 def test_on_larger_clusters_it_is_near_the_linear_program() -> None:
     rng = np.random.default_rng(7)
     ratios = []

@@ -38,6 +38,10 @@ _EXCHANGED = 128
 """Groups that exchange members with each other: the time grows with their square."""
 Jobs = NDArray[np.intp]
 _BETTER = 1e-9
+_AT_EASE = 0.1
+"""The power of the time left where nobody waits."""
+_CROWDED = 0.5
+"""Jobs that ask for this share of the cluster more than it has are a crowd: worth goes by GPU time altogether."""
 
 POWER = Parameter(
     "power", 0.35, not_negative, "how much smaller jobs are preferred; 0: by price alone, 1: Smith's rule"
@@ -271,11 +275,32 @@ class Planner:
         time_s = policy.time_s(snapshot, memory, jobs, left_s)
         waited = (snapshot.now_s - snapshot.workload.submit_s[jobs]) / time_s
         # In logarithms, as only ratios matter: no worth is 0 or infinite, whatever the parameters.
-        worth = np.log(price) - values["power"] * np.log(time_s * price) + values["ageing"] * np.log1p(waited)
+        worth = self._urgency(snapshot, jobs, time_s, price) + values["ageing"] * np.log1p(waited)
         worth += np.log(np.maximum(waited / values["patience"], 1.0)) + np.log(policy.bonus(running))
         if self._log_weight is not None:
             worth += self._log_weight[jobs]
         return jobs, np.exp(np.maximum(worth - worth.max(), -300.0)) * self._solo_s[jobs]
+
+    def _urgency(self, snapshot: Snapshot, jobs: Jobs, time_s: F8, price: F8) -> F8:
+        """The logarithm of what a second on its best GPUs is worth to each job, waiting apart.
+
+        While all jobs have GPUs nobody's end frees what others wait for: a second saved is worth the same to every
+        job, whatever its size, and only slightly more to one that will soon be gone. The more jobs wait the more it
+        counts how many GPU-seconds a job needs.
+        """
+        power: float = self._policy.values["power"]
+        speed = self._speed_by_pool
+        worth: F8
+        if speed is None:
+            worth = np.log(price) - power * np.log(time_s * price)
+            return worth
+        crowd = sum_floats(self._gpus[jobs]) / snapshot.cluster.gpus
+        share = min(max((crowd - 1.0) / _CROWDED, 0.0), 1.0)
+        by_time = (1.0 - share) * min(_AT_EASE, power) + share * power
+        worth = share * (1.0 - power) * np.log(price) - by_time * np.log(time_s)
+        # Speeds are relative to one model, the same for all: what counts is the share of a job's own best.
+        worth -= np.log(np.maximum(speed[jobs].max(axis=1), _BETTER))
+        return worth
 
     def _all_anew(self, snapshot: Snapshot, jobs: Jobs, value: F8) -> tuple[list[Group], list[Placement]]:
         """Step 3, as if no job ran."""
@@ -283,7 +308,8 @@ class Planner:
         groups: list[Group] = []
         places: list[Placement] = []
         dealt_out = False
-        best = self._best_pools(jobs, value, rooms)
+        held = [self._pool_of_node[place.nodes[0]] for place in snapshot.placements.values()]
+        best = self._best_pools(jobs, value, rooms, held, snapshot.restart_overhead_s)
         if sum_ints(self._tables[shape].gpus for shape in self._shape_of[jobs].tolist()) > sum_ints(
             room.free_gpus for room in rooms
         ):
@@ -431,14 +457,36 @@ class Planner:
             return pools
         return sorted(pools, key=lambda pool: (pool != first, -speed[job, pool], pool))
 
-    def _best_pools(self, jobs: Jobs, value: F8, rooms: Sequence[Pool]) -> NDArray[np.intp] | None:
-        """The pool that each job should be in; None where that does not matter."""
+    def _best_pools(
+        self,
+        jobs: Jobs,
+        value: F8,
+        rooms: Sequence[Pool],
+        held: Sequence[int] = (),
+        start_s: Sequence[float] = (),
+    ) -> NDArray[np.intp] | None:
+        """The pool that each job should be in; None where that does not matter.
+
+        Args:
+            held: pools of the first jobs, which run there: on other models they must start again.
+            start_s: what a start costs, by job.
+        """
         speed = self._speed_by_pool
         if speed is None:
             return None
         worth = (value / self._solo_s[jobs])[:, None] * speed[jobs]
-        demand = self._gpus[jobs] * self._thrift(jobs)
-        return assign(worth, demand, np.array([room.free_gpus for room in rooms], dtype=np.float64))
+        if held:
+            rows = np.arange(len(held))
+            here = worth[rows, held]
+            costs = np.array([start_s[job] for job in jobs[: len(held)].tolist()])
+            worth[: len(held)] *= 1.0 - np.minimum(costs / self._horizon_s, 1.0)[:, None]
+            worth[rows, held] = here
+        free = np.array([room.free_gpus for room in rooms], dtype=np.float64)
+        # Jobs that all fit alone will run alone.
+        demand = self._gpus[jobs]
+        if sum_floats(demand) > sum_floats(free):
+            demand = demand * self._thrift(jobs)
+        return assign(worth, demand, free)
 
     def _thrift(self, jobs: Jobs) -> F8:
         """The share of their GPUs' time that jobs cost when woven as well as can be."""

@@ -69,4 +69,46 @@ def assign(worth: F8, demand: F8, capacity: F8) -> NDArray[np.intp]:
                 left[model] -= demand[job]
                 chosen[job] = model
                 break
+    _exchange(chosen, worth, demand, np.array(left))
     return chosen
+
+
+def _exchange(chosen: NDArray[np.intp], worth: F8, demand: F8, left: F8) -> None:
+    """Jobs of one size change places, with each other, with one that waits or with free GPUs: the best change first,
+    until none is worth more. `left`: free GPUs of each model."""
+    models = worth.shape[1]
+    places = np.arange(models + 1)
+    for size in np.unique(demand).tolist():
+        rows = np.flatnonzero(demand == size)
+        # A last column for waiting, which is worth nothing. Nobody is put where it can't run.
+        value = np.zeros((len(rows), models + 1))
+        value[:, :models] = np.where(worth[rows] > 0, worth[rows], -np.inf)
+        where = np.where(chosen[rows] == NOWHERE, models, chosen[rows])
+        here = value[np.arange(len(rows)), where]
+        gain = value - here[:, None]
+        for _ in range(2 * len(rows)):
+            best = np.full((models + 1, models + 1), -np.inf)
+            who = np.full((models + 1, models + 1), NOWHERE, dtype=np.intp)
+            for place in range(models + 1):
+                inside = np.flatnonzero(where == place)
+                if len(inside):
+                    who[place] = inside[gain[inside].argmax(axis=0)]
+                    best[place] = gain[who[place], places]
+                if place == models or left[place] >= size - 1e-9:
+                    # Free GPUs lose nothing by going elsewhere.
+                    who[place] = np.where(best[place] < 0, NOWHERE, who[place])
+                    best[place] = np.maximum(best[place], 0.0)
+            both = best + best.T
+            one, other = divmod(int(both.argmax()), models + 1)
+            if not both[one, other] > 1e-9 * (1.0 + here.max()):
+                break
+            for job, old, new in ((who[one, other], one, other), (who[other, one], other, one)):
+                if job == NOWHERE:
+                    continue
+                where[job] = new
+                here[job] = value[job, new]
+                gain[job] = value[job] - here[job]
+                for model, change in ((old, size), (new, -size)):
+                    if model < models:
+                        left[model] += change
+        chosen[rows] = np.where(where == models, NOWHERE, where)
