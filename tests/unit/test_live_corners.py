@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from gpuloom.live.machine import Machine
 from gpuloom.live.submission.submitting import _digest, _grouped
 from gpuloom.live.views.jobs import event_view
 from live_builders import spec
+from until import until
 
 
 def watched(freezing: dict[int, float], now: float) -> Any:
@@ -79,3 +81,28 @@ def test_a_submission_that_comes_again_is_told_the_same_numbers_by_spec() -> Non
     assert _digest(specs, "ann") == _digest([spec(), spec(array="0-2"), spec(), spec(array="5,9")], "ann")
     others = _digest(specs, "bob"), _digest(specs[::-1], "ann"), _digest(specs[:3], "ann")
     assert len({_digest(specs, "ann"), *others}) == 4
+
+
+def test_a_check_of_the_machine_that_fails_is_told_until_one_works(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml = Nvml(FakeNvml())
+    machine = Machine(inventory(slots=2, nvml=nvml), nvml, disk=Path("/"), limits=dict, every_s=0.005)
+    well, looks = threading.Event(), []
+
+    def look(*_: Any) -> None:
+        looks.append(well.is_set())
+        if not well.is_set():
+            raise OSError("no /proc")
+
+    monkeypatch.setattr(machine, "look", look)
+    machine.start(dict, lambda sample, changes: None)
+    try:
+        until(lambda: len(looks) > 2)
+        assert "could not be checked: OSError: no /proc" in machine.problem
+        assert len([one for one in caplog.records if "could not be checked" in one.getMessage()]) == 1, "once, not each"
+        well.set()
+        until(lambda: looks[-1:] == [True] and len(looks) > 4)
+        until(lambda: not machine.problem, "the problem to be over")
+    finally:
+        machine.stop()
