@@ -181,7 +181,7 @@ gpuloom pollux workloads.tar.gz::workloads/philly/workload-1.csv --cluster 6x4:a
 
 ### Chosen on one half, reported on the other
 
-Form and constants of `goodput` were chosen on Pollux' workloads 1, 3 and 5 on this cluster, among 27 settings. Sia's
+Form and constants of `goodput` were chosen on Pollux' workloads 1, 3 and 5 on this cluster, among 20 settings. Sia's
 three workloads were not used, and neither were Pollux' others, here on the same cluster:
 
 | Pollux' workload | `sia` | `goodput` | ratio |
@@ -194,7 +194,7 @@ three workloads were not used, and neither were Pollux' others, here on the same
 - **To curves that are told**: a job doubles its GPUs step by step, and each step costs a restart (50 s for `cifar10`,
   250 s for `imagenet`) and two rounds. Going up faster was tried and is worse: until seen, the network looks free.
 - **With told curves** Sia's rule is as good as ours or better (`goodput:know=told` against `sia:know=told`: {told}):
-  the power 0.4 was chosen for curves that are learnt, where going after small gains costs less than waiting.
+  its form and power were chosen for curves that are learnt.
 - **Medians**: `goodput` wins on average by its long jobs; the middle job can be a little slower than under `sia`.
 - Progress and remaining work are known to neither. `goodput:ends=known` exists on Pollux' ground only.
 

@@ -281,8 +281,22 @@ def test_goodput_prefers_short_jobs_when_it_knows(net: Application) -> None:
     assert set(held) == {"short"}
 
 
-@pytest.mark.parametrize("text", ["goodput", "goodput:ends=known", "goodput:explore=doubling", "tiresias", "optimus"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "goodput",
+        "goodput:ends=known",
+        "goodput:explore=doubling",
+        "goodput:know=learnt",
+        "sia",
+        "sia:know=told",
+        "tiresias",
+        "optimus",
+    ],
+)
 def test_every_rule_ends_every_job_on_every_cluster(net: Application, text: str) -> None:
+    if text in ("goodput:know=learnt", "sia"):
+        pytest.importorskip("scipy")
     rng = np.random.default_rng(3)
     work = [
         row(f"j{i}", int(at), int(rng.integers(1, 3)), int(rng.choice([16, 32, 64])))
@@ -294,6 +308,20 @@ def test_every_rule_ends_every_job_on_every_cluster(net: Application, text: str)
         assert run.gpu_s.sum() <= nodes.total * run.end_s.max()
         again = simulate(work, {"net": net}, create_rule(text, nodes), nodes)
         assert again.end_s.tolist() == run.end_s.tolist()
+
+
+def test_ncf_keeps_its_batch_and_its_gpu_as_in_pollux(net: Application) -> None:
+    """Its batch is the one the artifact gives it, cut to what was measured."""
+    one = job(dataclasses.replace(net, name="ncf", most_local=64), "one")
+    rule = create_rule("goodput:know=learnt", Nodes(2, 4))
+    for step in range(1, 4):
+        held = rule.allocate(60 * step, [one], Nodes(2, 4))["one"]
+        assert len(held) == 1
+        if held != one.nodes:
+            one.hold(held, rule.batch)
+        one.wait_s = 0
+    assert one.batch is not None
+    assert one.batch.size(1) <= 64
 
 
 @pytest.mark.parametrize("text", ["srtf", "tiresias:ends=known", "goodput:ends=maybe", "goodput:speed=1", "goodput:x"])

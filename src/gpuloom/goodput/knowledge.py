@@ -10,7 +10,6 @@ has trained on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -218,4 +217,4 @@ def best_expected(
 def restart_kept(job: Job, now_s: float) -> float:
     """What is left of a job's time if it restarts as often as so far: (age - lost) / (age + restart), section 4.2."""
     age_s, cost_s = now_s - job.submit_s, job.app.restart_s
-    return max(0.0, age_s - job.restarts * cost_s) / (age_s + cost_s) if math.isfinite(age_s) else 1.0
+    return max(0.0, age_s - job.restarts * cost_s) / (age_s + cost_s) if cost_s > 0 else 1.0
