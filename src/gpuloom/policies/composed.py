@@ -37,7 +37,8 @@ class Memory:
     """base: the base policy's own. home: where every running elastic job lives in the base's world.
 
     Per job how often it grew and shrank, and when it last did (minus infinity: never). check_at_s: when sizes are
-    looked at next; checked_s: when they last were; dirty: something has happened since they were.
+    looked at next; checked_s: when they last were; dirty: something has happened since they were. stirred_s: when
+    something last happened. look_s: when a change of size that does not pay yet will.
     """
 
     base: Any
@@ -46,6 +47,8 @@ class Memory:
     last_expansion_s: F8 = field(metadata=PER_JOB)
     shrinks: I4 = field(metadata=PER_JOB)
     last_shrink_s: F8 = field(metadata=PER_JOB)
+    stirred_s: float = -math.inf
+    look_s: float = math.inf
     check_at_s: float = -math.inf
     checked_s: float = -math.inf
     dirty: bool = False
@@ -129,6 +132,8 @@ class Composed(Policy):
             or snapshot.nodes_down
             or snapshot.nodes_up
         )
+        if stirred:
+            memory.stirred_s = snapshot.now_s
         # 4. Who borrows what is left.
         wake_at_s = self.lend(snapshot, memory, lending, stirred=stirred)
         return lending.decision(min(decision.wake_at_s, wake_at_s), decision.why), memory

@@ -11,6 +11,7 @@ from gpuloom.core.sums import sum_ints
 from gpuloom.core.units import next_multiple
 from gpuloom.policies.base import Parameter, duration, not_negative, number, one_of, yes_or_no
 from gpuloom.policies.composed import Composed, Memory
+from gpuloom.policies.growth_models import ModelAllocator
 from gpuloom.scaling.allocate import Offer, allocate, greedy, offer
 from gpuloom.scaling.lending import Lending
 
@@ -36,21 +37,18 @@ class Growing(Composed):
 
     def first_to_shrink(self, snapshot: Snapshot, memory: Memory, job: int) -> Any:
         """The job that loses least per GPU by going back to its smallest size."""
-        desk = self._desk(snapshot)
-        gpus, least = desk.lending.gpus[job], desk.lending.sizes.of[job][0]
-        return desk.worth(snapshot, job, desk.speed(job, gpus, 0), 1.0) / max(gpus - least, 1)
+        return self._desk(snapshot).loss_per_gpu(snapshot, job)
 
     def lend(self, snapshot: Snapshot, memory: Memory, lending: Lending, *, stirred: bool) -> float:
-        if stirred:
+        if stirred or snapshot.now_s >= memory.look_s:
             memory.dirty = True
         if not memory.dirty or not lending.gpus:
-            return math.inf
+            return memory.look_s if lending.gpus else math.inf
         desk = self._desk(snapshot)
         shift = snapshot.now_s >= memory.check_at_s
-        owed = False
         desk.grown, desk.shrunk = [], []
-        for pool in range(len(lending.nodes_of)):
-            owed = desk.share_out(snapshot, pool, shift=shift) or owed
+        owed = desk.share_out(snapshot, shift=shift, quiet_s=snapshot.now_s - memory.stirred_s)
+        memory.look_s = desk.look_s
         for job in desk.grown:
             self.note_expansion(snapshot, memory, job)
         for job in desk.shrunk:
@@ -58,17 +56,19 @@ class Growing(Composed):
         if shift:
             memory.check_at_s = next_multiple(snapshot.now_s, self.lending_values()["period"])
         memory.dirty = owed
-        return memory.check_at_s if owed else math.inf
+        return min(memory.check_at_s, memory.look_s) if owed else memory.look_s
 
     def lending_values(self) -> dict[str, Any]:
         """What `GOODPUT` names."""
         return self.values
 
-    def _desk(self, snapshot: Snapshot) -> GpuAllocator:
+    def _desk(self, snapshot: Snapshot) -> GpuAllocator | ModelAllocator:
         lending: Lending = self.cache
-        if not isinstance(lending.attached, GpuAllocator):
-            lending.attached = GpuAllocator(self.lending_values(), snapshot, lending)
-        return lending.attached
+        if lending.attached is None:
+            kind = globals().get("FORCE") or (GpuAllocator if len(lending.nodes_of) == 1 else ModelAllocator)
+            lending.attached = kind(self.lending_values(), snapshot, lending)
+        desk: GpuAllocator | ModelAllocator = lending.attached
+        return desk
 
 
 class GpuAllocator:
@@ -96,6 +96,8 @@ class GpuAllocator:
         self._steps: dict[tuple[float, float], tuple[float, float]] = {}
         self.grown: list[int] = []
         self.shrunk: list[int] = []
+        self.look_s = math.inf
+        """When a change that does not pay yet will."""
 
     # -- what sizes are worth -------------------------------------------------------------------------------
 
@@ -131,9 +133,11 @@ class GpuAllocator:
         asked: float = self._asked[job]
         return asked
 
-    def worth(self, snapshot: Snapshot, job: int, after: float, before: float) -> float:
-        """Weighted utility of one speed over another."""
-        return self._weight(job) * (self._utility(after) - self._utility(before))
+    def loss_per_gpu(self, snapshot: Snapshot, job: int) -> float:
+        """What the job loses per GPU by going back to its smallest size, per second."""
+        gpus, least = self.lending.gpus[job], self.lending.sizes.of[job][0]
+        lost = self._weight(job) * (self._utility(self.speed(job, gpus, 0)) - self._utility(1.0))
+        return lost / max(gpus - least, 1)
 
     def _offer(self, job: int, pool: int) -> Offer:
         """Weighted utility of all sizes on the fewest nodes of the pool."""
@@ -186,9 +190,13 @@ class GpuAllocator:
 
     # -- who gets them --------------------------------------------------------------------------------------
 
-    def share_out(self, snapshot: Snapshot, pool: int, *, shift: bool) -> bool:
-        """Grow and shrink jobs of a GPU model; whether GPUs ought to be taken from jobs, which was not allowed now."""
-        lending = self.lending
+    def share_out(self, snapshot: Snapshot, *, shift: bool, quiet_s: float) -> bool:
+        """Grow and shrink jobs; whether GPUs ought to be taken from jobs, which was not allowed now.
+
+        Args:
+            quiet_s: for how long nothing has happened.
+        """
+        lending, pool = self.lending, 0
         free = sum_ints([lending.free[node].bit_count() for node in lending.nodes_of[pool]])
         if free == 0 and not shift:
             return True

@@ -16,7 +16,8 @@ from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8, Workload
-from gpuloom.placement.shapes import impossible_jobs, shapes_of
+from gpuloom.placement.pool import pool_of_node
+from gpuloom.placement.shapes import impossible_jobs, shapes_of, speeds_on
 
 
 class Sizes:
@@ -77,7 +78,19 @@ class Sizes:
 class BaseView(Snapshot):
     """What the base policy sees. Call `sync` before every `decide`. A GPU is free in it if no job has it."""
 
-    __slots__ = ("_base_placements", "_elastic", "_free", "_gpus", "_remaining", "_slow", "_users", "homeless", "real")
+    __slots__ = (
+        "_base_placements",
+        "_elastic",
+        "_free",
+        "_gpus",
+        "_pool_of",
+        "_remaining",
+        "_slow",
+        "_speeds",
+        "_users",
+        "homeless",
+        "real",
+    )
 
     def __init__(self, real: Snapshot, sizes: Sizes) -> None:
         self.real = real
@@ -96,6 +109,9 @@ class BaseView(Snapshot):
         self.restart_overhead_s = real.restart_overhead_s
         self.resize_overhead_s = real.resize_overhead_s
         self._remaining = sizes.base_speed
+        self._pool_of = pool_of_node(real.cluster)
+        self._speeds = None if real.workload.speeds is None else speeds_on(real.workload, real.cluster.models)
+        """Of each job by GPU model."""
 
     def sync(self, real: Snapshot) -> None:
         """Take over the time and the events."""
@@ -156,12 +172,22 @@ class BaseView(Snapshot):
         """The true end. For a job that runs slower with its borrowed GPUs, the end that it would have without them."""
         end = self.real.predicted_end_s(job)
         rate = self.real.rate(job)
-        if not self._elastic[job] or rate >= self._slow[job] or self.real.gpus_of(job) == self._gpus[job]:
+        if not self._elastic[job]:
+            return end
+        slow = self._home_rate(job)
+        if rate >= slow or self.real.gpus_of(job) == self._gpus[job]:
             return end
         left = self.real.remaining_s(job)
         if rate <= 0.0:
-            return self.now_s + left / self._slow[job]
-        return end - left * (1.0 / rate - 1.0 / self._slow[job])
+            return self.now_s + left / slow
+        return end - left * (1.0 / rate - 1.0 / slow)
+
+    def _home_rate(self, job: int) -> float:
+        """Its speed at its smallest size, at home."""
+        home = self._base_placements.get(job)
+        if self._speeds is None or home is None:
+            return self._slow[job]
+        return self._slow[job] * float(self._speeds[job, self._pool_of[home.nodes[0]]])
 
     def rate(self, job: int) -> float:
         return self.real.rate(job) / self._slow[job]

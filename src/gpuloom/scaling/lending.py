@@ -13,6 +13,7 @@ takes a borrowed GPU while another GPU of the node is free, it gets the free one
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -191,6 +192,14 @@ class Lending:
                     self.free[node] |= mask
                 self._forget(job)
                 self._wait.append(job)
+        staying = self._staying(decision, homeless)
+        for job in staying:
+            self.view.remove(job)
+        for job in staying:
+            self.view.put(job, decision.run[job])
+            self._settle(job, decision.run[job])
+            self._enter(job, self.held[job])
+        homeless += staying
         leaving = [
             job for job in (*decision.wait, *decision.run) if job in self.view.placements and job not in homeless
         ]
@@ -214,6 +223,23 @@ class Lending:
             if len(self.sizes.of[job]) > 1:
                 self._settle(job, wanted)
                 self._enter(job, dict(zip(wanted.nodes, masks, strict=True)))
+
+    def _staying(self, decision: Decision, homeless: list[int]) -> list[int]:
+        """Jobs of several sizes that the base moves to other GPUs of their own: they get another home, and where they
+        live is not the base's to say."""
+        moved = [
+            job
+            for job in decision.run
+            if job in self.own and job in self.view.placements and job not in homeless and self.view.alone(job)
+        ]
+        if not moved or not self.woven:
+            return moved
+        places = Counter(place_of(placement) for placement in decision.run.values())
+        return [
+            job
+            for job in moved
+            if places[place_of(decision.run[job])] == 1 and self.view.who_has(decision.run[job]) is None
+        ]
 
     def _kept(self, node: int, leaving: set[int]) -> int:
         """The GPUs of a node that staying jobs hold on the cluster."""
@@ -316,7 +342,7 @@ class Lending:
                 pieces[node] |= lowest_bits(free[node], count)
                 left -= count
         if left:
-            others = [n for n in self._alike(job) if free[n] and n not in pieces]
+            others = [n for n in self._nodes(job) if free[n] and n not in pieces]
             more = _fewest_nodes([(free[n].bit_count(), n) for n in others], left)
             if more is None:
                 return None
@@ -324,10 +350,14 @@ class Lending:
                 pieces[node] = lowest_bits(free[node], count)
         return pieces
 
-    def gathered(self, job: int, gpus: int) -> Pieces | None:
-        """`gpus` GPUs for a running job on as few nodes as possible, wherever they are. None if not enough."""
+    def gathered(self, job: int, gpus: int, model: int | None = None) -> Pieces | None:
+        """`gpus` GPUs for a running job on as few nodes as possible, wherever they are. None if not enough.
+
+        Args:
+            model: of this GPU model (an index); None: of the job's own.
+        """
         held, free = self.held[job], self.free
-        there = [(free[n].bit_count() + held.get(n, 0).bit_count(), n) for n in self._alike(job)]
+        there = [(free[n].bit_count() + held.get(n, 0).bit_count(), n) for n in self._nodes(job, model)]
         chosen = _fewest_nodes([(count, n) for count, n in there if count], gpus)
         if chosen is None:
             return None
@@ -338,8 +368,10 @@ class Lending:
             pieces[node] = kept | lowest_bits(free[node], count - kept.bit_count())
         return pieces
 
-    def _alike(self, job: int) -> list[int]:
-        """Nodes of the job's GPU model."""
+    def _nodes(self, job: int, model: int | None = None) -> list[int]:
+        """Nodes of a GPU model, or of the job's own."""
+        if model is not None:
+            return self.nodes_of[model]
         return self.nodes_of[self.pool_of[next(iter(self.held[job]))]]
 
     def decision(self, wake_at_s: float, why: Mapping[int, Reason]) -> Decision:

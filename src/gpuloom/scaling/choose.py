@@ -1,0 +1,188 @@
+"""Which option each job gets, a number of GPUs of one model, so that the sum of their values is largest.
+
+    maximise Σ value[j, o_j]   with   Σ_{j: o_j of model m} gpus[o_j] ≤ capacity[m]
+
+Its linear relaxation has a price per GPU of each model; at the right prices every job takes the option whose value
+exceeds the price of its GPUs most (Lagrangian relaxation; Everett, "Generalized Lagrange multiplier method", 1963). At
+most one job per model is then split. The prices are found by coordinate descent, each by bisection. What the prices
+leave over, or give twice, is settled job by job; then single jobs take better options, and pairs exchange theirs,
+while that gains. Sia (Jayaram Subramanya et al., SOSP'23) solves the like program, with options of few sizes, by
+branch and bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.workload import F8
+
+Chosen = NDArray[np.intp]
+SWEEPS = 4
+"""Over the models; prices hardly change after a few."""
+STEPS = 24
+"""Of bisection: prices are found up to a millionth of the largest."""
+_LEAST = 1e-9
+"""Values that differ by less are equal."""
+_MOST_EXCHANGED = 192
+"""With more jobs the pairs are not tried: their number grows with the square."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """The options of all jobs in columns: GPU model (an index) and GPUs of each. models: how many there are."""
+
+    model: NDArray[np.intp]
+    gpus: F8
+    models: int
+
+    @classmethod
+    def of(cls, models: int, sizes: list[int]) -> Options:
+        """Every size of every model."""
+        return cls(np.repeat(np.arange(models), len(sizes)), np.tile(np.array(sizes, dtype=np.float64), models), models)
+
+    def used(self, chosen: Chosen) -> F8:
+        """GPUs of each model that a choice takes."""
+        return np.bincount(self.model[chosen], self.gpus[chosen], self.models).astype(np.float64)
+
+
+def total(value: F8, chosen: Chosen) -> float:
+    """What a choice is worth."""
+    return float(value[np.arange(len(chosen)), chosen].sum())
+
+
+def choose(options: Options, value: F8, capacity: F8, start: Chosen, wide: F8 | None = None) -> Chosen:
+    """The best option of each job that is found, and never less in all than `start`.
+
+    Args:
+        value: of each option to each job, shape (jobs, options); minus infinity: it can't have it.
+        capacity: GPUs of each model.
+        start: a choice that fits.
+        wide: values that count once GPUs are left over; None: the same.
+    """
+    wide = value if wide is None else wide
+    best = improve(options, wide, capacity, start)
+    seated = _seat(options, value, capacity, prices(options, value, capacity))
+    if seated is not None:
+        seated = improve(options, wide, capacity, seated)
+        if total(wide, seated) > total(wide, best) + _LEAST:
+            best = seated
+    if options.models > 1 and len(start) <= _MOST_EXCHANGED:
+        best = _exchange(options, wide, capacity, best)
+    return best
+
+
+def prices(options: Options, value: F8, capacity: F8) -> F8:
+    """Price per GPU of each model at which those who want it most just fill it: shape (models,)."""
+    found = np.zeros(options.models)
+    columns = [np.flatnonzero(options.model == model) for model in range(options.models)]
+    for _ in range(SWEEPS if options.models > 1 else 1):
+        before = found.copy()
+        for model, own in enumerate(columns):
+            net = value - found[options.model] * options.gpus
+            net[:, own] = -np.inf
+            other = net.max(axis=1)
+            found[model] = _price(value[:, own], options.gpus[own], other, float(capacity[model]))
+        if np.allclose(found, before, rtol=1e-3, atol=0.0):
+            break
+    return found
+
+
+def _price(value: F8, gpus: F8, other: F8, capacity: float) -> float:
+    """The price of one model. other: what each job nets elsewhere."""
+
+    def demand(price: float) -> float:
+        net = value - price * gpus
+        at = net.argmax(axis=1)
+        takes = net[np.arange(len(at)), at] >= other
+        return float(gpus[at][takes & np.isfinite(net[np.arange(len(at)), at])].sum())
+
+    if not len(value) or demand(0.0) <= capacity:
+        return 0.0
+    # At the highest price of all everybody has their smallest option, or goes elsewhere.
+    finite = np.where(np.isfinite(value), value, np.nan)
+    with np.errstate(invalid="ignore"):
+        spread = np.nanmax(finite) - min(np.nanmin(finite), float(other[np.isfinite(other)].min(initial=0.0)))
+    low, high = 0.0, float(spread) + _LEAST
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        if demand(middle) > capacity:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _seat(options: Options, value: F8, capacity: F8, price: F8) -> Chosen | None:
+    """What each job takes at these prices; where that is too much, those who lose least take something else. None if
+    that leads nowhere."""
+    net = value - price[options.model] * options.gpus
+    chosen: Chosen = net.argmax(axis=1)
+    rows = np.arange(len(chosen))
+    for _ in range(4 * len(chosen)):
+        left = capacity - options.used(chosen)
+        over = np.flatnonzero(left < 0)
+        if not len(over):
+            return chosen
+        model = int(over[0])
+        here = options.model[chosen] == model
+        # Fewer GPUs of this model, or free ones of another.
+        own = options.model == model
+        fewer = own[None, :] & (options.gpus[None, :] < options.gpus[chosen][:, None])
+        elsewhere = ~own & (options.gpus <= left[options.model])
+        freed = np.where(
+            own[None, :], options.gpus[chosen][:, None] - options.gpus[None, :], options.gpus[chosen][:, None]
+        )
+        may = here[:, None] & (fewer | elsewhere[None, :]) & np.isfinite(value)
+        if not may.any():
+            return None
+        # Those who would free more than is missing count as if they freed just that.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            loss = (net[rows, chosen][:, None] - net) / np.minimum(freed, -left[model])
+        loss[~may] = np.inf
+        job, option = np.unravel_index(int(loss.argmin()), loss.shape)
+        chosen[job] = option
+    return None
+
+
+def improve(options: Options, value: F8, capacity: F8, start: Chosen) -> Chosen:
+    """Single jobs take better options that fit into what is left over, those that gain most per GPU first, while any
+    gains."""
+    chosen = start.copy()
+    rows = np.arange(len(chosen))
+    left = capacity - options.used(chosen)
+    for _ in range(8 * len(chosen)):
+        if left.max(initial=0.0) <= 0.0 and options.models == 1:
+            break
+        model, gpus = options.model[chosen], options.gpus[chosen]
+        same = options.model[None, :] == model[:, None]
+        more = options.gpus[None, :] - np.where(same, gpus[:, None], 0.0)
+        gain = value - value[rows, chosen][:, None]
+        gain[more > left[options.model][None, :]] = -np.inf
+        gain[~(gain > _LEAST)] = -np.inf
+        if not len(gain) or gain.max() == -np.inf:
+            break
+        job, option = np.unravel_index(int((gain / np.maximum(more, 1.0)).argmax()), gain.shape)
+        left[model[job]] += gpus[job]
+        chosen[job] = option
+        left[options.model[option]] -= options.gpus[option]
+    return chosen
+
+
+def _exchange(options: Options, value: F8, capacity: F8, chosen: Chosen) -> Chosen:
+    """Pairs of jobs exchange options while that gains, those that gain most first."""
+    rows = np.arange(len(chosen))
+    for _ in range(len(chosen)):
+        there = value[:, chosen]
+        now = value[rows, chosen]
+        gain = there + there.T - now[:, None] - now[None, :]
+        gain[~np.isfinite(gain)] = -np.inf
+        if not len(gain) or not gain.max() > _LEAST:
+            return chosen
+        one, other = np.unravel_index(int(gain.argmax()), gain.shape)
+        chosen = chosen.copy()
+        chosen[[one, other]] = chosen[[other, one]]
+        chosen = improve(options, value, capacity, chosen)
+    return chosen
