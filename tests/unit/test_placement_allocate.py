@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloom.core.errors import InputError
-from gpuloom.scaling.allocate import Offer, allocate, exact, greedy, is_concave, offer
+from gpuloom.scaling.allocate import Offer, exact, offer
 
 
 @st.composite
@@ -21,19 +21,6 @@ def offers(draw: st.DrawFn) -> list[Offer]:
             st.lists(st.sampled_from([0.0, 1.0, 1.5, 2.0, 3.0, 7.0]), min_size=len(sizes), max_size=len(sizes))
         )
         found.append(offer(tuple(sizes), tuple(values)))
-    return found
-
-
-@st.composite
-def concave_offers(draw: st.DrawFn) -> list[Offer]:
-    found = []
-    for _ in range(draw(st.integers(1, 4))):
-        gains = sorted(draw(st.lists(st.floats(0.01, 5.0), max_size=6)), reverse=True)
-        values = [1.0]
-        for gain in gains:
-            values.append(values[-1] + gain)
-        first = draw(st.integers(1, 3))
-        found.append(offer(tuple(range(first, first + len(values))), tuple(values)))
     return found
 
 
@@ -53,47 +40,24 @@ def best(offers: list[Offer], gpus: int) -> float:
 @given(offers=offers(), extra=st.integers(0, 20))
 def test_exact_is_the_optimum(offers: list[Offer], extra: int) -> None:
     gpus = sum(one.sizes[0] for one in offers) + extra
-    for chosen in (exact(offers, gpus), allocate(offers, gpus)):
-        assert used(offers, chosen) <= gpus
-        assert worth(offers, chosen) == pytest.approx(best(offers, gpus))
-
-
-@given(offers=concave_offers(), extra=st.integers(0, 20))
-def test_greedy_is_optimal_on_concave_curves(offers: list[Offer], extra: int) -> None:
-    gpus = sum(one.sizes[0] for one in offers) + extra
-    chosen = greedy(offers, gpus)
+    chosen = exact(offers, gpus)
     assert used(offers, chosen) <= gpus
     assert worth(offers, chosen) == pytest.approx(best(offers, gpus))
-
-
-@given(offers=offers(), extra=st.integers(0, 20))
-def test_greedy_gives_up_less_than_its_bound(offers: list[Offer], extra: int) -> None:
-    gpus = sum(one.sizes[0] for one in offers) + extra
-    chosen = greedy(offers, gpus)
-    assert used(offers, chosen) <= gpus
-    step = max([-gain * cost for one in offers for gain, cost in one.steps], default=0.0)
-    assert worth(offers, chosen) >= best(offers, gpus) - step - 1e-9
-
-
-def test_concave_is_told_from_other_curves() -> None:
-    assert is_concave(offer((1, 2, 3), (1.0, 1.9, 2.7)))
-    assert not is_concave(offer((1, 2, 3), (1.0, 1.1, 2.7)))
-    assert not is_concave(offer((1, 2, 4), (1.0, 1.9, 2.7)))
 
 
 def test_a_worked_example() -> None:
     """Marginal values 0.9, 0.8, 0.1 and 0.5, 0.4: five GPUs are 3 and 2."""
     some = [offer((1, 2, 3, 4), (1.0, 1.9, 2.7, 2.8)), offer((1, 2, 3), (1.0, 1.5, 1.9))]
-    assert allocate(some, 5) == [2, 1]
-    # One step of three GPUs that pays only as a whole: greedy can't take it in part, the optimum leaves it.
+    assert exact(some, 5) == [2, 1]
+    # One step of three GPUs that pays only as a whole.
     lumpy = [offer((1, 4), (1.0, 4.0)), offer((1, 2), (1.0, 1.5))]
-    assert allocate(lumpy, 4) == [0, 1]
-    assert allocate(lumpy, 5) == [1, 0]
+    assert exact(lumpy, 4) == [0, 1]
+    assert exact(lumpy, 5) == [1, 0]
 
 
 def test_what_is_wrong_is_refused() -> None:
     with pytest.raises(InputError, match="too few"):
-        allocate([offer((2, 3), (1.0, 2.0))], 1)
+        exact([offer((2, 3), (1.0, 2.0))], 1)
     with pytest.raises(InputError, match="must rise"):
         offer((2, 2), (1.0, 2.0))
-    assert allocate([], 3) == []
+    assert exact([], 3) == []

@@ -12,14 +12,13 @@ import pytest
 from builders import engine_of, jobs
 from gpuloom.core.cluster import Cluster, parse_cluster
 from gpuloom.core.decision import Placement
-from gpuloom.core.scaling import NO_CURVE
+from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.facts.inputs import load_policy
 from gpuloom.policies import gavel_rounds
 from gpuloom.policies.pairs import BesideView, Pairs
-from gpuloom.scaling.allocate import allocate, offer
 from gpuloom.scaling.base_view import BaseView, Sizes
 from gpuloom.sim import simulate
 from gpuloom.solvers.matching import _integer_program
@@ -96,17 +95,20 @@ def test_themis_of_muri_takes_an_iteration_of_unknown_length_for_a_second() -> N
     assert memory.iterations_left.tolist() == [100.0, 100.0, 100.0, 20.0]
 
 
-def test_who_loses_least_per_gpu_shrinks_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_loses_least_per_gpu_shrinks_first() -> None:
     """Four GPUs make the first job three times as fast; one makes the other 1.8 times as fast."""
-    policy = load_policy("elastic-goodput")
-    speeds = {(0, 5): 3.0, (1, 2): 1.8}
-    desk = SimpleNamespace(
-        lending=SimpleNamespace(gpus={0: 5, 1: 2}, sizes=SimpleNamespace(of={0: (1, 5), 1: (1, 2)})),
-        speed=lambda job, gpus, nodes: speeds[job, gpus],
-        worth=lambda snapshot, job, after, before: after - before,
+    ones = np.ones(2, dtype=np.int32)
+    curves = tuple(np.array(speeds)[:, None] for speeds in ([0, 1, 0, 0, 0, 3.0], [0, 1, 1.8]))
+    scaling = Scaling(
+        ones, ones, np.array([5, 2], dtype=np.int32), np.array([0, 1], dtype=np.int32), np.ones(2), curves
     )
-    monkeypatch.setattr(policy, "_desk", lambda snapshot: desk)
-    keys = [policy.first_to_shrink(None, None, job) for job in (0, 1)]  # type: ignore[attr-defined]
+    workload, cluster = jobs([(0, 9000, 1), (0, 9000, 1)], scaling=scaling), parse_cluster("1x7")
+    policy, state = load_policy("elastic-goodput:alpha=1"), State(workload, cluster)
+    engine = engine_of(policy, workload, cluster, state)
+    engine.take_in(0.0, arrived=[0, 1])
+    engine.decide(0.0)
+    assert [state.placements[job].gpus for job in (0, 1)] == [5, 2]
+    keys = [policy.first_to_shrink(engine.snapshot, engine.memory, job) for job in (0, 1)]  # type: ignore[attr-defined]
     assert keys == pytest.approx([0.5, 0.8])
 
 
@@ -206,14 +208,6 @@ def test_what_a_policy_has_learnt_is_saved_where_it_forms_pairs_too(monkeypatch:
 
 
 # -- programs ------------------------------------------------------------------------------------------------
-
-
-def test_sizes_are_given_out_exactly_where_that_is_not_too_much_work() -> None:
-    """One GPU more brings 3, two bring another job 5: the best step first leaves a GPU that is of use to nobody."""
-    offers = [offer((1, 3), (0.0, 5.0)), offer((1, 2), (0.0, 3.0))]
-    cells = 3 * 4  # GPUs left over, and none; sizes of all
-    assert allocate(offers, 4, most_cells=cells) == [1, 0]
-    assert allocate(offers, 4, most_cells=cells - 1) == [0, 1]
 
 
 def test_the_integer_program_pairs_types_with_each_other_and_with_themselves() -> None:

@@ -80,7 +80,10 @@ def test_who_does_not_know_waits_until_it_has_run_for_as_long_as_the_move_must_s
 
 def test_jobs_alike_on_both_models_stay() -> None:
     assert run(two(1.0), "srtf").moves == 0
-    assert run(two(2.0), "srtf").moves == 0
+    # Who starts goes where it is fastest at once, for nothing; who comes later follows.
+    found = run(two(2.0), "srtf", 0.0)
+    assert found.end_s[0] == pytest.approx(500.0)
+    assert found.moves == 1
 
 
 def test_those_who_gain_most_go_first_and_others_follow() -> None:

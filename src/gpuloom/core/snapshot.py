@@ -116,6 +116,10 @@ class Snapshot:
         """Attained service: GPUs times seconds held."""
         return self._state.held_gpu_s_at(job, self.now_s)
 
+    def may_move(self, job: int) -> bool:
+        """Whether it is for this policy to move the running job to faster GPUs, and not for one that asks it."""
+        return True
+
     def gpus_of(self, job: int) -> int:
         """GPUs that the running job holds now; 0 for one that waits."""
         placement = self.placements.get(job)

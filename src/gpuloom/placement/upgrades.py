@@ -1,8 +1,9 @@
 """Running jobs move to faster GPUs that stand idle.
 
 A policy that doesn't know GPU models starts a job wherever there is room, and the job stays there, however slow that
-is. This is the piece that it lacks: once it has decided, jobs that it leaves alone move to idle GPUs of a model on
-which they end sooner, those that gain most first. A move is a restart: no work is done for `restart_overhead_s`. With
+is. This is the piece that it lacks: once it has decided, jobs that it starts go to the fastest model of which enough
+GPUs stand idle, and running jobs that it leaves alone move there if they end sooner so; those that gain most come
+first. A move is a restart: no work is done for `restart_overhead_s`. With
 r the ratio of the two speeds a job with time t left at its present speed gains if
 
     restart + t / r < t,   that is   t > restart / (1 - 1 / r).
@@ -44,7 +45,8 @@ class Moves:
 
 @dataclass(slots=True)
 class _Mover:
-    """Jobs on one place, its GPU model, what a restart of all costs, the time each has left, and whether all work."""
+    """Jobs on one place, its GPU model, what a restart of all costs, the time each has left, whether all work, and
+    whether they only start now."""
 
     jobs: list[int]
     place: Placement
@@ -52,6 +54,7 @@ class _Mover:
     restart_s: float
     left_s: list[float]
     ready: bool
+    starts: bool
 
 
 class Upgrades:
@@ -77,7 +80,7 @@ class Upgrades:
         self.possible = bool(self._faster.any())
 
     def plan(self, snapshot: Snapshot, decision: Decision, about: Collection[int] = ()) -> Moves:
-        """Moves of jobs that the decision leaves where they are.
+        """Moves of running jobs that the decision leaves where they are, and of those that it starts.
 
         Args:
             about: jobs of which the reason is wanted.
@@ -97,14 +100,15 @@ class Upgrades:
             if chosen is None:
                 return moves
             mover, place, pool, ratio = chosen
-            if not snapshot.may_preempt:
-                moves.look_s = snapshot.now_s
-                return moves
             movers.remove(mover)
+            if not (snapshot.may_preempt or mover.starts):
+                pools[pool].release(place)
+                moves.look_s = snapshot.now_s
+                continue
             pools[mover.pool].release(mover.place)
+            placements = decision.run if mover.starts else snapshot.placements
             for job in mover.jobs:
-                layer = snapshot.placements[job].layer
-                moves.to[job] = Placement(place.nodes, place.masks, layer)
+                moves.to[job] = Placement(place.nodes, place.masks, placements[job].layer)
                 if job in about:
                     moves.why[job] = self._reason(mover, pool, ratio, job)
 
@@ -129,7 +133,7 @@ class Upgrades:
         return idle
 
     def _movers(self, snapshot: Snapshot, decision: Decision) -> Iterator[_Mover]:
-        """Running jobs that the decision leaves alone, by place."""
+        """Running jobs that the decision leaves alone, and those that it starts, by place."""
         together: dict[Place, list[int]] = {}
         changed: set[Place] = set()
         for job in decision.run:
@@ -143,12 +147,21 @@ class Upgrades:
             if place in changed:
                 continue
             pool = self._pool_of[place[0][0]]
-            if not all(self._faster.item(job, pool) for job in jobs):
+            if not all(self._faster.item(job, pool) and snapshot.may_move(job) for job in jobs):
                 continue
             left_s = [snapshot.predicted_end_s(job) - now_s if known else snapshot.held_s(job) for job in jobs]
             restart_s = sum_floats([snapshot.restart_overhead_s[job] for job in jobs])
             ready = all(snapshot.works_from_s(job) <= now_s for job in jobs)
-            yield _Mover(jobs, snapshot.placements[jobs[0]], pool, restart_s, left_s, ready)
+            yield _Mover(jobs, snapshot.placements[jobs[0]], pool, restart_s, left_s, ready, starts=False)
+        begun: dict[Place, list[int]] = {}
+        for job, placement in decision.run.items():
+            begun.setdefault(place_of(placement), []).append(job)
+        for place, jobs in begun.items():
+            if place in together or any(job in snapshot.placements for job in jobs):
+                continue
+            pool = self._pool_of[place[0][0]]
+            if all(self._faster.item(job, pool) and snapshot.may_move(job) for job in jobs):
+                yield _Mover(jobs, decision.run[jobs[0]], pool, 0.0, [0.0] * len(jobs), ready=True, starts=True)
 
     def _wants(self, mover: _Mover, pools: int) -> int:
         """Of these models (a bit mask) those on which all the jobs are faster."""
@@ -207,6 +220,8 @@ class Upgrades:
 
     def _pays_in_s(self, snapshot: Snapshot, mover: _Mover, ratio: float) -> float:
         """Seconds until the move pays if nothing changes: 0 if it does now, infinity: never."""
+        if mover.starts:
+            return 0.0
         need_s = mover.restart_s / (1.0 - 1.0 / ratio) if math.isfinite(ratio) else mover.restart_s
         short_s = max([need_s - left_s for left_s in mover.left_s])
         if self._known:
@@ -227,12 +242,16 @@ class Upgrades:
         return scaling.speed(job, gpus, len(after.nodes)) / scaling.speed(job, gpus, len(before.nodes))
 
     def _reason(self, mover: _Mover, pool: int, ratio: float, job: int) -> Reason:
+        there, here = self._models[pool], self._models[mover.pool]
+        if mover.starts:
+            text = f"It starts on {there}, where it is {ratio:.3g} times as fast as on {here}."
+            return Reason("upgraded", text, {"ratio": ratio, "left_s": 0.0, "restart_s": 0.0})
         left_s = mover.left_s[mover.jobs.index(job)]
         expected = "it has" if self._known else "it is expected to have (as long as it has run)"
         text = (
-            f"{self._models[pool]} GPUs stood idle, on which it is {ratio:.3g} times as fast as on "
-            f"{self._models[mover.pool]}: of the {left_s:.0f} s that {expected} left there it saves "
-            f"{left_s * (1.0 - 1.0 / ratio):.0f} s, and its restart takes {mover.restart_s:.0f} s."
+            f"{there} GPUs stood idle, on which it is {ratio:.3g} times as fast as on {here}: of the {left_s:.0f} s "
+            f"that {expected} left there it saves {left_s * (1.0 - 1.0 / ratio):.0f} s, and its restart takes "
+            f"{mover.restart_s:.0f} s."
         )
         return Reason("upgraded", text, {"ratio": ratio, "left_s": left_s, "restart_s": mover.restart_s})
 

@@ -39,6 +39,7 @@ class Memory:
     Per job how often it grew and shrank, and when it last did (minus infinity: never). check_at_s: when sizes are
     looked at next; checked_s: when they last were; dirty: something has happened since they were. stirred_s: when
     something last happened. look_s: when a change of size that does not pay yet will.
+    rehomed_s: when jobs last got homes where they live.
     """
 
     base: Any
@@ -48,6 +49,7 @@ class Memory:
     shrinks: I4 = field(metadata=PER_JOB)
     last_shrink_s: F8 = field(metadata=PER_JOB)
     stirred_s: float = -math.inf
+    rehomed_s: float = -math.inf
     look_s: float = math.inf
     check_at_s: float = -math.inf
     checked_s: float = -math.inf
@@ -136,6 +138,10 @@ class Composed(Policy):
             memory.stirred_s = snapshot.now_s
         # 4. Who borrows what is left.
         wake_at_s = self.lend(snapshot, memory, lending, stirred=stirred)
+        if snapshot.now_s > memory.rehomed_s and lending.rehome(snapshot):
+            memory.rehomed_s = snapshot.now_s
+            self.inner.cache = None
+            wake_at_s = snapshot.now_s
         return lending.decision(min(decision.wake_at_s, wake_at_s), decision.why), memory
 
     def _lending(self, snapshot: Snapshot, home: dict[int, Placement]) -> Lending:

@@ -154,6 +154,7 @@ class Gittins(Upgrading):
 
         def tell(job: int, placement: Placement) -> None:
             planner.relocate(job, placement)
-            order.moved(snapshot, job)
+            if snapshot.is_running(job):
+                order.moved(snapshot, job)
 
         return self.upgraded(snapshot, decision, tell), memory

@@ -40,7 +40,7 @@ class Upgrading(Policy):
         *,
         in_order: bool = False,
     ) -> Decision:
-        """The decision, with moves of running jobs to faster idle GPUs.
+        """The decision, with moves to faster idle GPUs, of running jobs and of those that it starts.
 
         Args:
             tell: called with each job that moves, and where to: for books that the policy keeps.
@@ -53,7 +53,7 @@ class Upgrading(Policy):
             workload, cluster = snapshot.workload, snapshot.cluster
             sharing = self.sharing(workload)
             self._upgrades = upgrades = Upgrades(workload, cluster, known=self.knows_ends, sharing=sharing)
-        if not upgrades.possible or not snapshot.placements:
+        if not upgrades.possible or not (snapshot.placements or decision.run):
             return decision
         starts = sum([job not in snapshot.placements for job in decision.run])
         waits = snapshot.waiting_count + len(decision.wait) > starts

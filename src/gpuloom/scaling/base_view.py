@@ -208,6 +208,9 @@ class BaseView(Snapshot):
         """GPUs of the base size times seconds held."""
         return self.real.held_s(job) * float(self._gpus[job])
 
+    def may_move(self, job: int) -> bool:
+        return not self._elastic[job]
+
     def gpus_of(self, job: int) -> int:
         return int(self._gpus[job]) if job in self._base_placements else 0
 

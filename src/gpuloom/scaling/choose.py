@@ -22,9 +22,9 @@ from gpuloom.core.workload import F8
 Chosen = NDArray[np.intp]
 SWEEPS = 4
 """Over the models; prices hardly change after a few."""
-STEPS = 24
-"""Of bisection: prices are found up to a millionth of the largest."""
-_LEAST = 1e-9
+STEPS = 14
+"""Of bisection: prices are found up to a ten-thousandth of the largest; the rest is settled job by job."""
+LEAST = 1e-9
 """Values that differ by less are equal."""
 _MOST_EXCHANGED = 192
 """With more jobs the pairs are not tried: their number grows with the square."""
@@ -67,7 +67,7 @@ def choose(options: Options, value: F8, capacity: F8, start: Chosen, wide: F8 | 
     seated = _seat(options, value, capacity, prices(options, value, capacity))
     if seated is not None:
         seated = improve(options, wide, capacity, seated)
-        if total(wide, seated) > total(wide, best) + _LEAST:
+        if total(wide, seated) > total(wide, best) + LEAST:
             best = seated
     if options.models > 1 and len(start) <= _MOST_EXCHANGED:
         best = _exchange(options, wide, capacity, best)
@@ -105,7 +105,7 @@ def _price(value: F8, gpus: F8, other: F8, capacity: float) -> float:
     finite = np.where(np.isfinite(value), value, np.nan)
     with np.errstate(invalid="ignore"):
         spread = np.nanmax(finite) - min(np.nanmin(finite), float(other[np.isfinite(other)].min(initial=0.0)))
-    low, high = 0.0, float(spread) + _LEAST
+    low, high = 0.0, float(spread) + LEAST
     for _ in range(STEPS):
         middle = (low + high) / 2
         if demand(middle) > capacity:
@@ -159,9 +159,9 @@ def improve(options: Options, value: F8, capacity: F8, start: Chosen) -> Chosen:
         model, gpus = options.model[chosen], options.gpus[chosen]
         same = options.model[None, :] == model[:, None]
         more = options.gpus[None, :] - np.where(same, gpus[:, None], 0.0)
-        gain = value - value[rows, chosen][:, None]
+        gain = value - value[rows, chosen][:, None]  # what a job has is worth a finite number
         gain[more > left[options.model][None, :]] = -np.inf
-        gain[~(gain > _LEAST)] = -np.inf
+        gain[~(gain > LEAST)] = -np.inf
         if not len(gain) or gain.max() == -np.inf:
             break
         job, option = np.unravel_index(int((gain / np.maximum(more, 1.0)).argmax()), gain.shape)
@@ -179,7 +179,7 @@ def _exchange(options: Options, value: F8, capacity: F8, chosen: Chosen) -> Chos
         now = value[rows, chosen]
         gain = there + there.T - now[:, None] - now[None, :]
         gain[~np.isfinite(gain)] = -np.inf
-        if not len(gain) or not gain.max() > _LEAST:
+        if not len(gain) or not gain.max() > LEAST:
             return chosen
         one, other = np.unravel_index(int(gain.argmax()), gain.shape)
         chosen = chosen.copy()

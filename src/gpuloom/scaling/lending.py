@@ -374,6 +374,30 @@ class Lending:
             return self.nodes_of[model]
         return self.nodes_of[self.pool_of[next(iter(self.held[job]))]]
 
+    def rehome(self, snapshot: Snapshot) -> bool:
+        """Have jobs that live on another GPU model than their homes be at home where they live, as far as the base's
+        world has room there: else GPUs that stand idle look taken to rigid jobs. Whether any home changed: what the
+        base has noted of places is wrong then."""
+        if len(self.nodes_of) == 1 or len(self.own) == len(snapshot.placements):
+            return False
+        changed = False
+        for job, home in list(self.home.items()):
+            pieces = self.held[job]
+            if self.pool_of[home.nodes[0]] == self.pool_of[next(iter(pieces))] or not self.view.alone(job):
+                continue
+            part = _part(Placement(tuple(pieces), tuple(pieces.values())), self.sizes.of[job][0])
+            free = self.view.free_masks()
+            counts = [(node, mask.bit_count()) for node, mask in zip(part.nodes, part.masks, strict=True)]
+            if any(count > free[node].bit_count() for node, count in counts):
+                continue
+            masks = tuple([lowest_bits(free[node], count) for node, count in counts])
+            self.view.remove(job)
+            self.view.put(job, Placement(part.nodes, masks, home.layer))
+            self._settle(job, Placement(part.nodes, masks, home.layer))
+            self._enter(job, pieces)
+            changed = True
+        return changed
+
     def decision(self, wake_at_s: float, why: Mapping[int, Reason]) -> Decision:
         """The plan of this call."""
         run = self.run

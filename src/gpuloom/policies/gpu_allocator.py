@@ -1,15 +1,17 @@
-"""Which elastic jobs get how many GPUs of which model: `policies/growth.py` on clusters of several GPU models.
+"""Which elastic jobs get how many GPUs of which model: see `policies/elastic_goodput.py`.
 
-A job's size and its model are one choice. All elastic jobs that run are looked at together, and what they have counts
-as free. With s0 a job's speed as it is, s its speed at another choice (both relative to its smallest size on its best
-model), u the utility, o what the change costs (a resize, or on other GPUs a restart) and T the time for which the
-choice is expected to last, the choice is worth
+A job's size and its GPU model are one choice. All elastic jobs that run are looked at together, and what they have
+counts as free. With s0 a job's speed as it is, s its speed at another choice (both relative to its smallest size on its
+best model), u the utility, o what the change costs (a resize, or on other GPUs a restart) and T the time for which the
+job is expected to go on, the choice is worth, per second,
 
-    weight · [ (u(s) - u(s0)) · (T - o)  -  min(s, s0) · (u(s) - u(s0)) / (s - s0) · o ],
+    weight · [ (u(s) - u(s0)) · (T - o)  -  min(s, s0) · (u(s) - u(s0)) / (s - s0) · o ] / T:
 
-and `scaling/choose.py` finds the choices whose worth is largest in all. Once in a `period` jobs may so lose GPUs to
-others; GPUs that are free go at once to whom they are worth most, grown or moved there. Where a change begins to pay
-only later, as a job is expected to last the longer the longer it has run, it is looked at again then.
+no work is done while it changes, and a second of work is worth what it is at the margin. (Sia's restart factor,
+SOSP'23, does the same to a job's goodput.) `scaling/choose.py` finds the choices that are worth most in all. Once in a
+`period` jobs may so lose GPUs to others; GPUs that are free go at once to whom they are worth most, grown or moved
+there. Where a change begins to pay only later, as a job is expected to go on for the longer the longer it has run, it
+is looked at again then.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool
-from gpuloom.scaling.choose import Chosen, Options, choose, improve
+from gpuloom.scaling.choose import LEAST, Chosen, Options, choose, improve
 from gpuloom.scaling.lending import Lending, Pieces
 
+AFTER_S = 1.0
+"""So long after a change begins to pay it is looked at: it is to be clear then that it pays."""
 
-class ModelAllocator:
+
+class GpuAllocator:
     """How many GPUs of which model each job gets. A cache: speeds and utilities of choices by kind of job."""
 
     def __init__(self, values: dict[str, Any], snapshot: Snapshot, lending: Lending) -> None:
@@ -152,9 +157,10 @@ class ModelAllocator:
         with np.errstate(invalid="ignore", divide="ignore"):
             slope = np.where(np.abs(speed - now) < 1e-9, now ** (self._alpha - 1.0), gain / (speed - now))
             lost = np.minimum(speed, now) * slope * cost_s
-            worth = gain * np.maximum(np.minimum(lasts_s, most_s) - cost_s, 0.0) - lost
+            time_s = np.maximum(np.minimum(lasts_s, most_s), 1e-3)
+            worth = (gain * np.maximum(time_s - cost_s, 0.0) - lost) / time_s
             needs_s = cost_s + lost / gain
-        worth = weight * np.where(fresh, gain * self._horizon_s, worth)
+        worth = weight * np.where(fresh, gain, worth)
         rows = np.arange(len(jobs))
         worth[rows, present] = 0.0
         worth[~(speed > 0)] = -np.inf
@@ -166,7 +172,9 @@ class ModelAllocator:
         later = np.where(needs_s > most_s, needs_s - quiet_s, 0.0)
         later = np.full(worth.shape, np.inf) if self._known else np.maximum(later, needs_s - lasts_s)
         with np.errstate(invalid="ignore"):
-            pays_s = np.where((gain > 0) & np.isfinite(worth), np.where(worth > 0, 0.0, later), np.inf)
+            pays_s = np.where(
+                (gain > 0) & np.isfinite(worth), np.where(worth > LEAST, 0.0, np.maximum(later, 1e-6)), np.inf
+            )
         return worth, speed / now, pays_s
 
     # -- who gets them --------------------------------------------------------------------------------------
@@ -207,7 +215,7 @@ class ModelAllocator:
         more = options.gpus[None, :] - np.where(same, options.gpus[chosen][:, None], 0.0)
         open_s = pays_s[(more <= left[options.model][None, :]) & (pays_s > 0.0)]
         if len(open_s):
-            self.look_s = snapshot.now_s + max(float(open_s.min()), 1e-3)
+            self.look_s = snapshot.now_s + float(open_s.min()) + AFTER_S
         return not shift or bool(lending.reclaimed)
 
     def _carry_out(
@@ -234,7 +242,12 @@ class ModelAllocator:
                 lending.put(job, lending.gathered(job, size[row], model[row]) or {})
             elif size[row] > lending.gpus[job]:
                 lending.put(job, self._larger(job, size[row], model[row]))
-            total += self._as_placed(job, float(worth[row, chosen[row]]), size[row], model[row])
+            gain = self._as_placed(job, float(worth[row, chosen[row]]), size[row], model[row])
+            if gain <= 0.0 < worth[row, chosen[row]] and row in stays and self._has(job, before[job]):
+                # On the nodes where these GPUs lie it does not pay.
+                lending.put(job, before[job])
+                size[row], chosen[row], gain = lending.gpus[job], present[row], 0.0
+            total += gain
         if total <= 0.0 or any(lending.gpus[jobs[row]] != size[row] for row in rows):
             for job in before:
                 lending.put(job, {})
@@ -245,6 +258,11 @@ class ModelAllocator:
             larger = size[row] > sum(mask.bit_count() for mask in before[jobs[row]].values())
             (self.grown if larger else self.shrunk).append(jobs[row])
         return True
+
+    def _has(self, job: int, pieces: Pieces) -> bool:
+        """Whether all of these GPUs are the job's, or free."""
+        free, held = self.lending.free, self.lending.held[job]
+        return not any(mask & ~(free[node] | held.get(node, 0)) for node, mask in pieces.items())
 
     def _larger(self, job: int, size: int, model: int) -> Pieces:
         """GPUs to grow to: on its own nodes, or together elsewhere if that is faster."""
@@ -269,7 +287,7 @@ class ModelAllocator:
         if spread == close:
             return worth
         utility = self._utility(np.array([spread, close]))
-        return worth - self._weight(job) * float(utility[1] - utility[0]) * float(self._horizon_s)
+        return worth - self._weight(job) * float(utility[1] - utility[0])
 
     def _gather(self, snapshot: Snapshot, job: int, quiet_s: float) -> None:
         """A job that is spread over more nodes than need be comes together, where that pays."""
