@@ -45,10 +45,11 @@ class Moves:
 
 @dataclass(slots=True)
 class _Mover:
-    """Jobs on one place, its GPU model, what a restart of all costs, the time each has left, whether all work, and
-    whether they only start now."""
+    """Jobs on one place with their layers, its GPU model, what a restart of all costs, the time each has left, whether
+    all work, and whether they only start now."""
 
     jobs: list[int]
+    layers: list[int]
     place: Placement
     pool: int
     restart_s: float
@@ -106,9 +107,8 @@ class Upgrades:
                 moves.look_s = snapshot.now_s
                 continue
             pools[mover.pool].release(mover.place)
-            placements = decision.run if mover.starts else snapshot.placements
-            for job in mover.jobs:
-                moves.to[job] = Placement(place.nodes, place.masks, placements[job].layer)
+            for job, layer in zip(mover.jobs, mover.layers, strict=True):
+                moves.to[job] = Placement(place.nodes, place.masks, layer)
                 if job in about:
                     moves.why[job] = self._reason(mover, pool, ratio, job)
 
@@ -152,7 +152,8 @@ class Upgrades:
             left_s = [snapshot.predicted_end_s(job) - now_s if known else snapshot.held_s(job) for job in jobs]
             restart_s = sum_floats([snapshot.restart_overhead_s[job] for job in jobs])
             ready = all(snapshot.works_from_s(job) <= now_s for job in jobs)
-            yield _Mover(jobs, snapshot.placements[jobs[0]], pool, restart_s, left_s, ready, starts=False)
+            layers = [snapshot.placements[job].layer for job in jobs]
+            yield _Mover(jobs, layers, snapshot.placements[jobs[0]], pool, restart_s, left_s, ready, starts=False)
         begun: dict[Place, list[int]] = {}
         for job, placement in decision.run.items():
             begun.setdefault(place_of(placement), []).append(job)
@@ -161,7 +162,8 @@ class Upgrades:
                 continue
             pool = self._pool_of[place[0][0]]
             if all(self._faster.item(job, pool) and snapshot.may_move(job) for job in jobs):
-                yield _Mover(jobs, decision.run[jobs[0]], pool, 0.0, [0.0] * len(jobs), ready=True, starts=True)
+                layers, left_s = [decision.run[job].layer for job in jobs], [0.0] * len(jobs)
+                yield _Mover(jobs, layers, decision.run[jobs[0]], pool, 0.0, left_s, ready=True, starts=True)
 
     def _wants(self, mover: _Mover, pools: int) -> int:
         """Of these models (a bit mask) those on which all the jobs are faster."""
@@ -207,7 +209,7 @@ class Upgrades:
     def _ratio_together(self, snapshot: Snapshot, mover: _Mover, pool: int) -> float:
         """How many times as fast jobs that share GPUs are on a model, the one that gains least of them; 0: they do not
         fit on it together."""
-        on = sorted((snapshot.placements[job].layer, job) for job in mover.jobs)
+        on = sorted(zip(mover.layers, mover.jobs, strict=True))
         ratios = []
         for layer, job in on:
             there, here = self._speed.item(job, pool), self._speed.item(job, mover.pool)
