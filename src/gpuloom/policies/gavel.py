@@ -7,15 +7,24 @@ gives job m on GPU model j the share X_mj of its time (`policies/gavel_objective
 GPUs, and so does one that has not yet worked for as long as its start took. The program is solved again when the set of
 jobs has changed and `reset` has passed since it last was; time received counts from then on.
 
+`gavel:packed` may put two jobs on the same GPUs (`policies/gavel_packed.py`).
 `gavel:released` is the released simulator (`policies/gavel_released.py`).
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
+
+from gpuloom.core.carrying import Rows as RowsOf
+from gpuloom.core.carrying import carry
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision
+from gpuloom.core.errors import PolicyError
+from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
 from gpuloom.policies.base import (
@@ -31,6 +40,7 @@ from gpuloom.policies.base import (
 )
 from gpuloom.policies.gavel_ledger import Memory
 from gpuloom.policies.gavel_objectives import OBJECTIVES, WITHOUT_WEIGHTS
+from gpuloom.policies.gavel_packed import PackedRounds, PairSharing
 from gpuloom.policies.gavel_rounds import Rounds, Terms
 
 
@@ -52,6 +62,13 @@ class Gavel(Policy):
         Parameter("round", 360.0, duration, "length of a round", "6m"),
         Parameter("reset", 1920.0, duration_or_0, "least time between two allocations", "32m"),
         Parameter("queue", "model", one_of("model", "global"), "a queue for each GPU model, or one for all"),
+        Parameter(
+            "packed",
+            False,
+            yes_or_no,
+            "two jobs of equally many GPUs may share them, where it was measured how fast each then runs",
+            "no",
+        ),
         Parameter("blind", False, yes_or_no, "the program takes all models for equally fast", "no"),
         Parameter(
             "prices",
@@ -63,16 +80,35 @@ class Gavel(Policy):
     )
 
     remembers = (Memory,)
-    cache: Rounds | None
+    cache: Rounds | PackedRounds | None
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
         self.heeds_weights = self.values["objective"] not in WITHOUT_WEIGHTS
+        if self.values["packed"]:
+            if self.values["objective"] != "max_min_fairness":
+                raise PolicyError(f"gavel:packed is for max_min_fairness, not for objective={self.values['objective']}")
+            self.max_jobs_per_gpu = 2
+            self.traits = replace(self.traits, sharing=True)  # type: ignore[misc]
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
-        return Memory.of(len(workload), cluster.models)
+        kinds = len(workload.pairs.kinds) if self.values["packed"] and workload.pairs is not None else 0
+        return Memory.of(len(workload), cluster.models, kinds)
+
+    def carried(self, memory: Memory, rows: RowsOf, nodes: RowsOf, workload: Workload, cluster: Cluster) -> Memory:
+        fresh = self.new_memory(workload, cluster)
+        width = fresh.beside.shape[1]
+        if memory.models != fresh.models or memory.beside.shape[1] != width:
+            # Other columns: what was to be alone and beside whom is settled anew.
+            beside = np.zeros((len(memory.known), width))
+            memory = replace(memory, beside=beside, beside_s=beside.copy(), stale=True, solved_at_s=math.nan)
+        return carry(memory, fresh, rows, nodes)
+
+    def sharing(self, workload: Workload) -> Sharing | None:
+        return PairSharing(workload) if self.values["packed"] else None
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         if self.cache is None:
-            self.cache = Rounds(snapshot, memory, Terms.of(self.values))
+            kind = PackedRounds if self.values["packed"] else Rounds
+            self.cache = kind(snapshot, memory, Terms.of(self.values))
         return self.cache.decide(snapshot), memory

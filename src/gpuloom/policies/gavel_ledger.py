@@ -27,6 +27,9 @@ class Memory:
     since_s: until when time is counted (NaN: nothing was seen yet); solved_at_s: when the last allocation was made;
     round_at_s: when the next round is due.
 
+    Of `packed` (`gavel_packed.py`), by job and, for each model in turn, by the kind of job beside it (last: alone):
+    beside, its share; beside_s, the seconds that it has run so since the last allocation.
+
     Of `released`: done_s[m], when the steps of this round are done (NaN: it has none); began_s: since when the time of
     this round counts.
     """
@@ -34,6 +37,8 @@ class Memory:
     received_s: F8 = field(metadata=PER_JOB_AND_MODEL)
     share: F8 = field(metadata=PER_JOB_AND_MODEL)
     deficit_s: F8 = field(metadata=PER_JOB_AND_MODEL)
+    beside: F8 = field(metadata=PER_JOB)
+    beside_s: F8 = field(metadata=PER_JOB)
     on: NDArray[np.int16] = field(metadata=PER_JOB_A_MODEL)
     known: NDArray[np.bool_] = field(metadata=PER_JOB)
     done_s: F8 = field(metadata=PER_JOB)
@@ -46,13 +51,19 @@ class Memory:
     stale: bool = True
 
     @classmethod
-    def of(cls, jobs: int, models: tuple[str, ...]) -> Memory:
-        """The memory of a number of new jobs."""
-        shape = (jobs, len(models))
+    def of(cls, jobs: int, models: tuple[str, ...], kinds: int = 0) -> Memory:
+        """The memory of a number of new jobs.
+
+        Args:
+            kinds: kinds of jobs beside which speeds were measured.
+        """
+        shape, beside = (jobs, len(models)), (jobs, len(models) * (kinds + 1))
         return cls(
             received_s=np.zeros(shape),
             share=np.zeros(shape),
             deficit_s=np.zeros(shape),
+            beside=np.zeros(beside),
+            beside_s=np.zeros(beside),
             on=np.full(jobs, -1, dtype=np.int16),
             known=np.zeros(jobs, dtype=bool),
             done_s=np.full(jobs, np.nan),

@@ -34,6 +34,9 @@ _STEPS = 30
 class Rows:
     """What may run: row r takes gpus[r] GPUs of one model, and `alike[r]` equal rows stand behind it. Entry k says that
     job[k] is in row[k] and there does throughput[k, j] on model j; a row runs nowhere where one of its jobs does 0.
+
+    Where job m stands for many[m] that are alike, part[k] is the part of the row's time for which each of these is in
+    it.
     """
 
     gpus: F8
@@ -42,6 +45,8 @@ class Rows:
     job: NDArray[np.intp]
     throughput: F8
     jobs: int
+    part: F8 | None = None
+    many: F8 | None = None
 
     @classmethod
     def single(cls, speed: F8, gpus: F8, alike: F8 | None = None) -> Rows:
@@ -59,12 +64,21 @@ class Rows:
     def throughputs(self, share: F8) -> F8:
         """What each job does with these shares (rows, models)."""
         done = np.zeros(self.jobs)
-        np.add.at(done, self.job, (self.throughput * share[self.row]).sum(axis=1))
+        np.add.at(done, self.job, (self.throughput * self.parts[:, None] * share[self.row]).sum(axis=1))
         return done
+
+    @property
+    def parts(self) -> F8:
+        """`part`, 1 where it is not given."""
+        return np.ones(len(self.row)) if self.part is None else self.part
 
     def cost(self, worth: F8) -> F8:
         """Shape (rows, models): Σ over a row's jobs of worth · throughput, for all rows that are alike."""
         cost = np.zeros((len(self.gpus), self.throughput.shape[1]))
+        if self.many is not None:
+            behind = self.parts * self.many[self.job]
+            np.add.at(cost, self.row, self.throughput * (worth[self.job] * behind)[:, None])
+            return cost
         np.add.at(cost, self.row, self.throughput * worth[self.job][:, None])
         return cost * self.alike[:, None]
 
@@ -80,19 +94,19 @@ class Shares:
 
     def _program(self, slack: bool = False) -> Program:
         rows, n, models = self.rows, len(self.rows.gpus), len(self.capacity)
-        level, entries = n * models, len(rows.row)
+        level = n * models
         cells = np.arange(level)
         of_row, model = cells // models, cells % models
         scale = np.where(self.need > 0, 1.0 / np.where(self.need > 0, self.need, 1.0), 0.0)
         # Row m of the first part: throughput of job m over its need, less the level (or what it is to have).
         value_row = np.repeat(rows.job, models)
         value_column = (rows.row[:, None] * models + np.arange(models)).ravel()
-        value = (rows.throughput * scale[rows.job][:, None]).ravel()
+        value = (rows.throughput * (scale[rows.job] * rows.parts)[:, None]).ravel()
         risen = np.flatnonzero(np.isnan(self._fixed) & (self.need > 0))
         time_row = rows.jobs + np.repeat(rows.job, models)
         entry_row = [value_row, risen, time_row, 2 * rows.jobs + model]
         entry_column = [value_column, np.full(len(risen), level), value_column, cells]
-        entry = [value, -np.ones(len(risen)), np.ones(entries * models), (rows.gpus * rows.alike)[of_row]]
+        entry = [value, -np.ones(len(risen)), np.repeat(rows.parts, models), (rows.gpus * rows.alike)[of_row]]
         upper = np.append(rows.able.ravel().astype(np.float64), np.inf)
         if slack:  # a column for each job: how far it is above the level, up to 1
             entry_row.append(risen)
