@@ -60,6 +60,7 @@ bench: $(STAMP) ## Measure the simulator's speed and print ratios
 
 fidelity: $(STAMP) ## Rewrite docs/results/fidelity.md (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/fidelity.py
+	@$(BIN)/python bench/fidelity_gavel.py
 
 figures: $(STAMP) ## Rewrite docs/results/weaving.md: the Muri paper's figures and ours (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/figures.py

@@ -155,3 +155,10 @@ def test_no_level_of_water_could_be_higher(present: Present) -> None:
                 program.h.addConstr(program.done(m) * scale[m] >= value[m] - 1e-6)
         most = program.best(program.done(job) * scale[job])
         assert most == pytest.approx(value[job], rel=1e-3, abs=1e-3)
+
+
+def test_a_program_that_fails_from_where_the_last_one_ended_is_begun_anew() -> None:
+    """HiGHS ended with an unknown status here."""
+    present = present_of(np.array([[0.5, 0.0, 0.0]] * 6), np.ones(6), np.ones(6), np.array([4.0, 4.0, 4.0]))
+    share = OBJECTIVES["finish_time_fairness"](twins(present, 0, (5.0, 1.0)))
+    assert (0.5 * share[:, 0]).sum() == pytest.approx(2.0, abs=1e-4)

@@ -22,6 +22,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
         ("league", "itp"),
         ("figures", "muri"),
         ("fidelity", "muri"),
+        ("fidelity_gavel", "gavel"),
         ("grouping", "muri/model_stage_profiles.csv"),
         ("sharing_pairs", "orion"),
         ("shim_pairs", "orion"),

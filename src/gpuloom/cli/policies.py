@@ -47,7 +47,7 @@ def policies(policy: str | None, checked: str | None, seed: int, as_json: bool) 
       gpuloom policies check 'user-fair:charge=job'
       gpuloom policies check ./mine.py:Mine
     """
-    from gpuloom.policies.registry import policy_class, policy_ids
+    from gpuloom.policies.registry import parse_policy, policy_class, policy_ids
 
     if policy == "check":
         if checked is None:
@@ -57,7 +57,8 @@ def policies(policy: str | None, checked: str | None, seed: int, as_json: bool) 
     if checked is not None:
         raise click.UsageError(f"{checked!r} is one argument too many (gpuloom policies check NAME)")
 
-    rows = [describe(policy_class(name), name) for name in ([policy] if policy else policy_ids())]
+    names = [parse_policy(policy)[0]] if policy else policy_ids()
+    rows = [describe(policy_class(name), name) for name in names]
     if as_json:
         click.echo(json.dumps(rows[0] if policy else rows, indent=2))
     elif policy:
@@ -93,10 +94,10 @@ def _check(name: str, seed: int, as_json: bool) -> None:
 
 def _known(name: str) -> str:
     """What `load_policy` takes for this policy; a class that no package adds is made known first."""
-    from gpuloom.policies.registry import give, policy_ids
+    from gpuloom.policies.registry import ALIASES, give, policy_ids
 
     source, _, cls = name.rpartition(":")
-    if not source or not cls.isidentifier() or name.partition(":")[0] in policy_ids():
+    if not source or not cls.isidentifier() or name.partition(":")[0] in (*policy_ids(), *ALIASES):
         return name
     try:
         if source.endswith(".py"):

@@ -285,7 +285,7 @@ def checked(
     if scaling_profiles is not None and sizes is None:
         raise InputError("--scaling-profiles needs --elastic MIN-MAX, which says how many GPUs the jobs may have")
     if hlas is not None:
-        if not any(policy.partition(":")[0] == "hlas" for policy in policies):
+        if not any(parse_policy(policy)[0] == "hlas" for policy in policies):
             raise InputError(f"--hlas is for hlas, which is not among {', '.join(policies)}")
         parameters["literal"] = "yes"
     settings = {
@@ -304,7 +304,7 @@ def checked(
     mode = compat_mode(compat)
     loaded = []
     for policy in policies:
-        preset = mode.parameters.get(policy.partition(":")[0], {})
+        preset = mode.parameters.get(parse_policy(policy)[0], {})
         loaded.append(load_policy(policy, **{"seed": seed, **preset, **parameters}))
     for name in parameters:
         if not any(name in policy.values for policy in loaded):
@@ -321,7 +321,7 @@ def checked(
         inputs += sorted(scaling_profiles.glob("*.csv"))
     for policy in policies:
         values = parse_policy(policy)[1]
-        files = [p.name for p in policy_class(policy.partition(":")[0]).parameters if p.names_file]
+        files = [p.name for p in policy_class(parse_policy(policy)[0]).parameters if p.names_file]
         inputs += [Path(str(values[name])) for name in files if values.get(name) is not None]
     return RunOptions(chosen, loaded, settings, inputs, sizes, scaling_profiles, speeds, skip_impossible, others, found)
 

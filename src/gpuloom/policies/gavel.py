@@ -41,7 +41,26 @@ from gpuloom.policies.base import (
 from gpuloom.policies.gavel_ledger import Memory
 from gpuloom.policies.gavel_objectives import OBJECTIVES, WITHOUT_WEIGHTS
 from gpuloom.policies.gavel_packed import PackedRounds, PairSharing
+from gpuloom.policies.gavel_released import Released
 from gpuloom.policies.gavel_rounds import Rounds, Terms
+from gpuloom.solvers.interior import require_ecos
+
+INTERIOR = ("max_min_fairness", "finish_time_fairness", "max_sum_throughput", "makespan")
+"""Objectives that `released` has ECOS solve."""
+RELEASED_WITHOUT = {"finish_time_fairness", "max_sum_throughput"}
+"""Objectives to which weights mean nothing in the released code."""
+_NAMES = {
+    "max_min_fairness_water_filling": "water_filling",
+    "max_sum_throughput_normalized_by_cost": "cost",
+    "min_total_duration": "makespan",
+}
+"""What Gavel's code calls some objectives, with `_perf` behind."""
+
+
+def _objective(text: str) -> str:
+    """An objective, by its name here or in Gavel's code."""
+    plain = text.removesuffix("_perf")
+    return one_of(*OBJECTIVES)(_NAMES.get(plain, plain) if plain != text else text)
 
 
 class Gavel(Policy):
@@ -58,7 +77,7 @@ class Gavel(Policy):
         weights="shares by weight (not makespan, allox)",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("objective", "max_min_fairness", one_of(*OBJECTIVES), f"one of {', '.join(OBJECTIVES)}"),
+        Parameter("objective", "max_min_fairness", _objective, f"one of {', '.join(OBJECTIVES)}"),
         Parameter("round", 360.0, duration, "length of a round", "6m"),
         Parameter("reset", 1920.0, duration_or_0, "least time between two allocations", "32m"),
         Parameter("queue", "model", one_of("model", "global"), "a queue for each GPU model, or one for all"),
@@ -69,6 +88,7 @@ class Gavel(Policy):
             "two jobs of equally many GPUs may share them, where it was measured how fast each then runs",
             "no",
         ),
+        Parameter("released", False, yes_or_no, "the released simulator's rounds, and its solver (ECOS)", "no"),
         Parameter("blind", False, yes_or_no, "the program takes all models for equally fast", "no"),
         Parameter(
             "prices",
@@ -80,16 +100,21 @@ class Gavel(Policy):
     )
 
     remembers = (Memory,)
-    cache: Rounds | PackedRounds | None
+    cache: Rounds | PackedRounds | Released | None
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
-        self.heeds_weights = self.values["objective"] not in WITHOUT_WEIGHTS
-        if self.values["packed"]:
-            if self.values["objective"] != "max_min_fairness":
-                raise PolicyError(f"gavel:packed is for max_min_fairness, not for objective={self.values['objective']}")
+        said = self.values
+        unweighed = WITHOUT_WEIGHTS | (RELEASED_WITHOUT if said["released"] else set())
+        self.heeds_weights = said["objective"] not in unweighed
+        if said["packed"]:
+            if said["objective"] != "max_min_fairness" or said["released"]:
+                other = "released" if said["released"] else f"objective={said['objective']}"
+                raise PolicyError(f"gavel:packed is for max_min_fairness, not for {other}")
             self.max_jobs_per_gpu = 2
             self.traits = replace(self.traits, sharing=True)  # type: ignore[misc]
+        elif said["released"] and said["objective"] in INTERIOR:
+            require_ecos("gavel:released")
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         kinds = len(workload.pairs.kinds) if self.values["packed"] and workload.pairs is not None else 0
@@ -109,6 +134,6 @@ class Gavel(Policy):
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         if self.cache is None:
-            kind = PackedRounds if self.values["packed"] else Rounds
+            kind = PackedRounds if self.values["packed"] else Released if self.values["released"] else Rounds
             self.cache = kind(snapshot, memory, Terms.of(self.values))
         return self.cache.decide(snapshot), memory

@@ -31,7 +31,8 @@ class Memory:
     beside, its share; beside_s, the seconds that it has run so since the last allocation.
 
     Of `released`: done_s[m], when the steps of this round are done (NaN: it has none); began_s: since when the time of
-    this round counts.
+    this round counts. For finish-time fairness alone_s[m], how long it would have run alone until the last allocation,
+    and what it had left then, left_s[m], at which throughput alone, alone[m] (NaN: there was none).
     """
 
     received_s: F8 = field(metadata=PER_JOB_AND_MODEL)
@@ -42,6 +43,9 @@ class Memory:
     on: NDArray[np.int16] = field(metadata=PER_JOB_A_MODEL)
     known: NDArray[np.bool_] = field(metadata=PER_JOB)
     done_s: F8 = field(metadata=PER_JOB)
+    alone_s: F8 = field(metadata=PER_JOB)
+    left_s: F8 = field(metadata=PER_JOB)
+    alone: F8 = field(metadata=PER_JOB)
     worked_s: F8 = field(metadata=PER_MODEL)
     models: tuple[str, ...] = field(metadata=MODELS)
     since_s: float = math.nan
@@ -67,6 +71,9 @@ class Memory:
             on=np.full(jobs, -1, dtype=np.int16),
             known=np.zeros(jobs, dtype=bool),
             done_s=np.full(jobs, np.nan),
+            alone_s=np.zeros(jobs),
+            left_s=np.zeros(jobs),
+            alone=np.full(jobs, np.nan),
             worked_s=np.zeros(len(models)),
             models=models,
         )

@@ -41,6 +41,21 @@ BUILT_IN = {
     "rl": "gpuloom.policies.rl:Rl",
 }
 
+ALIASES = {
+    "allox": "gavel:objective=allox",
+    "finish_time_fairness": "gavel:objective=finish_time_fairness;blind",
+    "finish_time_fairness_perf": "gavel:objective=finish_time_fairness",
+    "max_min_fairness": "gavel:blind",
+    "max_min_fairness_packed": "gavel:packed",
+    "max_min_fairness_perf": "gavel",
+    "max_min_fairness_water_filling": "gavel:objective=water_filling;blind",
+    "max_min_fairness_water_filling_perf": "gavel:objective=water_filling",
+    "max_sum_throughput_perf": "gavel:objective=max_sum_throughput",
+    "max_sum_throughput_normalized_by_cost_perf": "gavel:objective=cost",
+    "min_total_duration": "gavel:objective=makespan;blind",
+    "min_total_duration_perf": "gavel:objective=makespan",
+}
+"""Names that Gavel's code has for its policies. There, those without `_perf` don't look at throughputs."""
 
 GIVEN: dict[str, type[Policy]] = {}
 """Policies that this process was given as classes, by id; see `give`."""
@@ -81,7 +96,7 @@ def policy_class(policy_id: str) -> type[Policy]:
         if not points:
             known = policy_ids()
             raise PolicyError(
-                f"unknown policy {policy_id!r}{did_you_mean(policy_id, known)} (known: {', '.join(known)})"
+                f"unknown policy {policy_id!r}{did_you_mean(policy_id, [*known, *ALIASES])} (known: {', '.join(known)})"
             )
         try:
             found = points[0].load()
@@ -104,7 +119,8 @@ def checked_class(found: Any, what: str) -> type[Policy]:
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, str]]:
-    """('tiresias', {'thresholds': '3250/7200'}) of 'tiresias:thresholds=3250/7200'; 'yes' for a name alone."""
+    """('tiresias', {'thresholds': '3250/7200'}) of 'tiresias:thresholds=3250/7200'; 'yes' for a name alone; the policy
+    that is meant by an alias."""
     policy_id, _, rest = text.strip().partition(":")
     values: dict[str, str] = {}
     for part in rest.split(";") if rest else []:
@@ -114,6 +130,9 @@ def parse_policy(text: str) -> tuple[str, dict[str, str]]:
         elif not equals or not name.strip():
             raise PolicyError(f"{part!r} in policy {text!r} is not name=value (tiresias:thresholds=3250/7200)")
         values[name.strip()] = value.strip()
+    if policy_id in ALIASES:
+        policy_id, preset = parse_policy(ALIASES[policy_id])
+        values = {**preset, **values}
     return policy_id, values
 
 

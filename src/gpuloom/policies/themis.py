@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from gpuloom.core.carrying import JOBS, PER_JOB
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Placement
+from gpuloom.core.errors import GpuloomError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_floats
 from gpuloom.core.units import next_multiple
@@ -40,6 +42,7 @@ from gpuloom.placement.shapes import shapes_of
 from gpuloom.policies.base import Parameter, Preemptive, Traits, duration, one_of
 from gpuloom.policies.upgrading import UPGRADE, Upgrading
 from gpuloom.solvers.fair_shares import least_worst_shares
+from gpuloom.solvers.interior import interior_shares_in_time, require_ecos
 
 _CONSIDERED = 512
 """Waiting jobs per shape, the largest ρ first, that one auction looks at."""
@@ -99,6 +102,13 @@ class Themis(Upgrading):
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("lease", 1200.0, duration, "length of a lease", "20m"),
         Parameter("mode", "lease", one_of("lease", "muri"), "lease, or muri: the rule of the Muri artifact"),
+        Parameter(
+            "solver",
+            "exact",
+            one_of("exact", "ecos"),
+            "of mode=muri, where GPUs are left over: exact: in proportion to what jobs lack; ecos: where the "
+            "artifact's solver ends (gpuloom[gavel])",
+        ),
         UPGRADE,
     )
 
@@ -110,6 +120,8 @@ class Themis(Upgrading):
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
         self.heeds_weights = self.values["mode"] == "lease"
+        if self.values["solver"] == "ecos":
+            require_ecos("themis:solver=ecos")
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         return Memory.of(len(workload))
@@ -122,7 +134,7 @@ class Themis(Upgrading):
                 _line_up(snapshot, memory)
             self.cache.update(snapshot.nodes_down)
             self.cache.difference_update(snapshot.nodes_up)
-            return _muri(snapshot, memory, self.cache), memory
+            return _muri(snapshot, memory, self.cache, self.values["solver"]), memory
         if not isinstance(self.cache, _Leases):
             self.cache = _Leases(snapshot, memory, self.values["lease"])
         decision = self.cache.decide(snapshot, memory)
@@ -265,7 +277,7 @@ def _line_up(snapshot: Snapshot, memory: Memory) -> None:
     memory.order += sorted(present - {*memory.order, *snapshot.arrived})
 
 
-def _muri(snapshot: Snapshot, memory: Memory, down: set[int]) -> Decision:
+def _muri(snapshot: Snapshot, memory: Memory, down: set[int], solver: str) -> Decision:
     """One event of `mode=muri`; its steps are in the module's docstring."""
     workload, now_s = snapshot.workload, snapshot.now_s
     gone = {*snapshot.finished}
@@ -291,7 +303,12 @@ def _muri(snapshot: Snapshot, memory: Memory, down: set[int]) -> Decision:
     memory.isolated_share[jobs], memory.iterations_left[jobs] = share, iterations
     # 2. Shares that minimise the largest ratio.
     age_s = now_s - workload.submit_s[jobs]
-    x = least_worst_shares(age_s, left_s, memory.isolated[jobs] + iterations / share, gpus, snapshot.cluster.gpus)
+    alone = memory.isolated[jobs] + iterations / share
+    x = least_worst_shares(age_s, left_s, alone, gpus, snapshot.cluster.gpus)
+    if solver == "ecos":
+        every = np.array([float(snapshot.cluster.gpus)])
+        with suppress(GpuloomError):  # of numerical trouble: that optimum is as good
+            x = interior_shares_in_time(1.0 / iteration_s[:, None], iterations, age_s, alone, gpus, every)[:, 0]
     # 3. Order: share over time run; ties by what is owed, then by share.
     run_s = np.array([snapshot.held_s(job) for job in memory.order])
     value = np.where(run_s == 0, x * 1e9, x / np.maximum(run_s, 1e-9))

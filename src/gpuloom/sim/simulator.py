@@ -143,7 +143,7 @@ def simulate(
     mode = compat_mode(chosen.compat)
     name = policy if isinstance(policy, str) else policy.id
     if isinstance(policy, str):
-        preset = mode.parameters.get(policy.partition(":")[0], {})
+        preset = mode.parameters.get(parse_policy(policy)[0], {})
         written = parse_policy(policy)[1]
         policy = load_policy(policy, **{"seed": chosen.seed, **preset, **chosen.parameters})
         taken = {k: v for k, v in chosen.parameters.items() if k in policy.values and k not in written}

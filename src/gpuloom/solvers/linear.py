@@ -56,6 +56,9 @@ class Program:
         solver = self._solver
         solver.changeColsCost(len(self._columns), self._columns, cost)
         solver.run()
+        if solver.getModelStatus() != self._optimal:  # not from where the last one ended, then
+            solver.clearSolver()
+            solver.run()
         if solver.getModelStatus() != self._optimal:
             status = solver.modelStatusToString(solver.getModelStatus())
             raise GpuloomError(f"the linear program ({self._size}) has no optimum: {status}")
