@@ -33,6 +33,7 @@ BESIDE = DATA / "gavel" / "side_by_side"
 RESULTS = list(csv.DictReader((BESIDE / "results.csv").open())) if BESIDE.is_dir() else []
 MIXED = "1x12:V100,1x12:P100,1x12:K80"
 needs_ecos = pytest.mark.skipif(find_spec("ecos") is None, reason="ECOS is not installed (gpuloom[gavel])")
+from gpuloom.traces.generate import GeneratorConfig, generate
 
 ONE_AND_TWO = "1x1:V100,2x1:K80"
 
@@ -352,3 +353,12 @@ def test_gavel_s_own_simulator_is_reproduced(trace: str, cluster: str, name: str
     result = run(workload, cluster, f"{name}:released")
     assert result.avg_jct_s / 3600 == pytest.approx(float(published[0]["avg_jct_h"]), rel=0.005)
     assert result.makespan_s / 3600 == pytest.approx(float(published[0]["makespan_h"]), rel=0.01)
+
+
+def test_a_program_that_ends_in_numerical_trouble_is_solved_from_the_start() -> None:
+    # In this trace HiGHS, going on from the first optimum, ends with the status "Unknown" (highspy 1.15).
+    config = GeneratorConfig(
+        jobs=500, gpus=64, load=1.1, seed=1, duration_max_s=12 * 3600.0, gpu_models=("V100", "K80")
+    )
+    result = simulate(generate(config), "4x8:V100,4x8:K80", "gavel")
+    assert np.isfinite(result.end_s).all()

@@ -9,6 +9,15 @@ from gpuloom.core.errors import GpuloomError
 from gpuloom.core.workload import F8
 
 
+_OTHER_WAYS: tuple[tuple[str, str | int], ...] = (
+    ("presolve", "on"),
+    ("presolve", "off"),
+    ("simplex_strategy", 4),
+    ("solver", "ipm"),
+)
+"""What is tried from the start, in this order, where going on from the last optimum ends in numerical trouble."""
+
+
 class Program:
     """row_lower ≤ A·x ≤ row_upper, 0 ≤ x ≤ upper, to be maximised for one cost after another.
 
@@ -56,9 +65,14 @@ class Program:
         solver = self._solver
         solver.changeColsCost(len(self._columns), self._columns, cost)
         solver.run()
-        if solver.getModelStatus() != self._optimal:  # not from where the last one ended, then
+        for option, value in _OTHER_WAYS:
+            if solver.getModelStatus() == self._optimal:
+                break
+            before = solver.getOptionValue(option)[1]
             solver.clearSolver()
+            solver.setOptionValue(option, value)
             solver.run()
+            solver.setOptionValue(option, before)
         if solver.getModelStatus() != self._optimal:
             status = solver.modelStatusToString(solver.getModelStatus())
             raise GpuloomError(f"the linear program ({self._size}) has no optimum: {status}")
