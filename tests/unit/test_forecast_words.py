@@ -147,7 +147,10 @@ def test_of_one_that_runs() -> None:
 def test_what_is_taken_for_granted() -> None:
     def said(gated: bool = False, lower: int = 0, **fields: Any) -> list[str]:
         preview = SimpleNamespace(
-            planning=SimpleNamespace(written="srtf", interval_s=90.0), gated=gated, overhead_s=12.0, lower=lower
+            planning=SimpleNamespace(seat=SimpleNamespace(written="srtf", interval_s=90.0)),
+            gated=gated,
+            overhead_s=12.0,
+            lower=lower,
         )
         return words.assumptions(Outlook(GIVEN, **fields), cast(Preview, preview))
 
