@@ -66,6 +66,7 @@ def test_sms_are_held_from_their_begin_to_their_end(tmp_path: Path) -> None:
         Span("best-effort", ns(90), ns(200), 25),  # goes on behind the edge
     ]
     picture = Picture(tmp_path / "t.svg", outcome("gpuloom", *spans))
+    assert picture.drawn(WAIT) == picture.drawn(QUEUE) == []
     ((_, _, high),) = picture.drawn(HIGH)
     assert high == (f"M56.0 184.0H{x(0)}V{y(10)}H{x(2)}V184.0H{x(10)}V{y(40)}H{x(30)}V184.0")
     ((_, _, both),) = picture.drawn(BEST)
@@ -111,6 +112,8 @@ def test_one_panel_for_each_rule_with_its_axes(tmp_path: Path) -> None:
     assert picture.texts(0) == [f"orion: {told}", "0", "50", "100", "SMs", ""]
     ticks = ["0", "20", "40", "60", "80"]
     assert picture.texts(1) == [f"gpuloom: {told}", "0", "50", "100", "SMs", *ticks, "milliseconds"]
+    name = picture.panels[0][0]
+    assert (name.get("class"), name.get("x"), name.get("y")) == ("row", "56", "12")
     places = [one.get("y") for one in picture.panels[1] if one.text in ("50", "100")]
     assert places == [y(50), y(100)]
     names = [one.text for one in picture.keys.iter() if one.text]
