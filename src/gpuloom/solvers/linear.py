@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.workload import F8
 
-
 _OTHER_WAYS: tuple[tuple[str, str | int], ...] = (
     ("presolve", "on"),
     ("presolve", "off"),
