@@ -27,13 +27,13 @@ from gpuloom.policies.registry import ALIASES
 from gpuloom.sim import simulate
 from gpuloom.solvers import interior
 from gpuloom.traces import read_trace
+from gpuloom.traces.generate import GeneratorConfig, generate
 
 DATA = Path(os.environ.get("GPULOOM_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 BESIDE = DATA / "gavel" / "side_by_side"
 RESULTS = list(csv.DictReader((BESIDE / "results.csv").open())) if BESIDE.is_dir() else []
 MIXED = "1x12:V100,1x12:P100,1x12:K80"
 needs_ecos = pytest.mark.skipif(find_spec("ecos") is None, reason="ECOS is not installed (gpuloom[gavel])")
-from gpuloom.traces.generate import GeneratorConfig, generate
 
 ONE_AND_TWO = "1x1:V100,2x1:K80"
 
