@@ -31,7 +31,7 @@ from gpuloom.traces.generate import GeneratorConfig, generate
 
 DATA = Path(os.environ.get("GPULOOM_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 BESIDE = DATA / "gavel" / "side_by_side"
-RESULTS = list(csv.DictReader((BESIDE / "results.csv").open())) if BESIDE.is_dir() else []
+RESULTS = list(csv.DictReader((BESIDE / "results.csv").read_text().splitlines())) if BESIDE.is_dir() else []
 MIXED = "1x12:V100,1x12:P100,1x12:K80"
 needs_ecos = pytest.mark.skipif(find_spec("ecos") is None, reason="ECOS is not installed (gpuloom[gavel])")
 

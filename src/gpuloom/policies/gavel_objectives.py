@@ -112,12 +112,12 @@ def max_sum_throughput(present: Present) -> F8:
 
 def cost(present: Present) -> F8:
     """max Σ_m Σ_j w_m · T_mj X_mj / price_j: as max_sum_throughput, but a dollar's worth (Gavel's code sums ratios)."""
-    if present.price is None:
+    if present.price is None and len(present.capacity) > 1:
         raise PolicyError(
             "gavel:objective=cost needs the price of every GPU model of the cluster, and that of one is not known "
-            "(gpuloom/facts/data/gpus.csv): give prices=MODEL:PRICE/MODEL:PRICE, in dollars per GPU and hour"
+            "(see: gpuloom gpus): give prices=MODEL:PRICE/MODEL:PRICE, in dollars per GPU and hour"
         )
-    price = present.price
+    price = np.ones(1) if present.price is None else present.price
     return _by_kind(present, lambda shares, worth: shares.most(_summed(present, shares)[0], price))
 
 

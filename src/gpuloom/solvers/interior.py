@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloom.core.errors import GpuloomError
+from gpuloom.core.errors import GpuloomError, MissingDependencyError
 from gpuloom.core.workload import F8
 
 _TOLERANCE = 1e-8
@@ -19,9 +19,9 @@ _TOLERANCE = 1e-8
 
 
 def require_ecos(who: str) -> None:
-    """Raises GpuloomError if the solver is not installed; who: the policy, as one writes it."""
+    """Raises MissingDependencyError if the solver is not installed; who: the policy, as one writes it."""
     if find_spec("ecos") is None:
-        raise GpuloomError(f"{who} needs the solver ECOS, which is not installed: pip install 'gpuloom[gavel]'")
+        raise MissingDependencyError(who, "the solver ECOS", "gavel")
 
 
 def interior_shares(value: F8, gpus: F8, capacity: F8) -> F8:
