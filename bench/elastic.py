@@ -17,6 +17,7 @@ import numpy as np
 from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.units import format_duration
 from gpuloom.core.workload import Workload
+from gpuloom.facts.speeds import from_facts
 from gpuloom.sim import SimResult
 from gpuloom.sim.runner import Task, run_all
 from gpuloom.traces import read_trace
@@ -27,17 +28,30 @@ from public_data import DATA, need
 
 REPO = Path(__file__).resolve().parents[1]
 START, END = "<!-- figures -->", "<!-- end -->"
-OPEN = "proportion=1;expand_threshold=0.8;shrink_threshold=1.1"
+OPEN = "literal;proportion=1;expand_threshold=0.8;shrink_threshold=1.1"
 POLICIES = {
     "tiresias": "tiresias",
     "srtf": "srtf",
+    "elastic:literal": "elastic:literal",
+    "elastic:literal, wide pool": f"elastic:{OPEN}",
     "elastic": "elastic",
-    "elastic, wide pool": f"elastic:{OPEN}",
-    "elastic, wide pool, srtf": f"elastic:{OPEN};base=srtf",
+    "elastic, a fifth in reserve": "elastic:proportion=0.8",
+    "elastic, srtf": "elastic:base=srtf",
     "elastic-goodput": "elastic-goodput",
     "elastic-goodput, gittins": "elastic-goodput:base=gittins",
     "elastic-goodput, srtf": "elastic-goodput:base=srtf;weight=remaining;alpha=0.5",
 }
+MIXED = (
+    "tiresias",
+    "tiresias:upgrade=no",
+    "hlas",
+    "gavel",
+    "elastic:literal",
+    "elastic",
+    "elastic-goodput",
+    "elastic-goodput:base=srtf;weight=remaining;alpha=0.5",
+    "weave",
+)
 
 
 def workloads(data: Path) -> list[tuple[str, str, Workload]]:
@@ -89,6 +103,34 @@ def all_of_pollux(data: Path, processes: int) -> list[str]:
     ]
 
 
+def mixed(processes: int) -> list[str]:
+    """Tables on clusters of two GPU models: generated jobs of 1 to 16 GPUs, speeds from facts."""
+    lines = []
+    for count, gpus, spec, load in ((160, 64, "8x4:V100,8x4:A100", 0.8), (500, 64, "8x4:V100,8x4:A100", 1.1)):
+        cluster = parse_cluster(spec)
+        jobs = make_elastic(generate(GeneratorConfig(jobs=count, gpus=gpus, load=load, seed=1)), Range(1, 16, False))
+        jobs = from_facts(jobs, cluster)
+        outcome = run_all([Task(jobs, cluster, text) for text in MIXED], {}, processes=processes)
+        for error in outcome.errors:
+            if error is not None:
+                raise error
+        first = outcome.done[0]
+        lines += [
+            f"## Two GPU models: generated, load {load:g}, 1 to 16 GPUs, {spec}",
+            "",
+            f"{len(jobs):,} jobs.",
+            "",
+            "| policy | average JCT | to tiresias | p99 | GPUs in use | resizes | restarts | run time to tiresias |",
+            "|---|---|---|---|---|---|---|---|",
+            *(
+                row(text, result, first.avg_jct_s, first.wall_s)
+                for text, result in zip(MIXED, outcome.done, strict=True)
+            ),
+            "",
+        ]
+    return lines
+
+
 def row(name: str, result: SimResult, fixed_s: float, wall_s: float) -> str:
     return (
         f"| {name} | {format_duration(result.avg_jct_s)} | {result.avg_jct_s / fixed_s:.2f} | "
@@ -120,7 +162,7 @@ def figures(data: Path, processes: int) -> str:
             ),
             "",
         ]
-    return "\n".join([*lines, *all_of_pollux(data, processes)])
+    return "\n".join([*lines, *all_of_pollux(data, processes), *mixed(processes)])
 
 
 def main() -> None:

@@ -184,10 +184,10 @@ def test_the_example_file_and_the_patents_names_say_the_same(tmp_path: Path) -> 
         "elasticConfig:\n  elasticProportion: 0.3\n  expandThreshold: 0.3\n  expandPolicy: fail\n"
         "  scalingThreshold: 0.9\n  scalingPolicy: priority\n  hpaCheckMinutes: 5\n"
     )
-    found = [load_policy(f"elastic:config={file}") for file in (patent, ROOT / "examples" / "elastic.yaml")]
+    found = [load_policy(f"elastic:literal;config={file}") for file in (patent, ROOT / "examples" / "elastic.yaml")]
     assert all(isinstance(policy, Elastic) for policy in found)
     rules = [policy.rules() for policy in found if isinstance(policy, Elastic)]
-    assert rules[0] == rules[1] == Elastic().rules()
+    assert rules[0] == rules[1] == Elastic(literal=True).rules()
     assert rules[0][0].expand_policy == "fair"
 
 
@@ -294,7 +294,7 @@ def test_a_resize_that_does_not_pay_is_not_made() -> None:
 
 def test_a_control_step_in_the_simulator() -> None:
     """Eight GPUs, one job at 1: M = (8 - 1)·0.5 = 3.5, t = 0.29, EM = (0.6 - t)·M = 1.1: one replica at 300 s."""
-    policy = "elastic:proportion=0.5;base=fifo"
+    policy = "elastic:literal;proportion=0.5;base=fifo"
     result = simulate(jobs([(10, 1000, 1)], scaling=linear(1)), "1x8", policy, restart_overhead_s=0.0)
     # 290 s at 1 GPU; at 2 GPUs M = 3 and t = 0.67: hold.
     assert result.resizes == 1

@@ -5,13 +5,19 @@ t = EU / M of the elastic pool M = (A - a)·p is compared with two thresholds (`
 both readings of `a`). Below the one replicas are added, above the other they are taken away, else nothing happens. A
 job starts with its fewest replicas and never has fewer; those above are borrowed: a job that waits and could run if
 they were given back gets them at once; which job that is, the base policy decides.
+
+By the letter EU is all that elastic jobs hold, and a job starts with its fewest replicas: one that is alone on the
+cluster stays there, as the pool counts as used up (`literal`). The purpose of the text is that elastic jobs use what is
+free. By default EU is therefore what they hold above their smallest sizes, all that is free is lent, a job that starts
+gets the size that it asks for if that is free, those below the size that they ask for grow before others, and jobs go
+to other GPU models where that pays (`policies/gpu_allocator.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from gpuloom.core.cluster import Cluster
@@ -22,12 +28,15 @@ from gpuloom.core.units import is_multiple, next_multiple
 from gpuloom.core.workload import Workload
 from gpuloom.policies.base import Parameter, Preemptive, Traits, one_of, positive, share, yes_or_no
 from gpuloom.policies.composed import BASE, Composed, Memory
+from gpuloom.policies.gpu_allocator import GpuAllocator
+from gpuloom.policies.growth import GOODPUT
 from gpuloom.scaling.base_view import replicas_of
 from gpuloom.scaling.lending import Lending
 from gpuloom.scaling.thresholds import (
     LEAST_BUDGET_GPUS,
     POLICIES,
     ElasticJob,
+    ResizeDecision,
     Thresholds,
     decide_resize,
     resize_in_turn,
@@ -42,6 +51,13 @@ ALIASES: Mapping[str, str] = {
     "hpaCheckMinutes": "check_minutes",
 }
 """The patent's names of the keys."""
+LETTER: Mapping[str, Any] = {
+    "proportion": 0.3,
+    "expand_threshold": 0.3,
+    "shrink_threshold": 0.9,
+    "count_elastic_usage": True,
+}
+"""The values of the patent's example: where `literal` is on, of those that are not written."""
 SECTIONS = ("elastic", "elasticConfig", "elasticconfig")
 
 
@@ -78,7 +94,7 @@ def _config(data: Any) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"key {key!r} is {value!r}: {error}") from error
     defaults = {parameter.name: parameter.default for parameter in Elastic.parameters}
-    _rules(defaults | found)
+    _rules(defaults | (dict(LETTER) if found.get("literal") else {}) | found)
     return found
 
 
@@ -101,13 +117,20 @@ class Elastic(Composed):
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         BASE,
-        Parameter("proportion", 0.3, share, "share of the free GPUs that elastic jobs may borrow"),
-        Parameter("expand_threshold", 0.3, positive, "below this utilisation of the pool jobs grow"),
+        Parameter("literal", False, yes_or_no, "the patent's text only: its reading of EU, and its values", "no"),
+        Parameter("proportion", 1.0, share, "share of the free GPUs that elastic jobs may borrow (literal: 0.3)"),
+        Parameter("expand_threshold", 1.0, positive, "below this utilisation of the pool jobs grow (literal: 0.3)"),
         Parameter("expand_policy", "fair", _order, "which jobs grow first: fair (fewest expansions) or priority"),
-        Parameter("shrink_threshold", 0.9, positive, "above this utilisation jobs shrink"),
+        Parameter("shrink_threshold", 1.2, positive, "above this utilisation jobs shrink (literal: 0.9)"),
         Parameter("shrink_policy", "priority", _order, "which jobs shrink first: priority (low first) or fair"),
         Parameter("check_minutes", 5.0, positive, "minutes between two checks of the pool", "5"),
-        Parameter("count_elastic_usage", True, yes_or_no, "GPUs of elastic jobs count as used in the pool", "yes"),
+        Parameter(
+            "count_elastic_usage",
+            False,
+            yes_or_no,
+            "GPUs of elastic jobs count as used (literal: yes)",
+            "no",
+        ),
         Parameter(
             "config",
             None,
@@ -140,8 +163,10 @@ class Elastic(Composed):
         if isinstance(config, str):
             raise PolicyError(f"policy {self.id!r}: config must be a mapping here (the caller reads the file)")
         values = dict(self.values)
-        if config is not None:
-            values |= {name: value for name, value in config.items() if name not in self._written}
+        given = {} if config is None else {name: value for name, value in config.items() if name not in self._written}
+        if given.get("literal", values["literal"]):
+            values |= {name: value for name, value in LETTER.items() if name not in self._written}
+        values |= given
         try:
             self._settled = config, _rules(values), 60.0 * values["check_minutes"]
         except ValueError as error:
@@ -172,20 +197,59 @@ class Elastic(Composed):
             memory.dirty = self._check(snapshot, memory, lending, rules)
             memory.checked_s = now_s
             memory.check_at_s = next_multiple(now_s, period_s)
+        elif not rules.literal and lending.run:
+            self._as_asked(snapshot, memory, lending, rules)
         return memory.check_at_s if memory.dirty else math.inf
 
-    def _check(self, snapshot: Snapshot, memory: Memory, lending: Lending, rules: Thresholds) -> bool:
-        """One control step; whether anything changed."""
+    def _utilisation(self, snapshot: Snapshot, lending: Lending, rules: Thresholds) -> ResizeDecision:
+        """What the thresholds say now."""
         out = snapshot.nodes_out
         in_service = sum_ints([node.gpus for index, node in enumerate(snapshot.cluster.nodes) if index not in out])
         free = sum_ints([mask.bit_count() for mask in lending.free])
-        resize = decide_resize(rules, in_service, in_service - free, sum_ints(lending.gpus.values()))
-        if resize.action == "hold":
-            return False
-        grows = resize.action == "expand"
+        elastic = sum_ints(lending.gpus.values())
+        if not rules.literal:
+            elastic -= sum_ints([lending.sizes.of[job][0] for job in lending.gpus])
+        return decide_resize(rules, in_service, in_service - free, elastic)
+
+    def _check(self, snapshot: Snapshot, memory: Memory, lending: Lending, rules: Thresholds) -> bool:
+        """One control step; whether anything changed."""
         touched = set(lending.reclaimed)
-        if resize.budget_gpus < LEAST_BUDGET_GPUS:
-            return bool(touched)
+        changed = bool(touched)
+        resize = self._utilisation(snapshot, lending, rules)
+        grows = resize.action == "expand"
+        if resize.action != "hold" and resize.budget_gpus >= LEAST_BUDGET_GPUS:
+            if grows and not rules.literal:
+                # Whoever has less than it asks for comes first.
+                below = _below(self._candidates(snapshot, memory, lending, grows, touched))
+                grown = sum_ints(self._resized(snapshot, memory, lending, rules, resize, below).values())
+                resize = replace(resize, budget_gpus=resize.budget_gpus - grown)
+                changed = changed or grown > 0
+            jobs = self._candidates(snapshot, memory, lending, grows, touched)
+            changed = bool(self._resized(snapshot, memory, lending, rules, resize, jobs)) or changed
+        if not rules.literal and len(lending.nodes_of) > 1:
+            changed = self._to_other_models(snapshot, memory, lending, rules) or changed
+        return changed
+
+    def _as_asked(self, snapshot: Snapshot, memory: Memory, lending: Lending, rules: Thresholds) -> None:
+        """Jobs that start get the sizes that they ask for, as far as GPUs are free."""
+        resize = self._utilisation(snapshot, lending, rules)
+        if resize.action == "expand" and resize.budget_gpus >= LEAST_BUDGET_GPUS:
+            jobs = _below(self._candidates(snapshot, memory, lending, True, set(lending.reclaimed)))
+            begun = [job for job in jobs if job.job in lending.run]
+            self._resized(snapshot, memory, lending, rules, resize, begun)
+
+    def _resized(
+        self,
+        snapshot: Snapshot,
+        memory: Memory,
+        lending: Lending,
+        rules: Thresholds,
+        resize: ResizeDecision,
+        jobs: list[ElasticJob],
+    ) -> dict[int, int]:
+        """Carry the step out on these jobs: by job that changed, by how many GPUs it grew."""
+        grows = resize.action == "expand"
+        before = {job.job: lending.gpus[job.job] for job in jobs}
 
         def may(job: ElasticJob, replicas: int) -> bool:
             gpus = replicas * job.replica_gpus
@@ -198,13 +262,25 @@ class Elastic(Composed):
                 lending.shrink(job.job, gpus)
             return True
 
-        changed = resize_in_turn(rules, resize, self._candidates(snapshot, memory, lending, grows, touched), may)
+        changed = resize_in_turn(rules, resize, jobs, may)
         for job in changed:
             if grows:
                 self.note_expansion(snapshot, memory, job)
             else:
                 self.note_shrink(snapshot, memory, job)
-        return bool(changed) or bool(touched)
+        return {job: lending.gpus[job] - before[job] for job in changed}
+
+    def _to_other_models(self, snapshot: Snapshot, memory: Memory, lending: Lending, rules: Thresholds) -> bool:
+        """Jobs go to free GPUs of another model where that pays, larger if all that is free may be lent."""
+        if not isinstance(lending.attached, GpuAllocator):
+            values = {parameter.name: parameter.default for parameter in GOODPUT}
+            lending.attached = GpuAllocator(values, snapshot, lending)
+        desk: GpuAllocator = lending.attached
+        desk.grown, desk.shrunk = [], []
+        desk.move(snapshot, quiet_s=snapshot.now_s - memory.stirred_s, larger=rules.proportion == 1.0)
+        for job in desk.grown:
+            self.note_expansion(snapshot, memory, job)
+        return bool(desk.grown or desk.shrunk)
 
     def _candidates(
         self, snapshot: Snapshot, memory: Memory, lending: Lending, grows: bool, touched: set[int]
@@ -228,6 +304,7 @@ class Elastic(Composed):
                     memory.last_expansion_s.item(job),
                     memory.shrinks.item(job),
                     memory.last_shrink_s.item(job),
+                    snapshot.workload.gpus.item(job) // replica,
                 )
             )
         return found
@@ -237,3 +314,9 @@ def _priority(snapshot: Snapshot, job: int) -> int:
     """Small is high."""
     priority = snapshot.workload.priority
     return 0 if priority is None else priority.item(job)
+
+
+def _below(jobs: list[ElasticJob]) -> list[ElasticJob]:
+    """Those that have less than they ask for, to grow no further than that."""
+    capped = [replace(job, sizes=tuple([size for size in job.sizes if size <= job.asked])) for job in jobs]
+    return [job for job in capped if job.sizes and job.replicas < job.sizes[-1]]

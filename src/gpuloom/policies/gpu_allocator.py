@@ -201,6 +201,7 @@ class GpuAllocator:
             # A little faster is not worth what others lose; on GPUs that are free it is.
             fresh = np.array([job in lending.run for job in jobs])[:, None]
             firm = np.where((ratio > 1.0) & (ratio < self._least) & ~fresh, -np.inf, worth)
+            firm[np.arange(len(jobs)), present] = 0.0
             chosen = choose(options, firm, capacity, present, worth)
         else:
             chosen = improve(options, worth, capacity, present)
@@ -217,6 +218,27 @@ class GpuAllocator:
         if len(open_s):
             self.look_s = snapshot.now_s + float(open_s.min()) + AFTER_S
         return not shift or bool(lending.reclaimed)
+
+    def move(self, snapshot: Snapshot, *, quiet_s: float, larger: bool) -> None:
+        """Move jobs to free GPUs of other models where that pays; nobody grows or shrinks where it is.
+
+        Args:
+            larger: to larger sizes, too.
+        """
+        jobs = sorted(self.lending.held)
+        options, present = self._options, self._present(jobs)
+        worth, _, _ = self._worth(snapshot, jobs, quiet_s)
+        barred = options.model[None, :] == options.model[present][:, None]
+        if not larger:
+            barred |= options.gpus[None, :] > options.gpus[present][:, None]
+        barred[np.arange(len(jobs)), present] = False
+        worth[barred] = -np.inf
+        capacity = options.used(present)
+        for node, mask in enumerate(self.lending.free):
+            capacity[self.lending.pool_of[node]] += mask.bit_count()
+        chosen = improve(options, worth, capacity, present)
+        if (chosen != present).any():
+            self._carry_out(snapshot, jobs, present, chosen, worth, quiet_s)
 
     def _carry_out(
         self, snapshot: Snapshot, jobs: list[int], present: Chosen, chosen: Chosen, worth: F8, quiet_s: float

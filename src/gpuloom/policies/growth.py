@@ -21,7 +21,7 @@ GOODPUT = (
     Parameter("floor", 300.0, duration, "least time a job is assumed to need", "5m"),
     Parameter("horizon", 1800.0, duration, "longest time a new size is expected to last", "30m"),
     Parameter("period", 120.0, duration, "time between two transfers of GPUs from job to job", "2m"),
-    Parameter("least", 0.1, not_negative, "least relative speed-up for a resize"),
+    Parameter("least", 0.1, not_negative, "least relative speed-up for which a running job is given GPUs of others"),
 )
 """Parameters of those who share GPUs out so."""
 

@@ -8,6 +8,9 @@ elastic jobs hold, t = EU / M (infinite for M = 0), and MT = (ET + ST) / 2:
 The source is the patent "elastic distributed training in deep-learning scenarios" (2022), paragraphs 12 to 16 and 27
 to 30. In its paragraph 15 "t > ET" is a misprint for t > ST.
 
+EU can be read in two ways: as all GPUs that elastic jobs hold (the letter: with the text's own values hardly any job
+then ever grows), or as those above their smallest sizes, which is what the pool has lent.
+
 The text uses `a` in two ways. If `a` is all GPUs in use, the pool shrinks by p for every GPU that elastic jobs gain. A
 step then overshoots by MT·p times its length, and sizes settle only if MT·p < 1: `Thresholds` refuses anything else.
 If `a` is the GPUs of jobs that are not elastic, the pool does not change with the elastic jobs.
@@ -36,7 +39,8 @@ class Thresholds:
 
     proportion: p. expand_threshold, shrink_threshold: ET, ST.
     expand_policy, shrink_policy: `priority`: by priority, then by how often and how long ago; `fair`: by these alone.
-    count_elastic_usage: `a` is all GPUs in use; else those of jobs that are not elastic.
+    count_elastic_usage: `a` is all GPUs in use; else all but those that EU counts.
+    literal: EU is all GPUs of elastic jobs; else those above their smallest sizes.
 
     Raises:
         ValueError: a value out of its range; the message begins with its name.
@@ -48,6 +52,7 @@ class Thresholds:
     expand_policy: str = "fair"
     shrink_policy: str = "priority"
     count_elastic_usage: bool = True
+    literal: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.proportion <= 1:
@@ -104,18 +109,19 @@ class ElasticJob:
     last_expansion_s: float = -math.inf
     shrinks: int = 0
     last_shrink_s: float = -math.inf
+    asked: int = 0
 
 
 def decide_resize(rules: Thresholds, cluster_gpus: int, used_gpus: int, elastic_gpus: int) -> ResizeDecision:
     """Compare t with the thresholds.
 
     Args:
-        cluster_gpus: A. used_gpus: GPUs in use by all jobs. elastic_gpus: EU.
+        cluster_gpus: A. used_gpus: GPUs in use by all jobs. elastic_gpus: EU, as the rules read it.
     """
     counted = used_gpus if rules.count_elastic_usage else used_gpus - elastic_gpus
     pool = (cluster_gpus - counted) * rules.proportion
-    if elastic_gpus == 0:
-        # There is nobody to shrink or to expand.
+    if elastic_gpus == 0 and (rules.literal or pool <= 0):
+        # There is nobody to shrink, and nobody to expand, or nothing to expand by.
         return ResizeDecision("hold", pool, 0.0 if pool > 0 else math.inf, 0.0)
     if pool <= 0:
         return ResizeDecision("shrink", 0.0, math.inf, float(elastic_gpus))

@@ -1,0 +1,98 @@
+"""Elastic jobs by thresholds: the letter of the text, and the default, which lends what is free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from builders import jobs
+from gpuloom.core.errors import PolicyError
+from gpuloom.core.scaling import Scaling
+from gpuloom.core.workload import Speeds, Workload
+from gpuloom.facts.inputs import load_policy
+from gpuloom.policies.elastic import Elastic
+from gpuloom.sim import simulate
+
+
+def linear(n: int, *, least: int, asks: int, most: int, hours: float = 10.0) -> Workload:
+    """Jobs that take so many hours at the size that they ask for, and are as fast as they have GPUs."""
+    ones = np.ones(n, dtype=np.int32)
+    curve = np.arange(most + 1, dtype=np.float64)[:, None]
+    scaling = Scaling(ones, least * ones, most * ones, 0 * ones, asks * np.ones(n), (curve,))
+    return jobs([(0.0, hours * 3600, asks)] * n, scaling=scaling)
+
+
+def test_a_job_alone_has_the_cluster() -> None:
+    workload = linear(1, least=1, asks=4, most=16)
+    assert simulate(workload, "2x8", "elastic", restart_overhead_s=30.0).end_s[0] == pytest.approx(2.5 * 3600, abs=700)
+    # By the letter its one GPU is all that the pool of 16 · 0.3 may hold.
+    assert simulate(workload, "2x8", "elastic:literal", restart_overhead_s=30.0).end_s[0] >= 20 * 3600
+
+
+def test_five_jobs_on_32_gpus_take_no_longer_than_under_fifo() -> None:
+    workload = linear(5, least=2, asks=8, most=8)
+    found = {p: simulate(workload, "4x8", p) for p in ("fifo", "elastic", "elastic:literal")}
+    assert found["elastic"].avg_jct_s <= 1.03 * found["fifo"].avg_jct_s
+    assert found["elastic"].makespan_s <= 0.65 * found["fifo"].makespan_s
+    assert found["elastic:literal"].avg_jct_s >= 3.0 * found["fifo"].avg_jct_s
+
+
+@pytest.mark.parametrize("jobs_there", [1, 2, 3, 4])
+def test_nobody_has_less_than_it_asks_for_while_gpus_are_free(jobs_there: int) -> None:
+    workload = linear(jobs_there, least=1, asks=4, most=4, hours=0.2)
+    found = simulate(workload, "2x8", "elastic", restart_overhead_s=0.0)
+    assert found.end_s.tolist() == pytest.approx([720.0] * jobs_there)
+    assert found.resizes == 0
+
+
+def test_those_below_what_they_ask_for_grow_first() -> None:
+    # The second comes when all is lent, and starts with one GPU of the first; once the third ends it gets its four.
+    ones = np.ones(3, dtype=np.int32)
+    curve = np.arange(9, dtype=np.float64)[:, None]
+    scaling = Scaling(
+        ones, np.array([1, 1, 3], dtype=np.int32), np.array([8, 8, 3], dtype=np.int32), 0 * ones, ones * 4.0, (curve,)
+    )
+    workload = jobs([(0.0, 36_000.0, 4), (600.0, 36_000.0, 4), (0.0, 1200.0, 3)], scaling=scaling)
+    found = simulate(workload, "1x8", "elastic:base=fifo", restart_overhead_s=0.0, record_segments=True)
+    segments = found.segments
+    assert segments is not None
+    late = (segments.job == 2) & (segments.start_s > 1600.0)
+    sizes = [int(mask).bit_count() for mask in segments.gpu_mask[late].tolist()]
+    assert sizes[0] == 4
+
+
+def test_jobs_grow_onto_other_models() -> None:
+    workload = linear(1, least=1, asks=4, most=8)
+    workload = replace(workload, speeds=Speeds(("V100", "A100"), np.array([[1.0, 2.0]])))
+    found = simulate(workload, "1x4:V100,1x8:A100", "elastic", restart_overhead_s=30.0)
+    assert found.end_s[0] == pytest.approx(2.5 * 3600, abs=700)
+
+
+def test_the_letter_has_its_own_values_where_none_are_written() -> None:
+    rules, _ = Elastic().rules()
+    assert (rules.proportion, rules.expand_threshold, rules.shrink_threshold, rules.count_elastic_usage) == (
+        1,
+        1,
+        1.2,
+        False,
+    )
+    rules, _ = load_policy("elastic:literal;proportion=0.5").rules()  # type: ignore[attr-defined]
+    assert (rules.proportion, rules.expand_threshold, rules.shrink_threshold, rules.count_elastic_usage) == (
+        0.5,
+        0.3,
+        0.9,
+        True,
+    )
+    rules, _ = Elastic(config={"literal": True, "expand_threshold": 0.4}).rules()
+    assert (rules.proportion, rules.expand_threshold, rules.literal) == (0.3, 0.4, True)
+    with pytest.raises(PolicyError, match="below 1 where count_elastic_usage"):
+        Elastic(count_elastic_usage=True).rules()
+
+
+def test_a_share_is_kept_in_reserve() -> None:
+    workload = linear(1, least=1, asks=4, most=16)
+    found = simulate(workload, "2x8", "elastic:proportion=0.5", restart_overhead_s=0.0)
+    # M = 15 · 0.5, of which it borrows (1 + 1.2) / 2 at most: 8 GPUs beyond its own.
+    assert found.end_s[0] == pytest.approx(36_000 * 4 / 9, rel=0.02)
