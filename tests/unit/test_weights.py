@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from builders import jobs
 from gpuloom.cli.main import cli
+from gpuloom.core.scaling import Scaling
 from gpuloom.core.workload import Workload
 from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.registry import BUILT_IN, policy_class
@@ -84,6 +85,16 @@ def test_a_share_of_the_cluster_goes_by_weight_under_themis() -> None:
     assert run(workload, "themis:lease=60s").end_s.tolist() == [12000, 6000]
 
 
+@pytest.mark.parametrize("policy", ["elastic-goodput:base=fifo", "weave"])
+def test_the_heavier_of_two_elastic_jobs_gets_more_gpus(policy: str) -> None:
+    """Alike jobs of 1 to 6 GPUs, of which there are six."""
+    ones = np.ones(2, dtype=np.int32)
+    scaling = Scaling(ones, ones, 6 * ones, 0 * ones, np.ones(2), (np.sqrt(np.arange(7))[:, None],))
+    workload = jobs([(0, 20_000, 1), (0, 20_000, 1)], scaling=scaling, weight=np.array([1.0, 8.0]))
+    result = run(workload, policy, "1x6")
+    assert result.end_s[1] < result.end_s[0] * 0.9
+
+
 @pytest.mark.parametrize(
     ("policy", "heeds"),
     [
@@ -96,6 +107,8 @@ def test_a_share_of_the_cluster_goes_by_weight_under_themis() -> None:
         ("themis:mode=muri", False),
         ("elastic:base=fifo", False),
         ("elastic:base=srtf", True),
+        ("elastic-goodput:base=fifo", True),
+        ("weave", True),
         ("fifo:beside=yes", False),
         ("srtf:beside=yes", True),
     ],

@@ -11,6 +11,7 @@ The weight goes by what is known:
         work, and little is gained by finishing it soon.
     remaining: (time left at the smallest size + `floor`)^-`power`: the shorter the more (Berg, Vesilo, Harchol-Balter,
         "heSRPT: parallel scheduling to minimize mean slowdown", 2020).
+Either is multiplied by the job's own weight, where the trace has any.
 
 A change of size costs `resize_overhead_s` of work. It is made only if the gain of `horizon` exceeds that (or of the
 time for which the job is expected to go on, if that is shorter: as long as it has run so far, unless ends are known).
@@ -39,6 +40,6 @@ class ElasticGoodput(Growing):
         heterogeneity=False,
         sharing=False,
         paper="gpuloom",
-        weights="as the base",
+        weights="worth of GPUs times weight, and as the base",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (BASE, *GOODPUT)

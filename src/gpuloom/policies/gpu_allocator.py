@@ -50,6 +50,7 @@ class GpuAllocator:
         self._alpha, self._floor_s, self._power = values["alpha"], values["floor"], values["power"]
         self._horizon_s, self._known = values["horizon"], values["weight"] == "remaining"
         self._least = 1.0 + values["least"]
+        self._own_weight = workload.weights
         self._asked = lending.sizes.base_speed.tolist()
         elastic = {sizes for sizes in lending.sizes.of if len(sizes) > 1}
         self._options = Options.of(len(self._node_gpus), sorted({size for sizes in elastic for size in sizes}))
@@ -109,11 +110,12 @@ class GpuAllocator:
         return np.where(speed > 0, found, -np.inf)
 
     def _weight(self, job: int) -> float:
+        own = 1.0 if self._own_weight is None else self._own_weight.item(job)
         if self._known:
             weight: float = (self.lending.view.remaining_s(job) + self._floor_s) ** -self._power
-            return weight
+            return weight * own
         asked: float = self._asked[job]
-        return asked
+        return asked * own
 
     def loss_per_gpu(self, snapshot: Snapshot, job: int) -> float:
         """What the job loses per GPU by going back to its smallest size, per second."""

@@ -31,6 +31,10 @@ class Growing(Composed):
 
     cache: Any
 
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.heeds_weights = True
+
     def first_to_shrink(self, snapshot: Snapshot, memory: Memory, job: int) -> Any:
         """The job that loses least per GPU by going back to its smallest size."""
         return self._desk(snapshot).loss_per_gpu(snapshot, job)
