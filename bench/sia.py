@@ -154,6 +154,8 @@ TEXT = """## Sia's ground
 64 GPUs of three models, 6 nodes of 4 T4 (`aws`), 2 of 8 A100 (`dgx-ext`), 3 of 8 RTX 2080 Ti (`rtx`): the default
 cluster of Sia's artifact, with its measurements, restart times and slowdowns. Average JCT in seconds:
 
+*Needs the public traces, see [data.md](../reference/data.md).*
+
 ```sh
 cd $GPULOOM_DATA/sia
 gpuloom pollux workloads.tar.gz::workloads/philly/workload-1.csv --cluster 6x4:aws,2x8:dgx-ext,3x8:rtx \\
@@ -172,8 +174,9 @@ gpuloom pollux workloads.tar.gz::workloads/philly/workload-1.csv --cluster 6x4:a
   are many, as the artifact rounds its objective to two digits, and its solver (CBC) breaks them in its own way.
 - On Pollux' own ground ([above](#gpulooms-own-goodput)), without GPU models and with what jobs learn, workload 6 takes
   {pollux_ours} s under `goodput:know=learnt` and {pollux_sia} under `sia`; published for Pollux: 2,446.
-- The paper (SOSP '23) gives no figure for this single workload of each source; over ten of each it reports averages
-  30 to 93 % below other schedulers. The artifact's README shows 2.55 h for its Gavel on ten Saturn workloads.
+- Sia's artifact averages over ten workloads of a source (its README: 2.55 h for its Gavel on ten of Saturn); one of
+  each is here, so figures of the paper can't stand beside these. Its abstract (SOSP '23) reports average JCTs 30 to 93
+  % below those of other schedulers on the three sources. Its own code was run on `philly` only.
 
 | workload | policy | p99 JCT | makespan | GPU hours | restarts | CPU s |
 |---|---|---|---|---|---|---|
@@ -181,7 +184,7 @@ gpuloom pollux workloads.tar.gz::workloads/philly/workload-1.csv --cluster 6x4:a
 
 ### Chosen on one half, reported on the other
 
-Form and constants of `goodput` were chosen on Pollux' workloads 1, 3 and 5 on this cluster, among 20 settings. Sia's
+Form and constants of `goodput` were chosen on Pollux' workloads 1, 3 and 5 on this cluster, among 23 settings. Sia's
 three workloads were not used, and neither were Pollux' others, here on the same cluster:
 
 | Pollux' workload | `sia` | `goodput` | ratio |
@@ -193,8 +196,8 @@ three workloads were not used, and neither were Pollux' others, here on the same
 
 - **To curves that are told**: a job doubles its GPUs step by step, and each step costs a restart (50 s for `cifar10`,
   250 s for `imagenet`) and two rounds. Going up faster was tried and is worse: until seen, the network looks free.
-- **With told curves** Sia's rule is as good as ours or better (`goodput:know=told` against `sia:know=told`: {told}):
-  its form and power were chosen for curves that are learnt.
+- **With told curves** Sia's rule is as good as ours or better (against `sia:know=told` {told}):
+  the form and power of `goodput` were chosen for curves that are learnt.
 - **Medians**: `goodput` wins on average by its long jobs; the middle job can be a little slower than under `sia`.
 - Progress and remaining work are known to neither. `goodput:ends=known` exists on Pollux' ground only.
 

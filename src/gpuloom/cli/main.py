@@ -54,7 +54,7 @@ SECTIONS: dict[str, Commands] = {
         "weave": ("gpuloom.cli.weave", "Find which jobs to weave on shared GPUs, and what it gains."),
         "profiles": ("gpuloom.cli.profiles", "Show and keep the stage times of models."),
         "gpus": ("gpuloom.cli.gpus", "Show what is known about GPU models."),
-        "pollux": ("gpuloom.cli.pollux", "Replay workloads of Pollux by the rules of its simulator."),
+        "pollux": ("gpuloom.cli.pollux", "Replay workloads of Pollux and Sia by the rules of their simulators."),
         "demo": ("gpuloom.cli.demo.command", "Run eight small jobs live, and compare with the simulator."),
     },
     "Share one GPU (no scheduler is needed)": {
