@@ -142,7 +142,10 @@ def test_costs_by_application(tmp_path: Path, apps: dict[str, dict[str, Applicat
     assert read_values("--x", str(file), 0) == {"net": 75}
     found = with_costs(apps, {"net": 75}, {"*": 2})
     assert {(app.restart_s, app.slowdown) for known in found.values() for app in known.values()} == {(75, 2)}
-    for text in ("a=", "x", "a=0.5", "=3", "a=inf"):
+    file.write_bytes(b"net,\xff")
+    with pytest.raises(InputError, match="is no CSV file"):
+        read_values("--x", str(file), 0)
+    for text in ("a=", "x", "x" * 5000, str(tmp_path), "a=0.5", "=3", "a=inf"):
         with pytest.raises(InputError, match="--x"):
             read_values("--x", text, 1)
     with pytest.raises(InputError, match="no application 'other', must be one of net"):

@@ -25,10 +25,8 @@ def read_values(option: str, text: str, least: float) -> dict[str, float]:
     Raises:
         InputError: none of these.
     """
-    if Path(text).is_file():
-        with Path(text).open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.reader(file) if row]
-        pairs = [(row[0], row[1] if len(row) == 2 else "") for row in rows]
+    if (table := _table(option, text)) is not None:
+        pairs = [(row[0], row[1] if len(row) == 2 else "") for row in table if row]
         if pairs and _number(pairs[0][1]) is None:
             pairs = pairs[1:]  # its header
     elif "=" in text:
@@ -47,6 +45,17 @@ def read_values(option: str, text: str, least: float) -> dict[str, float]:
     if not found:
         raise InputError(f"{option} {text}: says nothing")
     return found
+
+
+def _table(option: str, text: str) -> list[list[str]] | None:
+    """The rows of a CSV file; None: there is no such file."""
+    try:
+        data = Path(text).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise InputError(f"{option} {text}: is no CSV file: {error}") from error
+        return None
+    return list(csv.reader(data.splitlines()))
 
 
 def _number(text: str) -> float | None:
