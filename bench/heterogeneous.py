@@ -43,7 +43,18 @@ CASES = {
     "msr e13805": ("gavel/traces_msr_seed0/e13805.trace.gz", "1x8:V100,1x8:P100,2x8:K80"),
     "shockwave 460": (SHOCKWAVE, "8x8:V100,8x8:P100,8x8:K80"),
 }
-POLICIES = ("tiresias", "srtf", "gavel", "hlas", "hlas:blind=yes", "hlas:literal=yes")
+POLICIES = (
+    "fifo",
+    "fifo:upgrade=no",
+    "tiresias",
+    "tiresias:upgrade=no",
+    "srtf",
+    "srtf:upgrade=no",
+    "gavel",
+    "hlas",
+    "hlas:blind=yes",
+    "hlas:literal=yes",
+)
 VARIANTS = (
     "hlas:gain=iterations",
     "hlas:upgrade=no",
@@ -283,7 +294,16 @@ def variants(data: Path) -> str:
 
     base = measure("hlas")
     rows = []
-    for text in ("tiresias", "srtf", "gavel", "hlas:blind=yes", "hlas:literal=yes", *VARIANTS):
+    for text in (
+        "tiresias",
+        "tiresias:upgrade=no",
+        "srtf",
+        "srtf:upgrade=no",
+        "gavel",
+        "hlas:blind=yes",
+        "hlas:literal=yes",
+        *VARIANTS,
+    ):
         found = measure(text)
         ratio = np.exp(np.log(found[:, :3] / base[:, :3]).mean(axis=0))
         restarts = found[:, 3].sum() / base[:, 3].sum()

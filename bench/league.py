@@ -35,6 +35,7 @@ from gpuloom.core.errors import GpuloomError
 from gpuloom.core.workload import Workload
 from gpuloom.policies.base import Traits
 from gpuloom.policies.registry import BUILT_IN, policy_class
+from gpuloom.policies.upgrading import UPGRADE
 from gpuloom.traces import read_trace
 from grid import Figures, code_of, measured
 from pages import with_part
@@ -267,6 +268,21 @@ def traits(policy: str) -> Traits:
     return policy_class(policy).traits
 
 
+def textbook(league: League, chosen: Sequence[Contest], policies: Sequence[str]) -> dict[str, list[float]]:
+    """Of policies that move jobs to faster idle GPUs: average JCT without that over that with it, by trace on a cluster
+    of several GPU models; NaN where there is no figure."""
+    found: dict[str, list[float]] = {}
+    mixed = [contest for contest in chosen if len(parse_cluster(contest.cluster).models) > 1]
+    for policy in policies:
+        if any(parameter is UPGRADE for parameter in policy_class(policy).parameters):
+            found[policy] = [
+                league.find(Match(contest, f"{policy}:upgrade=no")).avg_jct_s
+                / league.find(Match(contest, policy)).avg_jct_s
+                for contest in mixed
+            ]
+    return found
+
+
 def knows_durations(policy: str) -> bool:
     return traits(policy).knows.startswith(("durations", "distribution"))
 
@@ -326,8 +342,16 @@ def duel(rows: Sequence[Row], ours: str, rival: str) -> Duel:
 class Writer:
     """Tables of the rows. `blind` are the policies that know no durations, by whose best all are measured."""
 
-    def __init__(self, rows: Sequence[Row], policies: Sequence[str], ours: str, limit_s: float) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        policies: Sequence[str],
+        ours: str,
+        limit_s: float,
+        textbook: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
         self.rows, self.policies, self.ours, self.limit_s = rows, policies, ours, limit_s
+        self.textbook = textbook or {}
         self.blind = [policy for policy in policies if not knows_durations(policy)]
         self.told = [policy for policy in policies if knows_durations(policy)]
 
@@ -344,6 +368,8 @@ class Writer:
         lines += ["p99 JCT:", "", *self.families("p99_jct_s")]
         lines += [f"## `{self.ours}` and its rivals", "", *self.rivals()]
         lines += ["## CPU time", "", *self.cost()]
+        if any(map(known, self.textbook.values())):
+            lines += ["## Textbook policies on mixed clusters", "", *self.without_upgrades()]
         return "\n".join(lines).rstrip() + "\n"
 
     def _introduction(self) -> str:
@@ -411,6 +437,19 @@ class Writer:
             "the geometric mean of its figure over the rival's, below 1 if it is better; then the same for p99."
         )
         return [about, "", *table((*header, "p99 better", "p99 worse", "p99, ratio"), lines), text, ""]
+
+    def without_upgrades(self) -> list[str]:
+        """What policies lose that leave jobs on slow GPUs beside idle fast ones."""
+        lines = []
+        for policy, ratios in self.textbook.items():
+            values = known(ratios)
+            least, most = shown(min(values, default=math.nan)), shown(max(values, default=math.nan))
+            lines.append([f"`{policy}:upgrade=no`", f"{len(values)}", shown(geometric(values)), least, most])
+        about = (
+            "All tables above show policies as they are by default: jobs may move to faster GPUs that stand idle. "
+            "Here the average JCT with `upgrade=no`, the textbook's policy, over that: above 1 the textbook is worse."
+        )
+        return [about, "", *table(("policy", "traces", "geometric mean", "least", "most"), lines)]
 
     def cost(self) -> list[str]:
         lines = []
@@ -554,11 +593,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     league = League(asked.data, asked.store, asked.time_limit)
     for contest in chosen:
         load(contest, asked.data)  # once, here: the processes of the runs share it
-    rows = rows_of(league, chosen, policies)
+    rows, plain_ones = rows_of(league, chosen, policies), textbook(league, chosen, policies)
     if not asked.known:
         league.run(asked.jobs)
-        rows = rows_of(league, chosen, policies)
-    writer = Writer(rows, policies, asked.ours, asked.time_limit)
+        rows, plain_ones = rows_of(league, chosen, policies), textbook(league, chosen, policies)
+    writer = Writer(rows, policies, asked.ours, asked.time_limit, plain_ones)
     whole = not (missing or asked.only_traces or asked.only_policies or asked.known)
     out: Path | None = asked.out or (PAGE if whole else None)
     if out is not None:
