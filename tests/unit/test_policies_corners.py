@@ -67,6 +67,7 @@ def as_lost(workload: Workload, cluster: Cluster) -> Any:
         workload=workload,
         cluster=cluster,
         evicted=(0,),
+        finished=(),
         placements={},
         nodes_out=(),
         free_masks=lambda: [1],

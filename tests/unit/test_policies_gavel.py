@@ -25,6 +25,7 @@ from gpuloom.policies.gavel_ledger import Memory
 from gpuloom.policies.gavel_objectives import OBJECTIVES, Present
 from gpuloom.policies.registry import ALIASES
 from gpuloom.sim import simulate
+from gpuloom.sim.rebuilt import Rebuilt
 from gpuloom.solvers import interior
 from gpuloom.traces import read_trace
 from gpuloom.traces.generate import GeneratorConfig, generate
@@ -362,3 +363,16 @@ def test_a_program_that_ends_in_numerical_trouble_is_solved_from_the_start() -> 
     )
     result = simulate(generate(config), "4x8:V100,4x8:K80", "gavel")
     assert np.isfinite(result.end_s).all()
+
+
+@needs_ecos
+@pytest.mark.parametrize("objective", ["max_min_fairness", "finish_time_fairness", "allox"])
+def test_released_rounds_go_on_where_the_scheduler_is_built_anew(objective: str) -> None:
+    rng = np.random.default_rng(5)
+    submits, works = np.sort(rng.integers(0, 900, 20)).tolist(), rng.integers(50, 900, 20).tolist()
+    rows = [(float(submit), float(work), 1) for submit, work in zip(submits, works, strict=True)]
+    speed = [(1.0, float(slow)) for slow in rng.choice([0.2, 0.5, 0.9], 20)]
+    workload = mixed(rows, *speed, iteration_s=rng.choice([1.0, 13.0, 30.0], 20))
+    policy = f"gavel:released;round=100;reset=250;objective={objective}"
+    again = simulate(workload, "1x3:V100,1x3:K80", Rebuilt(policy, compact=True), restart_overhead_s=0.0)
+    assert again.end_s == pytest.approx(run(workload, "1x3:V100,1x3:K80", policy).end_s)

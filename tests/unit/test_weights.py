@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from builders import jobs
 from gpuloom.cli.main import cli
@@ -15,6 +17,7 @@ from gpuloom.core.workload import Workload
 from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.registry import BUILT_IN, policy_class
 from gpuloom.sim import SimResult, simulate
+from gpuloom.sim.rebuilt import Rebuilt
 
 HEEDING = [name for name in BUILT_IN if policy_class(name).traits.weights]
 
@@ -135,3 +138,22 @@ def test_policies_that_ignore_weights_are_named_where_jobs_have_any(tmp_path: Pa
 def test_the_list_of_policies_says_what_a_weight_means() -> None:
     assert "weights:       it ignores them" in CliRunner().invoke(cli, ["policies", "fifo"]).stdout
     assert "weights:       remaining time over weight (Smith)" in CliRunner().invoke(cli, ["policies", "srtf"]).stdout
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows=st.lists(st.tuples(st.integers(1, 900), st.sampled_from([1.0, 2.0, 3.5, 9.0])), min_size=1, max_size=9))
+@pytest.mark.parametrize("policy", ["sjf", "srtf", "srsf"])
+def test_the_weighted_sum_of_times_is_least_on_one_gpu(policy: str, rows: list[tuple[int, float]]) -> None:
+    """Smith (1956)."""
+    work, weight = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
+    result = run(jobs([(0, s, 1) for s in work.tolist()], weight=weight), policy)
+    order = np.argsort(work / weight)
+    assert weight @ result.end_s == pytest.approx(weight[order] @ np.cumsum(work[order]))
+
+
+@pytest.mark.parametrize("policy", [name for name in HEEDING if name not in ("rl", "weave", "muri-xl")])
+def test_weights_are_heeded_alike_by_a_scheduler_that_is_built_anew(policy: str) -> None:
+    """At every decision: what a live scheduler does after a restart."""
+    heavy = mixed_jobs(weight=np.where(np.arange(60) % 3 == 0, 6.0, np.where(np.arange(60) % 5 == 0, 0.5, 1.0)))
+    again = simulate(heavy, "2x4", Rebuilt(policy, compact=True), restart_overhead_s=0.0, interval_s=60.0)
+    assert again.end_s.tolist() == pytest.approx(run(heavy, policy, "2x4").end_s.tolist())

@@ -59,7 +59,7 @@ class Released(Cluster):
         memory, now_s = self.memory, snapshot.now_s
         # 1. Who has left the round.
         for job in (*snapshot.finished, *snapshot.evicted):
-            self._account(job)
+            self._account(job, self.lost.get(job, memory.on.item(job)))
         self.lost.clear()
         self.observe(snapshot)
         if self.where and now_s < memory.round_at_s - _MOMENT_S:
@@ -69,7 +69,7 @@ class Released(Cluster):
         if late:
             return Decision(wake_at_s=max(snapshot.predicted_end_s(job) for job in late))
         for job in self.where:
-            self._account(job)
+            self._account(job, memory.on.item(job))
         if memory.round_at_s > -math.inf:
             memory.began_s = memory.round_at_s
         if not self.present:
@@ -85,7 +85,7 @@ class Released(Cluster):
         for job in list(self.where):
             done_s = memory.done_s.item(job)
             if done_s <= now_s + _MOMENT_S and done_s < memory.round_at_s - _MOMENT_S and not self._ends(snapshot, job):
-                self._account(job)
+                self._account(job, memory.on.item(job))
                 self.release(job)
                 idle.append(job)
         return Decision(wait=idle, wake_at_s=self._next_s(snapshot))
@@ -100,10 +100,10 @@ class Released(Cluster):
         """The job is to end within its steps."""
         return snapshot.predicted_end_s(job) <= self.memory.done_s.item(job) + _MOMENT_S
 
-    def _account(self, job: int) -> None:
-        """The job's part in the round is over."""
+    def _account(self, job: int, model: int) -> None:
+        """The job's part in the round, on this model, is over."""
         memory = self.memory
-        model, done_s = memory.on.item(job), memory.done_s.item(job)
+        done_s = memory.done_s.item(job)
         if model >= 0 and not math.isnan(done_s):
             since_s = memory.began_s if not math.isnan(memory.began_s) else 0.0
             memory.receive(job, model, max(done_s - since_s, 0.0))

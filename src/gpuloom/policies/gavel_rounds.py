@@ -65,7 +65,8 @@ class Cluster:
         self.where: dict[int, Placement] = dict(snapshot.placements)
         self.present: dict[int, None] = dict.fromkeys(sorted((*self.where, *snapshot.waiting())))
         self._down: set[int] = set(snapshot.nodes_out)
-        self.lost = {job: pool for job in snapshot.evicted if (pool := memory.on.item(job)) >= 0}
+        gone = (*snapshot.evicted, *snapshot.finished)
+        self.lost = {job: pool for job in gone if (pool := memory.on.item(job)) >= 0}
         """Jobs that ran until now on these models, of a cache that has just been built."""
         memory.on[:] = -1
         for job, placement in self.where.items():
