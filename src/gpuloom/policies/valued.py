@@ -23,6 +23,7 @@ from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.interleave.groups import GroupTimes
+from gpuloom.interleave.pairing import Pairing
 from gpuloom.interleave.tables import SetTable
 from gpuloom.interleave.valued import Filler, Group, Stacks, exchange, share_nodes
 from gpuloom.interleave.worth import GroupWorth
@@ -42,6 +43,11 @@ _AT_EASE = 0.1
 """The power of the time left where nobody waits."""
 _CROWDED = 0.5
 """Jobs that ask for this share of the cluster more than it has are a crowd: worth goes by GPU time altogether."""
+
+_PAIRABLE = 0.8
+"""Plans are made pair by pair where jobs that can share ask for this part of all GPUs that are asked for."""
+_LOOKED_AT = 4.0
+"""Jobs that are looked at for pairs ask for this many times the GPUs that there are, at most."""
 
 POWER = Parameter(
     "power", 0.35, not_negative, "how much smaller jobs are preferred; 0: by price alone, 1: Smith's rule"
@@ -176,6 +182,19 @@ class Planner:
         self._pool_of_node = pool_of_node(cluster)
         several = len(cluster.models) > 1 and policy.weighs_models
         self._speed_by_pool = speeds_by_pool(workload, cluster, shapes) if several else None
+        self._pairing: Pairing | None = None
+        """Plans of weave where all that is known of jobs beside each other are measured pairs."""
+        self._in_pairs = False
+        """Whether the present plan is such a one."""
+        pairs = self._times.pairs
+        if policy.weighs_models and pairs is not None and not any(self._times.staged) and values["group_size"] > 1:
+            self._pairing = Pairing(self._times, cluster.models, self._memory_mib)
+            self._can_pair = pairs.may_share()
+            self._pair_speed = speeds_by_pool(workload, cluster, shapes)
+            nodes = cluster.nodes
+            of_model = [[node.gpus for node in nodes if node.gpu_model == model] for model in cluster.models]
+            self._capacity = np.array([sum_ints(each) for each in of_model], dtype=np.float64)
+            self._profile_of = np.array(self._times.of_job, dtype=np.intp)
         self._placer = SharedPlacer(
             snapshot,
             layers=MAX_GROUP,
@@ -216,6 +235,10 @@ class Planner:
         if not self._waiting and self._speed_by_pool is None and all(len(jobs) == 1 for jobs in together.values()):
             return NOTHING
         jobs, value = self._values(snapshot, memory)
+        if self._pairing is not None and self._in_pairs:
+            rooms = self._placer.empty_pools(snapshot)
+            paired, places = self._paired(self._pairing, snapshot, rooms, jobs, value, together.values())
+            return self._settled(self._placer.settle(snapshot, paired, places, together))
         groups, places = self._all_anew(snapshot, jobs, value)
         if self._horizon_s < float("inf"):
             kept, kept_places = self._kept(snapshot, together, jobs, value)
@@ -224,11 +247,54 @@ class Planner:
             if better <= self._score(snapshot, kept, kept_places, together) * (1.0 + _BETTER):
                 groups, places = kept, kept_places
         self._trim(groups, together.values())
-        decision = self._placer.settle(snapshot, [tuple(group.jobs) for group in groups], places, together)
+        return self._settled(self._placer.settle(snapshot, [tuple(group.jobs) for group in groups], places, together))
+
+    def _settled(self, decision: Decision) -> Decision:
         for job in decision.run:
             self._waiting.pop(job, None)
         self._waiting.update(dict.fromkeys(decision.wait))
         return decision if decision.run or decision.wait else NOTHING
+
+    def _paired(
+        self,
+        pairing: Pairing,
+        snapshot: Snapshot,
+        rooms: Sequence[Pool],
+        jobs: Jobs,
+        value: F8,
+        together: Iterable[Sequence[int]],
+    ) -> tuple[list[tuple[int, ...]], list[Placement]]:
+        """Steps 2 and 3 at once: the pairs and single jobs that are worth most in these rooms.
+
+        Args:
+            together: who runs together now.
+        """
+        capacity = np.array([room.free_gpus for room in rooms], dtype=np.float64)
+        speed, gpus, held = self._pair_speed[jobs], self._gpus[jobs], snapshot.placements
+        # As many as could ever be chosen, and some to choose from: the most valuable per GPU.
+        order = np.argsort(-value * speed.max(axis=1) / gpus, kind="stable")
+        rows = np.sort(order[: int(np.searchsorted(gpus[order].cumsum(), _LOOKED_AT * capacity.sum())) + 1])
+        jobs, value, speed, gpus = jobs[rows], value[rows], speed[rows], gpus[rows]
+        at = {job: place for place, job in enumerate(jobs.tolist())}
+        on, beside = np.full(len(jobs), -1, dtype=np.intp), np.full(len(jobs), -1, dtype=np.intp)
+        starts = np.zeros(len(jobs))
+        for job, place in at.items():
+            starts[place] = min(snapshot.restart_overhead_s[job] / self._horizon_s, 1.0)
+            if job in held:
+                on[place] = self._pool_of_node[held[job].nodes[0]]
+        for members in together:
+            if len(members) == 2 and members[0] in at and members[1] in at:
+                beside[at[members[0]]], beside[at[members[1]]] = at[members[1]], at[members[0]]
+        worth = value / self._solo_s[jobs]
+        found = pairing.choose(self._profile_of[jobs], worth, speed, gpus, capacity, starts, on, beside)
+        groups: list[tuple[int, ...]] = []
+        places: list[Placement] = []
+        for one in sorted(found, key=lambda one: -gpus[one.members[0]]):
+            taken = rooms[one.model].take(int(gpus[one.members[0]]))
+            if taken is not None:
+                groups.append(tuple(int(jobs[place]) for place in one.members))
+                places.append(taken)
+        return groups, places
 
     def _fill_free(self, snapshot: Snapshot, memory: Any) -> Decision:
         """Groups of waiting jobs on free GPUs; what runs is left alone."""
@@ -253,13 +319,18 @@ class Planner:
         if not groups:
             jobs, value = self._values(snapshot, memory)
             fit = np.isin(jobs, fitting)
+            if self._pairing is not None and self._in_pairs:
+                paired, places = self._paired(self._pairing, snapshot, rooms, jobs[fit], value[fit], ())
+                return self._started(self._placer.start(paired, places), wake)
             best = self._best_pools(jobs[fit], value[fit], rooms)
             self._fill_rooms(rooms, jobs[fit], value[fit], groups, places, best=best)
             self._trim(groups)
-        run = self._placer.start([tuple(group.jobs) for group in groups], places)
+        return self._started(self._placer.start([tuple(group.jobs) for group in groups], places), wake)
+
+    def _started(self, run: dict[int, Placement], wake_at_s: float) -> Decision:
         for job in run:
             del self._waiting[job]
-        return Decision(run, wake_at_s=wake)
+        return Decision(run, wake_at_s=wake_at_s)
 
     # -- steps ----------------------------------------------------------------------------------------------
 
@@ -269,6 +340,9 @@ class Planner:
         policy, values = self._policy, self._policy.values
         jobs = np.array([*snapshot.placements, *sorted(self._waiting)], dtype=np.intp)
         running = np.arange(len(jobs)) < len(snapshot.placements)
+        if self._pairing is not None:
+            gpus = self._gpus[jobs]
+            self._in_pairs = bool(gpus[self._can_pair[jobs]].sum() >= _PAIRABLE * gpus.sum())
         left_s = snapshot.remaining_column()[jobs]
         left_s[running] = snapshot.remaining_of(jobs[running])
         price = self._gpus[jobs] * self._thrift(jobs)
@@ -291,7 +365,7 @@ class Planner:
         power: float = self._policy.values["power"]
         speed = self._speed_by_pool
         worth: F8
-        if speed is None:
+        if speed is None or self._in_pairs:
             worth = np.log(price) - power * np.log(time_s * price)
             return worth
         crowd = sum_floats(self._gpus[jobs]) / snapshot.cluster.gpus
@@ -490,6 +564,9 @@ class Planner:
 
     def _thrift(self, jobs: Jobs) -> F8:
         """The share of their GPUs' time that jobs cost when woven as well as can be."""
+        if self._pairing is not None and self._in_pairs:
+            gpus = self._gpus[jobs]
+            return self._pairing.costs(self._profile_of[jobs], self._pair_speed[jobs], gpus, self._capacity) / gpus
         price = np.empty(len(jobs))
         shape, column = self._shape_of[jobs], self._column_of[jobs]
         for number in np.unique(shape).tolist():
