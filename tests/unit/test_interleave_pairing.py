@@ -181,7 +181,7 @@ def test_weave_ends_every_job_and_gains_by_pairs(schedule: str, overhead_s: floa
     rng = np.random.default_rng(5)
     n = 60
     share: Shares = {("V100", "a", "b"): (0.9, 0.7), ("V100", "b", "b"): (0.6, 0.6), ("V100", "a", "a"): (0.0, 0.0)}
-    names = "".join(rng.choice(list("abc"), n))
+    names = "".join(rng.choice(list("abbabc"), n))
     workload = paired(names, share, rng.lognormal(8, 1, n).tolist())
     cluster = "1x3:V100,1x2:K80"
     found, alone = (

@@ -365,15 +365,17 @@ class Planner:
         power: float = self._policy.values["power"]
         speed = self._speed_by_pool
         worth: F8
-        if speed is None or self._in_pairs:
+        if speed is None:
             worth = np.log(price) - power * np.log(time_s * price)
             return worth
         crowd = sum_floats(self._gpus[jobs]) / snapshot.cluster.gpus
         share = min(max((crowd - 1.0) / _CROWDED, 0.0), 1.0)
         by_time = (1.0 - share) * min(_AT_EASE, power) + share * power
         worth = share * (1.0 - power) * np.log(price) - by_time * np.log(time_s)
-        # Speeds are relative to one model, the same for all: what counts is the share of a job's own best.
-        worth -= np.log(np.maximum(speed[jobs].max(axis=1), _BETTER))
+        # Speeds are relative to one model, the same for all: what counts is the share of a job's own best. (What work
+        # costs when it is planned pair by pair goes by speeds already.)
+        own = 1.0 - share if self._in_pairs else 1.0
+        worth -= own * np.log(np.maximum(speed[jobs].max(axis=1), _BETTER))
         return worth
 
     def _all_anew(self, snapshot: Snapshot, jobs: Jobs, value: F8) -> tuple[list[Group], list[Placement]]:
