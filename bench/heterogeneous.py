@@ -237,7 +237,9 @@ def load(data: Path, name: str) -> Workload:
 
 def offered(workload: Workload, cluster: str) -> float:
     """Offered load: GPU time asked for, at the mean speed over the cluster's GPUs, over that which there is."""
-    result = simulate(workload, cluster, "fifo:backfill=greedy;upgrade=no", restart_overhead_s=0.0, skip_impossible=True)
+    result = simulate(
+        workload, cluster, "fifo:backfill=greedy;upgrade=no", restart_overhead_s=0.0, skip_impossible=True
+    )
     span = float(workload.submit_s[-1] - workload.submit_s[0])
     return float(result.attained_gpu_s.sum()) / (span * result.gpus) if span > 0 else math.inf
 
