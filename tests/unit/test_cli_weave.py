@@ -41,6 +41,47 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # -- weave ------------------------------------------------------------------------------------------------------------
 
 
+PAIRS = "model_a,model_b,gpu_model,speed_a,speed_b\n"
+
+
+def test_measured_pairs_go_before_the_model(tmp_path: Path) -> None:
+    stdin = THREE + "a,4,1,1\nb,1,4,1\nc,1,1,4\n"
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text(PAIRS + "a,b,V100,0,0\nb,c,V100,0.95,0.9\na,c,V100,0.5,0.4\n")
+    found = woven("--group-size", 2, "--pair-speeds", pairs, stdin=stdin)
+    by_jobs = {tuple(job["job"] for job in group["jobs"]): group for group in found["groups"]}
+    assert {frozenset(names) for names in by_jobs} == {frozenset("bc"), frozenset("a")}
+    pair = next(group for names, group in by_jobs.items() if len(names) == 2)
+    assert pair["source"] == "measured pair"
+    assert pair["normalised_throughput"] == pytest.approx(1.85)
+    slowdown = {job["job"]: job["slowdown"] for job in pair["jobs"]}
+    assert slowdown == {"b": pytest.approx(1 / 0.95), "c": pytest.approx(1 / 0.9)}
+    assert next(group for group in by_jobs.values() if len(group["jobs"]) == 1)["source"] == "alone"
+    assert {group["source"] for group in woven("--group-size", 2, stdin=stdin)["groups"]} <= {"stage times", "alone"}
+    printed = run("weave", "-", "--group-size", 2, "--pair-speeds", pairs, stdin=stdin)
+    assert "measured" in printed.stdout
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "said"),
+    [
+        ("a,b,V100,1,1\na,b,K80,1,1\n", [], "has pairs on K80, V100: choose one with --gpu-model"),
+        ("a,b,V100,1,1\n", ["--gpu-model", "A100"], "has no pairs on GPU model 'A100'; it has V100"),
+        ("x,y,V100,1,1\n", [], "knows none of the jobs beside each other on V100"),
+    ],
+)
+def test_pairs_of_other_models_or_jobs_are_refused(tmp_path: Path, rows: str, words: list[str], said: str) -> None:
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text(PAIRS + rows)
+    with pytest.raises(InputError, match=said):
+        run("weave", "-", "--pair-speeds", pairs, *words, stdin=COMPLEMENTS)
+
+
+def test_a_gpu_model_is_for_pairs() -> None:
+    with pytest.raises(InputError, match="--gpu-model is for --pair-speeds"):
+        run("weave", "-", "--gpu-model", "V100", stdin=COMPLEMENTS)
+
+
 def test_four_complements_are_one_group() -> None:
     found = woven(stdin=COMPLEMENTS)
     (group,) = found["groups"]

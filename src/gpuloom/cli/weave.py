@@ -18,6 +18,7 @@ from gpuloom.core.units import parse_memory_mib
 from gpuloom.core.words import are, plural
 
 if TYPE_CHECKING:
+    from gpuloom.core.workload import F8
     from gpuloom.facts.profile_tables import JobSet
     from gpuloom.interleave.efficiency import Interleaving
     from gpuloom.report.weaving import WovenGroup
@@ -67,6 +68,14 @@ OBJECTIVES = {"throughput": "normalised throughput", "efficiency": "γ, the mean
     metavar="measured|none|F|F2/F3/F4",
     help="Slowdown of a group of 2, 3, 4 jobs [as measured with the measured model; none with barrier].",
 )
+@click.option(
+    "--pair-speeds",
+    "pairs",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Measured speeds of jobs beside each other, by their names: CSV, or Gavel's JSON. They go before the model.",
+)
+@click.option("--gpu-model", metavar="MODEL", help="With --pair-speeds: the GPU model [the only one in FILE].")
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of a GPU (16GiB); a group must fit.")
 @click.option(
     "--json",
@@ -89,6 +98,8 @@ def weave(
     ordering: str,
     model: str,
     interleave_overhead: str | None,
+    pairs: Path | None,
+    gpu_model: str | None,
     gpu_memory: str | None,
     json_target: str | None,
     plot_target: str | None,
@@ -110,7 +121,8 @@ def weave(
     from gpuloom.facts.profiles import load_profiles
 
     check_outputs([json_target], plot_target)
-    check_overwrites([json_target, plot_target], [Path(profiles), *([library] if library else [])])
+    inputs = [path for path in (library, pairs) if path is not None]
+    check_overwrites([json_target, plot_target], [Path(profiles), *inputs])
     memory_mib = None if gpu_memory is None else _memory(gpu_memory)
     jobs = read_jobs(profiles, lambda: load_profiles(library))
     jobs, interleaving = _model(jobs, model, ordering, interleave_overhead)
@@ -125,7 +137,8 @@ def weave(
     if method == "auto":
         kinds = max(jobs.gpus.count(gpus) for gpus in set(jobs.gpus))
         method = "exact" if kinds <= MOST_EXACT else "multiround"
-    found, summary = _weave(jobs, interleaving, size, groups, method, objective, memory_mib)
+    share = _shares(jobs, pairs, gpu_model)
+    found, summary = _weave(jobs, interleaving, size, groups, method, objective, memory_mib, share)
     if json_target is not None:
         _write_json(found, summary, notes, json_target)
     if json_target != "-":
@@ -202,11 +215,16 @@ def _weave(
     method: str,
     objective: str,
     gpu_memory_mib: int | None,
+    share: F8 | None,
 ) -> tuple[list[WovenGroup], dict[str, Any]]:
-    """The groups, alike ones counted together, and what is said of the whole."""
+    """The groups, alike ones counted together, and what is said of the whole.
+
+    Args:
+        share: of its speed alone that a kind of job keeps beside another, NaN where it was not measured.
+    """
     import numpy as np
 
-    from gpuloom.interleave.grouping import group_jobs
+    from gpuloom.interleave.grouping import Measured, group_jobs
 
     found: list[WovenGroup] = []
     solvers = []
@@ -223,8 +241,9 @@ def _weave(
             solo_s=jobs.solo_s[rows],
             memory_mib=np.nan_to_num(jobs.memory_mib[rows]),
             gpu_memory_mib=math.inf if gpu_memory_mib is None else gpu_memory_mib,
+            measured=None if share is None else Measured(rows.tolist(), share + share.T),
         )
-        found += _alike(jobs, rows.tolist(), grouping, gpus, interleaving)
+        found += _alike(jobs, rows.tolist(), grouping, gpus, interleaving, share)
         value, bound = float(grouping.value), float(grouping.bound)
         solvers.append(
             {
@@ -262,7 +281,40 @@ def _weave(
     }
 
 
-def _alike(jobs: JobSet, rows: list[int], grouping: Any, gpus: int, interleaving: Interleaving) -> list[WovenGroup]:
+def _shares(jobs: JobSet, path: Path | None, gpu_model: str | None) -> F8 | None:
+    """What was measured of the kinds of jobs beside each other, by their names: shape (kinds, kinds)."""
+    import numpy as np
+
+    from gpuloom.facts.pairs import read_pairs
+
+    if path is None:
+        if gpu_model is not None:
+            raise InputError("--gpu-model is for --pair-speeds, which says how fast jobs run beside each other on it")
+        return None
+    table = read_pairs(path)
+    models = sorted({model for model, _, _ in table.share})
+    if gpu_model is None and len(models) > 1:
+        raise InputError(f"{path} has pairs on {', '.join(models)}: choose one with --gpu-model")
+    wanted = (gpu_model or models[0]).upper()
+    if wanted not in models:
+        raise InputError(f"{path} has no pairs on GPU model {gpu_model!r}; it has {', '.join(models)}")
+    share = np.full((len(jobs), len(jobs)), np.nan)
+    kinds = list(zip(jobs.job, jobs.gpus, strict=True))
+    for one, mine in enumerate(kinds):
+        for two, its in enumerate(kinds):
+            found = table.share.get((wanted, mine, its))
+            if found is None and (reverse := table.share.get((wanted, its, mine))) is not None:
+                found = reverse[::-1]
+            if found is not None:
+                share[one, two] = sum(found) / 2 if mine == its else found[0]
+    if np.isnan(share).all():
+        raise InputError(f"{path} knows none of the jobs beside each other on {wanted} (by name and GPUs)")
+    return share
+
+
+def _alike(
+    jobs: JobSet, rows: list[int], grouping: Any, gpus: int, interleaving: Interleaving, share: F8 | None
+) -> list[WovenGroup]:
     """The groups of one number of GPUs; those of the same kinds of jobs in the same order as one."""
     from gpuloom.report.weaving import WovenGroup, WovenJob, solo_efficiency
 
@@ -280,6 +332,11 @@ def _alike(jobs: JobSet, rows: list[int], grouping: Any, gpus: int, interleaving
             [member.stage_s for member in members], [member.solo_s for member in members], interleaving
         )
         single = len(members) == 1  # not woven: as fast as alone
+        measured = None
+        if share is not None and len(order) == 2:
+            (_, one), (_, two) = order
+            if share[one, two] == share[one, two]:
+                measured = (float(share[one, two]), float(share[two, one]))
         found.append(
             WovenGroup(
                 members,
@@ -287,8 +344,9 @@ def _alike(jobs: JobSet, rows: list[int], grouping: Any, gpus: int, interleaving
                 members[0].solo_s if single else float(grouping.iteration_s[places[0]]),
                 alone if single else float(grouping.efficiency[places[0]]),
                 alone,
-                1.0 if single else interleaving.overhead[len(members) - 1],
+                1.0 if single or measured is not None else interleaving.overhead[len(members) - 1],
                 len(places),
+                measured,
             )
         )
     return found

@@ -53,6 +53,8 @@ class WovenGroup:
         solo_efficiency: mean γ of its jobs alone.
         overhead: factor on the iteration that the model adds for so many jobs.
         count: how many such groups there are, with other jobs of the same kinds.
+        share: of a measured pair, the share of its speed alone that each job keeps; `iteration_s` is then that of equal
+            throughput.
     """
 
     jobs: tuple[WovenJob, ...]
@@ -62,10 +64,18 @@ class WovenGroup:
     solo_efficiency: float
     overhead: float
     count: int = 1
+    share: tuple[float, ...] | None = None
+
+    @property
+    def source(self) -> str:
+        """Where it is known from how fast the jobs run."""
+        return "alone" if len(self.jobs) == 1 else "stage times" if self.share is None else "measured pair"
 
     @property
     def slowdown(self) -> tuple[float, ...]:
-        """Of each job: the group's iteration over its iteration alone."""
+        """Of each job: its iteration in the group over its iteration alone."""
+        if self.share is not None:
+            return tuple(1.0 / share for share in self.share)
         return tuple(self.iteration_s / job.solo_s for job in self.jobs)
 
     @property
@@ -88,6 +98,7 @@ class WovenGroup:
             "efficiency": self.efficiency,
             "efficiency_alone": self.solo_efficiency,
             "normalised_throughput": self.throughput,
+            "source": self.source,
             "jobs": [
                 {
                     "job": job.name,
@@ -115,7 +126,7 @@ def print_groups(groups: Sequence[WovenGroup], file: TextIO | None = None) -> No
                 "\n".join(f"{job.slot + 1}: {job.name}" for job in group.jobs),
                 "\n".join(time_text(job.solo_s) for job in group.jobs),
                 "\n".join(f"{slowdown:.2f}×" for slowdown in group.slowdown),
-                time_text(group.iteration_s),
+                time_text(group.iteration_s) + ("" if group.share is None else "\nmeasured"),
                 f"{group.solo_efficiency:.2f} → {group.efficiency:.2f}",
                 f"{group.throughput:.2f}×",
                 f"{group.gpus_before * group.count:,} → {group.gpus * group.count:,}",
