@@ -92,7 +92,7 @@ class Upgrades:
         for node, mask in enumerate(idle):
             if mask:
                 here |= 1 << self._pool_of[node]
-        movers = [mover for mover in self._movers(snapshot, decision) if self._wants(mover, here)] if here else []
+        movers = self._movers(snapshot, decision, here) if here else []
         if not movers:
             return moves
         pools = pools_of(self.cluster, idle)
@@ -132,44 +132,67 @@ class Upgrades:
                         idle[node] &= ~mask
         return idle
 
-    def _movers(self, snapshot: Snapshot, decision: Decision) -> Iterator[_Mover]:
-        """Running jobs that the decision leaves alone, and those that it starts, by place."""
-        together: dict[Place, list[int]] = {}
-        changed: set[Place] = set()
-        for job in decision.run:
-            changed.add(place_of(decision.run[job]))
-        for job, placement in snapshot.placements.items():
-            together.setdefault(place_of(placement), []).append(job)
-            if job in decision.run or job in decision.wait:
-                changed.add(place_of(placement))
-        now_s, known = snapshot.now_s, self._known
-        for place, jobs in together.items():
-            if place in changed:
-                continue
-            pool = self._pool_of[place[0][0]]
-            if not all(self._faster.item(job, pool) and snapshot.may_move(job) for job in jobs):
-                continue
-            left_s = [snapshot.predicted_end_s(job) - now_s if known else snapshot.held_s(job) for job in jobs]
-            restart_s = sum_floats([snapshot.restart_overhead_s[job] for job in jobs])
-            ready = all(snapshot.works_from_s(job) <= now_s for job in jobs)
-            layers = [snapshot.placements[job].layer for job in jobs]
-            yield _Mover(jobs, layers, snapshot.placements[jobs[0]], pool, restart_s, left_s, ready, starts=False)
-        begun: dict[Place, list[int]] = {}
-        for job, placement in decision.run.items():
-            begun.setdefault(place_of(placement), []).append(job)
-        for place, jobs in begun.items():
-            if place in together or any(job in snapshot.placements for job in jobs):
-                continue
-            pool = self._pool_of[place[0][0]]
-            if all(self._faster.item(job, pool) and snapshot.may_move(job) for job in jobs):
-                layers, left_s = [decision.run[job].layer for job in jobs], [0.0] * len(jobs)
-                yield _Mover(jobs, layers, decision.run[jobs[0]], pool, 0.0, left_s, ready=True, starts=True)
+    def _movers(self, snapshot: Snapshot, decision: Decision, idle: int) -> list[_Mover]:
+        """Running jobs that the decision leaves alone and those that it starts, by place, that are faster on models of
+        which GPUs stand idle (a bit mask), or will once others have moved."""
+        found: list[tuple[list[int], Placement, int, bool]] = []
+        for jobs, place, starts in self._places(snapshot, decision):
+            wants = self._wanted(jobs, self._pool_of[place.nodes[0]])
+            if wants and all(snapshot.may_move(job) for job in jobs):
+                found.append((jobs, place, wants, starts))
+        before = 0
+        while idle != before:
+            before = idle
+            for _, place, wants, _ in found:
+                if wants & before:
+                    idle |= 1 << self._pool_of[place.nodes[0]]
+        return [self._mover(snapshot, decision, jobs, place, s) for jobs, place, wants, s in found if wants & idle]
 
-    def _wants(self, mover: _Mover, pools: int) -> int:
-        """Of these models (a bit mask) those on which all the jobs are faster."""
-        for job in mover.jobs:
-            pools &= self._faster.item(job, mover.pool)
-        return pools
+    def _places(self, snapshot: Snapshot, decision: Decision) -> Iterator[tuple[list[int], Placement, bool]]:
+        """Jobs by place: those that run and are left alone, then those that start (True)."""
+        run, wait, placements = decision.run, set(decision.wait), snapshot.placements
+        if self._sharing is None:
+            for job, placement in placements.items():
+                if job not in run and job not in wait:
+                    yield [job], placement, False
+            for job, placement in run.items():
+                if job not in placements:
+                    yield [job], placement, True
+            return
+        together: dict[Place, list[int]] = {}
+        begun: dict[Place, list[int]] = {}
+        changed = {place_of(placement) for placement in run.values()}
+        for job, placement in placements.items():
+            together.setdefault(place_of(placement), []).append(job)
+            if job in run or job in wait:
+                changed.add(place_of(placement))
+        for job, placement in run.items():
+            begun.setdefault(place_of(placement), []).append(job)
+        for place, jobs in together.items():
+            if place not in changed:
+                yield jobs, placements[jobs[0]], False
+        for place, jobs in begun.items():
+            if place not in together and not any(job in placements for job in jobs):
+                yield jobs, run[jobs[0]], True
+
+    def _mover(self, snapshot: Snapshot, decision: Decision, jobs: list[int], place: Placement, starts: bool) -> _Mover:
+        pool, now_s = self._pool_of[place.nodes[0]], snapshot.now_s
+        if starts:
+            layers = [decision.run[job].layer for job in jobs]
+            return _Mover(jobs, layers, place, pool, 0.0, [0.0] * len(jobs), ready=True, starts=True)
+        ends = self._known
+        left_s = [snapshot.predicted_end_s(job) - now_s if ends else snapshot.held_s(job) for job in jobs]
+        restart_s = sum_floats([snapshot.restart_overhead_s[job] for job in jobs])
+        ready = all(snapshot.works_from_s(job) <= now_s for job in jobs)
+        layers = [snapshot.placements[job].layer for job in jobs]
+        return _Mover(jobs, layers, place, pool, restart_s, left_s, ready, starts=False)
+
+    def _wanted(self, jobs: list[int], pool: int) -> int:
+        """The models on which all of these jobs are faster than on this one, as a bit mask."""
+        wants: int = self._faster.item(jobs[0], pool)
+        for job in jobs[1:]:
+            wants &= self._faster.item(job, pool)
+        return wants
 
     def _best(
         self, snapshot: Snapshot, movers: list[_Mover], pools: list[Pool], moves: Moves
@@ -178,7 +201,7 @@ class Upgrades:
         found: list[tuple[float, int, int, float]] = []
         free = sum(1 << index for index, pool in enumerate(pools) if pool.free_gpus)
         for number, mover in enumerate(movers):
-            wanted = self._wants(mover, free)
+            wanted = self._wanted(mover.jobs, mover.pool) & free
             gpus = mover.place.gpus
             for pool in range(len(pools)):
                 if not wanted >> pool & 1 or pools[pool].free_gpus < gpus:
