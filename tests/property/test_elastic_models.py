@@ -227,4 +227,4 @@ def test_generated_jobs_use_both_models(told: bool) -> None:
     # Two models of which each is half the cluster are worth no less than nearly one of the whole.
     assert best_s <= (0.8 if told else 1.07) * one
     assert found["elastic-goodput"] <= 1.02 * best_s
-    assert found["weave"] <= 1.04 * best_s
+    assert found["weave"] <= 1.02 * best_s

@@ -378,8 +378,8 @@ class Lending:
         """Have jobs that live on another GPU model than their homes be at home where they live, as far as the base's
         world has room there: else GPUs that stand idle look taken to rigid jobs. Whether any home changed: what the
         base has noted of places is wrong then."""
-        if len(self.nodes_of) == 1 or len(self.own) == len(snapshot.placements):
-            return False
+        if self.woven or len(self.nodes_of) == 1 or len(self.own) == len(snapshot.placements):
+            return False  # who weaves weighs models itself
         changed = False
         for job, home in list(self.home.items()):
             pieces = self.held[job]
