@@ -120,6 +120,11 @@ class SetTable:
         """Shapes as `grown`: the factors of those that were there, and of the one that was added; None: `formed`."""
         self._prices: dict[tuple[int, ...], F8] = {}
 
+    @property
+    def weaves(self) -> bool:
+        """Whether any two jobs may be in one group."""
+        return bool((self.inverse[1 + len(self.profiles) :] > 0).any())
+
     def set_of(self, columns: Sequence[int]) -> int:
         """The number of the set of these members."""
         found, grown = 0, self.grown_list

@@ -21,6 +21,7 @@ from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.core.workload import F8, Workload
+from gpuloom.interleave.across import spread
 from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.interleave.groups import GroupTimes
 from gpuloom.interleave.pairing import Pairing
@@ -41,8 +42,8 @@ Jobs = NDArray[np.intp]
 _BETTER = 1e-9
 _AT_EASE = 0.1
 """The power of the time left where nobody waits."""
-_CROWDED = 0.5
-"""Jobs that ask for this share of the cluster more than it has are a crowd: worth goes by GPU time altogether."""
+_CROWDED = 0.25
+"""Jobs that need this share of the cluster more than it has are a crowd: worth goes by GPU time altogether."""
 
 _PAIRABLE = 0.8
 """Plans are made pair by pair where jobs that can share ask for this part of all GPUs that are asked for."""
@@ -206,6 +207,7 @@ class Planner:
         weights = workload.weights
         self._log_weight = None if weights is None else np.log(weights)
         self._waiting: dict[int, None] = dict.fromkeys(snapshot.waiting())
+        self._weaves = any(table.weaves for tables in self._tables_of for table in tables)
         self._built = True
 
     def _made_tables(self, worth: GroupWorth, size: int) -> list[SetTable]:
@@ -349,29 +351,29 @@ class Planner:
         time_s = policy.time_s(snapshot, memory, jobs, left_s)
         waited = (snapshot.now_s - snapshot.workload.submit_s[jobs]) / time_s
         # In logarithms, as only ratios matter: no worth is 0 or infinite, whatever the parameters.
-        worth = self._urgency(snapshot, jobs, time_s, price) + values["ageing"] * np.log1p(waited)
+        worth = self._urgency(snapshot, jobs, time_s, price, waited)
         worth += np.log(np.maximum(waited / values["patience"], 1.0)) + np.log(policy.bonus(running))
         if self._log_weight is not None:
             worth += self._log_weight[jobs]
         return jobs, np.exp(np.maximum(worth - worth.max(), -300.0)) * self._solo_s[jobs]
 
-    def _urgency(self, snapshot: Snapshot, jobs: Jobs, time_s: F8, price: F8) -> F8:
-        """The logarithm of what a second on its best GPUs is worth to each job, waiting apart.
+    def _urgency(self, snapshot: Snapshot, jobs: Jobs, time_s: F8, price: F8, waited: F8) -> F8:
+        """The logarithm of what a second on its best GPUs is worth to each job; `waited`: times of `time_s`.
 
         While all jobs have GPUs nobody's end frees what others wait for: a second saved is worth the same to every
         job, whatever its size, and only slightly more to one that will soon be gone. The more jobs wait the more it
         counts how many GPU-seconds a job needs.
         """
         power: float = self._policy.values["power"]
-        speed = self._speed_by_pool
+        speed, ageing = self._speed_by_pool, self._policy.values["ageing"] * np.log1p(waited)
         worth: F8
         if speed is None:
-            worth = np.log(price) - power * np.log(time_s * price)
+            worth = np.log(price) - power * np.log(time_s * price) + ageing
             return worth
-        crowd = sum_floats(self._gpus[jobs]) / snapshot.cluster.gpus
+        crowd = sum_floats(price) / snapshot.cluster.gpus
         share = min(max((crowd - 1.0) / _CROWDED, 0.0), 1.0)
         by_time = (1.0 - share) * min(_AT_EASE, power) + share * power
-        worth = share * (1.0 - power) * np.log(price) - by_time * np.log(time_s)
+        worth = share * (1.0 - power) * np.log(price) - by_time * np.log(time_s) + share * ageing
         # Speeds are relative to one model, the same for all: what counts is the share of a job's own best. (What work
         # costs when it is planned pair by pair goes by speeds already.)
         own = 1.0 - share if self._in_pairs else 1.0
@@ -407,6 +409,9 @@ class Planner:
                         placed.update(group.jobs)
         # What is left over is for the most valuable groups, or to split groups: those dealt out are not the best alone.
         self._fill_rooms(rooms, jobs, value, groups, places, alone=not dealt_out, best=best)
+        if self._weaves and self._speed_by_pool is not None:
+            worth = self._by_pool(jobs, value, self._speed_by_pool, held, snapshot.restart_overhead_s)
+            self._across(jobs, value, worth, rooms, groups, places)
         by_shape: dict[tuple[int, int], list[Group]] = {}
         for group, place in zip(groups, places, strict=True):
             by_shape.setdefault((group.shape, self._pool_of_node[place.nodes[0]]), []).append(group)
@@ -415,6 +420,33 @@ class Planner:
             for part in range(parts):
                 exchange(alike[part::parts])
         return groups, places
+
+    def _across(
+        self, jobs: Jobs, value: F8, worth: F8, rooms: Sequence[Pool], groups: list[Group], places: list[Placement]
+    ) -> None:
+        """Members change between GPU models, and jobs without GPUs take what that leaves free.
+
+        Args:
+            worth: `value` by pool, as `_by_pool` has it.
+        """
+        by_job = dict(zip(jobs.tolist(), worth, strict=True))
+        spread(groups, places, by_job, rooms, self._pool_of_node, self._tables_of, [s.pools for s in self._shapes])
+        plain = dict(zip(jobs.tolist(), value.tolist(), strict=True))
+        placed = {job for group in groups for job in group.jobs}
+        waiting = np.array([job not in placed for job in jobs.tolist()], dtype=bool)
+        for row in np.flatnonzero(waiting)[np.argsort(-(value / self._gpus[jobs])[waiting], kind="stable")].tolist():
+            job = int(jobs[row])
+            shape = int(self._shape_of[job])
+            for pool in self._choices(job, shape, int(worth[row].argmax())):
+                place = rooms[pool].take(self._shapes[shape].gpus)
+                if place is not None:
+                    groups.append(Group(self._tables_of[pool][shape], shape, [job], [int(self._column_of[job])], [0.0]))
+                    places.append(place)
+                    break
+        for group, place in zip(groups, places, strict=True):
+            pool = self._pool_of_node[place.nodes[0]]
+            group.values[:] = [plain[job] * self._speed(job, pool) for job in group.jobs]
+            group.changed()
 
     def _fill_rooms(
         self,
@@ -541,28 +573,33 @@ class Planner:
         held: Sequence[int] = (),
         start_s: Sequence[float] = (),
     ) -> NDArray[np.intp] | None:
-        """The pool that each job should be in; None where that does not matter.
-
-        Args:
-            held: pools of the first jobs, which run there: on other models they must start again.
-            start_s: what a start costs, by job.
-        """
+        """The pool that each job should be in; None where that does not matter. `held`, `start_s`: see `_by_pool`."""
         speed = self._speed_by_pool
         if speed is None:
             return None
-        worth = (value / self._solo_s[jobs])[:, None] * speed[jobs]
-        if held:
-            rows = np.arange(len(held))
-            here = worth[rows, held]
-            costs = np.array([start_s[job] for job in jobs[: len(held)].tolist()])
-            worth[: len(held)] *= 1.0 - np.minimum(costs / self._horizon_s, 1.0)[:, None]
-            worth[rows, held] = here
+        worth = self._by_pool(jobs, value / self._solo_s[jobs], speed, held, start_s)
         free = np.array([room.free_gpus for room in rooms], dtype=np.float64)
         # Jobs that all fit alone will run alone.
         demand = self._gpus[jobs]
         if sum_floats(demand) > sum_floats(free):
             demand = demand * self._thrift(jobs)
         return assign(worth, demand, free)
+
+    def _by_pool(self, jobs: Jobs, value: F8, speed: F8, held: Sequence[int], start_s: Sequence[float]) -> F8:
+        """`value` times the speed in each pool: shape (jobs, pools).
+
+        Args:
+            held: pools of the first jobs, which run there: in others they must start again.
+            start_s: what a start costs, by job.
+        """
+        worth: F8 = value[:, None] * speed[jobs]
+        if held:
+            rows = np.arange(len(held))
+            here = worth[rows, held]
+            costs = np.array([start_s[job] for job in jobs[: len(held)].tolist()])
+            worth[: len(held)] *= 1.0 - np.minimum(costs / self._horizon_s, 1.0)[:, None]
+            worth[rows, held] = here
+        return worth
 
     def _thrift(self, jobs: Jobs) -> F8:
         """The share of their GPUs' time that jobs cost when woven as well as can be."""

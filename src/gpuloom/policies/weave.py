@@ -3,12 +3,13 @@
 It joins the ideas of the other policies here under one objective, the value per second of the whole cluster less what
 restarts and resizes cost. It is told no durations (`durations=known`: it is, as by the simulator).
     1. Worth of a job, per second of its work: as Muri-XL's (`policies/muri_x.py`), by the Gittins index of the work
-       done so far, learnt from the jobs that have ended; old jobs gain.
+       done so far, learnt from the jobs that have ended; old jobs gain. On several GPU models, while nobody waits, a
+       second saved is worth nearly the same to every job.
     2. Which GPU model: worth · speed there, less the price of the GPUs. Prices are such that those who want a model
        most just fill it (`solvers/assignment.py`); a job thus takes the fast GPUs not because it comes first, but
        because it gains more from them than others would.
-    3. With whom: groups by value on the nodes of each model (`interleave/valued.py`), jobs whose stage times are not
-       known alone.
+    3. With whom: groups by value on the nodes of each model (`interleave/valued.py`), jobs of which nothing is known
+       alone. Then members change between the models (`interleave/across.py`).
     4. When: what runs goes on unless the new plan is worth more within `horizon`, restarts and moves between GPU
        models paid.
     5. How many: jobs that can be of several sizes enter 1 to 4 at their smallest (or, if stage times are known, at
