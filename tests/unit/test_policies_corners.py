@@ -113,7 +113,7 @@ def test_who_loses_least_per_gpu_shrinks_first() -> None:
     assert keys == pytest.approx([0.5, 0.8])
 
 
-BORROWS = "elastic:proportion=0.5;expand_threshold=0.5;shrink_threshold=0.7"
+BORROWS = "elastic:literal;proportion=0.5;expand_threshold=0.5;shrink_threshold=0.7"
 
 
 def growing(priority: list[int], *more: tuple[float, float, int]) -> Workload:

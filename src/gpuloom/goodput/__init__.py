@@ -3,7 +3,7 @@
 A second, small simulation beside gpuloom's own, because its rules differ: time runs in steps of a minute, work is
 epochs of training instead of seconds, and the measure is goodput, throughput times statistical efficiency.
 
-May import: core, scaling, policies, traces.
+May import: core, scaling, solvers, policies, traces.
 """
 
 from gpuloom.goodput.applications import Application, load_applications, load_models

@@ -25,7 +25,7 @@ from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision, Place, Placement, Reason, place_of
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
-from gpuloom.core.sums import sum_floats
+from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.core.workload import Workload
 from gpuloom.placement.pool import Pool, pool_of_node, pools_of
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool
@@ -199,7 +199,7 @@ class Upgrades:
     ) -> tuple[_Mover, Placement, int, float] | None:
         """The move that gains most, its GPUs taken, and the ratio of speeds. Notes in `moves` when others may pay."""
         found: list[tuple[float, int, int, float]] = []
-        free = sum(1 << index for index, pool in enumerate(pools) if pool.free_gpus)
+        free = sum_ints(1 << index for index, pool in enumerate(pools) if pool.free_gpus)
         for number, mover in enumerate(movers):
             wanted = self._wanted(mover.jobs, mover.pool) & free
             gpus = mover.place.gpus

@@ -107,7 +107,7 @@ class Elastic(Composed):
 
     id = "elastic"
     traits = Traits(
-        summary="elastic jobs borrow part of the free GPUs, between thresholds",
+        summary="elastic jobs borrow free GPUs, between thresholds",
         knows="sizes of jobs, and what the base knows",
         preemptive=Preemptive.AS_BASE,
         heterogeneity=False,

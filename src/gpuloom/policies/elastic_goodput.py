@@ -40,6 +40,6 @@ class ElasticGoodput(Growing):
         heterogeneity=False,
         sharing=False,
         paper="gpuloom",
-        weights="worth of GPUs times weight, and as the base",
+        weights="growth by weight, else as the base",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (BASE, *GOODPUT)

@@ -69,12 +69,12 @@ class Gavel(Policy):
     id = "gavel"
     traits = Traits(
         summary="heterogeneity-aware shares by linear program, in rounds",
-        knows="throughput per GPU model (makespan, finish_time_fairness, allox: durations)",
+        knows="throughput per GPU model (some: durations)",
         preemptive=Preemptive.AT_ROUNDS,
         heterogeneity=True,
         sharing=False,
         paper="Narayanan et al., OSDI'20",
-        weights="shares by weight (not makespan, allox)",
+        weights="shares by weight (most objectives)",
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("objective", "max_min_fairness", _objective, f"one of {', '.join(OBJECTIVES)}"),

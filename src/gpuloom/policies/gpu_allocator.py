@@ -23,6 +23,7 @@ import numpy as np
 
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool
 from gpuloom.scaling.choose import LEAST, Chosen, Options, choose, improve
@@ -279,7 +280,7 @@ class GpuAllocator:
                 lending.put(job, pieces)
             return False
         for row in rows:
-            larger = size[row] > sum(mask.bit_count() for mask in before[jobs[row]].values())
+            larger = size[row] > sum_ints(mask.bit_count() for mask in before[jobs[row]].values())
             (self.grown if larger else self.shrunk).append(jobs[row])
         return True
 

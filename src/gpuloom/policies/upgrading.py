@@ -10,6 +10,7 @@ from typing import Any
 
 from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_ints
 from gpuloom.placement.upgrades import Upgrades, merged
 from gpuloom.policies.base import Parameter, Policy, yes_or_no
 
@@ -55,7 +56,7 @@ class Upgrading(Policy):
             self._upgrades = upgrades = Upgrades(workload, cluster, known=self.knows_ends, sharing=sharing)
         if not upgrades.possible or not (snapshot.placements or decision.run):
             return decision
-        starts = sum([job not in snapshot.placements for job in decision.run])
+        starts = sum_ints([job not in snapshot.placements for job in decision.run])
         waits = snapshot.waiting_count + len(decision.wait) > starts
         if in_order and waits:
             return decision
