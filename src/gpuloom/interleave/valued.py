@@ -56,6 +56,10 @@ class Group:
         """Value per second."""
         return self.table.value(self.number, self.columns, self.values, self.total)
 
+    def copy(self) -> Group:
+        """The same, to be changed by itself."""
+        return Group(self.table, self.shape, self.jobs[:], self.columns[:], self.values[:])
+
     def best_split(self) -> tuple[float, tuple[int, ...]]:
         """The most that the value gains when some members get GPUs of their own, and these members."""
         if self._split is None:

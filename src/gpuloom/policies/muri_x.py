@@ -31,7 +31,8 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8
 from gpuloom.policies.base import Parameter, Preemptive, Traits
 from gpuloom.policies.upgrading import UPGRADE, Upgrading
-from gpuloom.policies.valued import Jobs, Learning, Valued
+from gpuloom.policies.valued import Learning, Valued
+from gpuloom.policies.valued_rooms import Jobs
 
 
 class MuriXS(Upgrading, Valued):

@@ -32,7 +32,8 @@ from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, duration, one_of
 from gpuloom.policies.growth import GOODPUT, Growing
-from gpuloom.policies.valued import Jobs, Learning
+from gpuloom.policies.valued import Learning
+from gpuloom.policies.valued_rooms import Jobs
 
 _DEFAULTS: dict[str, tuple[Any, str | None]] = {
     "power": (0.4, None),

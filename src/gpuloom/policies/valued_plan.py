@@ -1,0 +1,473 @@
+"""A plan by value: which jobs run, with which others and where, as one choice (see `policies/valued.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.decision import NOTHING, Decision, Placement
+from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_floats, sum_ints
+from gpuloom.core.workload import F8, Workload
+from gpuloom.interleave.across import spread
+from gpuloom.interleave.efficiency import MAX_GROUP
+from gpuloom.interleave.groups import GroupTimes
+from gpuloom.interleave.pairing import Pairing
+from gpuloom.interleave.tables import SetTable
+from gpuloom.interleave.valued import Group, exchange, share_nodes
+from gpuloom.interleave.worth import GroupWorth
+from gpuloom.placement.pool import Pool, pool_of_node, pools_of
+from gpuloom.placement.shapes import shapes_of, speeds_by_pool, speeds_on
+from gpuloom.placement.shared import SharedPlacer
+from gpuloom.policies.valued_rooms import Filling, Jobs
+from gpuloom.policies.weaving import group_times, smallest_memory_mib
+from gpuloom.solvers.assignment import assign
+
+_EXCHANGED = 128
+"""Groups that exchange members with each other: the time grows with their square."""
+_BETTER = 1e-9
+_AT_EASE = 0.1
+"""The power of the time left where nobody waits."""
+_CROWDED = 0.25
+"""Jobs that need this share of the cluster more than it has are a crowd: worth goes by GPU time altogether."""
+
+_PAIRABLE = 0.8
+"""Plans are made pair by pair where jobs that can share ask for this part of all GPUs that are asked for."""
+_LOOKED_AT = 4.0
+"""Jobs that are looked at for pairs ask for this many times the GPUs that there are, at most."""
+
+Plan = tuple[list[Group], list[Placement]]
+"""Groups, and where each is."""
+
+
+class Worth(Protocol):
+    """What a plan asks of its policy."""
+
+    values: dict[str, Any]
+    weighs_models: bool
+
+    def time_s(self, snapshot: Snapshot, memory: Any, jobs: Jobs, left_s: F8) -> F8:
+        """The solo time that each of these jobs is taken to have left, seconds."""
+
+    def classes(self, workload: Workload) -> NDArray[np.intp]:
+        """The class of each job."""
+
+    def bonus(self, running: NDArray[np.bool_]) -> F8 | float:
+        """A factor on the worth of running jobs."""
+
+
+class Planner:
+    """The waiting jobs, the tables of groups, and the steps of a plan."""
+
+    def __init__(self, snapshot: Snapshot, policy: Worth) -> None:
+        values, workload, cluster = policy.values, snapshot.workload, snapshot.cluster
+        self._policy = policy
+        self._times: GroupTimes = group_times(workload, values)
+        self._memory_mib = smallest_memory_mib(cluster)
+        shapes = shapes_of(workload, cluster)
+        self._shapes, self._shape_of = shapes.shapes, shapes.of_job.astype(np.intp)
+        self.class_of: Jobs = policy.classes(workload)
+        self._column_of = np.zeros(len(workload), dtype=np.intp)
+        self._tables = self._made_tables(GroupWorth(self._times, cluster.models), values["group_size"])
+        """By shape, for a group that may be on any of the cluster's GPU models."""
+        self._tables_of = [self._tables] * len(cluster.models)
+        """By pool and shape: pairs may have been measured by GPU model."""
+        if self._times.pairs is not None and len(cluster.models) > 1:
+            self._tables_of = [
+                self._made_tables(GroupWorth(self._times, [model]), values["group_size"]) for model in cluster.models
+            ]
+        self._gpus = np.array([shape.gpus for shape in self._shapes], dtype=np.float64)[self._shape_of]
+        self._solo_s = np.array([0.0] * len(workload))
+        for number, table in enumerate(self._tables):
+            rows = self._shape_of == number
+            self._solo_s[rows] = table.solo_s[self._column_of[rows]]
+        self._speeds = speeds_on(workload, cluster.models) if workload.speeds is not None else None
+        self._pool_of_node = pool_of_node(cluster)
+        several = len(cluster.models) > 1 and policy.weighs_models
+        self._speed_by_pool = speeds_by_pool(workload, cluster, shapes) if several else None
+        self._pairing: Pairing | None = None
+        """Plans of weave where all that is known of jobs beside each other are measured pairs."""
+        self._in_pairs = False
+        """Whether the present plan is such a one."""
+        pairs = self._times.pairs
+        if policy.weighs_models and pairs is not None and not any(self._times.staged) and values["group_size"] > 1:
+            self._pairing = Pairing(self._times, cluster.models, self._memory_mib)
+            self._can_pair = pairs.may_share()
+            self._pair_speed = speeds_by_pool(workload, cluster, shapes)
+            nodes = cluster.nodes
+            of_model = [[node.gpus for node in nodes if node.gpu_model == model] for model in cluster.models]
+            self._capacity = np.array([sum_ints(each) for each in of_model], dtype=np.float64)
+            self._profile_of = np.array(self._times.of_job, dtype=np.intp)
+        self._filling = Filling(
+            shapes.shapes,
+            self._shape_of,
+            self._tables_of,
+            self._column_of,
+            self._times,
+            self._speeds,
+            self._speed_by_pool,
+        )
+        self._placer = SharedPlacer(
+            snapshot,
+            layers=MAX_GROUP,
+            first_fit=False,
+            restart_partners=values["restart_partners"],
+            moves_models=self._speed_by_pool is not None,
+        )
+        self._horizon_s: float = values["horizon"] if values["restart_partners"] else float("inf")
+        weights = workload.weights
+        self._log_weight = None if weights is None else np.log(weights)
+        self._waiting: dict[int, None] = dict.fromkeys(snapshot.waiting())
+        weaves = any(table.weaves for tables in self._tables_of for table in tables)
+        self._crosses = weaves and self._speed_by_pool is not None
+        """Members of groups may change between GPU models."""
+        self._built = True
+
+    def _made_tables(self, worth: GroupWorth, size: int) -> list[SetTable]:
+        """A table of groups for each shape. The columns of all that are made are the same."""
+        profile_of = np.asarray(self._times.of_job)
+        tables: list[SetTable] = []
+        for number, shape in enumerate(self._shapes):
+            rows = np.flatnonzero(self._shape_of == number)
+            profiles, which = np.unique(profile_of[rows], return_inverse=True)
+            table = SetTable(shape.gpus, profiles.tolist(), self._times, size, worth.pays, self._memory_mib, worth)
+            tables.append(table)
+            columns = np.array([table.column_of[profile] for profile in profiles.tolist()], dtype=np.intp)
+            self._column_of[rows] = columns[which.reshape(-1)]
+        return tables
+
+    def plan(self, snapshot: Snapshot, memory: Any) -> Decision:
+        if self._built:
+            self._built = False
+        else:
+            self._waiting.update(dict.fromkeys((*snapshot.evicted, *snapshot.arrived)))
+        if not snapshot.may_preempt:
+            return self._fill_free(snapshot, memory)
+        held = snapshot.placements
+        if not held and not self._waiting:
+            return NOTHING
+        together = self._placer.together(snapshot)
+        if not self._waiting and self._speed_by_pool is None and all(len(jobs) == 1 for jobs in together.values()):
+            return NOTHING
+        jobs, value = self._values(snapshot, memory)
+        if self._pairing is not None and self._in_pairs:
+            rooms = self._placer.empty_pools(snapshot)
+            paired, places = self._paired(self._pairing, snapshot, rooms, jobs, value, together.values())
+            return self._settled(self._placer.settle(snapshot, paired, places, together))
+        groups, places = self._all_anew(snapshot, jobs, value)
+        if self._horizon_s < float("inf"):
+            groups, places = self._best_plan(snapshot, together, jobs, value, (groups, places))
+        self._filling.trim(groups, together.values())
+        return self._settled(self._placer.settle(snapshot, [tuple(group.jobs) for group in groups], places, together))
+
+    def _best_plan(self, snapshot: Snapshot, together: dict[Any, list[int]], jobs: Jobs, value: F8, anew: Plan) -> Plan:
+        """Step 4: to go on, to go on with single changes between GPU models, or all anew."""
+        groups, places, rooms = self._kept(snapshot, together, jobs, value)
+        plans = [(groups, places)]
+        if self._crosses:
+            changed, their_places = [group.copy() for group in groups], places[:]
+            self._across(snapshot, jobs, value, rooms, changed, their_places)
+            plans.append((changed, their_places))
+        best, found = self._score(snapshot, groups, places, together), plans[0]
+        for plan in (*plans[1:], anew):
+            score = self._score(snapshot, *plan, together)
+            # Equal but for rounding (like jobs that swap partners) is not better.
+            if score > best * (1.0 + _BETTER):
+                best, found = score, plan
+        return found
+
+    def _settled(self, decision: Decision) -> Decision:
+        for job in decision.run:
+            self._waiting.pop(job, None)
+        self._waiting.update(dict.fromkeys(decision.wait))
+        return decision if decision.run or decision.wait else NOTHING
+
+    def _paired(
+        self,
+        pairing: Pairing,
+        snapshot: Snapshot,
+        rooms: Sequence[Pool],
+        jobs: Jobs,
+        value: F8,
+        together: Iterable[Sequence[int]],
+    ) -> tuple[list[tuple[int, ...]], list[Placement]]:
+        """Steps 2 and 3 at once: the pairs and single jobs that are worth most in these rooms.
+
+        Args:
+            together: who runs together now.
+        """
+        capacity = np.array([room.free_gpus for room in rooms], dtype=np.float64)
+        speed, gpus, held = self._pair_speed[jobs], self._gpus[jobs], snapshot.placements
+        # As many as could ever be chosen, and some to choose from: the most valuable per GPU.
+        order = np.argsort(-value * speed.max(axis=1) / gpus, kind="stable")
+        rows = np.sort(order[: int(np.searchsorted(gpus[order].cumsum(), _LOOKED_AT * capacity.sum())) + 1])
+        jobs, value, speed, gpus = jobs[rows], value[rows], speed[rows], gpus[rows]
+        at = {job: place for place, job in enumerate(jobs.tolist())}
+        on, beside = np.full(len(jobs), -1, dtype=np.intp), np.full(len(jobs), -1, dtype=np.intp)
+        starts = np.zeros(len(jobs))
+        for job, place in at.items():
+            starts[place] = min(snapshot.restart_overhead_s[job] / self._horizon_s, 1.0)
+            if job in held:
+                on[place] = self._pool_of_node[held[job].nodes[0]]
+        for members in together:
+            if len(members) == 2 and members[0] in at and members[1] in at:
+                beside[at[members[0]]], beside[at[members[1]]] = at[members[1]], at[members[0]]
+        worth = value / self._solo_s[jobs]
+        found = pairing.choose(self._profile_of[jobs], worth, speed, gpus, capacity, starts, on, beside)
+        groups: list[tuple[int, ...]] = []
+        places: list[Placement] = []
+        for one in sorted(found, key=lambda one: -gpus[one.members[0]]):
+            taken = rooms[one.model].take(int(gpus[one.members[0]]))
+            if taken is not None:
+                groups.append(tuple(int(jobs[place]) for place in one.members))
+                places.append(taken)
+        return groups, places
+
+    def _fill_free(self, snapshot: Snapshot, memory: Any) -> Decision:
+        """Groups of waiting jobs on free GPUs; what runs is left alone."""
+        # Members of groups may get GPUs of their own, and jobs better ones: at the next interval.
+        wake = snapshot.now_s if snapshot.placements else float("inf")
+        free = snapshot.free_gpus
+        if not free:
+            return NOTHING if self._speed_by_pool is None else Decision(wake_at_s=wake)
+        rooms = pools_of(snapshot.cluster, snapshot.idle_masks)
+        fits = [
+            any(rooms[pool].fits(shape.gpus) for pool in shape.pools) if shape.gpus <= free else False
+            for shape in self._shapes
+        ]
+        fitting = [job for job in self._waiting if fits[self._shape_of[job]]]
+        if not fitting:
+            return Decision(wake_at_s=wake) if wake == snapshot.now_s else NOTHING
+        groups: list[Group] = []
+        places: list[Placement] = []
+        if self._speed_by_pool is None and sum_ints(self._gpus[fitting]) <= free:
+            # Worth does not matter if there is room for all.
+            self._filling.alone(dict(enumerate(rooms)), np.array(fitting), np.ones(len(fitting)), set(), groups, places)
+        if not groups:
+            jobs, value = self._values(snapshot, memory)
+            fit = np.isin(jobs, fitting)
+            if self._pairing is not None and self._in_pairs:
+                paired, places = self._paired(self._pairing, snapshot, rooms, jobs[fit], value[fit], ())
+                return self._started(self._placer.start(paired, places), wake)
+            best = self._best_pools(jobs[fit], value[fit], rooms)
+            self._filling.fill_rooms(rooms, jobs[fit], value[fit], groups, places, best=best)
+            self._filling.trim(groups)
+        return self._started(self._placer.start([tuple(group.jobs) for group in groups], places), wake)
+
+    def _started(self, run: dict[int, Placement], wake_at_s: float) -> Decision:
+        for job in run:
+            del self._waiting[job]
+        return Decision(run, wake_at_s=wake_at_s)
+
+    # -- steps ----------------------------------------------------------------------------------------------
+
+    def _values(self, snapshot: Snapshot, memory: Any) -> tuple[Jobs, F8]:
+        """Steps 1 and 2: all present jobs, running ones first, and what each is worth per iteration (worth · seconds
+        per iteration alone)."""
+        policy, values = self._policy, self._policy.values
+        jobs = np.array([*snapshot.placements, *sorted(self._waiting)], dtype=np.intp)
+        running = np.arange(len(jobs)) < len(snapshot.placements)
+        if self._pairing is not None:
+            gpus = self._gpus[jobs]
+            self._in_pairs = bool(gpus[self._can_pair[jobs]].sum() >= _PAIRABLE * gpus.sum())
+        left_s = snapshot.remaining_column()[jobs]
+        left_s[running] = snapshot.remaining_of(jobs[running])
+        price = self._gpus[jobs] * self._thrift(jobs)
+        time_s = policy.time_s(snapshot, memory, jobs, left_s)
+        waited = (snapshot.now_s - snapshot.workload.submit_s[jobs]) / time_s
+        # In logarithms, as only ratios matter: no worth is 0 or infinite, whatever the parameters.
+        worth = self._urgency(snapshot, jobs, time_s, price, waited)
+        worth += np.log(np.maximum(waited / values["patience"], 1.0)) + np.log(policy.bonus(running))
+        if self._log_weight is not None:
+            worth += self._log_weight[jobs]
+        return jobs, np.exp(np.maximum(worth - worth.max(), -300.0)) * self._solo_s[jobs]
+
+    def _urgency(self, snapshot: Snapshot, jobs: Jobs, time_s: F8, price: F8, waited: F8) -> F8:
+        """The logarithm of what a second on its best GPUs is worth to each job; `waited`: times of `time_s`.
+
+        While all jobs have GPUs nobody's end frees what others wait for: a second saved is worth the same to every
+        job, whatever its size, and only slightly more to one that will soon be gone. The more jobs wait the more it
+        counts how many GPU-seconds a job needs.
+        """
+        power: float = self._policy.values["power"]
+        speed, ageing = self._speed_by_pool, self._policy.values["ageing"] * np.log1p(waited)
+        worth: F8
+        if speed is None:
+            worth = np.log(price) - power * np.log(time_s * price) + ageing
+            return worth
+        crowd = sum_floats(price) / snapshot.cluster.gpus
+        share = min(max((crowd - 1.0) / _CROWDED, 0.0), 1.0)
+        by_time = (1.0 - share) * min(_AT_EASE, power) + share * power
+        worth = share * (1.0 - power) * np.log(price) - by_time * np.log(time_s) + share * ageing
+        # Speeds are relative to one model, the same for all: what counts is the share of a job's own best. (What work
+        # costs when it is planned pair by pair goes by speeds already.)
+        own = 1.0 - share if self._in_pairs else 1.0
+        worth -= own * np.log(np.maximum(speed[jobs].max(axis=1), _BETTER))
+        return worth
+
+    def _all_anew(self, snapshot: Snapshot, jobs: Jobs, value: F8) -> tuple[list[Group], list[Placement]]:
+        """Step 3, as if no job ran."""
+        rooms = self._placer.empty_pools(snapshot)
+        groups: list[Group] = []
+        places: list[Placement] = []
+        dealt_out = False
+        best = self._best_pools(jobs, value, rooms, self._pools_held(snapshot), snapshot.restart_overhead_s)
+        if sum_ints(self._tables[shape].gpus for shape in self._shape_of[jobs].tolist()) > sum_ints(
+            room.free_gpus for room in rooms
+        ):
+            placed: set[int] = set()
+            for index, room in enumerate(rooms):
+                sizes = {mask.bit_count() for mask in room.free.values() if mask}
+                if len(sizes) != 1:
+                    continue  # nodes of several sizes can't be dealt out alike: they are filled below
+                here = slice(None) if best is None else best == index
+                stacks = self._filling.stacks(jobs[here], value[here], index, room.free_gpus, placed)
+                size = sizes.pop()
+                dealt_out = True
+                dealt, _ = share_nodes(self._tables_of[index], stacks, room.free_gpus // size, size)
+                for group in sorted(dealt, key=lambda group: -group.table.gpus):
+                    place = room.take(group.table.gpus)
+                    if place is not None:
+                        groups.append(group)
+                        places.append(place)
+                        placed.update(group.jobs)
+        # What is left over is for the most valuable groups, or to split groups: those dealt out are not the best alone.
+        self._filling.fill_rooms(rooms, jobs, value, groups, places, alone=not dealt_out, best=best)
+        if self._crosses:
+            self._across(snapshot, jobs, value, rooms, groups, places)
+        by_shape: dict[tuple[int, int], list[Group]] = {}
+        for group, place in zip(groups, places, strict=True):
+            by_shape.setdefault((group.shape, self._pool_of_node[place.nodes[0]]), []).append(group)
+        for alike in by_shape.values():
+            parts = -(-len(alike) // _EXCHANGED)
+            for part in range(parts):
+                exchange(alike[part::parts])
+        return groups, places
+
+    def _across(
+        self,
+        snapshot: Snapshot,
+        jobs: Jobs,
+        value: F8,
+        rooms: Sequence[Pool],
+        groups: list[Group],
+        places: list[Placement],
+    ) -> None:
+        """Members change between GPU models, and jobs without GPUs take what that leaves free."""
+        speed = self._speed_by_pool
+        if speed is None:
+            return
+        worth = self._by_pool(jobs, value, speed, self._pools_held(snapshot), snapshot.restart_overhead_s)
+        by_job = dict(zip(jobs.tolist(), worth, strict=True))
+        spread(groups, places, by_job, rooms, self._pool_of_node, self._tables_of, [s.pools for s in self._shapes])
+        plain = dict(zip(jobs.tolist(), value.tolist(), strict=True))
+        placed = {job for group in groups for job in group.jobs}
+        waiting = np.array([job not in placed for job in jobs.tolist()], dtype=bool)
+        for row in np.flatnonzero(waiting)[np.argsort(-(value / self._gpus[jobs])[waiting], kind="stable")].tolist():
+            job = int(jobs[row])
+            shape = int(self._shape_of[job])
+            for pool in self._filling.choices(job, shape, int(worth[row].argmax())):
+                place = rooms[pool].take(self._shapes[shape].gpus)
+                if place is not None:
+                    groups.append(Group(self._tables_of[pool][shape], shape, [job], [int(self._column_of[job])], [0.0]))
+                    places.append(place)
+                    break
+        for group, place in zip(groups, places, strict=True):
+            pool = self._pool_of_node[place.nodes[0]]
+            group.values[:] = [plain[job] * self._filling.speed(job, pool) for job in group.jobs]
+            group.changed()
+
+    def _best_pools(
+        self,
+        jobs: Jobs,
+        value: F8,
+        rooms: Sequence[Pool],
+        held: Sequence[int] = (),
+        start_s: Sequence[float] = (),
+    ) -> NDArray[np.intp] | None:
+        """The pool that each job should be in; None where that does not matter. `held`, `start_s`: see `_by_pool`."""
+        speed = self._speed_by_pool
+        if speed is None:
+            return None
+        worth = self._by_pool(jobs, value / self._solo_s[jobs], speed, held, start_s)
+        free = np.array([room.free_gpus for room in rooms], dtype=np.float64)
+        # Jobs that all fit alone will run alone.
+        demand = self._gpus[jobs]
+        if sum_floats(demand) > sum_floats(free):
+            demand = demand * self._thrift(jobs)
+        return assign(worth, demand, free)
+
+    def _pools_held(self, snapshot: Snapshot) -> list[int]:
+        """The pools of the jobs that run, in their order."""
+        return [self._pool_of_node[place.nodes[0]] for place in snapshot.placements.values()]
+
+    def _by_pool(self, jobs: Jobs, value: F8, speed: F8, held: Sequence[int], start_s: Sequence[float]) -> F8:
+        """`value` times the speed in each pool: shape (jobs, pools).
+
+        Args:
+            held: pools of the first jobs, which run there: in others they must start again.
+            start_s: what a start costs, by job.
+        """
+        worth: F8 = value[:, None] * speed[jobs]
+        if held:
+            rows = np.arange(len(held))
+            here = worth[rows, held]
+            costs = np.array([start_s[job] for job in jobs[: len(held)].tolist()])
+            worth[: len(held)] *= 1.0 - np.minimum(costs / self._horizon_s, 1.0)[:, None]
+            worth[rows, held] = here
+        return worth
+
+    def _thrift(self, jobs: Jobs) -> F8:
+        """The share of their GPUs' time that jobs cost when woven as well as can be."""
+        if self._pairing is not None and self._in_pairs:
+            gpus = self._gpus[jobs]
+            return self._pairing.costs(self._profile_of[jobs], self._pair_speed[jobs], gpus, self._capacity) / gpus
+        price = np.empty(len(jobs))
+        shape, column = self._shape_of[jobs], self._column_of[jobs]
+        for number in np.unique(shape).tolist():
+            rows = shape == number
+            present = tuple(np.unique(column[rows]).tolist())
+            price[rows] = self._tables[number].prices(present)[column[rows]]
+        return price
+
+    def _kept(
+        self, snapshot: Snapshot, together: dict[Any, list[int]], jobs: Jobs, value: F8
+    ) -> tuple[list[Group], list[Placement], list[Pool]]:
+        """Who runs goes on, and free GPUs are filled; and what is still free."""
+        worth = dict(zip(jobs.tolist(), value.tolist(), strict=True))
+        groups: list[Group] = []
+        places: list[Placement] = []
+        for (nodes, masks), members in together.items():
+            shape = int(self._shape_of[members[0]])
+            columns = [int(self._column_of[job]) for job in members]
+            pool = self._pool_of_node[nodes[0]]
+            values = [worth[job] * self._filling.speed(job, pool) for job in members]
+            groups.append(Group(self._tables_of[pool][shape], shape, members[:], columns, values))
+            places.append(Placement(nodes, masks))
+        rooms = pools_of(snapshot.cluster, snapshot.idle_masks)
+        rest = np.fromiter((job in self._waiting for job in jobs.tolist()), dtype=bool, count=len(jobs))
+        best = self._best_pools(jobs[rest], value[rest], rooms)
+        self._filling.fill_rooms(rooms, jobs[rest], value[rest], groups, places, best=best)
+        return groups, places, rooms
+
+    def _score(
+        self,
+        snapshot: Snapshot,
+        groups: Sequence[Group],
+        places: Sequence[Placement],
+        running: Mapping[Any, Sequence[int]],
+    ) -> float:
+        """Value per second of the groups, less what starting the new ones costs within the horizon."""
+        pool_of, anywhere = self._pool_of_node, self._speed_by_pool is None
+        same = {(frozenset(jobs), 0 if anywhere else pool_of[nodes[0]]) for (nodes, _), jobs in running.items()}
+        start_s = snapshot.restart_overhead_s
+        score = 0.0
+        for group, place in zip(groups, places, strict=True):
+            value = group.value
+            if (frozenset(group.jobs), 0 if anywhere else pool_of[place.nodes[0]]) not in same:
+                value *= 1.0 - min(sum_floats([start_s[job] for job in group.jobs]) / self._horizon_s, 1.0)
+            score += value
+        return score
