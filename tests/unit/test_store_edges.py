@@ -6,6 +6,7 @@ import errno
 import os
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from fake_views import attempt, record
 from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
 from gpuloom.core.job import EndReason, Needed, Phase
-from gpuloom.store import connect, faults, home, queries, replay, restore, rows, usage
+from gpuloom.store import backup, connect, faults, home, queries, replay, restore, rows, usage
 from gpuloom.store.port import CheckReport, Finding, StoreBusy, StoreError, Usage
 from gpuloom.store.usage import Stretch, UsageRun
 from store_builders import spec, submitted
@@ -482,3 +483,21 @@ def test_runs_that_a_backup_does_not_know(tmp_path: Path) -> None:
     for name in ("3.1", "2.1", "1.1", "4.1.new"):
         (found.live / name).touch()
     assert restore._strangers(found, {"1.1"}) == ("2.1", "3.1")
+
+
+def test_a_copy_is_on_disk_before_it_has_its_name_and_its_name_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def sync(path: Path) -> None:
+        synced.append(path.name)
+        assert (tmp_path / "copy.db").exists() is (path == tmp_path)
+
+    monkeypatch.setattr(backup, "sync", sync)
+    with closing(sqlite3.connect(":memory:")) as source:
+        backup.copy_database(source, tmp_path / "store.db", tmp_path / "copy.db", overwrite=False)
+    assert len(synced) == 2
+    assert synced[0].startswith(".copy.db.")
+    assert synced[1] == tmp_path.name
+    assert [path.name for path in tmp_path.iterdir()] == ["copy.db"]
