@@ -28,7 +28,7 @@ from gpuloom.live.planning.standby import Standby
 from gpuloom.live.planning.times import Times
 from gpuloom.live.records.fleet import Needs, fleet_of, open_slots, slots_of, why_never
 from gpuloom.live.records.ledger import Ledger
-from gpuloom.live.records.work import KEEP, WorkDone
+from gpuloom.live.records.work import WorkDone
 from gpuloom.live.submission.actions import Action, impossible, so_already
 from gpuloom.live.submission.lookup import JobRecords
 from gpuloom.live.submission.spec import interval, job_spec
@@ -256,16 +256,16 @@ def test_work_of_a_run_that_is_frozen_stands_still() -> None:
     assert not work.knows(1)
 
 
-def test_the_usual_start_up_is_the_median_of_the_last() -> None:
+def test_the_usual_start_up_is_the_median_of_the_last_thirty() -> None:
     work = WorkDone()
-    for job in range(KEEP + 1):
+    for job in range(31):
         work.begin(job, 0.0)
         work.started_up(job, 1000.0 if job == 0 else float(job))
         work.started_up(job, 5000.0)
-    assert work.usual_s == (1 + KEEP) / 2
+    assert work.usual_s == 15.5
     work.begin(99, 100.0)
     work.started_up(99, 100.0)  # at once: that tells nothing of others
-    assert work.usual_s == (1 + KEEP) / 2
+    assert work.usual_s == 15.5
     work.begin(100, 100.0)
     assert work.starting_s(100, 104.0) == work.usual_s - 4.0
     assert work.starting_s(100, 200.0) == work.starting_s(99, 100.0) == 0.0
