@@ -131,7 +131,7 @@ def why_not(folder: Path, request: Request) -> str:
     if not found:
         return (
             "the profiler did not load in the program: it must be a Python program, run without -E, -I and -S, that "
-            "keeps PYTHONPATH; {_room(folder)}"
+            f"keeps PYTHONPATH; {_room(folder)}"
         )
     if not with_torch:
         return "the program never imported torch; other programs are profiled by ncu (gpuloom share profiles import)"
