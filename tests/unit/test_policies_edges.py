@@ -121,6 +121,22 @@ def test_values_of_parameters_are_checked_however_they_are_given(value: Any, say
         type(load_policy("tiresias"))(promote=value)
 
 
+@pytest.mark.parametrize(
+    ("text", "choices"),
+    [
+        ("fifo:backfill=x", "no, easy, greedy"),
+        ("srtf:placement=x", "sticky, scatter, repack"),
+        ("themis:mode=x", "lease, muri"),
+        ("themis:solver=x", "exact, ecos"),
+        ("elastic-goodput:weight=x", "asked, remaining"),
+        ("muri-s:ordering=x", "best, worst, none"),
+    ],
+)
+def test_choices_are_named_the_default_first(text: str, choices: str) -> None:
+    with pytest.raises(PolicyError, match=f"must be one of {choices} "):
+        load_policy(text)
+
+
 def test_a_parameter_that_there_is_not() -> None:
     with pytest.raises(PolicyError, match=r"has no parameter 'promot'; did you mean 'promote'\? \(it has: thresholds,"):
         type(load_policy("tiresias"))(promot=1)

@@ -194,7 +194,10 @@ def test_what_a_start_did_not_look_at_is_checked_beside_it(path: Path, monkeypat
     monkeypatch.setattr(examine, "ALL_EVENTS", 0)
     sql(f"UPDATE jobs SET message = 'x' WHERE id = {ENDED}")(path)
     told: list[str] = []
-    LiveScheduler(home_of(path.parent), slots=2, executor=FakeExecutor()).close_unstarted()
+    live = LiveScheduler(home_of(path.parent), slots=2, executor=FakeExecutor())
+    assert live.check is not None
+    assert live.check._db == path
+    live.close_unstarted()
     check = StoreCheck(path, told.append)
     check.start()
     assert check._worker.end(60.0)
