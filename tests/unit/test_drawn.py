@@ -1,4 +1,4 @@
-"""Pictures, the report's page and tables, mark by mark as in tests/unit/drawn, where they can be looked at.
+"""Pictures, the report's page, tables and what commands say, as in tests/unit/drawn, where they can be looked at.
 
 They were looked at when they were drawn. REDRAW=1 draws them anew: then look at them again, and at the diff.
 """
@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from gpuloom import __version__
+from gpuloom.cli.main import cli
 from gpuloom.interleave.efficiency import MEASURED_OVERHEAD, Interleaving
 from gpuloom.report.html import render
 from gpuloom.report.page import _STYLE, SCRIPT
@@ -144,6 +146,53 @@ def written(save: Callable[[Path], None]) -> str:
         return path.read_text()
 
 
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+WEAVE = """job,gpus,count,storage_s,cpu_s,gpu_s,network_s,gpu_memory_mib
+a,1,3,0.41,0.13,0.12,0.1,1000
+b,1,2,0.11,0.43,0.17,0.12,
+c,1,1,0.1,0.12,0.47,0.15,2000
+d,2,1,0.16,0.1,0.13,0.4,3000
+e,2,2,2,0.14,0.11,0.15,4000
+"""
+PAIRS = "model_a,model_b,gpu_model,speed_a,speed_b\na,b,V100,0.9,0.8\na,a,V100,0.7,0.5\n"
+
+
+def said(*words: str, stdin: str | None = None) -> str:
+    """What a command prints, on both."""
+    done = CliRunner().invoke(cli, words, input=stdin, catch_exceptions=False)
+    return f"$ gpuloom {' '.join(words)}\n{done.output}\n"
+
+
+def woven() -> str:
+    """The usual, with a limit of memory; three stages; pairs; too many groups."""
+    with TemporaryDirectory() as folder:
+        pairs = Path(folder) / "pairs.csv"
+        pairs.write_text(PAIRS)
+        text = "".join(
+            said("weave", "-", *words, stdin=WEAVE)
+            for words in (
+                (),
+                ("--model", "measured", "--gpu-memory", "4096MiB"),
+                ("--model", "measured", "--pair-speeds", str(pairs), "--group-size", "2", "--objective", "efficiency"),
+                ("--groups", "1", "--ordering", "worst", "--interleave-overhead", "1.1/1.25/1.5", "--method", "greedy"),
+            )
+        )
+        return text.replace(folder, "DIR")
+
+
+def kernels() -> str:
+    """Profiles of kernels: all, one, another way, two compared."""
+    return "".join(
+        said("share", "profiles", *words)
+        for words in (
+            ("list",), ("show", "resnet50", "--top", "4"), ("show", "resnet50", "--each", "--top", "4"),
+            ("diff", "resnet50", "resnet50-train", "--top", "5"),
+            ("show", "resnet50", "--json", "--each", "--top", "1"),
+        )
+    )  # fmt: skip
+
+
 ALL: dict[str, Callable[[], str]] = {
     "three.html": lambda: page(of_three()),
     "one.html": lambda: page(of_one()),
@@ -153,6 +202,8 @@ ALL: dict[str, Callable[[], str]] = {
     "groups.txt": groups_table,
     "measured.svg": lambda: written(lambda path: save_weaving(MEASURED, Interleaving(), path)),
     "barrier.svg": lambda: written(lambda path: save_weaving(BARRIER, STEPS, path)),
+    "woven.txt": woven,
+    "kernels.txt": kernels,
     "shared.svg": lambda: written(timeline),
 }
 

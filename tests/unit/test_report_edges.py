@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gpuloom.report import axis, export, metrics, svg
 from gpuloom.report.as_it_ran import as_it_ran
 from gpuloom.report.gantt import Bar, right_edge, thin_out
 from gpuloom.report.gpu_chart import _pieces, _Stay, _together
+from gpuloom.report.picture import _on_canvas, picture
 from gpuloom.report.series import class_means, gpu_classes
 from gpuloom.report.weaving import time_text
 from report_builders import make_result
@@ -179,3 +181,15 @@ def test_what_happened_to_two_hundred_jobs() -> None:
     assert one is not None
     assert one.held_gpu_s.tolist() == [[6.0]]
     assert one.timeline.busy_gpus.tolist() == [3, 0]
+
+
+def test_nothing_but_the_picture_is_on_a_canvas() -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.image import imread
+
+    pixels = imread(BytesIO(_on_canvas(picture(120, 60, ['<rect x="30" y="15" width="60" height="30"/>']), "png")))
+    assert pixels.shape[:2] == (81, 162)
+    dark = np.argwhere(pixels[:, :, 0] < 0.5)
+    assert (dark.min(axis=0).tolist(), dark.max(axis=0).tolist()) == ([20, 41], [60, 121])
+    assert (pixels[:15] == 1).all()
+    assert (pixels[:, :30] == 1).all()
