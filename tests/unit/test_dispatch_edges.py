@@ -6,6 +6,7 @@ import json
 import math
 import os
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +22,12 @@ from gpuloom.executors.runner import cgroups
 from gpuloom.facts.inputs import load_policy
 from gpuloom.live.dispatch import checkpoints, ends, launch, saved, starts
 from gpuloom.live.dispatch.checkpoints import Checkpoints
+from gpuloom.live.dispatch.recovery import take_up
 from gpuloom.live.dispatch.starts import Starts, pause_after
 from gpuloom.live.planning.chosen import read
 from gpuloom.live.planning.policy_memory import memory_from_bytes, memory_to_bytes
 from gpuloom.live.planning.world import RANK_S, Collector, Memory
+from gpuloom.live.records.work import WorkDone
 from gpuloom.live.submission.spec import job_spec
 from gpuloom.live.views.cluster import policy_view, status_view
 
@@ -230,6 +233,30 @@ def test_what_a_run_is_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
         launch.run_request(job, held, node, Path("/r"), resumes=True)
     with pytest.raises(InputError, match="node a no longer has GPU 1"):
         launch.run_request(record(), attempt(allocation=(("a", (1,)),)), node, Path("/r"), resumes=False)
+
+
+@pytest.mark.parametrize(("written", "reason"), [(True, EndReason.TIMED_OUT), (False, EndReason.LOST)])
+def test_an_end_that_the_executor_forgot_is_read_from_the_run_s_files(
+    tmp_path: Path, written: bool, reason: EndReason
+) -> None:
+    run = attempt(pid=5, start_ticks=6)
+    if written:
+        (directory := launch.run_directory(tmp_path, run.run)).mkdir(parents=True)
+        (directory / "run.json").write_text(json.dumps({"pid": 5, "start_ticks": 6}))
+        (directory / "exit.json").write_text(json.dumps({"exit": asdict(how(None, EndReason.TIMED_OUT))}))
+    dispatch: Any = SimpleNamespace(
+        book=SimpleNamespace(attempts={1: run}),
+        clock=SimpleNamespace(now=lambda: 50.0),
+        executor=SimpleNamespace(boot_id=lambda: "b"),
+        work=WorkDone(),
+        runs=tmp_path,
+    )
+    intake: Any = SimpleNamespace(statuses={})
+    take_up({}, dispatch, intake)
+    assert list(intake.statuses) == ["1.1"]
+    assert intake.statuses["1.1"].phase is RunPhase.EXITED
+    assert intake.statuses["1.1"].exit.reason is reason
+    assert dispatch.work.since(1) == run.since_s
 
 
 def test_of_a_checkpoint_s_files_only_so_many_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

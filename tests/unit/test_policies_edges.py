@@ -242,6 +242,14 @@ def test_a_job_that_grew_and_had_to_give_back_is_known_to_have(text: str) -> Non
     assert state.placements[0].gpus < 4
 
 
+def test_a_file_that_nobody_has_read_is_refused() -> None:
+    policy: Any = type(load_policy("elastic"))(config="some.yaml")
+    with pytest.raises(
+        PolicyError, match=r"policy 'elastic': config must be a mapping here \(the caller reads the file\)"
+    ):
+        policy.new_memory(jobs([(0, 1, 1)]), parse_cluster("1x1"))
+
+
 def test_gpus_that_are_borrowed_count_as_free() -> None:
     """Of four GPUs the first job of one has all: to one that needs five that is three."""
     workload, cluster = elastic(2, 4), parse_cluster("1x4")

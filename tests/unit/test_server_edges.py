@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -273,6 +274,29 @@ def test_logs_go_to_the_file_as_well(tmp_path: Path) -> None:
     assert path.read_text().endswith(" WARNING gpuloom.x: it is so\n")
     assert path.stat().st_mode & 0o777 == 0o600
     os.close(handler.logs[0].descriptor)
+
+
+def test_what_was_counted_is_told_once_by_a_timer_that_ends_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[Any] = []
+
+    def timer(after_s: float, work: Any) -> Any:
+        found = SimpleNamespace(after_s=after_s, work=work, ends=[])
+        found.start, found.cancel = (lambda: None), (lambda: found.ends.append(True))
+        timers.append(found)
+        return found
+
+    monkeypatch.setattr(threading, "Timer", timer)
+    own: Any = SimpleNamespace(waits=True, told=[], write=lambda *given, **named: None)
+    own.flush = lambda head, *, all_: own.told.append(all_)
+    handler = log.LogHandler(own)
+    for _ in range(2):
+        handler.emit(logging.LogRecord("x", logging.INFO, "", 1, "so", (), None))
+    assert [one.after_s for one in timers] == [60.0]
+    assert timers[0].daemon
+    timers[0].work()
+    assert (len(timers), timers[0].ends, own.told) == (2, [True], [False])
+    handler.close()
+    assert (len(timers), timers[1].ends, own.told) == (2, [True], [False, True])
 
 
 # -- the executor's parts ------------------------------------------------------------------------------------
