@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import highspy
@@ -155,6 +156,33 @@ def test_no_level_of_water_could_be_higher(present: Present) -> None:
                 program.h.addConstr(program.done(m) * scale[m] >= value[m] - 1e-6)
         most = program.best(program.done(job) * scale[job])
         assert most == pytest.approx(value[job], rel=1e-3, abs=1e-3)
+
+
+def test_levels_of_water_do_not_leak_to_light_jobs() -> None:
+    """The third job had 1.5e-4 more than the others of its level: what the solver lost of theirs, times its weight."""
+    speed = np.array([[3, 0.25, 0], [0.5, 0.25, 0], [0.5, 0.25, 0], [0.5, 0, 0.25], [0.5, 0.25, 0]])
+    weight, gpus = np.array([5.0, 5.0, 1.0, 1.0, 5.0]), np.array([4.0, 2.0, 1.0, 1.0, 2.0])
+    present = present_of(speed, gpus, weight, np.array([4.0, 4.0, 4.0]))
+    level = normalised(present, OBJECTIVES["water_filling"](present))
+    assert level[[0, 1, 2, 4]] == pytest.approx(level[0], rel=1e-6)
+
+
+def test_a_heavy_job_loses_nothing_to_the_solvers_tolerance() -> None:
+    """Job 2 had 1.3e-5 less of the time than its light twin lost."""
+    speed, gpus = np.array([[0.5, 0], [0.5, 0], [3, 2]]), np.array([4.0, 2.0, 1.0])
+    pair = twins(present_of(speed, gpus, np.array([2.0, 1.0, 1.0]), np.array([7.0, 4.0])), 2, (5.0, 1.0))
+    assert OBJECTIVES["water_filling"](pair)[2, 0] == pytest.approx(1.0, abs=5e-6)
+
+
+@pytest.mark.parametrize("objective", sorted(OBJECTIVES))
+def test_weights_may_be_worlds_apart(objective: str) -> None:
+    """HiGHS refused programs whose entries lay too far apart; what it tolerates was the heaviest job's whole level."""
+    speed = np.array([[2.0, 1.0], [1.0, 1.0], [0.5, 0.0], [1.0, 0.25]])
+    present = present_of(speed, np.array([4.0, 1.0, 1.0, 2.0]), np.array([1e12, 1.0, 1e-9, 1e6]), np.array([4.0, 4.0]))
+    share = OBJECTIVES[objective](replace(present, price=np.array([2.0, 1.0])))
+    check_feasible(present, share)
+    if objective in ("max_min_fairness", "water_filling"):
+        assert share[0, 0] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_program_that_fails_from_where_the_last_one_ended_is_begun_anew() -> None:

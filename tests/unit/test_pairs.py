@@ -103,6 +103,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     other.write_text(json.dumps({"v100": {"('a', 1)": {"null": 1.0}}}))
     with pytest.raises(InputError, match="holds no pairs, only speeds alone"):
         read_pairs(other)
+    for both in ([0.5], 0.5, [0.5, 0.5, 0.5], {"0": 1}):
+        other.write_text(json.dumps({"v100": {"('a', 1)": {"null": 1.0, "('a', 1)": both}}}))
+        with pytest.raises(InputError, match="must be a list of two numbers"):
+            read_pairs(other)
     other.write_text("model_a,model_b,gpu_model,speed_a,speed_b,speed_c\n")
     with pytest.raises(InputError, match="speed_c"):
         read_pairs(other)

@@ -31,6 +31,18 @@ def test_a_job_alone_has_the_cluster() -> None:
     assert simulate(workload, "2x8", "elastic:literal", restart_overhead_s=30.0).end_s[0] >= 20 * 3600
 
 
+@pytest.mark.parametrize("policy", ["elastic-goodput", "weave"])
+@pytest.mark.parametrize("weights", [(1e-9, 1e-9), (1e12, 1e-9), (1e12, 1e12)])
+def test_the_unit_of_weights_does_not_matter(policy: str, weights: tuple[float, float]) -> None:
+    """Light jobs were looked at every second, as no change was worth as much as the least that counts."""
+    workload = replace(linear(2, least=1, asks=2, most=8), weight=np.array(weights))
+    found = simulate(workload, "2x4", policy, restart_overhead_s=30.0)
+    assert found.events < 100
+    if weights[0] == weights[1]:
+        plain = simulate(replace(workload, weight=np.ones(2)), "2x4", policy, restart_overhead_s=30.0)
+        assert found.end_s == pytest.approx(plain.end_s, rel=1e-6)
+
+
 def test_five_jobs_on_32_gpus_take_no_longer_than_under_fifo() -> None:
     workload = linear(5, least=2, asks=8, most=8)
     found = {p: simulate(workload, "4x8", p) for p in ("fifo", "elastic", "elastic:literal")}

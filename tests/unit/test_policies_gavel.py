@@ -136,7 +136,7 @@ def run(workload: Workload, cluster: str, policy: str, **settings: Any) -> Any:
 
 def test_the_released_rounds_need_a_solver_that_is_named_where_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interior, "find_spec", lambda name: None)
-    with pytest.raises(GpuloomError, match=r"gavel:released needs the solver ECOS.*pip install 'gpuloom\[gavel\]'"):
+    with pytest.raises(GpuloomError, match=r"^gavel:released needs the solver ECOS.*pip install 'gpuloom\[gavel\]'"):
         load_policy("gavel:released")
     load_policy("gavel")
     load_policy("gavel:released;objective=allox")
@@ -152,6 +152,17 @@ def test_released_rounds_last_until_the_last_job_has_done_its_whole_steps() -> N
     # 3 + 3 + 2 steps; 2 + 2 + 2, from 0, 90 and 180 on.
     assert result.end_s.tolist() == pytest.approx([240, 260])
     assert result.starts.tolist() == [1, 3]
+
+
+@needs_ecos
+@pytest.mark.parametrize("objective", ["max_min_fairness", "finish_time_fairness", "makespan", "max_sum_throughput"])
+def test_a_step_of_no_time_is_one_of_unknown_time(objective: str) -> None:
+    rows = [(0.0, 300.0, 1), (0.0, 500.0, 1), (0.0, 200.0, 1)]
+    text = f"gavel:released;round=100;objective={objective}"
+    with np.errstate(divide="raise", invalid="raise"):
+        found = run(jobs(rows, iteration_s=np.array([0.0, 0.0, 7.0])), "1x2", text)
+    unknown = run(jobs(rows, iteration_s=np.array([np.nan, np.nan, 7.0])), "1x2", text)
+    assert found.end_s.tolist() == unknown.end_s.tolist()
 
 
 @needs_ecos

@@ -121,6 +121,8 @@ def gavel_pairs(raw: Mapping[str, Any]) -> dict[tuple[str, Kind, Kind], tuple[fl
                 one, two = kinds[name], kinds[other]
                 if one[1] != two[1] or (model, two, one) in found or not (alone[name] > 0 and alone[other] > 0):
                     continue
+                if not (isinstance(both, list) and len(both) == 2):
+                    raise ValueError(f"{name} beside {other} on {gpu_model}: {both!r} must be a list of two numbers")
                 mine, its = float(both[0]) / alone[name], float(both[1]) / alone[other]
                 if not (math.isfinite(mine) and math.isfinite(its) and mine >= 0 and its >= 0):
                     raise ValueError(f"{name} beside {other} on {gpu_model}: {both} must be two numbers of at least 0")

@@ -37,8 +37,9 @@ def read_values(option: str, text: str, least: float) -> dict[str, float]:
     for name, value in pairs:
         number = _number(value)
         if not name.strip() or number is None or number < least:
+            who = "" if name == EVERY else f"{name.strip()}="
             raise InputError(
-                f"{option}: {name.strip()}={value.strip()!r} must be an application and a number from {least:g}; "
+                f"{option}: {who}{value.strip()!r} must be an application and a number from {least:g}; "
                 "give a number for all, APP=NUMBER,..., or a CSV file with a column of each"
             )
         found[name.strip()] = number

@@ -110,7 +110,7 @@ class Elastic(Composed):
         summary="elastic jobs borrow free GPUs, between thresholds",
         knows="sizes of jobs, and what the base knows",
         preemptive=Preemptive.AS_BASE,
-        heterogeneity=False,
+        heterogeneity=True,
         sharing=False,
         paper="patent application, 2022",
         weights="as the base",

@@ -33,6 +33,8 @@ from gpuloom.policies.gavel_rounds import Cluster, Terms
 from gpuloom.solvers.interior import interior_shares_by, interior_shares_in_time, interior_shares_of_sum
 
 _FIRST = ("v100", "p100", "k80")
+_NEVER_S = 1e15
+"""No time by which all jobs end is looked for beyond that."""
 _MOMENT_S = 1e-6
 """Times that are this close are one."""
 
@@ -46,7 +48,9 @@ class Released(Cluster):
         known = [names.index(name) for name in _FIRST if name in names]
         self._models: Sequence[int] = [*known, *(at for at in range(len(names)) if at not in known)]
         steps = snapshot.workload.iteration_s
-        self._step_s: F8 = np.full(len(snapshot.workload), np.nan) if steps is None else steps
+        self._step_s: F8 = (
+            np.full(len(snapshot.workload), np.nan) if steps is None else np.where(steps > 0, steps, np.nan)
+        )
         self._left_alone(snapshot)
 
     def _left_alone(self, snapshot: Snapshot) -> None:
@@ -184,7 +188,7 @@ class Released(Cluster):
         """How long the steps of a round take."""
         speed, step_s = self.speed.item(job, model), self._step_s.item(job)
         left_s, round_s = snapshot.remaining_s(job) / speed, self.terms.round_s
-        if not (math.isfinite(step_s) and step_s > 0):
+        if not math.isfinite(step_s):
             return min(left_s, round_s)
         step_s /= speed
         steps = math.floor(round_s / step_s + 1e-9)
@@ -205,4 +209,6 @@ def _by_bisection(throughput: F8, left: F8, present: Present) -> F8:
             else:
                 found, high = shares, middle
         low, high, top = top, top * 10, top * 10
+        if top > _NEVER_S:
+            raise GpuloomError("ECOS finds no time by which all jobs can end")
     return found

@@ -29,6 +29,8 @@ from gpuloom.placement.shapes import shapes_of, speeds_by_pool
 from gpuloom.scaling.choose import LEAST, Chosen, Options, choose, improve
 from gpuloom.scaling.lending import Lending, Pieces
 
+LEAST_WEIGHT = 1e-6
+"""No job's weight counts as less, over the largest of those that run."""
 AFTER_S = 1.0
 """So long after a change begins to pay it is looked at: it is to be clear then that it pays."""
 
@@ -52,6 +54,8 @@ class GpuAllocator:
         self._horizon_s, self._known = values["horizon"], values["weight"] == "remaining"
         self._least = 1.0 + values["least"]
         self._own_weight = workload.weights
+        self._unit = 1.0
+        """The largest weight of the jobs that are looked at."""
         self._asked = lending.sizes.base_speed.tolist()
         elastic = {sizes for sizes in lending.sizes.of if len(sizes) > 1}
         self._options = Options.of(len(self._node_gpus), sorted({size for sizes in elastic for size in sizes}))
@@ -111,7 +115,8 @@ class GpuAllocator:
         return np.where(speed > 0, found, -np.inf)
 
     def _weight(self, job: int) -> float:
-        own = 1.0 if self._own_weight is None else self._own_weight.item(job)
+        # What differs by `LEAST` is equal: the weights' unit must not matter.
+        own = 1.0 if self._own_weight is None else max(self._own_weight.item(job) / self._unit, LEAST_WEIGHT)
         if self._known:
             weight: float = (self.lending.view.remaining_s(job) + self._floor_s) ** -self._power
             return weight * own
@@ -146,6 +151,8 @@ class GpuAllocator:
             :, None
         ]
         fresh = np.array([job in lending.run for job in jobs])[:, None]
+        if self._own_weight is not None:
+            self._unit = float(self._own_weight[jobs].max())
         weight = np.array([self._weight(job) for job in jobs])[:, None]
         restart = np.array([snapshot.restart_overhead_s[job] for job in jobs])[:, None]
         resize = np.array([snapshot.resize_overhead_s[job] for job in jobs])[:, None]
@@ -163,7 +170,9 @@ class GpuAllocator:
             time_s = np.maximum(np.minimum(lasts_s, most_s), 1e-3)
             worth = (gain * np.maximum(time_s - cost_s, 0.0) - lost) / time_s
             needs_s = cost_s + lost / gain
-        worth = weight * np.where(fresh, gain, worth)
+        worth = np.where(fresh, gain, worth)
+        pays = worth > LEAST
+        worth = weight * worth
         rows = np.arange(len(jobs))
         worth[rows, present] = 0.0
         worth[~(speed > 0)] = -np.inf
@@ -175,9 +184,7 @@ class GpuAllocator:
         later = np.where(needs_s > most_s, needs_s - quiet_s, 0.0)
         later = np.full(worth.shape, np.inf) if self._known else np.maximum(later, needs_s - lasts_s)
         with np.errstate(invalid="ignore"):
-            pays_s = np.where(
-                (gain > 0) & np.isfinite(worth), np.where(worth > LEAST, 0.0, np.maximum(later, 1e-6)), np.inf
-            )
+            pays_s = np.where((gain > 0) & np.isfinite(worth), np.where(pays, 0.0, np.maximum(later, 1e-6)), np.inf)
         return worth, speed / now, pays_s
 
     # -- who gets them --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from gpuloom.core.errors import PolicyError
+from gpuloom.core.errors import InputError, PolicyError
 from gpuloom.core.words import did_you_mean
 from gpuloom.policies.base import Policy, Traits
 
@@ -150,7 +150,7 @@ def create_policy(text: str, **defaults: Any) -> Policy:
     chosen.update(values)
     try:
         made = cls(**chosen)
-    except PolicyError:
+    except InputError:
         raise
     except (Exception, SystemExit) as error:  # of its own code
         raise PolicyError(f"policy {policy_id!r} can't be made: {type(error).__name__}: {error}") from error

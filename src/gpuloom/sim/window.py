@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.words import plural
 from gpuloom.core.workload import F8
 from gpuloom.sim.result import SimResult
 
@@ -38,7 +39,9 @@ def parse_window(text: str) -> Window:
 def check_window(window: Window, jobs: int) -> None:
     """Raises InputError unless a workload has all jobs of the window."""
     if window[1] > jobs:
-        raise InputError(f"window {window[0]}-{window[1]}: must end at {jobs} or before, as there are {jobs:,} jobs")
+        raise InputError(
+            f"window {window[0]}-{window[1]}: must end at {jobs} or before, as there are {plural(jobs, 'job')}"
+        )
 
 
 def figures(jct_s: F8) -> tuple[float, float, float]:

@@ -22,6 +22,7 @@ class Program:
 
     Args:
         rows, columns, values: the entries of A that are not 0, in any order.
+        tolerance: by how much rows and costs may be missed; None: HiGHS's own, 1e-7.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Program:
         row_lower: F8,
         row_upper: F8,
         upper: F8,
+        tolerance: float | None = None,
     ) -> None:
         import highspy
 
@@ -53,6 +55,9 @@ class Program:
         self._solver = highspy.Highs()  # type: ignore[no-untyped-call]
         self._solver.setOptionValue("output_flag", False)
         self._solver.setOptionValue("threads", 1)
+        if tolerance is not None:
+            self._solver.setOptionValue("primal_feasibility_tolerance", tolerance)
+            self._solver.setOptionValue("dual_feasibility_tolerance", tolerance)
         self._solver.passModel(program)
 
     def maximize(self, cost: F8) -> F8:

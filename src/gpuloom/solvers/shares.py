@@ -20,12 +20,16 @@ from gpuloom.solvers.linear import Program
 
 _SLACK = 1e-7
 """Relative: what is lost of the first objective for the second one, the solver's own tolerance."""
-_SLACKS = 10 * _SLACK
-"""The same of levels of water, of which several hold at once."""
+_EXACT = 1e-9
+"""The solver's tolerance for levels of water, of which several hold at once."""
+_SLACKS = 20 * _EXACT
+"""What is lost of each of them. What all lose a light job may gain: many times as much, over its weight."""
 _TASTE = 1e-3
 """Of equal sums of worth the one with more on the fast models for the worthier: quadratic in the speed, this strong."""
 _LEVELS = 24
 """Levels of water that are told apart; the jobs above share what is left as they do in max-min fairness."""
+_LEAST_NEED = 1e-6
+"""Of what a job could do at most: nobody's need counts as less than that, however its weight compares with others."""
 _STEPS = 30
 """Largest number of programs for one finish-time fair allocation; four or five are usual."""
 
@@ -88,7 +92,14 @@ class Shares:
 
     def __init__(self, rows: Rows, capacity: F8, need: F8) -> None:
         """need: of each job the throughput that means level 1 (0: the job is not looked at)."""
-        self.rows, self.capacity, self.need = rows, capacity, need
+        self.rows, self.capacity = rows, capacity
+        # Level 1 is no more than any job could do at most: what the solver tolerates is then small
+        # for the heaviest job, too, and no entry is too large for it, whatever the weights.
+        reach = np.zeros(rows.jobs)
+        np.maximum.at(reach, rows.job, rows.throughput.max(axis=1, initial=0.0) * rows.parts)
+        looked_at = (need > 0) & (reach > 0)
+        self._unit = float((reach[looked_at] / need[looked_at]).min(initial=1.0))
+        self.need = np.where(need > 0, np.maximum(need * self._unit, _LEAST_NEED * reach), 0.0)
         self._fixed = np.full(rows.jobs, np.nan)
         """Of jobs that take no part in raising the level: what they get at least."""
 
@@ -116,9 +127,9 @@ class Shares:
         at_least = np.where(self.need > 0, np.nan_to_num(self._fixed), 0.0)
         lower = np.concatenate([at_least, np.full(rows.jobs + models, -np.inf)])
         higher = np.concatenate([np.full(rows.jobs, np.inf), np.ones(rows.jobs), self.capacity])
-        return Program(
-            np.concatenate(entry_row), np.concatenate(entry_column), np.concatenate(entry), lower, higher, upper
-        )
+        tolerance = _EXACT if slack or not np.isnan(self._fixed).all() else None
+        entries = np.concatenate(entry_row), np.concatenate(entry_column), np.concatenate(entry)
+        return Program(*entries, lower, higher, upper, tolerance)
 
     def _share(self, x: F8) -> F8:
         n, models = len(self.rows.gpus), len(self.capacity)
@@ -134,7 +145,7 @@ class Shares:
         if (np.isnan(self._fixed) & (self.need > 0)).any():
             level = float(program.maximize(np.append(np.zeros(cells), 1.0))[cells])
             program.at_least(cells, _a_little_below(level))
-        return self._share(program.maximize(np.append(self._tasteful(worth), 0.0))), level
+        return self._share(program.maximize(np.append(self._tasteful(worth), 0.0))), level * self._unit
 
     def most(self, worth: F8, cost: F8) -> F8:
         """The largest Σ worth · throughput / cost of the model."""

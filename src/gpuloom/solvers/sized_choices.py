@@ -3,6 +3,7 @@
 Each job offers some choices, (model, GPUs, value), of which it gets at most one; the GPUs of each model are limited.
 A multiple-choice knapsack with one constraint per model, solved exactly: by dynamic programming over the GPUs left of
 each model, where that is small, else as an integer program (HiGHS). Sia (SOSP '23, section 3.4) states the problem so.
+`scaling/choose.py` solves the like by prices: nearly as well, and much faster where jobs are many.
 """
 
 from __future__ import annotations
