@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import math
@@ -33,6 +34,7 @@ from gpuloom.interleave import efficiency
 from gpuloom.interleave.efficiency import MEASURED_OVERHEAD, Interleaving
 from gpuloom.server import auth, log, sse
 from gpuloom.server.encoded import encoded
+from gpuloom.server.guard import _with_headers
 from gpuloom.server.parameters import _moment
 from gpuloom.server.peers import Users
 from gpuloom.server.problems import ProblemError, invalid_body, pointer, problem_of, told
@@ -297,6 +299,36 @@ def test_what_was_counted_is_told_once_by_a_timer_that_ends_with_the_log(monkeyp
     assert (len(timers), timers[0].ends, own.told) == (2, [True], [False])
     handler.close()
     assert (len(timers), timers[1].ends, own.told) == (2, [True], [False, True])
+    free: list[bool] = []
+    assert handler.lock is not None
+    other = threading.Thread(target=lambda: free.append(handler.lock.acquire(timeout=10.0)))  # type: ignore[union-attr]
+    other.start()
+    other.join()
+    assert free == [True]
+
+
+@pytest.mark.parametrize(
+    ("last", "given", "closes"),
+    [(False, [], 0), (True, [], 1), (True, [(b"connection", b"close")], 1), (False, [(b"connection", b"close")], 1)],
+)
+def test_headers_that_every_answer_has(last: bool, given: list[tuple[bytes, bytes]], closes: int) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def answer() -> None:
+        dressed = _with_headers(send, last=last)
+        await dressed({"type": "http.response.start", "headers": list(given)})
+        await dressed({"type": "http.response.body"})
+
+    asyncio.run(answer())
+    headers = sent[0]["headers"]
+    assert headers.count((b"connection", b"close")) == closes
+    assert (b"cache-control", b"no-store") in headers
+    assert (b"x-content-type-options", b"nosniff") in headers
+    assert b"date" in dict(headers)
+    assert sent[1] == {"type": "http.response.body"}
 
 
 # -- the executor's parts ------------------------------------------------------------------------------------
