@@ -7,6 +7,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fake_views import attempt, record
@@ -19,10 +20,11 @@ from gpuloom.live.clock import ServiceClock
 from gpuloom.live.planning import standby
 from gpuloom.live.planning.asking import Call, PolicyFailure
 from gpuloom.live.planning.eligible import Throttles, blocked, throttle_of
-from gpuloom.live.planning.estimates import NOW_S, left_s, stands_s
+from gpuloom.live.planning.estimates import NOW_S, Estimates, left_s, stands_s
 from gpuloom.live.planning.lacks import lacks
 from gpuloom.live.planning.lines import Lines
 from gpuloom.live.planning.reserve import Reservation, _reserved
+from gpuloom.live.planning.roster import Roster
 from gpuloom.live.planning.shortage import nothing_to_give, unplaceable
 from gpuloom.live.planning.standby import Standby
 from gpuloom.live.planning.times import Times
@@ -342,6 +344,29 @@ def test_an_array_has_a_line_of_its_own() -> None:
     found = lines()
     found.take([record(id=1), record(id=2, array_id=2), record(id=3, array_id=2), record(id=4, array_id=4)])
     assert [(line.throttle, list(line)) for line in found] == [(None, [1]), (2, [2, 3]), (4, [4])]
+
+
+def test_jobs_as_a_policy_sees_them() -> None:
+    roster = Roster(Estimates(lambda user, name, limit: ()))
+    plain, other = (
+        record(id=4, submitted_s=9.0),
+        record(id=5, submitted_s=9.0, user="bo", priority=-1, spec=spec_of(gpu_memory=100)),
+    )
+    alone = roster.columns([plain]).workload(np.array([5.0]), None)
+    assert (alone.gpu_memory_mib, alone.model, alone.gpu_type, alone.share_class) == (None, None, None, None)
+    found = roster.columns([plain, other])
+    assert found.total_s.tolist() == [3600.0, 3600.0]
+    both = found.workload(np.array([5.0, 6.0]), np.array([2.0, 0.0]))
+    assert both.gpu_memory_mib is not None
+    assert [math.isnan(mib) for mib in both.gpu_memory_mib] == [True, False]
+    assert (both.submit_s.tolist(), both.duration_s.tolist(), both.job_ids) == ([7.0, 9.0], [5.0, 6.0], ("4", "5"))
+    assert both.priority is not None
+    assert both.priority.tolist() == [0, 1]
+    typed = roster.columns([record(spec=spec_of(gpu_types=["V100", "K80"], model="m"))]).workload(np.ones(1), None)
+    assert (typed.gpu_type is not None and typed.gpu_type[0], typed.model is not None and typed.model[0]) == (
+        "V100|K80",
+        "m",
+    )
 
 
 # -- who may start -------------------------------------------------------------------------------------------

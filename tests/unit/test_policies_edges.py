@@ -250,6 +250,14 @@ def test_a_file_that_nobody_has_read_is_refused() -> None:
         policy.new_memory(jobs([(0, 1, 1)]), parse_cluster("1x1"))
 
 
+def test_what_a_file_says_counts_where_nothing_is_written() -> None:
+    policy: Any = type(load_policy("elastic"))(config={"proportion": 0.5, "check_minutes": 2.0}, proportion=0.25)
+    rules, period_s = policy.rules()
+    assert (rules.proportion, rules.shrink_threshold, period_s) == (0.25, 1.2, 120.0)
+    letter: Any = type(load_policy("elastic"))(config={"literal": True, "proportion": 0.5})
+    assert (letter.rules()[0].proportion, letter.rules()[0].shrink_threshold) == (0.5, 0.9)
+
+
 def test_gpus_that_are_borrowed_count_as_free() -> None:
     """Of four GPUs the first job of one has all: to one that needs five that is three."""
     workload, cluster = elastic(2, 4), parse_cluster("1x4")
