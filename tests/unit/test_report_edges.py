@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from io import BytesIO
+from io import BytesIO, StringIO
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from builders import jobs
 from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.workload import Ran
 from gpuloom.facts.gpus import prices_usd_per_s
-from gpuloom.report import axis, export, metrics, svg
+from gpuloom.report import axis, export, metrics, svg, table
 from gpuloom.report.as_it_ran import as_it_ran
 from gpuloom.report.gantt import Bar, right_edge, thin_out
 from gpuloom.report.gpu_chart import _pieces, _Stay, _together
@@ -193,3 +193,18 @@ def test_nothing_but_the_picture_is_on_a_canvas() -> None:
     assert (dark.min(axis=0).tolist(), dark.max(axis=0).tolist()) == ([20, 41], [60, 121])
     assert (pixels[:15] == 1).all()
     assert (pixels[:, :30] == 1).all()
+
+
+@pytest.mark.parametrize(("columns", "width"), [("0", 120), ("x", 120), ("", 120), ("90", 90), ("3", 24)])
+def test_how_wide_a_table_may_be(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    asked: list[int] = []
+    right = table.comparison_table
+
+    def seen(results: Any, *, width: int) -> Any:
+        asked.append(width)
+        return right(results, width=width)
+
+    monkeypatch.setattr(table, "comparison_table", seen)
+    table.print_comparison([make_result()], StringIO())
+    assert asked == [width]

@@ -53,3 +53,14 @@ def test_when_a_process_will_be_ended(grace: str, deadline: float | None, monkey
     monkeypatch.setattr("time.time", lambda: 2000.0)
     job._notice.see()
     assert job.deadline_s() == deadline
+
+
+def test_without_a_time_between_saves_only_the_end_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, new in (("_notice", job._Notice()), ("_progress", job._Progress()), ("should_stop", lambda: False)):
+        monkeypatch.setattr(job, name, new)
+    monkeypatch.delenv("GPULOOM_PROGRESS_FILE", raising=False)
+    saved: list[int] = []
+    assert list(job.steps(3, save=saved.append, every_s=None)) == [0, 1, 2]
+    assert saved == [3]
+    assert list(job.steps(3, save=saved.append, every_s=0.0)) == [0, 1, 2]
+    assert saved == [3, 1, 2, 3]
