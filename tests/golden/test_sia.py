@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -26,18 +25,13 @@ def run(data: Path, cluster: str, workload: str, rule: str) -> PolluxResult:
     nodes: Cluster = parse_cluster(cluster)
     source = load(f"{folder / 'workloads.tar.gz'}::workloads/{workload}/workload-1.csv")
     applications = load_models(folder / "profiles.tar.gz", [pool.model for pool in nodes.pools])
-    if cluster != DEFAULT:  # the artifact's run on one model was without its calibration
-        applications = {
-            model: {name: replace(app, restart_s=30.0, slowdown=1.0) for name, app in known.items()}
-            for model, known in applications.items()
-        }
     return simulate(read_submissions(source.data, source.name), applications, create_rule(rule, nodes), nodes)
 
 
-@pytest.mark.parametrize(("cluster", "theirs_s"), [(DEFAULT, 1950.0), ("16x4:aws", 2841.0)])
-def test_sias_policy_is_within_3_percent_of_its_own_code(data: Path, cluster: str, theirs_s: float) -> None:
-    """Equally good optima are broken by the solver, CBC there, so that two runs are not the same."""
-    assert run(data, cluster, "philly", "sia").avg_jct_s == pytest.approx(theirs_s, rel=0.03)
+def test_sias_policy_is_within_3_percent_of_its_own_code(data: Path) -> None:
+    """Equally good optima are broken by the solver, CBC there, so that two runs are not the same. (On 16 nodes of one
+    model `make pollux` compares the two: too long for a test.)"""
+    assert run(data, DEFAULT, "philly", "sia").avg_jct_s == pytest.approx(1950.0, rel=0.03)
 
 
 def test_ours_is_below_sia_with_the_same_knowledge(data: Path) -> None:
