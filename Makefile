@@ -73,6 +73,7 @@ league: $(STAMP) ## Rewrite docs/results/league.md: every policy on every trace 
 
 heterogeneous: $(STAMP) ## Rewrite the figures of docs/results/heterogeneity.md (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/heterogeneous.py
+	@$(BIN)/python bench/mixed.py
 
 elastic: $(STAMP) ## Rewrite the figures of docs/results/elastic.md (public traces: docs/reference/data.md)
 	@$(BIN)/python bench/elastic.py
