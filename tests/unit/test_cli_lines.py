@@ -241,6 +241,7 @@ def test_the_story_of_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert story.spans == [[0, 12.0, 14.0, 5], [2, 12.0, 14.0, 5], [0, 14.0, None, 6]]
     assert story.chart(3, 18.0, 8) == ["..AABBBB", "........", "..AA...."]
     assert story.chart(1, 10.4, 8) == ["."]
+    assert len(story.chart(3, 13.0, 8)[0]) == 7
     assert tell("attempt.starting", 15.0, attempt=2, allocation=allocation)[0].endswith("continues from step 0 of 0")
     lost = {**end, "signal": 9, "saved": False, "ended_s": None, "reason": "lost"}
     assert tell("attempt.ended", 16.0, **lost)[0].endswith(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from io import StringIO
 from typing import Any
 
 import click
@@ -39,6 +40,19 @@ def columns(*given: tuple[str, bool, bool]) -> list[Column[tuple[str, ...]]]:
 def test_a_plain_table(capsys: pytest.CaptureFixture[str]) -> None:
     live_tables.show_table(columns(("no", True, False), ("name", False, True)), [("1", "漢字\n"), ("1000", "x" * 200)])
     assert capsys.readouterr().out == f"  no  name\n   1  漢字\n1000  {'x' * 200}\n"
+
+
+def test_a_terminal_gets_plain_columns_of_very_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    drawn: list[int] = []
+    monkeypatch.setattr(live_tables, "rich_table", lambda columns, rows, width: drawn.append(len(rows)))
+    monkeypatch.setattr("sys.stdout", Terminal())
+    for rows in (500, 501):
+        live_tables.show_table(columns(("no", True, False)), [("1",)] * rows)
+    assert drawn == [500]
 
 
 @pytest.mark.parametrize(
