@@ -114,17 +114,17 @@ mean      sia       2,100.0         1,800      3,564       3,600       10.2     
 def test_results_of_pollux_as_they_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     one, two = ("one", "pollux", result((4, 5, 7))), ("two", "pollux", result((1, 4, 6), 7200.0))
     others = ("one", "sia", result((0.1, 0.2, 0.2))), ("two", "sia", result((10, 5, 5)))
-    pollux._print([one, two, *others], ["pollux", "sia"])
+    pollux._print([one, two, *others], ["pollux", "sia"], None)
     lines = RESULTS.splitlines()
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == lines
-    pollux._print([one, others[0]], ["pollux", "sia"])
+    pollux._print([one, others[0]], ["pollux", "sia"], None)
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert shown == [lines[0].split(), lines[1].split(), lines[3].split()], "no means of one workload"
 
 
 def test_results_of_pollux_as_they_are_written(tmp_path: Path) -> None:
     found = [("one", "pollux", result((4, 5, 7)))]
-    pollux._write_json(found, "16x4", 60, str(tmp_path / "r.json"))
+    pollux._write_json(found, "16x4", 60, None, str(tmp_path / "r.json"))
     assert json.loads((tmp_path / "r.json").read_text()) == {
         "cluster": "16x4",
         "interval_s": 60,
@@ -133,6 +133,7 @@ def test_results_of_pollux_as_they_are_written(tmp_path: Path) -> None:
                 "workload": "one",
                 "policy": "pollux",
                 "jobs": 3,
+                "window": None,
                 "avg_jct_s": 2100.0,
                 "median_jct_s": 1800.0,
                 "p99_jct_s": 3564.0,

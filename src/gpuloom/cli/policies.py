@@ -71,14 +71,19 @@ def policies(policy: str | None, checked: str | None, seed: int, as_json: bool) 
 def _check(name: str, seed: int, as_json: bool) -> None:
     from gpuloom.live.trial.check import check_policy
 
-    logging.getLogger("gpuloom").setLevel(logging.CRITICAL + 1)  # what the scheduler on paper says is in the findings
+    said = logging.getLogger("gpuloom")
+    level = said.level
+    said.setLevel(logging.CRITICAL + 1)  # what the scheduler on paper says is in the findings
     findings = []
-    for found in check_policy(_known(name), seed=seed):
-        findings.append(found)
-        if not as_json:
-            why = f": {found.why}" if found.why else ""
-            at = f" ({found.where})" if found.where and found.where not in found.why else ""
-            click.echo(f"{found.outcome:<8}{found.check}{why}{at}")
+    try:
+        for found in check_policy(_known(name), seed=seed):
+            findings.append(found)
+            if not as_json:
+                why = f": {found.why}" if found.why else ""
+                at = f" ({found.where})" if found.where and found.where not in found.why else ""
+                click.echo(f"{found.outcome:<8}{found.check}{why}{at}")
+    finally:
+        said.setLevel(level)
     failed = sum(found.outcome == "failed" for found in findings)
     if as_json:
         click.echo(json.dumps({"policy": name, "ok": not failed, "checks": [f.view() for f in findings]}, indent=2))
