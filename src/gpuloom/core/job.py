@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gpuloom.core.end_reason import EndReason as EndReason
+from gpuloom.core.run_name import RunName
 from gpuloom.core.spec import Spec
 from gpuloom.core.sums import sum_ints
 
@@ -202,7 +203,7 @@ class Attempt:
     def run(self) -> str:
         """The name of this run, such as '12.1-9f3a02bc': never used twice, not even by a store that was put back to an
         older state and gives the number 12.1 again."""
-        return f"{self.job}.{self.number}-{self.identity}" if self.identity else f"{self.job}.{self.number}"
+        return str(RunName(self.job, self.number, identity=self.identity))
 
 
 RESET_WORDS = "needs a reset of the GPU or a reboot, then `gpuloom nodes NODE up`"

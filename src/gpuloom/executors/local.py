@@ -16,6 +16,7 @@ from typing import Any
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import DeviceKind
+from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.containers import limited, named_container
 from gpuloom.executors.link import CONNECT_S, REPLY_S, Link
 from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunPhase, RunRequest, RunStatus, exit_of
@@ -252,14 +253,14 @@ def status_of(entry: Mapping[str, Any]) -> RunStatus:
 
 def job_environment(request: RunRequest, home_id: str) -> dict[str, str]:
     """The whole environment of a run: what was asked for, and what gpuloom tells it (docs/reference/executor.md)."""
-    job, _, attempt = request.run.partition("-")[0].rpartition(".")
+    name = run_name_of(request.run)
     visible = "" if request.kind == DeviceKind.CPU else ",".join(request.gpu_uuids or map(str, request.gpus))
     return {
         **request.env,
         "CUDA_VISIBLE_DEVICES": visible,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "GPULOOM_JOB_ID": job or request.run,
-        "GPULOOM_ATTEMPT": attempt if job else "1",
+        "GPULOOM_JOB_ID": request.run if name is None else str(name.job),
+        "GPULOOM_ATTEMPT": "1" if name is None else str(name.attempt),
         "GPULOOM_RUN": f"{home_id}:{request.run}",
         "GPULOOM_GPUS": str(len(request.gpus)),
         "GPULOOM_SLOTS": ",".join(map(str, request.gpus)),

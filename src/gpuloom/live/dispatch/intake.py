@@ -12,6 +12,7 @@ from typing import Any
 from gpuloom.core.book import node_data
 from gpuloom.core.errors import InvalidTransition
 from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Condition, EndReason, Gpu, GpuState, Job, Phase, condition_of
+from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.dispatch import Dispatch, as_json
@@ -206,10 +207,10 @@ class Intake:
     def remember_unreleased(self, statuses: Iterable[RunStatus]) -> None:
         """Runs that had ended before this scheduler began, and have left something behind."""
         for status in statuses:
-            job = job_of(status.run)
-            if status.exit is None or status.exit.released or job is None:
+            name = run_name_of(status.run)
+            if status.exit is None or status.exit.released or name is None:
                 continue
-            for attempt in self.ledger.store.attempts([job]):
+            for attempt in self.ledger.store.attempts([name.job]):
                 if attempt.run == status.run and attempt.phase is None:
                     self._not_released(attempt, status.exit)
 
@@ -314,12 +315,6 @@ class Intake:
 
     def attempt_of(self, run: str) -> Attempt | None:
         """The open attempt that is this run."""
-        job = job_of(run)
-        attempt = None if job is None else self.book.attempts.get(job)
+        name = run_name_of(run)
+        attempt = None if name is None else self.book.attempts.get(name.job)
         return attempt if attempt is not None and attempt.run == run else None
-
-
-def job_of(run: str) -> int | None:
-    """The job's number in the name of a run."""
-    job, _, _ = run.partition(".")
-    return int(job) if job.isdecimal() else None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Attempt, EndReason, Job, NodeRecord
+from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.environment import prepared
 from gpuloom.executors.port import Cause, RunExit, RunRequest, exit_of
 from gpuloom.executors.wire import EXIT_FILE, LOG_FILE, RUN_FILE, read_json
@@ -29,9 +30,15 @@ def log_of(runs: Path, run: str) -> Path:
 
 
 def run_directory(runs: Path, run: str) -> Path:
-    """Where the files of a run are. Its name is in it, so that no run finds the files of another."""
-    job, _, attempt = run.partition(".")
-    return job_directory(runs, int(job)) / attempt
+    """Where the files of a run are. Its name is in it, so that no run finds the files of another.
+
+    Raises:
+        ValueError: this is no name of a run.
+    """
+    name = run_name_of(run)
+    if name is None:
+        raise ValueError(f"{run!r} is no name of a run")
+    return job_directory(runs, name.job) / name.folder
 
 
 def same_process(attempt: Attempt, pid: int | None, start_ticks: int | None) -> bool:
