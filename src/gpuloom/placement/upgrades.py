@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import merge
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision, Place, Placement, Reason, place_of
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
-from gpuloom.core.sums import sum_floats, sum_ints
+from gpuloom.core.sums import sum_floats
 from gpuloom.core.workload import Workload
 from gpuloom.placement.pool import Pool, pool_of_node, pools_of
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool
@@ -45,17 +46,30 @@ class Moves:
 
 @dataclass(slots=True)
 class _Mover:
-    """Jobs on one place with their layers, its GPU model, what a restart of all costs, the time each has left, whether
-    all work, and whether they only start now."""
+    """Jobs on one place with their layers, their GPUs in all, its GPU model, the models that they want (a bit mask),
+    what a restart of all costs, the time each has left, whether all work, and whether they only start now."""
 
     jobs: list[int]
     layers: list[int]
     place: Placement
+    gpus: int
     pool: int
+    wants: int
     restart_s: float
     left_s: list[float]
     ready: bool
     starts: bool
+
+
+@dataclass(slots=True)
+class _Offers:
+    """One model to all movers of one size that want it. pays: (-gain, mover, model, ratio of speeds) of the moves that
+    pay now, best first; None until there is room for one."""
+
+    pool: int
+    gpus: int
+    movers: list[int] = field(default_factory=list)
+    pays: list[tuple[float, int, int, float]] | None = None
 
 
 class Upgrades:
@@ -75,16 +89,20 @@ class Upgrades:
             return
         self._speed = speeds_by_pool(workload, cluster, shapes_of(workload, cluster))
         self._pool_of = pool_of_node(cluster)
+        self._pools = pools_of(cluster)
         faster = self._speed[:, None, :] > self._speed[:, :, None]
         self._faster = faster @ (1 << np.arange(len(cluster.models), dtype=np.int64))
         """By job and model, the models on which it is faster, as a bit mask."""
         self.possible = bool(self._faster.any())
 
-    def plan(self, snapshot: Snapshot, decision: Decision, about: Collection[int] = ()) -> Moves:
+    def plan(
+        self, snapshot: Snapshot, decision: Decision, about: Collection[int] = (), *, starts_only: bool = False
+    ) -> Moves:
         """Moves of running jobs that the decision leaves where they are, and of those that it starts.
 
         Args:
             about: jobs of which the reason is wanted.
+            starts_only: where running jobs must stay, and when it is looked again is known already.
         """
         moves = Moves()
         idle = self._idle(snapshot, decision)
@@ -92,20 +110,29 @@ class Upgrades:
         for node, mask in enumerate(idle):
             if mask:
                 here |= 1 << self._pool_of[node]
-        movers = self._movers(snapshot, decision, here) if here else []
+        if not here:
+            return moves
+        if not snapshot.may_preempt and all(job in snapshot.placements for job in decision.run):
+            moves.look_s = self._look_s(snapshot, decision, [pool.with_free(idle) for pool in self._pools], here)
+            return moves
+        movers = self._movers(snapshot, decision, here, starts_only)
         if not movers:
             return moves
-        pools = pools_of(self.cluster, idle)
+        pools = [pool.with_free(idle) for pool in self._pools]
+        offers, gone = self._offers(movers), [False] * len(movers)
         while True:
-            chosen = self._best(snapshot, movers, pools, moves)
+            chosen = self._best(snapshot, movers, gone, offers, pools, moves)
             if chosen is None:
                 return moves
-            mover, place, pool, ratio = chosen
-            movers.remove(mover)
+            number, place, pool, ratio = chosen
+            mover = movers[number]
             if not (snapshot.may_preempt or mover.starts):
+                # At the next interval; who else would move then plays no part now.
                 pools[pool].release(place)
                 moves.look_s = snapshot.now_s
+                gone = [off or not other.starts for off, other in zip(gone, movers, strict=True)]
                 continue
+            gone[number] = True
             pools[mover.pool].release(mover.place)
             for job, layer in zip(mover.jobs, mover.layers, strict=True):
                 moves.to[job] = Placement(place.nodes, place.masks, layer)
@@ -114,29 +141,32 @@ class Upgrades:
 
     def _idle(self, snapshot: Snapshot, decision: Decision) -> list[int]:
         """GPUs that nobody uses once the decision is carried out."""
-        idle = list(snapshot.idle_masks)
+        idle, placements, freed = list(snapshot.idle_masks), snapshot.placements, False
         for job in (*decision.wait, *decision.run):
-            before = snapshot.placements.get(job)
+            before = placements.get(job)
             if before is not None:
+                freed = True
                 for node, mask in zip(before.nodes, before.masks, strict=True):
                     idle[node] |= mask
         for placement in decision.run.values():
             for node, mask in zip(placement.nodes, placement.masks, strict=True):
                 idle[node] &= ~mask
-        if decision.wait or decision.run:
+        if freed:
             # Those who shared GPUs with them may be there still.
             changed = {*decision.wait, *decision.run}
-            for job, placement in snapshot.placements.items():
+            for job, placement in placements.items():
                 if job not in changed:
                     for node, mask in zip(placement.nodes, placement.masks, strict=True):
                         idle[node] &= ~mask
         return idle
 
-    def _movers(self, snapshot: Snapshot, decision: Decision, idle: int) -> list[_Mover]:
+    def _movers(self, snapshot: Snapshot, decision: Decision, idle: int, starts_only: bool) -> list[_Mover]:
         """Running jobs that the decision leaves alone and those that it starts, by place, that are faster on models of
         which GPUs stand idle (a bit mask), or will once others have moved."""
         found: list[tuple[list[int], Placement, int, bool]] = []
         for jobs, place, starts in self._places(snapshot, decision):
+            if starts_only and not starts:
+                continue
             wants = self._wanted(jobs, self._pool_of[place.nodes[0]])
             if wants and all(snapshot.may_move(job) for job in jobs):
                 found.append((jobs, place, wants, starts))
@@ -146,7 +176,34 @@ class Upgrades:
             for _, place, wants, _ in found:
                 if wants & before:
                     idle |= 1 << self._pool_of[place.nodes[0]]
-        return [self._mover(snapshot, decision, jobs, place, s) for jobs, place, wants, s in found if wants & idle]
+        return [
+            self._mover(snapshot, decision, jobs, place, wants & idle, starts)
+            for jobs, place, wants, starts in found
+            if wants & idle
+        ]
+
+    def _look_s(self, snapshot: Snapshot, decision: Decision, pools: list[Pool], idle: int) -> float:
+        """When to look again where nobody moves now, as nobody starts and running jobs must stay."""
+        look_s = math.inf
+        for jobs, place, _ in self._places(snapshot, decision):
+            wants = self._wanted(jobs, self._pool_of[place.nodes[0]]) & idle
+            if not wants or not all(snapshot.may_move(job) for job in jobs):
+                continue
+            mover = self._mover(snapshot, decision, jobs, place, wants, starts=False)
+            for pool, room in enumerate(pools):
+                if not wants >> pool & 1 or not room.fits(mover.gpus):
+                    continue
+                ratio = self._ratio(snapshot, mover, pool)
+                if ratio <= 1.0:
+                    continue
+                later_s = self._pays_in_s(snapshot, mover, ratio)
+                if later_s > 0.0:
+                    look_s = min(look_s, snapshot.now_s + later_s)
+                elif (there := room.take(mover.gpus)) is not None:
+                    room.release(there)
+                    if self._pays_there(snapshot, mover, there, ratio) is not None:
+                        return snapshot.now_s
+        return look_s
 
     def _places(self, snapshot: Snapshot, decision: Decision) -> Iterator[tuple[list[int], Placement, bool]]:
         """Jobs by place: those that run and are left alone, then those that start (True)."""
@@ -175,17 +232,24 @@ class Upgrades:
             if place not in together and not any(job in placements for job in jobs):
                 yield jobs, run[jobs[0]], True
 
-    def _mover(self, snapshot: Snapshot, decision: Decision, jobs: list[int], place: Placement, starts: bool) -> _Mover:
-        pool, now_s = self._pool_of[place.nodes[0]], snapshot.now_s
+    def _mover(
+        self, snapshot: Snapshot, decision: Decision, jobs: list[int], place: Placement, wants: int, starts: bool
+    ) -> _Mover:
+        pool, now_s, gpus = self._pool_of[place.nodes[0]], snapshot.now_s, place.gpus
         if starts:
             layers = [decision.run[job].layer for job in jobs]
-            return _Mover(jobs, layers, place, pool, 0.0, [0.0] * len(jobs), ready=True, starts=True)
-        ends = self._known
-        left_s = [snapshot.predicted_end_s(job) - now_s if ends else snapshot.held_s(job) for job in jobs]
-        restart_s = sum_floats([snapshot.restart_overhead_s[job] for job in jobs])
+            left_s = [0.0] * len(jobs)
+            return _Mover(jobs, layers, place, gpus, pool, wants, 0.0, left_s, ready=True, starts=True)
+        placements, overhead_s = snapshot.placements, snapshot.restart_overhead_s
+        lasts_s = [snapshot.predicted_end_s(job) - now_s if self._known else snapshot.held_s(job) for job in jobs]
+        if len(jobs) == 1:
+            job = jobs[0]
+            layers, restart_s, ready = [placements[job].layer], overhead_s[job], snapshot.works_from_s(job) <= now_s
+            return _Mover(jobs, layers, place, gpus, pool, wants, restart_s, lasts_s, ready, starts=False)
+        restart_s = sum_floats([overhead_s[job] for job in jobs])
         ready = all(snapshot.works_from_s(job) <= now_s for job in jobs)
-        layers = [snapshot.placements[job].layer for job in jobs]
-        return _Mover(jobs, layers, place, pool, restart_s, left_s, ready, starts=False)
+        layers = [placements[job].layer for job in jobs]
+        return _Mover(jobs, layers, place, gpus, pool, wants, restart_s, lasts_s, ready, starts=False)
 
     def _wanted(self, jobs: list[int], pool: int) -> int:
         """The models on which all of these jobs are faster than on this one, as a bit mask."""
@@ -194,40 +258,86 @@ class Upgrades:
             wants &= self._faster.item(job, pool)
         return wants
 
-    def _best(
-        self, snapshot: Snapshot, movers: list[_Mover], pools: list[Pool], moves: Moves
-    ) -> tuple[_Mover, Placement, int, float] | None:
-        """The move that gains most, its GPUs taken, and the ratio of speeds. Notes in `moves` when others may pay."""
-        found: list[tuple[float, int, int, float]] = []
-        free = sum_ints(1 << index for index, pool in enumerate(pools) if pool.free_gpus)
+    def _offers(self, movers: list[_Mover]) -> list[_Offers]:
+        """All models that movers want, by size."""
+        found: dict[tuple[int, int], _Offers] = {}
         for number, mover in enumerate(movers):
-            wanted = self._wanted(mover.jobs, mover.pool) & free
-            gpus = mover.place.gpus
-            for pool in range(len(pools)):
-                if not wanted >> pool & 1 or pools[pool].free_gpus < gpus:
-                    continue
-                ratio = min([self._speed.item(job, pool) / self._speed.item(job, mover.pool) for job in mover.jobs])
-                if len(mover.jobs) > 1:
-                    ratio = self._ratio_together(snapshot, mover, pool)
-                    if ratio <= 1.0:
-                        continue
-                later_s = self._pays_in_s(snapshot, mover, ratio)
-                if later_s == 0.0:
-                    gain = sum_floats([self._speed.item(j, pool) - self._speed.item(j, mover.pool) for j in mover.jobs])
-                    found.append((-gain * gpus, number, pool, ratio))
-                elif pools[pool].fits(gpus):
-                    moves.look_s = min(moves.look_s, snapshot.now_s + later_s)
-        found.sort()
-        for _, number, pool, ratio in found:
+            for pool in range(len(self._models)):
+                if mover.wants >> pool & 1:
+                    offers = found.get((pool, mover.gpus))
+                    if offers is None:
+                        offers = found[pool, mover.gpus] = _Offers(pool, mover.gpus)
+                    offers.movers.append(number)
+        return list(found.values())
+
+    def _best(
+        self,
+        snapshot: Snapshot,
+        movers: list[_Mover],
+        gone: list[bool],
+        offers: list[_Offers],
+        pools: list[Pool],
+        moves: Moves,
+    ) -> tuple[int, Placement, int, float] | None:
+        """The move that gains most: who, its GPUs, which are taken, their model, and the ratio of speeds. Notes in
+        `moves` when others may pay."""
+        heads: list[list[tuple[float, int, int, float]]] = []
+        for offer in offers:
+            if not pools[offer.pool].fits(offer.gpus):
+                continue
+            if offer.pays is None:
+                offer.pays = self._pays(snapshot, movers, gone, offer, moves)
+            if offer.pays:
+                heads.append(offer.pays)
+        for _, number, pool, ratio in merge(*heads) if len(heads) > 1 else heads[0] if heads else ():
+            if gone[number]:
+                continue
             mover = movers[number]
-            place = pools[pool].take(mover.place.gpus)
+            place = pools[pool].take(mover.gpus)
             if place is None:
                 continue
-            spread = min([self._spread_ratio(job, mover.place, place) for job in mover.jobs])
-            if spread == 1.0 or (ratio * spread > 1.0 and self._pays_in_s(snapshot, mover, ratio * spread) == 0.0):
-                return mover, place, pool, ratio * spread
+            in_all = self._pays_there(snapshot, mover, place, ratio)
+            if in_all is not None:
+                return number, place, pool, in_all
             pools[pool].release(place)
         return None
+
+    def _pays_there(self, snapshot: Snapshot, mover: _Mover, place: Placement, ratio: float) -> float | None:
+        """The ratio of speeds with what it changes that the GPUs lie on more or fewer nodes; None: it does not pay."""
+        spread = min([self._spread_ratio(job, mover.place, place) for job in mover.jobs])
+        if spread == 1.0 or (ratio * spread > 1.0 and self._pays_in_s(snapshot, mover, ratio * spread) == 0.0):
+            return ratio * spread
+        return None
+
+    def _pays(
+        self, snapshot: Snapshot, movers: list[_Mover], gone: list[bool], offers: _Offers, moves: Moves
+    ) -> list[tuple[float, int, int, float]]:
+        """The moves that pay, best first. They stay so: what changes while moves are chosen is only where there is
+        room."""
+        found: list[tuple[float, int, int, float]] = []
+        speed, there = self._speed, offers.pool
+        for number in offers.movers:
+            if gone[number]:
+                continue
+            mover = movers[number]
+            ratio = self._ratio(snapshot, mover, there)
+            if ratio <= 1.0:
+                continue
+            later_s = self._pays_in_s(snapshot, mover, ratio)
+            if later_s == 0.0:
+                gain = sum_floats([speed.item(job, there) - speed.item(job, mover.pool) for job in mover.jobs])
+                found.append((-gain * offers.gpus, number, there, ratio))
+            else:
+                moves.look_s = min(moves.look_s, snapshot.now_s + later_s)
+        found.sort()
+        return found
+
+    def _ratio(self, snapshot: Snapshot, mover: _Mover, pool: int) -> float:
+        """How many times as fast the mover is on a model."""
+        if len(mover.jobs) > 1:
+            return self._ratio_together(snapshot, mover, pool)
+        job = mover.jobs[0]
+        return self._speed.item(job, pool) / self._speed.item(job, mover.pool)
 
     def _ratio_together(self, snapshot: Snapshot, mover: _Mover, pool: int) -> float:
         """How many times as fast jobs that share GPUs are on a model, the one that gains least of them; 0: they do not

@@ -60,7 +60,11 @@ class Upgrading(Policy):
         waits = snapshot.waiting_count + len(decision.wait) > starts
         if in_order and waits:
             return decision
-        moves = upgrades.plan(snapshot, decision, self.explains)
+        # Running jobs that must stay only matter for when to look again.
+        starts_only = not snapshot.may_preempt and decision.wake_at_s <= snapshot.now_s
+        if starts_only and not starts:
+            return decision
+        moves = upgrades.plan(snapshot, decision, self.explains, starts_only=starts_only)
         if not moves.to:
             return decision if moves.look_s >= decision.wake_at_s else merged(decision, moves)
         if tell is not None:
