@@ -21,6 +21,9 @@ $(STAMP): pyproject.toml src/gpuloom/__init__.py
 demo: $(STAMP) ## Run eight small jobs on a scheduler of their own, and compare with the simulator
 	@$(BIN)/gpuloom demo
 
+# Compiled modules are kept for the next run, and for the programs that tests start, wherever the machine says otherwise.
+quick test: export PYTHONDONTWRITEBYTECODE =
+
 quick: $(STAMP) ## Run the tests that take little time: while working (less than 2 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 2 -m "not slow" --ignore tests/docs
 
