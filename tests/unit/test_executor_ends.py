@@ -256,6 +256,16 @@ class TestEnds:
         assert made.told == ["kill 7.1", "concluded 7.1"]
         assert exit_of(run)["at_s"] == 900.0 + max(kill_at, 100.005)
 
+    def test_where_its_processes_can_not_be_looked_at_it_is_tried_again(self, made: Made) -> None:
+        def alive(*_: object, **__: object) -> list[procs.Process]:
+            raise OSError(errno.EMFILE, "too many")
+
+        made.run.alive = alive  # type: ignore[method-assign]
+        made.ends.lost(made.run, "gone")
+        made.left(made.run, [])
+        made.loop.do()
+        assert exit_of(made.run)["message"] == "gone"
+
     def test_pauses_grow(self, made: Made) -> None:
         run = made.run
         made.left(run, [40])
@@ -457,6 +467,7 @@ class TestLimits:
         assert made.loop.due == []
         run.ended = None
         watch.begin(run)
+        assert made.loop.times() == [120.0]
         watch.look(run)
         assert made.loop.times() == [120.0]
         run.limit_s = 31.0

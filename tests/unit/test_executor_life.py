@@ -403,6 +403,15 @@ class TestTable:
         del everything[31]  # the leader went first
         assert found(set()) == [32, 34, 35, 60]
 
+    def test_this_very_process(self) -> None:
+        me = procs.table()[os.getpid()]
+        assert (me.pid, me.ppid, me.dead) == (os.getpid(), os.getppid(), False)
+        assert procs.proportional_bytes(os.getpid()) > MIB
+        assert procs.proportional_bytes(1 << 30) == 0
+        assert procs.process(1 << 30) is None
+        name, value = next((name, value) for name, value in os.environ.items() if name == "PATH")
+        assert procs.marked(os.getpid(), f"{name}={value}".encode())
+
     def test_a_line_of_it(self) -> None:
         one = entry(31, ppid=7, group=8, session=9, ticks=50, state="D", pages=2)
         assert (one.pid, one.name, one.state, one.ppid, one.pgrp, one.session) == (31, "a (b) c", "D", 7, 8, 9)
