@@ -38,9 +38,10 @@ class Bench:
     def __init__(
         self, workload: Workload, cluster: Cluster, policy: str, *, overhead_s: float = 0.0, memory: Any = None
     ) -> None:
-        self.state = State(workload, cluster)
-        progress = Progress(workload, cluster, np.full(len(workload), overhead_s))
         self.policy = load_policy(policy)
+        self.state = State(workload, cluster, layers=self.policy.max_jobs_per_gpu)
+        overheads_s = np.full(len(workload), overhead_s)
+        progress = Progress(workload, cluster, overheads_s, self.policy.sharing(workload))
         self.engine = Engine(self.state, self.policy, progress, Deaf(), memory=memory)
         self.wake_s = 0.0
 

@@ -58,8 +58,6 @@ class HlasPasses:
         """Running jobs that have had more than their share, and were left alone in this pass."""
         self._risen = False
         """Jobs rose to Q1 in this pass, after it was seen who has to make room."""
-        self._stirred = True
-        """GPUs came free, or jobs came to a queue, since jobs were last placed."""
         self.swaps = self.upgrades = self.promotions = 0
         self._snapshot, self._now_s = snapshot, snapshot.now_s
         self._say = Explanations(snapshot, self._per_gpu, frozenset(), iterations=options.iterations)
@@ -80,6 +78,7 @@ class HlasPasses:
             self._upgrade_at_s[self._pool_of_node[node]] = -math.inf
         happened = snapshot.finished or snapshot.evicted or snapshot.arrived or snapshot.nodes_up
         self._stirred = memory.stirred or bool(happened)
+        """GPUs came free, or jobs came to a queue, since jobs were last placed."""
 
     # -- events ---------------------------------------------------------------------------------------------
 
