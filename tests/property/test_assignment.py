@@ -110,3 +110,14 @@ def test_the_fast_gpus_go_to_the_job_that_gains_most_not_to_the_first() -> None:
 def test_nobody_wants_a_model_on_which_nothing_runs() -> None:
     assert assign(np.zeros((2, 1)), np.ones(2), np.array([4.0])).tolist() == [NOWHERE, NOWHERE]
     assert assign(np.zeros((0, 2)), np.zeros(0), np.ones(2)).tolist() == []
+
+
+def test_prices_by_hand() -> None:
+    """One GPU of A, two of B. At 6.5 and 5 job 2 does not mind which it has, nor job 4 whether it has one."""
+    worth = np.array([[12.0, 2.0], [10.0, 9.0], [8.5, 7.0], [1.0, 6.0], [1.0, 5.0]])
+    one, capacity = np.ones(5), np.array([1.0, 2.0])
+    assert prices(worth, one, capacity).tolist() == [6.5, 5.0]
+    assert assign(worth, one, capacity).tolist() == [0, 1, 1, NOWHERE, NOWHERE]  # by an exchange: 7 is more than 6
+    assert prices(worth * 3, one * 2, capacity * 2).tolist() == [6.5 * 1.5, 5.0 * 1.5]
+    assert prices(worth, one, np.array([5.0, 5.0])).tolist() == [0.0, 0.0]
+    assert prices(worth[:3, :1], one[:3], np.array([2.0])).tolist() == [8.5]

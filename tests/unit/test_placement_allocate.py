@@ -55,9 +55,19 @@ def test_a_worked_example() -> None:
     assert exact(lumpy, 5) == [1, 0]
 
 
+def test_of_equally_good_ways_the_one_with_the_smallest_last_sizes() -> None:
+    alike = [offer((1, 2), (0.0, 1.0)), offer((1, 2), (0.0, 1.0))]
+    assert exact(alike, 3) == [1, 0]
+    assert exact([offer((1, 2, 3), (1.0, 1.0, 1.0))], 3) == [0]
+    assert exact([offer((1, 2, 4), (0.0, -1.0, 3.0))], 3) == [0]
+    assert exact([offer((1, 2, 4), (0.0, -1.0, 3.0))], 4) == [2]
+
+
 def test_what_is_wrong_is_refused() -> None:
-    with pytest.raises(InputError, match="too few"):
-        exact([offer((2, 3), (1.0, 2.0))], 1)
-    with pytest.raises(InputError, match="must rise"):
-        offer((2, 2), (1.0, 2.0))
+    with pytest.raises(InputError, match="1 GPUs are too few for the smallest sizes, which need 5"):
+        exact([offer((2, 3), (1.0, 2.0)), offer((3,), (1.0,))], 1)
+    for sizes, values in (((2, 2), (1.0, 2.0)), ((2, 1), (1.0, 2.0)), ((1, 2), (1.0,)), ((), ())):
+        with pytest.raises(InputError, match=rf"must rise, with a value for each \({len(values)} values\)"):
+            offer(sizes, values)
     assert exact([], 3) == []
+    assert exact([offer((2,), (1.0,)), offer((1,), (1.0,))], 3) == [0, 0]

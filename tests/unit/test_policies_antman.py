@@ -14,6 +14,7 @@ from gpuloom.policies import antman
 from gpuloom.policies.antman import Antman
 from test_policies_hlas import Bench
 
+
 def bench(sizes: list[int], classes: list[int], cluster: str, **columns: Any) -> Bench:
     priority = np.array(classes, dtype=np.int32)
     workload = jobs([(0, 1000, gpus) for gpus in sizes], priority=priority, **columns)
