@@ -27,13 +27,37 @@ def test_one_at_a_time_at_growing_pauses_until_one_begins() -> None:
         starts.asked(f"1.{attempt}")
         assert starts.allowed(now) == 0
         failed(starts, f"1.{attempt}", 1, now)
-    assert pauses[0] <= 2 * FIRST_PAUSE_S
+    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
     assert pauses == sorted(pauses)
     assert max(pauses) == MOST_PAUSE_S
     assert "no space" in starts.problem
     starts.asked("2.2")
     starts.began("2.2", 2)
     assert (starts.problem, starts.allowed(now)) == ("", math.inf)
+
+
+def test_the_last_of_a_group_is_no_further_failure() -> None:
+    starts = Starts()
+    group = [f"{job}.1" for job in (1, 2, 3)]
+    for run in group:
+        starts.asked(run)
+    for job, run in enumerate(group, start=1):
+        assert starts.pause_s(run, job, everywhere=True) == ASIDE * FIRST_PAUSE_S
+        failed(starts, run, job, 5.0)
+        assert starts.next_s(waiting=True) == (math.inf if run != group[-1] else 5.0 + FIRST_PAUSE_S)
+    starts.asked("1.2")
+    assert starts.pause_s("1.2", 1, everywhere=True) == ASIDE * 2 * FIRST_PAUSE_S
+
+
+def test_one_that_begins_after_the_others_failed_ends_the_trouble_and_what_was_counted() -> None:
+    starts = Starts()
+    for run in ("1.1", "2.1", "3.1"):
+        starts.asked(run)
+    failed(starts, "1.1", 1, 0.0)
+    starts.began("2.1", 2)
+    assert starts.problem == ""
+    failed(starts, "3.1", 3, 0.0)  # the trouble is back: a first failure
+    assert starts.next_s(waiting=True) == FIRST_PAUSE_S
 
 
 def test_a_fault_of_one_place_keeps_its_job_alone() -> None:

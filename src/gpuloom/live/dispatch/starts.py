@@ -27,6 +27,8 @@ class Starts:
         self._failures = 0
         self._next_s, self._until_s = -math.inf, math.inf
         self._under_way: set[str] = set()
+        self._counted: set[str] = set()
+        """Runs that were under way when another failed: their failures are the same one."""
         self._of_job: dict[int, int] = {}
 
     def asked(self, run: str) -> None:
@@ -57,13 +59,12 @@ class Starts:
         self._under_way.discard(run)
         self._of_job[job] = self._of_job.get(job, 0) + 1
         if everywhere:
-            self._failures = failures
+            self._failures, self._counted = failures, set(self._under_way)
             self._next_s, self._until_s = now_s + pause_after(failures), now_s + STALE_S
             self.problem = f"{why} (jobs wait; the next try is within {format_duration(MOST_PAUSE_S)})"
 
     def _failures_with(self, run: str) -> int:
-        # Those that were under way together count as one.
-        return self._failures + (not self.problem or self._under_way <= {run})
+        return self._failures + (run not in self._counted)
 
     def allowed(self, now_s: float) -> float:
         """How many may be started now."""
@@ -81,3 +82,4 @@ class Starts:
 
     def _forget(self) -> None:
         self.problem, self._failures, self._next_s, self._until_s = "", 0, -math.inf, math.inf
+        self._counted.clear()
