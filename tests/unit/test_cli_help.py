@@ -160,6 +160,23 @@ def test_the_list_of_policies_is_one_line_each_on_80_columns() -> None:
     assert len(CliRunner().invoke(cli, ["policies"]).output.splitlines()) == len(policy_ids()) + 3
 
 
+@pytest.mark.parametrize(
+    ("policy", "models", "shares"),
+    [
+        ("elastic", "tells them apart", "no"),
+        ("elastic:literal", "are all equally fast to it", "no"),
+        ("elastic:literal;base=hlas", "tells them apart", "no"),
+        ("gavel", "tells them apart", "no"),
+        ("gavel:packed", "tells them apart", "yes"),
+        ("max_min_fairness_packed", "tells them apart", "yes"),
+    ],
+)
+def test_a_policy_is_told_as_it_is_with_its_parameters(policy: str, models: str, shares: str) -> None:
+    shown = CliRunner().invoke(cli, ["policies", policy]).output
+    assert f"GPU models:    {models}\n" in shown
+    assert f"shares GPUs:   {shares}\n" in shown
+
+
 def test_every_policy_is_told_within_80_columns() -> None:
     for name in policy_ids():
         shown = CliRunner().invoke(cli, ["policies", name]).output.splitlines()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +30,7 @@ from gpuloom.goodput.costs import read_values, with_costs
 from gpuloom.goodput.job import Batch, Job
 from gpuloom.goodput.knowledge import Learnt, Told, restart_kept
 from gpuloom.goodput.packing import pack_pools
+from gpuloom.goodput.shares import _unknown
 from gpuloom.goodput.sia import Sia
 from gpuloom.goodput.tiresias import Tiresias
 from gpuloom.traces import read_trace
@@ -135,19 +138,19 @@ def test_times_may_have_fractions() -> None:
 
 
 def test_costs_by_application(tmp_path: Path, apps: dict[str, dict[str, Application]]) -> None:
-    assert read_values("--x", "30", 0) == {"*": 30}
-    assert read_values("--x", "a=1.5,b=2", 1) == {"a": 1.5, "b": 2}
+    assert read_values("--x", "30", (0, 30)) == {"*": 30}
+    assert read_values("--x", "a=1.5,b=2", (1, 2)) == {"a": 1.5, "b": 2}
     file = tmp_path / "costs.csv"
     file.write_text("application,restart_s\nnet,75\n")
-    assert read_values("--x", str(file), 0) == {"net": 75}
+    assert read_values("--x", str(file), (0, 100)) == {"net": 75}
     found = with_costs(apps, {"net": 75}, {"*": 2})
     assert {(app.restart_s, app.slowdown) for known in found.values() for app in known.values()} == {(75, 2)}
     file.write_bytes(b"net,\xff")
     with pytest.raises(InputError, match="is no CSV file"):
-        read_values("--x", str(file), 0)
+        read_values("--x", str(file), (0, 100))
     for text in ("a=", "x", "x" * 5000, str(tmp_path), "a=0.5", "=3", "a=inf"):
         with pytest.raises(InputError, match="--x"):
-            read_values("--x", text, 1)
+            read_values("--x", text, (1, 100))
     with pytest.raises(InputError, match="no application 'other', must be one of net"):
         with_costs(apps, {"other": 1}, None)
 
@@ -401,6 +404,10 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         ["--policies", "tiresias"],
         ["--restart-times", "cat=3"],
         ["--slowdowns", "0"],
+        ["--slowdowns", "101"],
+        ["--restart-times", "1e9"],
+        ["--restart-times", "net=86401"],
+        ["--interval", "2d"],
         ["--window", "0-9"],
     ],
 )
@@ -409,6 +416,66 @@ def test_the_command_refuses(folder: Path, tmp_path: Path, more: list[str]) -> N
     file.write_text(HEADER + "a,61,net,1,16\n")
     with pytest.raises((InputError, PolicyError)):
         cli.main(["pollux", str(file), "--throughputs", str(folder), "--cluster", MIXED, *more], standalone_mode=False)
+
+
+def test_numbers_that_can_not_be_are_told_with_their_range(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "w.csv"
+    file.write_text(HEADER + "a,61,net,1,16\n")
+    words = ["pollux", str(file), "--throughputs", str(folder), "--cluster", MIXED]
+    for more, told in (
+        (["--restart-times", "1e9"], "--restart-times: '1e9' must be an application and a number from 0 to 86,400"),
+        (["--slowdowns", "net=1e9"], "--slowdowns: net='1e9' must be an application and a number from 0.001 to 100"),
+        (["--interval", "1e9"], "--interval 1e+09: must be a whole number of seconds, from 1 to 86,400"),
+    ):
+        found = CliRunner().invoke(cli, [*words, *more])
+        assert isinstance(found.exception, InputError)
+        assert told in str(found.exception)
+
+
+@pytest.mark.parametrize("most", [["--restart-times", "86400"], ["--slowdowns", "100"], ["--interval", "1d"]])
+def test_the_largest_numbers_that_can_be_end(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], most: list[str]
+) -> None:
+    pytest.importorskip("scipy")
+    file = tmp_path / "w.csv"
+    file.write_text(HEADER + "a,61,net,1,16\nb,0,net,2,32\nc,5,net,2,32\n")
+    words = ["pollux", str(file), "--throughputs", str(folder), "--cluster", MIXED, "--json", "-"]
+    cli.main([*words, *most], standalone_mode=False)
+    assert len(json.loads(capsys.readouterr().out)["results"]) == 2
+
+
+class Swaps:
+    """Two jobs, one GPU: it goes to the other one at every step, or at the second of them for a while."""
+
+    gives_submitted_gpus = False
+
+    def __init__(self, often: bool) -> None:
+        self.often = often
+
+    def allocate(self, now_s: int, jobs: list[Job], nodes: Cluster) -> dict[str, tuple[int, ...]]:
+        return {jobs[now_s // (60 if self.often else 600) % len(jobs)].name: (0,)}
+
+    def batch(self, job: Job) -> Batch:
+        return Batch(16, 0)
+
+
+def test_a_rule_under_which_nobody_ever_trains_is_told(folder: Path) -> None:
+    apps = with_costs(load_models(folder, ["slow"]), {"*": 120.0}, None)
+    jobs = [Submission(name, 0.0, "net", 1, 16) for name in "ab"]
+    nodes = Nodes(1, 1, "slow")
+    assert simulate(jobs, apps, Swaps(often=False), nodes).end_s.tolist() == [580, 1120]
+    with pytest.raises(GpuloomError, match="at 3720 s: nobody has trained for 1h 01m: jobs are given other GPUs"):
+        simulate(jobs, apps, Swaps(often=True), nodes)
+
+
+def test_a_restart_counts_as_long_as_it_takes_when_goodput_weighs_it(folder: Path) -> None:
+    """Not always Pollux' 30 s: who has little time left of its age after restarts keeps its GPUs."""
+    app = load_models(folder, ["slow"])["slow"]["net"]
+    cheap, dear = (
+        Job("a", replace(app, restart_s=seconds), 0.0, 1, 16, nodes=(0,), starts=3) for seconds in (30.0, 300.0)
+    )
+    assert _unknown(600, cheap)[1] == pytest.approx((600 - 60) / 630)
+    assert _unknown(600, dear)[1] == 0.0
 
 
 # -- the same workloads in gpuloom's own simulation -------------------------------------------------------------------

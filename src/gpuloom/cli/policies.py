@@ -47,7 +47,7 @@ def policies(policy: str | None, checked: str | None, seed: int, as_json: bool) 
       gpuloom policies check 'user-fair:charge=job'
       gpuloom policies check ./mine.py:Mine
     """
-    from gpuloom.policies.registry import parse_policy, policy_class, policy_ids
+    from gpuloom.policies.registry import create_policy, parse_policy, policy_class, policy_ids
 
     if policy == "check":
         if checked is None:
@@ -57,8 +57,11 @@ def policies(policy: str | None, checked: str | None, seed: int, as_json: bool) 
     if checked is not None:
         raise click.UsageError(f"{checked!r} is one argument too many (gpuloom policies check NAME)")
 
-    names = [parse_policy(policy)[0]] if policy else policy_ids()
-    rows = [describe(policy_class(name), name) for name in names]
+    name, values = parse_policy(policy) if policy else ("", {})
+    if values:  # what it is with these parameters
+        rows = [describe(create_policy(policy or ""), name)]
+    else:
+        rows = [describe(policy_class(one), one) for one in ([name] if policy else policy_ids())]
     if as_json:
         click.echo(json.dumps(rows[0] if policy else rows, indent=2))
     elif policy:
@@ -149,7 +152,7 @@ def pair_parameters(cls: Any) -> tuple[Any, ...]:
 
 
 def describe(cls: Any, name: str) -> dict[str, Any]:
-    """A policy as plain values."""
+    """A policy, a class or one with its parameters, as plain values."""
     traits = cls.traits
     return {
         "id": name,

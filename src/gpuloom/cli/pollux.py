@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from gpuloom.files.source import Source
     from gpuloom.goodput import PolluxResult
 
+MOST_INTERVAL_S = 86_400
+"""Jobs wait for the next allocation to begin: more than a day between two is a slip."""
+
 
 @click.command()
 @click.argument("workloads", nargs=-1, required=True, metavar="WORKLOAD...")
@@ -37,7 +40,12 @@ if TYPE_CHECKING:
     help="NODESxGPUS, at most 16x4; or by GPU model, as measured: 6x4:aws,2x8:dgx-ext,3x8:rtx.",
 )
 @click.option(
-    "--interval", type=Duration(), default="60", show_default=True, metavar="TIME", help="Time between allocations."
+    "--interval",
+    type=Duration(),
+    default="60",
+    show_default=True,
+    metavar="TIME",
+    help="Time between allocations, 1 s to a day.",
 )
 @click.option(
     "--throughputs",
@@ -49,14 +57,14 @@ if TYPE_CHECKING:
 @click.option(
     "--restart-times",
     metavar="SPEC",
-    help="Seconds a change of GPUs costs: a number, APP=SECONDS,..., or a CSV file of both [30; on GPU models as Sia "
-    "measured: cifar10=50,deepspeech2=25,bert=120,yolov3=80,imagenet=250,ncf=15].",
+    help="Seconds a change of GPUs costs, at most a day: a number, APP=SECONDS,..., or a CSV file of both [30; on "
+    "GPU models as Sia measured: cifar10=50,deepspeech2=25,bert=120,yolov3=80,imagenet=250,ncf=15].",
 )
 @click.option(
     "--slowdowns",
     metavar="SPEC",
-    help="How many times longer than measured training takes, in the same form [1; on GPU models Sia's calibration: "
-    "cifar10=1.8,ncf=1.5, others 1.2].",
+    help="How many times longer than measured training takes, 0.001 to 100, in the same form [1; on GPU "
+    "models Sia's calibration: cifar10=1.8,ncf=1.5, others 1.2].",
 )
 @click.option("--window", metavar="FIRST-END", help="Average over these jobs only, counted from 0 in the workload.")
 @click.option("--json", "json_target", metavar="FILE|-", help="Write the results as JSON; - prints nothing else.")
@@ -89,7 +97,7 @@ def pollux(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from gpuloom.files.load import expand, load
     from gpuloom.goodput import create_rule, load_applications, load_models, parse_cluster, read_submissions, simulate
-    from gpuloom.goodput.costs import read_values, with_costs
+    from gpuloom.goodput.costs import RESTARTS_S, SLOWDOWNS, read_values, with_costs
     from gpuloom.sim.window import check_window, parse_window
 
     # All that can be wrong is checked before the long work begins.
@@ -98,8 +106,8 @@ def pollux(
     check_outputs([json_target, jobs_target], None)
     inputs = [path for path, _ in expand(workloads)]
     check_overwrites([json_target, jobs_target], map(Path, [*inputs, *([throughputs] if throughputs else [])]))
-    if interval < 1 or interval != int(interval):
-        raise InputError(f"--interval {interval:g}: must be a whole number of seconds, at least 1")
+    if not 1 <= interval <= MOST_INTERVAL_S or interval != int(interval):
+        raise InputError(f"--interval {interval:g}: must be a whole number of seconds, from 1 to {MOST_INTERVAL_S:,}")
     measured = None if window is None else parse_window(window)
     nodes = parse_cluster(cluster)
     models = [pool.model for pool in nodes.pools if pool.model]
@@ -109,8 +117,8 @@ def pollux(
         raise InputError("--policies names no policy (tiresias, optimus, goodput, sia)")
     for name in names:
         create_rule(name, nodes)
-    restarts = None if restart_times is None else read_values("--restart-times", restart_times, 0.0)
-    slower = None if slowdowns is None else read_values("--slowdowns", slowdowns, 1e-3)
+    restarts = None if restart_times is None else read_values("--restart-times", restart_times, RESTARTS_S)
+    slower = None if slowdowns is None else read_values("--slowdowns", slowdowns, SLOWDOWNS)
     sources = [load(path) for path, _ in expand(workloads)]
     read = [(source, read_submissions(source.data, source.name)) for source in sources]
     for _, jobs in read:

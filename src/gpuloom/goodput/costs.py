@@ -13,14 +13,18 @@ from gpuloom.goodput.applications import Application
 
 EVERY = "*"
 """The name that stands for all applications that are not named."""
+RESTARTS_S = (0.0, 86_400.0)
+"""Restart times that may be given, seconds: a day takes longer than any that was measured (250 s)."""
+SLOWDOWNS = (1e-3, 100.0)
+"""Slowdowns that may be given (Sia's calibration: 1.2 to 1.8)."""
 
 
-def read_values(option: str, text: str, least: float) -> dict[str, float]:
+def read_values(option: str, text: str, bounds: tuple[float, float]) -> dict[str, float]:
     """A number for all ('30'), pairs ('cifar10=50,bert=120'), or a CSV file with rows of an application and a number.
 
     Args:
         option: to name in errors.
-        least: no number may be below.
+        bounds: the least number that may be given, and the most.
 
     Raises:
         InputError: none of these.
@@ -34,12 +38,14 @@ def read_values(option: str, text: str, least: float) -> dict[str, float]:
     else:
         pairs = [(EVERY, text)]
     found = {}
+    least, most = bounds
     for name, value in pairs:
         number = _number(value)
-        if not name.strip() or number is None or number < least:
+        if not name.strip() or number is None or not least <= number <= most:
             who = "" if name == EVERY else f"{name.strip()}="
             raise InputError(
-                f"{option}: {who}{value.strip()!r} must be an application and a number from {least:g}; "
+                f"{option}: {who}{value.strip()!r} must be an application and a number from {least:g} to "
+                f"{most:,.0f}; "
                 "give a number for all, APP=NUMBER,..., or a CSV file with a column of each"
             )
         found[name.strip()] = number

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuloom.core.errors import GpuloomError, InputError
-from gpuloom.core.sums import sum_ints
+from gpuloom.core.sums import sum_floats, sum_ints
+from gpuloom.core.units import format_duration
 from gpuloom.core.words import plural
 from gpuloom.core.workload import F8
 from gpuloom.goodput.applications import Application
@@ -69,7 +70,8 @@ def simulate(
     Raises:
         InputError: a job that can't run (unknown application, too many GPUs, batch size not profiled), or a step that
             is not a whole number of seconds, at least 1.
-        GpuloomError: the rule gives GPUs twice, or gives none to anybody for an hour.
+        GpuloomError: the rule gives GPUs twice, or gives none to anybody for an hour, or changes them so often that
+            nobody trains: for an hour, and for as long as four of the longest restarts or steps.
     """
     if step_s < 1 or step_s != int(step_s):
         raise InputError(f"steps of {step_s} s: must be a whole number of seconds, at least 1")
@@ -78,6 +80,9 @@ def simulate(
     pools = nodes.pools
     pool_of = pool_of_nodes(nodes)
     now_s, idle_since, decisions = 0, 0, 0
+    longest_s = max((app.restart_s for job in jobs for app in job.apps.values()), default=0.0)
+    patience_s = max(3600.0, 4 * longest_s, 4.0 * step_s)
+    trained_s, done = 0, (0, 0, 0.0)
     active = list(jobs)
     while active:
         for job in active:
@@ -89,8 +94,16 @@ def simulate(
             if active:  # nobody runs: skip to the step in which the next job comes
                 first_s = min(job.submit_s for job in active)
                 now_s = max(now_s, (math.ceil(first_s / step_s) - 1) * step_s)
-            idle_since = now_s
+            idle_since = trained_s = now_s
             continue
+        before, done = done, _done(jobs, present)
+        if done != before:
+            trained_s = now_s
+        elif now_s - trained_s > patience_s:
+            raise GpuloomError(
+                f"at {now_s} s: nobody has trained for {format_duration(now_s - trained_s)}: jobs are given other GPUs "
+                "before their restarts are over; give shorter restart times, or a longer interval"
+            )
         held = rule.allocate(now_s, present, nodes)
         decisions += 1
         _check(held, nodes, now_s)
@@ -110,6 +123,12 @@ def simulate(
         sum_ints(job.restarts for job in jobs),
         decisions,
     )
+
+
+def _done(jobs: Sequence[Job], present: Sequence[Job]) -> tuple[int, int, float]:
+    """Changes when a job comes, ends or trains."""
+    ended = sum_ints(job.end_s is not None for job in jobs)
+    return ended, len(present), sum_floats([job.progress for job in present])
 
 
 def _by_model(

@@ -9,7 +9,7 @@ is largest, exactly, by dynamic programming (`scaling/allocate.py`). √ is alph
 f_j is 1 for the present number of GPUs; else the fraction of time that is left after a restart.
 
 ends=unknown: weight (GPU-seconds held + 1 h)^-½, as a job that has had little is likelier to end soon (Tiresias'
-    reason). f is Pollux' (age - restarts · 30 s) / (age + 30 s) (OSDI '21, section 4.2).
+    reason). f is Pollux' (age - restarts · r) / (age + r) with r the time of a restart (OSDI '21, section 4.2: 30 s).
 ends=known: weight (seconds left on one GPU + 300 s)^-0.6, more for shorter jobs (Berg, Vesilo, Harchol-Balter,
     "heSRPT", 2020). f counts the restart over the time that the job needs on its fair share, 300 s at most.
 
@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from gpuloom.core.errors import PolicyError
-from gpuloom.goodput.applications import RESTART_S as RESCALE_S
 from gpuloom.goodput.base import Cluster, Held, Nodes, one_model
 from gpuloom.goodput.job import Batch, Job
 from gpuloom.goodput.packing import pack
@@ -84,10 +83,10 @@ class Shares:
         """Weight, and the fraction of time left after a restart, if ends are known."""
         left_s = self.tables.left_s(job.app, job.epoch, job.progress)
         lasts_s = min(left_s / fair, HORIZON_S)
-        return (left_s + LEFT_FLOOR_S) ** -LEFT_POWER, max(0.0, 1 - RESCALE_S / lasts_s) if lasts_s > 0 else 0.0
+        return (left_s + LEFT_FLOOR_S) ** -LEFT_POWER, max(0.0, 1 - job.app.restart_s / lasts_s) if lasts_s > 0 else 0.0
 
 
 def _unknown(now_s: int, job: Job) -> tuple[float, float]:
-    age_s = now_s - job.submit_s
-    kept = max(0.0, age_s - job.restarts * RESCALE_S) / (age_s + RESCALE_S)
+    age_s, restart_s = now_s - job.submit_s, job.app.restart_s
+    kept = max(0.0, age_s - job.restarts * restart_s) / (age_s + restart_s)
     return math.pow(job.gpu_s + ATTAINED_FLOOR_GPU_S, -ATTAINED_POWER), kept

@@ -171,6 +171,9 @@ class Elastic(Composed):
             self._settled = config, _rules(values), 60.0 * values["check_minutes"]
         except ValueError as error:
             raise PolicyError(f"policy {self.id!r}: {error}") from error
+        # By the letter nobody grows over models: only the base may tell them apart.
+        knows = not values["literal"] or self.inner.traits.heterogeneity
+        self.traits = replace(type(self).traits, heterogeneity=knows)  # type: ignore[misc]
         return self._settled[1:]
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
