@@ -1,0 +1,216 @@
+"""A plan by value: what a job is worth, worked out by hand; into which rooms groups go; and what a plan scores."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builders import jobs
+from gpuloom.core.cluster import parse_cluster
+from gpuloom.core.decision import Placement
+from gpuloom.core.workload import Labels, Speeds
+from gpuloom.interleave.valued import Group
+from gpuloom.placement.pool import pools_of
+from gpuloom.policies.valued_plan import Planner
+from gpuloom.policies.weave import _Woven
+from test_policies_hlas import Bench
+
+STAGES = np.array([[0.9, 0.1, 0.0], [0.1, 0.9, 0.0]])
+"""Two kinds of jobs that use different resources; alone an iteration takes a second."""
+
+
+def planner(
+    rows: list[tuple[float, float, int]], cluster: str, *, now_s: float = 0.0, overhead_s: float = 0.0, **columns: Any
+) -> tuple[Planner, Any]:
+    """One that weighs GPU models if there are speeds, and knows durations; all jobs wait."""
+    values = columns.pop("values", {})
+    it = Bench(jobs(rows, **columns), parse_cluster(cluster), "muri-xs", overhead_s=overhead_s)
+    for job, row in enumerate(rows):
+        it.state.submit(job, row[0])
+    snapshot = it.engine.snapshot
+    snapshot.now_s = now_s
+    policy = _Woven(durations="known", **values)
+    policy.weighs_models = "speeds" in columns
+    return Planner(snapshot, policy), snapshot
+
+
+@pytest.mark.parametrize(
+    ("values", "weight", "factors"),
+    [
+        ({"ageing": 0.0}, None, [1.0, 1.0]),
+        ({"ageing": 1.0}, None, [2.0, 1.125]),  # 1 + the share of its time that it has waited
+        ({"ageing": 0.0, "patience": 0.5}, None, [2.0, 1.0]),  # twice the limit, a quarter of it
+        ({"ageing": 0.0, "patience": 0.0625}, None, [16.0, 2.0]),
+        ({"ageing": 0.0}, [1.0, 3.0], [1.0, 3.0]),
+    ],
+)
+def test_what_a_job_is_worth(values: dict[str, float], weight: list[float] | None, factors: list[float]) -> None:
+    """Per GPU-second that it needs, to the power of a half: 1 / √100, and 2 / √(2 · 800)."""
+    it, snapshot = planner(
+        [(0, 100, 1), (0, 800, 2)],
+        "1x2",
+        now_s=100.0,
+        values={"power": 0.5, "patience": 20.0, **values},
+        weight=None if weight is None else np.array(weight),
+    )
+    found, value = it._values(snapshot, None)
+    assert found.tolist() == [0, 1]
+    worth = np.array([0.1, 0.05]) * factors
+    assert value.tolist() == pytest.approx((worth / worth.max()).tolist())
+
+
+def test_running_jobs_come_first_and_by_what_is_left() -> None:
+    workload = jobs([(0, 100, 1), (0, 300, 1), (0, 50, 1)])
+    it = Bench(workload, parse_cluster("1x2"), "muri-xs:power=1;ageing=0")
+    it.at(0.0, arrived=[1, 0]).at(60.0, arrived=[2])
+    assert sorted(it.running) == [0, 2]  # job 1 was stopped after 60 of its 300 s
+    it.engine.snapshot.now_s = 70.0
+    found, value = it.policy.cache._values(it.engine.snapshot, None)
+    assert found.tolist() == [*it.state.placements, 1]
+    left = {0: 30.0, 2: 40.0, 1: 240.0}
+    assert value.tolist() == pytest.approx([30.0 / left[job] for job in found.tolist()])
+
+
+@pytest.mark.parametrize(
+    ("count", "share"), [(7, 0.0), (8, 0.0), (9, 0.5), (10, 1.0), (16, 1.0)]
+)  # a crowd asks for a quarter more than there is
+def test_how_much_size_counts_goes_by_how_many_wait(count: int, share: float) -> None:
+    """The first job needs 100 s, the others 200 s; it does twice as much on its best GPUs."""
+    speeds = Speeds(("A", "B"), np.array([[2.0, 0.5]] + [[1.0, 0.5]] * (count - 1)))
+    rows = [(0.0, 100.0, 1)] + [(0.0, 200.0, 1)] * (count - 1)
+    it, snapshot = planner(rows, "1x4:A,1x4:B", now_s=50.0, speeds=speeds, values={"power": 0.4, "ageing": 0.3})
+    _, value = it._values(snapshot, None)
+    own = share * 0.4 + (1 - share) * 0.1
+    wanted = own * math.log(2.0) + share * 0.3 * math.log(1.5 / 1.25) - math.log(2.0)
+    assert math.log(value[0] / value[1]) == pytest.approx(wanted)
+    assert value[1:].tolist() == [value[1]] * (count - 1)
+
+
+def test_worth_by_gpu_model_and_what_it_costs_to_leave() -> None:
+    """A start takes 90 of the 900 s that are looked ahead; who runs on B, at half the speed, has it already."""
+    speeds = Speeds(("A", "B"), np.array([[1.0, 0.5], [1.0, 0.25], [1.0, 0.0]]))
+    it, _ = planner([(0, 100, 1)] * 3, "1x1:A,1x2:B", speeds=speeds)
+    speed = it._speed_by_pool
+    assert speed is not None
+    found = it._by_pool(np.arange(3), np.array([2.0, 4.0, 6.0]), speed, [1], [90.0] * 3)
+    assert found.tolist() == pytest.approx(np.array([[1.8, 1.0], [4.0, 1.0], [6.0, 0.0]]))
+    plain = it._by_pool(np.arange(3), np.array([2.0, 4.0, 6.0]), speed, [], [])
+    assert plain.tolist() == [[2.0, 1.0], [4.0, 1.0], [6.0, 0.0]]
+    dear = it._by_pool(np.arange(1), np.array([2.0]), speed, [0], [1e9])
+    assert dear.tolist() == [[2.0, 0.0]]
+    rooms = pools_of(parse_cluster("1x1:A,1x2:B"))
+    best = it._best_pools(np.arange(3), np.array([2.0, 4.0, 6.0]), rooms)
+    assert best is not None
+    assert best.tolist() == [1, 1, 0]  # job 2 can't use B
+
+
+def test_a_start_is_taken_off_the_score_of_a_new_group() -> None:
+    it, snapshot = planner([(0, 100, 1)] * 3, "2x2", overhead_s=90.0, stage_s=STAGES[[0, 1, 0]])
+    table = it._tables[0]
+    column = it._column_of.tolist()
+    pair = Group(table, 0, [0, 1], column[:2], [1.0, 1.0])
+    lone = Group(table, 0, [2], column[2:], [3.0])
+    places = [Placement((0,), (1,)), Placement((1,), (2,))]
+    going = {((0,), (1,)): [1, 0], ((1,), (2,)): [2]}
+    assert it._horizon_s == 900.0
+    assert lone.value == pytest.approx(3.0)
+    assert it._score(snapshot, [pair, lone], places, going) == pytest.approx(pair.value + 3.0)
+    assert it._score(snapshot, [pair, lone], places, {}) == pytest.approx(pair.value * 0.8 + 2.7)
+    moved = {((1,), (1,)): [0, 1]}  # of one model it does not matter where
+    assert it._score(snapshot, [pair], places[:1], moved) == pytest.approx(pair.value)
+    assert it._score(snapshot, [lone], places[:1], {((0,), (1,)): [2, 0]}) == pytest.approx(2.7)
+
+
+def test_on_another_gpu_model_a_group_is_new() -> None:
+    speeds = Speeds(("A", "B"), np.ones((1, 2)))
+    it, snapshot = planner([(0, 100, 1)], "1x1:A,1x1:B", overhead_s=450.0, speeds=speeds)
+    group = Group(it._tables[0], 0, [0], [0], [2.0])
+    for node, score in ((0, 2.0), (1, 1.0)):
+        found = it._score(snapshot, [group], [Placement((node,), (1,))], {((0,), (1,)): [0]})
+        assert found == pytest.approx(score)
+
+
+# -- rooms -----------------------------------------------------------------------------------------------------
+
+
+def test_who_could_be_placed_the_best_first() -> None:
+    """Six jobs of one GPU (two kinds), one of four; a GPU holds four at most."""
+    kinds = [0, 1, 0, 0, 1, 0, 0]
+    it, _ = planner([(0, 100, 1)] * 6 + [(0, 100, 4)], "1x4", stage_s=STAGES[kinds])
+    filling, value = it._filling, np.array([1.0, 5.0, 3.0, 2.0, 6.0, 3.0, 9.0])
+    columns = it._column_of.tolist()
+    shape = it._shape_of.tolist()
+    found = filling.stacks(np.arange(7), value, 0, 3, {3})
+    assert found == {
+        shape[0]: {columns[0]: ([2, 5, 0], [3.0, 3.0, 1.0]), columns[1]: ([4, 1], [6.0, 5.0])},
+    }
+    assert filling.stacks(np.arange(7), value, 0, 4, set())[shape[6]] == {columns[6]: ([6], [9.0])}
+    assert filling.stacks(np.arange(7), value, 0, 0, set()) == {}
+    many, _ = planner([(0, 100, 1)] * 6, "1x4", stage_s=STAGES[[0] * 6])
+    assert many._filling.stacks(np.arange(6), np.ones(6), 0, 1, set()) == {0: {0: ([0, 1, 2, 3], [1.0] * 4)}}
+
+
+def test_stacks_go_by_the_speed_there() -> None:
+    speeds = Speeds(("A", "B"), np.array([[1.0, 0.5], [0.25, 1.0]]))
+    wish = Labels.of(["", "B"])
+    it, _ = planner([(0, 100, 1)] * 2, "1x2:A,1x2:B", speeds=speeds, gpu_type=wish)
+    filling, shape = it._filling, it._shape_of.tolist()
+    value = np.array([2.0, 3.0])
+    assert filling.stacks(np.arange(2), value, 0, 2, set()) == {shape[0]: {0: ([0], [2.0])}}
+    assert filling.stacks(np.arange(2), value, 1, 2, set()) == {
+        shape[0]: {0: ([0], [1.0])},
+        shape[1]: {0: ([1], [3.0])},
+    }
+    assert filling.choices(0, shape[0], -1) == (0, 1)
+    assert list(filling.choices(0, shape[0], 1)) == [1, 0]
+    assert list(filling.choices(0, shape[0], 0)) == [0, 1]
+    assert (filling.speed(0, 1), filling.speed(1, 0)) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("rows", "best", "nodes"),
+    [
+        ([1, 2, 4], None, {2: 0, 1: 1, 0: 1}),  # the largest first, and all fit
+        ([1, 2, 5], None, {}),  # eight GPUs in all, but not five on a node
+        ([4, 4, 1], None, {}),  # nine
+        ([1, 1, 1], [1, 0, 1], {0: 1, 1: 0, 2: 1}),
+        ([1, 1, 4], [1, 1, 1], {2: 1, 0: 0, 1: 0}),  # the wish of the largest comes true
+    ],
+)
+def test_all_alone_or_nobody(rows: list[int], best: list[int] | None, nodes: dict[int, int]) -> None:
+    speeds = Speeds(("A", "B"), np.array([[1.0, 0.5]] * 3))
+    it, _ = planner([(0, 100, gpus) for gpus in rows], "1x4:A,1x4:B", speeds=speeds)
+    rooms = pools_of(parse_cluster("1x4:A,1x4:B"))
+    groups: list[Group] = []
+    places: list[Placement] = []
+    placed: set[int] = set()
+    wish = None if best is None else np.array(best)
+    it._filling.alone(dict(enumerate(rooms)), np.arange(3), np.full(3, 2.0), placed, groups, places, wish)
+    assert {group.jobs[0]: place.nodes[0] for group, place in zip(groups, places, strict=True)} == nodes
+    assert placed == set(nodes)
+    assert [group.values for group in groups] == [[2.0 if node == 0 else 1.0] for node in nodes.values()]
+    assert sum(room.free_gpus for room in rooms) == 8 - (sum(rows) if nodes else 0)
+
+
+def test_jobs_that_are_placed_already_are_left_out() -> None:
+    it, _ = planner([(0, 100, 2)] * 3, "1x4")
+    for placed, added in (({0}, [1, 2]), ({0, 1, 2}, []), (set(), [])):
+        groups: list[Group] = []
+        rooms = pools_of(parse_cluster("1x4"))
+        it._filling.alone({0: rooms[0]}, np.arange(3), np.ones(3), set(placed), groups, [])
+        assert [group.jobs[0] for group in groups] == added
+
+
+def test_members_that_do_not_pay_after_all_wait() -> None:
+    """Planned as if it did: the least valuable leaves, unless the group runs already."""
+    it, _ = planner([(0, 100, 1)] * 3, "1x4", stage_s=np.array([[0.0, 1.0, 0.0]] * 3))
+    table = it._tables[0]
+    assert not table.worth.pays(it._times.profiles_of([0, 1]))
+    for clustered, running, left in ((True, [], [2]), (False, [], [0, 1, 2]), (True, [[2, 1, 0]], [0, 1, 2])):
+        table.clustered = clustered
+        group = Group(table, 0, [0, 1, 2], [0, 0, 0], [2.0, 1.0, 3.0])
+        it._filling.trim([group], running)
+        assert (group.jobs, len(group.columns), group.total) == (left, len(left), 3.0 if left == [2] else 6.0)
