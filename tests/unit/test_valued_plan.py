@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,12 @@ STAGES = np.array([[0.9, 0.1, 0.0], [0.1, 0.9, 0.0]])
 
 
 def planner(
-    rows: list[tuple[float, float, int]], cluster: str, *, now_s: float = 0.0, overhead_s: float = 0.0, **columns: Any
+    rows: Sequence[tuple[float, float, int]],
+    cluster: str,
+    *,
+    now_s: float = 0.0,
+    overhead_s: float = 0.0,
+    **columns: Any,
 ) -> tuple[Planner, Any]:
     """One that weighs GPU models if there are speeds, and knows durations; all jobs wait."""
     values = columns.pop("values", {})
