@@ -361,9 +361,9 @@ HEADER = "name,time,application,num_replicas,batch_size\n"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a,b\n1,2\n", "no column name"),
+        ("a,b\n1,2\n", "the header lacks name, time"),
         (HEADER, "no jobs"),
-        (HEADER + "a,0,net,1,16\na,1,net,1,16\n", "given twice"),
+        (HEADER + "a,0,net,1,16\na,1,net,1,16\n", r"f:3, column 'name': 'a' was used before, on line 2"),
         (HEADER + "a,-1,net,1,16\n", r"f:2, column 'time'"),
         (HEADER + "a,0,net,0,16\n", "num_replicas"),
         (HEADER + "a,0,net,1\n", "batch_size"),

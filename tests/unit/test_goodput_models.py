@@ -423,8 +423,11 @@ def test_numbers_that_can_not_be_are_told_with_their_range(folder: Path, tmp_pat
     file.write_text(HEADER + "a,61,net,1,16\n")
     words = ["pollux", str(file), "--throughputs", str(folder), "--cluster", MIXED]
     for more, told in (
-        (["--restart-times", "1e9"], "--restart-times: '1e9' must be an application and a number from 0 to 86,400"),
-        (["--slowdowns", "net=1e9"], "--slowdowns: net='1e9' must be an application and a number from 0.001 to 100"),
+        (["--restart-times", "1e9"], "--restart-times 1e9: must be a number from 0 to 86,400"),
+        (
+            ["--slowdowns", "net=1e9"],
+            "--slowdowns net=1e9: 'net=1e9' must be an application and a number from 0.001 to 100",
+        ),
         (["--interval", "1e9"], "--interval 1e+09: must be a whole number of seconds, from 1 to 86,400"),
     ):
         found = CliRunner().invoke(cli, [*words, *more])

@@ -22,8 +22,9 @@ from gpuloom.core.pairs import PairSpeeds, PairTable
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Speeds, Workload
+from gpuloom.facts.gavel_rates import load_rates, speeds_of_pairs
 from gpuloom.facts.inputs import load_policy
-from gpuloom.facts.pairs import gavel_pairs, read_pairs, with_pairs
+from gpuloom.facts.pairs import read_pairs, with_pairs
 from gpuloom.interleave.efficiency import Interleaving
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes
 from gpuloom.interleave.tables import SetTable
@@ -124,7 +125,7 @@ GAVEL = {
 
 
 def test_gavels_pairs_are_shares_of_the_speed_alone() -> None:
-    assert gavel_pairs(GAVEL) == {
+    assert speeds_of_pairs(load_rates(json.dumps(GAVEL).encode(), "t.json"), "t.json") == {
         ("V100", ("a", 1), ("b", 1)): (0.9, 0.6),
         ("V100", ("a", 1), ("a", 1)): (0.5, 0.5),
         ("V100", ("b", 1), ("b", 1)): (0.0, 0.0),

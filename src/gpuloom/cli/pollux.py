@@ -206,6 +206,8 @@ def _print(
     from rich.console import Console
     from rich.table import Table
 
+    from gpuloom.sim.window import named
+
     table = Table(box=None, pad_edge=False)
     table.add_column("workload")
     table.add_column("policy")
@@ -222,7 +224,7 @@ def _print(
             table.add_row("mean", policy, *means)
     Console(highlight=False, width=None if Console().is_terminal else 120).print(table)
     if window is not None:
-        click.echo(f"JCTs are of the {window[1] - window[0]:,} jobs {window[0]:,} to {window[1] - 1:,}, counted from 0")
+        click.echo(f"JCTs are of {named(window)}")
 
 
 def _number(measure: str, value: float) -> str:

@@ -21,7 +21,8 @@ def reading_options(command: Any) -> Any:
             "--throughputs",
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="Measured throughputs, for traces of Gavel, Shockwave and Pollux; also looked for beside the trace.",
+            help="Measured throughputs, for traces of Gavel, Shockwave, Pollux, Sia and ElasticFlow; also looked for "
+            "beside the trace.",
         ),
         click.option("--skip-bad-rows", is_flag=True, help="Skip rows that can't be read, and count them."),
         click.option("--format", "format_", metavar="ID", help="Format of the trace (see: gpuloom trace formats)."),

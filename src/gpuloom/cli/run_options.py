@@ -196,11 +196,12 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 class RunOptions:
     """Checked options of a run, before the trace is read.
 
-    policies: as asked for, with the parameters that options stand for. settings: of `gpuloom.sim.simulate`.
-    inputs: files that the run reads, as far as they are known before the trace is read.
+    names, policies: as asked for; these with the parameters that options stand for. settings: of
+    `gpuloom.sim.simulate`. inputs: files that the run reads, as far as they are known before the trace is read.
     """
 
     cluster: Cluster
+    names: list[str]
     policies: list[Policy]
     settings: dict[str, Any]
     inputs: list[Path]
@@ -231,7 +232,7 @@ class RunOptions:
         if not quiet:
             _say_unknown_models(self.cluster, self.policies)
             _say_profiled(workload, self.policies)
-            _say_weights(workload, self.policies)
+            _say_weights(workload, self.names, self.policies)
         return workload, [Path(str(file)) for file in found.files]
 
     def fitting(self, workload: Workload, *, quiet: bool) -> Workload:
@@ -315,15 +316,24 @@ def checked(
     if chosen is None:
         found = read(**others)
         chosen = with_known_memory(load_cluster(_where_taken(found)))
-    inputs = [*map(Path, others["traces"]), *([] if cluster is None else [Path(cluster)])]
-    inputs += [Path(path) for path in (others["throughputs"], others["pairs"], given["config"]) if path is not None]
+    files = [*others["traces"], cluster, others["throughputs"], others["pairs"], given["config"]]
+    inputs = [Path(file) for file in files if file is not None]
     if scaling_profiles is not None:
         inputs += sorted(scaling_profiles.glob("*.csv"))
     for policy in policies:
-        values = parse_policy(policy)[1]
-        files = [p.name for p in policy_class(parse_policy(policy)[0]).parameters if p.names_file]
-        inputs += [Path(str(values[name])) for name in files if values.get(name) is not None]
-    return RunOptions(chosen, loaded, settings, inputs, sizes, scaling_profiles, speeds, skip_impossible, others, found)
+        inputs += _files_of(policy)
+    return RunOptions(
+        chosen, policies, loaded, settings, inputs, sizes, scaling_profiles, speeds, skip_impossible, others, found
+    )
+
+
+def _files_of(policy: str) -> list[Path]:
+    """The files that a policy's parameters name."""
+    from gpuloom.policies.registry import parse_policy, policy_class
+
+    name, values = parse_policy(policy)
+    files = [parameter.name for parameter in policy_class(name).parameters if parameter.names_file]
+    return [Path(str(values[file])) for file in files if values.get(file) is not None]
 
 
 def _where_taken(found: TraceRead) -> str:
@@ -367,9 +377,9 @@ def _say_unknown_models(cluster: Cluster, policies: list[Any]) -> None:
         click.echo(f"note: nothing is known of GPU model {', '.join(unknown)}: its performance counts as 1", err=True)
 
 
-def _say_weights(workload: Workload, policies: list[Any]) -> None:
-    """Say which policies ignore the weights that jobs have."""
-    ignoring = dict.fromkeys(policy.id for policy in policies if not policy.heeds_weights)
+def _say_weights(workload: Workload, names: list[str], policies: list[Policy]) -> None:
+    """Say which policies, as they were asked for, ignore the weights that jobs have."""
+    ignoring = dict.fromkeys(name for name, policy in zip(names, policies, strict=True) if not policy.heeds_weights)
     if workload.weights is not None and ignoring:
         verb = "ignores" if len(ignoring) == 1 else "ignore"
         click.echo(f"note: {', '.join(ignoring)} {verb} the weights of jobs", err=True)

@@ -4,35 +4,27 @@ CSV, a row per pair (docs/reference/data.md): `model_a, model_b, gpu_model, gpus
 many GPUs (1 where the column is missing), and a speed is the share of its speed alone on that GPU model that the job
 keeps beside the other. 0 for both: they do not fit together.
 
-Gavel (OSDI '20): JSON {GPU model: {"('job type', GPUs)": {"null": steps/s alone, "('other', GPUs)": [own, other]}}},
-absolute, [0, 0] where they do not fit. GPU models whose name ends with `_unconsolidated` are passed over.
+The JSON of Gavel's throughputs: `facts/gavel_rates.py`.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from gpuloom.bounded.json_text import load_json
 from gpuloom.core.errors import EmptyTableError, InputError, TraceError
 from gpuloom.core.pairs import NO_KIND, Kind, PairSpeeds, PairTable
 from gpuloom.core.words import plural
 from gpuloom.core.workload import Workload
+from gpuloom.facts.gavel_rates import load_rates, speeds_of_pairs
 from gpuloom.files.load import load
 from gpuloom.files.source import ReadOptions, Source
 from gpuloom.files.table import Column, raise_or_collect, read_table
 
 MOST_SHARE = 1.25
 """Largest speed beside another job, relative to alone: more than noise is a mistake."""
-_KEY = re.compile(r"\('(?P<job>.*)', (?P<gpus>\d+)\)")
-ALONE = "null"
-_SPREAD = "_unconsolidated"
 
 
 def read_pairs(path: Path | str) -> PairTable:
@@ -42,16 +34,13 @@ def read_pairs(path: Path | str) -> PairTable:
         InputError: no such file, or no pairs in it.
         TraceError: a row that can't be; names line, column and value.
     """
+    if Path(path).is_dir():
+        raise InputError(f"pairs file {path}: is a folder, must be a CSV file or Gavel's JSON")
     if str(path) != "-" and not Path(path).is_file():
         raise InputError(f"pairs file {path}: no such file")
     source = load(path)
     if source.data.lstrip()[:1] == b"{":
-        try:
-            table = PairTable(source.name, gavel_pairs(load_json(source.data)))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise TraceError(
-                f"is not a throughput file of Gavel: {type(error).__name__}: {error}", file=source.name
-            ) from error
+        table = PairTable(source.name, speeds_of_pairs(load_rates(source.data, source.name), source.name))
         if not table:
             raise InputError(f"{source.name}: holds no pairs, only speeds alone")
         return table
@@ -99,43 +88,6 @@ def _csv(source: Source) -> PairTable:
         share[key] = float(table["speed_a"][row]), float(table["speed_b"][row])
     raise_or_collect(table.bad, table.options)
     return PairTable(source.name, share)
-
-
-def gavel_pairs(raw: Mapping[str, Any]) -> dict[tuple[str, Kind, Kind], tuple[float, float]]:
-    """The pairs of Gavel's throughputs, each once.
-
-    Raises:
-        ValueError, TypeError, KeyError, AttributeError: the JSON is not of this shape.
-    """
-    found: dict[tuple[str, Kind, Kind], tuple[float, float]] = {}
-    for gpu_model, jobs in raw.items():
-        if gpu_model.endswith(_SPREAD):
-            continue
-        model = gpu_model.upper()
-        kinds = {name: kind_of(name) for name in jobs}
-        alone = {name: float(rates[ALONE]) for name, rates in jobs.items()}
-        for name, rates in jobs.items():
-            for other, both in rates.items():
-                if other == ALONE or other not in kinds:
-                    continue
-                one, two = kinds[name], kinds[other]
-                if one[1] != two[1] or (model, two, one) in found or not (alone[name] > 0 and alone[other] > 0):
-                    continue
-                if not (isinstance(both, list) and len(both) == 2):
-                    raise ValueError(f"{name} beside {other} on {gpu_model}: {both!r} must be a list of two numbers")
-                mine, its = float(both[0]) / alone[name], float(both[1]) / alone[other]
-                if not (math.isfinite(mine) and math.isfinite(its) and mine >= 0 and its >= 0):
-                    raise ValueError(f"{name} beside {other} on {gpu_model}: {both} must be two numbers of at least 0")
-                found[model, one, two] = (mine, its) if mine > 0 and its > 0 else (0.0, 0.0)
-    return found
-
-
-def kind_of(text: str) -> Kind:
-    """(job type, GPUs) of a key of Gavel's throughputs."""
-    match = _KEY.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not of the form ('job type', GPUs)")
-    return match["job"], int(match["gpus"])
 
 
 def with_pairs(workload: Workload, table: PairTable) -> Workload:

@@ -29,7 +29,7 @@ def with_speeds(workload: Workload, cluster: Cluster) -> Workload:
     """The workload with estimated speeds on those models of the cluster for which it has none.
 
     A workload without any speeds stays as it is (all models count as equally fast; see `from_facts`), and so do models
-    that the table of facts does not know.
+    that the table of facts does not know: jobs are as fast there as where their durations were measured.
     """
     speeds = workload.speeds
     if speeds is None:
@@ -55,10 +55,18 @@ def with_speeds(workload: Workload, cluster: Cluster) -> Workload:
 def all_alike(workload: Workload, cluster: Cluster) -> str | None:
     """A warning if GPU models count as equally fast only because their speeds are not known.
 
-    None where the trace has speeds, or no job has a choice between models.
+    None where they are known, or no job has a choice between models.
     """
     named = [model for model in cluster.models if model != ANY_MODEL]
-    if workload.speeds is not None or len(named) < 2:
+    if workload.speeds is not None:
+        known = {model.lower() for model in workload.speeds.models}
+        if not (unknown := [model for model in named if model.lower() not in known and find_gpu(model) is None]):
+            return None
+        return (
+            f"nothing is known of GPU model {', '.join(unknown)}: jobs count as fast there as where their durations "
+            "were measured; give the trace columns speed:MODEL"
+        )
+    if len(named) < 2:
         return None
     if workload.gpu_type is not None:
         lower = {model.lower() for model in named}

@@ -16,6 +16,8 @@ from gpuloom.files.unpack import GZIP, UnpackedTooLargeError, gunzip
 MEMBER = "::"
 _SUFFIXES = {".gz", ".csv", ".tsv", ".txt", ".trace", ".parquet"}
 _TAR_MAGIC = slice(257, 262)
+_NAMED = 8
+"""Most files of an archive that a message names."""
 
 MOST_BYTES = 8 * 2**30
 """Largest size of a file, unpacked."""
@@ -71,14 +73,14 @@ def load(path: Path | str) -> Source:
             raise InputError(f"{archive}: no such file")
         members = read_members(Path(archive), "")
         if member not in members:
-            known = ", ".join(sorted(members))
-            raise TraceError(f"holds no file {member!r}; it has {known}", file=archive)
+            known = _some(sorted(members))
+            raise TraceError(f"holds no file {member!r}; it has {', '.join(known)}", file=archive)
         data = _gunzip(members[member], text)
         return Source(text, _stem(Path(member)), data, Path(archive))
     data = _gunzip(Path(path).read_bytes(), text)
     if is_tar(data):
-        listing = [f"  {text}{MEMBER}{name}" for name in _names(data, text)]
-        raise TraceError("is an archive: name one of its files\n" + "\n".join(listing), file=text)
+        listing = _some([f"{text}{MEMBER}{name}" for name in _names(data, text)])
+        raise TraceError("is an archive: name one of its files\n" + "\n".join(f"  {one}" for one in listing), file=text)
     return Source(text, _stem(Path(path)), data, Path(path))
 
 
@@ -115,7 +117,7 @@ def read_members(archive: Path, suffix: str = ".csv") -> dict[str, bytes]:
     except tarfile.TarError as error:
         raise TraceError(f"damaged archive: {error}", file=str(archive)) from error
     if not found:
-        names = ", ".join(_names(data, str(archive)))
+        names = ", ".join(_some(_names(data, str(archive))))
         raise TraceError(f"holds no file that ends with {suffix!r}; it has {names}", file=str(archive))
     return found
 
@@ -131,6 +133,12 @@ def _names(data: bytes, name: str) -> list[str]:
             return sorted(member.name for member in tar if member.isfile())
     except tarfile.TarError as error:
         raise TraceError(f"damaged archive: {error}", file=name) from error
+
+
+def _some(names: list[str]) -> list[str]:
+    """As many of them as a message has room for."""
+    more = len(names) - _NAMED
+    return names if more <= 1 else [*names[:_NAMED], f"and {more:,} more"]
 
 
 def _gunzip(data: bytes, name: str) -> bytes:

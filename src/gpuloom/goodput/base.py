@@ -29,14 +29,10 @@ class Nodes:
     def __post_init__(self) -> None:
         if self.model:
             if self.count < 1 or not 1 <= self.gpus <= MOST_MODEL_GPUS:
-                raise InputError(
-                    f"cluster {self.count}x{self.gpus}:{self.model}: must be at least 1 node of 1 to "
-                    f"{MOST_MODEL_GPUS} GPUs"
-                )
+                raise InputError(f"cluster {self}: must be at least 1 node of 1 to {MOST_MODEL_GPUS} GPUs")
         elif not (1 <= self.count <= MOST_NODES and 1 <= self.gpus <= MOST_GPUS):
             raise InputError(
-                f"cluster {self.count}x{self.gpus}: Pollux' measurements are on 1 to {MOST_NODES} nodes of 1 to "
-                f"{MOST_GPUS} GPUs"
+                f"cluster {self}: Pollux' measurements are on 1 to {MOST_NODES} nodes of 1 to {MOST_GPUS} GPUs"
             )
 
     @staticmethod
@@ -48,6 +44,9 @@ class Nodes:
                 f"cluster {text!r}: must be NODESxGPUS or NODESxGPUS:MODEL, as 16x4 or 6x4:aws,2x8:dgx-ext"
             )
         return Nodes(int(found[1]), int(found[2]), found[3] or "")
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.gpus}:{self.model}".rstrip(":")
 
     @property
     def pools(self) -> tuple[Nodes, ...]:
@@ -73,8 +72,8 @@ class Mixed:
         models = [pool.model for pool in self.pools]
         if not all(models) or len(set(models)) < len(models) or not models:
             raise InputError(
-                f"cluster {','.join(f'{p.count}x{p.gpus}:{p.model}' for p in self.pools)}: every part needs a GPU "
-                "model of its own, as 6x4:aws,2x8:dgx-ext"
+                f"cluster {','.join(map(str, self.pools))}: every part needs a GPU model of its own, as "
+                "6x4:aws,2x8:dgx-ext"
             )
 
     @property

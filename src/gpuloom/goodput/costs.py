@@ -29,40 +29,42 @@ def read_values(option: str, text: str, bounds: tuple[float, float]) -> dict[str
     Raises:
         InputError: none of these.
     """
+    where = f"{option} {text}"
     if (table := _table(option, text)) is not None:
-        pairs = [(row[0], row[1] if len(row) == 2 else "") for row in table if row]
-        if pairs and _number(pairs[0][1]) is None:
+        pairs = [(f"{where}:{line}", row[0], row[1] if len(row) == 2 else "") for line, row in table if row]
+        if pairs and _number(pairs[0][2]) is None:
             pairs = pairs[1:]  # its header
     elif "=" in text:
-        pairs = [(name, value) for name, _, value in (part.partition("=") for part in text.split(","))]
+        parts = [part.partition("=") for part in text.split(",")]
+        pairs = [(where, name, value) for name, _, value in parts]
+    elif _number(text) is not None:
+        pairs = [(where, EVERY, text)]
     else:
-        pairs = [(EVERY, text)]
-    found = {}
+        raise InputError(f"{where}: no such file; give a number for all, APP=NUMBER,..., or a CSV file of both")
+    found: dict[str, float] = {}
     least, most = bounds
-    for name, value in pairs:
-        number = _number(value)
-        if not name.strip() or number is None or not least <= number <= most:
-            who = "" if name == EVERY else f"{name.strip()}="
-            raise InputError(
-                f"{option}: {who}{value.strip()!r} must be an application and a number from {least:g} to "
-                f"{most:,.0f}; "
-                "give a number for all, APP=NUMBER,..., or a CSV file with a column of each"
-            )
-        found[name.strip()] = number
+    for place, name, value in pairs:
+        number, app = _number(value), name.strip()
+        if not app or number is None or not least <= number <= most:
+            who = "" if app == EVERY else f"{f'{app}={value.strip()}'!r} must be an application and a number"
+            raise InputError(f"{place}: {who or 'must be a number'} from {least:g} to {most:,.0f}")
+        if app in found:
+            raise InputError(f"{place}: {app} is given twice")
+        found[app] = number
     if not found:
-        raise InputError(f"{option} {text}: says nothing")
+        raise InputError(f"{where}: holds no application and number")
     return found
 
 
-def _table(option: str, text: str) -> list[list[str]] | None:
-    """The rows of a CSV file; None: there is no such file."""
+def _table(option: str, text: str) -> list[tuple[int, list[str]]] | None:
+    """The rows of a CSV file with their lines; None: there is no such file."""
     try:
         data = Path(text).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         if isinstance(error, UnicodeDecodeError):
             raise InputError(f"{option} {text}: is no CSV file: {error}") from error
         return None
-    return list(csv.reader(data.splitlines()))
+    return list(enumerate(csv.reader(data.splitlines()), start=1))
 
 
 def _number(text: str) -> float | None:
@@ -84,9 +86,9 @@ def with_costs(
         InputError: a name that is no application.
     """
     known = {name for of_model in applications.values() for name in of_model}
-    for values in (restarts_s, slowdowns):
+    for what, values in (("restart times", restarts_s), ("slowdowns", slowdowns)):
         if unknown := sorted((values or {}).keys() - known - {EVERY}):
-            raise InputError(f"no application {unknown[0]!r}, must be one of {', '.join(sorted(known))}")
+            raise InputError(f"{what}: no application {unknown[0]!r}, must be one of {', '.join(sorted(known))}")
 
     def changed(name: str, app: Application) -> Application:
         def value(values: Mapping[str, float] | None, default: float) -> float:

@@ -35,23 +35,18 @@ def read_submissions(data: bytes, file: str) -> tuple[Submission, ...]:
         reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")))
         missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
         if missing:
-            raise TraceError(
-                f"is not a Pollux workload: has no column {', '.join(missing)} (needs {', '.join(COLUMNS)})", file=file
-            )
-        found = tuple(_submission(row, file, reader.line_num) for row in reader)
+            raise TraceError(f"is not a Pollux workload: the header lacks {', '.join(missing)}", file=file)
+        line_of: dict[str, int] = {}
+        found = tuple(_submission(row, file, reader.line_num, line_of) for row in reader)
     except (UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"is not a Pollux workload: {error}", file=file) from error
     if not found:
         raise TraceError("holds no jobs", file=file)
-    seen: set[str] = set()
-    for one in found:
-        if one.name in seen:
-            raise TraceError(f"job {one.name!r} is given twice", file=file)
-        seen.add(one.name)
     return found
 
 
-def _submission(row: Mapping[str, str | None], file: str, line: int) -> Submission:
+def _submission(row: Mapping[str, str | None], file: str, line: int, line_of: dict[str, int]) -> Submission:
+    """The job of a row. line_of: the line of each job before it, by name; its own is added."""
     numbers: dict[str, int] = {}
     for column in _WHOLE:
         value = row[column] or ""
@@ -64,4 +59,6 @@ def _submission(row: Mapping[str, str | None], file: str, line: int) -> Submissi
     name, application = row["name"], row["application"]
     if not name or not application:
         raise TraceError("is empty", file=file, line=line, column="application" if name else "name")
+    if (before := line_of.setdefault(name, line)) != line:
+        raise TraceError(f"{name!r} was used before, on line {before}", file=file, line=line, column="name")
     return Submission(name, float(at), application, numbers["num_replicas"], numbers["batch_size"])

@@ -168,7 +168,8 @@ class Policy(Capabilities, ABC):
         try:
             return parameter.parse(written)
         except (ValueError, InputError) as error:
-            raise PolicyError(f"policy {self.id!r}: {parameter.name}={value!r}: {error} ({parameter.help})") from error
+            explained = "" if parameter.help in str(error) else f" ({parameter.help})"
+            raise PolicyError(f"policy {self.id!r}: {parameter.name}={value!r}: {error}{explained}") from error
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Any:
         """The memory to begin with."""
@@ -353,8 +354,8 @@ def by_model(*measures: str) -> Callable[[str], str | dict[str, float]]:
     """Parses the name of one of these measures of GPU models, or numbers by plain model: 'V100:2/K80:1'."""
 
     def parse(text: str) -> str | dict[str, float]:
-        if ":" not in text:
-            return one_of(*measures)(text)
+        if text in measures:
+            return text
         found: dict[str, float] = {}
         for part in text.split("/"):
             model, colon, value = part.partition(":")

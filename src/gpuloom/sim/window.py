@@ -44,6 +44,13 @@ def check_window(window: Window, jobs: int) -> None:
         )
 
 
+def named(window: Window) -> str:
+    """Which jobs these are, for a sentence."""
+    first, end = window
+    which = f"job {first:,}" if end == first + 1 else f"the {end - first:,} jobs {first:,} to {end - 1:,}"
+    return f"{which}, counted from 0"
+
+
 def figures(jct_s: F8) -> tuple[float, float, float]:
     """Mean, median and 99th percentile of the times that are known; NaN of none."""
     done = np.sort(jct_s[np.isfinite(jct_s)])
@@ -64,7 +71,7 @@ def windowed(result: SimResult, window: Window) -> SimResult:
     first, end = window
     check_window(window, result.jobs)
     avg, median, p99 = figures(result.jct_s[first:end])
-    note = f"average, median and p99 JCT are of the {end - first:,} jobs {first:,} to {end - 1:,}, counted from 0"
+    note = f"average, median and p99 JCT are of {named(window)}"
     return replace(
         result,
         avg_jct_s=avg,

@@ -68,7 +68,8 @@ def read_trace(
             Several files are merged by time of submission. A folder stands for the traces in it.
         format: id of the format (see `formats`); None finds it out from the content.
         skip_bad_rows: pass over rows that can't be read (they are returned in `bad_rows`).
-        throughputs: profiles for the formats whose jobs are given as work (gavel, shockwave, pollux).
+        throughputs: profiles for the formats whose jobs are given as work (gavel, shockwave, pollux), or that have
+            the curves of elastic jobs apart (elasticflow).
         gpu_model: GPU model on which `duration_s` is counted, where the throughputs know several.
         pairs: measured speeds of jobs that share GPUs (docs/reference/data.md), by the jobs' models; they win over
             those of the throughputs.
@@ -83,6 +84,8 @@ def read_trace(
         MissingDependencyError: a Parquet file, and pyarrow is not installed.
     """
     asked = [paths] if isinstance(paths, Path | str) else list(paths)
+    if throughputs is not None and not Path(throughputs).exists():
+        raise InputError(f"throughputs {throughputs}: no such file or folder")
     options = ReadOptions(skip_bad_rows, None if throughputs is None else Path(throughputs), gpu_model)
     notes: list[str] = []
     reader, sources = _choose(asked, format, notes)

@@ -14,6 +14,7 @@ import numpy as np
 from gpuloom.core.errors import MissingDependencyError, TraceError
 from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.share_class import CLASSES
+from gpuloom.core.words import are
 from gpuloom.core.workload import F8, Labels, Ran, Speeds
 from gpuloom.facts.speeds import fill, unmeasured
 from gpuloom.files.source import Head, Part, ReadOptions, Source
@@ -94,6 +95,10 @@ def read(source: Source, options: ReadOptions) -> Part:
             lambda row: f"share_class is {classes[row]!r}, must be {' or '.join(CLASSES)}, or empty",
         )
     models = tuple(name.removeprefix(SPEED) for name in table.numbers if name.startswith(SPEED))
+    first = {model.lower(): model for model in reversed(models)}
+    for model in models:
+        if (other := first[model.lower()]) != model:
+            raise TraceError(f"the header has {SPEED}{other} and {SPEED}{model}, one GPU model", file=source.name)
     columns: dict[str, Any] = {name: table.words[name] for name in WORDS if name in table}
     columns |= {name: table[name] for name in FLOATS if name in table}
     columns |= {name: table.ints(name) for name in INTS if name in table}
@@ -168,7 +173,7 @@ def curve_of(text: str) -> F8:
                 f"{point!r} must be GPUs, a colon and throughputs above 0, by nodes with '|' between: 4:3.5 or 4:3.5|3"
             )
         if size in rows:
-            raise ValueError(f"{size} GPUs are given twice")
+            raise ValueError(f"{are(size, 'GPU')} given twice")
         rows[size] = speeds
     width = max(map(len, rows.values()))
     curve = np.zeros((max(rows) + 1, width))

@@ -172,8 +172,6 @@ def _reference_nodes(profile: Profile, gpus: int) -> int:
 
 def _find(source: Source, options: ReadOptions) -> Path:
     if options.throughputs is not None:
-        if not options.throughputs.exists():
-            raise InputError(f"throughputs {options.throughputs}: no such file or folder")
         return options.throughputs
     if (found := profiles_beside(source)) is not None:
         return found

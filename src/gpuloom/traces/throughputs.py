@@ -1,9 +1,4 @@
-"""Measured throughputs of Gavel and Shockwave: steps per second by GPU model, job type and GPU count.
-
-The JSON is {GPU model: {"('job type', GPUs)": {"null": steps/s alone, …}}}; models whose name ends with
-`_unconsolidated` (a job spread over more nodes than needed) are not read; 0 means that a job does not fit. What it says
-of jobs that share GPUs is read by `facts/pairs.py`.
-"""
+"""Measured throughputs of a trace of Gavel or Shockwave: where they lie, and the speeds of its jobs by them."""
 
 from __future__ import annotations
 
@@ -13,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuloom.bounded.json_text import load_json
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.core.pairs import PairTable
 from gpuloom.core.workload import F8, Labels
-from gpuloom.facts.pairs import gavel_pairs, kind_of
+from gpuloom.facts.gavel_rates import load_rates, speeds_alone, speeds_of_pairs
 from gpuloom.files.load import read_unpacked
 from gpuloom.files.source import ReadOptions, Source
 
@@ -81,24 +75,11 @@ def needs_throughputs(source: Source, file: str, project: str) -> TraceError:
 
 
 def _load(path: Path, reference: str) -> Throughputs:
-    try:
-        raw = load_json(read_unpacked(path))
-        alone = {
-            model.upper(): {kind_of(name): float(rates["null"]) for name, rates in jobs.items()}
-            for model, jobs in raw.items()
-            if not model.endswith("_unconsolidated")
-        }
-        pairs = PairTable(path.name, gavel_pairs(raw))
-    except FileNotFoundError as error:
-        raise InputError(f"throughputs file {path}: no such file") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise TraceError(
-            f"is not a throughput file of Gavel or Shockwave: {type(error).__name__}: {error}", file=str(path)
-        ) from error
-    if reference not in alone:
-        raise InputError(f"{path} has no throughputs for GPU model {reference!r}; it has {', '.join(alone)}")
-    bad = next((job for jobs in alone.values() for job, rate in jobs.items() if not 0 <= rate < np.inf), None)
-    if bad is not None:
-        raise TraceError(f"the throughput of {bad} is not a number of at least 0", file=str(path))
-    others = sorted((model for model in alone if model != reference), reverse=True)
-    return Throughputs(path, (reference, *others), alone, pairs)
+    if path.is_dir():
+        raise InputError(f"throughputs {path}: is a folder, must be the JSON of Gavel or Shockwave")
+    rates = load_rates(read_unpacked(path), str(path))
+    known = speeds_alone(rates)
+    if reference not in known:
+        raise InputError(f"{path} has no throughputs for GPU model {reference!r}; it has {', '.join(known)}")
+    others = sorted((model for model in known if model != reference), reverse=True)
+    return Throughputs(path, (reference, *others), known, PairTable(path.name, speeds_of_pairs(rates, str(path))))
