@@ -28,8 +28,8 @@ def plugin(monkeypatch: pytest.MonkeyPatch):
 
 def sample() -> str:
     """The rows that the README shows."""
-    block = (EXAMPLE / "README.md").read_text().split("```\nJobID", 1)[1].split("```", 1)[0]
-    return "JobID" + block
+    block = (EXAMPLE / "README.md").read_text().split("```\nbooking", 1)[1].split("```", 1)[0]
+    return "booking" + block
 
 
 @pytest.mark.usefixtures("plugin")
@@ -38,16 +38,16 @@ def test_the_readme_sample_is_read(tmp_path: Path) -> None:
     file.write_text(sample())
     result = read_trace(file)
     w = result.workload
-    assert (result.format, w.job_ids) == ("slurm", ("101", "102"))
+    assert (result.format, w.job_ids) == ("bookings", ("101", "102"))
     assert (w.submit_s.tolist(), w.duration_s.tolist(), w.gpus.tolist()) == ([0, 300], [3600, 600], [2, 1])
-    assert [w.user[1], w.group[1]] == ["ben", "train"]
+    assert [w.user[1], w.group[1]] == ["ben", "speech"]
     assert any("1 job left out, which used no GPU" in note for note in w.notes)
 
 
 @pytest.mark.usefixtures("plugin")
 def test_its_bad_rows_are_named_like_any_other(tmp_path: Path) -> None:
     file = tmp_path / "jobs.txt"
-    file.write_text(sample().replace("|600|", "|ten|"))
-    with pytest.raises(TraceError, match="ElapsedRaw is 'ten'") as caught:
+    file.write_text(sample().replace(";10;", ";ten;"))
+    with pytest.raises(TraceError, match="minutes is 'ten'") as caught:
         read_trace(file)
-    assert (caught.value.line, caught.value.column) == (3, "ElapsedRaw")
+    assert (caught.value.line, caught.value.column) == (3, "minutes")

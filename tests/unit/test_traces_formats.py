@@ -10,6 +10,7 @@ import pytest
 
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.traces import TraceRead, formats, read_trace
+from gpuloom.traces.slurm import gpus_in
 
 MURI = (
     "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,"
@@ -69,6 +70,18 @@ MSR = "\t".join(("Toy (batch size 4)", "run %s", "-n", "1", "1000", "6.5", "1"))
 SHOCKWAVE = (
     "\t".join(("Toy (batch size 4)", "run %s", "dir", "-n", "1", "1000", "2", "gns", "1", "-1", "333", "40")) + "\n"
 )
+SLURM = (
+    "JobID|User|Partition|Submit|Eligible|Start|End|ElapsedRaw|TimelimitRaw|ReqTRES|AllocTRES\n"
+    "7|ann|gpu|2026-11-01T10:00:00|2026-11-01T10:05:00|2026-11-01T10:06:00|2026-11-01T10:16:00|590|60|"
+    "billing=8,cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=64G,node=1|cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=64G,node=1\n"
+    "7.batch|||2026-11-01T10:06:00|Unknown|2026-11-01T10:06:00|2026-11-01T10:16:00|600|||cpu=8,gres/gpu:a100=2\n"
+    "8_3|bob's \"|gpu|2026-11-01T10:00:00|2026-11-01T10:00:00|2026-11-01T10:01:00|2026-11-01T10:01:30||UNLIMITED|"
+    "cpu=1,gres/gpu=4|cpu=1,gres/gpu:v100=4\n"
+    "9|bob|cpu|2026-11-01T10:00:00|2026-11-01T10:00:00|2026-11-01T10:01:00|2026-11-01T10:01:30|30|5|cpu=1|cpu=1\n"
+    "10|bob|gpu|2026-11-01T10:00:00|Unknown|None|2026-11-01T10:01:30|0|Partition_Limit|cpu=1,gres/gpu=1|\n"
+    "11|bob|gpu|2026-11-01T10:00:00|2026-11-01T10:00:00|2026-11-01T10:01:30|Unknown|30|5||gres/gpu=1\n"
+)
+SLURM_OLD = "JobID|Submit|Start|End|AllocGRES|\n1|2019-01-01T00:00:00|2019-01-01T00:00:01|2019-01-01T00:00:03|gpu:2|\n"
 OWN = "gpus,submit_s,duration_s\n2,1.5,10\n"
 SAMPLES = {
     "muri": [MURI],
@@ -83,6 +96,7 @@ SAMPLES = {
     "pollux": [POLLUX],
     "gavel": [GAVEL, MSR],
     "shockwave": [SHOCKWAVE],
+    "slurm": [SLURM, SLURM_OLD],
     "gpuloom": [OWN],
 }
 RATES = {
@@ -206,6 +220,70 @@ def test_acme_counts_the_running_time_only(read) -> None:
     assert any("2023-02-28 16:00:00 UTC" in note for note in seren.notes)
     kalos = read(KALOS).workload
     assert kalos.duration_s.tolist() == [8]  # the column says 18, with the queue
+
+
+def test_slurm_counts_what_ran_on_gpus_from_when_it_was_eligible(read) -> None:
+    found = read(SLURM)
+    w = found.workload
+    assert w.job_ids == ("8_3", "7")
+    assert w.submit_s.tolist() == [0.0, 300.0]
+    assert w.duration_s.tolist() == [30.0, 590.0]
+    assert w.gpus.tolist() == [4, 2]
+    assert [w.user[job] for job in (0, 1)] == ["bob's \"", "ann"]
+    assert [w.group[job] for job in (0, 1)] == ["gpu", "gpu"]
+    assert [w.gpu_type[job] for job in (0, 1)] == ["", "A100"]
+    assert np.isnan(w.estimate_s[0])
+    assert w.estimate_s[1] == 3600.0
+    text = "\n".join(found.workload.notes)
+    for said in ("which are steps of others", "which used no GPU", "which never started", "which had not ended"):
+        assert f"1 job left out, {said}" in text
+
+
+@pytest.mark.parametrize(
+    ("tres", "gpus", "model"),
+    [
+        ("", 0, ""),
+        ("cpu=8,mem=4G,node=1", 0, ""),
+        ("cpu=1,gres/gpu=4", 4, ""),
+        ("gres/gpu:a100=4,gres/gpu=4", 4, "A100"),
+        ("gres/gpu=4,gres/gpu:a100=2,gres/gpu:v100=2", 4, ""),
+        ("gres/gpu:a100=2,gres/gpu:v100=1", 3, ""),
+        ("gres/gpu:a100_1g.5gb=2", 2, "A100_1G.5GB"),
+        ("gpu:2", 2, ""),
+        ("gpu:2(S:0-1)", 2, ""),
+        ("gpu:tesla:3(IDX:0-2)", 3, "TESLA"),
+        ("gpu:tesla", 1, "TESLA"),
+        ("gpu", 1, ""),
+        ("gres/gpumem=80G,gres/gpuutil=5", 0, ""),
+        ("license/gpu=3", 0, ""),
+    ],
+)
+def test_gpus_in_what_slurm_says_of_resources(tres: str, gpus: int, model: str) -> None:
+    assert gpus_in(tres) == (gpus, model)
+
+
+def test_slurm_without_start_and_end(read) -> None:
+    text = "JobID|Submit|ElapsedRaw|ReqTRES\n1|2026-11-01T10:00:00|60|gres/gpu=1\n2|2026-11-01T10:00:09|{}|gres/gpu=2\n"
+    w = read(text.format(7)).workload
+    assert (w.duration_s.tolist(), w.gpus.tolist(), w.gpu_type) == ([60.0, 7.0], [1, 2], None)
+    assert (w.estimate_s, w.user) == (None, None)
+    with pytest.raises(
+        TraceError, match=r":3, column 'ElapsedRaw': ElapsedRaw is empty, and there are no Start and End"
+    ):
+        read(text.format(""))
+    with pytest.raises(TraceError, match="no known trace format"):
+        read(text.replace("ElapsedRaw", "Elapsed"))
+
+
+def test_slurm_needs_a_column_with_gpus_and_times_in_order(read) -> None:
+    with pytest.raises(TraceError, match="no known trace format"):
+        read(SLURM_OLD.replace("AllocGRES", "NCPUS"))
+    with pytest.raises(TraceError, match=r"some_file:2, column 'End': End is 1 s before Start"):
+        read(SLURM_OLD.replace("00:00:03", "00:00:00"))
+    again = SLURM_OLD + SLURM_OLD.splitlines(keepends=True)[1]
+    with pytest.raises(TraceError, match=r"JobID '1' was used before, on line 2"):
+        read(again)
+    assert read(SLURM_OLD).workload.duration_s.tolist() == [2.0]
 
 
 def test_acme_refuses_an_end_before_the_start(read) -> None:

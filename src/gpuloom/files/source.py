@@ -65,8 +65,12 @@ class Head:
 
     @property
     def header(self) -> frozenset[str]:
+        return self.split(",")
+
+    def split(self, delimiter: str) -> frozenset[str]:
+        """The words of the first line between these."""
         first = self.lines[0] if self.lines else ""
-        return frozenset(word.strip().strip('"') for word in first.split(","))
+        return frozenset(word.strip().strip('"') for word in first.split(delimiter))
 
     def has(self, *names: str) -> bool:
         """Whether the header names all of these columns."""

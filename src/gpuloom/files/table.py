@@ -210,8 +210,8 @@ def read_table(
     )
     if source.data.startswith(codecs.BOM_UTF8):
         text.read(1)
-    # A quote means nothing in a tab separated file: commands stand in it as they were typed.
-    quoting: Literal[0, 3] = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+    # A quote means something between commas only: elsewhere commands and names stand as they were typed.
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE
     skipped = 0
     if names is None:
         header, skipped, text = _header(source, text, delimiter)

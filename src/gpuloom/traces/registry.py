@@ -21,6 +21,7 @@ from gpuloom.traces import (
     philly,
     pollux,
     shockwave,
+    slurm,
     synergy,
     tiresias,
 )
@@ -43,6 +44,7 @@ BUILT_IN: Mapping[str, Reader] = {
         synergy,
         helios,
         acme,
+        slurm,
     )
 }
 
