@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +40,7 @@ class FakeLoop:
         self.after(0.0, action, what)
 
     def add(self, fd: int, action: Any, what: str) -> None:
-        os.close(fd)
+        self.wake, self.woken = fd, action
 
     def failed(self, what: str, error: BaseException) -> None:
         self.troubles.note(what, f"{what}: {error}")
@@ -90,8 +90,9 @@ class Made:
         fake = SimpleNamespace(monotonic=lambda: self.now.s, time=lambda: 900.0 + self.now.s)
         for module in (ends, limits, life):
             monkeypatch.setattr(module, "time", fake)
-        for name in ("signal", "set_wakeup_fd"):
-            monkeypatch.setattr(ends.signal, name, lambda *_, **__: None)
+        self.wakers: list[int] = []
+        monkeypatch.setattr(ends.signal, "signal", lambda *_: None)
+        monkeypatch.setattr(ends.signal, "set_wakeup_fd", lambda fd, **_: self.wakers.append(fd))
         self.logged: list[str] = []
         monkeypatch.setattr(again, "log", self.logged.append)
         self.sent: list[tuple[list[int], int]] = []
@@ -143,8 +144,11 @@ def process(pid: int, *, ppid: int = 1) -> procs.Process:
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
-    return Made(tmp_path, monkeypatch)
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    found = Made(tmp_path, monkeypatch)
+    yield found
+    for fd in (found.loop.wake, *found.wakers):
+        os.close(fd)
 
 
 def exit_of(run: RunningJob) -> dict[str, Any]:
@@ -153,6 +157,36 @@ def exit_of(run: RunningJob) -> dict[str, Any]:
 
 
 class TestEnds:
+    def test_processes_that_have_gone(self, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All that there are at each wake-up: of jobs, of tools, of nobody."""
+        used = SimpleNamespace(ru_maxrss=2048, ru_utime=1.0, ru_stime=0.5)
+        gone: list[Any] = [(31, 9, used), (77, 0, used), (78, 0, used), (0, 0, used), (32, 3 << 8, used)]
+
+        def wait4(pid: int, options: int) -> Any:
+            assert (pid, options) == (-1, os.WNOHANG)
+            if not gone:
+                raise ChildProcessError
+            return gone.pop(0)
+
+        monkeypatch.setattr(os, "wait4", wait4)
+        run, other = made.run, made.job("8.1")
+        run.peak_mib = 5.0
+        made.ends.children.update({31: run, 32: other})
+        made.again.helpers[77] = run
+        os.write(made.wakers[0], b"xx")
+        made.loop.woken(made.loop.wake)
+        assert made.ends._reaped == [(run, -9, 1.5)]
+        assert (run.peak_mib, list(made.ends.children), made.again.helpers) == (5.0, [32], {})
+        assert made.loop.times() == [100.0]
+        made.loop.woken(made.loop.wake)
+        assert made.ends._reaped[1:] == [(other, 3, 1.5)]
+        assert other.peak_mib == 2.0
+        made.loop.do()
+        assert [(one.ended or {})["signal"] for one in (run, other)] == [9, None]
+        made.loop.due.clear()
+        made.loop.woken(made.loop.wake)
+        assert made.loop.due == []
+
     def test_one_that_was_not_begun(self, made: Made) -> None:
         run = made.run
         made.ends.not_started(run, Cause.PLACE, "no such disk")
@@ -411,6 +445,9 @@ class TestAgain:
             made.loop.do()
         assert (group.killed, made.loop.due, len(made.logged)) == (1, [], 1)
         assert made.now.s == pytest.approx(100.015)
+        first: Any = FakeGroup([True], [5])
+        made.again.remove_group(first)
+        assert (first.killed, made.loop.due) == (1, [])
         stays: Any = FakeGroup([OSError(errno.EBUSY, "busy")])
         made.logged.clear()
         began = made.now.s

@@ -177,7 +177,7 @@ class TestWhatItIs:
         run = job(tmp_path, log_mib=0.5)
         assert (run.phase, run.started, run.frozen_s, run.kill_at) == (RunPhase.STARTING, 100.0, 0.0, 0.0)
         assert (run.saved, run.acknowledged, run.forgotten, run.stopped) == (True, False, False, False)
-        assert (run.cause, run.log.limit) == (Cause.NONE, MIB // 2)
+        assert (run.reason, run.cause, run.message, run.log.limit) == ("", Cause.NONE, "", MIB // 2)
 
     @pytest.mark.parametrize(
         ("exited", "saved", "rest"),

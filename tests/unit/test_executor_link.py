@@ -201,7 +201,7 @@ def test_greetings(
     made.link._closed.set()  # it does not try again
     with pytest.raises(ExecutorError) as error:
         made.link.open(20.0 if greeting else 0.1)
-    assert str(error.value).startswith(said.format(made.home))
+    assert str(error.value).startswith(said.format(made.home, pid=os.getpid()))
     assert made.link.hello == {}
 
 

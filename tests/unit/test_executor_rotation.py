@@ -114,7 +114,9 @@ def test_how_much_is_kept_of_what_grew_too_far(
 ) -> None:
     monkeypatch.setattr(rotation, "SLACK", 5)  # or an eighth of the limit
     (tmp_path / "output.log").write_bytes(bytes(range(size)))
+    before = len(os.listdir("/proc/self/fd"))
     Log(str(tmp_path), limit, 1).look()
+    assert len(os.listdir("/proc/self/fd")) == before
     assert (tmp_path / "output.log.1").read_bytes() == bytes(range(size))[-kept:]
     assert index(tmp_path) == {"generation": 2, "base": size, "parts": [[size - kept, kept]]}
 
@@ -168,3 +170,30 @@ def test_whole_blocks_and_never_all(tmp_path: Path) -> None:
         ):
             file.truncate(size)
             assert rotation._whole_blocks(file.fileno(), asked) == found * block, (size, asked)
+
+
+def test_what_is_written_while_readers_are_told_is_copied_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, file = Log(str(tmp_path), 10, 2), tmp_path / "output.log"
+    file.write_bytes(b"a" * 10)
+    plain = log._write
+
+    def told(pending: dict[str, int] | None = None) -> None:
+        plain(pending)
+        if pending is not None:
+            assert index(tmp_path) == {
+                "generation": 1, "base": 0, "parts": [], "pending": {"start": 0, "from": 0},
+            }  # fmt: skip
+            with file.open("ab") as more:
+                more.write(b"bbb")
+
+    monkeypatch.setattr(log, "_write", told)
+    log.rotate()
+    assert (tmp_path / "output.log.1").read_bytes() == b"a" * 10 + b"bbb"
+    assert index(tmp_path) == {"generation": 2, "base": 13, "parts": [[0, 13]]}
+
+
+def test_a_file_that_gives_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sendfile", lambda *_: 0)
+    (tmp_path / "output.log").write_bytes(b"a" * 10)
+    Log(str(tmp_path), 10, 2).look()
+    assert index(tmp_path) == {"generation": 2, "base": 10, "parts": []}
