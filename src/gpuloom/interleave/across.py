@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuloom.core.decision import Placement
 from gpuloom.core.workload import F8
@@ -43,21 +44,30 @@ class Across:
     """
 
     def __init__(
-        self, groups: Sequence[Group], pools: Sequence[int], worth: Mapping[int, F8], tables: Sequence[SetTable]
+        self,
+        groups: Sequence[Group],
+        pools: Sequence[int],
+        worth: Mapping[int, Sequence[float]],
+        tables: Sequence[SetTable],
     ) -> None:
-        self._groups, self._worth, self._tables = groups, worth, tables
-        self._size = size = tables[0].size
+        self._groups, self._worth, self._tables, self._pool = groups, worth, tables, pools
+        # Where no two jobs may share, every group has one seat.
+        weaves = any(len(group.jobs) > 1 for group in groups) or any(tables[pool].weaves for pool in {*pools})
+        self._size = size = tables[0].size if weaves else 1
         n = len(groups)
-        self._pool = np.array(pools, dtype=np.intp)
         seats = n * size
-        self._seat_pool = np.repeat(self._pool, size)
-        self._column = np.zeros(seats, dtype=np.intp)
-        self._member = np.zeros((seats, len(tables)))
-        self._number = np.zeros(seats, dtype=np.intp)
-        self._rest, self._now, self._left = np.zeros(seats), np.zeros(seats), np.zeros(seats)
-        self._empty = np.ones(seats, dtype=bool)
-        of_seat = np.repeat(np.arange(n), size)
-        self._same = of_seat[:, None] == of_seat[None, :]
+        # Plain lists, of which arrays are made when they are needed: there are few seats.
+        self._column = [0] * seats
+        self._member: list[Sequence[float]] = [()] * seats
+        self._number = [0] * seats
+        self._rest, self._now, self._left = [0.0] * seats, [0.0] * seats, [0.0] * seats
+        self._empty = [True] * seats
+        self._nothing = (0.0,) * len(tables)
+        of_seat = np.arange(seats) // size
+        self._never = of_seat[:, None] >= of_seat[None, :]
+        """Pairs of seats that are of one group, or are looked at the other way round."""
+        seat_pool = np.array(pools, dtype=np.intp)[of_seat]
+        self._rows = [(pool, (seat_pool == pool).nonzero()[0]) for pool in sorted({*pools})]
         for index in range(n):
             self._write(index)
 
@@ -65,53 +75,59 @@ class Across:
         """Fill in a group's seats: for a member the group without it, for an empty seat the group as it is."""
         group, size = self._groups[index], self._size
         table = group.table
-        value = group.value
+        value, total = group.value, group.total
+        members = len(group.jobs)
         for place in range(size):
             seat = index * size + place
             self._now[seat] = value
-            taken = place < len(group.jobs)
+            taken = place < members
             self._empty[seat] = not taken
             if taken:
                 others = group.columns[:place] + group.columns[place + 1 :]
                 values = group.values[:place] + group.values[place + 1 :]
+                number, rest = table.set_of(others), total - group.values[place]
                 self._column[seat] = group.columns[place] + 1
                 self._member[seat] = self._worth[group.jobs[place]]
-                self._number[seat], self._rest[seat] = table.set_of(others), group.total - group.values[place]
-                self._left[seat] = table.value(int(self._number[seat]), others, values, float(self._rest[seat]))
+                self._number[seat], self._rest[seat] = number, rest
+                self._left[seat] = table.value(number, others, values, rest)
             else:
-                self._column[seat], self._member[seat] = 0, 0.0
-                self._number[seat], self._rest[seat], self._left[seat] = group.number, group.total, value
+                self._column[seat], self._member[seat] = 0, self._nothing
+                self._number[seat], self._rest[seat], self._left[seat] = group.number, total, value
 
-    def _put(self) -> F8:
+    def _put(self, empty: NDArray[np.bool_]) -> F8:
         """[a, b]: the value of a's group if the member on seat b took seat a."""
         seats = len(self._rest)
         put = np.empty((seats, seats))
-        for pool in np.unique(self._pool).tolist():
-            rows = np.flatnonzero(self._seat_pool == pool)
-            table, comes = self._tables[pool], self._member[:, pool]
-            number, rest = self._number[rows], self._rest[rows][:, None]
+        column, number = np.array(self._column, dtype=np.intp), np.array(self._number, dtype=np.intp)[:, None]
+        member, rest = np.array(self._member), np.array(self._rest)[:, None]
+        for pool, rows in self._rows:
+            table, comes = self._tables[pool], member[:, pool]
             if table.joined is None:
-                put[rows] = (rest + comes) * table.formed.take(table.grown[number][:, self._column])
+                put[rows] = (rest[rows] + comes) * table.formed.take(table.grown[number[rows], column])
             else:
                 there, added = table.joined
-                put[rows] = rest * there[number][:, self._column] + comes * added[number][:, self._column]
-            put[np.ix_(rows, np.flatnonzero((comes <= 0) & ~self._empty))] = NEVER
-        put[:, self._empty] = self._left[:, None]
+                put[rows] = rest[rows] * there[number[rows], column] + comes * added[number[rows], column]
+            barred = (comes <= 0) & ~empty
+            if barred.any():
+                put[np.ix_(rows, barred)] = NEVER
+        if empty.any():
+            put[:, empty] = np.array(self._left)[:, None]
         return put
 
     def improve(self) -> None:
         """Change members, the best change first, while the summed value rises."""
+        seats = len(self._rest)
         for _ in range(_ROUNDS):
-            put = self._put()
-            gain = put + put.T - self._now[:, None] - self._now
-            gain[self._same] = NEVER
-            gain[self._empty[:, None] & self._empty] = NEVER
-            flat = np.triu(gain, 1).ravel()
-            better = np.flatnonzero(flat > _GAIN * max(float(self._now.max()), 1e-300))
+            now, empty = np.array(self._now), np.array(self._empty)
+            put = self._put(empty)
+            gain = put + put.T - now[:, None] - now
+            gain[self._never] = NEVER
+            gain[empty[:, None] & empty] = NEVER
+            flat = gain.ravel()
+            better = (flat > _GAIN * max(max(self._now), 1e-300)).nonzero()[0]
             if not len(better):
                 break
             touched: set[int] = set()
-            seats = len(self._rest)
             for entry in better[np.argsort(-flat[better], kind="stable")].tolist():
                 (one, a), (two, b) = divmod(entry // seats, self._size), divmod(entry % seats, self._size)
                 if one in touched or two in touched:
@@ -128,7 +144,7 @@ class Across:
                 job, column = member
                 group.jobs.append(job)
                 group.columns.append(column)
-                group.values.append(float(self._worth[job][self._pool[index]]))
+                group.values.append(self._worth[job][self._pool[index]])
             group.changed()
         self._write(one)
         self._write(two)
@@ -145,7 +161,7 @@ def _out(group: Group, place: int) -> tuple[int, int] | None:
 def spread(
     groups: list[Group],
     places: list[Placement],
-    worth: Mapping[int, F8],
+    worth: Mapping[int, Sequence[float]],
     rooms: Sequence[Room],
     pool_of_node: Mapping[int, int],
     tables: Sequence[Sequence[SetTable]],
@@ -172,8 +188,8 @@ def spread(
                     mine.append(Group(tables[pool][shape], shape, [], [], []))
                     at.append(place)
             here = [pool_of_node[place.nodes[0]] for place in at]
-            for group, pool in zip(mine, here, strict=True):
-                group.values[:] = [float(worth[job][pool]) for job in group.jobs]
+            for group, pool in zip(mine[: len(some)], here, strict=False):
+                group.values[:] = [worth[job][pool] for job in group.jobs]
                 group.changed()
             if len(mine) > 1:
                 Across(mine, here, worth, [of_pool[shape] for of_pool in tables]).improve()

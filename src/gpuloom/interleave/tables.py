@@ -46,6 +46,7 @@ class SetTable:
             pair, the mean of its members' factors.
         worth: what groups are worth on the GPU models that the table is for.
         uneven: of measured pairs: by the set's number, the factor of each column, share of solo speed / `solo_s`.
+        weaves: whether any two jobs may be in one group.
         formed: the same, but far below 0 for sets that may not be formed, so that no gain makes up for it.
         grown: shape (sets, columns + 1): the set with one more member; the first column is the set itself. For full
             sets -1: the last set, which may not be formed.
@@ -118,12 +119,8 @@ class SetTable:
         """Shape as `pattern`: the factor of the members at each place; None: `inverse` for all."""
         self.joined = self._factors_when_grown() if self.uneven else None
         """Shapes as `grown`: the factors of those that were there, and of the one that was added; None: `formed`."""
+        self.weaves = bool((self.inverse[1 + columns :] > 0).any())
         self._prices: dict[tuple[int, ...], F8] = {}
-
-    @property
-    def weaves(self) -> bool:
-        """Whether any two jobs may be in one group."""
-        return bool((self.inverse[1 + len(self.profiles) :] > 0).any())
 
     def set_of(self, columns: Sequence[int]) -> int:
         """The number of the set of these members."""

@@ -51,22 +51,28 @@ class Hazards:
             exposure[one] += passed[kind == one].sum(axis=0)
         pool = (self.ends.sum(axis=0) + PRIOR_JOBS * PRIOR) / (exposure.sum(axis=0) + PRIOR_JOBS)
         hazard = (self.ends + OWN_JOBS * pool) / (exposure + OWN_JOBS)
-        table = self._indices(hazard)
-        found: F8 = table[kind, self.bins(work_s)]
-        return found
+        bins = self.bins(work_s)
+        if len(kind) >= hazard.size:
+            found: F8 = self._indices(hazard, *np.indices(hazard.shape).reshape(2, -1)).reshape(hazard.shape)[
+                kind, bins
+            ]
+            return found
+        entries, which = np.unique(kind * BINS + bins, return_inverse=True)
+        return self._indices(hazard, *np.divmod(entries, BINS))[which]
 
     def _passed(self, work_s: F8) -> F8:
         """The share of each bin that each job has gone through: shape (jobs, bins)."""
         passed: F8 = np.clip((work_s[:, None] - self.edge_s[:-1]) / self.width_s, 0.0, 1.0)
         return passed
 
-    def _indices(self, hazard: F8) -> F8:
-        """Index by class and bin."""
+    def _indices(self, hazard: F8, kind: NDArray[np.intp], at: NDArray[np.intp]) -> F8:
+        """Index of jobs of these classes in these bins: shape as `kind`."""
         total = np.concatenate([np.zeros((len(hazard), 1)), hazard.cumsum(axis=1)], axis=1)
-        # alive[c, b, e]: chance that a job of class c at the start of bin b reaches edge e.
-        alive = np.exp(np.minimum(total[:, :-1, None] - total[:, None, :], 0.0))
-        spent = alive[:, :, :-1] * _LATER * (self.width_s * (1.0 - np.exp(-hazard)) / hazard)[:, None, :]
-        spent = spent.cumsum(axis=2)
-        ends = (1.0 - alive[:, :, 1:]) * _LATER
-        best: F8 = np.divide(ends, spent, out=np.zeros_like(ends), where=spent > 0).max(axis=2)
+        # alive[j, e]: chance that a job at the start of its bin reaches edge e.
+        alive = np.exp(np.minimum(total[kind, at][:, None] - total[kind], 0.0))
+        later = _LATER[at]
+        spent = alive[:, :-1] * later * (self.width_s * (1.0 - np.exp(-hazard)) / hazard)[kind]
+        spent = spent.cumsum(axis=1)
+        ends = (1.0 - alive[:, 1:]) * later
+        best: F8 = np.divide(ends, spent, out=np.zeros_like(ends), where=spent > 0).max(axis=1)
         return best

@@ -65,6 +65,9 @@ class GpuAllocator:
         self._kind_of: dict[int, int] = {}
         self._kinds: dict[tuple[Any, ...], int] = {}
         self._speed: list[F8] = []
+        self._speeds: dict[tuple[int, int, int, int], float] = {}
+        """By kind, GPUs, nodes and model."""
+        self._widest = max([curve.shape[1] for curve in self._curves], default=1)
         self._tables: tuple[F8, F8] | None = None
         self.grown: list[int] = []
         self.shrunk: list[int] = []
@@ -75,6 +78,14 @@ class GpuAllocator:
 
     def speed(self, job: int, gpus: int, nodes: int, model: int) -> float:
         """Relative to the smallest size on the fewest nodes of the job's best model."""
+        nodes = min(nodes, self._widest)
+        key = (self._kind(job), gpus, nodes, model)
+        found = self._speeds.get(key)
+        if found is None:
+            found = self._speeds[key] = self._speed_of(job, gpus, nodes, model)
+        return found
+
+    def _speed_of(self, job: int, gpus: int, nodes: int, model: int) -> float:
         curve = self._curves[self._curve[job]]
         width = curve.shape[1]
         least = self.lending.sizes.of[job][0]
@@ -95,7 +106,7 @@ class GpuAllocator:
                 for model, node in enumerate(self._node_gpus):
                     for size in sizes:
                         at = model * len(self._size_of) + self._size_of[size]
-                        row[at] = self.speed(job, size, math.ceil(size / node), model)
+                        row[at] = self._speed_of(job, size, math.ceil(size / node), model)
                 self._speed.append(row)
                 self._tables = None
             self._kind_of[job] = found

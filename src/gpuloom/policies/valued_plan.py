@@ -79,6 +79,8 @@ class Planner:
             self._tables_of = [
                 self._made_tables(GroupWorth(self._times, [model]), values["group_size"]) for model in cluster.models
             ]
+        self._woven = [number for number, table in enumerate(self._tables) if table.weaves]
+        """Shapes of which jobs can share GPUs."""
         self._gpus = np.array([shape.gpus for shape in self._shapes], dtype=np.float64)[self._shape_of]
         self._solo_s = np.array([0.0] * len(workload))
         for number, table in enumerate(self._tables):
@@ -361,7 +363,7 @@ class Planner:
         if speed is None:
             return
         worth = self._by_pool(jobs, value, speed, self._pools_held(snapshot), snapshot.restart_overhead_s)
-        by_job = dict(zip(jobs.tolist(), worth, strict=True))
+        by_job = dict(zip(jobs.tolist(), worth.tolist(), strict=True))
         spread(groups, places, by_job, rooms, self._pool_of_node, self._tables_of, [s.pools for s in self._shapes])
         plain = dict(zip(jobs.tolist(), value.tolist(), strict=True))
         placed = {job for group in groups for job in group.jobs}
@@ -425,12 +427,13 @@ class Planner:
         if self._pairing is not None and self._in_pairs:
             gpus = self._gpus[jobs]
             return self._pairing.costs(self._profile_of[jobs], self._pair_speed[jobs], gpus, self._capacity) / gpus
-        price = np.empty(len(jobs))
+        price = np.ones(len(jobs))
         shape, column = self._shape_of[jobs], self._column_of[jobs]
-        for number in np.unique(shape).tolist():
-            rows = shape == number
-            present = tuple(np.unique(column[rows]).tolist())
-            price[rows] = self._tables[number].prices(present)[column[rows]]
+        for number in self._woven:
+            rows = (shape == number).nonzero()[0]
+            if len(rows):
+                columns = column[rows]
+                price[rows] = self._tables[number].prices(tuple(sorted({*columns.tolist()})))[columns]
         return price
 
     def _kept(

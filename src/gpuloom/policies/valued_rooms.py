@@ -87,6 +87,8 @@ class Filling:
         """The same for one room."""
         if not room.free_gpus:
             return
+        if placed.issuperset(jobs.tolist()) and all(len(group.jobs) == 1 for group in groups):
+            return  # nobody is left, and no group can be split
         if alone:
             self.alone({index: room}, jobs, value, placed, groups, places)
         filler = Filler(
@@ -186,14 +188,18 @@ class Filling:
             jobs, value = jobs[rest], value[rest]
         worth = value if self._speeds is None else value * self._speeds[jobs, pool]
         shape, column = self._shape_of[jobs], self._column_of[jobs]
-        order = np.lexsort((jobs, -worth, column, shape))
-        change = np.flatnonzero((np.diff(shape[order]) != 0) | (np.diff(column[order]) != 0)) + 1
         stacks: Stacks = {}
-        for part in np.split(order, change) if len(order) else ():
-            number = int(shape[part[0]])
+        if not len(jobs):
+            return stacks
+        order = np.lexsort((jobs, -worth, column, shape))
+        jobs, worth, shape, column = jobs[order], worth[order], shape[order], column[order]
+        change = ((shape[1:] != shape[:-1]) | (column[1:] != column[:-1])).nonzero()[0] + 1
+        first = [0, *change.tolist()]
+        parts = zip(first, [*first[1:], len(jobs)], shape[first].tolist(), column[first].tolist(), strict=True)
+        for begin, end, number, kind in parts:
             gpus = self._tables_of[0][number].gpus
             if pool not in self._shapes[number].pools or gpus > free:
                 continue
-            part = part[: self._tables_of[0][number].size * (free // gpus)]
-            stacks.setdefault(number, {})[int(column[part[0]])] = (jobs[part].tolist(), worth[part].tolist())
+            end = min(end, begin + self._tables_of[0][number].size * (free // gpus))
+            stacks.setdefault(number, {})[kind] = (jobs[begin:end].tolist(), worth[begin:end].tolist())
         return stacks

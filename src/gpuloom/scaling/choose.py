@@ -95,9 +95,9 @@ def _price(value: F8, gpus: F8, other: F8, capacity: float) -> float:
 
     def demand(price: float) -> float:
         net = value - price * gpus
-        at = net.argmax(axis=1)
-        takes = net[np.arange(len(at)), at] >= other
-        return float(gpus[at][takes & np.isfinite(net[np.arange(len(at)), at])].sum())
+        best = net.max(axis=1)
+        takes = (best >= other) & (best > -np.inf)
+        return float(gpus[net.argmax(axis=1)[takes]].sum())
 
     if not len(value) or demand(0.0) <= capacity:
         return 0.0
@@ -151,23 +151,31 @@ def improve(options: Options, value: F8, capacity: F8, start: Chosen) -> Chosen:
     """Single jobs take better options that fit into what is left over, those that gain most per GPU first, while any
     gains."""
     chosen = start.copy()
-    rows = np.arange(len(chosen))
     left = capacity - options.used(chosen)
+    if not len(chosen):
+        return chosen
+    # What each option gains per GPU that it takes beyond those that the job has of its model.
+    same = options.model[None, :] == options.model[chosen][:, None]
+    more = options.gpus[None, :] - np.where(same, options.gpus[chosen][:, None], 0.0)
+    gain = value - value[np.arange(len(chosen)), chosen][:, None]  # what a job has is worth a finite number
+    gains = gain > LEAST
+    if not gains.any():
+        return chosen
+    rate = np.where(gains, gain / np.maximum(more, 1.0), -np.inf)
     for _ in range(8 * len(chosen)):
         if left.max(initial=0.0) <= 0.0 and options.models == 1:
             break
-        model, gpus = options.model[chosen], options.gpus[chosen]
-        same = options.model[None, :] == model[:, None]
-        more = options.gpus[None, :] - np.where(same, gpus[:, None], 0.0)
-        gain = value - value[rows, chosen][:, None]  # what a job has is worth a finite number
-        gain[more > left[options.model][None, :]] = -np.inf
-        gain[~(gain > LEAST)] = -np.inf
-        if not len(gain) or gain.max() == -np.inf:
+        open_ = np.where(more > left[options.model], -np.inf, rate)
+        best = int(open_.argmax())
+        if open_.flat[best] == -np.inf:
             break
-        job, option = np.unravel_index(int((gain / np.maximum(more, 1.0)).argmax()), gain.shape)
-        left[model[job]] += gpus[job]
+        job, option = divmod(best, len(options.gpus))
+        left[options.model[chosen[job]]] += options.gpus[chosen[job]]
         chosen[job] = option
         left[options.model[option]] -= options.gpus[option]
+        more[job] = options.gpus - np.where(options.model == options.model[option], options.gpus[option], 0.0)
+        gain = value[job] - value[job, option]
+        rate[job] = np.where(gain > LEAST, gain / np.maximum(more[job], 1.0), -np.inf)
     return chosen
 
 

@@ -16,6 +16,8 @@ from gpuloom.core.workload import F8
 
 ROUNDS = 12
 """Sweeps over the models; prices hardly change after a few."""
+_CLOSE = 1e-3
+"""Prices that change by a smaller share are found."""
 NOWHERE = -1
 
 
@@ -28,22 +30,34 @@ def prices(worth: F8, demand: F8, capacity: F8) -> F8:
         capacity: GPUs of each model.
     """
     models = worth.shape[1]
-    found = np.zeros(models)
+    columns = [np.ascontiguousarray(worth[:, model]) for model in range(models)]
+    net = columns[:]
+    """Worth above the price, by model."""
+    zeros = np.zeros(len(demand))
+    room: list[float] = capacity.tolist()
+    found = [0.0] * models
     for _ in range(ROUNDS):
-        before = found.copy()
+        before = found[:]
         for model in range(models):
             # The highest price at which each job still prefers this model.
-            net = worth - demand[:, None] * found
-            net[:, model] = 0.0
-            limit = (worth[:, model] - np.maximum(net.max(axis=1), 0.0)) / demand
-            wants = np.flatnonzero(limit > 0)
-            order = wants[np.argsort(-limit[wants], kind="stable")]
-            filled = demand[order].cumsum()
-            over = int(np.searchsorted(filled, capacity[model], side="right"))
-            found[model] = limit[order[over]] if over < len(order) else 0.0
-        if np.allclose(found, before, rtol=1e-3, atol=0.0):
+            other = zeros
+            for rival in range(models):
+                if rival != model:
+                    other = np.maximum(other, net[rival])
+            limit = (columns[model] - other) / demand
+            wants = (limit > 0).nonzero()[0]
+            price = 0.0
+            # Only where it is close the order in which demands are added up matters.
+            if demand[wants].sum() > room[model] * (1.0 - 1e-6):
+                order = wants[(-limit[wants]).argsort(kind="stable")]
+                over = int(demand[order].cumsum().searchsorted(room[model], side="right"))
+                price = float(limit[order[over]]) if over < len(order) else 0.0
+            if price != found[model]:
+                found[model] = price
+                net[model] = columns[model] - demand * price
+        if all(abs(new - old) <= _CLOSE * abs(old) for new, old in zip(found, before, strict=True)):
             break
-    return found
+    return np.array(found)
 
 
 def assign(worth: F8, demand: F8, capacity: F8) -> NDArray[np.intp]:
@@ -60,55 +74,93 @@ def assign(worth: F8, demand: F8, capacity: F8) -> NDArray[np.intp]:
     # No job goes without GPUs while some are free: those priced out come last, best first.
     order = np.lexsort((-net.max(axis=1) / demand, -regret))
     left = capacity.astype(np.float64).tolist()
-    choices = np.argsort(-net, axis=1, kind="stable")
+    asks, nets, ways = demand.tolist(), net.tolist(), np.argsort(-net, axis=1, kind="stable").tolist()
     for job in order.tolist():
-        for model in choices[job].tolist():
-            if net[job, model] == -np.inf:
+        for model in ways[job]:
+            if nets[job][model] == -np.inf:
                 break
-            if demand[job] <= left[model] + 1e-9:
-                left[model] -= demand[job]
+            if asks[job] <= left[model] + 1e-9:
+                left[model] -= asks[job]
                 chosen[job] = model
                 break
-    _exchange(chosen, worth, demand, np.array(left))
+    _exchange(chosen, worth, demand, left)
     return chosen
 
 
-def _exchange(chosen: NDArray[np.intp], worth: F8, demand: F8, left: F8) -> None:
+def _exchange(chosen: NDArray[np.intp], worth: F8, demand: F8, left: list[float]) -> None:
     """Jobs of one size change places, with each other, with one that waits or with free GPUs: the best change first,
     until none is worth more. `left`: free GPUs of each model."""
     models = worth.shape[1]
-    places = np.arange(models + 1)
-    for size in np.unique(demand).tolist():
+    # A last column for waiting, which is worth nothing. Nobody is put where it can't run.
+    value = np.zeros((len(chosen), models + 1))
+    value[:, :models] = np.where(worth > 0, worth, -np.inf)
+    where = np.where(chosen == NOWHERE, models, chosen)
+    gain = value - value[np.arange(len(chosen)), where][:, None]
+    # Who gains nothing itself may make room for others, but some must gain.
+    gains = gain.max(axis=1) > 0.0
+    for size in sorted(set(demand[gains].tolist())):
         rows = np.flatnonzero(demand == size)
-        # A last column for waiting, which is worth nothing. Nobody is put where it can't run.
-        value = np.zeros((len(rows), models + 1))
-        value[:, :models] = np.where(worth[rows] > 0, worth[rows], -np.inf)
-        where = np.where(chosen[rows] == NOWHERE, models, chosen[rows])
-        here = value[np.arange(len(rows)), where]
-        gain = value - here[:, None]
-        for _ in range(2 * len(rows)):
-            best = np.full((models + 1, models + 1), -np.inf)
-            who = np.full((models + 1, models + 1), NOWHERE, dtype=np.intp)
-            for place in range(models + 1):
-                inside = np.flatnonzero(where == place)
-                if len(inside):
-                    who[place] = inside[gain[inside].argmax(axis=0)]
-                    best[place] = gain[who[place], places]
-                if place == models or left[place] >= size - 1e-9:
-                    # Free GPUs lose nothing by going elsewhere.
-                    who[place] = np.where(best[place] < 0, NOWHERE, who[place])
-                    best[place] = np.maximum(best[place], 0.0)
-            both = best + best.T
-            one, other = divmod(int(both.argmax()), models + 1)
-            if not both[one, other] > 1e-9 * (1.0 + here.max()):
+        seats = _Seats(size, value[rows].tolist(), where[rows].tolist(), left)
+        seats.improve()
+        chosen[rows] = [NOWHERE if place == models else place for place in seats.where]
+
+
+class _Seats:
+    """Jobs of one size and where they are: plain numbers, as there are few of each size. The last place is waiting.
+
+    Args:
+        value: by job and place.
+        left: free GPUs of each model, kept up to date.
+    """
+
+    def __init__(self, size: float, value: list[list[float]], where: list[int], left: list[float]) -> None:
+        self._size, self._value, self.where, self._left = size, value, where, left
+        self._here = [of_job[place] for of_job, place in zip(value, where, strict=True)]
+        self._places = len(left) + 1
+        self._best: list[list[float]] = [[] for _ in range(self._places)]
+        self._who: list[list[int]] = [[] for _ in range(self._places)]
+
+    def improve(self) -> None:
+        places = range(self._places)
+        best, who = self._best, self._who
+        for place in places:
+            self._look(place)
+        for _ in range(2 * len(self.where)):
+            most, one, other = -np.inf, 0, 0
+            for a in places:
+                for b in places:
+                    both = best[a][b] + best[b][a]
+                    if both > most:
+                        most, one, other = both, a, b
+            if not most > 1e-9 * (1.0 + max(self._here)):
                 break
-            for job, old, new in ((who[one, other], one, other), (who[other, one], other, one)):
-                if job == NOWHERE:
-                    continue
-                where[job] = new
-                here[job] = value[job, new]
-                gain[job] = value[job] - here[job]
-                for model, change in ((old, size), (new, -size)):
-                    if model < models:
-                        left[model] += change
-        chosen[rows] = np.where(where == models, NOWHERE, where)
+            for job, old, new in ((who[one][other], one, other), (who[other][one], other, one)):
+                if job != NOWHERE:
+                    self._move(job, old, new)
+            self._look(one)
+            self._look(other)
+
+    def _look(self, place: int) -> None:
+        """Who of this place gains most by going to each other one, and how much; the first of equals."""
+        places = range(self._places)
+        best, who = [-np.inf] * self._places, [NOWHERE] * self._places
+        for job, there in enumerate(self.where):
+            if there == place:
+                value, here = self._value[job], self._here[job]
+                for other in places:
+                    gain = value[other] - here
+                    if gain > best[other] or who[other] == NOWHERE:
+                        best[other], who[other] = gain, job
+        if place == len(self._left) or self._left[place] >= self._size - 1e-9:
+            # Free GPUs lose nothing by going elsewhere.
+            for other in places:
+                if best[other] < 0.0:
+                    best[other], who[other] = 0.0, NOWHERE
+        self._best[place], self._who[place] = best, who
+
+    def _move(self, job: int, old: int, new: int) -> None:
+        self.where[job] = new
+        self._here[job] = self._value[job][new]
+        for place, change in ((old, self._size), (new, -self._size)):
+            if place < len(self._left):
+                self._left[place] += change
