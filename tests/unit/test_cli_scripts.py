@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpuloom.cli.main import cli
-from gpuloom.cli.scripts import command_of, slurm_of
+from gpuloom.cli.scripts import command_of
 from gpuloom.cli.submit_files import read_jobs
 from gpuloom.core.errors import InputError
 
@@ -105,64 +105,6 @@ def test_the_line_to_type(here: Path, words: tuple[str, ...], line: str) -> None
 
 def test_what_is_not_there() -> None:
     assert "there is no file nothere.py here" in said("nothere.py")
-
-
-def test_lines_of_slurm_are_refused_with_the_line_to_type(here: Path) -> None:
-    (here / "job.sh").write_text(
-        "#!/bin/sh\n#SBATCH --gres=gpu:a100:2 -t 1-12\n#SBATCH --job-name=resnet --partition=big\n\n"
-        "#SBATCH -c4 --mem 16G -N 1 --array=0-9%3 -o out.txt\necho hi\n#SBATCH --time=1\n"
-    )
-    told = said("job.sh")
-    assert "gpuloom has no option like --partition, --output" in told
-    typed = told[told.index("gpuloom submit") : told.index(" (gpuloom has")].split()[2:]
-    done = submit(*typed)
-    assert "does not read its #SBATCH lines" in done.stderr
-    found = json.loads(done.stdout)
-    assert found["command"] == ["/bin/sh", str(here / "job.sh")]
-    assert {name: found[name] for name in ("gpus", "gpu_types", "time_limit", "name", "cpus", "memory", "array")} == {
-        "gpus": 2,
-        "gpu_types": ["A100"],
-        "time_limit": 36 * 3600.0,
-        "name": "resnet",
-        "cpus": 4.0,
-        "memory": 16384,
-        "array": "0-9%3",
-    }
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--time=90", ["--time-limit", "90m"]),
-        ("--time=0:30", ["--time-limit", "30s"]),
-        ("-t 2:00:00", ["--time-limit", "2h"]),
-        ("-t1-0:30", ["--time-limit", "1470m"]),
-        ("--time=0", []),
-        ("--gpus=4", ["-g", "4"]),
-        ("-G v100:4", ["-g", "4", "--gpu-type", "V100"]),
-        ("--gres=gpu", ["-g", "1"]),
-        ("--gres=gpu:3(S:0-1)", ["-g", "3"]),
-        ("--gres=nvme:1,gpu:a100", ["-g", "1", "--gpu-type", "A100"]),
-        ("--gres=gpu:h100:8", ["-g", "8", "--gpu-type", "H100"]),
-        ("--mem=4096", ["--memory", "4096MiB"]),
-        ("-H", ["--hold"]),
-        ("--export=NONE", ["--export", "none"]),
-        ("--nodes=1 --ntasks=1", []),
-    ],
-)
-def test_words_of_slurm(here: Path, line: str, words: list[str]) -> None:
-    (here / "s").write_text(f"#!/bin/sh\n#SBATCH {line}\n")
-    found = slurm_of("s")
-    assert [word for flags in found.flags.values() for word in flags] == words
-    assert not found.unlike
-
-
-@pytest.mark.parametrize(
-    "line", ["--nodes=2", "--gres=nvme:1", "--gpus=0", "--time=soon", "--nonsense", "-Z", "'open", "word", "--"]
-)
-def test_what_slurm_has_and_we_have_not(here: Path, line: str) -> None:
-    (here / "s").write_text(f"#!/bin/sh\n#SBATCH {line}\n")
-    assert not slurm_of("s").flags
 
 
 def test_the_examples_run_from_anywhere_with_an_environment_of_their_own() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,16 @@ import click
 
 from gpuloom.cli.job_options import KEY_OF_ARGUMENTS, KEY_OF_COMMAND, SubmitCommand, environment, fields_of, job_options
 from gpuloom.cli.live import connect, live_options, numbers, runs_of, say_json, say_json_line
-from gpuloom.cli.scripts import JOB_FILES, check_slurm, command_of
+from gpuloom.cli.sbatch import sbatch_of
+from gpuloom.cli.scripts import JOB_FILES, command_of
 from gpuloom.core.errors import InputError
 from gpuloom.core.words import did_you_mean, plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
+
+KEY_OF_SBATCH = "gpuloom.sbatch"
+"""The #SBATCH lines of the script stand among the options already."""
 
 
 @click.command(cls=SubmitCommand)
@@ -54,8 +58,9 @@ def submit(
     The command stands after --, so that its options are not taken for those of gpuloom. No shell reads it; for a shell
     line write -- sh -c '…'. It runs in the folder where it was submitted, with the environment of this shell unless
     --export none is given. All its GPUs are given at once. A script alone needs no --: one with #! is run by the
-    program named there, .py by python, .sh by sh. A YAML file holds one job, a list, or several documents; options
-    override its fields (gpuloom schema lists them).
+    program named there, .py by python, .sh by sh. Its #SBATCH lines count as options, unless the command line says
+    otherwise. A YAML file holds one job, a list, or several documents; options override its fields (gpuloom schema
+    lists them).
 
     \b
     Examples:
@@ -64,11 +69,20 @@ def submit(
       gpuloom submit --array 0-9%3 --name sweep -- python train.py
       gpuloom submit --after 12,13 --watch -- python evaluate.py
       gpuloom submit -g 2 train.sh
+      gpuloom submit train.sbatch --time-limit 8h
       gpuloom submit job.yaml --priority 10
     """
     command, arguments = ctx.meta.get(KEY_OF_COMMAND), ctx.meta[KEY_OF_ARGUMENTS]
-    script = _script(given, command, arguments, {**flags, "export": None if export == "all" else export})
+    script = _script(given, command, arguments, flags)
+    if script is not None and not ctx.meta.get(KEY_OF_SBATCH):
+        told = {**flags, "after": after, "after_any": after_any, "export": None if export == "all" else export}
+        if options := _sbatch(given[0], fields_of(told)):
+            with submit.make_context(ctx.info_name, [*options, *arguments], parent=ctx.parent) as again:
+                again.meta[KEY_OF_SBATCH] = True
+                submit.invoke(again)
+            return
     if script is not None:
+        click.echo(f"note: {given[0]} is a program: it runs as {shlex.join(script)}", err=True)
         flags["name"] = flags["name"] or Path(given[0]).stem
         given, command = (), script
     _check(given, command, arguments)
@@ -118,7 +132,7 @@ def submit(
 def _script(
     given: Sequence[str], command: Sequence[str] | None, arguments: Sequence[str], flags: Mapping[str, Any]
 ) -> list[str] | None:
-    """The command of the script that was given in the place of a job file, if one was; how it runs is said."""
+    """The command of the script that was given in the place of a job file, if one was."""
     if not given:
         return None
     has_own = any(flags[name] for name in ("venv", "conda", "container"))
@@ -130,11 +144,18 @@ def _script(
         raise click.UsageError(f"{given[0]} is a script and takes no command after --; write: gpuloom submit {line}")
     if len(given) > 1:
         raise click.UsageError(f"arguments of the script must stand after --: {_instead(arguments)}")
-    note = check_slurm(given[0], arguments, fields_of(flags))
-    if note:
-        click.echo(f"note: {note}", err=True)
-    click.echo(f"note: {given[0]} is a program: it runs as {shlex.join(found)}", err=True)
     return found
+
+
+def _sbatch(file: str, given: Collection[str]) -> list[str]:
+    """Options in place of the script's #SBATCH lines, but for fields that are given; what is made of them is said."""
+    asked = sbatch_of(file)
+    words = asked.instead(given)
+    if words:
+        click.echo(f"note: {file}: its #SBATCH lines are read as {shlex.join(words)}", err=True)
+    if asked.unlike:
+        click.echo(f"note: {file}: not followed of its #SBATCH lines: {asked.not_followed}", err=True)
+    return words
 
 
 def _instead(arguments: Sequence[str]) -> str | None:
