@@ -186,7 +186,7 @@ def test_a_question_that_is_not_answered(made: Made, runner: FakeRunner, monkeyp
         ),
         (
             None,
-            f"the runner of {{}} does not answer: it (pid {os.getpid()}) has sent no greeting; it is busy, or stuck",
+            "the runner of {} does not answer: it (pid {pid}) has sent no greeting; it is busy, or stuck",
         ),
         (b"[]\n", "can't talk to the runner at {}/runner.sock: it sent something that is not a greeting: ValueError("),
         (encode({"re": 0}), "can't talk to the runner at {}/runner.sock: it sent something that is not a greeting: K"),
