@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+from tiers import examples
 
 # Under nohup, or in a script's background, Ctrl-C is ignored, and programs that we start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -18,7 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Health checks go by the machine's load and by what is drawn, and say nothing of the program.
 UNHEALTHY = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-settings.register_profile("default", deadline=None, suppress_health_check=UNHEALTHY)
+settings.register_profile("default", deadline=None, suppress_health_check=UNHEALTHY, max_examples=examples(100))
 # CI judges a change, so it tries the same examples each time; everywhere else new ones are looked for.
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")

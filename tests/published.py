@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import httpx
 from fastapi import FastAPI
@@ -12,10 +13,15 @@ from gpuloom.live.views.answers import Problem
 from gpuloom.server import docs
 from gpuloom.server.shapes import model_of
 
+_paths = dict[str, Any]()
+"""Of the document. It is made once: it goes by the routes, which are the same for every scheduler."""
+
 
 def operation_of(app: FastAPI, method: str, path: str) -> str | None:
     """The operation that a request asks for; None for one that the document does not name."""
-    for pattern, item in app.openapi()["paths"].items():
+    if not _paths:
+        _paths.update(app.openapi()["paths"])
+    for pattern, item in _paths.items():
         if method.lower() in item and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", pattern), path):
             return str(item[method.lower()]["operationId"])
     return None

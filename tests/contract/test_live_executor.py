@@ -21,6 +21,7 @@ from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.logs import read_log
 from gpuloom.executors.port import ExecutorError, LiveExecutor, RunPhase, RunRequest, RunStatus
 from gpuloom.executors.runner import cgroups
+from tiers import mostly_slow, slow
 from until import until
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -165,12 +166,12 @@ def _has(mode: str) -> bool:
 
 MODES = ["auto", "off"]
 # Where both versions are there, 'auto' is v1, and what v2 does otherwise is tried as well.
-ALL_MODES = [*MODES, *(["v2"] if _has("v1") and _has("v2") else [])]
+ALL_MODES = [*MODES, *(slow("v2") if _has("v1") and _has("v2") else [])]
 every_mode = pytest.mark.parametrize("bench", ALL_MODES, indirect=True)
 any_mode = pytest.mark.parametrize("bench", ["auto"], indirect=True)
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=mostly_slow(MODES, "auto"))
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(request.param, tmp_path / "home")
     try:

@@ -21,6 +21,7 @@ from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.base import Parameter
 from gpuloom.policies.registry import BUILT_IN, policy_ids
 from gpuloom.sim import Failure, simulate
+from tiers import examples, slow
 
 WOVEN = ("muri-s", "muri-s:grouping=exact", "muri-l", "muri-xs", "muri-xl")
 EVERY = (
@@ -133,8 +134,8 @@ class TestPolicy:
         simulate(jobs([(float(i), 50.0, 1 + i % 4) for i in range(8)]), "1x4", Ask(text, frozenset()))
         assert "not_enough_free_gpus" in reasons
 
-    @pytest.mark.parametrize("calm", [True, False], ids=["call without an end or a failure", "call"])
-    @settings(max_examples=15)
+    @pytest.mark.parametrize("calm", [*slow(True), False], ids=["call without an end or a failure", "call"])
+    @settings(max_examples=examples(15))
     @given(
         workload=workloads(),
         at=st.frozensets(st.integers(1, 40), max_size=12),
@@ -153,7 +154,7 @@ class TestPolicy:
         assert (result.start_s >= result.submit_s).all()
         assert (result.jct_s >= workload.duration_s * (1 - 1e-9) - 1e-6).all()
 
-    @pytest.mark.parametrize("calm", [True, False], ids=["call without an end or a failure", "call"])
+    @pytest.mark.parametrize("calm", [*slow(True), False], ids=["call without an end or a failure", "call"])
     def test_a_policy_that_is_replaced_at_every_call_decides_alike(self, text: str, calm: bool) -> None:
         """With nothing but the memory a policy must come to a schedule of much the same quality."""
         workload = with_stages(jobs([(float(i * 40), 100.0 + 37 * (i % 5), 1 + i % 4) for i in range(30)]))

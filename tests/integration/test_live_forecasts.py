@@ -18,6 +18,7 @@ from gpuloom.live.trial.rehearsal import Rehearsal
 from gpuloom.live.views import why as whys
 from gpuloom.policies.registry import policy_ids
 from live_builders import Live, living, spec
+from tiers import mostly_slow
 
 
 def have_run(live: Live, work_s: list[float], gpus: int = 1, **fields: Any) -> None:
@@ -200,7 +201,7 @@ def test_a_throttled_array_of_which_nothing_is_known_has_no_number(tmp_path: Pat
         assert found["start_s_low"] <= found["start_s_median"] <= found["start_s_high"]
 
 
-@pytest.mark.parametrize("policy", sorted(policy_ids()))
+@pytest.mark.parametrize("policy", mostly_slow(sorted(policy_ids()), "fifo", "srtf", "gavel", "weave"))
 def test_under_every_policy_ranges_are_in_order_and_not_in_the_past(tmp_path: Path, policy: str) -> None:
     """Whatever is known of the jobs: estimates, runs, limits, nothing."""
     known: list[dict[str, Any]] = [{"estimate": 30.0}, {"name": "often"}, {"time_limit": 90.0}, {}]

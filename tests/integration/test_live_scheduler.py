@@ -17,6 +17,7 @@ from gpuloom.live.views.answers import JobView
 from gpuloom.policies.registry import policy_ids
 from gpuloom.store.port import JobQuery
 from live_builders import living, spec
+from tiers import mostly_slow
 
 
 def test_jobs_run_in_turn_and_say_why_they_wait(tmp_path: Path) -> None:
@@ -277,7 +278,7 @@ def test_cordon_lets_jobs_end_and_drain_moves_them_away(tmp_path: Path) -> None:
             live.service.set_node("x", NodeState.UP)
 
 
-@pytest.mark.parametrize("policy", sorted(policy_ids()))
+@pytest.mark.parametrize("policy", mostly_slow(sorted(policy_ids()), "fifo", "tiresias", "elastic-goodput", "weave"))
 def test_every_policy_works_here_and_can_be_swapped_for_another(tmp_path: Path, policy: str) -> None:
     with living(tmp_path, policy="muri-l") as live:
         models = ["resnet50", "gpt2", "bert", "dqn"]
@@ -404,7 +405,7 @@ def test_why_tells_position_start_and_end_by_running_the_simulator_forward(tmp_p
         assert "finished" in live.service.why(first)["text"]
 
 
-@pytest.mark.parametrize("policy", sorted(policy_ids()))
+@pytest.mark.parametrize("policy", mostly_slow(sorted(policy_ids()), "fifo", "themis", "hlas", "muri-xl"))
 def test_why_has_an_answer_under_every_policy_and_changes_nothing(tmp_path: Path, policy: str) -> None:
     with living(tmp_path, policy=policy) as live:
         jobs = [live.submit(1 + n % 4, estimate=10.0 + n, model=["resnet50", "gpt2"][n % 2]) for n in range(8)]

@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 from gpuloom.core.workload import F8
 from gpuloom.solvers.assignment import NOWHERE, assign, prices
 from gpuloom.solvers.linear import maximize
+from tiers import examples
 
 
 def optimum(worth: F8, demand: F8, capacity: F8) -> float:
@@ -38,7 +39,7 @@ def problems(draw: st.DrawFn) -> tuple[F8, F8, F8]:
     return worth, demand, capacity
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(problems())
 def test_what_is_assigned_fits_and_runs_and_nothing_that_fits_is_left_out(problem: tuple[F8, F8, F8]) -> None:
     worth, demand, capacity = problem
@@ -53,7 +54,7 @@ def test_what_is_assigned_fits_and_runs_and_nothing_that_fits_is_left_out(proble
         assert not ((worth[job] > 0) & (left >= demand[job] + 1e-9)).any()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(problems())
 def test_prices_bound_the_optimum_from_above(problem: tuple[F8, F8, F8]) -> None:
     # Weak duality: Σ capacity · price + Σ best net worth is never below the optimum.
@@ -65,7 +66,7 @@ def test_prices_bound_the_optimum_from_above(problem: tuple[F8, F8, F8]) -> None
     assert capacity @ price + net.sum() >= best - 1e-6 * max(best, 1.0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(problems())
 def test_no_exchange_of_two_places_is_worth_more(problem: tuple[F8, F8, F8]) -> None:
     # No exchange of two places of one size, a wait or free GPUs among them, is worth more.

@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpuloom.policies.gavel_objectives import OBJECTIVES, Present
+from tiers import examples
 
 F = np.ndarray[Any, np.dtype[np.float64]]
 SPEEDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])
@@ -94,7 +95,7 @@ def check_feasible(present: Present, share: F) -> None:
     assert (share[present.speed == 0] == 0).all()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(present=presents(models=3))
 def test_the_worst_off_has_as_much_as_can_be(present: Present) -> None:
     for objective in ("max_min_fairness", "water_filling"):
@@ -103,7 +104,7 @@ def test_the_worst_off_has_as_much_as_can_be(present: Present) -> None:
         assert normalised(present, share).min() == pytest.approx(level_of(present), rel=1e-5, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(present=presents(), job=st.integers(0, 5))
 def test_the_heavier_twin_never_gets_less_of_the_fast_model(present: Present, job: int) -> None:
     job %= len(present.gpus)
@@ -117,7 +118,7 @@ def test_the_heavier_twin_never_gets_less_of_the_fast_model(present: Present, jo
         assert done[job] >= done[-1] - 1e-5
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(present=presents(models=3), job=st.integers(0, 5))
 def test_the_heavier_twin_is_never_slower(present: Present, job: int) -> None:
     job %= len(present.gpus)
@@ -127,7 +128,7 @@ def test_the_heavier_twin_is_never_slower(present: Present, job: int) -> None:
         assert done[job] >= done[-1] - 1e-4
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(present=presents(models=3))
 def test_nothing_is_left_that_a_job_could_use(present: Present) -> None:
     """Raising one job's throughput, all others kept, is not possible."""
@@ -141,7 +142,7 @@ def test_nothing_is_left_that_a_job_could_use(present: Present) -> None:
         assert program.best(program.done(job)) == pytest.approx(done[job], rel=1e-3, abs=1e-4)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(present=presents(models=3))
 def test_no_level_of_water_could_be_higher(present: Present) -> None:
     """In order of their levels: none rises while the poorer ones keep theirs."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gpuloom.interleave.efficiency import MEASURED_OVERHEAD, Interleaving
 from gpuloom.interleave.grouping import group_jobs
 from gpuloom.solvers.matching import Matcher
+from tiers import examples
 
 ONES = (1.0, 1.0, 1.0, 1.0)
 SECONDS = st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.001, 20))
@@ -40,7 +41,7 @@ def barrier_round_s(placed: list[list[float] | None]) -> float:
     return clock
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(groups(stages=4), st.sampled_from(["best", "worst", "none"]))
 def test_the_barrier_model_is_what_a_simulation_of_its_steps_gives(group: list[list[float]], ordering: str) -> None:
     spare: list[list[float] | None] = [None] * (4 - len(group))
@@ -75,7 +76,7 @@ def measured_round_s(order: list[list[float]]) -> float:
     return lasted[-1]
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(groups(stages=3), st.sampled_from(["best", "worst", "none"]))
 def test_the_measured_model_is_what_a_simulation_of_its_moments_gives(group: list[list[float]], ordering: str) -> None:
     tried = [measured_round_s([group[job] for job in order]) for order in permutations(range(len(group)))]
@@ -114,7 +115,7 @@ def matchings(draw: st.DrawFn) -> tuple[np.ndarray, list[int]]:
     return symmetric, draw(st.lists(st.integers(0, 4), min_size=types, max_size=types))
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(matchings(), st.sampled_from(["auto", "columns", "exact"]))
 def test_matchings_weigh_what_networkx_finds(instance: tuple[np.ndarray, list[int]], solver: str) -> None:
     weight, counts = instance
@@ -143,7 +144,7 @@ def test_matchings_weigh_what_networkx_finds(instance: tuple[np.ndarray, list[in
     assert found == Matcher(weight).solve(counts, solver=solver)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.lists(st.floats(0.01, 5), min_size=3, max_size=3), min_size=1, max_size=5),
     st.lists(st.integers(0, 4), min_size=1, max_size=16),

@@ -14,6 +14,7 @@ from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.workload import Workload
 from gpuloom.sim import simulate
 from gpuloom.sim.bound import lower_bound_avg_jct_s
+from tiers import examples
 
 
 def optimal_total_completion(arrivals: tuple[int, ...], lengths: tuple[int, ...]) -> int:
@@ -35,7 +36,7 @@ def optimal_total_completion(arrivals: tuple[int, ...], lengths: tuple[int, ...]
     return best(0, lengths)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6)), min_size=1, max_size=4))
 def test_srtf_on_one_gpu_is_optimal(rows: list[tuple[int, int]]) -> None:
     workload = jobs([(float(a), float(d), 1) for a, d in rows])
@@ -73,7 +74,7 @@ def retold(workload: Workload, gpus: int, *, by_gpus: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("policy", "by_gpus"), [("srtf", False), ("srsf", True)])
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(rows=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60), st.integers(1, 16)), min_size=1, max_size=25))
 def test_incremental_order_equals_sorting_everyone(
     policy: str, by_gpus: bool, rows: list[tuple[int, int, int]]
@@ -109,7 +110,7 @@ def least_total(workload: Workload, gpus: int) -> float:
     return best(0, tuple(int(x) for x in workload.duration_s))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     rows=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4),
 )
@@ -120,7 +121,7 @@ def test_no_schedule_beats_the_lower_bound(rows: list[tuple[int, int, int]]) -> 
     assert bound <= optimum * (1 + 1e-9)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(workload=workloads(most=20))
 def test_the_bound_sees_more_than_durations_under_load(workload: Workload) -> None:
     bound = lower_bound_avg_jct_s(workload, parse_cluster("1x8"))

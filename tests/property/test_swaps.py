@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuloom.placement.swaps import Running, best_swaps
+from tiers import examples
 
 RATE = st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 4.0, 10.0])
 
@@ -37,7 +38,7 @@ def throughput(per_gpu: np.ndarray, plan: list[tuple[int, int]]) -> float:
     return sum(gpus * per_gpu[job, model] for job, (model, gpus) in enumerate(plan))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(states())
 def test_the_best_swap_is_the_best_of_all_single_swaps(state) -> None:
     per_gpu, places, gpus, free = state
@@ -73,7 +74,7 @@ def test_the_best_swap_is_the_best_of_all_single_swaps(state) -> None:
         assert plain + first.gain == np.float64(best) or math.isclose(plain + first.gain, best, rel_tol=1e-12)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(states(), st.data())
 def test_rows_are_kept_in_step_as_jobs_come_and_go(state, data: st.DataObject) -> None:
     per_gpu, places, _gpus, free = state

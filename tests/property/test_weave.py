@@ -18,6 +18,7 @@ from gpuloom.core.workload import Speeds, Workload
 from gpuloom.policies.registry import create_policy
 from gpuloom.scaling.base_view import Sizes
 from gpuloom.sim import Failure, SimResult, simulate
+from tiers import examples
 
 CLUSTERS = ("1x8", "2x4:V100,2x4:K80", "1x8:V100,4x2:K80", "3x4", "2x4:V100,1x8:K80")
 TEXTS = ("weave", "weave:restart_partners=no", "weave:durations=known;least=0;alpha=1;period=30")
@@ -94,7 +95,7 @@ def check(result: SimResult, workload: Workload, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("text", [TEXTS[0], *(pytest.param(text, marks=pytest.mark.slow) for text in TEXTS[1:])])
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     workload=everything(),
     cluster=st.sampled_from(CLUSTERS),
@@ -119,7 +120,7 @@ def test_what_always_holds(
     check(result, workload, nodes)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     workload=everything(),
     cluster=st.sampled_from(CLUSTERS),
@@ -131,7 +132,7 @@ def test_it_goes_on_from_its_memory(workload: Workload, cluster: str, at: frozen
     check(result, workload, nodes)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(workload=everything(), cluster=st.sampled_from(("1x8", "3x4")))
 def test_on_one_gpu_model_without_sizes_it_is_muri_xl(workload: Workload, cluster: str) -> None:
     rigid = replace(workload, scaling=None, speeds=None)

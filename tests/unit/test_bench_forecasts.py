@@ -26,6 +26,7 @@ def test_the_log_is_one_that_a_scheduler_could_have_written(policy: str) -> None
     assert {job.phase for job in book.jobs.values()} == {Phase.FINISHED}
 
 
+@pytest.mark.slow
 def test_ranges_hold_about_as_often_as_they_say() -> None:
     """Where nobody passes anybody and runs of a kind are known, eight of ten; never far less."""
     workload, specs = forecasts.drawn(400, seed=5, load=0.9)

@@ -287,6 +287,7 @@ CHANGES: dict[str, set[str]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_change_reaches_the_policies_that_use_the_file(grid: ModuleType, package: Path) -> None:
     def hashes() -> dict[str, str]:
         grid.code_of.cache_clear()

@@ -12,21 +12,23 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
+NEEDS = [
+    ("pollux", "pollux/profiles_traces.tar.gz"),
+    ("learning", "pollux/workloads.tar.gz"),
+    ("heterogeneous", "gavel"),
+    ("elastic", "elasticflow"),
+    ("league", "itp"),
+    ("figures", "muri"),
+    ("fidelity", "muri"),
+    ("fidelity_gavel", "gavel"),
+    ("grouping", "muri/model_stage_profiles.csv"),
+    ("sharing_pairs", "orion"),
+    ("shim_pairs", "orion"),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "needs"),
-    [
-        ("pollux", "pollux/profiles_traces.tar.gz"),
-        ("learning", "pollux/workloads.tar.gz"),
-        ("heterogeneous", "gavel"),
-        ("elastic", "elasticflow"),
-        ("league", "itp"),
-        ("figures", "muri"),
-        ("fidelity", "muri"),
-        ("fidelity_gavel", "gavel"),
-        ("grouping", "muri/model_stage_profiles.csv"),
-        ("sharing_pairs", "orion"),
-        ("shim_pairs", "orion"),
-    ],
+    ("name", "needs"), [pytest.param(*row, marks=() if row[0] == "figures" else pytest.mark.slow) for row in NEEDS]
 )
 def test_one_line_says_what_is_missing(name: str, needs: str, tmp_path: Path) -> None:
     environment = {**os.environ, "GPULOOM_DATA": str(tmp_path)}

@@ -24,6 +24,7 @@ from gpuloom.facts.inputs import load_cluster, load_policy
 from gpuloom.policies.fifo import Fifo
 from gpuloom.report import comparison_table
 from gpuloom.sim import simulate
+from tiers import slow
 
 RUN = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
 ROWS = "submit_s,duration_s,gpus,job_id\n0,100,1,a\n5,50,2,b\n"
@@ -163,7 +164,7 @@ def test_yaml_that_is_empty_or_says_a_thing_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("option", ["--json", "--csv", "--jobs-csv", "--html", "--save-memory"])
+@pytest.mark.parametrize("option", ["--json", *slow("--csv", "--jobs-csv", "--html"), "--save-memory"])
 def test_write_errors_name_the_file(trace: Path, option: str) -> None:
     done = main("simulate", trace, "--cluster", "1x2", "--policy", "rl", option, "/dev/full", "-q")
     assert (done.returncode, done.stderr) == (1, "gpuloom: /dev/full: No space left on device\n")

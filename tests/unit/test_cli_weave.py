@@ -15,6 +15,7 @@ from gpuloom.cli.main import cli
 from gpuloom.core.errors import InputError, TraceError
 from gpuloom.interleave.efficiency import MEASURED_OVERHEAD, Interleaving
 from gpuloom.report.weaving import lanes, stretched, timeline, window
+from tiers import slow
 
 FOUR = "job,storage_s,cpu_s,gpu_s,network_s\n"
 THREE = "job,load_s,compute_s,network_s\n"
@@ -162,7 +163,7 @@ def test_the_table_says_all(tmp_path: Path) -> None:
     assert "model: barrier, ordering best, overhead none" in result.stdout
 
 
-@pytest.mark.parametrize("suffix", ["png", "pdf"])
+@pytest.mark.parametrize("suffix", ["png", *slow("pdf")])
 def test_plots_of_every_kind(tmp_path: Path, suffix: str) -> None:
     plot = tmp_path / f"woven.{suffix}"
     rows = "".join(f"{name},{gpus},0.2,0.3,0.1\n" for gpus, name in enumerate("abc_$dghi", 1))

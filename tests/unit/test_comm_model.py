@@ -16,6 +16,7 @@ from gpuloom.learning.comm_model import CommModel, fit, overlapped
 from gpuloom.sim import simulate
 from gpuloom.traces import read_trace
 from gpuloom.traces.pollux import load_profiles
+from tiers import examples
 
 GRID = np.array([(g, w, b) for g in (1, 2, 4, 8, 16) for w in (1, 2, 4) for b in (64, 256) if w <= g], dtype=float).T
 
@@ -55,7 +56,7 @@ class TestModel:
 
 
 class TestFit:
-    @settings(max_examples=25)
+    @settings(max_examples=examples(25))
     @given(
         fixed=st.floats(0.01, 0.5),
         per_sample=st.floats(0.001, 0.05),

@@ -19,6 +19,7 @@ from gpuloom.core.workload import Labels, Workload
 from gpuloom.live.trial.rehearsal import Rehearsal
 from gpuloom.policies.registry import ENTRY_POINTS, policy_class, policy_ids
 from gpuloom.sim import Failure, simulate
+from tiers import examples
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PLUGIN = EXAMPLES / "policy_plugin"
@@ -101,7 +102,7 @@ def test_a_job_that_lost_its_node_keeps_its_tag(module: ModuleType) -> None:
     assert (result.end_s[0], result.end_s[6]) == (110.0, 210.0)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(workload=workloads(most=20))
 def test_one_user_alone_is_first_in_first_out(module: ModuleType, workload: Workload) -> None:
     fair = simulate(workload, "2x8", module.UserFair(), restart_overhead_s=5.0)

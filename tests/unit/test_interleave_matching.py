@@ -108,6 +108,7 @@ def test_exact_is_the_optimum_of_many_types() -> None:
     assert found.optimal
 
 
+@pytest.mark.slow
 def test_many_types_are_near_the_bound() -> None:
     rng = np.random.default_rng(4)
     types = 3 * TABLE_TYPES

@@ -17,6 +17,7 @@ from gpuloom.interleave.efficiency import Interleaving
 from gpuloom.interleave.groups import GroupTimes
 from gpuloom.interleave.pairing import Chosen, Pairing
 from gpuloom.sim import simulate
+from tiers import slow
 
 MODELS = ("V100", "K80")
 Shares = dict[tuple[str, str, str], tuple[float, float]]
@@ -176,7 +177,7 @@ def test_weave_packs_the_fast_gpu_and_leaves_the_slow_one_idle_where_that_is_fas
 
 
 @pytest.mark.parametrize("schedule", ["rounds", "events"])
-@pytest.mark.parametrize("overhead_s", [0.0, 60.0])
+@pytest.mark.parametrize("overhead_s", [*slow(0.0), 60.0])
 def test_weave_ends_every_job_and_gains_by_pairs(schedule: str, overhead_s: float) -> None:
     rng = np.random.default_rng(5)
     n = 60

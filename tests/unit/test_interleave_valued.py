@@ -301,6 +301,7 @@ def planned(tables: Sequence[SetTable], stacks: Stacks, gpus: int) -> float:
     return sum(group.value for group in filler.groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpus", "worst", "mean"), [((1,), 0.85, 0.95), ((1, 2), 0.65, 0.93), ((1, 2, 4), 0.6, 0.92)], ids=str
 )

@@ -21,6 +21,7 @@ from gpuloom.policies.srsf import Srsf
 from gpuloom.policies.srtf import Srtf
 from gpuloom.sim import simulate
 from gpuloom.solvers.fair_shares import least_worst_shares
+from tiers import examples, slow
 
 # -- greedy in order, with preemption ------------------------------------------------------------------------
 
@@ -67,8 +68,8 @@ ROWS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 60), st.integers(1,
 
 
 @pytest.mark.parametrize("policy", [WatchedSrtf, WatchedSrsf])
-@pytest.mark.parametrize("cluster", ["1x12", "3x4", "12x1", "6x2"])
-@settings(max_examples=50)
+@pytest.mark.parametrize("cluster", [*slow("1x12"), "3x4", *slow("12x1", "6x2")])
+@settings(max_examples=examples(50))
 @given(rows=ROWS, overhead=st.sampled_from([0.0, 3.0]))
 def test_nobody_waits_whom_stopping_later_jobs_would_serve(
     policy: type[Srtf], cluster: str, rows: list[tuple[int, int, int]], overhead: float
@@ -84,7 +85,7 @@ def test_nobody_waits_whom_stopping_later_jobs_would_serve(
 
 
 @pytest.mark.parametrize("policy", [WatchedSrtf, WatchedSrsf])
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(rows=ROWS)
 def test_the_same_on_nodes_of_different_sizes(policy: type[Srtf], rows: list[tuple[int, int, int]]) -> None:
     workload = jobs([(float(s), float(d), g) for s, d, g in rows])
@@ -127,7 +128,7 @@ SHARES = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(rows=SHARES, capacity=st.integers(1, 16))
 def test_least_worst_shares_reach_the_least_level_that_bisection_finds(
     rows: list[tuple[float, float, float, int]], capacity: int
@@ -199,7 +200,7 @@ def first_fit(nodes: int, size: int, gpus: list[int]) -> dict[int, dict[int, int
     return placed
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(cluster=st.sampled_from([(1, 4), (4, 4), (3, 2), (5, 1)]), gpus=st.lists(st.integers(1, 12), max_size=12))
 def test_repacking_equals_first_fit_told_plainly(cluster: tuple[int, int], gpus: list[int]) -> None:
     nodes, size = cluster

@@ -10,6 +10,7 @@ from gpuloom.core.cluster import Cluster, parse_cluster
 from gpuloom.core.decision import Placement
 from gpuloom.placement.pool import Pool, lowest_bits, pools_of
 from gpuloom.placement.reservation import reserve
+from tiers import examples
 
 CLUSTERS = ("1x1", "4x4", "2x8", "3x4,1x8", "1x8,3x4", "2x2,2x5,1x3", "6x1")
 
@@ -51,7 +52,7 @@ def expected(cluster: Cluster, free: list[int], gpus: int, *, scatter: bool) -> 
 OPS = st.lists(st.tuples(st.booleans(), st.integers(1, 18)), max_size=40)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(name=st.sampled_from(CLUSTERS), ops=OPS, scatter=st.booleans())
 def test_every_take_is_what_the_rules_say(name: str, ops: list[tuple[bool, int]], scatter: bool) -> None:
     cluster = parse_cluster(name)
@@ -152,7 +153,7 @@ def test_one_pool_per_model_in_the_cluster_s_order() -> None:
 # -- reservations --------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     name=st.sampled_from([*CLUSTERS, "2x4:A,2x4:B", "1x8:A,3x2:B"]),
     running=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 9)), max_size=10),

@@ -29,6 +29,7 @@ from gpuloom.sim.rebuilt import Rebuilt
 from gpuloom.solvers import interior
 from gpuloom.traces import read_trace
 from gpuloom.traces.generate import GeneratorConfig, generate
+from tiers import examples
 
 DATA = Path(os.environ.get("GPULOOM_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 BESIDE = DATA / "gavel" / "side_by_side"
@@ -191,7 +192,7 @@ def test_a_restart_lengthens_a_released_round() -> None:
 
 
 @needs_ecos
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 900), st.integers(1, 900), st.sampled_from([1, 1, 2, 4]), st.integers(1, 70)),

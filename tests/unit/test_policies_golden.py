@@ -14,6 +14,7 @@ from gpuloom.core.workload import Speeds, Workload
 from gpuloom.interleave.opportunistic import OpportunisticSharing, iterations_spanned
 from gpuloom.policies.gittins import gittins_index
 from gpuloom.sim import Failure, SimResult, simulate
+from tiers import examples, slow
 
 
 def run(workload: Workload, cluster: str, policy: str, overhead: float = 0.0, **more: Any) -> SimResult:
@@ -163,7 +164,7 @@ def test_the_index_of_an_exponential_stands_still() -> None:
     assert got == pytest.approx([0.01] * 4, rel=0.02)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(0, 30))
 def test_the_index_is_the_formula_s_supremum(samples: list[int], attained: int) -> None:
     alive = [s for s in samples if s > attained]
@@ -338,8 +339,8 @@ WIDE = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 60), st.integers(1,
 
 
 @pytest.mark.parametrize("policy", ["fifo:backfill=easy", "tiresias", "gittins", "themis", "antman", "gavel"])
-@pytest.mark.parametrize("cluster", ["3x6", "9x2", "3x4,1x6", "1x6,3x4"])
-@settings(max_examples=20)
+@pytest.mark.parametrize("cluster", [*slow("3x6", "9x2"), "3x4,1x6", *slow("1x6,3x4")])
+@settings(max_examples=examples(20))
 @given(rows=WIDE)
 def test_gangs_over_several_nodes_and_a_remainder_all_end(
     policy: str, cluster: str, rows: list[tuple[int, int, int]]

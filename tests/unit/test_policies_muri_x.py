@@ -25,8 +25,10 @@ from gpuloom.policies.muri_x import MuriXL, MuriXS
 from gpuloom.policies.registry import create_policy
 from gpuloom.policies.valued import Valued
 from gpuloom.sim import Failure, SimResult, simulate
+from tiers import slow
 
 BOTH = pytest.mark.parametrize("policy", ["muri-xs", "muri-xl"])
+ONE_QUICK = pytest.mark.parametrize("policy", [*slow("muri-xs"), "muri-xl"])
 NAN = float("nan")
 A, B = (3.0, 1.0, 0.0), (1.0, 2.0, 0.0)
 LOADS, COMPUTES, SYNCS = (4.0, 0.0, 0.0), (0.0, 4.0, 0.0), (0.0, 0.0, 4.0)
@@ -210,7 +212,7 @@ def test_where_nodes_differ_a_group_has_to_fit_the_smallest_memory(policy: str) 
 
 
 @BOTH
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", [0, *slow(1, 2)])
 def test_memory_holds_with_more_profiles_than_are_told_apart(policy: str, seed: int) -> None:
     """Every job has its own stage times and memory. (The engine refuses a plan that overfills a GPU.)"""
     rng = np.random.default_rng(seed)
@@ -255,7 +257,7 @@ def test_waiting_jobs_are_grouped_on_free_gpus_between_intervals(policy: str) ->
     assert result.end_s.tolist()[2:] == pytest.approx([1100, 400])
 
 
-@BOTH
+@ONE_QUICK
 def test_a_short_horizon_makes_for_few_restarts(policy: str) -> None:
     """A start of 60 s is worth its while within 10 minutes, but rarely within one and a half."""
     workload = crowd(7, 120, within_s=20_000)
@@ -311,8 +313,8 @@ class Rounded(MuriXL):
         return np.exp(np.round(np.log(super().time_s(*arguments)), 9))
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-@pytest.mark.parametrize("factor", [1.01, 64.0])
+@pytest.mark.parametrize("seed", [1, *slow(2, 3)])
+@pytest.mark.parametrize("factor", [1.01, *slow(64.0)])
 def test_muri_xl_does_not_know_how_long_jobs_take(seed: int, factor: float) -> None:
     """Jobs that have not ended at a moment may take any time longer: nothing is decided otherwise until then."""
     workload = crowd(seed, 80)
@@ -348,9 +350,9 @@ def test_muri_xl_learns_and_then_lets_old_jobs_wait() -> None:
     assert np.quantile(np.delete(result.jct_s, long), 0.9) < 1500
 
 
-@pytest.mark.parametrize("through_store", [False, True])
+@pytest.mark.parametrize("through_store", [*slow(False), True])
 @pytest.mark.parametrize("policy", [MuriXS, MuriXL])
-@pytest.mark.parametrize("every", [1, 7])
+@pytest.mark.parametrize("every", [*slow(1), 7])
 def test_what_it_needs_is_in_its_memory(policy: type[Valued], every: int, through_store: bool) -> None:
     """A policy whose cache is lost, or a fresh one with the stored memory, goes on to the byte alike."""
     workload = crowd(11, 30, within_s=3000.0) if every == 1 else crowd(11, 60)
@@ -440,7 +442,7 @@ def test_gpu_wishes_and_speeds(policy: str) -> None:
 
 @BOTH
 @pytest.mark.parametrize("cluster", ["3x4,1x8", "1x3,2x5", "5x6", "2x12", "1x1,1x16"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *slow(2)])
 def test_odd_gpu_counts_and_nodes_of_several_sizes(policy: str, cluster: str, seed: int) -> None:
     nodes = [part.split("x") for part in cluster.split(",")]
     total = sum(int(n) * int(g) for n, g in nodes)
@@ -461,7 +463,7 @@ def test_a_job_for_the_whole_cluster_gets_it(policy: str, nodes: int) -> None:
     assert policy == "muri-xl" or result.end_s[large][0] < result.makespan_s
 
 
-@BOTH
+@ONE_QUICK
 def test_nodes_fail_and_come_back(policy: str) -> None:
     workload = crowd(6, 80)
     failures = (Failure(0, 500.0, 2500.0), Failure(1, 1000.0, 4000.0), Failure(0, 5000.0, 5001.0))
@@ -475,7 +477,7 @@ def test_nodes_fail_and_come_back(policy: str) -> None:
     assert run(workload, "2x4", policy, mtbf_s=3000.0, repair_s=300.0, checkpoint_s=60.0).finished == 80
 
 
-@BOTH
+@ONE_QUICK
 def test_in_rounds_and_without_an_interval(policy: str) -> None:
     workload = crowd(8, 60)
     result = run(workload, "1x8", policy, schedule="rounds", interval_s=60.0)
@@ -484,7 +486,7 @@ def test_in_rounds_and_without_an_interval(policy: str) -> None:
     assert run(workload, "1x8", policy, compat="muri").finished == 60
 
 
-@BOTH
+@ONE_QUICK
 def test_twice_the_same_and_a_policy_object_serves_again(policy: str) -> None:
     workload, made = crowd(10, 80), create_policy(policy)
     first = simulate(workload, "2x4", made, record_segments=True)
@@ -511,7 +513,7 @@ def test_jobs_without_work(policy: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("scale", [1e-9, 1e-4, 1e4, 1e9])
+@pytest.mark.parametrize("scale", [1e-9, *slow(1e-4, 1e4, 1e9)])
 def test_iterations_of_any_length(policy: str, scale: float) -> None:
     """Only the shares of an iteration matter: all at once a thousand times as long is the same schedule."""
     workload = crowd(13, 60)
@@ -521,7 +523,7 @@ def test_iterations_of_any_length(policy: str, scale: float) -> None:
     assert scaled.avg_jct_s == pytest.approx(plain.avg_jct_s, rel=0.02)
 
 
-@BOTH
+@ONE_QUICK
 def test_iterations_of_very_different_lengths(policy: str) -> None:
     workload = crowd(14, 60)
     assert workload.stage_s is not None
@@ -530,7 +532,7 @@ def test_iterations_of_very_different_lengths(policy: str) -> None:
     assert run(workload, "1x8", policy).finished == 60
 
 
-@BOTH
+@ONE_QUICK
 def test_solo_times_that_have_little_to_do_with_the_stages(policy: str) -> None:
     workload = crowd(15, 60)
     rng = np.random.default_rng(1)
@@ -547,7 +549,7 @@ def test_priorities_and_equal_submissions_don_t_matter(policy: str) -> None:
     same(plain, run(with_priority, "1x8", policy))
 
 
-@BOTH
+@ONE_QUICK
 def test_every_job_with_stage_times_of_its_own(policy: str) -> None:
     """150 profiles, of which MOST are told apart: still woven, still better than alone, and no group slower than its
     jobs one after another."""
@@ -648,7 +650,7 @@ def test_only_muri_xl_favours_running_jobs() -> None:
         create_policy("muri-xs:sticky=1")
 
 
-@BOTH
+@ONE_QUICK
 @pytest.mark.parametrize(
     "value",
     ["power=0", "power=1", "power=3", "ageing=0", "ageing=5", "horizon=1s", "horizon=1000d", "profile_noise=1"],
@@ -657,7 +659,7 @@ def test_parameters_at_their_ends(policy: str, value: str) -> None:
     assert run(crowd(19, 40), "1x8", policy, value, restart_overhead_s=30.0).finished == 40
 
 
-@BOTH
+@ONE_QUICK
 def test_noise_comes_from_the_seed(policy: str) -> None:
     rng = np.random.default_rng(8)
     rows = [(0.0, float(rng.uniform(500, 3000)), 1, tuple(rng.uniform(0.1, 3, 3))) for _ in range(40)]

@@ -24,6 +24,7 @@ from gpuloom.policies.rl import Memory, Rl
 from gpuloom.sim import Failure, simulate
 from scaling import scaling_of
 from test_policies_rl import SCALES, SUFFERS, Watched, elastic
+from tiers import examples
 
 LARGE, SMALL = [0.1, 0.1, 0.9], [0.1, 0.9, 0.1]
 """Stage times of jobs that want four GPUs, and of those that want one, by `TABLE`."""
@@ -67,7 +68,7 @@ class TestRefusals:
         workload = grouped([(0, 1e6), (10, 100), (500, 100)], [SMALL, LARGE, LARGE])
         assert started(workload)[1:] == [10 + PATIENCE_S, 500 + PATIENCE_S]
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25), deadline=None)
     @given(submit=st.floats(0.1, 1e7), patience=st.floats(0.1, 1e6))
     def test_the_end_of_patience_is_one_call(self, submit: float, patience: float) -> None:
         """However submission and patience round: no call too early, which would be asked again at once for ever."""

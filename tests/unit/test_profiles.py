@@ -207,6 +207,7 @@ def _add_some(path: Path, writer: int) -> None:
         add_profiles(path, [profile(f"writer{writer}", gpus)])
 
 
+@pytest.mark.slow
 def test_two_writers_at_once_lose_no_rows(path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_add_some, args=(path, number)) for number in range(2)]

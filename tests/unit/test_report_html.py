@@ -197,6 +197,7 @@ def test_the_file_is_written_in_utf8(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["x.html"]
 
 
+@pytest.mark.slow
 def test_a_large_comparison_stays_under_three_megabytes() -> None:
     generator = np.random.default_rng(3)
     count, first = 82_000, 60

@@ -60,6 +60,7 @@ def test_odd_results_are_drawn_without_warnings(tmp_path: Path) -> None:
         save_plot([], tmp_path / "none.png")
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for suffix in SIGNATURES:

@@ -17,6 +17,7 @@ from fake_service import FakeService
 from gpuloom.executors.logs import read_log
 from gpuloom.live.submission.spec import JobSpec, job_spec
 from gpuloom.server.app import make_app
+from tiers import examples
 
 SERVICE = FakeService(Path("/nonexistent"))
 SERVICE.submit([job_spec({"command": ["./a"]})] * 5, user="ada")
@@ -62,14 +63,14 @@ def judge(answer: Any) -> None:
                 assert error["message"]
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(route=st.sampled_from(ROUTES), body=bodies)
 def test_bodies(route: tuple[str, str], body: Any) -> None:
     content = json.dumps(body).encode()
     judge(API(*route, content=content, headers={"Content-Type": "application/json"}))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(route=st.sampled_from(ROUTES), content=st.binary(max_size=60))
 def test_bytes(route: tuple[str, str], content: bytes) -> None:
     judge(API(*route, content=content, headers={"Content-Type": "application/json"}))
@@ -80,7 +81,7 @@ NAMES = "state user name id array limit cursor order since submitted_from after 
 DATES = "2026-03-01 9999-12-31T23:59:59-14:00 0001-01-01 0001-01-01T00:00:00+14:00"
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(
     path=st.sampled_from(PATHS.split()),
     name=st.sampled_from(NAMES.split()),

@@ -12,6 +12,7 @@ from fake_executor import FakeExecutor
 from gpuloom.executors.logs import read_log
 from gpuloom.server.app import make_app
 from live_builders import living, spec
+from tiers import slow
 
 POISON: list[dict[str, Any]] = [
     {"estimate": 1e17},
@@ -26,7 +27,7 @@ READ = "/v1/jobs/{} /v1/jobs/{}/why /v1/jobs/{}/why?forecast=false /v1/jobs/{}/l
 ALL = "/v1/jobs /v1/nodes /v1/status /v1/policy /v1/usage /v1/history.csv /v1/events"
 
 
-@pytest.mark.parametrize("policy", ["fifo:backfill=easy", "srtf", "weave"])
+@pytest.mark.parametrize("policy", ["fifo:backfill=easy", *slow("srtf", "weave")])
 def test_numbers_of_an_old_store_cost_no_answer(tmp_path: Path, policy: str) -> None:
     executor = FakeExecutor()
     with living(tmp_path, executor, slots=2, policy=policy) as before:

@@ -189,6 +189,7 @@ def test_only_the_main_process_records(run: Run, place: Path, tmp_path: Path) ->
     assert len(read_profile(file).order) == 5
 
 
+@pytest.mark.slow
 def test_of_several_processes_rank_0_records(run: Run, place: Path, tmp_path: Path) -> None:
     (place / "launch.py").write_text(
         "import os, subprocess, sys\nfrom pathlib import Path\n"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpuloom.sharing import profiler
 from gpuloom.sharing.operators import Work, work_of
+from tiers import examples
 
 DONE = {
     "by": "step",
@@ -177,7 +178,7 @@ event = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(event | junk, max_size=6), st.sampled_from(["step", "time"]), st.booleans())
 def test_junk_in_a_trace_is_never_a_crash(
     tmp_path_factory: pytest.TempPathFactory, events: list[Any], by: str, valid: bool

@@ -18,6 +18,7 @@ from gpuloom.sharing.imports import parse_ncu, parse_torch
 from gpuloom.sharing.orion import HEADER, parse_orion
 from gpuloom.sharing.profiles import KernelProfile, KernelRecord, classify, collect, dumps, library_folder, loads, save
 from gpuloom.sharing.shipped import SHIPPED, shipped
+from tiers import examples
 
 COLUMNS = (
     ("ID", "", "0", "1"),
@@ -297,13 +298,13 @@ def refused_or_sound(read: Callable[[], KernelProfile]) -> None:
 
 
 @given(st.lists(st.lists(hostile, max_size=6).map(",".join), max_size=4))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_orion_fuzzed(lines: list[str]) -> None:
     refused_or_sound(lambda: parse_orion("\n".join([HEADER, *lines]), "fuzz"))
 
 
 @given(st.sampled_from(NCU.split('"')[1::2]), hostile)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_ncu_fuzzed(old: str, new: str) -> None:
     refused_or_sound(lambda: parse_ncu(NCU.replace(old, new, 1), "fuzz", 1, "8.0"))
 
@@ -320,7 +321,7 @@ values = st.recursive(
     st.dictionaries(st.sampled_from(("grid", "block", "registers per thread", "shared memory")), values),
     values,
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_torch_fuzzed(change: dict[str, object], args: dict[str, object], properties: object) -> None:
     text = json.dumps({"deviceProperties": properties, "traceEvents": [event("f", 1, 2, **args) | change]})
     refused_or_sound(lambda: parse_torch(text, "fuzz", 1, "8.0", steps=1))
@@ -342,7 +343,7 @@ FIELDS = (
 
 
 @given(st.integers(0, 2), st.sampled_from(FIELDS), values)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_own_format_fuzzed(line: int, field: str, value: object) -> None:
     lines = dumps(collect("p", 80, [KernelRecord("f", 3, 1000)])).splitlines()
     lines[line] = json.dumps(json.loads(lines[line]) | {field: value})

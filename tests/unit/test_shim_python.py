@@ -160,6 +160,7 @@ def test_exported_names_of_what_is_no_library(tmp_path: Path) -> None:
         assert build.exported(path) == frozenset()
 
 
+@pytest.mark.slow
 def test_a_shim_is_compiled_for_a_driver_with_further_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from gpuloom.sim import Failure, Settings, SimResult, simulate
 from gpuloom.sim.bound import lower_bound_avg_jct_s
 from gpuloom.sim.failures import Outages, RandomOutages
 from gpuloom.sim.overheads import DEFAULT_S, measured, restart_overheads_s
+from tiers import examples
 
 THREE = [(0, 10, 1), (0, 20, 2), (5, 10, 1)]
 """Under fifo on 1x2: job 0 runs 0-10, 1 runs 10-30, 2 runs 30-40."""
@@ -158,7 +159,7 @@ def test_the_bound_divides_by_sharing_only_where_a_job_can_share(policy: str, mo
         assert of(pairs) == lower_bound_avg_jct_s(plain, parse_cluster("1x2"), jobs_per_gpu=some)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(workload=workloads(most=10))
 def test_the_bound_scales_with_time(workload: Workload) -> None:
     twice = Workload("twice", workload.submit_s * 2, workload.duration_s * 2, workload.gpus)

@@ -14,6 +14,7 @@ from gpuloom.facts.inputs import load_policy
 from gpuloom.solvers import interior
 from gpuloom.solvers.fair_shares import least_worst_shares
 from gpuloom.solvers.shares import Rows, Shares
+from tiers import examples
 
 pytest.importorskip("ecos", reason="ECOS is not installed (gpuloom[gavel])")
 
@@ -36,7 +37,7 @@ def check_feasible(share: F, gpus: F, capacity: F) -> None:
     assert (gpus @ share <= capacity + 1e-5).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(case=cases())
 def test_the_worst_off_is_as_well_off_as_by_the_exact_program(case: tuple[F, F, F]) -> None:
     value, gpus, capacity = case
@@ -46,7 +47,7 @@ def test_the_worst_off_is_as_well_off_as_by_the_exact_program(case: tuple[F, F, 
     assert (value * share).sum(axis=1).min() == pytest.approx(level, rel=1e-5)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(case=cases())
 def test_the_sum_is_as_large_as_by_the_exact_program(case: tuple[F, F, F]) -> None:
     value, gpus, capacity = case
@@ -56,7 +57,7 @@ def test_the_sum_is_as_large_as_by_the_exact_program(case: tuple[F, F, F]) -> No
     assert (value * share).sum() == pytest.approx((value * most).sum(), rel=1e-6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(case=cases(), age=st.floats(0, 5000))
 def test_the_least_ratio_is_that_of_the_exact_shares(case: tuple[F, F, F], age: float) -> None:
     value, gpus, _ = case
@@ -68,7 +69,7 @@ def test_the_least_ratio_is_that_of_the_exact_shares(case: tuple[F, F, F], age: 
     assert worst[0] == pytest.approx(worst[1], rel=1e-5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(case=cases(), work=st.integers(1, 9))
 def test_all_end_in_time_just_where_they_can(case: tuple[F, F, F], work: int) -> None:
     speed, gpus, capacity = case

@@ -82,6 +82,7 @@ def test_a_sound_store_without_a_scheduler_is_not_read_behind_its_back(
     assert "gpuloom up" in str(error)
 
 
+@pytest.mark.slow
 def test_a_store_that_was_put_back_is_not_read_any_more(home: Path, tmp_path: Path) -> None:
     assert gpuloom(home, "db", "backup", str(tmp_path / "good.db")).exception is None
     damage(home, DAMAGES["a record"])

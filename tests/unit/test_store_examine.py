@@ -137,10 +137,19 @@ COSTLY = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = home_of(tmp_path / "home").create().db
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sound") / "store.db"
     made(path)
+    return path
+
+
+@pytest.fixture
+def path(sound: Path, tmp_path: Path) -> Path:
+    """A copy of it in a home of its own."""
+    path = home_of(tmp_path / "home").create().db
+    assert not sound.with_name(f"{sound.name}-wal").exists(), "all is in the one file"
+    shutil.copy(sound, path)
     return path
 
 

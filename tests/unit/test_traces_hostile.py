@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gpuloom.core.errors import InputError
 from gpuloom.traces import read_trace
 from test_traces_formats import RATES, SAMPLES, _profiles
+from tiers import examples
 
 TEXTS = [(format_id, text) for format_id, texts in SAMPLES.items() for text in texts]
 PIECES = [
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory):
     return path
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sample=st.sampled_from(TEXTS),
     cuts=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 20), st.sampled_from(PIECES)), max_size=3),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gpuloom.core.errors import InputError, MissingDependencyError, TraceError
 from gpuloom.core.workload import OPTIONAL_COLUMNS, Labels, Speeds, Workload
 from gpuloom.traces import read_trace, write_trace
+from tiers import examples
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
@@ -90,7 +91,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(workload=workloads(), suffix=st.sampled_from(SUFFIXES))
 def test_what_is_written_reads_back_exactly(workload: Workload, suffix: str, tmp_path_factory) -> None:
     file = tmp_path_factory.mktemp("w") / f"t{suffix}"

@@ -18,6 +18,7 @@ from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.registry import BUILT_IN, policy_class
 from gpuloom.sim import SimResult, simulate
 from gpuloom.sim.rebuilt import Rebuilt
+from tiers import examples, mostly_slow
 
 HEEDING = [name for name in BUILT_IN if policy_class(name).traits.weights]
 
@@ -37,7 +38,7 @@ def mixed_jobs(**columns: object) -> Workload:
     return jobs(rows, **columns)
 
 
-@pytest.mark.parametrize("policy", BUILT_IN)
+@pytest.mark.parametrize("policy", mostly_slow(BUILT_IN, "srtf", "themis", "gavel", "elastic", "muri-xs"))
 def test_with_equal_weights_nothing_is_decided_otherwise(policy: str) -> None:
     """Neither with weights of 1 nor, for those that order by ratios, with weights of 2."""
     plain = run(mixed_jobs(), policy, "2x4")
@@ -140,7 +141,7 @@ def test_the_list_of_policies_says_what_a_weight_means() -> None:
     assert "weights:       remaining time over weight (Smith)" in CliRunner().invoke(cli, ["policies", "srtf"]).stdout
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(rows=st.lists(st.tuples(st.integers(1, 900), st.sampled_from([1.0, 2.0, 3.5, 9.0])), min_size=1, max_size=9))
 @pytest.mark.parametrize("policy", ["sjf", "srtf", "srsf"])
 def test_the_weighted_sum_of_times_is_least_on_one_gpu(policy: str, rows: list[tuple[int, float]]) -> None:
@@ -151,7 +152,10 @@ def test_the_weighted_sum_of_times_is_least_on_one_gpu(policy: str, rows: list[t
     assert weight @ result.end_s == pytest.approx(weight[order] @ np.cumsum(work[order]))
 
 
-@pytest.mark.parametrize("policy", [name for name in HEEDING if name not in ("rl", "weave", "muri-xl")])
+@pytest.mark.parametrize(
+    "policy",
+    mostly_slow([name for name in HEEDING if name not in ("rl", "weave", "muri-xl")], "srsf", "hlas", "elastic"),
+)
 def test_weights_are_heeded_alike_by_a_scheduler_that_is_built_anew(policy: str) -> None:
     """At every decision: what a live scheduler does after a restart."""
     heavy = mixed_jobs(weight=np.where(np.arange(60) % 3 == 0, 6.0, np.where(np.arange(60) % 5 == 0, 0.5, 1.0)))

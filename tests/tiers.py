@@ -1,0 +1,28 @@
+"""What `make quick` leaves to `make test`: values of parameters, and examples of hypothesis."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+QUICK = bool(os.environ.get("GPULOOM_QUICK"))
+
+
+def slow(*values: Any) -> list[Any]:
+    """Values of a parameter that only `make test` tries."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def mostly_slow(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """All values of a parameter, of which `make quick` tries these."""
+    found = list(values)
+    assert set(quick) <= set(found)
+    return [value if value in quick else slow(value)[0] for value in found]
+
+
+def examples(number: int) -> int:
+    """How many examples are tried: under `make quick` a quarter of them, but at least five."""
+    return max(5, number // 4) if QUICK else number
