@@ -220,3 +220,63 @@ def test_members_that_do_not_pay_after_all_wait() -> None:
         group = Group(table, 0, [0, 1, 2], [0, 0, 0], [2.0, 1.0, 3.0])
         it._filling.trim([group], running)
         assert (group.jobs, len(group.columns), group.total) == (left, len(left), 3.0 if left == [2] else 6.0)
+
+
+# -- what is learnt of durations -------------------------------------------------------------------------------
+
+
+def test_ends_are_seen_by_gpu_count_and_work_done() -> None:
+    workload = jobs([(0, 1000, 1), (0, 1000, 4)])
+    it = Bench(workload, parse_cluster("1x1,1x4"), "muri-xl").at(0.0, arrived=[0, 1])
+    memory = it.engine.memory
+    assert (memory.classes.tolist(), memory.exposure.sum(), memory.ends.sum()) == ([1, 4], 0.0, 0.0)
+    it.at(330.0, finished=[1])  # it did 330 s of work: the first bin of 300 s, and 30 s of the second of 75 s
+    assert memory.ends[:, :3].tolist() == [[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    assert memory.exposure[1, :3].tolist() == pytest.approx([1.0, 0.4, 0.0])
+    assert memory.exposure[0].sum() == 0.0
+
+
+def test_a_job_that_has_outlived_most_is_expected_to_go_on() -> None:
+    it = Bench(jobs([(0, 1e6, 1), (0, 1e6, 1)]), parse_cluster("1x2"), "muri-xl:sticky=0.25").at(0.0, arrived=[0, 1])
+    memory = it.engine.memory
+    memory.exposure[:, 0], memory.ends[:, 0] = 100.0, 90.0
+    memory.exposure[:, 1:] = 50.0
+    young, old = it.policy.time_s(it.engine.snapshot, memory, np.arange(2), np.array([1e6, 1e6 - 400.0]))
+    assert young * 5 < old
+    assert it.policy.bonus(np.array([True, False])).tolist() == [1.25, 1.0]
+
+
+def test_what_was_learnt_of_other_gpu_counts_is_kept() -> None:
+    policy: Any = Bench(jobs([(0, 1, 1), (0, 1, 4)]), parse_cluster("1x4"), "muri-xl").policy
+    memory = policy.new_memory(jobs([(0, 1, 1), (0, 1, 4)]), parse_cluster("1x4"))
+    memory.ends[:, 0], memory.exposure[:, 1] = (3.0, 5.0), (7.0, 9.0)
+    rows = np.array([-1], dtype=np.intp)
+    found = policy.carried(memory, rows, rows, jobs([(0, 1, 2)]), parse_cluster("1x4"))
+    assert found.classes.tolist() == [1, 2, 4]
+    assert found.ends[:, 0].tolist() == [3.0, 0.0, 5.0]
+    assert found.exposure[:, 1].tolist() == [7.0, 0.0, 9.0]
+    assert found.rows(np.array([4, 1, 2])).tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster", "share"),
+    [
+        ("muri-s:grouping=greedy", "1x2", False),  # both fit: nobody is made to share
+        ("muri-s:grouping=greedy", "1x1", True),
+        ("muri-s:slow_groups=split", "1x1", True),  # only groups that don't pay are split
+    ],
+)
+def test_who_shares_in_muri(text: str, cluster: str, share: bool) -> None:
+    it = Bench(jobs([(0, 100, 1)] * 2, stage_s=STAGES), parse_cluster(cluster), text).at(0.0, arrived=[0, 1])
+    assert len(it.state.placements) == 2
+    assert (len({(place.nodes, place.masks) for place in it.state.placements.values()}) == 1) is share
+
+
+def test_like_the_artifact_keys_that_are_equal_stand_as_before() -> None:
+    """The list of the last plan is kept: who is gone leaves it, who comes is last."""
+    policy: Any = Bench(jobs([(0, 1, 1)]), parse_cluster("1x1"), "muri-s:matcher=released").policy
+    found = policy.carried(
+        [2, 0, 1], np.array([1, -1, 2, 0]), np.arange(1), jobs([(0, 1, 1)] * 4), parse_cluster("1x1")
+    )
+    assert found == [2, 3, 0]
+    assert policy.carried(None, np.arange(1), np.arange(1), jobs([(0, 1, 1)]), parse_cluster("1x1")) is None
