@@ -13,7 +13,7 @@ from builders import jobs
 from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.workload import Ran
 from gpuloom.facts.gpus import prices_usd_per_s
-from gpuloom.report import axis, export, metrics, svg, table
+from gpuloom.report import axis, export, metrics, svg, table, weaving
 from gpuloom.report.as_it_ran import as_it_ran
 from gpuloom.report.gantt import Bar, right_edge, thin_out
 from gpuloom.report.gpu_chart import _pieces, _Stay, _together
@@ -208,3 +208,13 @@ def test_how_wide_a_table_may_be(columns: str, width: int, monkeypatch: pytest.M
     monkeypatch.setattr(table, "comparison_table", seen)
     table.print_comparison([make_result()], StringIO())
     assert asked == [width]
+
+
+def test_a_slower_round_leaves_resources_idle_and_a_faster_one_shortens_all() -> None:
+    spans = [weaving.Span(0, 1, 2, 3.0, 0.5)]
+    assert weaving.stretched(spans, 2.0, 1.0) == [weaving.Span(0, 1, 2, 1.5, 0.25)]
+    assert weaving.stretched(spans, 1.0, 2.0) == [weaving.Span(0, 1, 2, 6.0, 0.5)]
+    assert weaving.stretched(spans, 0.0, 2.0) == spans
+    assert weaving.window(spans, 3.25, 9.0) == [weaving.Span(0, 1, 2, 0.0, 0.25)]
+    assert weaving.window(spans, 1.0, 3.25) == [weaving.Span(0, 1, 2, 2.0, 0.25)]
+    assert weaving.window(spans, 3.5, 9.0) == weaving.window(spans, 0.0, 3.0) == []

@@ -56,6 +56,8 @@ def test_downsample_is_the_time_weighted_mean(
 def test_a_bin_without_a_change_holds_the_running_value_exactly() -> None:
     found = downsample(make_timeline([0.0, 0.1], [3, 7], [1, 2]), 0.0, 0.7, 13)
     assert found.queue_length[2:].tolist() == [7.0] * 11
+    one = downsample(make_timeline([0.0], [5], [2]), -10.0, 10.0, 4)
+    assert (one.queue_length.tolist(), one.busy_gpus.tolist()) == ([0.0, 0.0, 5.0, 5.0], [0.0, 0.0, 2.0, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,8 @@ def test_quantiles_are_sorted_at_int_q_n_and_agree_with_the_summary() -> None:
     result = make_result(submit_s=np.zeros(100), start_s=np.zeros(100), end_s=jct)
     assert quantiles(result) == [10, 25, 49.5, 75, 90, 99, 99]
     nothing = make_result(end_s=[np.nan] * 3)
-    assert all(math.isnan(value) for value in quantiles(nothing))
+    assert [math.isnan(value) for value in quantiles(nothing)[:2]] == [True, True]
+    assert len(quantiles(nothing)) == len(quantiles(result))
 
 
 def test_classes_are_gpu_counts_or_powers_of_two() -> None:

@@ -65,6 +65,10 @@ def test_the_time_is_that_of_the_longest_queue_and_runs_can_be_told_apart() -> N
     assert end >= 3099
     inside = (segments.start_s < end) & (segments.end_s > begin)
     assert 50 < inside.sum() <= MOST_RUNS
+    # Where nobody waits: most GPUs that work.
+    idle = make_timeline(times, np.zeros(len(times)), np.where(queue > 0, 9, 1))
+    begin, end = busiest([replace(many, timeline=idle)], shown_nodes([many]))
+    assert begin <= 3001 < 3099 <= end
     few = run("fifo")
     assert busiest([few], shown_nodes([few])) == pytest.approx((0.0, float(few.end_s.max())))
     assert busiest([make_result(segments=None)], []) == (0.0, 1.0)
