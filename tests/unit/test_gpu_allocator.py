@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gpuloom.core.workload import Labels, Speeds
 from gpuloom.facts.inputs import load_policy
 from gpuloom.policies.gpu_allocator import GpuAllocator
 from gpuloom.scaling import lending as module
+from gpuloom.scaling.base_view import Sizes, replicas_of
 from gpuloom.scaling.lending import Lending
 from scaling import scaling_of
 from test_policies_hlas import Bench
@@ -301,3 +303,95 @@ def test_a_wish_for_one_model_is_kept() -> None:
     desk, lending, snapshot, _ = lent([(1, 1, 4)], "1x4:B,1x4:A", now_s=9000.0, speeds=speeds, gpu_type=wish)
     desk.move(snapshot, quiet_s=9000.0, larger=True)
     assert lending.held[0] == {0: 1}
+
+
+# -- the world that the base sees ------------------------------------------------------------------------------
+
+
+def test_the_sizes_of_jobs() -> None:
+    """Of a curve that lacks a size, of a rigid job, of one whose smallest size does not fit, and of one that weaves."""
+    curve = np.array([[0.0], [1.0], [0.0], [2.0], [2.5]])
+    workload = jobs(
+        [(0, 10, 1), (0, 10, 2), (0, 10, 4), (0, 10, 3)], stage_s=np.array([[np.nan] * 3] * 3 + [[1.0] * 3])
+    )
+    of_job = (np.array([1, 2, 4, 1], np.int32), np.array([4, 2, 4, 4], np.int32))
+    scaling = scaling_of(workload.gpus, [curve, CURVE], np.array([0, 1, 1, 1], np.int32), *of_job)
+    workload = replace(workload, scaling=scaling)
+    cluster = parse_cluster("2x4")
+    assert Sizes(workload, cluster).of == [(1, 3, 4), (2,), (4,), (1, 2, 3, 4)]
+    assert Sizes(workload, cluster).base_speed.tolist() == pytest.approx([1.0, 1.0, 1.0, 0.5])
+    assert Sizes(workload, cluster).base_gpus.tolist() == [1, 2, 4, 1]
+    woven = Sizes(workload, cluster, woven=True)
+    assert woven.of == [(1, 3, 4), (2,), (4,), (3, 4)]
+    assert (woven.any_elastic, Sizes(replace(workload, scaling=None), cluster).any_elastic) == (True, False)
+    assert replicas_of((2, 4, 6), 2) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("replica", "least", "most", "cluster", "sizes"),
+    [
+        (2, 1, 2, "2x4", (2, 4)),
+        (1, 3, 4, "1x4", (3, 4)),
+        (1, 3, 4, "2x2", (3, 4)),
+        (1, 3, 4, "1x2", (4,)),  # its smallest size does not fit: it is taken for rigid
+        (4, 1, 1, "1x4", (4,)),
+    ],
+)
+def test_the_sizes_of_a_job_of_four_gpus(
+    replica: int, least: int, most: int, cluster: str, sizes: tuple[int, ...]
+) -> None:
+    plain = jobs([(0, 10, 4)])
+    one = np.ones(1, dtype=np.int32)
+    scaling = scaling_of(plain.gpus, [CURVE], 0 * one, one, 4 * one)
+    scaling = replace(scaling, replica_gpus=replica * one, min_replicas=least * one, max_replicas=most * one)
+    assert Sizes(replace(plain, scaling=scaling), parse_cluster(cluster)).of == [sizes]
+
+
+def test_what_the_base_sees_of_a_job_that_runs_larger() -> None:
+    """It asked for two GPUs; in the view it has one, at two thirds of the speed."""
+    speeds = Speeds(("A", "B"), np.array([[1.0, 0.5]] * 2))
+    _, lending, snapshot, it = lent([(1, 2, 4), (1, 1, 1)], "1x2:A,1x2:B", now_s=300.0, speeds=speeds)
+    view = lending.view
+    view.sync(snapshot)
+    third = 1 / 1.5
+    assert view.workload.gpus.tolist() == [1, 1]
+    assert view.workload.duration_s.tolist() == pytest.approx([1500.0, 1000.0])
+    assert view.workload.scaling is None
+    assert view.remaining_s(0) == pytest.approx(700.0 / third)
+    assert view.remaining_of(np.array([0])).tolist() == pytest.approx([700.0 / third])
+    assert view.rate(0) == pytest.approx(1.5)
+    assert view.predicted_end_s(0) == snapshot.predicted_end_s(0) == 1000.0
+    assert (view.held_s(0), view.attained_gpu_s(0), view.gpus_of(0)) == (300.0, 300.0, 1)
+    assert (view.may_move(0), view.may_move(1)) == (False, True)
+    assert [view.starts(job) for job in range(2)] == [1, 1]
+    assert view.free_masks() == view.idle_masks == [0b10, 0b10]
+    assert (view.free_gpus, snapshot.free_gpus, view.waiting_count) == (2, 1, 0)
+    # It runs slower with what it borrows than it would at home: the end is that at home.
+    it.state.rate[0] = third / 2
+    it.state.placements[0] = Placement((1,), (3,))
+    now_s, end_s = 300.0, snapshot.predicted_end_s(0)
+    left = snapshot.remaining_s(0)
+    assert view.predicted_end_s(0) == pytest.approx(end_s - left * (2 / third - 1 / third))
+    it.state.rate[0] = 0.0
+    assert view.predicted_end_s(0) == pytest.approx(now_s + snapshot.remaining_s(0) / third)
+    view.homeless.append(0)
+    assert (view.is_running(0), view.is_waiting(0), view.waiting(), view.waiting_count) == (False, True, [0], 1)
+    assert (view.is_running(1), view.is_waiting(1)) == (True, False)
+
+
+def test_places_in_the_view() -> None:
+    _, lending, _, _ = lent([(1, 1, 4), (1, 1, 4)], "2x2")
+    view = lending.view
+    assert view.placements == {0: Placement((0,), (1,)), 1: Placement((0,), (2,))}
+    assert (view.who_has(Placement((0,), (2,))), view.who_has(Placement((0,), (3,)))) == (1, None)
+    assert view.alone(0)
+    view.put(9, Placement((0,), (1,), 1))
+    assert (view.alone(0), view.alone(9), view.alone(1), view.alone(5)) == (False, False, True, True)
+    view.remove(9)
+    assert view.free_masks() == [0, 3]  # job 0 has that GPU still
+    view.remove(0)
+    assert view.free_masks() == [1, 3]
+    view.rebuild({1: Placement((1,), (1,))}, [3, 3])
+    assert (dict(view.placements), view.free_masks()) == ({1: Placement((1,), (1,))}, [3, 2])
+    view.set_node(0, 0)
+    assert view.free_gpus == 1
