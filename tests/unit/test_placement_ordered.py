@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.errors import ClusterError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
+from gpuloom.core.workload import Speeds
 from gpuloom.placement.pool import pools_of
+from gpuloom.placement.remaining import BareRemainingOrder, RemainingOrder
 from gpuloom.placement.repack import repack
 from gpuloom.policies.srsf import Srsf
 from gpuloom.policies.srtf import Srtf
@@ -217,3 +220,53 @@ def test_repacking_equals_first_fit_told_plainly(cluster: tuple[int, int], gpus:
 def test_repacking_in_the_simulator_needs_nodes_that_are_alike() -> None:
     with pytest.raises(ClusterError, match="needs nodes that are all alike, not 1x4,1x8"):
         simulate(jobs([(0, 1, 1)]), "1x4,1x8", "srtf:placement=repack")
+
+
+def test_keys_by_what_is_left() -> None:
+    """100 s of work, at twice the speed at best, and 10 s to start; weight 4, 2 GPUs."""
+    workload = jobs([(0, 100, 2), (0, 30, 1)], weight=np.array([4.0, 1.0]))
+    fast = replace(workload, speeds=Speeds(("A", "B"), np.array([[0.5, 2.0], [1.0, 1.0]])))
+    for columns, with_start, bare in ((workload, 27.5, 25.0), (fast, 15.0, 25.0)):
+        state = State(columns, parse_cluster("1x2:A,1x2:B"))
+        state.submit(0, 0.0)
+        state.submit(1, 0.0)
+        snapshot = Snapshot(state, np.full(2, 10.0))
+        for by_gpus in (False, True):
+            gpus = 2 if by_gpus else 1
+            order = RemainingOrder(snapshot, by_gpus=by_gpus)
+            assert [order.waiting_key(snapshot, job) for job in (0, 1)] == [with_start * gpus, 40.0]
+            plain = BareRemainingOrder(columns, by_gpus=by_gpus)
+            assert [plain.waiting_key(snapshot, job) for job in (0, 1)] == [bare * gpus, 30.0]
+            assert plain.running_keys(snapshot, [1, 0]) == [30.0, bare * gpus]
+            unweighed = BareRemainingOrder(replace(columns, weight=None), by_gpus=by_gpus)
+            assert unweighed.running_keys(snapshot, [0]) == [100.0 * gpus]
+
+
+def test_no_more_are_stopped_than_lack() -> None:
+    """Three GPUs are wanted, and two are free: the longest of the two that run makes room."""
+    found = simulate(
+        jobs([(0, 1000, 1), (0, 2000, 1), (10, 10, 3)]),
+        "1x4",
+        "srtf:placement=scatter",
+        restart_overhead_s=0.0,
+        interval_s=0.0,
+    )
+    assert found.end_s.tolist() == [1000.0, 2010.0, 20.0]
+    assert found.restarts == 1
+
+
+def test_of_those_that_would_be_stopped_the_first_stay_if_the_last_are_enough() -> None:
+    """Two GPUs are wanted: of jobs of one and of two GPUs, in this order from the last, the second is enough."""
+    found = simulate(
+        jobs([(0, 1000, 2), (0, 2000, 1), (0, 3000, 1), (10, 10, 2)]),
+        "1x4",
+        "srtf:placement=scatter",
+        restart_overhead_s=0.0,
+        interval_s=0.0,
+    )
+    assert found.end_s.tolist() == [1000.0, 2010.0, 3010.0, 20.0]
+    wide = simulate(
+        jobs([(0, 2000, 2), (0, 3000, 1), (10, 10, 2)]), "1x3", "srtf:placement=scatter", restart_overhead_s=0.0,
+        interval_s=0.0,
+    )  # fmt: skip
+    assert wide.end_s.tolist() == [2010.0, 3000.0, 20.0]  # job 1 alone is not enough, and with job 0 it is not needed

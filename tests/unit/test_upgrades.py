@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from builders import jobs
 from gpuloom.core.cluster import parse_cluster
+from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.workload import Speeds, Workload
 from gpuloom.facts.inputs import load_policy
+from gpuloom.interleave.opportunistic import OpportunisticSharing
 from gpuloom.live.planning.chosen import read
+from gpuloom.placement.upgrades import Moves, Upgrades, merged
 from gpuloom.sim import SimResult, simulate
 from gpuloom.sim.explain import explain
 
@@ -154,3 +160,37 @@ def test_on_a_cluster_with_users_only_who_preempts_moves_jobs_unasked() -> None:
     assert read("fifo:upgrade=yes", beside=True).stops_running
     assert read("tiresias").moves_running
     assert not read("tiresias:upgrade=no").moves_running
+
+
+P, Q, R = (Placement((0,), (mask,)) for mask in (1, 2, 4))
+
+
+def above(place: Placement) -> Placement:
+    return replace(place, layer=1)
+
+
+@pytest.mark.parametrize(
+    ("run", "wait", "alone", "shared"),
+    [
+        ({}, [], [([0], P, False), ([1], above(P), False), ([2], Q, False)], [([0, 1], P, False), ([2], Q, False)]),
+        ({}, [1], [([0], P, False), ([2], Q, False)], [([2], Q, False)]),  # who is left of a pair is no pair
+        ({3: R, 4: above(R)}, [2], [([0], P, False), ([1], above(P), False), ([3], R, True), ([4], above(R), True)],
+         [([0, 1], P, False), ([3, 4], R, True)]),
+        ({2: R}, [], [([0], P, False), ([1], above(P), False)], [([0, 1], P, False)]),  # moved by the policy itself
+        ({3: above(Q)}, [], [([0], P, False), ([1], above(P), False), ([2], Q, False), ([3], above(Q), True)],
+         [([0, 1], P, False)]),  # it joins who runs there
+    ],
+)  # fmt: skip
+def test_who_may_be_moved(run: Mapping[int, Placement], wait: list[int], alone: list[Any], shared: list[Any]) -> None:
+    snapshot: Any = SimpleNamespace(placements={0: P, 1: above(P), 2: Q})
+    workload, cluster = two(), parse_cluster("1x4")
+    sharing = OpportunisticSharing(workload, 0.5)
+    for how, wanted in ((None, alone), (sharing, shared)):
+        upgrades = Upgrades(workload, cluster, known=True, sharing=how)
+        assert list(upgrades._places(snapshot, Decision(run, wait))) == wanted
+
+
+def test_moves_are_added_to_the_decision() -> None:
+    before = Decision({1: P}, [2], 50.0, {1: "why"})  # type: ignore[dict-item]
+    assert merged(before, Moves({3: Q}, 60.0)) == Decision({1: P, 3: Q}, [2], 50.0, {1: "why"})  # type: ignore[dict-item]
+    assert merged(before, Moves({1: Q}, 40.0, {1: "so"})) == Decision({1: Q}, [2], 40.0, {1: "so"})  # type: ignore[dict-item]
