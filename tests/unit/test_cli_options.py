@@ -285,8 +285,8 @@ def test_runs_that_a_backup_does_not_know(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--interval", "0"], "--interval 0: must be a whole number of seconds, at least 1"),
-        (["--interval", "1.5"], "--interval 1.5: must be a whole number of seconds, at least 1"),
+        (["--interval", "0"], "--interval 0: must be a whole number of seconds, from 1 to 86,400"),
+        (["--interval", "1.5"], "--interval 1.5: must be a whole number of seconds, from 1 to 86,400"),
         (["--policies", " , "], "--policies names no policy (tiresias, optimus, goodput, sia)"),
         (["--json", "-", "--jobs-csv", "-"], "only one of --json and --jobs-csv can go to standard output (-)"),
         (["--json", "w.csv"], "w.csv"),
@@ -352,14 +352,15 @@ def test_jobs_of_which_none_fits() -> None:
 
 
 def test_notes_about_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    def policy(name: str, heeds: bool) -> Any:
-        return SimpleNamespace(id=name, heeds_weights=heeds)
+    def policy(heeds: bool) -> Any:
+        return SimpleNamespace(heeds_weights=heeds)
 
     weighted: Any = SimpleNamespace(weights=[1.0])
-    run_options._say_weights(weighted, [policy("fifo", False), policy("gavel", True)])
-    run_options._say_weights(weighted, [policy("fifo", False), policy("fifo", False), policy("sjf", False)])
-    run_options._say_weights(weighted, [policy("gavel", True)])
-    run_options._say_weights(SimpleNamespace(weights=None), [policy("fifo", False)])  # type: ignore[arg-type]
+    no, yes = policy(False), policy(True)
+    run_options._say_weights(weighted, ["fifo", "gavel"], [no, yes])
+    run_options._say_weights(weighted, ["fifo", "fifo", "sjf"], [no, no, no])
+    run_options._say_weights(weighted, ["gavel"], [yes])
+    run_options._say_weights(SimpleNamespace(weights=None), ["fifo"], [no])  # type: ignore[arg-type]
     assert capsys.readouterr().err == (
         "note: fifo ignores the weights of jobs\nnote: fifo, sjf ignore the weights of jobs\n"
     )
