@@ -9,6 +9,7 @@ The text of the document stands between the marks and is kept; what lies between
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,15 +80,19 @@ def pollux(data: Path) -> list[Workload]:
     return [read_trace(f"{archive}::workloads/workload-{i}.csv").workload for i in range(1, 9)]
 
 
-def all_of_pollux(data: Path, processes: int) -> list[str]:
-    """A table over the eight workloads as they are."""
-    cluster = parse_cluster("16x4")
-    tasks = [Task(jobs, cluster, text) for text in POLICIES.values() for jobs in pollux(data)]
+def simulated(tasks: list[Task], processes: int) -> list[SimResult]:
     outcome = run_all(tasks, {}, processes=processes)
     for error in outcome.errors:
         if error is not None:
             raise error
-    average = np.array([result.avg_jct_s for result in outcome.done]).reshape(len(POLICIES), -1)
+    return outcome.done
+
+
+def all_of_pollux(data: Path, processes: int) -> list[str]:
+    """A table over the eight workloads as they are."""
+    cluster = parse_cluster("16x4")
+    tasks = [Task(jobs, cluster, text) for text in POLICIES.values() for jobs in pollux(data)]
+    average = np.array([result.avg_jct_s for result in simulated(tasks, processes)]).reshape(len(POLICIES), -1)
     ratio = average / average[0]
     return [
         "## Pollux, all eight workloads, 16x4",
@@ -110,25 +115,25 @@ def mixed(processes: int) -> list[str]:
         cluster = parse_cluster(spec)
         jobs = make_elastic(generate(GeneratorConfig(jobs=count, gpus=gpus, load=load, seed=1)), Range(1, 16, False))
         jobs = from_facts(jobs, cluster)
-        outcome = run_all([Task(jobs, cluster, text) for text in MIXED], {}, processes=processes)
-        for error in outcome.errors:
-            if error is not None:
-                raise error
-        first = outcome.done[0]
-        lines += [
-            f"## Two GPU models: generated, load {load:g}, 1 to 16 GPUs, {spec}",
-            "",
-            f"{len(jobs):,} jobs.",
-            "",
-            "| policy | average JCT | to tiresias | p99 | GPUs in use | resizes | restarts | run time to tiresias |",
-            "|---|---|---|---|---|---|---|---|",
-            *(
-                row(text, result, first.avg_jct_s, first.wall_s)
-                for text, result in zip(MIXED, outcome.done, strict=True)
-            ),
-            "",
-        ]
+        done = simulated([Task(jobs, cluster, text) for text in MIXED], processes)
+        title = f"Two GPU models: generated, load {load:g}, 1 to 16 GPUs, {spec}"
+        lines += section(title, f"{len(jobs):,} jobs.", dict(zip(MIXED, done, strict=True)))
     return lines
+
+
+def section(title: str, said: str, results: Mapping[str, SimResult]) -> list[str]:
+    """A heading, a sentence and a table, relative to the first result."""
+    first = next(iter(results.values()))
+    return [
+        f"## {title}",
+        "",
+        said,
+        "",
+        "| policy | average JCT | to tiresias | p99 | GPUs in use | resizes | restarts | run time to tiresias |",
+        "|---|---|---|---|---|---|---|---|",
+        *(row(name, result, first.avg_jct_s, first.wall_s) for name, result in results.items()),
+        "",
+    ]
 
 
 def row(name: str, result: SimResult, fixed_s: float, wall_s: float) -> str:
@@ -143,25 +148,10 @@ def figures(data: Path, processes: int) -> str:
     lines = []
     for title, spec, jobs in workloads(data):
         cluster = parse_cluster(spec)
-        outcome = run_all([Task(jobs, cluster, text) for text in POLICIES.values()], {}, processes=processes)
-        for error in outcome.errors:
-            if error is not None:
-                raise error
-        fixed = outcome.done[0]
+        done = simulated([Task(jobs, cluster, text) for text in POLICIES.values()], processes)
         offered = float(jobs.duration_s @ jobs.gpus) / float(np.ptp(jobs.submit_s)) / cluster.gpus
-        lines += [
-            f"## {title}, {spec}",
-            "",
-            f"{len(jobs):,} jobs; offered load at the sizes asked for {offered:.2f}.",
-            "",
-            "| policy | average JCT | to tiresias | p99 | GPUs in use | resizes | restarts | run time to tiresias |",
-            "|---|---|---|---|---|---|---|---|",
-            *(
-                row(name, result, fixed.avg_jct_s, fixed.wall_s)
-                for name, result in zip(POLICIES, outcome.done, strict=True)
-            ),
-            "",
-        ]
+        said = f"{len(jobs):,} jobs; offered load at the sizes asked for {offered:.2f}."
+        lines += section(f"{title}, {spec}", said, dict(zip(POLICIES, done, strict=True)))
     return "\n".join([*lines, *all_of_pollux(data, processes), *mixed(processes)])
 
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from gpuloom.core.errors import InputError
-from gpuloom.sharing.rule import CKernel, Kernel, Params, reason_name
+from gpuloom.sharing.rule import U64, CKernel, Kernel, Params, _fits, reason_name
 from gpuloom.sharing.shim.native import VERSION, library
 
 KINDS = ("kernel", "graph", "memory", "warm-up")
-U64 = 2**64 - 1
 UNKNOWN_SLACK = -(2**63)
 
 
@@ -178,12 +177,6 @@ def interference(params: Params, kernel: Kernel, hp: Kernel, sm_count: int) -> f
     """The score 0..1 of a best-effort kernel beside a high-priority one."""
     p, k, h = params.as_c(), kernel.as_c(), hp.as_c()
     return float(_bound().gl_interference(ctypes.byref(p), ctypes.byref(k), ctypes.byref(h), sm_count))
-
-
-def _fits(name: str, value: int, limit: int) -> int:
-    if not 0 <= value <= limit:
-        raise InputError(f"{name} is {value}, must be from 0 to {limit}")
-    return value
 
 
 @cache

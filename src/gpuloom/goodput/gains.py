@@ -23,14 +23,11 @@ from typing import ClassVar
 from gpuloom.core.errors import PolicyError
 from gpuloom.goodput.base import Cluster, Held, pool_of_nodes
 from gpuloom.goodput.job import Batch, Job
-from gpuloom.goodput.knowledge import Expected, Knowledge, Learnt, Told, restart_kept
-from gpuloom.goodput.packing import pack_pools
-from gpuloom.solvers.sized_choices import Choice, choose
+from gpuloom.goodput.knowledge import KNOW, Expected, Knowledge, Learnt, Told, restart_kept
+from gpuloom.goodput.packing import STAYS, best_choices
+from gpuloom.solvers.sized_choices import Choice
 
-KNOW = ("learnt", "told")
 POWER = 0.4
-STAYS = 1e6
-"""Worth of what a job that is just starting has: more than all else together."""
 
 
 class Gains:
@@ -52,14 +49,7 @@ class Gains:
 
     def allocate(self, now_s: int, jobs: Sequence[Job], nodes: Cluster) -> Held:
         usual = self._usual()
-        rows = [self._row(job, now_s, usual) for job in jobs]
-        chosen = choose(rows, [pool.total for pool in self.cluster.pools])
-        wants = {
-            job.name: (row[at].model, row[at].gpus)
-            for job, row, at in zip(jobs, rows, chosen, strict=True)
-            if at is not None
-        }
-        return pack_pools(wants, {job.name: job.nodes for job in jobs}, self.cluster)
+        return best_choices(jobs, [self._row(job, now_s, usual) for job in jobs], self.cluster)
 
     def _row(self, job: Job, now_s: int, usual: Sequence[float]) -> list[Choice]:
         holds = (self.pool_of[job.nodes[0]], len(job.nodes)) if job.nodes else None

@@ -24,6 +24,8 @@ from gpuloom.goodput.fitting import StepModel, fit_steps
 from gpuloom.goodput.job import Batch, Job, split
 from gpuloom.goodput.tables import FIXED_BATCH, TRIED, Goodputs, sizes_of
 
+KNOW = ("learnt", "told")
+"""What a rule's parameter of that name may be."""
 MOST_GPUS = 64
 """Nobody asks for more."""
 _EPS = 1e-8

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpuloom.core.sums import sum_ints
 from gpuloom.goodput.base import Cluster, Held, Nodes
+from gpuloom.goodput.job import Job
+from gpuloom.solvers.sized_choices import Choice, choose
+
+STAYS = 1e6
+"""Worth of what a job that is just starting has: more than all else together."""
+
+
+def best_choices(jobs: Sequence[Job], rows: Sequence[Sequence[Choice]], cluster: Cluster) -> Held:
+    """Nodes of the jobs where each gets one of its choices, or none, and these are worth most together.
+
+    Args:
+        rows: by job its choices; their models are the cluster's pools.
+    """
+    chosen = choose(rows, [pool.total for pool in cluster.pools])
+    wants = {
+        job.name: (row[at].model, row[at].gpus)
+        for job, row, at in zip(jobs, rows, chosen, strict=True)
+        if at is not None
+    }
+    return pack_pools(wants, {job.name: job.nodes for job in jobs}, cluster)
 
 
 def pack(wants: Mapping[str, int], held: Held, nodes: Nodes) -> dict[str, tuple[int, ...]]:

@@ -19,16 +19,13 @@ from typing import ClassVar
 from gpuloom.core.errors import PolicyError
 from gpuloom.goodput.base import Cluster, Held, pool_of_nodes
 from gpuloom.goodput.job import Batch, Job
-from gpuloom.goodput.knowledge import Knowledge, Learnt, Told, restart_kept
-from gpuloom.goodput.packing import pack_pools
-from gpuloom.solvers.sized_choices import Choice, choose
+from gpuloom.goodput.knowledge import KNOW, Knowledge, Learnt, Told, restart_kept
+from gpuloom.goodput.packing import STAYS, best_choices
+from gpuloom.solvers.sized_choices import Choice
 
-KNOW = ("learnt", "told")
 P = -0.5
 LAMBDA = 1.1
 _MOST = 3000.0
-_STAYS = 1e6
-"""Worth of what a job that is just starting has: more than all else together."""
 
 
 class Sia:
@@ -46,19 +43,12 @@ class Sia:
         self.pool_of = pool_of_nodes(cluster)
 
     def allocate(self, now_s: int, jobs: Sequence[Job], nodes: Cluster) -> Held:
-        rows = [self._row(job, now_s) for job in jobs]
-        chosen = choose(rows, [pool.total for pool in self.cluster.pools])
-        wants = {
-            job.name: (row[at].model, row[at].gpus)
-            for job, row, at in zip(jobs, rows, chosen, strict=True)
-            if at is not None
-        }
-        return pack_pools(wants, {job.name: job.nodes for job in jobs}, self.cluster)
+        return best_choices(jobs, [self._row(job, now_s) for job in jobs], self.cluster)
 
     def _row(self, job: Job, now_s: int) -> list[Choice]:
         holds = (self.pool_of[job.nodes[0]], len(job.nodes)) if job.nodes else None
         if holds and job.wait_s > 0:
-            return [Choice(*holds, _STAYS)]
+            return [Choice(*holds, STAYS)]
         options = self.knowledge.options(job)
         least = min(one.goodput for one in options)
         kept = restart_kept(job, now_s) if holds and now_s - job.submit_s >= job.app.restart_s else 1.0

@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 from gpuloom.core.decision import Placement
 from gpuloom.core.workload import F8
 from gpuloom.interleave.tables import NEVER, SetTable
-from gpuloom.interleave.valued import Group
+from gpuloom.interleave.valued import Group, in_parts
 
-_EXCHANGED = 128
-"""Groups that change members with each other: the time grows with their square."""
 _ROUNDS = 8
 _GAIN = 1e-9
 
@@ -176,9 +174,7 @@ def spread(
     """
     for shape in sorted({group.shape for group in groups}):
         alike = [index for index, group in enumerate(groups) if group.shape == shape]
-        parts = -(-len(alike) // _EXCHANGED)
-        for part in range(parts):
-            some = alike[part::parts]
+        for some in in_parts(alike):
             mine, at = [groups[index] for index in some], [places[index] for index in some]
             for pool in pools[shape]:
                 for _ in some:

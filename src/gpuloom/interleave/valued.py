@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, combinations
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +24,8 @@ ROUNDS = 4
 STEPS = 16
 """The most points of a curve of value by nodes."""
 _GAIN = 1e-9
+_EXCHANGED = 128
+_Member = TypeVar("_Member")
 
 Stack = tuple[list[int], list[float]]
 """Jobs of one profile, best first, and the value of each (worth · solo seconds per iteration)."""
@@ -245,6 +248,12 @@ def share_nodes(tables: Sequence[SetTable], stacks: Stacks, nodes: int, gpus_per
                 filler.fill(curve[left][1] + gpus)
             groups += filler.groups
     return groups, nodes * gpus_per_node - sum_ints(group.table.gpus for group in groups)
+
+
+def in_parts(alike: Sequence[_Member]) -> list[Sequence[_Member]]:
+    """Of groups of one shape those that exchange members with each other: the time grows with their square."""
+    parts = -(-len(alike) // _EXCHANGED)
+    return [alike[part::parts] for part in range(parts)]
 
 
 def exchange(groups: Sequence[Group]) -> None:

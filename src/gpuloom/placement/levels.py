@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.carrying import PER_JOB
 from gpuloom.core.columns import floats, ints
-from gpuloom.core.decision import Decision
+from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
 from gpuloom.placement.ordered import OrderedPlanner
@@ -241,9 +241,10 @@ class LevelOrder:
                 self._since_s[job] = snapshot.held_s(job)
                 planner.rekey(snapshot, job)
 
-    def moved(self, snapshot: Snapshot, job: int) -> None:
-        """A running job is started anew elsewhere. Call it after `plan`."""
-        if not self._overheads:
+    def relocate(self, snapshot: Snapshot, planner: OrderedPlanner, job: int, placement: Placement) -> None:
+        """A job moves, or starts elsewhere than planned; running ones are started anew. Call it after `plan`."""
+        planner.relocate(job, placement)
+        if snapshot.is_running(job) and not self._overheads:
             self._counts_from_s[job] += snapshot.restart_overhead_s[job]
             self._watch(snapshot, job, anew=False)
 

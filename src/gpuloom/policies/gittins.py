@@ -15,13 +15,14 @@ quantiles the jobs of a level are equals, in order of arrival.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuloom.core.carrying import Rows
 from gpuloom.core.cluster import Cluster
-from gpuloom.core.decision import Decision, Placement
+from gpuloom.core.decision import Decision
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
@@ -151,10 +152,4 @@ class Gittins(Upgrading):
         planner.observe(snapshot)
         order.update(snapshot, planner)
         decision = order.plan(snapshot, planner)
-
-        def tell(job: int, placement: Placement) -> None:
-            planner.relocate(job, placement)
-            if snapshot.is_running(job):
-                order.moved(snapshot, job)
-
-        return self.upgraded(snapshot, decision, tell), memory
+        return self.upgraded(snapshot, decision, partial(order.relocate, snapshot, planner)), memory

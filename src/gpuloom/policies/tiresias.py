@@ -9,10 +9,11 @@ Limits by default: 3,250 and 7,200 GPU-seconds (the released simulators of Tires
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 from gpuloom.core.cluster import Cluster
-from gpuloom.core.decision import Decision, Placement
+from gpuloom.core.decision import Decision
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
 from gpuloom.placement.levels import LevelMemory, LevelOrder
@@ -66,10 +67,4 @@ class Tiresias(Upgrading):
         planner.observe(snapshot)
         order.update(snapshot, planner)
         decision = order.plan(snapshot, planner)
-
-        def tell(job: int, placement: Placement) -> None:
-            planner.relocate(job, placement)
-            if snapshot.is_running(job):
-                order.moved(snapshot, job)
-
-        return self.upgraded(snapshot, decision, tell), memory
+        return self.upgraded(snapshot, decision, partial(order.relocate, snapshot, planner)), memory

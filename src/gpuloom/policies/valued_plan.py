@@ -17,7 +17,7 @@ from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.interleave.groups import GroupTimes
 from gpuloom.interleave.pairing import Pairing
 from gpuloom.interleave.tables import SetTable
-from gpuloom.interleave.valued import Group, exchange, share_nodes
+from gpuloom.interleave.valued import Group, exchange, in_parts, share_nodes
 from gpuloom.interleave.worth import GroupWorth
 from gpuloom.placement.pool import Pool, pool_of_node, pools_of
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool, speeds_on
@@ -26,8 +26,6 @@ from gpuloom.policies.valued_rooms import Filling, Jobs
 from gpuloom.policies.weaving import group_times, smallest_memory_mib
 from gpuloom.solvers.assignment import assign
 
-_EXCHANGED = 128
-"""Groups that exchange members with each other: the time grows with their square."""
 _BETTER = 1e-9
 _AT_EASE = 0.1
 """The power of the time left where nobody waits."""
@@ -344,9 +342,8 @@ class Planner:
         for group, place in zip(groups, places, strict=True):
             by_shape.setdefault((group.shape, self._pool_of_node[place.nodes[0]]), []).append(group)
         for alike in by_shape.values():
-            parts = -(-len(alike) // _EXCHANGED)
-            for part in range(parts):
-                exchange(alike[part::parts])
+            for some in in_parts(alike):
+                exchange(some)
         return groups, places
 
     def _across(
