@@ -179,6 +179,9 @@ def test_what_left_its_parents_stays_of_its_run() -> None:
     assert pids(later) == {"1.1": [12, 13, 14], "2.1": [20]}
     # 12 is another process now.
     assert pids([made(12, 1, 12, start=9), made(13, 12, 99)]) == {"1.1": [13], "2.1": []}
+    # Of the session, or of the group alone.
+    lone = [Process(50, 1, 20, 99, 0, 5, 0), Process(51, 1, 99, 20, 0, 5, 0), Process(52, 1, 99, 99, 0, 5, 0)]
+    assert pids([made(20, 1, 20), *lone]) == {"1.1": [], "2.1": [20, 50, 51]}
     # A circle, as a torn reading could show it, is nobody's.
     assert pids([made(40, 41, 7), made(41, 40, 7)]) == {"1.1": [], "2.1": []}
 

@@ -364,3 +364,30 @@ def test_gpu_models_that_were_weighed() -> None:
     assert explain._generic(full) == "No other GPU model had room for it."
     one: Any = SimpleNamespace(alternatives=[chosen])
     assert explain._generic(one) == "The cluster has one GPU model."
+
+
+@pytest.mark.parametrize(("count", "out"), [(51, 0), (52, 2), (1060, 1010)])
+def test_of_a_long_story_the_middle_is_left_out(count: int, out: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def step(number: int, what: str, **more: Any) -> Any:
+        plain = {"model": "", "nodes": (), "gpus": 1, "waited_s": 0.0, "alternatives": (), "why": None, "company": None}
+        return SimpleNamespace(time_s=100.0 + number, what=what, **{**plain, **more})
+
+    chosen = alternative("V100", 1.0, chosen=True)
+    there = {"model": "V100", "alternatives": (chosen,)}
+    steps = [step(number, "rise") for number in range(count)]
+    steps[0] = step(0, "start", nodes=("a",), waited_s=5.0, **there)
+    steps[41] = step(41, "move", nodes=("b",), **there)  # left out, or shown
+    steps[42] = step(42, "stop")
+    steps[-2] = step(count - 2, "move", nodes=("c",), **there)
+    steps[-1] = step(count - 1, "end", model="V100", nodes=("c",))
+    result = SimpleNamespace(trace="t", cluster="2x4", interrupted=False)
+    found: Any = SimpleNamespace(job_id="7", gpus=1, policy="fifo", steps=steps, result=result)
+    explain._print(found)
+    text = capsys.readouterr().out
+    lines = [line for line in text.splitlines() if line.startswith(("+", "…"))]
+    assert text.startswith("job 7 (1 GPU) of t under fifo on 2x4\n\n+0s  starts on 1 V100, node a, after waiting 5s\n")
+    assert lines[-2].endswith("moves to 1 V100, node c (from 1 V100, node b)"), "the one before it may be left out"
+    assert lines[-1].endswith("  ends on V100, node c")
+    assert len(lines) == count - out + (out > 0)
+    if out:
+        assert lines[40] == f"… {out:,} of {count:,} steps are left out here (--json has all)"
