@@ -6,7 +6,7 @@ import json
 import math
 import os
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from fake_views import attempt, record
 from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
-from gpuloom.core.job import EndReason, Gpu, NodeRecord, NodeState, Phase, SavedBy
+from gpuloom.core.job import DeviceKind, EndReason, Gpu, NodeRecord, NodeState, Phase, SavedBy
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus
 from gpuloom.executors.runner import cgroups
 from gpuloom.facts.inputs import load_policy
@@ -212,6 +212,46 @@ def test_an_end_that_nobody_saw(boot: str, of_run: str | None, cause: Cause) -> 
     found = launch.end_unseen(attempt(boot_id=of_run), boot)
     assert (found.reason, found.cause, found.exit_code) == (EndReason.LOST, cause, None)
     assert ("restarted" in found.message) is (cause is Cause.RESTARTED)
+
+
+def test_the_variables_of_slurm_where_they_are_asked_for() -> None:
+    node = NodeRecord("a", (Gpu(0, "G0", "V100"), Gpu(3, "G3", "V100")))
+    held = attempt(number=2, allocation=(("a", (0, 3)),))
+    spec = spec_of(name="n", slurm_env=True, cpus=4, memory=512, workdir="/w", env={"SLURM_JOB_ID": "of another"})
+    job = record(user="ann", name="n[4]", array_id=7, array_index=4, spec=spec)
+    env = launch.run_request(job, held, node, Path("/r"), resumes=True, environment={"SLURM_JOB_ID": "of another"}).env
+    assert {name: text for name, text in env.items() if name.startswith("SLURM")} == {
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOBID": "1",
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_NTASKS": "1",
+        "SLURM_NPROCS": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_NODELIST": "a",
+        "SLURM_JOB_NODELIST": "a",
+        "SLURMD_NODENAME": "a",
+        "SLURM_JOB_NAME": "n",
+        "SLURM_JOB_USER": "ann",
+        "SLURM_SUBMIT_DIR": "/w",
+        "SLURM_RESTART_COUNT": "1",
+        "SLURM_GPUS": "2",
+        "SLURM_GPUS_ON_NODE": "2",
+        "SLURM_JOB_GPUS": "0,3",
+        "SLURM_CPUS_PER_TASK": "4",
+        "SLURM_CPUS_ON_NODE": "4",
+        "SLURM_MEM_PER_NODE": "512",
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "4",
+    }
+    slots = replace(node, kind=DeviceKind.CPU)
+    few = launch.run_request(record(spec=spec_of(slurm_env=True, cpus=0.5)), held, slots, Path("/r"), resumes=False).env
+    assert {"SLURM_GPUS", "SLURM_ARRAY_JOB_ID", "SLURM_MEM_PER_NODE"}.isdisjoint(few)
+    assert few["SLURM_CPUS_PER_TASK"] == "1"
+    plain = launch.run_request(record(), held, node, Path("/r"), resumes=False).env
+    assert not [name for name in plain if name.startswith("SLURM")]
 
 
 def test_what_a_run_is_started_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,7 @@ OPTIONS = (
     click.option(
         "--real-time", is_flag=True, help="It must answer in real time. Without --class, this makes it class high."
     ),
+    click.option("--slurm-env", is_flag=True, help="Set Slurm's variables too (SLURM_JOB_ID, SLURM_ARRAY_TASK_ID, …)."),
     click.option("--hold", is_flag=True, help="Hold it until gpuloom release."),
 )
 

@@ -61,6 +61,7 @@ class Spec:
     task_type: str | None = None
     importance: str | None = None
     real_time: bool = False
+    slurm_env: bool = False
     hold: bool = False
 
     @property
@@ -102,7 +103,7 @@ _TYPES: Mapping[str, frozenset[type[Any]]] = {
     **dict.fromkeys(("cpus", "time_limit", "estimate"), frozenset({*_NUMBER, _NONE})),
     **dict.fromkeys(("array", "checkpoint", "venv", "conda", "container", "model"), frozenset({str, _NONE})),
     **dict.fromkeys(("share_class", "task_type", "importance"), frozenset({str, _NONE})),
-    **dict.fromkeys(("real_time", "hold"), frozenset({bool})),
+    **dict.fromkeys(("real_time", "slurm_env", "hold"), frozenset({bool})),
     "grace": frozenset(_NUMBER),
     "env": frozenset({dict}),
 }

@@ -13,6 +13,7 @@ from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.environment import prepared
 from gpuloom.executors.port import Cause, RunExit, RunRequest, exit_of
 from gpuloom.executors.wire import EXIT_FILE, LOG_FILE, RUN_FILE, read_json
+from gpuloom.live.dispatch.slurm_env import slurm_variables
 from gpuloom.sharing.start import NO_SHARING, Ability, under_the_shim
 
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
@@ -97,6 +98,8 @@ def run_request(
         env["GPULOOM_ARRAY_ID"] = str(job.array_id)
         env["GPULOOM_ARRAY_INDEX"] = str(job.array_index)
     cwd = spec.workdir or env.get("HOME") or "/"
+    if spec.slurm_env:
+        env |= slurm_variables(job, attempt, node, gpus, cwd)
     uuids = tuple(by_index[gpu].uuid for gpu in gpus)
     directory = str(run_directory(runs, attempt.run))
     argv, env = prepared(

@@ -224,6 +224,11 @@ class JobSpec(BaseModel):
         description="It must answer in real time: this makes it class high, whatever task type and importance. A "
         "given class takes precedence.",
     )
+    slurm_env: bool = Field(
+        False,
+        strict=True,
+        description="Set Slurm's variables too (SLURM_JOB_ID, SLURM_ARRAY_TASK_ID, …), for scripts that read them.",
+    )
     hold: bool = Field(False, strict=True, description="Hold it until it is released.")
 
     @field_validator("command")
