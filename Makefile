@@ -25,12 +25,12 @@ demo: $(STAMP) ## Run eight small jobs on a scheduler of their own, and compare 
 quick test: export PYTHONDONTWRITEBYTECODE =
 quick: export GPULOOM_QUICK = 1
 
-# Three workers on two cores: many tests wait for processes and for time to pass.
+# Three workers on two cores: many tests wait for processes and for time to pass. Who is done takes tests from others.
 quick: $(STAMP) ## Run the tests that take little time: while working (less than 2 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 3 -m "not slow" --ignore tests/docs
+	@$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --ignore tests/docs
 
 test: $(STAMP) ## Run all tests (less than 12 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 3
+	@$(BIN)/python -m pytest -n 3 --dist worksteal
 
 coverage: $(STAMP) ## Print which part of the lines of each package the tests run (TESTS="tests/unit -m 'not slow'": some)
 	@$(BIN)/python scripts/covered.py $(TESTS)

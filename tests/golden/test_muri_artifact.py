@@ -44,7 +44,14 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(("policy", "trace"), [(policy, trace) for policy, traces in RUNS.items() for trace in traces])
+@pytest.mark.parametrize(
+    ("policy", "trace"),
+    [
+        pytest.param(policy, trace, marks=() if trace in ("cluster_trace", "trace3") else pytest.mark.slow)
+        for policy, traces in RUNS.items()
+        for trace in traces
+    ],
+)
 def test_every_job_ends_when_it_does_in_the_artifact(data: Path, policy: str, trace: str) -> None:
     workload = read_trace(data / "muri" / f"{TRACES[trace]}.csv.gz").workload
     expected = reference(data, trace, policy)

@@ -1,15 +1,17 @@
 """Muri-S and Muri-L under `--compat muri` against the released simulator (shared/data/muri, docs/results/weaving.md).
 
-With the released matcher the figures are the artifact's (job by job: tests/unit/test_interleave_released.py). Many
+With the released matcher the figures are the artifact's, and so are the times of every job. Many
 groupings are equally good, and the exact matcher chooses other ones, after which the runs drift apart; hence bounds.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpuloom.sim import SimResult, simulate
@@ -20,6 +22,11 @@ pytestmark = pytest.mark.data
 METRICS = ("avg_jct_s", "makespan_s", "p99_jct_s")
 NAMES = {"muri-s": "Muri-S", "muri-l": "Muri-L"}
 FILES = {"cluster_trace": "cluster_exp_400jobs"}
+SAME = "multi-resource-blossom-same-gpu"
+ARTIFACT = {"muri-s": SAME, "muri-l": f"{SAME}-unaware"}
+"""What the artifact calls them."""
+FOUR_ARE_FASTER = (1.0, 1.33 / 1.015, 1.5 / 1.015, 1.3 / 1.015)
+"""The artifact's overheads of its greedy runs, over solo."""
 POLICIES = pytest.mark.parametrize("policy", ["muri-s", "muri-l"])
 
 
@@ -48,11 +55,30 @@ def ratios(result: SimResult, reference: dict[str, float]) -> dict[str, float]:
     return {name: getattr(result, name) / value for name, value in reference.items()}
 
 
+def check_jobs(data: Path, result: SimResult, trace: str, artifact: str) -> None:
+    """Every job starts and ends when it does in the artifact."""
+    with gzip.open(data / "muri" / "reference_runs" / f"{trace}__{artifact}.csv.gz", "rt", encoding="utf-8") as rows:
+        ends = {row["job_id"]: (float(row["start_time"]), float(row["end_time"])) for row in csv.DictReader(rows)}
+    assert len(ends) == len(result.job_ids)
+    jct = np.array([ends[job][1] for job in result.job_ids]) - result.submit_s
+    assert result.jct_s == pytest.approx(jct, rel=1e-9)
+    assert result.start_s == pytest.approx(np.array([ends[job][0] for job in result.job_ids]), rel=1e-9)
+
+
 @POLICIES
 @traces("trace3", "job_type_1", "job_type_2", "job_type_3")
-def test_the_figures_are_those_of_the_released_simulator(data: Path, trace: str, policy: str) -> None:
-    ratio = ratios(run(data, trace, policy), expected(data, "reference_results.csv", trace, policy))
+def test_figures_and_jobs_are_those_of_the_released_simulator(data: Path, trace: str, policy: str) -> None:
+    result = run(data, trace, policy)
+    ratio = ratios(result, expected(data, "reference_results.csv", trace, policy))
     assert ratio == pytest.approx(dict.fromkeys(METRICS, 1.0), rel=1e-6)
+    check_jobs(data, result, trace, ARTIFACT[policy])
+
+
+def test_every_job_of_greedy_groups_ends_when_it_does_in_the_artifact(data: Path) -> None:
+    workload = read_trace(data / "muri" / "trace3.csv.gz").workload
+    parameters = {"grouping": "greedy", "interleave_overhead": FOUR_ARE_FASTER}
+    result = simulate(workload, "8x8", "muri-l", compat="muri", parameters=parameters)
+    check_jobs(data, result, "trace3", "multi-resource-gpu-unaware")
 
 
 @POLICIES
@@ -100,6 +126,7 @@ def test_the_worst_order_inside_groups_is_worse_as_in_the_released_simulator(dat
     reference = expected(data, "reference_results.csv", "trace3", name)
     assert worst.avg_jct_s == pytest.approx(reference["avg_jct_s"], rel=1e-6)
     assert worst.p99_jct_s > 1.3 * run(data, "trace3", "muri-l").p99_jct_s
+    check_jobs(data, worst, "trace3", name)
 
 
 @pytest.mark.slow

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +13,6 @@ from gpuloom.core.snapshot import Snapshot
 from gpuloom.interleave.released import released_partners
 from gpuloom.policies.muri import MuriL
 from gpuloom.sim import simulate
-from gpuloom.traces import read_trace
 from gpuloom.traces.generate import GeneratorConfig, generate
 
 
@@ -119,46 +115,3 @@ def test_memory_is_all_that_a_plan_needs() -> None:
     kept = simulate(workload, "2x8", MuriL(**values), compat="muri")
     lost = simulate(workload, "2x8", LosesItsCache(**values), compat="muri")
     assert np.array_equal(kept.end_s, lost.end_s)
-
-
-SAME = "multi-resource-blossom-same-gpu"
-FOUR_ARE_FASTER = (1.0, 1.33 / 1.015, 1.5 / 1.015, 1.3 / 1.015)
-"""The artifact's overheads of its greedy runs, over solo."""
-SLOW = [(trace, policy) for trace in ("job_type_1", "job_type_2", "job_type_3", "trace3") for policy in ("S", "L")]
-
-
-@pytest.mark.data
-@pytest.mark.parametrize(
-    ("trace", "policy", "artifact", "parameters"),
-    [
-        ("cluster_trace", "muri-s", SAME, {}),
-        ("cluster_trace", "muri-l", f"{SAME}-unaware", {}),
-        pytest.param(
-            "trace3", "muri-l", f"{SAME}-unaware-worstordering", {"ordering": "worst"}, marks=pytest.mark.slow
-        ),
-        (
-            "trace3",
-            "muri-l",
-            "multi-resource-gpu-unaware",
-            {"grouping": "greedy", "interleave_overhead": FOUR_ARE_FASTER},
-        ),
-        *[
-            pytest.param(
-                trace, f"muri-{which.lower()}", SAME if which == "S" else f"{SAME}-unaware", {}, marks=pytest.mark.slow
-            )
-            for trace, which in SLOW
-        ],
-    ],
-)
-def test_every_job_ends_when_it_does_in_the_artifact(
-    data: Path, trace: str, policy: str, artifact: str, parameters: dict[str, Any]
-) -> None:
-    file = "cluster_exp_400jobs" if trace == "cluster_trace" else trace
-    workload = read_trace(data / "muri" / f"{file}.csv.gz").workload
-    with gzip.open(data / "muri" / "reference_runs" / f"{trace}__{artifact}.csv.gz", "rt", encoding="utf-8") as rows:
-        ends = {row["job_id"]: (float(row["start_time"]), float(row["end_time"])) for row in csv.DictReader(rows)}
-    result = simulate(workload, "8x8", policy, compat="muri", parameters=parameters)
-    assert len(ends) == len(workload)
-    jct = np.array([ends[job][1] for job in result.job_ids]) - workload.submit_s
-    assert result.jct_s == pytest.approx(jct, rel=1e-9)
-    assert result.start_s == pytest.approx(np.array([ends[job][0] for job in result.job_ids]), rel=1e-9)
