@@ -29,6 +29,8 @@ from gpuloom.solvers.assignment import assign
 _BETTER = 1e-9
 _AT_EASE = 0.1
 """The power of the time left where nobody waits."""
+_PRICE_AT_EASE = 0.5
+"""The power of what a second costs where nobody waits: faster GPUs are short even then."""
 _CROWDED = 0.25
 """Jobs that need this share of the cluster more than it has are a crowd: worth goes by GPU time altogether."""
 
@@ -288,9 +290,11 @@ class Planner:
     def _urgency(self, snapshot: Snapshot, jobs: Jobs, time_s: F8, price: F8, waited: F8) -> F8:
         """The logarithm of what a second on its best GPUs is worth to each job; `waited`: times of `time_s`.
 
-        While all jobs have GPUs nobody's end frees what others wait for: a second saved is worth the same to every
-        job, whatever its size, and only slightly more to one that will soon be gone. The more jobs wait the more it
-        counts how many GPU-seconds a job needs.
+        While all jobs have GPUs nobody's end frees what others wait for: a second saved is worth nearly the same to
+        every job, and only slightly more to one that will soon be gone. A job on many GPUs counts for more, but not for
+        as many jobs: small ones would else leave the rest of a fast node idle. The more jobs wait the more it counts how
+        many GPU-seconds a job needs; all of it once jobs wait that did not come just now, be it that the GPUs they need are
+        not together, or that they can't run on those that are free.
         """
         power: float = self._policy.values["power"]
         speed, ageing = self._speed_by_pool, self._policy.values["ageing"] * np.log1p(waited)
@@ -299,9 +303,11 @@ class Planner:
             worth = np.log(price) - power * np.log(time_s * price) + ageing
             return worth
         crowd = sum_floats(price) / snapshot.cluster.gpus
-        share = min(max((crowd - 1.0) / _CROWDED, 0.0), 1.0)
+        some_wait = not self._waiting.keys() <= {*snapshot.arrived, *snapshot.evicted}
+        share = 1.0 if some_wait else min(max((crowd - 1.0) / _CROWDED, 0.0), 1.0)
         by_time = (1.0 - share) * min(_AT_EASE, power) + share * power
-        worth = share * (1.0 - power) * np.log(price) - by_time * np.log(time_s) + share * ageing
+        by_price = (1.0 - share) * min(_PRICE_AT_EASE, 1.0 - power) + share * (1.0 - power)
+        worth = by_price * np.log(price) - by_time * np.log(time_s) + share * ageing
         # Speeds are relative to one model, the same for all: what counts is the share of a job's own best. (What work
         # costs when it is planned pair by pair goes by speeds already.)
         own = 1.0 - share if self._in_pairs else 1.0

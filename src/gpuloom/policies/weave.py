@@ -11,10 +11,10 @@ restarts and resizes cost. It is told no durations (`durations=known`: it is, as
     3. With whom: groups by value on the nodes of each model (`interleave/valued.py`), jobs of which nothing is known
        alone. Then members change between the models (`interleave/across.py`).
     4. When: what runs goes on unless the new plan is worth more within `horizon`, restarts and moves between GPU
-       models paid.
-    5. How many: jobs that can be of several sizes enter 1 to 4 at their smallest (or, if stage times are known, at
-       the size that they ask for); GPUs that are left over go where they bring most (`policies/elastic_goodput.py`),
-       and come back as soon as a job can start on them.
+       models paid. Jobs move to faster GPUs that are idle even then if they end sooner so (`placement/upgrades.py`).
+    5. How many: jobs that can be of several sizes enter 1 to 4 at their smallest, and alone if they ask for more: stage
+       times and pairs were measured at the size that they ask for. GPUs that are left over go where they bring most
+       (`policies/elastic_goodput.py`), and come back as soon as a job can start on them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
 from gpuloom.interleave.efficiency import MAX_GROUP
+from gpuloom.placement.upgrades import Upgrades, merged
 from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, duration, one_of
 from gpuloom.policies.growth import GOODPUT, Growing
 from gpuloom.policies.valued import Learning
@@ -41,7 +42,7 @@ _DEFAULTS: dict[str, tuple[Any, str | None]] = {
     "patience": (20.0, "20"),
     "horizon": (900.0, "15m"),
     "sticky": (0.1, None),
-    "alpha": (0.5, None),
+    "alpha": (-0.5, None),
 }
 
 
@@ -66,12 +67,29 @@ class _Woven(Learning):
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
+        self._upgrades: Upgrades | None = None
         self.of_class: Jobs | None = None
         """The class of each job, by the GPUs that its user asked for; None: by those it has."""
 
     def classes(self, workload: Workload) -> Jobs:
         found: Jobs = super().classes(workload) if self.of_class is None else self.of_class
         return found
+
+    def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
+        decision, memory = super().decide(snapshot, memory)
+        return self._upgraded(snapshot, decision) if snapshot.may_preempt else decision, memory
+
+    def _upgraded(self, snapshot: Snapshot, decision: Decision) -> Decision:
+        """Plans are made within `horizon`. A job that will go on for longer moves to faster GPUs that are left idle even
+        if its restart takes long."""
+        workload, cluster = snapshot.workload, snapshot.cluster
+        upgrades = self._upgrades
+        if upgrades is None or upgrades.workload is not workload or upgrades.cluster is not cluster:
+            known = self.values["durations"] == "known"
+            self._upgrades = upgrades = Upgrades(workload, cluster, known=known, sharing=self.sharing(workload))
+        if not upgrades.possible or not (snapshot.placements or decision.run):
+            return decision
+        return merged(decision, upgrades.plan(snapshot, decision, self.explains))
 
     def time_s(self, snapshot: Snapshot, memory: Any, jobs: Jobs, left_s: F8) -> F8:
         if self.values["durations"] == "known":

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Placement, place_of
+from gpuloom.core.pairs import NO_KIND
 from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_ints
@@ -26,8 +27,8 @@ class Sizes:
     A job whose smallest size can't be placed on the cluster is treated as rigid.
 
     Args:
-        woven: jobs whose stage times are known keep at least the size that they ask for: the stage times were measured
-            at that size.
+        woven: jobs may share GPUs in the base's world. Stage times and pairs were measured at the size that a job asks
+            for: one whose smallest size is another has GPUs of its own.
     """
 
     def __init__(self, workload: Workload, cluster: Cluster, *, woven: bool = False) -> None:
@@ -35,6 +36,8 @@ class Sizes:
         self.of: list[tuple[int, ...]] = [(gpus,) for gpus in workload.gpus.tolist()]
         self.base_speed: F8 = np.ones(len(workload))
         """Speed at the smallest size on the fewest nodes, relative to the speed for which `duration_s` holds."""
+        self.unlike: NDArray[np.bool_] = np.zeros(len(workload), dtype=bool)
+        """Jobs whose stage times and pairs don't hold at their smallest size."""
         if scaling is None:
             return
         known: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
@@ -47,15 +50,6 @@ class Sizes:
                 able = scaling.curves[curve][:, 0] > 0
                 known[key] = tuple(size for size in range(low * step, high * step + 1, step) if able[size])
             self.of[job] = known[key]
-        if woven:
-            able = np.zeros(len(workload), dtype=bool)
-            if workload.stage_s is not None:
-                able |= np.isfinite(workload.stage_s).all(axis=1)
-            if workload.pairs is not None:
-                able |= workload.pairs.may_share()
-            for job in np.flatnonzero(able).tolist():
-                asked = int(workload.gpus[job])
-                self.of[job] = tuple(size for size in self.of[job] if size >= asked)
         base = np.array([sizes[0] for sizes in self.of], dtype=np.int32)
         smallest = replace(workload, gpus=base, scaling=None)
         for job in impossible_jobs(shapes_of(smallest, cluster), cluster).tolist():
@@ -64,6 +58,8 @@ class Sizes:
         for job, sizes in enumerate(self.of):
             if len(sizes) > 1:
                 self.base_speed[job] = scaling.speed(job, sizes[0], math.ceil(sizes[0] / largest_node))
+        if woven:
+            self.unlike = self.base_gpus != workload.gpus
 
     @property
     def base_gpus(self) -> NDArray[np.int32]:
@@ -259,8 +255,14 @@ class BaseView(Snapshot):
 
 def base_workload(workload: Workload, sizes: Sizes) -> Workload:
     """The jobs at their smallest sizes: rigid, with the durations that they have there."""
+    stage_s, pairs = workload.stage_s, workload.pairs
+    if sizes.unlike.any():
+        stage_s = None if stage_s is None else np.where(sizes.unlike[:, None], np.nan, stage_s)
+        pairs = None if pairs is None else replace(pairs, of_job=np.where(sizes.unlike, np.int32(NO_KIND), pairs.of_job))
     return replace(
         workload,
+        stage_s=stage_s,
+        pairs=pairs,
         gpus=sizes.base_gpus,
         duration_s=workload.duration_s / sizes.base_speed,
         estimate_s=None if workload.estimate_s is None else workload.estimate_s / sizes.base_speed,
