@@ -43,6 +43,19 @@ def test_the_unit_of_weights_does_not_matter(policy: str, weights: tuple[float, 
         assert found.end_s == pytest.approx(plain.end_s, rel=1e-6)
 
 
+def test_stage_times_hold_at_the_size_that_they_were_measured_at() -> None:
+    """Two jobs that ask for 2 GPUs: beside each other one GPU each is worth more than sharing two. Who can't be smaller
+    shares."""
+    stage_s = np.array([[0.9, 0.1, 0.0], [0.1, 0.9, 0.0]])
+    for least, layers in ((1, 1), (2, 2)):
+        workload = replace(linear(2, least=least, asks=2, most=2), stage_s=stage_s)
+        found = simulate(workload, "1x2", "weave", restart_overhead_s=0.0, record_segments=True)
+        assert found.segments is not None
+        assert len(set(found.segments.layer.tolist())) == layers
+        masks = found.segments.gpu_mask[found.segments.start_s == 0.0].tolist()
+        assert sorted(masks) == ([1, 2] if least == 1 else [3, 3])
+
+
 def test_five_jobs_on_32_gpus_take_no_longer_than_under_fifo() -> None:
     workload = linear(5, least=2, asks=8, most=8)
     found = {p: simulate(workload, "4x8", p) for p in ("fifo", "elastic", "elastic:literal")}

@@ -84,6 +84,13 @@ def test_who_does_not_know_waits_until_it_has_run_for_as_long_as_the_move_must_s
     assert later.tolist() == pytest.approx([801.0])
 
 
+def test_weave_moves_jobs_to_idle_gpus_however_long_a_restart_takes() -> None:
+    # A restart takes longer than the 900 s in which its plans must pay. Ten times as fast, it pays after 1,111 s.
+    found = simulate(two(), "1x1:V100,1x1:K80", "weave", restart_overhead_s=1000.0, record_segments=True)
+    assert found.moves == 1
+    assert found.makespan_s < 36_000 + 4000
+
+
 def test_jobs_alike_on_both_models_stay() -> None:
     assert run(two(1.0), "srtf").moves == 0
     # Who starts goes where it is fastest at once, for nothing; who comes later follows.

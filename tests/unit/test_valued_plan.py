@@ -83,16 +83,31 @@ def test_running_jobs_come_first_and_by_what_is_left() -> None:
 @pytest.mark.parametrize(
     ("count", "share"), [(7, 0.0), (8, 0.0), (9, 0.5), (10, 1.0), (16, 1.0)]
 )  # a crowd asks for a quarter more than there is
-def test_how_much_size_counts_goes_by_how_many_wait(count: int, share: float) -> None:
+def test_how_much_size_counts_goes_by_how_many_there_are(count: int, share: float) -> None:
     """The first job needs 100 s, the others 200 s; it does twice as much on its best GPUs."""
     speeds = Speeds(("A", "B"), np.array([[2.0, 0.5]] + [[1.0, 0.5]] * (count - 1)))
     rows = [(0.0, 100.0, 1)] + [(0.0, 200.0, 1)] * (count - 1)
     it, snapshot = planner(rows, "1x4:A,1x4:B", now_s=50.0, speeds=speeds, values={"power": 0.4, "ageing": 0.3})
+    snapshot.arrived = list(range(count))
     _, value = it._values(snapshot, None)
     own = share * 0.4 + (1 - share) * 0.1
     wanted = own * math.log(2.0) + share * 0.3 * math.log(1.5 / 1.25) - math.log(2.0)
     assert math.log(value[0] / value[1]) == pytest.approx(wanted)
     assert value[1:].tolist() == [value[1]] * (count - 1)
+
+
+@pytest.mark.parametrize(
+    ("arrived", "evicted", "by_time", "by_gpus"),
+    [([0, 1], [], 0.1, 0.5), ([1], [0], 0.1, 0.5), ([1], [], 0.4, 0.6), ([], [], 0.4, 0.6)],
+)
+def test_whoever_waits_makes_a_crowd(arrived: list[int], evicted: list[int], by_time: float, by_gpus: float) -> None:
+    """Two jobs on 8 GPUs, of 4 GPUs and 100 s and of 1 GPU and 200 s: those that came just now do not wait yet."""
+    speeds = Speeds(("A", "B"), np.ones((2, 2)))
+    rows = [(0.0, 100.0, 4), (0.0, 200.0, 1)]
+    it, snapshot = planner(rows, "1x4:A,1x4:B", speeds=speeds, values={"power": 0.4, "ageing": 0.0})
+    snapshot.arrived, snapshot.evicted = arrived, evicted
+    _, value = it._values(snapshot, None)
+    assert math.log(value[0] / value[1]) == pytest.approx(by_time * math.log(2.0) + by_gpus * math.log(4.0))
 
 
 def test_worth_by_gpu_model_and_what_it_costs_to_leave() -> None:
