@@ -292,9 +292,9 @@ class Planner:
 
         While all jobs have GPUs nobody's end frees what others wait for: a second saved is worth nearly the same to
         every job, and only slightly more to one that will soon be gone. A job on many GPUs counts for more, but not for
-        as many jobs: small ones would else leave the rest of a fast node idle. The more jobs wait the more it counts how
-        many GPU-seconds a job needs; all of it once jobs wait that did not come just now, be it that the GPUs they need are
-        not together, or that they can't run on those that are free.
+        as many jobs: small ones would else leave the rest of a fast node idle. The more jobs there are the more it
+        counts how many GPU-seconds a job needs. Once jobs wait that did not come just now that alone counts: the GPUs
+        that they need may not be together, or they can't run on those that are free.
         """
         power: float = self._policy.values["power"]
         speed, ageing = self._speed_by_pool, self._policy.values["ageing"] * np.log1p(waited)

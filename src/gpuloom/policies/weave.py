@@ -80,8 +80,8 @@ class _Woven(Learning):
         return self._upgraded(snapshot, decision) if snapshot.may_preempt else decision, memory
 
     def _upgraded(self, snapshot: Snapshot, decision: Decision) -> Decision:
-        """Plans are made within `horizon`. A job that will go on for longer moves to faster GPUs that are left idle even
-        if its restart takes long."""
+        """Plans are made within `horizon`. A job that goes on for longer moves to faster idle GPUs even if its restart
+        takes long."""
         workload, cluster = snapshot.workload, snapshot.cluster
         upgrades = self._upgrades
         if upgrades is None or upgrades.workload is not workload or upgrades.cluster is not cluster:

@@ -258,7 +258,9 @@ def base_workload(workload: Workload, sizes: Sizes) -> Workload:
     stage_s, pairs = workload.stage_s, workload.pairs
     if sizes.unlike.any():
         stage_s = None if stage_s is None else np.where(sizes.unlike[:, None], np.nan, stage_s)
-        pairs = None if pairs is None else replace(pairs, of_job=np.where(sizes.unlike, np.int32(NO_KIND), pairs.of_job))
+        pairs = (
+            None if pairs is None else replace(pairs, of_job=np.where(sizes.unlike, np.int32(NO_KIND), pairs.of_job))
+        )
     return replace(
         workload,
         stage_s=stage_s,
