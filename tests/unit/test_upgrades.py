@@ -17,7 +17,7 @@ from gpuloom.core.workload import Speeds, Workload
 from gpuloom.facts.inputs import load_policy
 from gpuloom.interleave.opportunistic import OpportunisticSharing
 from gpuloom.live.planning.chosen import read
-from gpuloom.placement.upgrades import Moves, Upgrades, merged
+from gpuloom.placement.upgrades import Moves, Upgrades, _Mover, merged
 from gpuloom.sim import SimResult, simulate
 from gpuloom.sim.explain import explain
 
@@ -201,3 +201,20 @@ def test_moves_are_added_to_the_decision() -> None:
     before = Decision({1: P}, [2], 50.0, {1: "why"})  # type: ignore[dict-item]
     assert merged(before, Moves({3: Q}, 60.0)) == Decision({1: P, 3: Q}, [2], 50.0, {1: "why"})  # type: ignore[dict-item]
     assert merged(before, Moves({1: Q}, 40.0, {1: "so"})) == Decision({1: Q}, [2], 40.0, {1: "so"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"), [(True, "it has"), (False, "it is expected to have (as long as it has run)")]
+)
+def test_why_a_job_moves(known: bool, expected: str) -> None:
+    upgrades = Upgrades(two(), parse_cluster("1x1:V100,1x1:K80"), known=known)
+    mover = _Mover([1], [0], P, 1, 1, 1, 30.0, [400.0], ready=True, starts=False)
+    found = upgrades._reason(mover, 0, 4.0, 1)
+    assert (found.code, found.numbers) == ("upgraded", {"ratio": 4.0, "left_s": 400.0, "restart_s": 30.0})
+    assert found.text == (
+        f"V100 GPUs stood idle, on which it is 4 times as fast as on K80: of the 400 s that {expected} left there it "
+        "saves 300 s, and its restart takes 30 s."
+    )
+    starts = upgrades._reason(replace(mover, starts=True), 0, 4.0, 1)
+    assert starts.text == "It starts on V100, where it is 4 times as fast as on K80."
+    assert starts.numbers == {"ratio": 4.0, "left_s": 0.0, "restart_s": 0.0}
