@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ from gpuloom.policies.elastic import Elastic
 from gpuloom.policies.elastic_goodput import ElasticGoodput
 from gpuloom.sim import simulate
 from gpuloom.traces import read_trace, write_trace
-from gpuloom.traces.elastic import PARALLEL, amdahl_curve, make_elastic, parse_range
+from gpuloom.traces.elastic import PARALLEL, amdahl_curve, make_elastic, parse_range, trimmed
 from gpuloom.traces.own import curve_of, curve_text
+from scaling import scaling_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -357,3 +359,31 @@ def test_generated_jobs_may_be_elastic(tmp_path: Path) -> None:
 def test_large_sizes_are_told_in_full() -> None:
     elastic = make_elastic(jobs([(0, 100, 1)]), parse_range("1-99999999"))
     assert "1 to 99,999,999 GPUs" in elastic.notes[-1]
+
+
+def test_curves_are_cut_at_the_largest_size_of_each_job() -> None:
+    """Two jobs of up to two GPUs share what is left of their curve; one of up to three has its own; one is rigid."""
+    curve = np.array([[0.0], [1.0], [2.0], [3.0], [4.0]])
+    gpus = np.array([1, 1, 1, 1], dtype=np.int32)
+    scaling = scaling_of(gpus, [curve], np.array([0, 0, 0, NO_CURVE], np.int32), gpus, np.array([2, 3, 2, 1], np.int32))
+    workload = replace(jobs([(0, 1, 1)] * 4), scaling=scaling)
+    found = trimmed(workload).scaling
+    assert found is not None
+    assert found.curve.tolist() == [0, 1, 0, NO_CURVE]
+    assert [one[:, 0].tolist() for one in found.curves] == [[0, 1, 2], [0, 1, 2, 3]]
+    rigid = jobs([(0, 1, 1)])
+    assert trimmed(rigid) is rigid
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([[0, 0], [1, 1], [2, 2]], "1:1.0/2:2.0"),
+        ([[0, 0, 0], [1, 1, 1], [2, 1, 1]], "1:1.0/2:2.0|1.0"),
+        ([[0, 0], [0, 0], [3, 2]], "2:3.0|2.0"),
+        ([[0], [1]], "1:1.0"),
+        ([[0, 0]], ""),
+    ],
+)
+def test_a_curve_as_text_says_nothing_twice(values: list[list[float]], text: str) -> None:
+    assert curve_text(np.array(values, dtype=float)) == text

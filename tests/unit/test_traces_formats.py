@@ -286,6 +286,13 @@ def test_slurm_needs_a_column_with_gpus_and_times_in_order(read) -> None:
     assert read(SLURM_OLD).workload.duration_s.tolist() == [2.0]
 
 
+@pytest.mark.parametrize("text", [SEREN, HELIOS], ids=["acme", "helios"])
+def test_two_jobs_of_one_name_are_refused(read, text: str) -> None:
+    with pytest.raises(TraceError, match="job_id") as caught:
+        read(text.replace("\n2,", "\n1,"))
+    assert caught.value.line == 3
+
+
 def test_acme_refuses_an_end_before_the_start(read) -> None:
     bad = SEREN.replace("2023-03-01 00:03:00+08:00", "2023-03-01 00:00:59+08:00")
     with pytest.raises(TraceError, match="1 s before start_time") as caught:
@@ -382,6 +389,9 @@ def test_shockwave_keeps_its_own_durations(read, rates: Path) -> None:
     assert w.duration_s.tolist() == [333, 333]
     assert w.speeds.factor == pytest.approx(np.array([[1, 0.2, K80_FROM_P100], [1, 0, 0]]))
     assert w.speeds.estimated.tolist() == [[False, False, True], [False] * 3]
+    assert [note for note in w.notes if note.endswith("; 1 job not measured there: on V100 only")]
+    known = read(SHOCKWAVE, throughputs=rates).workload
+    assert not any("not measured there" in note for note in known.notes)
 
 
 def test_shockwave_without_durations_needs_throughputs(read, rates: Path) -> None:
@@ -412,6 +422,10 @@ def test_pollux_estimates_from_profiles(read, tmp_path: Path) -> None:
     assert w.duration_s.tolist() == [300, 450]
     assert w.iteration_s.tolist() == [3, 9]
     assert any("estimates" in note for note in w.notes)
+    inside = tmp_path / "archive"
+    inside.mkdir()
+    (tmp_path / "profiles").rename(inside / "traces")  # as the archive is laid out
+    assert read(POLLUX, throughputs=inside).workload.duration_s.tolist() == [300, 450]
 
 
 def test_pollux_without_profiles_or_with_an_unknown_application(read, tmp_path: Path) -> None:
