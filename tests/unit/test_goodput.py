@@ -86,8 +86,24 @@ def test_between_placements_it_interpolates_in_simplices(net: Application) -> No
 def test_outside_of_all_measurements_is_an_error(net: Application) -> None:
     with pytest.raises(InputError, match=r"1 GPUs on 1 nodes \(1\) with 99 samples"):
         net.step_s((1,), 99)
-    with pytest.raises(InputError, match="batch size 65 is outside 16 to 64"):
-        net.noise(65, 0)
+    for batch in (15, 65):
+        with pytest.raises(InputError, match=f"batch size {batch} is outside 16 to 64"):
+            net.noise(batch, 0)
+
+
+def test_an_application_of_one_epoch_and_files_that_are_none_of_it(folder: Path) -> None:
+    net = folder / "net"
+    for size in (16, 32, 64):
+        lines = (net / f"validation-{size}.csv").read_text().splitlines()
+        (net / f"validation-{size}.csv").write_text("\n".join(lines[:2]) + "\n")
+    (net / "validation-notes.csv").write_text("nothing\n")
+    (net / "other-128.csv").write_text("nothing\n")
+    found = load_applications(folder)["net"]
+    assert (found.epochs, found.progress_after, found.batch_sizes.tolist()) == (1, [0, 100], [16, 32, 64])
+    for size in (16, 32, 64):
+        (net / f"validation-{size}.csv").unlink()
+    with pytest.raises(TraceError, match="application net has no validation-<batch size>"):
+        load_applications(folder)
 
 
 @pytest.mark.parametrize(

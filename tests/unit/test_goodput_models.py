@@ -255,6 +255,26 @@ def test_a_fit_of_one_step_takes_half_of_it_for_constant() -> None:
     assert step == pytest.approx([0.2], rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "nothing"),
+    [
+        ([(1, 1)], {2: 1.1, 3: 1.1, 4: 1.0, 5: 1.0}),  # between nodes it is a tenth slower than on one
+        ([(1, 1), (1, 2)], {3: 1.1, 5: 1.0}),
+        ([(1, 1), (2, 2)], {3: 1.0, 4: 1.0, 5: 1.0}),
+        ([(1, 1), (2, 8)], {4: 1.0, 5: 1.0}),
+    ],
+)
+def test_a_fit_makes_nothing_of_what_was_not_seen(sizes: list[tuple[int, int]], nothing: dict[int, float]) -> None:
+    """Of time between nodes, on one node, and by the GPUs beyond two; in units of the least that it may be."""
+    pytest.importorskip("scipy")
+    from gpuloom.goodput.fitting import fit_steps
+
+    seen = {(nodes, gpus, local): (local / 100 + 0.1 * gpus, 0.1 * gpus) for nodes, gpus in sizes for local in (16, 64)}
+    values = fit_steps(seen).values
+    assert {at: values[at] / 1e-8 for at in nothing} == pytest.approx(nothing)
+    assert all(values[at] > 1e-7 for at in range(2, 6) if at not in nothing)
+
+
 def test_a_fit_finds_what_made_the_steps() -> None:
     pytest.importorskip("scipy")
     from gpuloom.goodput.fitting import fit_steps
