@@ -59,6 +59,8 @@ class OrderedPlanner:
         preemptive: whether a waiting job may take the GPUs of running jobs after it in the order.
         strict: stop at the first job that does not fit (head-of-line blocking) instead of skipping it.
         scatter: only count GPUs, give any that are free (no topology).
+        by_model: a job that starts may come to stand later in the order, as its key waiting is that of a faster GPU
+            model.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class OrderedPlanner:
         preemptive: bool,
         strict: bool = False,
         scatter: bool = False,
+        by_model: bool = False,
     ) -> None:
         self.order, self.preemptive, self.strict = order, preemptive, strict
         workload = snapshot.workload
@@ -93,6 +96,9 @@ class OrderedPlanner:
         self._jobs_on: dict[int, set[int]] = {node: set() for pool in self.pools for node in pool.nodes}
         self.entered: list[int] = []
         """Jobs that the last plan gave GPUs to (a job that was taken off and put back on the same ones included)."""
+        self._keys_at_start: dict[int, float] = {}
+        """Where keys go by the GPU model: those with which they waited."""
+        self._by_model = by_model
         self._now_s = snapshot.now_s
         self._clearings = [
             Clearing(
@@ -136,7 +142,10 @@ class OrderedPlanner:
         for job in self.entered:
             if job in self._where and job not in self._stored:
                 self._enter_running(snapshot, job)
+                if self._by_model and self._value_at(job, self._now_s) > self._keys_at_start.get(job, math.inf):
+                    self._freed = True  # who waits may now come before it
         self.entered.clear()
+        self._keys_at_start.clear()
         for job in snapshot.finished:
             self._leave_running(job)
         for job in snapshot.evicted:
@@ -322,6 +331,8 @@ class OrderedPlanner:
             else:
                 continue
             run[job] = placement
+            if self._by_model:
+                self._keys_at_start[job] = key
             self._where[job] = placement
             clearing = self._clearings[self._pool_of_node[placement.nodes[0]]]
             for node in placement.nodes:
@@ -396,6 +407,11 @@ class OrderedPlanner:
                 heappush(heads, (victim_key, victim, other))
             return pool.take(gpus)
         return None
+
+    def _value_at(self, job: int, now_s: float) -> float:
+        """The key of a running job at a time; minus infinity: it must not be stopped."""
+        stored = self._stored.get(job, -math.inf)
+        return (stored - now_s * self.order.clock) * (self._pace[self._shape_of[job]] if self._paced else 1.0)
 
     def _value(self, stored: float, job: int) -> float:
         """The present key of a running job. Where all fall at one pace it is shifted by the clock, alike for all."""

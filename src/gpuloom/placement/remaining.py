@@ -70,4 +70,5 @@ def planner_by_remaining(snapshot: Snapshot, placement: str, *, by_gpus: bool) -
     if placement == "repack":
         return RepackPlanner(snapshot, BareRemainingOrder(snapshot.workload, by_gpus=by_gpus))
     order = RemainingOrder(snapshot, by_gpus=by_gpus)
-    return OrderedPlanner(snapshot, order, preemptive=True, scatter=placement == "scatter")
+    by_model = snapshot.workload.speeds is not None and len(snapshot.cluster.models) > 1
+    return OrderedPlanner(snapshot, order, preemptive=True, scatter=placement == "scatter", by_model=by_model)

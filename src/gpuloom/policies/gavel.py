@@ -117,16 +117,25 @@ class Gavel(Policy):
             require_ecos("gavel:released")
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
-        kinds = len(workload.pairs.kinds) if self.values["packed"] and workload.pairs is not None else 0
+        kinds = tuple(workload.pairs.kinds) if self.values["packed"] and workload.pairs is not None else ()
         return Memory.of(len(workload), cluster.models, kinds)
 
     def carried(self, memory: Memory, rows: RowsOf, nodes: RowsOf, workload: Workload, cluster: Cluster) -> Memory:
         fresh = self.new_memory(workload, cluster)
         width = fresh.beside.shape[1]
-        if memory.models != fresh.models or memory.beside.shape[1] != width:
+        if memory.models != fresh.models or memory.kinds != fresh.kinds:
             # Other columns: what was to be alone and beside whom is settled anew.
             beside = np.zeros((len(memory.known), width))
-            memory = replace(memory, beside=beside, beside_s=beside.copy(), stale=True, solved_at_s=math.nan)
+            mate = np.full(len(memory.known), len(fresh.kinds), dtype=np.int32)
+            memory = replace(
+                memory,
+                beside=beside,
+                beside_s=beside.copy(),
+                mate=mate,
+                kinds=fresh.kinds,
+                stale=True,
+                solved_at_s=math.nan,
+            )
         return carry(memory, fresh, rows, nodes)
 
     def sharing(self, workload: Workload) -> Sharing | None:

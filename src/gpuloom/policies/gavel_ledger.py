@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.carrying import MODELS, PER_JOB, PER_JOB_A_MODEL, PER_JOB_AND_MODEL, PER_MODEL
+from gpuloom.core.pairs import Kind
 from gpuloom.core.workload import F8
 
 
@@ -28,7 +29,8 @@ class Memory:
     round_at_s: when the next round is due.
 
     Of `packed` (`gavel_packed.py`), by job and, for each model in turn, by the kind of job beside it (last: alone):
-    beside, its share; beside_s, the seconds that it has run so since the last allocation.
+    beside, its share; beside_s, the seconds that it has run so since the last allocation; and by job mate, the kind of
+    job beside it since the last decision, if it runs. kinds: names of the kinds.
 
     Of `released`: done_s[m], when the steps of this round are done (NaN: it has none); began_s: since when the time of
     this round counts. For finish-time fairness alone_s[m], how long it would have run alone until the last allocation,
@@ -40,6 +42,7 @@ class Memory:
     deficit_s: F8 = field(metadata=PER_JOB_AND_MODEL)
     beside: F8 = field(metadata=PER_JOB)
     beside_s: F8 = field(metadata=PER_JOB)
+    mate: NDArray[np.int32] = field(metadata=PER_JOB)
     on: NDArray[np.int16] = field(metadata=PER_JOB_A_MODEL)
     known: NDArray[np.bool_] = field(metadata=PER_JOB)
     done_s: F8 = field(metadata=PER_JOB)
@@ -48,6 +51,7 @@ class Memory:
     alone: F8 = field(metadata=PER_JOB)
     worked_s: F8 = field(metadata=PER_MODEL)
     models: tuple[str, ...] = field(metadata=MODELS)
+    kinds: tuple[Kind, ...] = ()
     since_s: float = math.nan
     solved_at_s: float = math.nan
     began_s: float = math.nan
@@ -55,19 +59,20 @@ class Memory:
     stale: bool = True
 
     @classmethod
-    def of(cls, jobs: int, models: tuple[str, ...], kinds: int = 0) -> Memory:
+    def of(cls, jobs: int, models: tuple[str, ...], kinds: tuple[Kind, ...] = ()) -> Memory:
         """The memory of a number of new jobs.
 
         Args:
             kinds: kinds of jobs beside which speeds were measured.
         """
-        shape, beside = (jobs, len(models)), (jobs, len(models) * (kinds + 1))
+        shape, beside = (jobs, len(models)), (jobs, len(models) * (len(kinds) + 1))
         return cls(
             received_s=np.zeros(shape),
             share=np.zeros(shape),
             deficit_s=np.zeros(shape),
             beside=np.zeros(beside),
             beside_s=np.zeros(beside),
+            mate=np.full(jobs, len(kinds), dtype=np.int32),
             on=np.full(jobs, -1, dtype=np.int16),
             known=np.zeros(jobs, dtype=bool),
             done_s=np.full(jobs, np.nan),
@@ -76,6 +81,7 @@ class Memory:
             alone=np.full(jobs, np.nan),
             worked_s=np.zeros(len(models)),
             models=models,
+            kinds=kinds,
         )
 
     def receive(self, job: int, model: int, seconds: float) -> None:

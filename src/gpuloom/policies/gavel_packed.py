@@ -69,8 +69,16 @@ class PackedRounds(Cluster):
         self._placer = SharedPlacer(snapshot, layers=2, first_fit=False, restart_partners=False, moves_models=True)
 
     def decide(self, snapshot: Snapshot) -> Decision:
+        self._account(snapshot.now_s)
+        decision = self._decide(snapshot)
+        for jobs in self._together().values():
+            for job in jobs:
+                other = next((one for one in jobs if one != job), None)
+                self.memory.mate[job] = self._alone if other is None else self._pair_kind[other]
+        return decision
+
+    def _decide(self, snapshot: Snapshot) -> Decision:
         now_s, memory = snapshot.now_s, self.memory
-        self._account(now_s)
         freed = self.observe(snapshot)
         if not self.present:
             return NOTHING
@@ -105,13 +113,11 @@ class PackedRounds(Cluster):
         elapsed = now_s - memory.since_s
         memory.since_s = now_s
         if elapsed > 0:
-            for place, jobs in self._together().items():
-                model = self._pool_of_node[place[0][0]]
-                for job in jobs:
-                    other = next((one for one in jobs if one != job), None)
-                    kind = self._alone if other is None else int(self._pair_kind[other])
-                    memory.beside_s[job, model * width + kind] += elapsed
-                    memory.receive(job, model, elapsed)
+            on = {job: memory.on.item(job) for job in self.where} | self.lost
+            for job, model in on.items():
+                memory.beside_s[job, model * width + memory.mate.item(job)] += elapsed
+                memory.receive(job, model, elapsed)
+        self.lost.clear()
 
     def _together(self) -> dict[Place, list[int]]:
         found: dict[Place, list[int]] = {}
