@@ -2,6 +2,8 @@
 
 import importlib
 import re
+from collections import Counter
+from pathlib import Path
 
 import grimp
 import networkx as nx
@@ -36,3 +38,11 @@ def test_packages_import_what_their_docstrings_say(graph: grimp.ImportGraph) -> 
             for other in graph.find_modules_directly_imported_by(one)
         }
         assert (found & rooms) - named - {room} == set(), f"{room} imports more than its docstring says"
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest takes a file's name for a module's, whatever the folder."""
+    names = Counter(
+        path.name for path in Path(__file__).resolve().parents[1].rglob("*.py") if path.name != "conftest.py"
+    )
+    assert [name for name, times in names.items() if times > 1] == []

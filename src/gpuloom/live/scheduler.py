@@ -411,9 +411,10 @@ class Scheduler:
         changed = replace(node, state=state, reason=reason, since_s=self.clock.now())
         if (node.state, node.reason) != (state, reason):
             self.ledger.write([("node.changed", None, {"node": node_data(changed)})])
-        if state is NodeState.UP and name == self.node.name:
-            well = {gpu.index: Condition(GpuState.OK) for gpu in node.gpus if gpu.state == GpuState.UNHEALTHY}
-            well |= {gpu.index: condition_of(gpu) for gpu in self._on_up()}
+        if state is NodeState.UP:
+            well = {(name, gpu.index): Condition(GpuState.OK) for gpu in node.gpus if gpu.state == GpuState.UNHEALTHY}
+            if name == self.node.name:
+                well |= {(name, gpu.index): condition_of(gpu) for gpu in self._on_up()}
             self.ledger.write(self.intake.gpu_states(well))
         self.planning.stale()
         if state is NodeState.DRAINING:

@@ -22,6 +22,7 @@ from gpuloom.live.planning.claims import ON_DISK, Do, Step
 from gpuloom.live.planning.eligible import broken, throttle_of
 from gpuloom.live.planning.estimates import Estimates, like_of
 from gpuloom.live.planning.planning import Planning
+from gpuloom.live.records.fleet import Slot, slots_of
 from gpuloom.live.records.ledger import Draft, Ledger
 from gpuloom.live.records.work import WorkDone
 
@@ -57,10 +58,10 @@ class Intake:
         self.statuses: dict[str, RunStatus] = {}
         self.checkpoints: dict[str, float] = {}
         """When the checkpoints of runs that made way were last written."""
-        self._seen_gpus: dict[int, Condition] = {}
+        self._seen_gpus: dict[Slot, Condition] = {}
         self._seen_flags: dict[tuple[str, str], str] = {}
         """What the monitor has seen and is not written down yet."""
-        self._unreleased: dict[str, set[int]] = {}
+        self._unreleased: dict[str, set[Slot]] = {}
         """Runs that have ended and left something behind, and their GPUs."""
 
     def take_all(self, now: float) -> None:
@@ -84,7 +85,7 @@ class Intake:
         frozen: list[int] = []
         thawed: list[int] = []
         done: list[str] = []
-        gpus: dict[int, Condition] = {}
+        gpus: dict[Slot, Condition] = {}
         free: list[str] = []
         for status in statuses:
             attempt = self.attempt_of(status.run)
@@ -192,13 +193,13 @@ class Intake:
             f"told to stop, which takes at most {STRANGER_GRACE_S:g} s; no job starts before they have"
         )
 
-    def _not_released(self, attempt: Attempt, how: RunExit) -> dict[int, Condition]:
+    def _not_released(self, attempt: Attempt, how: RunExit) -> dict[Slot, Condition]:
         """GPUs that something of the run still holds are given to nobody."""
-        held = {gpu for name, gpus in attempt.allocation if name == self.node for gpu in gpus}
+        held = set(slots_of(attempt.allocation))
         self._unreleased[attempt.run] = held
         return dict.fromkeys(held, Condition(GpuState.UNHEALTHY, how.message or "still in use after its job ended"))
 
-    def _released(self, runs: list[str]) -> dict[int, Condition]:
+    def _released(self, runs: list[str]) -> dict[Slot, Condition]:
         """GPUs that ended runs held on to are free after all."""
         freed = {gpu for run in runs for gpu in self._unreleased.get(run, ())}
         held = {gpu for run, gpus in self._unreleased.items() if run not in runs for gpu in gpus}
@@ -214,20 +215,23 @@ class Intake:
                 if attempt.run == status.run and attempt.phase is None:
                     self._not_released(attempt, status.exit)
 
-    def gpu_states(self, states: Mapping[int, Condition]) -> list[Draft]:
-        """The event that GPUs of this machine are in another state, by index."""
-        node = self.book.nodes[self.node]
+    def gpu_states(self, states: Mapping[Slot, Condition]) -> list[Draft]:
+        """The events that GPUs are in another state, one for each machine that has some of them."""
         now = self.clock.now()
-        gpus = tuple(
-            replace(gpu, **states[gpu.index]._asdict(), since_s=now)
-            if gpu.index in states and states[gpu.index] != condition_of(gpu)
-            else gpu
-            for gpu in node.gpus
-        )
-        if gpus == node.gpus:
-            return []
-        self.planning.stale()
-        return [("node.changed", None, {"node": node_data(replace(node, gpus=gpus))})]
+        drafts: list[Draft] = []
+        for name in sorted({name for name, _ in states}):
+            node = self.book.nodes[name]
+            gpus = tuple(
+                replace(gpu, **found._asdict(), since_s=now)
+                if (found := states.get((name, gpu.index))) is not None and found != condition_of(gpu)
+                else gpu
+                for gpu in node.gpus
+            )
+            if gpus != node.gpus:
+                drafts.append(("node.changed", None, {"node": node_data(replace(node, gpus=gpus))}))
+        if drafts:
+            self.planning.stale()
+        return drafts
 
     def sampled(self, runs: Mapping[str, RunUsage], gpus: Sequence[Gpu], flags: Sequence[tuple[str, str, str]]) -> None:
         """The monitor has looked. Raises StoreError: it can't be written down."""
@@ -244,7 +248,7 @@ class Intake:
             log.warning("the machine's clock was changed by %+.1f s; the scheduler's own time is unaffected", jump)
             self.ledger.write([("clock.jumped", None, {"seconds": jump})])
         # Each change is told once: what can't be written now is written with the next sample.
-        self._seen_gpus |= {gpu.index: condition_of(gpu) for gpu in gpus}
+        self._seen_gpus |= {(self.node, gpu.index): condition_of(gpu) for gpu in gpus}
         self._seen_flags |= {(run, flag): text for run, flag, text in flags}
         drafts = self.gpu_states(self._seen_gpus)
         for (run, flag), text in self._seen_flags.items():
