@@ -335,6 +335,15 @@ def test_where_a_trace_was_taken_must_be_said(tmp_path: Path, monkeypatch: pytes
     )
 
 
+@pytest.mark.parametrize("number", ["1_000", "٣"])
+def test_numbers_are_plain_digits(number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text(f"submit_s,duration_s,gpus\n0,{number},1\n", encoding="utf-8")
+    said = refused("simulate", "t.csv", "--policy", "fifo", "--cluster", "1x4")
+    column = "t.csv:2, column 'duration_s': duration_s is"
+    assert said == f"{column} {number!r}, must be a finite number of at least 0"
+
+
 def test_jobs_of_which_none_fits() -> None:
     def fit(before: int, after: int, *, same: bool = False, quiet: bool = False) -> Any:
         one = type("W", (), {"__len__": lambda self: before, "name": "t"})()

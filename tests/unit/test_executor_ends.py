@@ -401,6 +401,11 @@ class TestEnds:
         fails[0] = False
         made.ends._kill(made.run)
         assert str(made.loop.troubles) == ""
+        fails[0] = True
+        made.ends._kill(made.run)
+        made.run.ended = {"exit_code": 0, "signal": None, "cpu_s": None, "peak_memory_mib": None}
+        made.ends._clean(made.run)
+        assert (exit_of(made.run)["released"], str(made.loop.troubles)) == (True, ""), "nothing is left to be killed"
 
 
 class TestAgain:

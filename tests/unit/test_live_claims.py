@@ -269,6 +269,9 @@ def test_a_frozen_one_that_can_not_move_ends() -> None:
     claims.give(1, THERE)
     assert ready(claims) == [(Do.WRITE_STOP, 1)]
     assert ready(claims, moves=True) == [(Do.GO_ON, 1)]
+    claims.give(2, THERE)
+    assert ready(claims) == [(Do.WRITE_STOP, 1), (Do.WRITE_START, 2)], "it takes no GPU from the next one"
+    assert ready(claims, moves=True) == [(Do.GO_ON, 1)]
 
 
 def test_of_two_only_the_first_begins() -> None:

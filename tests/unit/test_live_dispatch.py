@@ -245,3 +245,18 @@ def test_reports_of_progress_and_flags() -> None:
     assert scheduler.work.told_s[1] == pytest.approx(80.0 / 0.25)
     told.live.tell(lambda: scheduler.sampled({}, [], [("9.1-x", "stuck", "x")]))
     assert len(told.events("job.flagged")) == 1
+
+
+def test_a_policy_that_can_not_make_its_memory_costs_one_decision() -> None:
+    told = Told()
+    planning = told.live.scheduler.planning
+
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("no memory")
+
+    planning.policy.new_memory = fails  # type: ignore[method-assign]
+    told.live.submit({"gpus": 1})
+    failure = planning.seat.standby.failure
+    assert failure is not None
+    assert (failure.call.value, failure.error, failure.serves) == ("new_memory", "ZeroDivisionError: no memory", "fifo")
+    assert told.states() == ["running"]

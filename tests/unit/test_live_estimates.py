@@ -53,6 +53,8 @@ def test_runs_of_this_very_job() -> None:
         (("python", "t.py", "--epochs", "3"), ("python", "t.py", "--epochs", "300"), False),
         (("python", "t.py", "--data", "a"), ("python", "t.py", "--data", "b"), False),
         (("sh", "-c", "sleep 3"), ("sh", "-c", "sleep 30"), False),
+        (("python", "t.py", "--lr=1"), ("python", "t.py", "--wd=1"), False),
+        (("python", "t.py", "--lr=1"), ("python", "t.py"), False),
         (("python", "t.py", "3"), ("python", "t.py", "300"), False),
     ],
 )

@@ -8,15 +8,18 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fake_executor import FakeExecutor
+from gpuloom.live import store_check
 from gpuloom.live.parts import LiveScheduler
 from gpuloom.live.store_check import Checked, StoreCheck
 from gpuloom.store import examine
 from gpuloom.store.home import home_of, take_lock
-from gpuloom.store.port import StoreDamagedError, StoreError
+from gpuloom.store.port import CheckReport, Finding, StoreDamagedError, StoreError
 from gpuloom.store.sqlite import SqliteStore
 from store_builders import Writer
 
@@ -225,3 +228,21 @@ def test_the_damage_is_named_as_such(path: Path) -> None:
     COSTLY["a job that waits counts as finished"](path)
     with pytest.raises(StoreDamagedError, match=r"job 3.*`gpuloom ls`, `show`, `events`"):
         LiveScheduler(home_of(path.parent), slots=2, executor=FakeExecutor())
+
+
+def test_the_mark_of_a_damaged_store_is_there_as_long_as_it_is_damaged(tmp_path: Path) -> None:
+    home = home_of(tmp_path)
+
+    def found(*findings: Finding) -> Any:
+        report = CheckReport(schema_version=4, events=1, jobs=1, attempts=1, findings=findings)
+        return SimpleNamespace(examine=lambda: SimpleNamespace(report=report))
+
+    store_check.examine(home, found())
+    assert not home.damaged.exists()
+    with pytest.raises(StoreDamagedError) as error:
+        store_check.examine(home, found(Finding("jobs", "job 3 is gone")))
+    text = home.damaged.read_text()
+    assert "job 3 is gone" in text
+    assert str(error.value) == f"{text.strip()}; {store_check.READABLE}"
+    store_check.examine(home, found())
+    assert not home.damaged.exists()
