@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from gpuloom import goodput
 from gpuloom.cli import pollux
 from gpuloom.cli.live_tables import show_table
 from gpuloom.cli.main import cli
 from gpuloom.cli.share.top import COLUMNS, rows_of, state_of
+from gpuloom.goodput import costs
 from gpuloom.goodput.run import PolluxResult
 from gpuloom.sharing.shim.shm import Program, Shared
 
@@ -173,3 +176,46 @@ def test_profiles_as_they_are_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     shown = run(cli, ["profiles", "show", "bert"]).stdout
     assert shown.startswith(BERT)
     assert shown.endswith("source: Muri artifact (SIGCOMM'22)\n")
+
+
+def test_what_pollux_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every policy on every workload; on GPU models others, with models of them; where the results go."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        Path(f"{name}.csv").write_text("name,time,application,num_replicas,batch_size\na,0,cifar10,1,128\n")
+    asked: list[Any] = []
+
+    def simulate(jobs: Any, applications: Any, rule: Any, nodes: Any, interval_s: int) -> PolluxResult:
+        asked.append((len(jobs), applications, interval_s))
+        return result((4, 5, 7))
+
+    monkeypatch.setattr(goodput, "simulate", simulate)
+    monkeypatch.setattr(goodput, "load_applications", lambda where: f"all of {where}")
+    monkeypatch.setattr(goodput, "load_models", lambda where, models: f"{models} of {where}")
+    monkeypatch.setattr(costs, "with_costs", lambda apps, restarts, slower: (apps, restarts, slower))
+
+    def run(*words: str) -> Any:
+        asked.clear()
+        done = CliRunner().invoke(cli, ["pollux", *words, "--throughputs", "p"], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done
+
+    Path("p").mkdir()
+    done = run("one.csv", "two.csv", "--json", "r.json", "--interval", "2m")
+    assert asked == [(1, ({"": "all of p"}, None, None), 120)] * 6
+    assert done.stderr == "wrote r.json\n"
+    assert done.stdout.startswith("workload  policy")
+    told = json.loads(Path("r.json").read_text())
+    assert (told["cluster"], told["interval_s"]) == ("16x4", 120)
+    assert [(one["workload"], one["policy"]) for one in told["results"]] == [
+        (workload, policy) for workload in ("one", "two") for policy in ("tiresias", "optimus", "goodput")
+    ]
+    done = run("one.csv", "--cluster", "6x4:aws,2x8:dgx-ext", "--json", "-", "--jobs-csv", "j.csv")
+    assert [one["policy"] for one in json.loads(done.stdout)["results"]] == ["sia", "goodput"]
+    assert asked[0][1] == ("['aws', 'dgx-ext'] of p", None, None)
+    assert done.stderr == "wrote j.csv\n"
+    done = run("one.csv", "--policies", "tiresias", "--restart-times", "7", "--slowdowns", "2", "--jobs-csv", "-")
+    assert asked[0][1][1] is not None
+    assert asked[0][1][2] is not None
+    assert done.stdout.startswith("workload,policy,job,")
+    assert done.stderr == ""
