@@ -67,6 +67,8 @@ class GpuAllocator:
         self._speed: list[F8] = []
         self._speeds: dict[tuple[int, int, int, int], float] = {}
         """By kind, GPUs, nodes and model."""
+        self._fastest: dict[tuple[int, int], float] = {}
+        """By kind and GPUs."""
         self._widest = max([curve.shape[1] for curve in self._curves], default=1)
         self._tables: tuple[F8, F8] | None = None
         self.grown: list[int] = []
@@ -158,9 +160,12 @@ class GpuAllocator:
         lending = self.lending
         speed, utility = self._rows(jobs)
         present = self._present(jobs)
-        now = np.array([self.speed(job, lending.gpus[job], len(lending.held[job]), self._model(job)) for job in jobs])[
-            :, None
-        ]
+        now = np.array(
+            [
+                self.speed(job, lending.gpus[job], len(lending.held[job]), model)
+                for job, model in zip(jobs, self._options.model[present].tolist(), strict=True)
+            ]
+        )[:, None]
         fresh = np.array([job in lending.run for job in jobs])[:, None]
         if self._own_weight is not None:
             self._unit = float(self._own_weight[jobs].max())
@@ -213,6 +218,10 @@ class GpuAllocator:
             jobs = [job for job in jobs if lending.view.alone(job)]
         if not jobs:
             return False
+        if self._settled(jobs, shift=shift):
+            if shift:
+                self._gather_all(snapshot, jobs, quiet_s)
+            return not shift or bool(lending.reclaimed)
         options, present = self._options, self._present(jobs)
         worth, ratio, pays_s = self._worth(snapshot, jobs, quiet_s)
         capacity = options.used(present)
@@ -229,9 +238,7 @@ class GpuAllocator:
         if (chosen != present).any() and not self._carry_out(snapshot, jobs, present, chosen, worth, quiet_s):
             chosen = present
         if shift:
-            for job in jobs:
-                if len(lending.held[job]) > 1 and job not in lending.reclaimed:
-                    self._gather(snapshot, job, quiet_s)
+            self._gather_all(snapshot, jobs, quiet_s)
         left = capacity - options.used(chosen)
         same = options.model[None, :] == options.model[chosen][:, None]
         more = options.gpus[None, :] - np.where(same, options.gpus[chosen][:, None], 0.0)
@@ -239,6 +246,36 @@ class GpuAllocator:
         if len(open_s):
             self.look_s = snapshot.now_s + float(open_s.min()) + AFTER_S
         return not shift or bool(lending.reclaimed)
+
+    def _settled(self, jobs: list[int], *, shift: bool) -> bool:
+        """Whether it is plain that nobody can get other GPUs, nor ever will while all have what they have: there is one
+        model, nothing is free, nobody who may shrink does not, and nobody is faster on as few GPUs or fewer."""
+        lending = self.lending
+        if self._options.models > 1 or any(lending.free):
+            return False
+        for job in jobs:
+            gpus, nodes, sizes = lending.gpus[job], len(lending.held[job]), lending.sizes.of[job]
+            if shift and gpus > sizes[0]:
+                return False
+            if self._fastest_within(job, gpus) > self.speed(job, gpus, nodes, 0):
+                return False
+        return True
+
+    def _fastest_within(self, job: int, gpus: int) -> float:
+        """Its largest speed on at most so many GPUs of the one model, on the fewest nodes."""
+        key = (self._kind(job), gpus)
+        found = self._fastest.get(key)
+        if found is None:
+            node = self._node_gpus[0]
+            sizes = [size for size in self.lending.sizes.of[job] if size <= gpus]
+            found = self._fastest[key] = max([self._speed_of(job, size, math.ceil(size / node), 0) for size in sizes])
+        return found
+
+    def _gather_all(self, snapshot: Snapshot, jobs: list[int], quiet_s: float) -> None:
+        lending = self.lending
+        for job in jobs:
+            if len(lending.held[job]) > 1 and job not in lending.reclaimed:
+                self._gather(snapshot, job, quiet_s)
 
     def move(self, snapshot: Snapshot, *, quiet_s: float, larger: bool) -> None:
         """Move jobs to free GPUs of other models where that pays; nobody grows or shrinks where it is.

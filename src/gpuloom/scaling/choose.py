@@ -77,8 +77,11 @@ def choose(options: Options, value: F8, capacity: F8, start: Chosen, wide: F8 | 
 def prices(options: Options, value: F8, capacity: F8) -> F8:
     """Price per GPU of each model at which those who want it most just fill it: shape (models,)."""
     found = np.zeros(options.models)
+    if options.models == 1:
+        found[0] = _price(value, options.gpus, np.full(len(value), -np.inf), float(capacity[0]))
+        return found
     columns = [np.flatnonzero(options.model == model) for model in range(options.models)]
-    for _ in range(SWEEPS if options.models > 1 else 1):
+    for _ in range(SWEEPS):
         before = found.copy()
         for model, own in enumerate(columns):
             net = value - found[options.model] * options.gpus
