@@ -219,6 +219,8 @@ def share_nodes(tables: Sequence[SetTable], stacks: Stacks, nodes: int, gpus_per
     best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())] * (units + 1)
     curves: list[list[tuple[float, int]]] = []
     """By pool: value and GPUs left over, by number of steps."""
+    ends: list[list[Group]] = []
+    """By pool: the groups at the end of the curve."""
     for shapes, least in pools:
         step = -(-least // unit)
         filler = Filler(tables, shapes, stacks)
@@ -231,6 +233,7 @@ def share_nodes(tables: Sequence[SetTable], stacks: Stacks, nodes: int, gpus_per
             if free >= gpus:
                 break
         curves.append(curve)
+        ends.append(filler.groups)
         best = [
             max(
                 (best[given - taken * step][0] + curve[taken][0], (*best[given - taken * step][1], taken))
@@ -238,10 +241,12 @@ def share_nodes(tables: Sequence[SetTable], stacks: Stacks, nodes: int, gpus_per
             )
             for given in range(units + 1)
         ]
-    # Filling again is cheaper than keeping the groups of every point of the curves.
+    # Filling again is cheaper than keeping the groups of every point of the curves but the last.
     groups: list[Group] = []
-    for (shapes, least), curve, taken in zip(pools, curves, best[units][1], strict=True):
-        if taken:
+    for (shapes, least), curve, end, taken in zip(pools, curves, ends, best[units][1], strict=True):
+        if taken == len(curve) - 1:
+            groups += end
+        elif taken:
             filler = Filler(tables, shapes, stacks)
             gpus = -(-least // unit) * unit * gpus_per_node
             for left in range(taken):

@@ -92,6 +92,8 @@ class Planner:
         self._speed_by_pool = speeds_by_pool(workload, cluster, shapes) if several else None
         self._pairing: Pairing | None = None
         """Plans of weave where all that is known of jobs beside each other are measured pairs."""
+        self._thrifty: tuple[Jobs, F8] | None = None
+        """The jobs of one plan, and `_thrift` of them."""
         self._in_pairs = False
         """Whether the present plan is such a one."""
         pairs = self._times.pairs
@@ -302,7 +304,7 @@ class Planner:
         if speed is None:
             worth = np.log(price) - power * np.log(time_s * price) + ageing
             return worth
-        crowd = sum_floats(price) / snapshot.cluster.gpus
+        crowd = sum_floats(price.tolist()) / snapshot.cluster.gpus
         some_wait = not self._waiting.keys() <= {*snapshot.arrived, *snapshot.evicted}
         share = 1.0 if some_wait else min(max((crowd - 1.0) / _CROWDED, 0.0), 1.0)
         by_time = (1.0 - share) * min(_AT_EASE, power) + share * power
@@ -371,7 +373,10 @@ class Planner:
         plain = dict(zip(jobs.tolist(), value.tolist(), strict=True))
         placed = {job for group in groups for job in group.jobs}
         waiting = np.array([job not in placed for job in jobs.tolist()], dtype=bool)
-        for row in np.flatnonzero(waiting)[np.argsort(-(value / self._gpus[jobs])[waiting], kind="stable")].tolist():
+        room = any(room.free_gpus for room in rooms)
+        for row in np.flatnonzero(waiting & room)[
+            np.argsort(-(value / self._gpus[jobs])[waiting & room], kind="stable")
+        ].tolist():
             job = int(jobs[row])
             shape = int(self._shape_of[job])
             for pool in self._filling.choices(job, shape, int(worth[row].argmax())):
@@ -401,7 +406,7 @@ class Planner:
         free = np.array([room.free_gpus for room in rooms], dtype=np.float64)
         # Jobs that all fit alone will run alone.
         demand = self._gpus[jobs]
-        if sum_floats(demand) > sum_floats(free):
+        if demand.sum() > free.sum():  # whole numbers
             demand = demand * self._thrift(jobs)
         return assign(worth, demand, free)
 
@@ -426,7 +431,12 @@ class Planner:
         return worth
 
     def _thrift(self, jobs: Jobs) -> F8:
-        """The share of their GPUs' time that jobs cost when woven as well as can be."""
+        """The share of their GPUs' time that jobs cost when woven as well as can be. Asked twice about the same ones."""
+        if self._thrifty is None or self._thrifty[0] is not jobs:
+            self._thrifty = jobs, self._thrift_of(jobs)
+        return self._thrifty[1]
+
+    def _thrift_of(self, jobs: Jobs) -> F8:
         if self._pairing is not None and self._in_pairs:
             gpus = self._gpus[jobs]
             return self._pairing.costs(self._profile_of[jobs], self._pair_speed[jobs], gpus, self._capacity) / gpus

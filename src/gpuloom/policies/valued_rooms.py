@@ -164,7 +164,7 @@ class Filling:
         return sorted(pools, key=lambda pool: (pool != first, -speed[job, pool], pool))
 
     def speed(self, job: int, pool: int) -> float:
-        return 1.0 if self._speeds is None else float(self._speeds[job, pool])
+        return 1.0 if self._speeds is None else self._speeds.item(job, pool)
 
     def trim(self, groups: Sequence[Group], running: Iterable[Sequence[int]] = ()) -> None:
         """Profiles taken together are planned as one. Where that errs so far that a new group would be slower than
