@@ -431,7 +431,7 @@ class Planner:
         return worth
 
     def _thrift(self, jobs: Jobs) -> F8:
-        """The share of their GPUs' time that jobs cost when woven as well as can be. Asked twice about the same ones."""
+        """The share of their GPUs' time that jobs cost when woven as well as can be (asked twice in a plan)."""
         if self._thrifty is None or self._thrifty[0] is not jobs:
             self._thrifty = jobs, self._thrift_of(jobs)
         return self._thrifty[1]
