@@ -19,8 +19,8 @@ from until import until
 pytestmark = pytest.mark.slow
 
 MAX_HOLD_S = 0.1
-SLACK_S = 0.4
-"""What a loaded machine of two cores may add to a hold by not scheduling the program."""
+SLACK_S = 0.1
+"""What timers may add to a hold. What the program waits for a CPU is not counted: `held` of its line."""
 
 ANYONE = ["slot-locked", "slot-claimed", "slot-live", "slot-published"]
 FILE = ["file-created", "file-sized", "header-before-magic", "header-written"]
@@ -66,7 +66,7 @@ def test_high_priority_programs_that_die_anywhere_hold_nobody_longer_than_max_ho
         killed_at(stage, point, "high", "serve", "3", "5", "20000", "100000")
     assert survivor.poll() is None, "the survivor was to outlive them all"
     found = told(survivor)[0]
-    assert float(found["longest"]) / 1e9 < MAX_HOLD_S + SLACK_S
+    assert float(found["held"]) / 1e9 < MAX_HOLD_S + SLACK_S
     assert int(found["iterations"]) > 100
     assert stage.run("high", "hash", "50"), "a new program takes a slot as ever"
 
@@ -78,7 +78,7 @@ def test_best_effort_programs_that_die_anywhere_hurt_nobody(stage: Stage) -> Non
     for point in BEST_EFFORT:
         killed_at(stage, point, "best-effort", "train", "5e8", "20", "20000")
     assert service.poll() is None, "the service was to outlive them all"
-    assert float(told(other)[0]["longest"]) / 1e9 < MAX_HOLD_S + SLACK_S
+    assert float(told(other)[0]["held"]) / 1e9 < MAX_HOLD_S + SLACK_S
 
 
 @pytest.mark.parametrize("point", REAPER)
@@ -89,7 +89,7 @@ def test_whoever_dies_while_freeing_a_dead_programs_slot_hurts_nobody(stage: Sta
     reaper.communicate(timeout=30)
     assert reaper.returncode == -signal.SIGKILL, f"{point} was not reached"
     found = stage.run("best-effort", "train", "3e8", "20", "20000")[0]
-    assert float(found["longest"]) / 1e9 < MAX_HOLD_S + SLACK_S
+    assert float(found["held"]) / 1e9 < MAX_HOLD_S + SLACK_S
     assert int(found["iterations"]) > 50, "the dead service still holds"
 
 
@@ -184,7 +184,7 @@ def test_a_service_that_never_waits_holds_once_for_max_hold(stage: Stage) -> Non
     found = stage.run("best-effort", "train", "4e8", "10", "20000", GPULOOM_SHARE_WARM_UP="0")[0]
     programs = stage.programs()
     assert [program.klass for program in programs] == ["high"]
-    assert float(found["longest"]) / 1e9 < MAX_HOLD_S + SLACK_S
+    assert float(found["held"]) / 1e9 < MAX_HOLD_S + SLACK_S
     assert int(found["iterations"]) > 5
 
 
@@ -199,7 +199,7 @@ def test_two_services_and_three_trainings_share_a_gpu(stage: Stage) -> None:
     assert all(float(told(s)[0]["p50"]) > 0 for s in services)
     found = [told(t)[0] for t in trainings]
     assert all(int(f["iterations"]) > 3 for f in found), "one was starved"
-    assert all(float(f["longest"]) / 1e9 < MAX_HOLD_S + SLACK_S for f in found)
+    assert all(float(f["held"]) / 1e9 < MAX_HOLD_S + SLACK_S for f in found)
     assert stage.programs() == []
 
 
@@ -209,7 +209,7 @@ def test_programs_on_different_gpus_do_not_see_each_other(stage: Stage) -> None:
     assert busy.stdout.readline() == "busy=1\n"
     found = stage.run("best-effort", "train", "2e8", "10", "20000", FAKE_GPUS="2", PROGRAM_GPU="1")[0]
     assert len(list(stage.shared.glob("*.share"))) == 2
-    assert float(found["longest"]) < 50e6, "held by a program on another GPU"
+    assert float(found["held"]) < 50e6, "held by a program on another GPU"
 
 
 def test_on_the_virtual_clock_the_service_is_protected_and_the_training_gets_the_gaps(stage: Stage) -> None:

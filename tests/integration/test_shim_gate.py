@@ -71,7 +71,8 @@ def test_a_driver_that_calls_its_own_functions_is_gated_once(stage: Stage) -> No
     held = last(stage, 1)
     assert held.kernels == 10 * int(found["iterations"])
     assert reasons(held)["interference"] == reasons(held)["max_hold"] == 1, "held once, not once for each function"
-    assert 0.09e9 < float(found["longest"]) < 0.5e9
+    assert float(found["longest"]) > 0.09e9
+    assert float(found["held"]) < 0.2e9
 
 
 def test_two_containers_share_by_a_folder_that_each_sees_at_its_own_path(stage: Stage, tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_two_containers_share_by_a_folder_that_each_sees_at_its_own_path(stage: 
     held = last(stage, 1)
     assert reasons(held).get("interference"), "the other container's service was not seen"
     assert held.kernels > 100
-    assert float(found["longest"]) < 0.5e9, "held by a dead program of another container"
+    assert float(found["held"]) < 0.2e9, "held by a dead program of another container"
     assert stage.programs() == []
 
 
@@ -191,12 +192,16 @@ assert plain == ctypes.cast(cuda.cuLaunchKernel, ctypes.c_void_p).value, "the sh
 other, _ = address(b"cuLaunchKernel", 7000, 2)
 assert other == ctypes.cast(cuda.cuLaunchKernel_ptsz, ctypes.c_void_p).value != plain
 launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3)(plain)
-longest = 0
+def without_cpu():
+    with open("/proc/thread-self/schedstat") as file:
+        return int(file.read().split()[1]) / 1e9
+longest = held = 0
 for _ in range(int(sys.argv[3])):
-    begun = time.monotonic()
+    waited, begun = without_cpu(), time.monotonic()
     assert launch(function, 80, 1, 1, 32, 1, 1, 0, None, None, None) == 0
-    longest = max(longest, time.monotonic() - begun)
-print(longest, flush=True)
+    took = time.monotonic() - begun
+    longest, held = max(longest, took), max(held, took - (without_cpu() - waited))
+print(longest, held, flush=True)
 if len(sys.argv) > 4:
     time.sleep(float(sys.argv[4]))
 else:
@@ -224,11 +229,13 @@ def test_two_ctypes_programs_by_proc_address_gate_each_other(stage: Stage, name:
 
     service = started("high", "100000000", "30", "20")
     assert service.stdout is not None
-    assert float(service.stdout.readline()) < 0.5, "a service is never held"
+    assert float(service.stdout.readline().split()[1]) < 0.05, "a service is never held"
     training = started("best-effort", "1000", "20")
     out, err = training.communicate(timeout=30)
     assert (training.returncode, err) == (0, ""), err
-    assert 0.05 < float(out) < 0.5, "held once, for max_hold"
+    longest, own = map(float, out.split())
+    assert longest > 0.05
+    assert own < 0.16, "held once, for max_hold (but for what it waited for a CPU)"
     held = last(stage, 1)
     assert (held.kernels, last(stage, 0).kernels) == (20, 30)
     assert os.path.samefile(link, stage.made.shim)
