@@ -204,3 +204,16 @@ def test_what_can_not_be_read_now_is_not_taken_for_gone(tmp_path: Path) -> None:
         with Injector(("executors/runner/cgroups.py",), Fault(call, errno.ENODEV)):
             look()  # one below it is just being removed
     assert Group(2, {"freezer": f"{run}/gone"}).pids() == []
+
+
+def test_lines_of_mounts() -> None:
+    """What is too short, or of another kind, is passed over; of two mounts of one kind the first counts."""
+    text = (
+        "31 23 0:28 / - cgroup2 cgroup2 rw\n"
+        "31 23 0:28 / /short rw - cgroup2 cgroup2\n"
+        "31 23 0:28 / /other rw - ext4 /dev/sda rw\n"
+        "31 23 0:28 /r /a\\040b rw - cgroup cgroup rw,cpu\n"
+        "31 23 0:28 / /c rw shared:1 - cgroup2 cgroup2 rw\n"
+        "31 23 0:28 / /d rw shared:1 - cgroup2 cgroup2 rw\n"
+    )
+    assert cgroups._mounts(text) == {"rw": ("/a b", "/r"), "cpu": ("/a b", "/r"), "": ("/c", "/")}

@@ -14,6 +14,7 @@ import pytest
 
 from gpuloom.executors import procs
 from gpuloom.executors.runner import keeper, log_keeper
+from gpuloom.executors.runner import loop as runner_loop
 from gpuloom.executors.runner.keeper import Keeper
 from gpuloom.executors.runner.life import RunningJob
 from gpuloom.executors.runner.log_keeper import LogKeeper
@@ -406,3 +407,40 @@ def test_logs_that_were_written_to_are_looked_at(monkeypatch: pytest.MonkeyPatch
     assert said == ["[Errno 24] too many: logs are polled instead"]
     poor._written()
     assert len(added) == 1
+
+
+def test_what_works_again_is_trouble_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is read as well as of what was to be done at a time; each is tried again a second later."""
+    logged: list[str] = []
+    now, fails = [100.0], [True]
+    monkeypatch.setattr(runner_loop, "log", logged.append)
+    monkeypatch.setattr(runner_loop, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    loop = runner_loop.Loop()
+    ours, theirs = os.pipe()
+    done: list[str] = []
+
+    def read(fd: int) -> None:
+        if fails[0]:
+            raise OSError(errno.EIO, "broken")
+        done.append(os.read(fd, 9).decode())
+
+    def act() -> None:
+        if fails[0]:
+            raise OSError(errno.EIO, "broken", "a file")
+        done.append("acted")
+
+    loop.add(ours, read, "reading")
+    os.write(theirs, b"x")
+    loop.soon(act, "acting")
+    loop.turn()
+    text = str(loop.troubles)
+    assert text.startswith("can't go on with acting (a file): ")
+    assert "; can't go on with reading: " in text
+    assert done == []
+    fails[0], now[0] = False, 101.0
+    loop.turn()
+    assert (done, str(loop.troubles)) == (["acted", "x"], "")
+    assert logged[-1] == "in order again"
+    loop.drop(ours)
+    os.close(ours)
+    os.close(theirs)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpuloom.core.job import EndReason, GpuState
 from gpuloom.executors.port import Cause, ExecutorError, RunExit, RunPhase, RunStatus, RunUsage
+from gpuloom.live.dispatch import intake
+from gpuloom.live.dispatch.saved import Saved
 from gpuloom.live.trial.rehearsal import Rehearsal
 from gpuloom.live.views.answers import WhyView
 
@@ -260,3 +263,24 @@ def test_a_policy_that_can_not_make_its_memory_costs_one_decision() -> None:
     assert failure is not None
     assert (failure.call.value, failure.error, failure.serves) == ("new_memory", "ZeroDivisionError: no memory", "fifo")
     assert told.states() == ["running"]
+
+
+@pytest.mark.parametrize(("noticed", "expected"), [(500.0, 500.0), (None, 2_000.0 - (10.0 - 40.0) - 40.0)])
+def test_when_it_got_notice(noticed: float | None, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the file that says so; where it could not be written, by the deadline."""
+    told = Told()
+    told.silent.add("stop")
+    told.live.submit({"gpus": 1, "grace": 40.0})
+    told.live.tell(lambda: told.live.service.cancel([1]))
+    told.live.later(10.0)
+    notices: list[float | None] = []
+
+    def saved(how: Any, reported: Any, *, notice_s: float | None, checkpoint_s: float | None) -> Saved:
+        notices.append(notice_s)
+        return Saved()
+
+    monkeypatch.setattr(intake, "saved", saved)
+    monkeypatch.setattr(intake, "noticed_s", lambda folder: noticed)
+    monkeypatch.setattr(intake, "time", SimpleNamespace(time=lambda: 2_000.0))
+    told.say("1.1", RunPhase.EXITED, exit_code=1)
+    assert notices == [expected]
