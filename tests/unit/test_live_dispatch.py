@@ -284,3 +284,30 @@ def test_when_it_got_notice(noticed: float | None, expected: float, monkeypatch:
     monkeypatch.setattr(intake, "time", SimpleNamespace(time=lambda: 2_000.0))
     told.say("1.1", RunPhase.EXITED, exit_code=1)
     assert notices == [expected]
+
+
+@pytest.mark.parametrize(
+    ("how", "called"),
+    [
+        ({"reason": EndReason.NOT_STARTED, "exit_code": None, "cause": Cause.JOB}, ("began",)),
+        ({"reason": EndReason.NOT_STARTED, "exit_code": None, "cause": Cause.EXECUTOR}, ("failed", True)),
+        ({"reason": EndReason.NOT_STARTED, "exit_code": None, "cause": Cause.PLACE}, ("failed", False)),
+        ({"exit_code": 0}, ("began",)),
+        ({"exit_code": None, "signal": 9}, ("began",)),
+        ({"exit_code": None, "reason": EndReason.LOST}, ("gone",)),
+    ],
+)
+def test_what_an_end_says_of_starts(
+    how: dict[str, Any], called: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, calls = Told(), list[tuple[Any, ...]]()
+    told.silent.add("start")
+    told.live.submit({"gpus": 1})
+    run, starts = told.live.scheduler.book.attempts[1].run, told.live.scheduler.dispatch.starts
+    monkeypatch.setattr(starts, "began", lambda run, job: calls.append(("began",)))
+    monkeypatch.setattr(starts, "gone", lambda run, job: calls.append(("gone",)))
+    monkeypatch.setattr(starts, "failed", lambda *_, everywhere, why: calls.append(("failed", everywhere)))
+    plain = {"exit_code": 0, "signal": None, "reason": None, "message": "", "at_s": told.live.now_s}
+    told.live.executor._say(RunStatus(run, RunPhase.EXITED, 77, 1, "boot", exit=RunExit(**{**plain, **how})))
+    told.live.turn()
+    assert calls == [called]

@@ -19,6 +19,7 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import EndReason, Needed, Phase
 from gpuloom.store import backup, connect, faults, home, queries, replay, restore, rows, usage
 from gpuloom.store.port import CheckReport, Finding, StoreBusy, StoreError, Usage
+from gpuloom.store.sqlite import SqliteStore
 from gpuloom.store.usage import Stretch, UsageRun
 from store_builders import spec, submitted
 
@@ -501,3 +502,16 @@ def test_a_copy_is_on_disk_before_it_has_its_name_and_its_name_before_it_counts(
     assert synced[0].startswith(".copy.db.")
     assert synced[1] == tmp_path.name
     assert [path.name for path in tmp_path.iterdir()] == ["copy.db"]
+
+
+def test_a_new_store_begins_with_job_1(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with SqliteStore(tmp_path / name) as store:
+            assert (store.load().next_job, store.load().last_event) == (1, 0)
+    ids = []
+    for name in ("a", "b"):
+        with closing(sqlite3.connect(tmp_path / name)) as connection:
+            meta = dict(connection.execute("SELECT key, value FROM meta"))
+            ids.append(meta["store_id"])
+            assert set(meta) >= {"store_id", "created_s", "next_job"}
+    assert ids[0] != ids[1]
