@@ -16,6 +16,7 @@ import pytest
 
 from gpuloom.sim import SimResult, simulate
 from gpuloom.traces import read_trace
+from tiers import slow
 
 pytestmark = pytest.mark.data
 
@@ -28,11 +29,6 @@ ARTIFACT = {"muri-s": SAME, "muri-l": f"{SAME}-unaware"}
 FOUR_ARE_FASTER = (1.0, 1.33 / 1.015, 1.5 / 1.015, 1.3 / 1.015)
 """The artifact's overheads of its greedy runs, over solo."""
 POLICIES = pytest.mark.parametrize("policy", ["muri-s", "muri-l"])
-
-
-def traces(*slow: str) -> pytest.MarkDecorator:
-    """One trace that takes a second, and slow ones."""
-    return pytest.mark.parametrize("trace", ["cluster_trace", *(pytest.param(t, marks=pytest.mark.slow) for t in slow)])
 
 
 def expected(data: Path, table: str, trace: str, policy: str) -> dict[str, float]:
@@ -66,7 +62,7 @@ def check_jobs(data: Path, result: SimResult, trace: str, artifact: str) -> None
 
 
 @POLICIES
-@traces("trace3", "job_type_1", "job_type_2", "job_type_3")
+@pytest.mark.parametrize("trace", ["cluster_trace", *slow("trace3", "job_type_1", "job_type_2", "job_type_3")])
 def test_figures_and_jobs_are_those_of_the_released_simulator(data: Path, trace: str, policy: str) -> None:
     result = run(data, trace, policy)
     ratio = ratios(result, expected(data, "reference_results.csv", trace, policy))
@@ -81,8 +77,9 @@ def test_every_job_of_greedy_groups_ends_when_it_does_in_the_artifact(data: Path
     check_jobs(data, result, "trace3", "multi-resource-gpu-unaware")
 
 
+@pytest.mark.slow
 @POLICIES
-@traces("trace3", "job_type_2", "job_type_3")
+@pytest.mark.parametrize("trace", ["cluster_trace", "trace3", "job_type_2", "job_type_3"])
 def test_the_exact_matcher_does_about_the_same(data: Path, trace: str, policy: str) -> None:
     ratio = ratios(run(data, trace, f"{policy}:matcher=exact"), expected(data, "reference_results.csv", trace, policy))
     assert ratio["avg_jct_s"] == pytest.approx(1, abs=0.05)

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.data
 TRACES = ("trace3", "cluster_exp_400jobs", "job_type_1", "job_type_2", "job_type_3", "trace3_pr")
 QUICK = "cluster_exp_400jobs"
 """The trace on which the quick tests look."""
-PAIRS = pytest.mark.parametrize(("ours", "theirs"), [("muri-xs", "muri-s"), ("muri-xl", "muri-l")])
+PAIRS = pytest.mark.parametrize(
+    ("ours", "theirs"), [("muri-xs", "muri-s"), pytest.param("muri-xl", "muri-l", marks=pytest.mark.slow)]
+)
 
 
 @cache
