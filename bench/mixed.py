@@ -84,6 +84,22 @@ KINDS = (
         )
         for load in (0.5, 0.8, 1.2)
     ),
+    Kind(
+        "elastic 1-16 without stage times",
+        "2x8:V100,2x8:K80",
+        "--jobs 160 --gpus 22 --load 1.0 --max-duration 1d --gpu-models V100,K80 --models none=1 --elastic 1-16",
+    ),
+    Kind(
+        "one node of A100 among K80, load 0.5",
+        "1x4:A100,7x4:K80",
+        "--jobs 300 --gpus 10 --load 0.5 --max-gpus 8 --max-duration 1d --gpu-models A100,K80",
+    ),
+    Kind(
+        "restarts of 300 s, load 1.0",
+        "2x8:V100,2x8:K80",
+        "--jobs 300 --gpus 22 --load 1.0 --max-gpus 8 --max-duration 1d --gpu-models V100,K80",
+        options="--restart-overhead 300",
+    ),
     Kind("Gavel's generator, one GPU, lam 2,000 s", GAVEL, lam_s=2000, options=ROUNDS),
     Kind("Gavel's generator, one GPU, lam 1,500 s", GAVEL, lam_s=1500, options=ROUNDS),
     Kind("Gavel's generator, 1 to 8 GPUs, lam 4,000 s", GAVEL, lam_s=4000, multi=True, options=ROUNDS),
