@@ -7,17 +7,18 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpuloom.executors.runner import cgroups, hub
+from gpuloom.executors.runner import cgroups, hub, main
 from gpuloom.executors.runner.keeper import Keeper
 from gpuloom.executors.runner.life import RunningJob
 from gpuloom.executors.runner.loop import Loop
-from gpuloom.executors.wire import LOCK, StartRequest
+from gpuloom.executors.wire import LOCK, SOCKET, StartRequest, socket_address
 from until import until
 
 SOURCE = Path(hub.__file__).parents[3]
@@ -91,3 +92,32 @@ def test_a_run_is_forgotten_once_nothing_is_left_of_it_and_its_end_is_written_do
     )
     Keeper._concluded(keeper, run)
     assert forgotten == ([run] if acknowledged and released else [])
+
+
+def test_a_runner_that_begins_is_the_only_one_and_leaves_jobs_their_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listeners: list[socket.socket] = []
+    monkeypatch.setattr(main, "Keeper", lambda home, home_id, listener, files: listeners.append(listener) or "keeper")
+    monkeypatch.setattr(main, "log_to", lambda path: None)
+    monkeypatch.setattr(os, "fork", lambda: 0)
+    before = os.umask(0o027)
+    try:
+        (tmp_path / SOCKET).write_text("of one that was killed")
+        assert main._begun(str(tmp_path), "home", 10) == "keeper"
+        assert os.umask(0o027) == 0o027
+        assert (tmp_path / SOCKET).stat().st_mode & 0o777 == 0o600
+        with socket.socket(socket.AF_UNIX) as one:
+            fd = os.open(tmp_path, os.O_RDONLY)
+            one.connect(socket_address(fd))
+            os.close(fd)
+        assert not listeners[0].getblocking()
+        assert main._begun(str(tmp_path), "home", 10) is None
+    finally:
+        os.umask(before)
+        for listener in listeners:
+            listener.close()
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{name}") in (str(tmp_path / LOCK), str(tmp_path)):
+                    os.close(int(name))
