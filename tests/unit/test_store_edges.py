@@ -515,3 +515,20 @@ def test_a_new_store_begins_with_job_1(tmp_path: Path) -> None:
             ids.append(meta["store_id"])
             assert set(meta) >= {"store_id", "created_s", "next_job"}
     assert ids[0] != ids[1]
+
+
+def test_each_step_from_the_first_schema_on_leaves_what_a_store_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id, when it was made, and the number of its next job, written once."""
+    steps = connect.migrations()
+    found = []
+    for count in range(1, len(steps) + 1):
+        with monkeypatch.context() as context:
+            context.setattr(connect, "migrations", lambda count=count: steps[:count])
+            with closing(connect.open_writer(tmp_path / "store")) as connection:
+                assert connect.version_of(connection) == count
+                meta = dict(connection.execute("SELECT key, value FROM meta"))
+                found.append([meta[key] for key in ("store_id", "created_s", "next_job")])
+    assert len(found) > 1
+    assert found == found[:1] * len(found)
