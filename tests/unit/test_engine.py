@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from builders import jobs
+from builders import engine_of, jobs
 from gpuloom.core.cluster import cluster_from_mapping, parse_cluster
 from gpuloom.core.commands import Command, Retime, Start, Stop
 from gpuloom.core.decision import NOTHING, Decision, Placement
@@ -22,6 +22,7 @@ from gpuloom.engine.check import PlanCheck
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
 from gpuloom.policies.base import Policy, Traits
+from gpuloom.policies.fifo import Fifo
 from gpuloom.sim import Failure, simulate
 
 Decide = Callable[[Snapshot], Decision]
@@ -500,3 +501,11 @@ def test_members_of_a_group_have_the_very_same_gpus(first: dict[int, Placement],
     workload = jobs([(0.0, 100.0, 2), (0.0, 100.0, 2)])
     with pytest.raises(PlanError, match="it shares GPUs 0x"):
         simulate(workload, "2x4", InGroups(decide, layers=2), interval_s=0)
+
+
+def test_what_a_policy_cached_in_an_earlier_run_is_forgotten() -> None:
+    policy: Any = Fifo()
+    workload, cluster = jobs([(0, 10, 1)]), parse_cluster("1x1")
+    policy.cache = object()
+    engine_of(policy, workload, cluster, State(workload, cluster))
+    assert policy.cache is None

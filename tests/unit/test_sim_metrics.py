@@ -22,7 +22,7 @@ from gpuloom.core.workload import Labels, Speeds, Workload
 from gpuloom.facts.pairs import with_pairs
 from gpuloom.policies.fifo import Fifo
 from gpuloom.sim import Failure, Settings, SimResult, simulate
-from gpuloom.sim.bound import lower_bound_avg_jct_s
+from gpuloom.sim.bound import _mean_busy_times, _shortest_remaining_first, lower_bound_avg_jct_s
 from gpuloom.sim.failures import Outages, RandomOutages
 from gpuloom.sim.overheads import DEFAULT_S, measured, restart_overheads_s
 from tiers import examples
@@ -437,3 +437,14 @@ def test_impossible_jobs_are_refused_with_their_number_and_the_way_out() -> None
 def test_impossible_jobs_are_left_out_where_asked_for() -> None:
     result = simulate(jobs([(0, 5, 1), (0, 1, 9)]), "1x8", "fifo", skip_impossible=True, restart_overhead_s=0.0)
     assert (result.jobs, result.avg_jct_s) == (1, 5)
+
+
+def test_one_machine_by_hand() -> None:
+    """Job 0 has 0 to 2 and 8 to 16, job 1 2 to 3, job 2 3 to 8; then nobody until 20; job 4 has nothing to do."""
+    submit, work = np.array([0.0, 2.0, 3.0, 20.0, 21.0]), np.array([10.0, 1.0, 5.0, 4.0, 0.0])
+    assert _shortest_remaining_first(submit, work).tolist() == [16.0, 3.0, 8.0, 24.0, 21.0]
+    assert _mean_busy_times(submit, work).tolist() == pytest.approx([9.8, 2.5, 5.5, 22.0, 21.0])
+    # By what is left job 0 goes on; by its whole work it yields.
+    submit, work = np.array([0.0, 8.0]), np.array([10.0, 5.0])
+    assert _shortest_remaining_first(submit, work).tolist() == [10.0, 15.0]
+    assert _mean_busy_times(submit, work).tolist() == pytest.approx([(8 * 4 + 2 * 14) / 10, 10.5])
