@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from builders import POLICIES, jobs
+from builders import POLICIES, jobs, with_stages
 from gpuloom.cli.main import cli
 from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.errors import InputError
@@ -40,6 +41,7 @@ def test_the_story_is_what_happened(policy: str) -> None:
     for job in (0, 7, 20):
         story = explain(workload, cluster, load_policy(policy, seed=0), str(job))
         assert story.result.end_s.tolist() == plainly.end_s.tolist()  # watching changes nothing
+        assert story.result.saved == plainly.saved
         assert [step.what for step in story.steps][:2] == ["submit", "start"]
         assert story.steps[-1].what == "end"
         placed = [step for step in story.steps if step.alternatives]
@@ -53,6 +55,17 @@ def test_the_story_is_what_happened(policy: str) -> None:
             speeds = workload.speeds
             assert speeds is not None
             assert [a.speed for a in step.alternatives] == speeds.factor[job].tolist()
+
+
+@pytest.mark.parametrize("policy", ["antman", "muri-s"])
+def test_who_shares_is_slowed_down_in_the_story_too(policy: str) -> None:
+    """On one GPU, two at a time."""
+    workload, cluster = with_stages(jobs([(0, 1000, 1), (0, 1000, 1)])), load_cluster("1x1")
+    workload = replace(workload, priority=np.array([0, 1], np.int32))
+    plainly = simulate(workload, cluster, policy)
+    assert plainly.start_s[1] < plainly.end_s[0]
+    story = explain(workload, cluster, load_policy(policy, seed=0), "1")
+    assert story.result.end_s.tolist() == plainly.end_s.tolist()
 
 
 def test_stops_and_failures_are_told() -> None:
