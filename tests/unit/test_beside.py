@@ -191,6 +191,7 @@ class TestWritten:
         assert policy.values["thresholds"] == (100.0,)
         assert (policy.values["beside"], policy.values["beside_speed"]) == (True, 0.7)
         assert create_policy("tiresias:beside=no", beside=True).max_jobs_per_gpu == 1
+        assert create_policy("tiresias:beside_speed=0.7").values["beside_speed"] == 0.7  # who says how fast wants it
         for text, what in (("fifo:beside=maybe", "must be yes or no"), ("fifo:beside=yes;beside_speed=2", "at most 1")):
             with pytest.raises(PolicyError, match=what):
                 create_policy(text)
