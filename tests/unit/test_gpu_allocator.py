@@ -395,3 +395,11 @@ def test_places_in_the_view() -> None:
     assert (dict(view.placements), view.free_masks()) == ({1: Placement((1,), (1,))}, [3, 2])
     view.set_node(0, 0)
     assert view.free_gpus == 1
+
+
+def test_a_job_that_the_base_moves_has_another_home_and_stays_where_it_lives() -> None:
+    _, lending, _, _ = lent([(1, 1, 4)], "2x2")
+    lending.apply(Decision({0: Placement((1,), (1,))}), lambda job: job)
+    assert dict(lending.view.placements) == lending.home == {0: Placement((1,), (1,))}
+    assert lending.view.free_masks() == [3, 2]
+    assert (lending.held, lending.own, lending.run) == ({0: {0: 1}}, {0: {1: 1}}, {})

@@ -448,3 +448,12 @@ def test_one_machine_by_hand() -> None:
     submit, work = np.array([0.0, 8.0]), np.array([10.0, 5.0])
     assert _shortest_remaining_first(submit, work).tolist() == [10.0, 15.0]
     assert _mean_busy_times(submit, work).tolist() == pytest.approx([(8 * 4 + 2 * 14) / 10, 10.5])
+
+
+def test_a_lost_node_is_seen_at_the_next_round() -> None:
+    """The job has done 100 of its 1000 s when its node fails, and goes on elsewhere from 120 s on."""
+    found = simulate(
+        jobs([(0, 1000, 1)]), "2x1", "fifo", failures=(Failure(0, 100.0, 5000.0),), schedule="rounds",
+        interval_s=60.0, restart_overhead_s=0.0,
+    )  # fmt: skip
+    assert found.end_s.tolist() == [1020.0]
