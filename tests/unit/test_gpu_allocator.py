@@ -309,7 +309,7 @@ def test_a_wish_for_one_model_is_kept() -> None:
 
 
 def test_the_sizes_of_jobs() -> None:
-    """Of a curve that lacks a size, of a rigid job, of one whose smallest size does not fit, and of one that weaves."""
+    """Of a curve that lacks a size, of two rigid jobs, and of one whose smallest size is not what it asks for."""
     curve = np.array([[0.0], [1.0], [0.0], [2.0], [2.5]])
     workload = jobs(
         [(0, 10, 1), (0, 10, 2), (0, 10, 4), (0, 10, 3)], stage_s=np.array([[np.nan] * 3] * 3 + [[1.0] * 3])
@@ -322,7 +322,9 @@ def test_the_sizes_of_jobs() -> None:
     assert Sizes(workload, cluster).base_speed.tolist() == pytest.approx([1.0, 1.0, 1.0, 0.5])
     assert Sizes(workload, cluster).base_gpus.tolist() == [1, 2, 4, 1]
     woven = Sizes(workload, cluster, woven=True)
-    assert woven.of == [(1, 3, 4), (2,), (4,), (3, 4)]
+    assert woven.of == Sizes(workload, cluster).of
+    assert woven.unlike.tolist() == [False, False, False, True]  # its stage times hold at three GPUs, not at one
+    assert not Sizes(workload, cluster).unlike.any()
     assert (woven.any_elastic, Sizes(replace(workload, scaling=None), cluster).any_elastic) == (True, False)
     assert replicas_of((2, 4, 6), 2) == (1, 2, 3)
 
