@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,14 @@ DATA = Path(os.environ.get("GPULOOM_DATA", Path(__file__).resolve().parents[3] /
 BESIDE = DATA / "gavel" / "side_by_side"
 RESULTS = list(csv.DictReader((BESIDE / "results.csv").read_text().splitlines())) if BESIDE.is_dir() else []
 MIXED = "1x12:V100,1x12:P100,1x12:K80"
-needs_ecos = pytest.mark.skipif(find_spec("ecos") is None, reason="ECOS is not installed (gpuloom[gavel])")
+without_ecos = pytest.mark.skipif(find_spec("ecos") is None, reason="ECOS is not installed (gpuloom[gavel])")
+
+
+def needs_ecos(test: Callable[..., None]) -> Callable[..., None]:
+    """Skip it where there is no ECOS."""
+    marked: Callable[..., None] = pytest.mark.ecos(without_ecos(test))
+    return marked
+
 
 ONE_AND_TWO = "1x1:V100,2x1:K80"
 
