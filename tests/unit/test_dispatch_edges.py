@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from fake_views import attempt, record
 from gpuloom.core.errors import InputError
@@ -28,7 +29,7 @@ from gpuloom.live.planning.chosen import read
 from gpuloom.live.planning.policy_memory import memory_from_bytes, memory_to_bytes
 from gpuloom.live.planning.world import RANK_S, Collector, Memory
 from gpuloom.live.records.work import WorkDone
-from gpuloom.live.submission.spec import job_spec
+from gpuloom.live.submission.spec import Interval, job_spec
 from gpuloom.live.views.cluster import policy_view, status_view
 
 
@@ -447,3 +448,11 @@ def test_gpus_are_counted_as_they_are() -> None:
     assert (found["nodes"], found["pid"], found["jobs"]) == (2, os.getpid(), {"queued": 1})
     none = status_view(**given, nodes=[], attempts=[attempt(phase=Phase.FROZEN)])
     assert (none["gpus"]["total"], none["gpus"]["kind"]) == (0, "gpu")
+
+
+def test_intervals_between_decisions() -> None:
+    kept = TypeAdapter(Interval)
+    assert [kept.validate_python(given) for given in (0, 0.1, "2m")] == [0.0, 0.1, 120.0]
+    for given in (0.05, -1):
+        with pytest.raises(ValidationError):
+            kept.validate_python(given)

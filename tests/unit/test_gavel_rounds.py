@@ -118,6 +118,16 @@ def test_model_by_model_or_in_one_queue() -> None:
     assert made.pairs(np.array([2]), [0, 1]) == [(2, 0), (2, 1)]
 
 
+def test_who_stops_leaves_the_gpus_that_it_had() -> None:
+    made, memory = rounds("gavel:round=100", [[1.0, 1.0], [1.0, 1.0]])
+    place = made.take(1, 0)
+    assert place is not None
+    assert made.take(0, 0) is None
+    assert made.release(1) == place
+    assert memory.on.tolist() == [-1, -1]
+    assert made.take(0, 0) == place
+
+
 def test_what_the_program_is_told() -> None:
     made, memory = rounds("gavel:prices=A:2/B:0.5;round=100", [[1.0, 0.5], [1.0, 0.0]])
     memory.share[:] = [[0.5, 0.25], [0.75, 0.0]]

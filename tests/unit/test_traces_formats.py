@@ -154,6 +154,18 @@ def test_muri_counts_iterations_at_the_slowed_iteration_time(read) -> None:
     assert w.gpus.tolist() == [1, 2]
     assert w.line.tolist() == [3, 2]
     assert w.restart_overhead_s is None
+    np.testing.assert_allclose(read(MURI.replace(",0,100,80.5", ",0,0.5,80.5")).workload.iteration_s[0], 0.5e-3 * 1.015)
+    with pytest.raises(TraceError, match="iteration_time is '0', must be a finite number above 0"):
+        read(MURI.replace(",0,100,80.5", ",0,0,80.5"))
+
+
+def test_bounds_are_allowed_themselves(read) -> None:
+    text = "gpus,submit_s,duration_s,gpu_milli\n1,0,10,{}\n"
+    for good in (1, 1000):
+        assert read(text.format(good)).workload.gpu_milli.tolist() == [good]
+    for bad in (0, 1001):
+        with pytest.raises(TraceError, match=f"gpu_milli is '{bad}', must be a whole number from 1 to 1000"):
+            read(text.format(bad))
 
 
 def test_tiresias(read) -> None:
@@ -439,6 +451,11 @@ def test_pollux_without_profiles_or_with_an_unknown_application(read, tmp_path: 
     assert caught.value.line == 3
     with pytest.raises(TraceError, match=r"placements\.csv"):
         read(POLLUX, throughputs=tmp_path)
+    bare = _profiles(tmp_path / "r")
+    for file in bare.glob("toy/validation-*.csv"):
+        file.unlink()
+    with pytest.raises(TraceError, match=r"can't be read as profiles of Pollux: .*toy/validation-\*\.csv"):
+        read(POLLUX, throughputs=bare)
 
 
 @pytest.mark.parametrize(
