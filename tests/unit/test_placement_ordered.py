@@ -270,3 +270,15 @@ def test_of_those_that_would_be_stopped_the_first_stay_if_the_last_are_enough() 
         interval_s=0.0,
     )  # fmt: skip
     assert wide.end_s.tolist() == [2010.0, 3000.0, 20.0]  # job 1 alone is not enough, and with job 0 it is not needed
+
+
+@pytest.mark.parametrize(("by_gpus", "wanted"), [(False, [130.0, 55.0]), (True, [260.0, 220.0])])
+def test_who_waits_is_ranked_by_its_time_on_its_fastest_model(by_gpus: bool, wanted: list[float]) -> None:
+    speeds = Speeds(("A", "B"), np.array([[0.5, 1.0], [2.0, 0.5]]))
+    workload = jobs([(0, 100, 2), (0, 50, 4)], speeds=speeds)
+    state = State(workload, parse_cluster("1x4:A,1x4:B"))
+    for job in range(2):
+        state.submit(job, 0.0)
+    snapshot = Snapshot(state, np.array([30.0, 30.0]))
+    order = RemainingOrder(snapshot, by_gpus=by_gpus)
+    assert [order.waiting_key(snapshot, job) for job in range(2)] == wanted
