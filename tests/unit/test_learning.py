@@ -225,6 +225,18 @@ class TestEven:
         run = queue.walk(lambda job, kind, fits: 0)
         assert run[0].gpus == 7
 
+    def test_choices_are_those_that_the_nodes_of_its_own_models_can_hold(self) -> None:
+        curve = np.vstack([np.zeros(1), np.arange(1.0, 9.0)[:, None]])
+        scaling = scaling_of(i4(2, 2), [curve], i4(0, 0), i4(1, 1), i4(8, 8))
+        workload = jobs([(0, 9, 2)] * 2, scaling=scaling, gpu_type=Labels.of(["B", ""]))
+        snapshot = snapshot_of(workload, "2x4:A,3x2:B", 2)
+        queue = EvenQueue(snapshot, choices_of(workload, snapshot.cluster))
+        of_b, of_any = (
+            {(int(n), int(g)) for n, g in zip(k.nodes, k.per_node, strict=True)} for k in map(queue.kind, (0, 1))
+        )
+        assert of_b == {(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (3, 2)}
+        assert of_any == {*of_b, (1, 3), (2, 3), (1, 4), (2, 4)}
+
     def test_sizes_that_a_curve_rules_out_are_no_choice(self) -> None:
         curve = np.array([[0.0], [1.0], [2.0], [0.0], [4.0]])
         scaling = scaling_of(i4(2), [curve], i4(0), i4(1), i4(4))
