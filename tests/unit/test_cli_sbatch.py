@@ -77,7 +77,7 @@ def test_lines_that_say_nothing_new_and_values_that_are_wrong(here: Path) -> Non
     (here / "job.sh").write_text("#!/bin/sh\n#SBATCH --array=9-x\n")
     wrong = submit("job.sh")
     assert "read as --array 9-x" in wrong.stderr
-    with pytest.raises(InputError, match="array is '9-x'"):
+    with pytest.raises(InputError, match=r"array is '9-x': must be indices: 0-9, 0-99:10 or 1,5,7"):
         raise wrong.exception or AssertionError(wrong.output)
 
 

@@ -26,6 +26,7 @@ from gpuloom.core.errors import (
 )
 from gpuloom.core.words import did_you_mean
 from gpuloom.executors.logs import NoLogError
+from gpuloom.live.submission.spec import said_of
 from gpuloom.live.views.answers import KindOfProblem, Problem, type_of
 from gpuloom.server.encoded import JsonResponse
 from gpuloom.store.port import StoreError
@@ -127,7 +128,7 @@ def told(entry: Mapping[str, Any], known: Sequence[str] = ()) -> str:
         return "is missing"
     if entry["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return f"must be a JSON object, not {_kind(entry.get('input'))}"
-    message = str(entry["msg"]).removeprefix("Value error, ")
+    message = said_of(entry)
     if isinstance(entry.get("input"), dict):
         return message  # about several fields together
     return f"is {shown(entry.get('input'))}: {cut(message)}"

@@ -297,6 +297,13 @@ class JobSpec(BaseModel):
         return self if self.name else self.model_copy(update={"name": default_name(self.command)})
 
 
+def said_of(entry: Mapping[str, object]) -> str:
+    """What a failed check of pydantic says, for people; the only pattern is that of indices."""
+    if entry["type"] == "string_pattern_mismatch":
+        return "must be indices: 0-9, 0-99:10 or 1,5,7, with %3 behind them for three at once"
+    return str(entry["msg"]).removeprefix("Value error, ")
+
+
 def _check_text(word: str) -> None:
     if "\0" in word:
         raise ValueError("holds a NUL character")
@@ -403,7 +410,7 @@ def problems(error: ValidationError) -> list[str]:
         if entry["type"] == "extra_forbidden":
             found.append(f"unknown field {where!r}; known: {known}")
             continue
-        message = entry["msg"].removeprefix("Value error, ")
+        message = said_of(entry)
         if entry["type"] == "missing":
             found.append(f"{where} is missing")
         elif (where and where in JobSpec.model_fields) or "." in where:
