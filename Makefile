@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo quick test coverage mutants check static api-check format bench live speed fidelity figures learning league heterogeneous elastic pollux reference pictures docs clean
+.PHONY: help setup demo quick test coverage chaos mutants check static api-check format bench live speed fidelity figures learning league heterogeneous elastic pollux reference pictures docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -25,15 +25,18 @@ demo: $(STAMP) ## Run eight small jobs on a scheduler of their own, and compare 
 quick test: export PYTHONDONTWRITEBYTECODE =
 quick: export GPULOOM_QUICK = 1
 
-# Three workers on two cores: many tests wait for processes and for time to pass. Who is done takes tests from others.
+# More workers than cores: many tests wait for processes and for time to pass. Who is done takes tests from others.
 quick: $(STAMP) ## Run the tests that take little time: while working (less than 2 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --ignore tests/docs
 
 test: $(STAMP) ## Run all tests (less than 12 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 3 --dist worksteal
+	@$(BIN)/python -m pytest -n 4 --dist worksteal
 
-coverage: $(STAMP) ## Print which part of the lines of each package the tests run (TESTS="tests/unit -m 'not slow'": some)
+coverage: $(STAMP) ## Print which part of the lines of each package the tests of `quick` run (TESTS=tests: all tests)
 	@$(BIN)/python scripts/covered.py $(TESTS)
+
+chaos: $(STAMP) ## Kill, cut off and fill at random what runs 500 jobs: does each end once? (SEEDS=1,2,3 JOBS=500)
+	@$(BIN)/python tests/chaos.py --seeds $(or $(SEEDS),1,2,3) --jobs $(or $(JOBS),500) $(if $(KEEP),--keep $(KEEP))
 
 mutants: $(STAMP) ## Put small faults into the program: would tests notice? (N=60 SEED=7 FILES="src/gpuloom/core PATH:LINE" TESTS=…)
 	@$(BIN)/python scripts/mutants.py -n $(or $(N),60) $(if $(SEED),--seed $(SEED)) $(FILES) $(if $(TESTS),--tests $(TESTS))

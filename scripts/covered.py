@@ -1,9 +1,10 @@
 """Run tests, measured, and print which part of the lines of each package they run, in all processes (make coverage).
 
-    python scripts/covered.py [-m "not slow"] [TESTS]...      (arguments of pytest; all tests if none are given)
+    python scripts/covered.py [ARGUMENTS OF PYTEST]...      (none: the tests of `make quick`)
 
-The runner, which Python starts alone (`-I -S`), is seen, too, and has a row of its own besides that of its package;
-only the lines between its fork and a job's exec are not. The last row is the total.
+Whoever interrupts it is told what was seen until then. The runner, which Python starts alone (`-I -S`), is seen, too,
+and has a row of its own besides that of its package; only the lines between its fork and a job's exec are not. The last
+row is the total.
 """
 
 from __future__ import annotations
@@ -19,14 +20,28 @@ from mutants_map import MEASURED, ROOT, environment
 
 SOURCE = ROOT / "src" / "gpuloom"
 RUNNER, TOTAL = "executors/runner", "all packages"
+QUICK = ("-m", "not slow", "--ignore", "tests/docs")
+
+
+def ended(tests: subprocess.Popen[bytes]) -> int:
+    """Wait for them; an interrupt reaches them, too, and they write down what they have."""
+    while True:
+        try:
+            return tests.wait()
+        except KeyboardInterrupt:
+            print("interrupted: the table is of what was run", file=sys.stderr)
 
 
 def main(arguments: list[str]) -> int:
     """What pytest said, and the table."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "by_test", "--timeout", "900", *arguments]
+        command = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "worksteal", "--timeout", "900"]
         there = environment(ROOT, PYTHONPATH=str(MEASURED), GPULOOM_COVERAGE=folder)
-        code = subprocess.run(command, cwd=ROOT, env=there, check=False).returncode
+        if not arguments:
+            there["GPULOOM_QUICK"] = "1"
+        # Which test runs a line is not asked here (mutants_map.py does): that would take several times the space.
+        with subprocess.Popen([*command, *(arguments or QUICK)], cwd=ROOT, env=there) as tests:
+            code = ended(tests)
         measured = Coverage(data_file=f"{folder}/all", config_file=False, source=[str(SOURCE)])
         measured.combine([str(path) for path in Path(folder).glob("lines.*")])
         seen: dict[str, list[int]] = defaultdict(lambda: [0, 0])

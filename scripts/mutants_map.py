@@ -73,17 +73,23 @@ class Map:
     ) -> tuple[list[str], list[str]]:
         """The tests that run these lines: those that run little else, `near_s` seconds of them, and the others.
 
-        What stands outside of functions runs once, as whichever test imports it first: there, all tests count that
-        run some function of the file, and those that compare the documents with the program.
+        What stands outside of functions runs once, as whichever test imports it first, and what comes of it shows
+        wherever it is used. There, all tests count that run some function of the file or some line that uses what
+        these lines define, first those whose file imports the module; and those that compare the documents with the
+        program.
         """
-        wanted = set(range(first, last + 1))
+        wanted = {path: set(range(first, last + 1))}
         imported = first not in (functions := _functions(source))
+        scores: dict[str, float] = defaultdict(float)
         if imported:
-            wanted |= functions
-        scores: dict[str, float] = {}
-        for name, lines, count in self._lines(path, source):
-            if not lines.isdisjoint(wanted):
-                scores[name] = len(lines) / count
+            wanted = {**self._uses(path, first), path: wanted[path] | functions}
+            asking = _asking(path)
+            scores.update({name: 1.0 for name in self.seconds if name.partition("::")[0] in asking})
+        for place, lines_there in wanted.items():
+            there = source if place == path else self._text(place)
+            for name, lines, count in self._lines(place, there):
+                if common := lines & lines_there:
+                    scores[name] += (len(lines) if place == path else len(common)) / count
         near, others, spent = [], [], 0.0
         for name in sorted(scores, key=lambda name: (-scores[name], name)):
             spent += self.seconds[name]
@@ -95,7 +101,31 @@ class Map:
             near += [name for name in self.seconds if name.startswith(DOCUMENTS) and name not in scores]
         return near, others
 
-    @lru_cache(maxsize=8)  # noqa: B019 - there is one map
+    @lru_cache(maxsize=64)  # noqa: B019 - there is one map
+    def _uses(self, path: str, line: int) -> dict[str, set[int]]:
+        """The lines of functions that use what this line outside of functions defines, by file.
+
+        What else outside of functions uses it defines something by it, whose uses count, too, and so on.
+        """
+        found: dict[str, set[int]] = defaultdict(set)
+        left = [_defined(self._text(path), line)]
+        known: set[str] = set()
+        for _ in range(4):
+            names = set().union(*left) - known
+            known |= names
+            left = []
+            for place in _sources():
+                inside, outside = _mentioned(self._text(place), frozenset(names))
+                if inside:
+                    found[place] |= inside
+                left += [_defined(self._text(place), one) for one in outside]
+        return found
+
+    @lru_cache(maxsize=1000)  # noqa: B019
+    def _text(self, path: str) -> str:
+        return (ROOT / path).read_text()
+
+    @lru_cache(maxsize=64)  # noqa: B019
     def _lines(self, path: str, source: str) -> list[tuple[str, set[int], int]]:
         """(test, the lines of this source that it runs, how many lines it runs in all)"""
         found = []
@@ -104,6 +134,8 @@ class Map:
             "select tests.id, name, hash, bits from lines join tests on tests.id = test where source = ?", (path,)
         ).fetchall()
         for test, name, digest, bits in rows:
+            if name not in self.seconds or test not in self._counts:
+                continue  # measured by another run of this program since this one began
             if digest not in moved:
                 moved[digest] = self._moved(digest, source)
             lines = {moved[digest][line] for line in unpacked(bits) if line in moved[digest]}
@@ -134,6 +166,87 @@ def _functions(source: str) -> set[int]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found.update(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
+    return found
+
+
+@lru_cache(maxsize=1)
+def _sources() -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "src").rglob("*.py"))]
+
+
+@lru_cache(maxsize=1000)
+def _names(source: str) -> dict[str, set[int]]:
+    """Where each name stands, as itself or after a dot; types of parameters and variables don't count."""
+    found: dict[str, set[int]] = defaultdict(set)
+    left: list[ast.AST] = [ast.parse(source)]
+    while left:
+        node = left.pop()
+        match node:
+            case ast.Name(name) | ast.Attribute(_, name):
+                found[name].add(node.lineno)
+        for field, value in ast.iter_fields(node):
+            if field not in ("annotation", "returns", "type_params"):
+                left += [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, ast.AST)]
+    return found
+
+
+def _mentioned(source: str, names: frozenset[str]) -> tuple[set[int], set[int]]:
+    """The lines with one of these names, inside of functions and outside."""
+    stand = _names(source)
+    lines = set().union(*(stand[name] for name in names if name in stand))
+    inside = lines & _functions(source) if lines else set()
+    return inside, lines - inside
+
+
+@lru_cache(maxsize=1000)
+def _defined(source: str, line: int) -> set[str]:
+    """The names that the statement outside of functions on this line defines: of a class, it and the attribute."""
+    found: set[str] = set()
+    body = ast.parse(source).body
+    while holder := [node for node in body if _first(node) <= line <= (node.end_lineno or node.lineno)]:
+        node, body = holder[0], []
+        match node:
+            case ast.ClassDef(name):
+                found.add(name)
+                body = node.body
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) if not name.startswith("__"):
+                found.add(name)
+            case ast.AnnAssign(ast.Name(name)):
+                found.add(name)
+            case ast.Assign(targets):
+                found |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+            case ast.If() | ast.Try() | ast.With():
+                body = [one for one in ast.walk(node) if isinstance(one, ast.stmt) and one is not node]
+    return found
+
+
+def _first(node: ast.stmt) -> int:
+    return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
+
+
+@lru_cache(maxsize=64)
+def _asking(path: str) -> set[str]:
+    """The test files that import this module."""
+    module = path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    package, _, name = module.rpartition(".")
+    return {test for test, (modules, members) in _imports().items() if module in modules or (package, name) in members}
+
+
+@lru_cache(maxsize=1)
+def _imports() -> dict[str, tuple[set[str], set[tuple[str, str]]]]:
+    """What each test file imports: modules, and what from which module."""
+    found = {}
+    for kind in KINDS:
+        for path in sorted((ROOT / "tests" / kind).glob("test_*.py")):
+            modules, members = set(), set()
+            for node in ast.walk(ast.parse(path.read_text())):
+                match node:
+                    case ast.Import(names):
+                        modules |= {name.name for name in names}
+                    case ast.ImportFrom(str(module), names):
+                        modules.add(module)
+                        members |= {(module, name.name) for name in names}
+            found[str(path.relative_to(ROOT))] = modules, members
     return found
 
 

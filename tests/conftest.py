@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+from slurm_kit import RealSlurm, real_slurm
 from tiers import examples
 
 # Under nohup, or in a script's background, Ctrl-C is ignored, and programs that we start would inherit that.
@@ -35,6 +37,22 @@ def data() -> Path:
             f"no public traces in {DATA}: docs/reference/data.md says where to get them (GPULOOM_DATA names the folder)"
         )
     return DATA
+
+
+@pytest.fixture(scope="session")
+def slurm_there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSlurm]:
+    """A Slurm of four nodes, for all tests of this process; skips where it is not installed."""
+    with real_slurm(tmp_path_factory.mktemp("slurm")) as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def slurm(slurm_there: RealSlurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealSlurm]:
+    """The same, with all nodes free, found by the commands that a test calls; what it leaves there is ended."""
+    for name, value in slurm_there.env.items():
+        monkeypatch.setenv(name, value)
+    yield slurm_there
+    slurm_there.clear()
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:

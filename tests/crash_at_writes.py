@@ -45,7 +45,9 @@ class Mortal(SqliteStore):
 def opened(home: Home, store: SqliteStore) -> tuple[LiveScheduler, LiveService]:
     live = LiveScheduler(home, slots=3, policy="fifo", interval_s=0.0, store=store)
     live.start()
-    return live, LiveService(live.scheduler, live.machine, store_path=str(home.db), on_stop=lambda: None)
+    return live, LiveService(
+        live.scheduler, live.sights, machine=live.machine, store_path=str(home.db), on_stop=lambda: None
+    )
 
 
 def wait(true: Callable[[], bool], timeout_s: float) -> bool:

@@ -46,6 +46,10 @@ class FakeExecutor(PaperExecutor):
         self.requests[short(request.run)] = request
         self.on_start(request)
 
+    def go(self, run: str) -> None:
+        self._check()
+        super().go(run)
+
     def stop(self, run: str, *, reason: EndReason, grace_s: float) -> None:
         self._check()
         super().stop(run, reason=reason, grace_s=grace_s)

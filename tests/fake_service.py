@@ -24,28 +24,43 @@ from gpuloom.core.book import Book
 from gpuloom.core.errors import ConflictError, ImpossibleJobError, InputError, NotFoundError, PolicyError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Gpu, Job, NodeRecord, NodeState, Phase
-from gpuloom.live.service import LogFile
+from gpuloom.executors.local_files import LocalFiles
+from gpuloom.executors.no_files import NoFiles
+from gpuloom.executors.node import RunFiles
+from gpuloom.executors.port import ExecutorError
+from gpuloom.live.service import LogOf, logs_of
 from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.actions import Action, impossible, so_already
 from gpuloom.live.submission.spec import JobSpec, job_spec
 from gpuloom.live.views import cluster
 from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
 from gpuloom.live.views.jobs import show_view
+from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.policies.registry import create_policy
 from gpuloom.store.port import JobQuery, StoreError, Usage
 
 RUNNING_MAY_CHANGE = {"name", "priority", "time_limit", "retries", "estimate", "grace"}
 
 
+class Silent(NoFiles):
+    """The files of a node whose link is cut."""
+
+    def _error(self) -> ExecutorError:
+        return ExecutorError(f"node {self._node} does not answer")
+
+
 class FakeService:
-    """A `live.service.Service` in memory. home: where logs go (`home/runs/JOB/ATTEMPT/output.log`).
+    """A `live.service.Service` in memory. home: where the files of runs go, whichever node they are of.
 
     Cancelled jobs that run end at once. broken: a message; from then on every write is refused as a full disk would.
+    silent: nodes that can't be asked for files.
     calls: every call that asks for a change, as (name, keyword arguments).
     """
 
     def __init__(self, home: Path, *, gpus: int = 4, clock: Callable[[], float] = time.time) -> None:
         self.home, self.clock, self.broken = home, clock, ""
+        self.pilots_now: PilotsView = NO_PILOTS
+        self.files, self.silent = LocalFiles(home / "runs"), set[str]()
         self.book = Book()
         self.log: list[Event] = []
         self.past: dict[int, list[Attempt]] = {}
@@ -74,15 +89,30 @@ class FakeService:
             taken = {g for a in self.book.attempts.values() for _, gpus in a.allocation for g in gpus}
             free = [gpu.index for gpu in self.book.nodes["node0"].gpus if gpu.index not in taken][: record.gpus]
             assert len(free) == record.gpus, f"job {job} needs {record.gpus} GPUs, free: {free}"
-            number = record.attempts + 1
-            self._emit("attempt.starting", job, {"attempt": number, "allocation": [["node0", free]]})
-            self._emit("attempt.running", job, {"pid": 1000 + job, "start_ticks": 1, "boot_id": "boot"})
-            self._directory(job, number).mkdir(parents=True, exist_ok=True)
-            self.log_path(job).touch()
+            self._begin(record, [["node0", free]])
 
-    def write(self, job: int, text: str | bytes) -> None:
-        """The job writes to its log."""
-        with self.log_path(job).open("ab") as file:
+    def run_gang(self, job: int, *nodes: str) -> None:
+        """The job runs with a member and GPU 0 on each of these nodes."""
+        with self._changed:
+            for name in nodes:
+                if name not in self.book.nodes:
+                    node = replace(self.book.nodes["node0"], name=name)
+                    self._emit("node.changed", None, {"node": node_data(node)})
+            self._begin(self._job(job), [[name, [0]] for name in nodes])
+
+    def _begin(self, record: Job, allocation: list[list[Any]]) -> None:
+        job, identity = record.id, {"pid": 1000 + record.id, "start_ticks": 1, "boot_id": "boot"}
+        self._emit("attempt.starting", job, {"attempt": record.attempts + 1, "allocation": allocation})
+        members = {"members": [[1000 + job + rank, 1, "boot"] for rank in range(len(allocation))]}
+        self._emit("attempt.running", job, identity | (members if len(allocation) > 1 else {}))
+        for rank in range(len(allocation)):
+            path = self.log_path(job, rank)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+
+    def write(self, job: int, text: str | bytes, member: int = 0) -> None:
+        """The job (or one of its members) writes to its log."""
+        with self.log_path(job, member).open("ab") as file:
             file.write(text.encode() if isinstance(text, str) else text)
 
     def finish(self, job: int, exit_code: int = 0) -> None:
@@ -119,12 +149,9 @@ class FakeService:
         """The job reports progress."""
         self.progress[job] = progress
 
-    def log_path(self, job: int) -> Path:
+    def log_path(self, job: int, member: int = 0) -> Path:
         """Log of its present or last attempt."""
-        return self._directory(job, self._job(job).attempts) / "output.log"
-
-    def _directory(self, job: int, attempt: int) -> Path:
-        return self.home / "runs" / str(job) / str(attempt)
+        return self.files.log_path(self._attempts(job)[-1].runs[member])
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
@@ -307,7 +334,7 @@ class FakeService:
     def show(self, job: int) -> ShowView:
         with self._changed:
             record = self._job(job)
-            log = str(self.log_path(job))
+            log = str(self.log_path(job)) if record.attempts else ""
             return show_view(self._view(record), record.spec, self._attempts(job), self.events(job=job), log)
 
     def why(self, job: int, *, forecast: bool = True) -> WhyView:
@@ -318,6 +345,9 @@ class FakeService:
         with self._changed:
             held, now = cluster.holders(self.book.attempts.values()), self.clock()
             return [cluster.node_view(node, held, sample(node, now), {}) for node in self.book.nodes.values()]
+
+    def pilots(self) -> PilotsView:
+        return self.pilots_now
 
     def policy(self) -> PolicyView:
         with self._changed:
@@ -383,20 +413,20 @@ class FakeService:
                     rows.writerow([job.submitted_s, job.work_s, job.gpus])
             return out.getvalue()
 
-    def log_files(self, job: int, attempt: int | None = None) -> Sequence[LogFile]:
+    def logs(self, job: int, attempt: int | None = None) -> Sequence[LogOf]:
         with self._changed:
             record = self._job(job)
             if attempt is not None and not 1 <= attempt <= record.attempts:
                 raise NotFoundError(f"job {job} has no attempt {attempt}: it has had {record.attempts}")
-            numbers = range(1, record.attempts + 1) if attempt is None else [attempt]
             return [
-                LogFile(
-                    number,
-                    self._directory(job, number) / "output.log",
-                    live=number == record.attempts and record.phase in ACTIVE,
-                )
-                for number in numbers
+                log
+                for one in self._attempts(job)
+                if attempt in (None, one.number)
+                for log in logs_of(one, live=one.number == record.attempts and record.phase in ACTIVE)
             ]
+
+    def files_of(self, log: LogOf) -> RunFiles:
+        return Silent(log.node) if log.node in self.silent else self.files
 
     def status(self) -> StatusView:
         with self._changed:

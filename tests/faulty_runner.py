@@ -15,27 +15,8 @@ sys.path += [HERE, os.path.join(os.path.dirname(HERE), "src")]
 
 import fake_cgroups  # noqa: E402 - as below
 import faults  # noqa: E402 - its place is known by now
+from faulty_calls import Seen  # noqa: E402 - as above
 from gpuloom.executors.runner import main as runner  # noqa: E402 - as above
-
-
-class Seen(dict[faults.Call, int]):
-    """Calls and how often they were made; the first of each is written down at once, as a child's memory is its own."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self._path = path
-
-    def __missing__(self, call: faults.Call) -> int:
-        return 0
-
-    def __setitem__(self, call: faults.Call, count: int) -> None:
-        if call not in self:
-            faults.note(self._path, json.dumps([call.function, call.site]) + "\n")
-        super().__setitem__(call, count)
-
-    def total(self) -> int:
-        return sum(self.values())
-
 
 plan = json.loads(os.environ["GPULOOM_TEST_FAULTS"])
 injector = faults.Injector(

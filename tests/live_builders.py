@@ -29,7 +29,11 @@ class Live:
         self.scheduler, self.book = self.parts.scheduler, self.parts.scheduler.book
         self.stopped = False
         self.service = LiveService(
-            self.scheduler, self.parts.machine, store_path=str(self.parts.home.db), on_stop=lambda: None
+            self.scheduler,
+            self.parts.sights,
+            machine=self.parts.machine,
+            store_path=str(self.parts.home.db),
+            on_stop=lambda: None,
         )
         self.parts.start()
 

@@ -10,7 +10,6 @@ import pytest
 
 from api_client import TOKEN, Local
 from gpuloom.core.job import ACTIVE, EndReason, Phase, SavedBy
-from gpuloom.executors.logs import read_log
 from gpuloom.live.planning.estimates import Source
 from gpuloom.live.store_check import Checked
 from gpuloom.live.stored import StoredService
@@ -24,7 +23,7 @@ from live_builders import Live, living, spec
 
 
 def api_of(service: Any) -> Local:
-    return Local(make_app(service, token=TOKEN, logs=read_log, default_user="ann"))
+    return Local(make_app(service, token=TOKEN, default_user="ann"))
 
 
 def good(api: Local, method: str, path: str, body: Any = None) -> Any:
@@ -44,7 +43,7 @@ def test_every_answer_is_as_published(tmp_path: Path) -> None:
             assert spec.command == ["train"]
             for query in "", "?forecast=false":
                 good(api, "GET", f"/v1/jobs/{job}/why{query}")
-        for path in "jobs", "jobs?limit=2", "events", "nodes", "policy", "usage?by=user", "usage?by=day", "status":
+        for path in "jobs", "jobs?limit=2", "events", "nodes", "pilots", "policy", "usage?by=user", "status":
             assert good(api, "GET", f"/v1/{path}")
         good(api, "GET", "/v1/health")
         ((single,), array) = good(

@@ -12,7 +12,6 @@ import pytest
 
 from api_client import TOKEN, Local
 from fake_service import FakeService
-from gpuloom.executors.logs import read_log
 from gpuloom.live.submission.spec import job_spec
 from gpuloom.server.app import make_app
 
@@ -26,7 +25,7 @@ def service(tmp_path: Path) -> FakeService:
 
 @pytest.fixture
 def api(service: FakeService) -> Local:
-    return Local(make_app(service, token=TOKEN, logs=read_log, default_user="ada"))
+    return Local(make_app(service, token=TOKEN, default_user="ada"))
 
 
 def problem(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
@@ -421,6 +420,36 @@ def test_logs(api: Local, service: FakeService) -> None:
     problem(api("GET", f"{log}?tail=1&offset=1"), 400, "bad-request")
 
 
+def test_logs_of_a_gang(api: Local, service: FakeService) -> None:
+    service.submit([job_spec({**SPEC, "gpus": 2})], user="ada")
+    log = "/v1/jobs/1/log"
+    assert api("GET", f"{log}?member=7").content == b""  # it has not run yet
+    service.run_gang(1, "node-a", "näme b")
+    service.write(1, "master\n")
+    service.write(1, "one\ntwo\n", member=1)
+    names = ("Attempt", "Start", "Offset", "Ended", "Member", "Members", "Node")
+    answer = api("GET", log)
+    assert answer.content == b"master\n"
+    assert [answer.headers[f"X-Gpuloom-{name}"] for name in names] == ["1", "0", "7", "false", "0", "2", "node-a"]
+    answer = api("GET", f"{log}?member=1&offset=4")
+    assert answer.content == b"two\n"
+    found = [answer.headers[f"X-Gpuloom-{name}"] for name in names]
+    assert found == ["1", "4", "8", "false", "1", "2", "n%C3%A4me%20b"]
+    assert api("GET", f"{log}?member=1&tail=1").content == b"two\n"
+    assert "has 2 members, so none with number 2" in problem(api("GET", f"{log}?member=2"), 404, "not-found")["detail"]
+    problem(api("GET", f"{log}?member=-1"), 400, "bad-request")
+    service.silent.add("näme b")
+    for query in "", "&tail=1", "&offset=3":
+        said = problem(api("GET", f"{log}?member=1{query}"), 504, "node-unreachable")
+        assert said["detail"] == "node näme b does not answer"
+    assert api("GET", log).content == b"master\n"
+    service.finish(1)
+    service.submit([job_spec(SPEC)], user="ada")
+    service.run(2)
+    answer = api("GET", "/v1/jobs/2/log?member=0")
+    assert not [name for name in answer.headers if name.lower().startswith("x-gpuloom-") and "member" in name.lower()]
+
+
 def test_a_long_log_comes_whole(api: Local, service: FakeService) -> None:
     submit(api, SPEC)
     service.run(1)
@@ -493,7 +522,7 @@ def test_the_document_is_complete(api: Local) -> None:
     operations = [
         (path, method, operation) for path, item in document["paths"].items() for method, operation in item.items()
     ]
-    assert len(operations) == 30
+    assert len(operations) == 31
     assert len({operation["operationId"] for _, _, operation in operations}) == len(operations)
     for path, method, operation in operations:
         where = f"{method} {path}"

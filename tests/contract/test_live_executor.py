@@ -19,7 +19,7 @@ from gpuloom.core.end_reason import EndReason
 from gpuloom.executors import procs
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.logs import read_log
-from gpuloom.executors.port import ExecutorError, LiveExecutor, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.port import Cause, ExecutorError, LiveExecutor, RunPhase, RunRequest, RunStatus
 from gpuloom.executors.runner import cgroups
 from tiers import mostly_slow, slow
 from until import until
@@ -195,6 +195,10 @@ class TestStarting:
         assert executor.healthy() == ""
         assert executor.runs() == []
         assert set(bench.executor.limits()) == {"processes", "freezing", "memory", "cpus", "time"}
+        can = bench.executor.capabilities()
+        assert can.freezes
+        assert can.memory
+        assert can.cpus is (not bench.executor.limits()["cpus"].startswith("not enforced"))
 
     @pytest.mark.parametrize("code", [0, 3, 127])
     def test_exit_codes(self, bench: Bench, code: int) -> None:
@@ -304,6 +308,109 @@ class TestStarting:
             bench.executor.start(bench.request("1.1", "true", directory="runs/1"))
         with pytest.raises(ExecutorError, match="no program"):
             bench.executor.start(bench.request("1.1"))
+
+
+class TestHolding:
+    """A run that is held is prepared, and waits."""
+
+    def held(self, bench: Bench, run: str, *argv: str, **more: object) -> RunStatus:
+        bench.executor.start(bench.request(run, *argv, hold=True, **more))
+        status = until(lambda: bench.said(run, RunPhase.PREPARED, RunPhase.EXITED), f"{run} to be prepared")
+        assert status.phase is RunPhase.PREPARED
+        return status
+
+    def test_runs_when_it_is_told_to(self, bench: Bench, tmp_path: Path) -> None:
+        prepared = self.held(bench, "1.1", "sh", "-c", f"echo ran; touch {tmp_path}/ran; exit 3")
+        assert prepared.pid is not None
+        assert not (tmp_path / "ran").exists()
+        assert bench.log("1.1") == b""
+        bench.executor.freeze("1.1")  # nothing to freeze yet
+        bench.executor.go("1.1")
+        bench.executor.go("1.1")
+        ended = bench.ended("1.1")
+        running = bench.said("1.1", RunPhase.RUNNING)
+        assert ended.exit is not None
+        assert (ended.exit.exit_code, ended.exit.reason) == (3, None)
+        assert running is None or (running.pid, running.start_ticks) == (prepared.pid, prepared.start_ticks)
+        assert bench.log("1.1") == b"ran\n"
+        bench.executor.go("1.1")  # late: it has ended
+
+    def test_told_before_it_is_prepared(self, bench: Bench) -> None:
+        bench.executor.start(bench.request("1.1", "true", hold=True))
+        bench.executor.go("1.1")
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert ended.exit_code == 0
+
+    @pytest.mark.parametrize("grace_s", [0.0, 5.0])
+    def test_stopped_it_never_ran(self, bench: Bench, tmp_path: Path, grace_s: float) -> None:
+        prepared = self.held(bench, "1.1", "touch", f"{tmp_path}/ran")
+        bench.executor.stop("1.1", reason=EndReason.PEER, grace_s=grace_s)
+        ended = bench.ended("1.1")
+        assert ended.exit is not None
+        assert (ended.exit.reason, ended.exit.exit_code, ended.exit.signal) == (EndReason.PEER, None, None)
+        assert ended.pid is None
+        assert prepared.pid is not None
+        gone = prepared.pid
+        until(lambda: not alive(gone), "its process to be gone")
+        bench.executor.go("1.1")
+        assert not (tmp_path / "ran").exists()
+
+    @pytest.mark.parametrize("program", ["no-such-program", "/no/such/program", "/tmp", "/etc/passwd"])
+    def test_what_can_not_run_is_told_before(self, bench: Bench, program: str) -> None:
+        bench.executor.start(bench.request("1.1", program, hold=True))
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert (ended.reason, ended.cause) == (EndReason.NOT_STARTED, Cause.JOB)
+        assert ended.message.startswith(f"can't run {program!r}: ")
+        bench.executor.start(bench.request("2.1", "true", hold=True, cwd="/no/such/folder"))
+        ended = bench.ended("2.1").exit
+        assert ended is not None
+        assert "working directory" in ended.message
+
+    def test_its_process_is_killed(self, bench: Bench) -> None:
+        prepared = self.held(bench, "1.1", "true")
+        assert prepared.pid is not None
+        os.kill(prepared.pid, signal.SIGKILL)
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert (ended.reason, ended.cause) == (EndReason.NOT_STARTED, Cause.EXECUTOR)
+
+    def test_the_scheduler_is_killed(self, bench: Bench) -> None:
+        self.held(bench, "1.1", "sh", "-c", "exit 4")
+        bench.executor.close()
+        bench.fresh()
+        known = bench.known("1.1")
+        assert known is not None
+        assert known.phase is RunPhase.PREPARED
+        bench.executor.start(bench.request("1.1", "sh", "-c", "exit 5", hold=True))  # asked again
+        bench.executor.go("1.1")
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert ended.exit_code == 4
+
+    def test_the_runner_is_killed(self, bench: Bench, tmp_path: Path) -> None:
+        prepared = self.held(bench, "1.1", "touch", f"{tmp_path}/ran")
+        second = self.held(bench, "2.1", "touch", f"{tmp_path}/ran")
+        bench.kill_runner()
+        for run in ("1.1", "2.1"):
+            ended = bench.ended(run).exit
+            assert ended is not None
+            assert (ended.reason, ended.cause) == (EndReason.NOT_STARTED, Cause.EXECUTOR)
+            bench.executor.go(run)
+        for pid in (prepared.pid, second.pid):
+            until(lambda pid=pid: not alive(pid), "its process to be gone")
+        bench.executor.runs()  # it has answered all that came before
+        assert not (tmp_path / "ran").exists()
+
+    def test_a_runner_that_knows_nothing_of_it(self, bench: Bench) -> None:
+        """One of an older gpuloom would begin it at once."""
+        bench.executor._link.hello = {**bench.executor._link.hello, "holds": False}
+        bench.executor.start(bench.request("1.1", "true", hold=True))
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert (ended.reason, ended.cause) == (EndReason.NOT_STARTED, Cause.EXECUTOR)
+        assert "older gpuloom" in ended.message
 
 
 class TestLongTimes:

@@ -61,7 +61,7 @@ def check_jobs(data: Path, result: SimResult, trace: str, artifact: str) -> None
     assert result.start_s == pytest.approx(np.array([ends[job][0] for job in result.job_ids]), rel=1e-9)
 
 
-@POLICIES
+@pytest.mark.parametrize("policy", ["muri-s", *slow("muri-l")])
 @pytest.mark.parametrize("trace", ["cluster_trace", *slow("trace3", "job_type_1", "job_type_2", "job_type_3")])
 def test_figures_and_jobs_are_those_of_the_released_simulator(data: Path, trace: str, policy: str) -> None:
     result = run(data, trace, policy)

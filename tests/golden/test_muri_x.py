@@ -14,8 +14,6 @@ from gpuloom.traces import read_trace
 pytestmark = pytest.mark.data
 
 TRACES = ("trace3", "cluster_exp_400jobs", "job_type_1", "job_type_2", "job_type_3", "trace3_pr")
-QUICK = "cluster_exp_400jobs"
-"""The trace on which the quick tests look."""
 PAIRS = pytest.mark.parametrize(
     ("ours", "theirs"), [("muri-xs", "muri-s"), pytest.param("muri-xl", "muri-l", marks=pytest.mark.slow)]
 )
@@ -33,8 +31,9 @@ def pair(data: Path, trace: str, ours: str, theirs: str) -> tuple[SimResult, Sim
     return run(data, trace, ours), run(data, trace, f"{theirs}:matcher=exact")
 
 
+@pytest.mark.slow
 @PAIRS
-@pytest.mark.parametrize("trace", [pytest.param(t, marks=[] if t == QUICK else pytest.mark.slow) for t in TRACES])
+@pytest.mark.parametrize("trace", TRACES)
 def test_better_on_every_trace(data: Path, trace: str, ours: str, theirs: str) -> None:
     """At least 5 % sooner on average, and the slowest jobs not later; the cluster does as much in the time."""
     one, other = pair(data, trace, ours, theirs)

@@ -226,7 +226,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(
         wall.ahead_s = ahead_s
         live.end(second)  # before anyone has noticed
         assert 0.05 <= live.job(second).held_s < 20.0
-        live.scheduler.sampled({}, (), ())
+        live.scheduler.sampled(live.scheduler.here, {}, (), ())
         live.until(lambda: any(event.type == "clock.jumped" for event in live.service.events()))
         live.end(limited)
         assert 0.05 <= live.job(limited).held_s < 20.0

@@ -14,7 +14,7 @@ import pytest
 from fake_executor import FakeExecutor
 from gpuloom.core.job import Attempt, Phase
 from gpuloom.executors.port import RunPhase, RunStatus
-from gpuloom.live.dispatch import dispatch
+from gpuloom.live.dispatch import ports
 from gpuloom.store.sqlite import SqliteStore
 from live_builders import Live, living
 from real_scheduler import Real, alive, real
@@ -144,7 +144,7 @@ def test_nothing_starts_beside_runs_that_nobody_accounts_for(tmp_path: Path) -> 
 
 def test_a_home_of_before_is_taken_up_with_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs had no identity, and the store no column for it."""
-    monkeypatch.setattr(dispatch, "IDENTITY_BYTES", 0)
+    monkeypatch.setattr(ports, "IDENTITY_BYTES", 0)
     executor = FakeExecutor()
     before = Live(tmp_path, executor)
     job = before.submit()
@@ -153,7 +153,7 @@ def test_a_home_of_before_is_taken_up_with_its_runs(tmp_path: Path, monkeypatch:
     monkeypatch.undo()
     with closing(sqlite3.connect(before.parts.home.db)) as connection, connection:
         connection.execute("DROP TABLE environments")
-        for column in ("identity", "saved_by"):
+        for column in ("identity", "saved_by", "members"):
             connection.execute(f"ALTER TABLE attempts DROP COLUMN {column}")
         connection.execute("UPDATE events SET data = json_remove(data, '$.identity') WHERE type = 'attempt.starting'")
         connection.execute("PRAGMA user_version = 1")

@@ -363,7 +363,7 @@ def test_gpus_of_an_estimate_that_was_too_short_are_not_promised(tmp_path: Path)
         assert not math.isnan(live.scheduler.do(live.scheduler.planning.due_s))
 
 
-def test_usage_history_and_log_files(tmp_path: Path) -> None:
+def test_usage_history_and_logs(tmp_path: Path) -> None:
     with living(tmp_path) as live:
         job = live.submit(2)
         live.end(job)
@@ -371,11 +371,13 @@ def test_usage_history_and_log_files(tmp_path: Path) -> None:
         assert [row["key"] for row in rows] == ["ann"]
         assert rows[0]["gpu_s"] == pytest.approx(2 * rows[0]["held_s"])
         assert live.service.history(since_s=None, until_s=None).splitlines()[2].startswith(f"{job},")
-        files = live.service.log_files(job)
-        assert files[0].attempt == 1
-        assert not files[0].live
+        (log,) = live.service.logs(job)
+        assert (log.attempt, log.member, log.live) == (1, 0, False)
+        assert live.service.files_of(log).read_log(log.run) == (b"", 0)
+        shown = live.service.show(job)["log"]
+        assert shown.endswith(f"/runs/0000/{job}/{log.run.partition('.')[2]}/output.log")
         with pytest.raises(NotFoundError, match="has 1 attempt,"):
-            live.service.log_files(job, 2)
+            live.service.logs(job, 2)
 
 
 def test_why_tells_position_start_and_end_by_running_the_simulator_forward(tmp_path: Path) -> None:

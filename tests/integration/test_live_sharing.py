@@ -253,6 +253,6 @@ class TestOnGpus:
 
             live.until(ended, timeout_s=60)
             assert seen == {(f"job {service}", "high"), (f"job {training}", "best-effort")}
-            logs = [live.service.log_files(job)[0].path.read_text() for job in (service, training)]
+            logs = [Path(live.service.show(job)["log"]).read_text() for job in (service, training)]
             assert "iterations=" in logs[1]
             assert {job["exit_code"] for job in live.service.jobs(JobQuery())} == {0}, json.dumps(logs)

@@ -106,7 +106,7 @@ def token(stage: Stage) -> None:
 
 def server_json(stage: Stage) -> None:
     with up._described(stage.home):
-        up._write_server(stage.home, "http://127.0.0.1:1")
+        up._write_server(stage.home, "http://127.0.0.1:1", None)
         assert json.loads(stage.home.server_json.read_text())["url"] == "http://127.0.0.1:1"
 
 

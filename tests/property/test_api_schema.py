@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from api_client import TOKEN
-from gpuloom.executors.logs import read_log
 from gpuloom.server.app import make_app
 from gpuloom.server.openapi import TAGS
 from live_builders import living, spec
@@ -30,7 +29,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         live.service.stop = lambda *, stop_jobs: None  # type: ignore[method-assign]
         for job in live.submit_all([spec(1)] * 12)[:2]:
             live.end(job)
-        app = make_app(live.service, token=TOKEN, logs=read_log, default_user="ann", hosts=("testserver",))
+        app = make_app(live.service, token=TOKEN, default_user="ann", hosts=("testserver",))
         yield schemathesis.openapi.from_asgi("/openapi.json", app)
 
 

@@ -24,6 +24,7 @@ often = st.sampled_from([True, True, True, False])
 WHATS = {"plan": 1, "plan and look": 3, "plan and obey": 6, "take back": 1, "look": 2, "ask": 1, "hear": 2, "obey": 4}
 WHATS |= {"freeze": 1, "end": 2, "too slow": 1, "cancel": 1}
 whats = st.sampled_from([what for what, times in WHATS.items() for _ in range(times)])
+HOSTS = {"host"}
 places = st.sets(st.integers(0, GPUS - 1), min_size=1, max_size=2).map(lambda gpus: (("host", tuple(sorted(gpus))),))
 
 
@@ -178,7 +179,7 @@ class Cluster(RuleBasedStateMachine):
             blocked=blocked,
             most=self.most,
             pair=self.pair,
-            moves=self.moves,
+            moves=HOSTS if self.moves else (),
             starts=starts,
         )
         for do, job in due:

@@ -20,7 +20,6 @@ from fake_executor import FakeExecutor, short
 from gpuloom.core.errors import ConflictError, ImpossibleJobError, InputError, NotFoundError
 from gpuloom.core.job import NodeState
 from gpuloom.core.share_class import is_pair
-from gpuloom.executors.logs import read_log
 from gpuloom.live.submission.spec import job_spec
 from gpuloom.server.app import make_app
 from gpuloom.store.sqlite import SqliteStore
@@ -80,7 +79,7 @@ class LiveApi(RuleBasedStateMachine):
 
     def up(self, **options: Any) -> None:
         self.live = Live(self.home, self.executor, **options)
-        self.api = Local(make_app(self.live.service, token=TOKEN, logs=read_log, default_user="ann"))
+        self.api = Local(make_app(self.live.service, token=TOKEN, default_user="ann"))
         self.settled()
 
     def settled(self) -> None:

@@ -16,19 +16,6 @@ from gpuloom.server.run import Listening, serve
 TOKEN = "token-of-a-test-0123456789"
 
 
-def read_log(directory: Path, offset: int | None, tail_lines: int | None, max_bytes: int) -> tuple[bytes, int]:
-    """A `server.context.LogReader` for logs that are not rotated."""
-    try:
-        data = (directory / "output.log").read_bytes()
-    except FileNotFoundError:
-        return b"", 0
-    if tail_lines is not None:
-        lines = data.splitlines(keepends=True)
-        return b"".join(lines[len(lines) - tail_lines :])[-max_bytes:] if tail_lines else b"", len(data)
-    part = data[offset or 0 :][:max_bytes]
-    return part, (offset or 0) + len(part)
-
-
 class Api:
     """A served FakeService. `start` again after `stop`: a scheduler that was restarted, at another port."""
 
@@ -54,7 +41,7 @@ class Api:
             (self.home / "server.json").write_text(json.dumps(said))
             ready.set()
 
-        arguments: dict[str, Any] = {"token": TOKEN, "logs": read_log, "on_ready": on_ready}
+        arguments: dict[str, Any] = {"token": TOKEN, "on_ready": on_ready}
         self._thread = threading.Thread(target=lambda: serve(self.service, **arguments), daemon=True)
         self._thread.start()
         assert ready.wait(30)

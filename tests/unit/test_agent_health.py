@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from gpuloom.agent.health import Changes, Flag, Health, HealthSettings
 from gpuloom.agent.sample import Finding, NodeRates, RunOnNode, Sample
-from gpuloom.agent.xid import KNOWN, PASSING, PROGRAM, RESET
+from gpuloom.agent.xid import KNOWN, PASSING, PROGRAM, RESET, xid_text
 from gpuloom.core.job import RESET_WORDS, Gpu, NodeRecord
 from gpuloom.core.usage import RunUsage
 
@@ -291,3 +293,13 @@ def test_a_flag_goes_with_its_run_and_survives_a_scheduler() -> None:
     watch.look(usage=use(0.0), times=30)
     assert watch.look(runs={}).flags == (Flag("1.1", "idle", ""),)
     assert watch.look(runs={}).flags == ()
+
+
+def test_the_page_lists_the_numbers_that_take_a_gpu_out_of_service() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "monitor.md").read_text()
+    rows = [row.split("|")[1] for row in page.splitlines() if row.startswith("| XID ")]
+    assert [[int(number) for number in re.findall(r"\d+", row)] for row in rows] == [list(RESET), list(PASSING)]
+    assert {13, 31, 43, 45} <= PROGRAM.keys()  # those that the page names
+    assert len(KNOWN) == len(RESET) + len(PASSING) + len(PROGRAM) + len({63, 154})  # none stands twice
+    assert xid_text(79) == "XID 79 (GPU has fallen off the bus)"
+    assert xid_text(7) == "XID 7"

@@ -18,10 +18,11 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 from gpuloom.agent.health import Health
 from gpuloom.agent.inventory import inventory
-from gpuloom.agent.monitor import Monitor, progress_of
+from gpuloom.agent.monitor import Monitor
 from gpuloom.agent.nvml import Nvml
 from gpuloom.agent.processes import Process, Trees, process
 from gpuloom.agent.sample import Finding, RunOnNode
+from gpuloom.core.progress import progress_of
 from until import until
 
 MIB = 1 << 20

@@ -30,6 +30,29 @@ def test_any_error_at_the_start_means_no_gpus_and_says_why(code: int) -> None:
         inventory(slots=None, nvml=nvml)
 
 
+@pytest.mark.parametrize(
+    ("named", "kept"),
+    [
+        ("1,3", ["GPU-b1", "GPU-d3"]),
+        ("GPU-c2", ["GPU-c2"]),
+        ("GPU-c", ["GPU-c2"]),
+        ("0,1,2,3", ["GPU-a0", "GPU-b1", "GPU-c2", "GPU-d3"]),
+        ("4,5,6,7", ["GPU-a0", "GPU-b1", "GPU-c2", "GPU-d3"]),  # the others are hidden, so these are all there are
+        ("", []),
+        ("NoDevFiles", []),
+    ],
+)
+def test_of_a_node_of_which_slurm_gave_a_part_only_that_part_is_kept(named: str, kept: list[str]) -> None:
+    nvml = Nvml(FakeNvml(*(FakeGpu(uuid) for uuid in ("GPU-a0", "GPU-b1", "GPU-c2", "GPU-d3"))))
+    nvml.keep(named)
+    assert [device.uuid for device in nvml.devices] == kept
+    if kept:
+        assert [gpu.uuid for gpu in inventory(slots=None, nvml=nvml).gpus] == kept
+    else:
+        with pytest.raises(InputError, match="none of CUDA_VISIBLE_DEVICES="):
+            inventory(slots=None, nvml=nvml)
+
+
 def test_a_driver_without_gpus_is_no_gpus() -> None:
     nvml = Nvml(FakeNvml())
     assert (nvml.devices, nvml.reason) == ((), "NVML: the driver knows no GPU")

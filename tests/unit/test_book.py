@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from gpuloom.core.book import Book, node_data, node_of
@@ -195,3 +197,25 @@ def test_that_a_gpu_needs_a_reset_is_a_field_and_old_stores_tell_it_by_its_reaso
     assert node_of(node_data(node)) == node
     reworded = {**written[0], "reason": "reset it"}
     assert node_of({"name": "host", "gpus": [reworded]}).gpus[0].needs_reset
+
+
+def test_a_job_that_is_put_back_is_as_one_that_was_just_submitted(tell: Told) -> None:
+    fresh = tell.book.jobs[1]
+    for attempt in (1, 2):
+        tell(20.0 * attempt, "attempt.starting", 1, **starting(attempt=attempt))
+        tell(20.0 * attempt + 1, "attempt.running", 1)
+        tell(
+            20.0 * attempt + 9,
+            "attempt.ended",
+            1,
+            **ended("failed", "queued" if attempt == 1 else "failed", failure=True, work_s=3.0, not_before_s=77.0),
+        )
+    failed = tell.book.jobs[1]
+    assert failed.failures > 0
+    assert failed.held_s > 0
+    tell(90.0, "job.requeued", 1)
+    again = tell.book.jobs[1]
+    kept = {"submitted_s": 90.0, "queued_s": 90.0, "attempts": failed.attempts}
+    for field in dataclasses.fields(fresh):
+        if field.name not in ("reason", "message", "exit_code", "cause"):
+            assert getattr(again, field.name) == kept.get(field.name, getattr(fresh, field.name)), field.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,7 +167,7 @@ def test_the_list_of_policies_is_one_line_each_on_80_columns() -> None:
         ("elastic", "tells them apart", "no"),
         ("elastic:literal", "are all equally fast to it", "no"),
         ("elastic:literal;base=hlas", "tells them apart", "no"),
-        ("gavel", "tells them apart", "no"),
+        ("gavel", "tells them apart", "with packed"),
         ("gavel:packed", "tells them apart", "yes"),
         ("max_min_fairness_packed", "tells them apart", "yes"),
     ],
@@ -175,6 +176,14 @@ def test_a_policy_is_told_as_it_is_with_its_parameters(policy: str, models: str,
     shown = CliRunner().invoke(cli, ["policies", policy]).output
     assert f"GPU models:    {models}\n" in shown
     assert f"shares GPUs:   {shares}\n" in shown
+
+
+def test_gavel_is_listed_as_one_that_shares_gpus_with_a_parameter() -> None:
+    rows = json.loads(CliRunner().invoke(cli, ["policies", "--json"]).output)
+    with_one = {row["id"]: row["sharing_with"] for row in rows if row["sharing_with"]}
+    assert with_one == {"gavel": "packed"}
+    packed = json.loads(CliRunner().invoke(cli, ["policies", "gavel:packed", "--json"]).output)
+    assert (packed["sharing"], packed["sharing_with"]) == (True, "")
 
 
 def test_every_policy_is_told_within_80_columns() -> None:

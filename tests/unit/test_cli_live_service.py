@@ -107,11 +107,19 @@ def test_up_down_and_up_again(home: Path) -> None:
     assert told(home, "status")["running"] is False
 
 
-def test_that_traffic_is_not_encrypted_is_told_to_who_starts_it(home: Path) -> None:
+def test_where_others_can_connect_it_speaks_tls_and_commands_know_its_certificate(home: Path) -> None:
     done = gpuloom(home, "up", "--detach", "--slots", "1", "--host", "0.0.0.0", "--port", 0)
     assert done.exit_code == 0, done.output
-    assert "can be reached by other machines, and traffic is not encrypted" in done.stderr
-    assert "not encrypted" not in done.stdout
+    assert "is up at https://0.0.0.0:" in done.stdout
+    assert told(home, "status")["running"]
+    made = json.loads(CliRunner().invoke(cli, ["node", "token", "--json", "--home", str(home)]).stdout)
+    assert made["url"].startswith("https://")
+    assert made["fingerprint"] == json.loads((home / "server.json").read_text())["fingerprint"]
+    assert told(home, "down")["was_running"]
+    (home / "other.pem").write_text("no certificate")
+    files = ("--tls-cert", home / "other.pem", "--tls-key", home / "tls" / "key.pem")
+    assert "holds no certificate" in str(gpuloom(home, "up", "--slots", "1", *files).exception)
+    assert "go together" in str(gpuloom(home, "up", "--slots", "1", *files[:2]).exception)
 
 
 def test_in_the_foreground_it_says_when_it_is_ready_and_ends_by_ctrl_c(home: Path) -> None:

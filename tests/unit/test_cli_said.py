@@ -233,6 +233,7 @@ def test_rows_of_jobs() -> None:
 NODE: dict[str, Any] = {
     "name": "n", "kind": "gpu", "state": "up", "cpus": 64, "cpu_percent": 12.6, "memory_used_mib": 1536,
     "memory_mib": 65536, "disk_free_mib": 2048, "load": 0.25, "reason": "a fan",
+    "cut": "", "source": "here",
 }  # fmt: skip
 GPU: dict[str, Any] = {
     "index": 3, "model": "H100", "state": "foreign", "jobs": [4, 5], "utilization": 99.5, "memory_used_mib": 1024,
@@ -249,6 +250,20 @@ def test_rows_of_nodes_and_gpus() -> None:
         "disk free GiB": "2.0", "load": "0.2", "reason": "a fan",
     }  # fmt: skip
     assert next(c for c in live_tables.NODE_COLUMNS if c.title == "busy").cell(slots) == "1/2 CPU slots"
+    assert live_tables.node_columns([node]) == live_tables.NODE_COLUMNS
+    pilot: Any = {
+        **node,
+        "source": "slurm",
+        "engine_job": "77",
+        "until_s": None,
+        "cut": "its link is cut",
+        "reason": "",
+    }
+    cells = {c.title: c.cell(pilot) for c in live_tables.node_columns([node | {"until_s": None}, pilot])}
+    assert (cells["from"], cells["model"], cells["state"]) == ("Slurm 77", "H100", "cut off")
+    assert cells["reason"] == "its link is cut"
+    assert "ours until" not in cells
+    assert "ours until" in {c.title for c in live_tables.node_columns([pilot | {"until_s": 1.0}])}
     assert {c.title: c.cell((node, node["gpus"][0])) for c in live_tables.GPU_COLUMNS} == {
         "node": "n", "no": "3", "model": "H100", "state": "foreign", "jobs": "4,5", "GPU %": "100", "GiB": "1.0",
         "°C": "60", "W": "-", "reason": "game (eve, pid 12)",
@@ -344,7 +359,7 @@ def test_what_a_job_asks_for(fields: dict[str, Any], said: str) -> None:
 
 RUN: dict[str, Any] = {
     "number": 2, "state": "running", "where": "n:0", "started_s": 0.0, "held_s": 70.0, "ended_s": 80.0, "reason": None,
-    "message": "", "signal": None, "exit_code": None, "saved": False, "peak_memory_mib": 2048.4,
+    "message": "", "signal": None, "exit_code": None, "saved": False, "peak_memory_mib": 2048.4, "members": [],
 }  # fmt: skip
 
 
@@ -395,6 +410,33 @@ def test_all_that_is_known_of_a_job(capsys: pytest.CaptureFixture[str], monkeypa
     assert [found[name] for name in ("state", "in", "where", "ended", "exit code", "done")] == [
         "failed", "/w", "-", "10s ago, 1m 30s after submission", "0", "50%",
     ]  # fmt: skip
+    members = [
+        {
+            "rank": 0,
+            "node": "n",
+            "gpus": [0, 1],
+            "pid": 11,
+            "reason": "peer",
+            "exit_code": None,
+            "signal": 15,
+            "message": "",
+        },
+        {
+            "rank": 1,
+            "node": "m",
+            "gpus": [2],
+            "pid": None,
+            "reason": "failed",
+            "exit_code": 3,
+            "signal": None,
+            "message": "",
+        },
+    ]
+    rows = shown(capsys, {}, [{**RUN, "members": members}], **ended)
+    said = " | ".join(name + text for name, text in rows.items())
+    assert "member node GPUs pid how it ended" in " ".join(said.split())
+    assert "2 0 n 0,1 11 ended with its gang, signal 15" in " ".join(said.split())
+    assert "2 1 m 2 - failed, exit code 3" in " ".join(said.split())
     assert found["environment"] == "1 variable (--json names them; values are not shown)"
     assert not {"after", "predicted end"} & set(found)
 

@@ -125,11 +125,12 @@ def test_what_an_option_becomes(line: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words", "unlike"),
     [
-        ("-N 2 --gpus-per-node=4", "-g 8", ["nodes"]),
-        ("-N 2-4 --gres=gpu:a100:4", "-g 8 --gpu-type A100", ["nodes"]),
-        ("-N 2 --ntasks-per-node=4 --gpus-per-task=1 -c 3", "-g 8 --cpus 24", ["nodes", "ntasks-per-node"]),
+        ("-N 2 --gpus-per-node=4", "-g 8", []),
+        ("-N 2-4 --gres=gpu:a100:4", "-g 8 --gpu-type A100", []),
+        ("-N 2 --ntasks-per-node=4 --gpus-per-task=1 -c 3", "-g 8 --cpus 24", ["ntasks-per-node"]),
         ("-n 4 --gpus-per-task=2", "-g 8", ["ntasks"]),
-        ("-N 2 -G 8", "-g 8", ["nodes"]),
+        ("-N 2 -G 8", "-g 8", []),
+        ("-N 2", "", ["nodes"]),
         ("--nodes=many -G 8", "-g 8", ["nodes"]),
         ("--gres=nvme:1", "", ["gres"]),
         ("--gres=nvme:1 --gpus=2", "-g 2", ["gres"]),
@@ -158,3 +159,12 @@ def test_what_an_option_becomes(line: str, words: str) -> None:
 )
 def test_what_is_not_followed(line: str, words: str, unlike: list[str]) -> None:
     assert asked(line) == (words.split(), unlike)
+
+
+def test_counts_of_nodes_and_tasks_are_multiplied() -> None:
+    assert asked("--nodes=2 --gpus-per-node=4") == (["-g", "8"], [])
+    assert asked("-N 2-4 --gres=gpu:v100:2") == (["-g", "4", "--gpu-type", "V100"], [])
+    line = "--nodes=2 --ntasks-per-node=3 --gpus-per-task=1 --cpus-per-task=2"
+    assert asked(line) == (["-g", "6", "--cpus", "12"], ["ntasks-per-node"])
+    assert asked("--ntasks=3 --gpus-per-task=2 --cpus-per-gpu=4") == (["-g", "6", "--cpus", "24"], ["ntasks"])
+    assert asked("--nodes=2") == ([], ["nodes"])

@@ -58,6 +58,8 @@ def test_a_job_runs_where_it_was_submitted(client: Client, tmp_path: Path, monke
     elsewhere.mkdir()
     specs = [JOB, JobSpec.model_validate(JOB), {**JOB, "workdir": str(elsewhere)}, {**JOB, "workdir": ""}]
     numbers = [number for (number,) in client.submit(specs)]
+    ((one,),) = client.submit(JobSpec.model_validate(JOB))
+    assert client.show(one)["spec"] == client.show(numbers[1])["spec"]
     assert [client.show(n)["spec"].get("workdir", "") for n in numbers] == [
         str(tmp_path), str(tmp_path), str(elsewhere), "",
     ]  # fmt: skip
@@ -512,7 +514,7 @@ def test_where_the_scheduler_is_looked_for(api: Api, tmp_path: Path, monkeypatch
     token.unlink()
     with pytest.raises(AccessError, match="GPULOOM_TOKEN_FILE"):
         find()
-    with pytest.raises(InputError, match="http://HOST:PORT"):
+    with pytest.raises(InputError, match="https://HOST:PORT"):
         find(url="localhost:7411")
     monkeypatch.delenv("GPULOOM_HOME")
     monkeypatch.setenv("XDG_DATA_HOME", "relative")

@@ -16,6 +16,7 @@ FULL: dict[str, Any] = {
     "command": ["python", "train.py", "é"],
     "name": "train",
     "gpus": 2,
+    "per": "gpu",
     "gpu_types": ["V100", "A100"],
     "gpu_memory": "12GiB",
     "cpus": 2,
@@ -74,6 +75,7 @@ def test_missing_fields_of_older_stores_get_their_defaults() -> None:
         {"grace": None},
         {"estimate": "1h"},
         {"on_preempt": "perhaps"},
+        {"per": "job"},
         {"after": ["1"]},
         {"env": []},
     ],
@@ -92,3 +94,12 @@ def test_what_is_read_from_a_spec() -> None:
     assert Spec(("a",), share_class="high", gpus=2).sharing_class == ""
     assert Spec(("a",), share_class="high", container="image").sharing_class == ""
     assert Spec(("a",)).sharing_class == ""
+
+
+def test_fields_of_another_version_are_ignored_however_often_they_come() -> None:
+    """Shapes that were found sound are remembered: one with a field that is unknown must not be."""
+    written = {"command": ["train"], "gpus": 2, "of_tomorrow": 7}
+    assert spec_of(written) == spec_of(written) == spec_of({"command": ["train"], "gpus": 2})
+    for _ in range(2):
+        with pytest.raises(ValueError, match="job"):
+            spec_of({"command": ["train"], "gpus": "2"})

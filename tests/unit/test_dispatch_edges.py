@@ -17,12 +17,14 @@ from pydantic import TypeAdapter, ValidationError
 from fake_views import attempt, record
 from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
-from gpuloom.core.job import DeviceKind, EndReason, Gpu, NodeRecord, NodeState, Phase, SavedBy
-from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus
+from gpuloom.core.job import Attempt, DeviceKind, EndReason, Gpu, Job, NodeRecord, NodeState, Phase, SavedBy
+from gpuloom.executors.local_files import LocalFiles, run_directory
+from gpuloom.executors.port import Cause, RunExit, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.prepare import request_of
 from gpuloom.executors.runner import cgroups
 from gpuloom.facts.inputs import load_policy
-from gpuloom.live.dispatch import checkpoints, ends, launch, saved, starts
-from gpuloom.live.dispatch.checkpoints import Checkpoints
+from gpuloom.live.dispatch import ends, last_words, launch, saved, starts
+from gpuloom.live.dispatch.last_words import LastWords, Where
 from gpuloom.live.dispatch.recovery import take_up
 from gpuloom.live.dispatch.starts import Starts, pause_after
 from gpuloom.live.planning.chosen import read
@@ -189,14 +191,6 @@ def test_after_a_failure_starts_are_tried_one_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "place"), [("999.2", "0000/999/2"), ("1000.1", "0001/1000/1"), ("12345678.3", "12345/12345678/3")]
-)
-def test_where_the_files_of_a_run_are(run: str, place: str) -> None:
-    assert launch.run_directory(Path("/r"), run) == Path("/r") / place
-    assert launch.log_of(Path("/r"), run) == Path("/r") / place / "output.log"
-
-
-@pytest.mark.parametrize(
     ("pid", "known", "same"),
     [(None, 5, True), (5, None, True), (5, 5, True), (5, 6, False)],
 )
@@ -215,12 +209,18 @@ def test_an_end_that_nobody_saw(boot: str, of_run: str | None, cause: Cause) -> 
     assert ("restarted" in found.message) is (cause is Cause.RESTARTED)
 
 
+def request(job: Job, held: Attempt, node: NodeRecord, **given: Any) -> RunRequest:
+    """What its only member is run with."""
+    (one,) = launch.run_specs(job, held, {node.name: node}, **{"resumes": False, **given})
+    return request_of(one, Path("/r"))
+
+
 def test_the_variables_of_slurm_where_they_are_asked_for() -> None:
     node = NodeRecord("a", (Gpu(0, "G0", "V100"), Gpu(3, "G3", "V100")))
     held = attempt(number=2, allocation=(("a", (0, 3)),))
     spec = spec_of(name="n", slurm_env=True, cpus=4, memory=512, workdir="/w", env={"SLURM_JOB_ID": "of another"})
     job = record(user="ann", name="n[4]", array_id=7, array_index=4, spec=spec)
-    env = launch.run_request(job, held, node, Path("/r"), resumes=True, environment={"SLURM_JOB_ID": "of another"}).env
+    env = request(job, held, node, resumes=True, environment={"SLURM_JOB_ID": "of another"}).env
     assert {name: text for name, text in env.items() if name.startswith("SLURM")} == {
         "SLURM_JOB_ID": "1",
         "SLURM_JOBID": "1",
@@ -248,10 +248,10 @@ def test_the_variables_of_slurm_where_they_are_asked_for() -> None:
         "SLURM_ARRAY_TASK_ID": "4",
     }
     slots = replace(node, kind=DeviceKind.CPU)
-    few = launch.run_request(record(spec=spec_of(slurm_env=True, cpus=0.5)), held, slots, Path("/r"), resumes=False).env
+    few = request(record(spec=spec_of(slurm_env=True, cpus=0.5)), held, slots).env
     assert {"SLURM_GPUS", "SLURM_ARRAY_JOB_ID", "SLURM_MEM_PER_NODE"}.isdisjoint(few)
     assert few["SLURM_CPUS_PER_TASK"] == "1"
-    plain = launch.run_request(record(), held, node, Path("/r"), resumes=False).env
+    plain = request(record(), held, node).env
     assert not [name for name in plain if name.startswith("SLURM")]
 
 
@@ -259,21 +259,21 @@ def test_what_a_run_is_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"HOME": "/h", "PATH": "/bin", "SECRET": "x"}.items():
         monkeypatch.setenv(name, value)
     node = NodeRecord("a", (Gpu(0, "G0", "V100"), Gpu(3, "G3", "V100")))
-    held = attempt(allocation=(("a", (3,)), ("b", (0,))))
+    held = attempt(allocation=(("a", (3,)),))
     job = record(name="n[4]", array_id=7, array_index=4, spec=spec_of(env={"A": "1"}, time_limit=60, cpus=2, memory=5))
-    found = launch.run_request(job, held, node, Path("/r"), resumes=True, environment={"A": "1"})
+    found = request(job, held, node, resumes=True, environment={"A": "1"})
     assert (found.gpus, found.gpu_uuids, found.cwd, found.directory) == ((3,), ("G3",), "/h", "/r/0000/1/1")
     assert (found.limit_s, found.cpus, found.memory_mib, found.resumes) == (60.0, 2.0, 5, True)
     env = {name: found.env.get(name) for name in ("A", "PYTHONUNBUFFERED", "GPULOOM_JOB_NAME", "SECRET", "PATH")}
     assert env == {"A": "1", "PYTHONUNBUFFERED": "1", "GPULOOM_JOB_NAME": "n[4]", "SECRET": None, "PATH": "/bin"}
     assert (found.env["GPULOOM_ARRAY_ID"], found.env["GPULOOM_ARRAY_INDEX"]) == ("7", "4")
-    plain = launch.run_request(record(), held, node, Path("/r"), resumes=False)
+    plain = request(record(), held, node)
     assert "GPULOOM_ARRAY_ID" not in plain.env
     assert not plain.resumes
     with pytest.raises(InputError, match="no longer kept: submit it again"):
-        launch.run_request(job, held, node, Path("/r"), resumes=True)
+        request(job, held, node, resumes=True)
     with pytest.raises(InputError, match="node a no longer has GPU 1"):
-        launch.run_request(record(), attempt(allocation=(("a", (1,)),)), node, Path("/r"), resumes=False)
+        request(record(), attempt(allocation=(("a", (1,)),)), node)
 
 
 @pytest.mark.parametrize(("written", "reason"), [(True, EndReason.TIMED_OUT), (False, EndReason.LOST)])
@@ -282,36 +282,19 @@ def test_an_end_that_the_executor_forgot_is_read_from_the_run_s_files(
 ) -> None:
     run = attempt(pid=5, start_ticks=6)
     if written:
-        (directory := launch.run_directory(tmp_path, run.run)).mkdir(parents=True)
+        (directory := run_directory(tmp_path, run.run)).mkdir(parents=True)
         (directory / "run.json").write_text(json.dumps({"pid": 5, "start_ticks": 6}))
         (directory / "exit.json").write_text(json.dumps({"exit": asdict(how(None, EndReason.TIMED_OUT))}))
     dispatch: Any = SimpleNamespace(
-        book=SimpleNamespace(attempts={1: run}),
         clock=SimpleNamespace(now=lambda: 50.0),
-        executor=SimpleNamespace(boot_id=lambda: "b"),
+        gangs=SimpleNamespace(boot_id=lambda node: "b", files=lambda node: LocalFiles(tmp_path)),
         work=WorkDone(),
-        runs=tmp_path,
     )
     intake: Any = SimpleNamespace(statuses={})
-    take_up({}, dispatch, intake)
+    take_up({}, [run], dispatch, intake)
     assert list(intake.statuses) == ["1.1"]
     assert intake.statuses["1.1"].phase is RunPhase.EXITED
     assert intake.statuses["1.1"].exit.reason is reason
-    assert dispatch.work.since(1) == run.since_s
-
-
-def test_of_a_checkpoint_s_files_only_so_many_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(4):
-        (path := tmp_path / f"{number}.pt").write_text("x")
-        os.utime(path, (number, number))
-    names = [str(tmp_path / f"{number}.pt") for number in range(4)]
-    monkeypatch.setattr(saved, "_files", lambda pattern: iter(names))
-    for most, newest in ((2, 1.0), (3, 2.0), (4, 3.0)):
-        monkeypatch.setattr(saved, "MOST_FILES", most)
-        assert saved.checkpoint_written_s("x", "") == newest
-    (tmp_path / "3.pt").write_text("")  # an empty one is none
-    os.utime(tmp_path / "3.pt", (3, 3))
-    assert saved.checkpoint_written_s("x", "") == 2.0
 
 
 def test_a_look_at_a_checkpoint_that_is_over_is_not_called_late(
@@ -334,13 +317,13 @@ def test_a_look_at_a_checkpoint_that_is_over_is_not_called_late(
         def __init__(self, target: Any, args: Any, name: str) -> None:
             self.start = lambda: target(*args)
 
-    monkeypatch.setattr(checkpoints, "threading", SimpleNamespace(Timer=Timer, Thread=Now, Lock=threading.Lock))
+    monkeypatch.setattr(last_words, "threading", SimpleNamespace(Timer=Timer, Thread=Now, Lock=threading.Lock))
     (tmp_path / "c").write_text("x")
     taken: list[Any] = []
-    looks = Checkpoints(lambda run: ("c", str(tmp_path)) if run == "1.1" else None)
+    looks = LastWords(lambda run: Where(LocalFiles(tmp_path), True, "c", str(tmp_path)) if run == "1.1" else None)
     end = RunStatus("1.1", RunPhase.EXITED, exit=how(0, EndReason.PREEMPTED))
     assert looks.wants(end)
-    looks.first_look(end, lambda status, at_s: taken.append(at_s))
+    looks.first_look(end, lambda status, words: taken.append(words and words.checkpoint_s))
     assert taken == [(tmp_path / "c").stat().st_mtime]
     assert [(timer.interval, timer.alive) for timer in timers] == [(10.0, False)]
     for other in (
@@ -350,7 +333,7 @@ def test_a_look_at_a_checkpoint_that_is_over_is_not_called_late(
         RunStatus("1.1", RunPhase.RUNNING),
     ):
         assert not looks.wants(other)
-        looks.first_look(other, lambda status, at_s: taken.append(at_s))
+        looks.first_look(other, lambda status, words: taken.append(words))
     assert taken[1:] == [None] * 4
 
 

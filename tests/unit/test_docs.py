@@ -73,7 +73,9 @@ def anchors(path: Path) -> set[str]:
 @pytest.mark.parametrize("policy", BUILT_IN)
 def test_the_table_of_policies_is_the_registrys(policy: str) -> None:
     traits = policy_class(policy).traits
-    answers = ["yes" if answer else "no" for answer in (traits.heterogeneity, traits.sharing)]
+    shares_with = policy_class(policy).shares_with
+    sharing = "yes" if traits.sharing else f"with `{shares_with}`" if shares_with else "no"
+    answers = ["yes" if traits.heterogeneity else "no", sharing]
     weights = traits.weights or "ignored"
     row = [f"`{policy}`", traits.summary, traits.knows, traits.preemptive, *answers, weights, traits.paper]
     assert f"| {' | '.join(row)} |" in POLICIES
@@ -117,6 +119,19 @@ OF_SBATCH = {"--exclusive", "--export", "--gpus-per-node", "--gpus-per-task", "-
 OF_SBATCH |= {"--cpus-per-gpu", "--mem", "--mem-per-cpu", "--mem-per-gpu"}
 """Slurm's options that howto/run-jobs.md speaks of."""
 
+OF_LAUNCHERS = {"--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port", "--rdzv-endpoint"}
+OF_LAUNCHERS |= {
+    "--rdzv-id",
+    "--standalone",
+    "--num_machines",
+    "--machine_rank",
+    "--num_processes",
+    "--main_process_ip",
+}
+OF_LAUNCHERS |= {"--main_process_port", "--multi_gpu", "--use_fsdp", "--deepspeed_multinode_launcher", "--num_gpus"}
+OF_LAUNCHERS |= {"--hostfile", "--include", "--exclude", "--autotuning", "--elastic_training"}
+"""Options of torchrun, accelerate and deepspeed that howto/write-jobs.md speaks of."""
+
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_no_option_is_named_that_does_not_exist(path: Path) -> None:
@@ -130,7 +145,8 @@ def test_no_option_is_named_that_does_not_exist(path: Path) -> None:
             todo += [c for name in command.list_commands(context) if (c := command.get_command(context, name))]
     prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     named = set(re.findall(r"(?<=`)--[a-z][\w-]*", prose))
-    assert named <= real | (OF_SBATCH if "#SBATCH" in prose else set())
+    others = (OF_SBATCH if "#SBATCH" in prose else set()) | (OF_LAUNCHERS if "torchrun" in prose else set())
+    assert named <= real | others
 
 
 # -- the documents in the program -------------------------------------------------------------------------------------

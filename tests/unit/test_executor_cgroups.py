@@ -52,6 +52,7 @@ class TestVersion2:
         assert values["cpu.max"] == "150000 100000"
         assert values["cgroup.procs"] == "77"
         assert found.limits()["memory"] == "cgroup v2"
+        assert found.limits_cpus
         assert [stale.places["freezer"] for stale in found.stale({"2.1"})] == [str(run)]
         assert found.stale({"1.1"}) == []
 
@@ -78,6 +79,7 @@ class TestVersion2:
         assert not (own / "gpuloom-main").exists()
         assert found.limits()["memory"].startswith("watched")
         assert found.limits()["cpus"] == "not enforced: cgroup v2 without this controller"
+        assert not found.limits_cpus
 
     def test_another_users_group(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cgroups, "_writable", lambda _: False)

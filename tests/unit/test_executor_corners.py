@@ -101,10 +101,14 @@ def test_a_runner_that_begins_is_the_only_one_and_leaves_jobs_their_umask(
     monkeypatch.setattr(main, "Keeper", lambda home, home_id, listener, files: listeners.append(listener) or "keeper")
     monkeypatch.setattr(main, "log_to", lambda path: None)
     monkeypatch.setattr(os, "fork", lambda: 0)
+
+    def lock() -> int:
+        return os.open(tmp_path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+
     before = os.umask(0o027)
     try:
         (tmp_path / SOCKET).write_text("of one that was killed")
-        assert main._begun(str(tmp_path), "home", 10) == "keeper"
+        assert main._begun(str(tmp_path), "home", 10, lock()) == "keeper"
         assert os.umask(0o027) == 0o027
         assert (tmp_path / SOCKET).stat().st_mode & 0o777 == 0o600
         with socket.socket(socket.AF_UNIX) as one:
@@ -112,7 +116,7 @@ def test_a_runner_that_begins_is_the_only_one_and_leaves_jobs_their_umask(
             one.connect(socket_address(fd))
             os.close(fd)
         assert not listeners[0].getblocking()
-        assert main._begun(str(tmp_path), "home", 10) is None
+        assert main._begun(str(tmp_path), "home", 10, lock()) is None
     finally:
         os.umask(before)
         for listener in listeners:

@@ -187,6 +187,34 @@ class TestEnds:
         made.loop.woken(made.loop.wake)
         assert made.loop.due == []
 
+    @pytest.mark.parametrize(
+        ("code", "before", "after"), [(-9, "", "node"), (1, "", "node"), (0, "", ""), (-9, "preempted", "preempted")]
+    )
+    def test_one_that_the_guard_ended(self, made: Made, code: int, before: str, after: str) -> None:
+        """What ended well in that moment has ended well, and what was told to end was."""
+        run = made.run
+        run.fences, run.reason = 3, before
+        asked: list[int] = []
+        made.ends.fenced = lambda run: bool(asked.append(run.fences) or True)  # type: ignore[func-returns-value]
+        made.ends._reaped.append((run, code, 0.5))
+        made.ends._leaders_ended()
+        made.loop.do()
+        assert exit_of(run)["reason"] == after
+        assert exit_of(run)["cause"] == (Cause.NODE if after == "node" else Cause.NONE)
+        assert asked == ([3] if code and not before else [])
+
+    @pytest.mark.parametrize("fenced", [False, True])
+    def test_one_that_nobody_saw_end(self, made: Made, fenced: bool) -> None:
+        made.ends.fenced = lambda run: fenced
+        made.ends.lost(made.run, "unseen")
+        made.loop.do()
+        how = exit_of(made.run)
+        assert (how["reason"], how["cause"]) == (("node", "node") if fenced else ("lost", ""))
+        other = made.job("8.1")
+        made.ends.lost(other, "rebooted", Cause.RESTARTED)
+        made.loop.do()
+        assert (exit_of(other)["reason"], exit_of(other)["cause"]) == ("lost", "restarted")
+
     def test_one_that_was_not_begun(self, made: Made) -> None:
         run = made.run
         made.ends.not_started(run, Cause.PLACE, "no such disk")
@@ -353,8 +381,10 @@ class TestEnds:
         made.ends._clean(run)
         assert exit_of(run)["released"]
 
-    def test_orphans_are_its_own_if_no_other_run_is_there(self, made: Made) -> None:
+    def test_orphans_are_its_own_if_no_other_run_is_there(self, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
         me = os.getpid()
+        monkeypatch.setattr(procs, "marked", lambda pid, mark: (pid, mark) == (44, b"GPULOOM_GUARD=1"))
+        made.table[44] = process(44, ppid=me)  # the guard, which the runner has started
         made.table.update({40: process(40, ppid=me), 41: process(41, ppid=me), 42: process(42, ppid=me)})
         made.table[43] = process(43, ppid=me + 1)
         made.ends.children[41] = made.run

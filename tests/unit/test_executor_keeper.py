@@ -15,6 +15,7 @@ import pytest
 from gpuloom.executors import procs
 from gpuloom.executors.runner import keeper, log_keeper
 from gpuloom.executors.runner import loop as runner_loop
+from gpuloom.executors.runner.ends import LEASE_OVER
 from gpuloom.executors.runner.keeper import Keeper
 from gpuloom.executors.runner.life import RunningJob
 from gpuloom.executors.runner.log_keeper import LogKeeper
@@ -43,10 +44,15 @@ class Made:
             failed=lambda what, error: self.did.append(f"failed {what}"),
         )
         made.troubles = "a full disk"
-        made.groups = SimpleNamespace(limits=lambda: {"memory": "watched"}, create=lambda *_, **__: None)
+        made.groups = SimpleNamespace(
+            limits=lambda: {"memory": "watched"}, limits_cpus=True, create=lambda *_, **__: None
+        )
         made.hub = SimpleNamespace(tell=lambda message: self.did.append(message["status"]["phase"].value))
         made._limits = SimpleNamespace(
             look=lambda run: self.did.append("look"), begin=lambda run: self.did.append("limits")
+        )
+        made._leased = SimpleNamespace(
+            look=lambda: None, refusal=lambda: None, fences=lambda: 0, ended=lambda fences: False
         )
         made._logs = SimpleNamespace(end=lambda run: self.did.append("log ends"), begin=lambda run: None)
         made._again = SimpleNamespace(
@@ -55,7 +61,7 @@ class Made:
         made._ends = SimpleNamespace(
             deadline=lambda run: self.did.append("deadline"),
             lost=lambda run, message, cause=Cause.NONE: self.did.append((message, cause)),
-            not_started=lambda run, cause, message: self.did.append((cause, message)),
+            not_started=lambda run, cause, message, reason="": self.did.append((cause, message)),
             clean_soon=lambda run: self.did.append("clean"),
             children={},
         )
@@ -93,7 +99,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
 def test_answers(made: Made) -> None:
     assert made.ask("hello") == {
         "re": 7, "version": VERSION, "pid": os.getpid(), "boot_id": "boot", "limits": {"memory": "watched"},
-        "trouble": "a full disk",
+        "enforces": ["cpus"], "trouble": "a full disk", "holds": True,
     }  # fmt: skip
     other = made.job("2.1")
     other.acknowledged = True
@@ -139,6 +145,34 @@ def test_the_earlier_of_two_deadlines_counts(made: Made) -> None:
     ended.ended = {}
     made.keeper.stop(ended, "cancelled", 0.0)
     assert (made.take(), ended.deadline) == ([], None)
+
+
+def test_when_the_lease_of_the_node_is_over_all_that_runs_is_ended_at_once(made: Made) -> None:
+    run, ended, leaving, held = made.run, made.job("2.1"), made.job("3.1"), made.job("4.1")
+    ended.ended = {}
+    leaving.reason, leaving.deadline, leaving.phase = "preempted", 150.0, RunPhase.STOPPING
+    held.held = True
+    made.keeper._ends.not_started = lambda run, *given: made.did.append((run.name, *given))  # type: ignore[method-assign]
+    made.keeper._lease_over()
+    assert [(one.reason, one.cause, one.deadline) for one in (run, leaving)] == [
+        ("node", Cause.NODE, 100.0),
+        ("preempted", Cause.NONE, 100.0),
+    ]
+    assert run.message == LEASE_OVER
+    assert (ended.reason, ended.deadline) == ("", None)
+    assert ("4.1", Cause.NODE, LEASE_OVER, "node") in made.take()
+    made.keeper.runs.pop("4.1")
+    made.keeper._lease_over()
+    assert made.take() == [], "once"
+
+
+def test_nothing_is_started_under_a_lease_that_is_over(made: Made) -> None:
+    refused = (Cause.NODE, "the lease is over")
+    made.keeper._leased = SimpleNamespace(look=lambda: None, refusal=lambda: refused, fences=lambda: 3)  # type: ignore[assignment]
+    made.keeper.start(StartRequest("5.1", str(made.home / "five")))
+    assert made.take() == [refused]
+    assert made.keeper.runs["5.1"].fences == 3
+    assert not (made.home / "five").exists()
 
 
 def test_freezing_and_thawing(made: Made) -> None:
@@ -444,3 +478,75 @@ def test_what_works_again_is_trouble_no_more(monkeypatch: pytest.MonkeyPatch) ->
     loop.drop(ours)
     os.close(ours)
     os.close(theirs)
+
+
+class FakeChild:
+    """One that waits; release fails where `fault` says so."""
+
+    said = 9
+
+    def __init__(self, made: Made, fault: OSError | None = None) -> None:
+        self.made, self.fault = made, fault
+
+    def ready(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.made.did.append("release")
+
+    def drop(self) -> None:
+        self.made.did.append("drop")
+
+
+def held(made: Made, fault: OSError | None = None) -> RunningJob:
+    run = made.run
+    run.held, run.phase = True, RunPhase.STARTING
+    made.keeper._children[run.name] = FakeChild(made, fault)  # type: ignore[assignment]
+    return run
+
+
+def test_its_time_counts_from_when_it_is_told_to_begin(made: Made) -> None:
+    run = held(made)
+    made.keeper._child_answered(run)
+    assert (made.take(), run.phase) == (["prepared"], RunPhase.PREPARED)
+    made.now.s = 150.0
+    assert made.ask("go", run="1.1") == {"re": 7}
+    assert made.take() == ["release"]
+    assert (run.started, run.held, run.phase) == (150.0, False, RunPhase.STARTING)
+    written = json.loads((made.home / "1.1" / "run.json").read_text())
+    assert (written["started"], written["hold"]) == (150.0, False)
+    made.keeper.go(run)
+    assert made.take() == []
+
+
+def test_told_to_begin_before_it_is_ready(made: Made) -> None:
+    run = held(made)
+    made.keeper.go(run)
+    assert (made.take(), run.held) == ([], True)
+    made.keeper._child_answered(run)
+    assert (made.take(), run.held) == (["release"], False)
+
+
+def test_one_that_can_not_be_let_go(made: Made) -> None:
+    """Its disk is full now, or its process has gone: it never ran."""
+    run = held(made, OSError(errno.EPIPE, "gone"))
+    made.keeper._child_answered(run)
+    made.keeper.go(run)
+    cause, message = made.take()[-1]
+    assert (cause, message) == (Cause.EXECUTOR, "can't let its process continue: gone")
+    assert (run.pid, made.keeper._children) == (None, {})
+    assert not (made.home / "1.1" / "run.json").exists()
+
+
+def test_a_held_run_of_another_boot(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = held(made)
+    run.boot = "before"
+    made.keeper._children.clear()
+    monkeypatch.setattr(procs, "process", lambda pid: pytest.fail("that number is another's now"))
+    made.keeper.adopt(run)
+    made.timers[-1][1]()
+    cause, message = made.take()[-1]
+    assert (cause, run.group) == (Cause.EXECUTOR, None)
+    assert message == "the runner was killed before it was told to begin"

@@ -71,7 +71,7 @@ def job(directory: Path, **fields: Any) -> RunningJob:
 
 
 RUN_JSON = {
-    "run": "7.2", "pid": 31, "start_ticks": 50, "boot_id": "boot", "started": 90.0, "started_s": 990.0,
+    "run": "7.2", "pid": 31, "start_ticks": 50, "boot_id": "boot", "fences": 0, "started": 90.0, "started_s": 990.0,
     "grace_s": 5.0, "limit_s": 60.0, "memory_mib": 8, "container": None, "gpu_uuids": ["g"], "log_mib": 2.0,
     "log_files": 3, "cgroup": None,
 }  # fmt: skip
@@ -89,7 +89,8 @@ class TestFiles:
         run = job(tmp_path)
         run.pid, run.start_ticks, run.started = 31, 50, 90.0
         run.write_run()
-        assert json.loads((tmp_path / "run.json").read_text()) == {**RUN_JSON, "directory": str(tmp_path)}
+        written = {**RUN_JSON, "directory": str(tmp_path), "hold": False}
+        assert json.loads((tmp_path / "run.json").read_text()) == written
         run.group = FakeGroup()  # type: ignore[assignment]
         run.write_run()
         assert json.loads((tmp_path / "run.json").read_text())["cgroup"] == [2, {"": "/there"}]
@@ -142,6 +143,12 @@ class TestFiles:
         assert (run.grace_s, run.limit_s, run.memory_mib, run.gpu_uuids) == (5.0, 60.0, 8, ("g",))
         assert (run.log.limit, run.log.keep, run.known) == (2 * MIB, 3, {(31, 50)})
         assert (run.marker, run.group, run.saved) == (b"GPULOOM_RUN=home:7.2", None, True)
+
+    def test_one_that_is_held_has_not_run(self, tmp_path: Path, clock: SimpleNamespace) -> None:
+        put(tmp_path, run={**RUN_JSON, "directory": str(tmp_path), "hold": True})
+        run = RunningJob.read(str(tmp_path), "home")
+        assert run is not None
+        assert (run.held, run.phase) == (True, RunPhase.PREPARED)
 
     def test_a_control_group_that_is_gone_is_no_longer_used(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuloom.executors import logs
 from gpuloom.executors.logs import NoLogError, read_log
 from gpuloom.executors.runner import rotation
 from gpuloom.executors.runner.rotation import Log, Watch
@@ -300,3 +301,13 @@ def test_what_is_written_between_the_copy_and_the_cut(
     again.load()
     write(tmp_path, b"more\n")
     assert read_log(tmp_path, tail_lines=2)[0] == b"the end\nmore\n"
+
+
+def test_last_lines_wherever_the_pieces_end_that_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "CHUNK", 3)
+    for number in range(2**8):
+        text = bytes(b"\n"[0] if number >> bit & 1 else b"a"[0] for bit in range(8))
+        (tmp_path / "output.log").write_bytes(text)
+        lines = text.splitlines(keepends=True)
+        for count in (1, 2, 3, 5):
+            assert read_log(tmp_path, tail_lines=count)[0] == b"".join(lines[-count:]), (text, count)

@@ -84,6 +84,19 @@ class TestLaunch:
         assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == 0
         assert (tmp_path / "ran").exists()
 
+    @pytest.mark.parametrize("held", [False, True])
+    def test_a_child_that_is_refused_at_the_last_moment(self, tmp_path: Path, held: bool) -> None:
+        """As when the lease of its node ran out while the runner stood still."""
+        child = launch.fork(self.request(tmp_path), NOFILE, lambda: (wire.Cause.NODE, "the lease is over"))
+        if held:
+            child.hold()
+            until(child.ready)
+        child.release()
+        assert child.heard() == {"cause": "node", "message": "the lease is over"}
+        os.close(child.said)
+        os.waitpid(child.pid, 0)
+        assert not (tmp_path / "ran").exists()
+
     def test_a_log_that_can_not_be_written(self, tmp_path: Path) -> None:
         child = launch.fork(replace(self.request(tmp_path), directory=f"{tmp_path}/missing"), NOFILE)
         child.release()
@@ -217,7 +230,8 @@ class TestStart:
                 "gpuloom.core.waiting",
                 "gpuloom.executors",
             ),
-            *("gpuloom.executors.own_log", "gpuloom.executors.procs", "gpuloom.executors.wire"),
+            *("gpuloom.executors.lease", "gpuloom.executors.own_log"),
+            *("gpuloom.executors.procs", "gpuloom.executors.wire"),
         }
 
 
@@ -512,6 +526,27 @@ class TestGpus:
         assert told[0].exit is not None
         assert not told[0].exit.released
         assert told[0].exit.message == f"still on its GPUs: process {os.getpid()} on GPU-a"
+        check.close()
+
+    def test_what_is_forgotten_is_looked_at_no_more(self) -> None:
+        told: list[RunStatus] = []
+        looked = threading.Semaphore(0)
+
+        def holders() -> Sequence[int]:
+            looked.release()
+            return [os.getpid()]
+
+        check = self.check(holders, told, timeout_s=60.0)
+        check.of(ended(pid=os.getpid()), ["GPU-a"])
+        assert looked.acquire(timeout=20)
+        check.forget("1.1")
+        assert check._waiting == {}
+        check.of(ended("2.1"), ["GPU-a"])  # the other way: its end is known already
+        until(lambda: told)
+        assert [status.run for status in told] == ["2.1"]
+        assert check.of(ended("2.1"), ["GPU-a"]).phase is RunPhase.EXITED
+        check.forget("2.1")
+        assert check.of(ended("2.1"), ["GPU-a"]).phase is RunPhase.STOPPING
         check.close()
 
     def test_a_driver_that_fails(self) -> None:

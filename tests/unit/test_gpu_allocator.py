@@ -15,7 +15,7 @@ from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.decision import Decision, Placement
 from gpuloom.core.workload import Labels, Speeds
 from gpuloom.facts.inputs import load_policy
-from gpuloom.policies.gpu_allocator import GpuAllocator
+from gpuloom.policies.gpu_allocator import GpuAllocator, Pays
 from gpuloom.scaling import lending as module
 from gpuloom.scaling.base_view import Sizes, replicas_of
 from gpuloom.scaling.lending import Lending
@@ -92,6 +92,12 @@ def test_weights() -> None:
     assert loss.loss_per_gpu(snapshot, 0) == pytest.approx((2.0 - 1.0) / 1.5 / 2)
 
 
+def later_of(pays_s: Pays, row: int = 0, jobs: int = 1) -> list[float]:
+    """In how many seconds each of four options of a job begins to pay."""
+    one = np.eye(4 * jobs, dtype=bool)[4 * row : 4 * row + 4].reshape(4, jobs, 4)
+    return [pays_s(mask) for mask in one]
+
+
 @pytest.mark.parametrize(("now_s", "quiet_s"), [(90.0, 0.0), (5.0, 0.0), (2500.0, 0.0), (2500.0, 9000.0)])
 def test_what_a_change_is_worth(now_s: float, quiet_s: float) -> None:
     """The job has run since 0 s, and goes on for as long and 10 s, but for an hour at most, or while it was quiet.
@@ -108,10 +114,11 @@ def test_what_a_change_is_worth(now_s: float, quiet_s: float) -> None:
         gain = 2 * math.sqrt(speed) - 2
         wanted.append((gain * max(time_s - 10, 0) - gain / (speed - 1) * 10) / time_s)
         needs_s = 10 + 10 / (speed - 1)
-        later.append(0.0 if wanted[-1] > 0 else needs_s - lasts_s)
+        later.append(math.inf if wanted[-1] > 0 else needs_s - lasts_s)
     assert worth.tolist() == [pytest.approx(wanted)]
     assert ratio.tolist() == [[1.0, 1.5, 2.0, 2.5]]
-    assert pays_s.tolist() == [pytest.approx(later)]
+    assert later_of(pays_s) == pytest.approx(later)
+    assert pays_s(np.ones((1, 4), dtype=bool)) == pytest.approx(min(later))
 
 
 def test_a_known_end_is_what_a_change_lasts_to() -> None:
@@ -122,11 +129,11 @@ def test_a_known_end_is_what_a_change_lasts_to() -> None:
     worth, _, pays_s = desk._worth(snapshot, [0], 0.0)
     lasts_s = snapshot_end - 980.0
     assert worth[0, 3] == pytest.approx((1.5 * (lasts_s - 10) - 10) / lasts_s)
-    assert pays_s[0, 0] == math.inf
+    assert later_of(pays_s) == [math.inf] * 4
     short, _, snapshot, _ = lent([(1, 1, 4)], "1x4", now_s=1000.0, overhead_s=10.0, text=text)
     worth, _, pays_s = short._worth(snapshot, [0], 0.0)
     assert (worth[0, 1:] < 0).all()
-    assert pays_s.tolist() == [[math.inf] * 4]
+    assert later_of(pays_s) == [math.inf] * 4
 
 
 def test_jobs_that_gave_gpus_back_keep_what_they_have_and_fresh_ones_pay_nothing() -> None:
@@ -137,7 +144,7 @@ def test_jobs_that_gave_gpus_back_keep_what_they_have_and_fresh_ones_pay_nothing
     worth, _, pays_s = desk._worth(snapshot, [0, 1], 0.0)
     assert worth[0].tolist() == [0.0, -math.inf, -math.inf, -math.inf]
     assert worth[1].tolist() == [0.0, 0.5, 1.0, 1.5]
-    assert pays_s[1].tolist() == [math.inf, 0.0, 0.0, 0.0]
+    assert later_of(pays_s, 1, 2) == [math.inf] * 4  # they pay at once
 
 
 def test_free_gpus_go_where_they_are_worth_most() -> None:

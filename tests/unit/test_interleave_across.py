@@ -11,7 +11,7 @@ import pytest
 from builders import jobs
 from gpuloom.core.decision import Placement
 from gpuloom.core.workload import Speeds
-from gpuloom.interleave.across import Across, spread
+from gpuloom.interleave.across import Across, improve_alone, spread
 from gpuloom.interleave.tables import SetTable
 from gpuloom.interleave.valued import Group
 from gpuloom.sim import simulate
@@ -173,3 +173,43 @@ def test_groups_take_free_gpus_and_leave_none_empty(
     assert [len(room.free) for room in rooms] == [len(nodes) for nodes in free]
     assert sorted([*found.values(), *rooms[0].free, *rooms[1].free]) == [0, 1, 2, 3]
     assert [group.values for group in groups] == [[worth[group.jobs[0]][pools[group.jobs[0]]]] for group in groups]
+
+
+def test_a_few_jobs_that_share_with_nobody_change_places_as_by_arrays() -> None:
+    changed = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        tables = [table_of(random_times(seed, 3), size=1)] * 3
+        count = int(rng.integers(2, 9))
+        pools = rng.integers(0, 3, count).tolist()
+        worth = {
+            job: [float(value) for value in rng.choice([0.0, 0.3, 0.7, 1.0], 3) * rng.uniform(0.5, 3.0)]
+            for job in range(count)
+        }
+        columns = rng.integers(0, 3, count).tolist()
+        used = rng.random(count) < 0.7
+
+        def made(
+            pools: list[int] = pools,
+            worth: dict[int, list[float]] = worth,
+            columns: list[int] = columns,
+            used: np.ndarray = used,
+            tables: list[SetTable] = tables,
+        ) -> list[Group]:
+            found = []
+            for job, pool in enumerate(pools):
+                if used[job]:
+                    worth[job][pool] = max(worth[job][pool], 0.1)
+                here = [job] if used[job] else []
+                found.append(
+                    Group(tables[pool], 0, here, [columns[job]] * len(here), [worth[one][pool] for one in here])
+                )
+            return found
+
+        plain, arrays = made(), made()
+        improve_alone(plain, pools, worth, tables)
+        Across(arrays, pools, worth, tables).improve()
+        assert [group.jobs for group in plain] == [group.jobs for group in arrays]
+        assert [group.values for group in plain] == [group.values for group in arrays]
+        changed += [group.jobs for group in plain] != [group.jobs for group in made()]
+    assert changed > 30

@@ -156,3 +156,15 @@ def test_what_can_not_be(weight: np.ndarray, counts: list[float] | None, says: s
         heaviest(weight, counts)
     with pytest.raises(InputError, match="matching solver 'magic'"):
         heaviest(np.ones((2, 2)), solver="magic")
+
+
+def test_types_without_nodes_change_nothing() -> None:
+    """The wide program is solved without them, and its pairs carry the numbers of all types."""
+    rng = np.random.default_rng(8)
+    weight = symmetric(rng, TABLE_TYPES + 4, 0.3)
+    counts = np.where(rng.random(len(weight)) < 0.4, rng.integers(1, 3, len(weight)), 0)
+    found = heaviest(weight, counts, solver="columns")
+    assert (used(found, len(weight)) <= counts).all()
+    assert found.weight == pytest.approx(sum(weight[a, b] * n for a, b, n in found.pairs))
+    assert found.weight == pytest.approx(blossom(weight, counts))
+    assert found.bound >= found.weight * (1 - 1e-9)

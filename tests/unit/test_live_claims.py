@@ -218,7 +218,7 @@ def ready(claims: Claims, **more: object) -> list[tuple[Do, int]]:
         "blocked": (),
         "most": 1,
         "pair": None,
-        "moves": False,
+        "moves": (),
         "starts": 9,
     }
     return claims.ready(**{**named, **more})  # type: ignore[arg-type]
@@ -268,10 +268,30 @@ def test_a_frozen_one_that_can_not_move_ends() -> None:
     claims = brought(Claims(), 1, State.FROZEN)
     claims.give(1, THERE)
     assert ready(claims) == [(Do.WRITE_STOP, 1)]
-    assert ready(claims, moves=True) == [(Do.GO_ON, 1)]
+    assert ready(claims, moves={"host"}) == [(Do.GO_ON, 1)]
     claims.give(2, THERE)
     assert ready(claims) == [(Do.WRITE_STOP, 1), (Do.WRITE_START, 2)], "it takes no GPU from the next one"
-    assert ready(claims, moves=True) == [(Do.GO_ON, 1)]
+    assert ready(claims, moves={"host"}) == [(Do.GO_ON, 1)]
+
+
+def test_a_frozen_one_goes_on_in_other_slots_of_its_node_and_on_no_other_node() -> None:
+    elsewhere = (("other", (0,)),)
+    service = {("host", 0), ("host", 1), ("other", 0)}
+    claims = brought(Claims(), 1, State.FROZEN)
+    claims.give(1, elsewhere)
+    assert ready(claims, in_service=service, moves={"host", "other"}) == [(Do.WRITE_STOP, 1)]
+    claims.give(1, THERE)
+    assert ready(claims, in_service=service, moves={"other"}) == [(Do.WRITE_STOP, 1)]
+    assert ready(claims, in_service=service, moves={"host"}) == [(Do.GO_ON, 1)]
+
+
+def test_nothing_begins_on_a_node_that_can_not_be_talked_to() -> None:
+    claims = Claims()
+    claims.give(1, (("host", (0,)), ("other", (0,))))
+    claims.give(2, THERE)
+    service = {("host", 0), ("host", 1), ("other", 0)}
+    assert ready(claims, in_service=service, cut={"other"}) == [(Do.WRITE_START, 2)], "the gang waits, nothing is taken"
+    assert ready(claims, in_service=service) == [(Do.WRITE_START, 1), (Do.WRITE_START, 2)]
 
 
 def test_of_two_only_the_first_begins() -> None:

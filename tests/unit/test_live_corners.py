@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,14 @@ from fake_nvml import FakeNvml
 from gpuloom.agent.inventory import inventory
 from gpuloom.agent.monitor import Monitor
 from gpuloom.agent.nvml import Nvml
+from gpuloom.agent.sample import NodeRates, Sample
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.events import Event
+from gpuloom.core.job import Attempt, Phase
+from gpuloom.core.usage import RunUsage
 from gpuloom.live.dispatch.dispatch import FREEZE_S, Dispatch
 from gpuloom.live.machine import Machine
+from gpuloom.live.sights import Sights
 from gpuloom.live.submission.submitting import _digest, _grouped
 from gpuloom.live.views.jobs import event_view
 from live_builders import spec
@@ -48,16 +53,33 @@ def test_an_event_is_shown_whole() -> None:
     assert event_view(event) == {"id": 7, "at_s": 12.5, "type": "job.held", "job": 3, "data": {"by": "ada"}}
 
 
-def test_the_newest_look_at_the_machine_is_what_is_shown(tmp_path: Path) -> None:
+def test_the_newest_look_at_a_node_is_what_is_shown_until_it_is_gone(tmp_path: Path) -> None:
     nvml = Nvml(FakeNvml())
-    node = inventory(slots=2, nvml=nvml)
-    machine = Machine(node, nvml, disk=tmp_path, limits=dict)
+    machine = Machine(inventory(slots=2, nvml=nvml), nvml, disk=tmp_path, limits=dict)
+    sights = Sights()
     try:
-        assert machine.node_view(node, {})["memory_used_mib"] is None
-        machine.look(dict, lambda sample, changes: None)
-        assert machine.node_view(node, {})["memory_used_mib"] is not None
+        assert sights.of("a").sample is None
+        machine.look(dict, lambda sample, changes: sights.saw("a", sample, changes.notes))
+        assert (sample := sights.of("a").sample) is not None
+        assert sample.node.memory_used_mib > 0
+        sights.forget("a")
+        assert sights.of("a").sample is None
     finally:
         machine.stop()
+
+
+def test_the_rates_of_a_gang_are_those_of_its_members_together() -> None:
+    gang = Attempt(1, 1, Phase.RUNNING, (("a", (0,)), ("b", (1,))), 0.0, 0.0, identity="x")
+    rates = NodeRates(None, 1.0, 2.0, 0.0, None, None, None)
+    sights = Sights()
+    assert sights.usage(gang) is None
+    first = RunUsage("1.1-x", cpu_cores=1.0, memory_mib=5.0, gpu_utilization=40.0)
+    sights.saw("a", Sample(1.0, rates, runs={"1.1-x": first}), {})
+    assert sights.usage(gang) == first
+    other = RunUsage("1.1.1-x", cpu_cores=2.5, gpu_utilization=80.0, progress={"step": 3})
+    sights.saw("b", Sample(1.0, rates, runs={"1.1.1-x": other, "1.1-x": replace(other, cpu_cores=99.0)}), {})
+    both = RunUsage("1.1-x", cpu_cores=3.5, memory_mib=5.0, gpu_utilization=60.0, progress={"step": 3})
+    assert sights.usage(gang) == both
 
 
 def test_traffic_is_counted_per_second_of_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpuloom.core.job import EndReason, GpuState
+from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.port import Cause, ExecutorError, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.dispatch import intake
 from gpuloom.live.dispatch.saved import Saved
@@ -162,7 +163,8 @@ def test_a_run_that_is_not_known_is_ended_before_anything_starts() -> None:
     intake = told.live.scheduler.intake
     assert intake.strangers_text == (
         "runs that this store does not know to be running (an older backup was restored): 94.1-ab, 95.1-ab, 96.1-ab, "
-        "97.1-ab, 98.1-ab and 1 more; they were told to stop, which takes at most 10 s; no job starts before they have"
+        "97.1-ab, 98.1-ab and 1 more; they were told to stop, which takes at most 10 s; no job starts on their nodes "
+        "before they have"
     )
     assert told.states() == ["queued"]
     for run in list(told.live.executor.states):
@@ -243,10 +245,12 @@ def test_reports_of_progress_and_flags() -> None:
     run, scheduler = told.live.scheduler.book.attempts[1].run, told.live.scheduler
     told.live.later(100.0)
     usage = RunUsage(run, progress={"fraction": 0.25, "first_s": told.live.now_s - 80.0, "at_s": told.live.now_s})
-    told.live.tell(lambda: scheduler.sampled({run: usage, "9.1-x": usage}, [], [(run, "stuck", "it idles")]))
+    told.live.tell(
+        lambda: scheduler.sampled(scheduler.here, {run: usage, "9.1-x": usage}, [], [(run, "stuck", "it idles")])
+    )
     assert told.events("job.flagged") == [{"flag": "stuck", "text": "it idles"}]
     assert scheduler.work.told_s[1] == pytest.approx(80.0 / 0.25)
-    told.live.tell(lambda: scheduler.sampled({}, [], [("9.1-x", "stuck", "x")]))
+    told.live.tell(lambda: scheduler.sampled(scheduler.here, {}, [], [("9.1-x", "stuck", "x")]))
     assert len(told.events("job.flagged")) == 1
 
 
@@ -280,7 +284,7 @@ def test_when_it_got_notice(noticed: float | None, expected: float, monkeypatch:
         return Saved()
 
     monkeypatch.setattr(intake, "saved", saved)
-    monkeypatch.setattr(intake, "noticed_s", lambda folder: noticed)
+    monkeypatch.setattr(LocalFiles, "noticed_s", lambda files, run: noticed)
     monkeypatch.setattr(intake, "time", SimpleNamespace(time=lambda: 2_000.0))
     told.say("1.1", RunPhase.EXITED, exit_code=1)
     assert notices == [expected]

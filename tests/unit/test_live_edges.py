@@ -478,7 +478,7 @@ def book_of(*nodes: NodeRecord, **attempts: tuple[tuple[str, tuple[int, ...]], .
 @pytest.mark.parametrize(
     ("nodes", "code", "text"),
     [
-        ((), "no_gpu_in_service", "No GPU in service accepts new jobs (no machine is known)."),
+        ((), "no_gpu_in_service", "No GPU in service accepts new jobs (no machine has joined yet)."),
         (
             (node("a", "V100", state=NodeState.DOWN), node("b", "V100", state=NodeState.DRAINING)),
             "no_gpu_in_service",

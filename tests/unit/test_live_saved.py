@@ -11,9 +11,10 @@ import pytest
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import NodeState, SavedBy
-from gpuloom.executors.port import RunExit, RunPhase, RunStatus
-from gpuloom.live.dispatch.checkpoints import Checkpoints
-from gpuloom.live.dispatch.saved import Saved, checkpoint_written_s, noticed_s, saved
+from gpuloom.executors.local_files import LocalFiles
+from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunStatus
+from gpuloom.live.dispatch.last_words import LastWords, Where, Words
+from gpuloom.live.dispatch.saved import Saved, saved
 from gpuloom.live.trial.rehearsal import Rehearsal
 from gpuloom.store.port import StoreError
 
@@ -52,46 +53,17 @@ def test_its_files() -> None:
     assert without.by is SavedBy.NOTHING
 
 
-def test_where_a_checkpoint_may_lie(tmp_path: Path) -> None:
-    def write(name: str, at_s: float, text: str = "x") -> None:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        os.utime(path, (at_s, at_s))
-
-    write("out/a/1.ckpt", 10.0)
-    write("out/b/2.ckpt", 20.0)
-    write("out/b/log.txt", 30.0)
-    write("out/b/empty.ckpt", 40.0, text="")
-    write("odd [1].ckpt", 50.0)
-    there = str(tmp_path)
-    assert checkpoint_written_s("out/a/1.ckpt", there) == 10.0
-    assert checkpoint_written_s("out", there) == 30.0
-    assert checkpoint_written_s("out/**/*.ckpt", there) == 20.0
-    assert checkpoint_written_s(f"{there}/out/*/*.ckpt", "/elsewhere") == 20.0
-    assert checkpoint_written_s("odd [1].ckpt", there) == 50.0  # as it is, before it is a pattern
-    assert checkpoint_written_s("none/*.ckpt", there) is None
-    assert checkpoint_written_s("out/b/empty.ckpt", there) is None
-
-
-def test_when_it_got_notice(tmp_path: Path) -> None:
-    assert noticed_s(tmp_path) is None
-    (tmp_path / "notice").write_text("{}")
-    os.utime(tmp_path / "notice", (5.0, 5.0))
-    assert noticed_s(tmp_path) == 5.0
-
-
 def exited(run: str = "1.1-a", *, reason: EndReason = EndReason.PREEMPTED, released: bool = True) -> RunStatus:
     return RunStatus(run, RunPhase.EXITED, exit=RunExit(0, None, reason, "", 1.0, released=released))
 
 
 class Taken:
     def __init__(self) -> None:
-        self.all: list[tuple[RunStatus, float | None]] = []
+        self.all: list[tuple[RunStatus, Words | None]] = []
         self.come = threading.Semaphore(0)
 
-    def __call__(self, status: RunStatus, checkpoint_s: float | None) -> None:
-        self.all.append((status, checkpoint_s))
+    def __call__(self, status: RunStatus, words: Words | None) -> None:
+        self.all.append((status, words))
         self.come.release()
 
     def wait(self) -> None:
@@ -102,7 +74,8 @@ def test_the_end_waits_for_the_look_and_for_no_other(tmp_path: Path) -> None:
     (tmp_path / "a.ckpt").write_text("x")
     os.utime(tmp_path / "a.ckpt", (7.0, 7.0))
     taken = Taken()
-    looks = Checkpoints(lambda run: ("*.ckpt", str(tmp_path)) if run == "1.1-a" else None)
+    files = LocalFiles(tmp_path)
+    looks = LastWords(lambda run: Where(files, True, "*.ckpt", str(tmp_path)) if run == "1.1-a" else None)
     looks.first_look(exited("2.1-b"), taken)
     assert taken.all == [(exited("2.1-b"), None)]
     looks.first_look(exited(reason=EndReason.CANCELLED), taken)
@@ -110,7 +83,39 @@ def test_the_end_waits_for_the_look_and_for_no_other(tmp_path: Path) -> None:
     looks.first_look(exited(), taken)
     for _ in range(3):
         taken.wait()
-    assert taken.all[2:] == [(exited(), 7.0)]
+    assert taken.all[2:] == [(exited(), Words(checkpoint_s=7.0))]
+
+
+def test_what_lies_on_another_node_is_looked_at_in_a_thread_whatever_the_end_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files, looking = LocalFiles(Path("/nowhere")), []
+
+    def progress(run: str) -> dict[str, object]:
+        looking.append(threading.current_thread().name)
+        return {"step": 7}
+
+    monkeypatch.setattr(files, "progress", progress)
+    monkeypatch.setattr(files, "noticed_s", lambda run: 5.0)
+    taken = Taken()
+    looks = LastWords(lambda run: Where(files, False, None, "/"))
+    looks.first_look(exited(reason=EndReason.CANCELLED), taken)
+    taken.wait()
+    assert taken.all == [(exited(reason=EndReason.CANCELLED), Words({"step": 7}, 5.0))]
+    assert looking == ["last-words"]
+
+
+def test_a_node_that_does_not_answer_leaves_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = LocalFiles(Path("/nowhere"))
+
+    def cut(run: str) -> dict[str, object]:
+        raise ExecutorError("the link is cut")
+
+    monkeypatch.setattr(files, "progress", cut)
+    taken = Taken()
+    LastWords(lambda run: Where(files, False, "x", "/")).first_look(exited(), taken)
+    taken.wait()
+    assert taken.all == [(exited(), Words())]
 
 
 def test_a_look_that_never_returns_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +126,10 @@ def test_a_look_that_never_returns_is_not_waited_for(monkeypatch: pytest.MonkeyP
         go_on.wait(60.0)
         return 9.0
 
-    monkeypatch.setattr("gpuloom.live.dispatch.checkpoints.checkpoint_written_s", hangs)
+    files = LocalFiles(Path("/nowhere"))
+    monkeypatch.setattr(files, "checkpoint_s", hangs)
     taken = Taken()
-    looks = Checkpoints(lambda run: ("x", "/"), look_s=0.3)
+    looks = LastWords(lambda run: Where(files, True, "x", "/"), look_s=0.3)
     looks.first_look(exited(released=False), taken)
     assert begun.wait(30.0)
     looks.first_look(exited(), taken)  # told again while it is being looked at: the newest counts
@@ -141,7 +147,7 @@ def test_what_is_known_of_a_checkpoint_outlasts_a_store_that_fails(monkeypatch: 
     live.tell(lambda: live.service.set_node("here", NodeState.DRAINING))
     run = live.scheduler.book.attempts[job].run
     how = RunExit(0, None, EndReason.NODE, "", time.time())
-    live.scheduler._take_status(RunStatus(run, RunPhase.EXITED, exit=how), time.time() + 3600.0)
+    live.scheduler._take_status(RunStatus(run, RunPhase.EXITED, exit=how), Words(checkpoint_s=time.time() + 3600.0))
 
     def full(*_: object) -> None:
         raise StoreError("the disk is full")
@@ -152,4 +158,4 @@ def test_what_is_known_of_a_checkpoint_outlasts_a_store_that_fails(monkeypatch: 
     live.now_s += 10.0
     live.turn()
     assert live.service.show(job)["attempts"][0]["saved_by"] == "checkpoint"
-    assert not live.scheduler.intake.checkpoints
+    assert not live.scheduler.intake.words

@@ -10,6 +10,7 @@ import pytest
 from builders import jobs
 from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.workload import Labels
+from gpuloom.interleave.opportunistic import GUARANTEED_LAYER, OPPORTUNISTIC_LAYER, OpportunisticSharing
 from gpuloom.policies import antman
 from gpuloom.policies.antman import Antman
 from test_policies_hlas import Bench
@@ -201,3 +202,21 @@ def test_who_is_opportunistic(labels: list[str] | None, priority: list[int] | No
 )
 def test_the_lowest_gpus(mask: int, count: int, lowest: int) -> None:
     assert antman._lowest(mask, count) == lowest
+
+
+def test_where_an_opportunistic_rate_is_from() -> None:
+    """From stage times only where those of all that share are known, and are not all 0."""
+    stage_s = np.array([[1.0, 1.0, 1.0], [0.5, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+    workload = jobs([(0, 10, 1)] * 4, stage_s=stage_s, iteration_s=np.array([3.0, 0.5, 1.0, 0.0]))
+    sharing = OpportunisticSharing(workload, 0.5)
+    for pair, known in (((0, 1), True), ((0, 2), False), ((2, 0), False), ((1, 3), False), ((3, 1), False)):
+        source = sharing.source(pair[0], [(GUARANTEED_LAYER, pair[1])])
+        assert source == ("stage times" if known else "antman's parameter share"), pair
+        rate = sharing.rate(pair[0], OPPORTUNISTIC_LAYER, [(GUARANTEED_LAYER, pair[1])])
+        assert (rate == 0.5) is not known, (pair, rate)
+    # Job 1 loads for 0.5 s beside 2 s of the other's compute and network: within one iteration of it, of 3 s.
+    assert sharing.rate(1, OPPORTUNISTIC_LAYER, [(GUARANTEED_LAYER, 0)]) == pytest.approx(0.5 / 3)
+    assert sharing.rate(1, GUARANTEED_LAYER, [(OPPORTUNISTIC_LAYER, 0)]) == 1.0
+    assert sharing.rate(1, OPPORTUNISTIC_LAYER, []) == 1.0
+    assert sharing.most(1) == 2
+    assert OpportunisticSharing(jobs([(0, 10, 1)] * 2), 0.5).source(0, [(0, 1)]) == "antman's parameter share"

@@ -19,6 +19,7 @@ from gpuloom.core.workload import Labels, Workload
 from gpuloom.facts.inputs import load_policy
 from gpuloom.policies import gavel_rounds
 from gpuloom.policies.pairs import BesideView, Pairs
+from gpuloom.policies.registry import policy_ids
 from gpuloom.scaling.base_view import BaseView, Sizes
 from gpuloom.sim import simulate
 from gpuloom.solvers.matching import _integer_program
@@ -223,3 +224,9 @@ def test_the_integer_program_pairs_types_with_each_other_and_with_themselves() -
     known = _integer_program(weight, np.array([3.0, 1.0, 2.0]), low, high, 9.5, 9.0)
     assert known is not None
     assert known[3] == 9.5, "the bound that was known, where it is lower"
+
+
+def test_these_policies_choose_by_gpu_model() -> None:
+    """As docs/reference/policies.md and `gpuloom policies` have it; the others take any model that is free."""
+    found = {policy for policy in policy_ids() if load_policy(policy).traits.heterogeneity}
+    assert found == {"gavel", "hlas", "weave", "elastic", "elastic-goodput"}

@@ -64,6 +64,14 @@ def test_easy_counts_the_restart_overhead_of_the_job_that_would_pass() -> None:
     assert later.start_s[2] > 105
 
 
+def test_easy_counts_the_restart_overhead_of_who_starts_in_the_same_pass() -> None:
+    """Job 0 ends at 105, so the reservation is there: 5 + 100 is that very moment."""
+    rows = [(0, 100, 3), (0, 10, 4)]
+    assert run(jobs([*rows, (0, 100, 1)]), "1x4", "fifo:backfill=easy", overhead=5.0).start_s.tolist() == [0, 105, 0]
+    later = run(jobs([*rows, (0, 101, 1)]), "1x4", "fifo:backfill=easy", overhead=5.0)
+    assert later.start_s.tolist() == [0, 105, 120]
+
+
 def test_easy_lets_a_long_job_pass_on_gpus_that_are_not_reserved() -> None:
     assert starts([(0, 100, 2), (1, 10, 3), (2, 500, 1), (3, 500, 1)], "1x4", "fifo:backfill=easy") == [0, 100, 2, 110]
 

@@ -28,6 +28,7 @@ NOT_DEFAULT: dict[str, Any] = {
     "moves_running": False,
     "pairs": True,
     "heeds_weights": True,
+    "shares_with": "packed",
     "remembers": (int,),
     "novel": "said",
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from xml.etree.ElementTree import Element
 
 import numpy as np
 import pytest
 
+from gpuloom.report import picture
 from gpuloom.report.gantt import Bar, _mark
 from gpuloom.report.metrics import METRICS
 from gpuloom.sharing.profiles import KernelRecord, collect
@@ -67,3 +69,10 @@ def test_of_several_batch_sizes_the_middle_one_speaks_for_a_model() -> None:
     tables = {("BERT", batch): np.array([float(batch)]) for batch in (64, 16, 32)} | {("VGG", 8): np.array([8.0])}
     tables[("VGG", 4)] = np.array([4.0])
     assert {model: curve.tolist() for model, curve in _by_model(tables).items()} == {"bert": [32.0], "vgg": [8.0]}
+
+
+def test_what_stands_within_shifted_elements_is_shifted_by_all_of_them() -> None:
+    at = picture._Place(10.0, 20.0, {}).within(Element("g", transform="translate(3 4)"))
+    assert (at.x, at.y) == (13.0, 24.0)
+    at = at.within(Element("svg", x="5", y="6")).within(Element("g", {"fill": "red"}))
+    assert (at.x, at.y, at.said["fill"]) == (18.0, 30.0, "red")

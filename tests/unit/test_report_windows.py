@@ -116,3 +116,10 @@ def test_the_page_names_the_nodes() -> None:
     page = render([run("fifo"), run("sjf")])
     assert "Who ran where, and when" in page
     assert page.count("n2 K80: 2 GPUs") == 2
+
+
+def test_of_one_policy_alone_those_that_waited_longest_for_what_they_ran() -> None:
+    queued = [(0.0, 10.0, 1)] * 10
+    at_once = [(1000.0 * i, 500.0, 1) for i in range(1, 21)]
+    result = simulate(jobs([*queued, *at_once]), "1x1", "fifo", restart_overhead_s=0.0)
+    assert most_different_jobs([result], 5) == 5

@@ -13,7 +13,6 @@ import pytest
 from api_client import TOKEN, Local, http, served
 from fake_service import FakeService
 from gpuloom.core.errors import InputError
-from gpuloom.executors.logs import read_log
 from gpuloom.server.app import make_app
 from gpuloom.server.auth import allowed, check_token, load_or_make_token
 from gpuloom.server.guard import OPEN
@@ -26,7 +25,7 @@ def service(tmp_path: Path) -> FakeService:
 
 @pytest.fixture
 def api(service: FakeService) -> Local:
-    return Local(make_app(service, token=TOKEN, logs=read_log, hosts=("localhost", "gpu.lab"), most_bytes=1000))
+    return Local(make_app(service, token=TOKEN, hosts=("localhost", "gpu.lab"), most_bytes=1000))
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
@@ -123,7 +122,7 @@ def test_every_other_route_needs_the_token(service: FakeService, api: Local) -> 
 
 
 def test_without_a_token_set_all_may_call(service: FakeService) -> None:
-    api = Local(make_app(service, token=None, logs=read_log))
+    api = Local(make_app(service, token=None))
     assert api("GET", "/v1/jobs", headers={"Authorization": ""}).status_code == 200
 
 
@@ -187,6 +186,12 @@ def test_a_body_that_turns_out_to_be_too_large(service: FakeService, tmp_path: P
 
 
 def test_names_do_not_matter_beyond_loopback(service: FakeService) -> None:
-    api = Local(make_app(service, token=TOKEN, logs=read_log, hosts=()))
+    api = Local(make_app(service, token=TOKEN, hosts=()))
     assert api("GET", "/v1/jobs", headers={"Host": "gpu7.lab.example"}).status_code == 200
     assert isinstance(api("GET", "/v1/jobs"), httpx.Response)
+
+
+def test_a_token_file_that_is_a_folder_is_refused_as_such(tmp_path: Path) -> None:
+    (tmp_path / "token").mkdir(mode=0o700)
+    with pytest.raises(InputError, match="token is not a file: remove it"):
+        load_or_make_token(tmp_path / "token")

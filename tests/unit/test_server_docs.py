@@ -12,7 +12,6 @@ import pytest
 
 from api_client import TOKEN, Local, Stream, served
 from fake_service import FakeService
-from gpuloom.executors.logs import read_log
 from gpuloom.live.submission.spec import job_spec
 from gpuloom.server.app import make_app
 from gpuloom.server.problems import TITLES
@@ -52,7 +51,7 @@ def service(tmp_path: Path) -> FakeService:
 
 
 def test_every_example_works(service: FakeService) -> None:
-    api = Local(make_app(service, token=TOKEN, logs=read_log))
+    api = Local(make_app(service, token=TOKEN))
     plain = [example for example in examples() if "Accept" not in example[2]]
     assert len(plain) > 30
     for method, path, headers, body in plain:
@@ -72,7 +71,7 @@ def test_every_stream_works(service: FakeService) -> None:
 
 
 def test_every_route_has_an_example(service: FakeService) -> None:
-    document = Local(make_app(service, token=TOKEN, logs=read_log))("GET", "/openapi.json").json()
+    document = Local(make_app(service, token=TOKEN))("GET", "/openapi.json").json()
     shown = [(method, urlsplit(path).path) for method, path, _, _ in examples()]
     for path, item in document["paths"].items():
         pattern = re.compile(re.sub(r"\{\w+\}", "[^/]+", path))

@@ -278,6 +278,14 @@ def test_logs_go_to_the_file_as_well(tmp_path: Path) -> None:
     os.close(handler.logs[0].descriptor)
 
 
+def test_where_nothing_was_counted_no_timer_runs() -> None:
+    own: Any = SimpleNamespace(waits=False, write=lambda *given, **named: None, flush=lambda head, *, all_: None)
+    handler = log.LogHandler(own)
+    handler.emit(logging.LogRecord("x", logging.INFO, "", 1, "so", (), None))
+    assert handler._timer is None
+    handler.close()
+
+
 def test_what_was_counted_is_told_once_by_a_timer_that_ends_with_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     timers: list[Any] = []
 

@@ -10,7 +10,6 @@ import pytest
 import gpuloom
 from api_client import TOKEN, Local
 from fake_service import FakeService
-from gpuloom.executors.logs import read_log
 from gpuloom.live.submission.spec import job_spec
 from gpuloom.server.app import make_app
 
@@ -23,7 +22,7 @@ def api(tmp_path: Path) -> Local:
     service.submit([job_spec({"command": ["./secret-name"]})] * 3, user="ada")
     service.run(1)
     service.write(1, "one\ntwo\n")
-    return Local(make_app(service, token=TOKEN, logs=read_log, default_user="ada"))
+    return Local(make_app(service, token=TOKEN, default_user="ada"))
 
 
 class Links(HTMLParser):

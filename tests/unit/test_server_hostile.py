@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from api_client import TOKEN, Local
 from fake_service import FakeService
-from gpuloom.executors.logs import read_log
 from gpuloom.live.submission.spec import JobSpec, job_spec
 from gpuloom.server.app import make_app
 from tiers import examples
 
 SERVICE = FakeService(Path("/nonexistent"))
 SERVICE.submit([job_spec({"command": ["./a"]})] * 5, user="ada")
-API = Local(make_app(SERVICE, token=TOKEN, logs=read_log, default_user="ada"))
+API = Local(make_app(SERVICE, token=TOKEN, default_user="ada"))
 ROUTES = [
     ("POST", "/v1/jobs"),
     ("PATCH", "/v1/jobs/1"),
@@ -99,10 +98,10 @@ def test_a_log_that_is_none_any_more(tmp_path: Path, put: Any) -> None:
     service.submit([job_spec({"command": ["./a"]})], user="ada")
     service.run(1)
     service.write(1, "one\n")
-    path = service.log_files(1)[0].path
+    path = service.log_path(1)
     path.unlink()
     put(path)
-    api = Local(make_app(service, token=TOKEN, logs=read_log))
+    api = Local(make_app(service, token=TOKEN))
     for query in ("", "?tail=3", "?offset=1"):
         answer = api("GET", f"/v1/jobs/1/log{query}")
         judge(answer)

@@ -9,7 +9,6 @@ import pytest
 
 from api_client import TOKEN, Local
 from fake_executor import FakeExecutor
-from gpuloom.executors.logs import read_log
 from gpuloom.server.app import make_app
 from live_builders import living, spec
 from tiers import slow
@@ -33,7 +32,7 @@ def test_numbers_of_an_old_store_cost_no_answer(tmp_path: Path, policy: str) -> 
     with living(tmp_path, executor, slots=2, policy=policy) as before:
         jobs = before.submit_all([spec(1).model_copy(update=fields) for fields in POISON] + [spec(1), spec(2)])
     with living(tmp_path, executor, slots=2, policy=policy) as live:
-        api = Local(make_app(live.service, token=TOKEN, logs=read_log))
+        api = Local(make_app(live.service, token=TOKEN))
         paths = [path.format(job) for job in jobs for path in READ.split()] + ALL.split()
         for path in paths:
             answer = api("GET", path)
@@ -67,7 +66,7 @@ def test_an_interval_of_an_old_store_is_brought_within_bounds(tmp_path: Path, in
 def test_what_runs_has_used_nothing_of_the_future(tmp_path: Path) -> None:
     with living(tmp_path) as live:
         live.submit(2)
-        api = Local(make_app(live.service, token=TOKEN, logs=read_log))
+        api = Local(make_app(live.service, token=TOKEN))
         for by in ("day", "user", "node", "name"):
             answer = api("GET", f"/v1/usage?by={by}&until=9e10")
             assert answer.status_code == 200, answer.text
@@ -78,7 +77,7 @@ def test_what_runs_has_used_nothing_of_the_future(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["time_limit", "estimate", "grace", "memory", "gpu_memory", "hold", "cpus", "gpus"])
 def test_a_value_of_another_kind_is_not_taken_for_a_number(tmp_path: Path, field: str) -> None:
     with living(tmp_path) as live:
-        api = Local(make_app(live.service, token=TOKEN, logs=read_log))
+        api = Local(make_app(live.service, token=TOKEN))
         wrong = 1 if field == "hold" else True
         answer = api("POST", "/v1/jobs", json={"command": ["a"], field: wrong})
         assert answer.status_code == 422

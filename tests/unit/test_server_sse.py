@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,12 @@ import pytest
 
 from api_client import Stream, http, served
 from fake_service import FakeService
+from gpuloom.executors.local_files import LocalFiles
+from gpuloom.executors.node import RunFiles
+from gpuloom.live.service import LogOf
 from gpuloom.live.submission.spec import job_spec
-from gpuloom.server import sse
-from gpuloom.server.routes.logs import whole_characters
+from gpuloom.server import log_stream, sse
+from gpuloom.server.log_stream import whole_characters
 from gpuloom.server.run import Listening
 from until import until
 
@@ -296,6 +299,175 @@ def test_a_job_that_is_not_there_is_told_before_the_stream(place: Listening) -> 
         assert stream.status == 404
 
 
+# -- logs of gangs ----------------------------------------------------------------------------------------------------
+
+
+def gang(service: FakeService, *nodes: str) -> None:
+    submit(service, gpus=2)
+    service.run_gang(1, *nodes)
+
+
+def test_all_members_are_followed_together(place: Listening, service: FakeService) -> None:
+    submit(service, gpus=2)
+    with Stream(place, "/v1/jobs/1/log") as stream:
+        stream.comment()
+        service.run_gang(1, "node-a", "node-b")
+        assert stream.next() == ("attempt", "1:0,0", {"attempt": 1, "members": ["node-a", "node-b"]})
+        service.write(1, "one\n", member=1)
+        assert stream.next() == ("log", "1:0,4", {"text": "one\n", "member": 1})
+        service.write(1, "two")
+        assert stream.next() == ("log", "1:3,4", {"text": "two", "member": 0})
+        service.write(1, "last words\n", member=1)
+        service.preempt(1)
+        assert stream.next() == ("log", "1:3,15", {"text": "last words\n", "member": 1})
+        stream.comment()
+        service.run(1)  # alone
+        assert stream.next() == ("attempt", "2:0", {"attempt": 2})
+        service.write(1, "done")
+        service.finish(1)
+        assert stream.next() == ("log", "2:4", {"text": "done"})
+        assert (stream.next() or ())[0] == "end"
+        assert stream.next() is None
+
+
+def test_one_member_is_followed_alone(place: Listening, service: FakeService) -> None:
+    gang(service, "node-a", "node-b")
+    service.write(1, "of others\n")
+    service.write(1, "one\ntwo\n", member=1)
+    with Stream(place, "/v1/jobs/1/log?member=1&offset=4") as stream:
+        assert stream.next() == ("attempt", "1:4", {"attempt": 1, "members": ["node-a", "node-b"]})
+        assert stream.next() == ("log", "1:8", {"text": "two\n", "member": 1})
+        service.write(1, "of others\n")
+        service.write(1, "three\n", member=1)
+        assert stream.next() == ("log", "1:14", {"text": "three\n", "member": 1})
+        service.preempt(1)
+        service.run(1)  # alone: it has no such member
+        service.write(1, "of others\n")
+        service.finish(1)
+        assert (stream.next() or ())[0::2] == ("attempt", {"attempt": 2})
+        assert (stream.next() or ())[0] == "end"
+
+
+def test_a_gang_s_logs_resume_where_each_was(place: Listening, service: FakeService) -> None:
+    gang(service, "node-a", "node-b", "node-c")
+    for member in range(3):
+        service.write(1, "one\ntwo\n", member)
+    service.finish(1)
+    with Stream(place, "/v1/jobs/1/log?tail=1", last_id="1:8,4,0") as stream:
+        begun = stream.next()
+        assert begun == ("attempt", "1:8,4,0", {"attempt": 1, "members": ["node-a", "node-b", "node-c"]})
+        told = [stream.next() or () for _ in range(2)]
+        assert sorted(text["member"] for _, _, text in told) == [1, 2]
+        assert {text["member"]: text["text"] for _, _, text in told} == {1: "two\n", 2: "one\ntwo\n"}
+        assert told[-1][1] == "1:8,8,8"
+        assert (stream.next() or ())[0] == "end"
+    with Stream(place, "/v1/jobs/1/log", last_id="1:0") as stream:  # from the beginning of all
+        assert (stream.next() or ())[1] == "1:0,0,0"
+        told = [stream.next() or () for _ in range(3)]
+        assert sorted(text["member"] for _, _, text in told) == [0, 1, 2]
+
+
+def test_the_last_lines_are_those_of_each_member(place: Listening, service: FakeService) -> None:
+    gang(service, "node-a", "node-b")
+    service.write(1, "one\ntwo\n")
+    service.finish(1)
+    with Stream(place, "/v1/jobs/1/log?tail=1") as stream:
+        assert (stream.next() or ())[0] == "attempt"
+        assert stream.next() == ("log", "1:8,0", {"text": "two\n", "member": 0})
+        assert (stream.next() or ())[0] == "end"
+
+
+def test_characters_of_members_are_not_mixed(place: Listening, service: FakeService) -> None:
+    gang(service, "node-a", "node-b")
+    euro = "€".encode()
+    with Stream(place, "/v1/jobs/1/log") as stream:
+        stream.next()
+        service.write(1, b"a" + euro[:1])
+        assert stream.next() == ("log", "1:1,0", {"text": "a", "member": 0})
+        service.write(1, b"b" + euro[:2], member=1)
+        assert stream.next() == ("log", "1:1,1", {"text": "b", "member": 1})
+        service.write(1, euro[1:])
+        assert stream.next() == ("log", "1:4,1", {"text": "€", "member": 0})
+        service.write(1, euro[2:], member=1)
+        assert stream.next() == ("log", "1:4,4", {"text": "€", "member": 1})
+
+
+def test_a_node_that_does_not_answer_says_so_once_and_the_rest_goes_on(
+    place: Listening, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_stream, "AGAIN_S", 0.05)
+    gang(service, "node-a", "node-b")
+    service.write(1, "half", member=1)
+    with Stream(place, "/v1/jobs/1/log") as stream:
+        stream.next()
+        assert stream.next() == ("log", "1:0,4", {"text": "half", "member": 1})
+        service.silent.add("node-b")
+        assert stream.next() == ("log", "1:0,4", {"text": "\n(node node-b does not answer)\n", "member": 1})
+        service.write(1, " a line\n", member=1)
+        service.write(1, "one\n")
+        assert stream.next() == ("log", "1:4,4", {"text": "one\n", "member": 0})
+        service.silent.clear()
+        assert stream.next() == ("log", "1:4,12", {"text": " a line\n", "member": 1})
+        service.silent.add("node-b")
+        assert (stream.next() or ())[2] == {"text": "(node node-b does not answer)\n", "member": 1}
+        service.finish(1)
+        assert (stream.next() or ())[0] == "end"  # what node-b may have had beyond that is not waited for
+
+
+def test_a_node_that_hangs_holds_up_nobody(
+    place: Listening, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, files_of = threading.Event(), service.files_of
+
+    def hangs(log: LogOf) -> RunFiles:
+        if log.node == "node-b":
+            go_on.wait(60.0)
+        return files_of(log)
+
+    monkeypatch.setattr(service, "files_of", hangs)
+    gang(service, "node-a", "node-b")
+    service.write(1, "late\n", member=1)
+    with Stream(place, "/v1/jobs/1/log") as stream:
+        stream.next()
+        for number in range(3):
+            service.write(1, f"{number}\n")
+            assert stream.next() == ("log", f"1:{2 * number + 2},0", {"text": f"{number}\n", "member": 0})
+        go_on.set()
+        assert stream.next() == ("log", "1:6,5", {"text": "late\n", "member": 1})
+
+
+def test_what_should_not_be_delays_a_log_but_loses_nothing(
+    place: Listening, service: FakeService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sse, "AGAIN_S", 0.02)
+    failures: list[int] = []
+    right = LocalFiles.log_mark
+
+    def mark(files: LocalFiles, run: str) -> tuple[int, ...]:
+        if len(failures) < 3:
+            failures.append(1)
+            raise RuntimeError("a bug")
+        return right(files, run)
+
+    monkeypatch.setattr(LocalFiles, "log_mark", mark)
+    submit(service)
+    service.run(1)
+    with Stream(place, "/v1/jobs/1/log") as stream:
+        stream.next()
+        until(lambda: failures, "the first look")
+        service.write(1, "one\n")
+        assert stream.next() == ("log", "1:4", {"text": "one\n"})
+    assert "logs can't be looked at; trying again" in caplog.text
+
+
+def test_an_offset_in_a_gang_s_logs_needs_a_member(place: Listening, service: FakeService) -> None:
+    gang(service, "node-a", "node-b")
+    with Stream(place, "/v1/jobs/1/log?offset=3") as stream:
+        assert stream.status == 400
+    with Stream(place, "/v1/jobs/1/log?member=2") as stream:
+        assert stream.status == 404
+
+
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
@@ -303,25 +475,25 @@ def test_a_file_that_nobody_follows_is_not_looked_at(
     place: Listening, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[list[str]] = []
-    right = sse._signatures
+    right = sse._marks
 
-    def signatures(paths: Any) -> list[object]:
-        looks.append(list(paths))
-        return right(paths)
+    def marks(service: Any, logs: Any) -> Mapping[Any, object]:
+        looks.append([log.run for log in logs])
+        return right(service, logs)
 
-    monkeypatch.setattr(sse, "_signatures", signatures)
+    monkeypatch.setattr(sse, "_marks", marks)
     submit(service, 2)
     with Stream(place, "/v1/jobs/1/log") as one, Stream(place, "/v1/jobs/2/log"):
         for job in (1, 2):
             service.run(job)
             service.write(job, "words")
-        first, second = (str(service.log_path(job)) for job in (1, 2))
+        first, second = "1.1", "2.1"
         until(lambda: bool(looks) and set(looks[-1]) == {first, second}, "both files to be looked at")
         service.preempt(1)
         service.run(1)
         service.write(1, "words")
-        again = str(service.log_path(1))
-        until(lambda: set(looks[-1]) == {again, second} != {first, second}, "the file of the new attempt")
+        again = "1.2"
+        until(lambda: set(looks[-1]) == {again, second}, "the file of the new attempt")
         assert [(one.next() or ())[0] for _ in range(4)] == ["attempt", "log", "attempt", "log"]
 
     def over() -> bool:
@@ -339,7 +511,12 @@ def test_streams_end_in_order_with_the_server(service: FakeService) -> None:
             events = stack.enter_context(Stream(place, "/v1/events?after=3"))
             log = stack.enter_context(Stream(place, "/v1/jobs/1/log"))
             assert events.next()
-        assert events.next() is None
+            service.run(1)
+            assert (log.next() or ())[0] == "attempt"
+            service.write(1, "one\n")
+            assert (log.next() or ())[0] == "log"
+        while events.next() is not None:
+            pass
         assert log.next() is None
 
 

@@ -100,7 +100,9 @@ def test_backup_and_restore(home: Home, tmp_path: Path) -> None:
         assert store.load().memory is None
     with SqliteStore(Path(done["replaced"])) as store:
         assert store.load().memory == ("rl", b"later")
-    assert "the old store is kept as" in run("restore", copy).output
+    again = run("restore", copy)
+    assert "the old store is kept as" in again.output
+    assert (again.exit_code, again.return_value) == (0, 0)
 
 
 def test_restore_of_what_is_no_backup(home: Home, tmp_path: Path) -> None:

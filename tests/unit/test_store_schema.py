@@ -47,7 +47,7 @@ def test_every_phase_and_reason_is_known_to_the_schema_and_no_other(path: Path) 
             assert takes("UPDATE jobs SET phase = ?, ended_s = ? WHERE id = 1", phase, end)
             assert not takes("UPDATE jobs SET phase = ?, ended_s = ? WHERE id = 1", phase, None if end else 1.0)
             assert takes("UPDATE attempts SET phase = ? WHERE job = 1", phase) == (phase in ACTIVE)
-        for reason in EndReason:
+        for reason in set(EndReason) - {EndReason.PEER}:  # that one is of members alone
             assert takes("UPDATE jobs SET reason = ?", reason)
             assert takes("UPDATE attempts SET stop_reason = ?", reason)
             assert takes("UPDATE attempts SET reason = ? WHERE job = 2", reason)

@@ -328,3 +328,24 @@ def test_head_of_binary_data_has_no_lines() -> None:
 def test_a_reader_id_is_a_word() -> None:
     with pytest.raises(InputError, match="trace format id"):
         Reader("a b", "x", "x", lambda head: False, _read_toy)
+
+
+def test_throughputs_that_the_format_has_no_use_for_are_told(tmp_path: Path) -> None:
+    trace, measured = tmp_path / "jobs.csv", tmp_path / "measured.json"
+    trace.write_text(own("0,10,1,a"))
+    measured.write_text("{}")
+    assert read_trace(trace).workload.notes == ()
+    (note,) = read_trace(trace, throughputs=measured).workload.notes
+    assert note == f"{measured}: not used, as traces of the format 'gpuloom' need no throughputs"
+    takes = {id_ for id_, reader in formats().items() if reader.throughputs}
+    assert takes == {"gavel", "shockwave", "pollux", "elasticflow"}
+
+
+def test_of_what_is_no_text_no_lines_are_looked_at() -> None:
+    """Neither of a Parquet file, whose first block may look like text, nor of anything with a NUL byte."""
+    assert Head.of(b"PAR1\njob_id,gpus\n1,2\n").lines == ()
+    assert Head.of(b"job_id,gpus\n1,\0\n").lines == ()
+    text = b"\xef\xbb\xbf# a comment\n\n job_id,gpus\n" + b"1,2\n" * 20
+    assert Head.of(text).lines == (" job_id,gpus", *["1,2"] * 7)
+    assert Head.of(text).start == text
+    assert Head.of(b"x" * 70_000).start == b"x" * 65_536

@@ -340,6 +340,7 @@ K80_FROM_P100 = 0.2 * (4.37 * 240 / (9.3 * 732)) ** 0.5
 
 def test_gavel_divides_steps_by_the_throughput(read, rates: Path) -> None:
     w = read(GAVEL, throughputs=rates).workload
+    assert sum("not measured are estimated" in note for note in w.notes) == 1
     assert w.duration_s.tolist() == [50]
     assert (w.gpus[0], w.weight[0], w.submit_s[0], w.model[0]) == (2, 3, 40, "Toy (batch size 4)")
     assert w.iteration_s.tolist() == [0.05]

@@ -189,12 +189,21 @@ def above(place: Placement) -> Placement:
     ],
 )  # fmt: skip
 def test_who_may_be_moved(run: Mapping[int, Placement], wait: list[int], alone: list[Any], shared: list[Any]) -> None:
-    snapshot: Any = SimpleNamespace(placements={0: P, 1: above(P), 2: Q})
+    snapshot: Any = SimpleNamespace(placements={0: P, 1: above(P), 2: Q}, may_move=lambda job: True)
     workload, cluster = two(), parse_cluster("1x4")
     sharing = OpportunisticSharing(workload, 0.5)
     for how, wanted in ((None, alone), (sharing, shared)):
         upgrades = Upgrades(workload, cluster, known=True, sharing=how)
-        assert list(upgrades._places(snapshot, Decision(run, wait))) == wanted
+        # All of them are faster on a model that is not there.
+        upgrades._faster, upgrades._pool_of = np.full((5, 1), 0b10), {0: 0}
+        found = list(upgrades._candidates(snapshot, Decision(run, wait)))
+        assert [(jobs, place, starts) for jobs, place, _, _, starts in found] == wanted
+        assert {(pool, wants) for _, _, pool, wants, _ in found} == {(0, 0b10)}
+        assert list(upgrades._candidates(snapshot, Decision(run, wait), True)) == [one for one in found if one[4]]
+        fixed: Any = SimpleNamespace(placements=snapshot.placements, may_move=lambda job: job != 0)
+        assert not [one for one in upgrades._candidates(fixed, Decision(run, wait)) if 0 in one[0]]
+        upgrades._faster = np.zeros((5, 1), dtype=np.int64)
+        assert not list(upgrades._candidates(snapshot, Decision(run, wait)))
 
 
 def test_moves_are_added_to_the_decision() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gpuloom.core.workload import Labels, Speeds
 from gpuloom.interleave.valued import Group
 from gpuloom.placement.pool import pools_of
 from gpuloom.policies.valued_plan import Planner
+from gpuloom.policies.valued_score import Score
 from gpuloom.policies.weave import _Woven
 from test_policies_hlas import Bench
 
@@ -116,16 +118,31 @@ def test_worth_by_gpu_model_and_what_it_costs_to_leave() -> None:
     it, _ = planner([(0, 100, 1)] * 3, "1x1:A,1x2:B", speeds=speeds)
     speed = it._speed_by_pool
     assert speed is not None
-    found = it._by_pool(np.arange(3), np.array([2.0, 4.0, 6.0]), speed, [1], [90.0] * 3)
+    found = it._by_pool(np.arange(3), np.array([2.0, 4.0, 6.0]), speed, it._held_at([1], [90.0]))
     assert found.tolist() == pytest.approx(np.array([[1.8, 1.0], [4.0, 1.0], [6.0, 0.0]]))
-    plain = it._by_pool(np.arange(3), np.array([2.0, 4.0, 6.0]), speed, [], [])
+    plain = it._by_pool(np.arange(3), np.array([2.0, 4.0, 6.0]), speed, it._held_at([], []))
     assert plain.tolist() == [[2.0, 1.0], [4.0, 1.0], [6.0, 0.0]]
-    dear = it._by_pool(np.arange(1), np.array([2.0]), speed, [0], [1e9])
+    dear = it._by_pool(np.arange(1), np.array([2.0]), speed, it._held_at([0], [1e9]))
     assert dear.tolist() == [[2.0, 0.0]]
     rooms = pools_of(parse_cluster("1x1:A,1x2:B"))
     best = it._best_pools(np.arange(3), np.array([2.0, 4.0, 6.0]), rooms)
     assert best is not None
     assert best.tolist() == [1, 1, 0]  # job 2 can't use B
+
+
+def score_of(
+    it: Planner,
+    snapshot: Any,
+    together: dict[Any, list[int]],
+    held: dict[int, Placement] | None = None,
+    value: Sequence[float] = (),
+) -> Score:
+    """`held`, `value`: of the jobs that run."""
+    held = held or {}
+    now: Any = SimpleNamespace(placements=held, restart_overhead_s=snapshot.restart_overhead_s)
+    jobs = np.array([*held], dtype=np.intp)
+    speed, pools = it._speed_by_pool, it._pool_of_node
+    return Score(now, together, jobs, np.array(value), it._solo_s, speed, pools, it._horizon_s)
 
 
 def test_a_start_is_taken_off_the_score_of_a_new_group() -> None:
@@ -138,20 +155,38 @@ def test_a_start_is_taken_off_the_score_of_a_new_group() -> None:
     going = {((0,), (1,)): [1, 0], ((1,), (2,)): [2]}
     assert it._horizon_s == 900.0
     assert lone.value == pytest.approx(3.0)
-    assert it._score(snapshot, [pair, lone], places, going) == pytest.approx(pair.value + 3.0)
-    assert it._score(snapshot, [pair, lone], places, {}) == pytest.approx(pair.value * 0.8 + 2.7)
+    assert score_of(it, snapshot, going).of([pair, lone], places) == pytest.approx(pair.value + 3.0)
+    assert score_of(it, snapshot, {}).of([pair, lone], places) == pytest.approx(pair.value * 0.8 + 2.7)
     moved = {((1,), (1,)): [0, 1]}  # of one model it does not matter where
-    assert it._score(snapshot, [pair], places[:1], moved) == pytest.approx(pair.value)
-    assert it._score(snapshot, [lone], places[:1], {((0,), (1,)): [2, 0]}) == pytest.approx(2.7)
+    assert score_of(it, snapshot, moved).of([pair], places[:1]) == pytest.approx(pair.value)
+    apart = {((0,), (1,)): [2, 0]}
+    assert score_of(it, snapshot, apart).of([lone], places[:1]) == pytest.approx(2.7)
 
 
 def test_on_another_gpu_model_a_group_is_new() -> None:
     speeds = Speeds(("A", "B"), np.ones((1, 2)))
     it, snapshot = planner([(0, 100, 1)], "1x1:A,1x1:B", overhead_s=450.0, speeds=speeds)
     group = Group(it._tables[0], 0, [0], [0], [2.0])
-    for node, score in ((0, 2.0), (1, 1.0)):
-        found = it._score(snapshot, [group], [Placement((node,), (1,))], {((0,), (1,)): [0]})
-        assert found == pytest.approx(score)
+    here = Placement((0,), (1,))
+    score = score_of(it, snapshot, {((0,), (1,)): [0]}, {0: here}, [2.0])
+    for node, wanted in ((0, 2.0), (1, 1.0)):
+        assert score.of([group], [Placement((node,), (1,))]) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("overhead_s", "starts", "stops"), [(45.0, 0.05, 0.0), (300.0, 0.055, 0.5 * (1 / 3 - 0.055))])
+def test_whoever_is_stopped_pays_for_dear_starts_on_several_models(
+    overhead_s: float, starts: float, stops: float
+) -> None:
+    """Job 0 runs at half speed on B. Job 1, which waits, is to take its place; the horizon is 900 s."""
+    speeds = Speeds(("A", "B"), np.array([[1.0, 0.5], [1.0, 1.0]]))
+    it, snapshot = planner([(0, 100, 1)] * 2, "1x1:A,1x1:B", overhead_s=overhead_s, speeds=speeds)
+    here = Placement((1,), (1,))
+    score = score_of(it, snapshot, {((1,), (1,)): [0]}, {0: here}, [4.0])
+    goes_on, comes = Group(it._tables[0], 0, [0], [0], [2.0]), Group(it._tables[0], 0, [1], [0], [6.0])
+    assert score.of([goes_on], [here]) == pytest.approx(2.0)
+    assert score.of([comes], [here]) == pytest.approx(6.0 * (1 - starts) - 4.0 * 0.5 * stops)
+    both = [here, Placement((0,), (1,))]
+    assert score.of([goes_on, comes], both) == pytest.approx(2.0 + 6.0 * (1 - starts))
 
 
 # -- rooms -----------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ Cheap: without runs and GPUs it reads five files of the kernel; with them, /proc
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -30,6 +29,7 @@ from gpuloom.agent.processes import (
 )
 from gpuloom.agent.sample import Finding, FindingKind, Foreign, GpuSample, NodeRates, RunOnNode, Sample
 from gpuloom.core.job import DeviceKind, NodeRecord
+from gpuloom.core.progress import PROGRESS_BYTES, progress_of
 from gpuloom.core.usage import RunUsage
 from gpuloom.core.words import plural
 
@@ -40,8 +40,6 @@ REOPEN_S = 60.0
 """Time between attempts to reach a lost GPU."""
 
 NEAR_SHUTDOWN_C = 2.0
-
-PROGRESS_BYTES = 65_536
 
 _MPS = frozenset({"nvidia-cuda-mps", "nvidia-cuda-mps-server"})
 """The helper of NVIDIA's multi-process service, as the kernel shortens its name. It belongs to the machine."""
@@ -335,34 +333,3 @@ def _log_mib(directory: str) -> float | None:
     except OSError:
         return None
     return total / MIB if found else None
-
-
-def progress_of(text: bytes | None) -> dict[str, object]:
-    """What a job reported: a JSON object of at most 32 plain values. {} for anything else, however broken.
-
-    Adds 'fraction' (0 to 1) where step and steps tell it.
-    """
-    if not text or len(text) > PROGRESS_BYTES:
-        return {}
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(data, dict):
-        return {}
-    found: dict[str, object] = {}
-    for key, value in list(data.items())[:32]:
-        if isinstance(value, str):
-            found[key[:64]] = value[:200]
-        elif isinstance(value, float) and not math.isfinite(value):
-            found[key[:64]] = str(value)
-        elif isinstance(value, bool | float) or value is None or (isinstance(value, int) and abs(value) < 2**63):
-            found[key[:64]] = value
-    step, steps = found.get("step"), found.get("steps")
-    if _number(step) and _number(steps) and steps > 0:  # type: ignore[operator]
-        found["fraction"] = min(1.0, max(0.0, step / steps))  # type: ignore[operator]
-    return found
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -120,6 +120,18 @@ class Nvml:
             self.reason = ""
         self._register()
 
+    def keep(self, named: str) -> None:
+        """Leave out GPUs that are not among these: indices or uuids as in CUDA_VISIBLE_DEVICES. Slurm names so what an
+        allocation has of a node, and where it does not hide the others, NVML shows all. As many as there are: all."""
+        words = [word.strip() for word in named.split(",") if word.strip()]
+        if len(words) != len(self.devices):
+            self.devices = tuple(
+                device
+                for device in self.devices
+                if str(device.index) in words or any(device.uuid.startswith(word) for word in words if len(word) > 4)
+            )
+            self.reason = self.reason or ("" if self.devices else f"none of CUDA_VISIBLE_DEVICES={named} is there")
+
     def _device(self, index: int, uuid: str, handle: Any) -> Device:
         nvml = self._nvml
         memory = self._memory(uuid, handle)

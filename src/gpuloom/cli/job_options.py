@@ -49,6 +49,11 @@ class SubmitCommand(click.Command):
 OPTIONS = (
     click.option("--gpus", "-g", type=click.IntRange(1), metavar="N", help="Number of GPUs, all given at once [1]."),
     click.option(
+        "--per",
+        type=Choice(["node", "gpu"]),
+        help="Run the command once per node, or once per GPU with torchrun's variables [node].",
+    ),
+    click.option(
         "--gpu-type",
         "gpu_types",
         multiple=True,

@@ -42,7 +42,7 @@ from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
-    from gpuloom.live.views.answers import AttemptView, JobView, ShowView, StateOfJob
+    from gpuloom.live.views.answers import AttemptView, JobView, MemberView, ShowView, StateOfJob
 
 OPEN: tuple[StateOfJob, ...] = ("running", "starting", "stopping", "frozen", "queued", "held")
 ENDED: tuple[StateOfJob, ...] = ("finished", "failed", "cancelled")
@@ -224,6 +224,10 @@ def _show(found: ShowView) -> None:
     if found["attempts"]:
         click.echo()
         show_table(ATTEMPT_COLUMNS, found["attempts"])
+    members = [(a, member) for a in found["attempts"] if len(a["members"]) > 1 for member in a["members"]]
+    if members:
+        click.echo()
+        show_table(MEMBER_COLUMNS, members)
 
 
 def _requests(spec: Spec) -> str:
@@ -243,6 +247,26 @@ def _requests(spec: Spec) -> str:
     if spec.priority:
         parts.append(f"priority {spec.priority}")
     return ", ".join(parts)
+
+
+def _member_outcome(attempt: AttemptView, member: MemberView) -> str:
+    if member["reason"] is None:
+        return attempt["state"] if attempt["ended_s"] is None else ""
+    how = REASONS.get(member["reason"], member["reason"])
+    if member["signal"]:
+        return f"{how}, signal {member['signal']}"
+    code = member["exit_code"]
+    return ", ".join(part for part in (how, member["message"] or (f"exit code {code}" if code else "")) if part)
+
+
+MEMBER_COLUMNS: Sequence[Column[tuple[AttemptView, MemberView]]] = (
+    Column("attempt", lambda row: str(row[0]["number"]), right=True),
+    Column("member", lambda row: str(row[1]["rank"]), right=True),
+    Column("node", lambda row: row[1]["node"]),
+    Column("GPUs", lambda row: ",".join(map(str, row[1]["gpus"]))),
+    Column("pid", lambda row: str(row[1]["pid"] or "-"), right=True),
+    Column("how it ended", lambda row: _member_outcome(*row), gives=True),
+)
 
 
 def _outcome(attempt: AttemptView) -> str:

@@ -81,7 +81,7 @@ def connect_or_name_files(home: Path | None, job: str, *, follows: bool = False)
         first = job.partition("_")[0]
         if (home is None and os.environ.get(URL)) or not first.isdecimal():
             raise
-        from gpuloom.live.dispatch.launch import job_directory
+        from gpuloom.executors.local_files import job_directory
 
         # Of a task of an array only the number of the first is known here.
         folder = job_directory(home_directory(home) / "runs", int(first))
@@ -124,6 +124,18 @@ class Memory(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
             return parse_memory_mib(value)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Lasting(click.ParamType[Any]):
+    """Seconds, or a number with a unit."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return parse_duration_s(value)
         except InputError as error:
             self.fail(str(error), param, ctx)
 

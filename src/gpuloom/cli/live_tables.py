@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import click
 
 from gpuloom.bounded.text import cut
-from gpuloom.cli.live import plain, short
+from gpuloom.cli.live import ago, plain, short
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
@@ -155,6 +155,7 @@ REASONS = {
     "not_started": "could not be started",
     "lost": "lost: nobody saw its end",
     "node": MOVED,
+    "peer": "ended with its gang",
     "timed_out": "time limit",
 }
 """Words for the reasons of an end that are no words."""
@@ -299,15 +300,29 @@ GPU_COLUMNS: Sequence[Column[tuple[NodeView, GpuView]]] = (
 
 NODE_COLUMNS: Sequence[Column[NodeView]] = (
     Column("node", lambda n: n["name"], gives=True),
-    Column("state", lambda n: n["state"]),
+    Column("state", lambda n: "cut off" if n["cut"] and n["state"] != "down" else n["state"]),
     Column("busy", lambda n: f"{busy_gpus(n)}/{len(n['gpus'])} {'CPU slots' if is_slots(n) else 'GPUs'}"),
     Column("cores", lambda n: _number(n["cpus"]), right=True),
     Column("CPU %", lambda n: _number(n["cpu_percent"]), right=True),
     Column("GiB", lambda n: _used_of(n["memory_used_mib"], n["memory_mib"]), right=True),
     Column("disk free GiB", lambda n: gib(n["disk_free_mib"]), right=True, least=80),
     Column("load", lambda n: _number(n["load"], 1), right=True),
-    Column("reason", lambda n: n["reason"], gives=True),
+    Column("reason", lambda n: n["reason"] or n["cut"], gives=True),
 )
+JOINED_COLUMNS: Sequence[Column[NodeView]] = (
+    Column("from", lambda n: f"Slurm {n['engine_job']}".strip() if n["source"] == "slurm" else n["source"]),
+    Column("model", lambda n: ", ".join(dict.fromkeys(gpu["model"] for gpu in n["gpus"])), gives=True, least=80),
+    Column("ours until", lambda n: ago(n["until_s"]), right=True),
+)
+"""Where there are nodes that joined."""
+
+
+def node_columns(nodes: Sequence[NodeView]) -> Sequence[Column[NodeView]]:
+    """Those that have something to say."""
+    if all(node["source"] == "here" for node in nodes):
+        return NODE_COLUMNS
+    joined = [one for one in JOINED_COLUMNS if one.title != "ours until" or any(n["until_s"] for n in nodes)]
+    return (*NODE_COLUMNS[:2], *joined, *NODE_COLUMNS[2:])
 
 
 def is_slots(node: NodeView) -> bool:

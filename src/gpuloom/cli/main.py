@@ -38,6 +38,8 @@ SECTIONS: dict[str, Commands] = {
     },
     "Administer this machine (live)": {
         "nodes": ("gpuloom.cli.nodes", "Show nodes and GPUs."),
+        "node": ("gpuloom.cli.node.group", "Make other machines nodes of this scheduler, or this one of another."),
+        "pilots": ("gpuloom.cli.pilots", "Show the allocations of Slurm in which jobs run."),
         "drain": ("gpuloom.cli.nodes", "Take a node out of service; its jobs move."),
         "cordon": ("gpuloom.cli.nodes", "Start nothing new on a node."),
         "uncordon": ("gpuloom.cli.nodes", "Put a node back into service."),
@@ -71,7 +73,7 @@ ELSEWHERE = {
     **dict.fromkeys(("stop", "shutdown"), "down"),
     **dict.fromkeys(("describe", "info", "inspect"), "show"),
     **dict.fromkeys(("tail", "output"), "logs"),
-    **dict.fromkeys(("sinfo", "node"), "nodes"),
+    "sinfo": "nodes",
     "sim": "simulate",
     "generate": "trace generate",
 }

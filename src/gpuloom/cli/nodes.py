@@ -9,7 +9,7 @@ import click
 
 from gpuloom.cli.groups import Choice
 from gpuloom.cli.live import connect, live_options, plain, runs_of, say_json
-from gpuloom.cli.live_tables import NODE_COLUMNS, gpu_columns, show_table
+from gpuloom.cli.live_tables import gpu_columns, node_columns, show_table
 from gpuloom.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def nodes(node: str | None, state: str | None, reason: str, as_json: bool, home:
     if as_json:
         say_json(found[0] if node is not None else found)
         return
-    show_table(NODE_COLUMNS, found)
+    show_table(node_columns(found), found)
     if gpus := [(n, gpu) for n in found for gpu in n["gpus"]]:
         click.echo()
         show_table(gpu_columns(found), gpus)

@@ -16,6 +16,14 @@ import click
 from gpuloom.cli.live_tables import Column, show_table
 from gpuloom.core.errors import PolicyError
 
+
+def _shares(row: Mapping[str, Any]) -> str:
+    """Whether a policy shares GPUs."""
+    if row["sharing"]:
+        return "yes"
+    return f"with {row['sharing_with']}" if row["sharing_with"] else "no"
+
+
 COLUMNS: Sequence[Column[Mapping[str, Any]]] = (
     Column("policy", lambda row: str(row["id"])),
     Column("what", lambda row: str(row["summary"]), gives=True),
@@ -23,7 +31,7 @@ COLUMNS: Sequence[Column[Mapping[str, Any]]] = (
     Column("preemptive", lambda row: str(row["preemptive"]), least=142),
     Column("GPU models", lambda row: "yes" if row["heterogeneity"] else "no", least=156),
     Column("weights", lambda row: str(row["weights"]) or "ignored", gives=True, least=184),
-    Column("shares GPUs", lambda row: "yes" if row["sharing"] else "no", least=170),
+    Column("shares GPUs", _shares, least=170),
 )
 """Without a terminal, all are printed."""
 
@@ -132,7 +140,7 @@ def _show(row: Mapping[str, Any]) -> None:
         ("needs to know", row["knows"]),
         ("preemptive", row["preemptive"]),
         ("GPU models", "tells them apart" if row["heterogeneity"] else "are all equally fast to it"),
-        ("shares GPUs", "yes" if row["sharing"] else "no"),
+        ("shares GPUs", _shares(row)),
         ("weights", row["weights"] or "it ignores them"),
         ("parameters", "none" if not row["parameters"] else f"{row['id']}:name=value;name=value"),
     ]
@@ -161,6 +169,7 @@ def describe(cls: Any, name: str) -> dict[str, Any]:
         "preemptive": traits.preemptive,
         "heterogeneity": traits.heterogeneity,
         "sharing": traits.sharing,
+        "sharing_with": "" if traits.sharing else cls.shares_with,
         "paper": traits.paper,
         "weights": traits.weights,
         "parameters": [

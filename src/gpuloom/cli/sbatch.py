@@ -26,9 +26,9 @@ COUNTS = frozenset({"nodes", "ntasks", "ntasks-per-node"})
 ELSEWHERE = {
     "output": "gpuloom logs shows what the job prints",
     "error": "gpuloom logs shows what the job prints",
-    "nodes": "its GPUs are counted; on which machines they are is decided when it starts",
-    "ntasks": "the command runs once",
-    "ntasks-per-node": "the command runs once",
+    "nodes": "gpuloom counts GPUs; on which machines they are is decided when it starts",
+    "ntasks": "the command runs once on each node, or with --per gpu once for each GPU",
+    "ntasks-per-node": "the command runs once on each node, or with --per gpu once for each GPU",
 }
 TERM = frozenset({"TERM", "SIGTERM", "15"})
 SIGNAL_S = 60
@@ -107,7 +107,7 @@ def _told(asked: Mapping[str, str]) -> Sbatch:
     cpus = _cpus_in_all(asked, tasks or 1, gpus or 0)
     found = Sbatch()
     for name, value in asked.items():
-        if name in FOLLOWED or (name in COUNTS and value in ("1", "1-1")):
+        if name in FOLLOWED or (name in COUNTS and value in ("1", "1-1")) or (name == "nodes" and nodes and gpus):
             continue
         words = _words(name, value, gpus, cpus)
         if words is None:

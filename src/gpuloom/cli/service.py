@@ -16,6 +16,7 @@ import click
 
 from gpuloom.cli.groups import Choice
 from gpuloom.cli.live import connect, home_option, live_options, plain, say_json, short
+from gpuloom.cli.pilots import chosen, own_name, slurm_options, words_of
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.words import plural
@@ -47,6 +48,9 @@ class UpError(GpuloomError):
 @click.command()
 @click.option("--slots", type=click.IntRange(1), metavar="N", help="Schedule N CPU slots in place of GPUs.")
 @click.option(
+    "--local/--no-local", default=True, help="Whether jobs may run on this machine [yes], or only on nodes that join."
+)
+@click.option(
     "--port",
     type=click.IntRange(0, 65535),
     help="Port of the API; 0 for any free one [7411, or a free one if that is taken].",
@@ -56,8 +60,15 @@ class UpError(GpuloomError):
     default="127.0.0.1",
     show_default=True,
     metavar="ADDRESS",
-    help="Address to listen at. Other machines can connect unless it is a loopback address.",
+    help="Address to listen at. Other machines can connect unless it is a loopback address; then it speaks TLS.",
 )
+@click.option(
+    "--tls-cert",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Certificate (PEM) for TLS [where other machines can connect: one of its own].",
+)
+@click.option("--tls-key", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Its key (PEM).")
 @click.option("--policy", "written", metavar="POLICY", help=f"Policy to start with [the last one, else {POLICY}].")
 @click.option("--interval", type=Duration(), metavar="TIME", help="Time between preemptions [the last one].")
 @click.option(
@@ -74,37 +85,50 @@ class UpError(GpuloomError):
     help="Return when it is ready. It runs on in the background, with its log in HOME/scheduler.log.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as JSON.")
+@slurm_options
 @home_option
 @click.pass_context
 def up(
     ctx: click.Context,
+    /,
     slots: int | None,
+    local: bool,
     port: int | None,
     host: str,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     written: str | None,
     interval: float | None,
     log_level: str,
     detach: bool,
     as_json: bool,
     home: Path | None,
+    **about_slurm: Any,
 ) -> None:
     """Start the scheduler, with API and local executor, and continue where the last one stopped.
 
     All jobs run as the user who starts the scheduler, whoever submits them. GPUs are detected; without GPUs, --slots
     says how many CPU slots stand in for them. In the foreground Ctrl-C stops the scheduler; jobs keep running, and the
     next start finds them. If a scheduler runs already, the exit code is 1; with --detach it is 0, unless the options
-    differ from those it runs with.
+    differ from those it runs with. With --slurm jobs run in allocations of Slurm that are asked for as jobs need them;
+    what stands behind -- goes to sbatch.
 
     \b
     Examples:
       gpuloom up --detach
+      gpuloom up --slurm -p gpu -G 16 --hours 8 --detach
       gpuloom up --slots 4 --policy tiresias
     """
     from gpuloom.client.errors import AccessError, ClientError
     from gpuloom.client.home import alive, home_directory, running
 
+    if slots is not None and not local:
+        raise click.UsageError("--slots are of this machine, and with --no-local no job runs here: give one of them")
     if not sys.platform.startswith("linux"):
         raise UpError("gpuloom up runs on Linux only: it needs process groups, cgroups and /proc")
+    slurm = chosen(about_slurm)
+    if slurm is not None and ctx.get_parameter_source("host") is click.core.ParameterSource.DEFAULT:
+        host = ctx.params["host"] = own_name()
     if written is not None:
         from gpuloom.policies.registry import create_policy
 
@@ -135,19 +159,26 @@ def up(
     options = UpOptions(
         home=folder,
         slots=slots,
+        local=local,
         host=host,
         port=port,
         policy=written,
         interval_s=interval,
         log_level=log_level,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        slurm=slurm,
     )
     ctx.exit(run(options))
 
 
 FLAGS = {
     "slots": "--slots",
+    "local": "--local",
     "port": "--port",
     "host": "--host",
+    "tls_cert": "--tls-cert",
+    "tls_key": "--tls-key",
     "written": "--policy",
     "interval": "--interval",
     "log_level": "--log-level",
@@ -165,7 +196,15 @@ def _given(ctx: click.Context) -> dict[str, Any]:
 
 
 def _arguments(ctx: click.Context) -> list[str]:
-    return [word for name, value in _given(ctx).items() for word in (FLAGS[name], str(value))]
+    # The scheduler works in its home: files are named from there as well.
+    given = _given(ctx)
+    words = [] if "local" not in given else ["--local" if given.pop("local") else "--no-local"]
+    found = [
+        word
+        for name, value in given.items()
+        for word in (FLAGS[name], str(value.absolute() if isinstance(value, Path) else value))
+    ]
+    return [*words, *found, *words_of(ctx.params)]
 
 
 def _differences(ctx: click.Context, running: Ready, url: str) -> list[str]:
@@ -445,12 +484,13 @@ def status(ctx: click.Context, as_json: bool, home: Path | None) -> None:
       gpuloom status
       gpuloom status --json
     """
+    from gpuloom.cli.pilots import summary
     from gpuloom.client import NoSchedulerError, home_directory
 
     folder = home_directory(home)
     with connect(home) as client:
         try:
-            found = client.status()
+            found, pilots = client.status(), client.pilots()
             address = client.connection.address
         except NoSchedulerError as error:
             if as_json:
@@ -460,9 +500,9 @@ def status(ctx: click.Context, as_json: bool, home: Path | None) -> None:
             ctx.exit(1)
     shown: Ready = {"running": True, "url": address.url, "home": found["home"], **found}
     if as_json:
-        say_json(shown)
+        say_json({**shown, "pilots": pilots} if pilots["on"] else shown)
         return
-    for title, text in _status_lines(shown):
+    for title, text in [*_status_lines(shown), *([("pilots", summary(pilots))] if pilots["on"] else [])]:
         click.echo(f"{title + ':':<11}{plain(text)}")
 
 

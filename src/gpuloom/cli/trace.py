@@ -412,11 +412,12 @@ def _print_summary(summary: dict[str, Any]) -> None:
                 for model, row in summary["speeds"].items()
             ],
         )
-    for title in ("models", "users", "groups"):
-        named = summary[title]
+    for one in ("model", "user", "group"):
+        named = summary[f"{one}s"]
         if named is not None:
             top = ", ".join(f"{name or '(none)'} {number:,}" for name, number in named["top"].items())
-            click.echo(f"\n{named['distinct']:,} {title}: {top}{' …' if named['distinct'] > len(named['top']) else ''}")
+            more = " …" if named["distinct"] > len(named["top"]) else ""
+            click.echo(f"\n{plural(named['distinct'], one)}: {top}{more}")
 
 
 def _print_jobs(workload: Workload, limit: int) -> None:

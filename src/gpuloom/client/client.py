@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuloom.client.errors import ConnectionLostError, RequestError, WaitTimeoutError
 from gpuloom.client.http import SILENCE_S, Connection
-from gpuloom.client.logs import LogPart, LogPiece, LogRead
+from gpuloom.client.logs import LogPart, LogPiece, LogRead, gang_of
 from gpuloom.core.errors import InputError
 from gpuloom.core.words import plural
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         UsageRow,
         WhyView,
     )
+    from gpuloom.live.views.pilots import PilotsView
 
 ENDED: frozenset[StateOfJob] = frozenset({"finished", "failed", "cancelled"})
 PAGE = 1000
@@ -291,22 +292,32 @@ class Client:
 
     # -- logs and events --------------------------------------------------------------------------------------------
 
-    def log(self, job: int, *, attempt: int | None = None, tail: int | None = None) -> bytes:
-        """What a job has written so far (in its last attempt), as it is. tail: its last lines."""
-        return self.read_log(job, attempt=attempt, tail=tail).content
+    def log(self, job: int, *, attempt: int | None = None, tail: int | None = None, member: int | None = None) -> bytes:
+        """What a job has written so far (in its last attempt), as it is. tail: its last lines.
+        member: of a gang, whose; by default the master's."""
+        return self.read_log(job, attempt=attempt, tail=tail, member=member).content
 
     def read_log(
-        self, job: int, *, attempt: int | None = None, offset: int | None = None, tail: int | None = None
+        self,
+        job: int,
+        *,
+        attempt: int | None = None,
+        offset: int | None = None,
+        tail: int | None = None,
+        member: int | None = None,
     ) -> LogRead:
         """The same with where it stops, as a whole in memory. offset: from this byte on."""
-        params = {"attempt": attempt, "offset": offset, "tail": tail}
+        params = {"attempt": attempt, "offset": offset, "tail": tail, "member": member}
         path = f"/v1/jobs/{int(job)}/log"
         answer = self.connection.request("GET", path, params=params, headers={"Accept": "text/plain"}, again=True)
         head = answer.headers
         number, end = int(head.get("X-Gpuloom-Attempt") or 0), int(head.get("X-Gpuloom-Offset") or 0)
-        return LogRead(answer.content, number, end, head.get("X-Gpuloom-Ended") == "true")
+        rank = int(head.get("X-Gpuloom-Member") or 0)
+        return LogRead(answer.content, number, end, head.get("X-Gpuloom-Ended") == "true", rank, *gang_of(head))
 
-    def log_pieces(self, job: int, *, attempt: int | None = None, tail: int | None = None) -> Iterator[LogPiece]:
+    def log_pieces(
+        self, job: int, *, attempt: int | None = None, tail: int | None = None, member: int | None = None
+    ) -> Iterator[LogPiece]:
         """The log up to now, piece by piece: it may be larger than memory.
 
         A piece that does not start where the one before ended follows bytes that are no longer kept. The last one is
@@ -318,7 +329,7 @@ class Client:
         path = f"/v1/jobs/{int(job)}/log"
         until = time.monotonic() + self.connection.patience_s
         while True:
-            params = {"attempt": attempt, "tail": tail if at is None else None, "offset": at}
+            params = {"attempt": attempt, "tail": tail if at is None else None, "offset": at, "member": member}
             headers = {"Accept": "text/plain"}
             answer = self.connection.request("GET", path, params=params, headers=headers, again=True, opened=True)
             try:
@@ -327,10 +338,10 @@ class Client:
                 end = int(head.get("X-Gpuloom-Offset") or 0)
                 at = max(int(head.get("X-Gpuloom-Start") or 0), at or 0)
                 for content in answer.iter_bytes():
-                    yield LogPiece(attempt or 0, at, content)
+                    yield LogPiece(attempt or 0, at, content, *gang_of(head))
                     at += len(content)
                     until = time.monotonic() + self.connection.patience_s
-                yield LogPiece(attempt or 0, end, b"")
+                yield LogPiece(attempt or 0, end, b"", *gang_of(head))
                 return
             except httpx.TransportError as error:
                 if time.monotonic() > until:
@@ -341,25 +352,35 @@ class Client:
                 answer.close()
 
     def follow_log(
-        self, job: int, *, attempt: int | None = None, tail: int | None = None, from_first: bool = False
+        self,
+        job: int,
+        *,
+        attempt: int | None = None,
+        tail: int | None = None,
+        from_first: bool = False,
+        member: int | None = None,
     ) -> Iterator[LogPart]:
         """The log as it is written, over all restarts and preemptions, until the job ends (or that attempt does).
 
-        It begins with the last attempt, or with the first if `from_first`. Broken connections and restarts of the
+        It begins with the last attempt, or with the first if `from_first`. Of a gang it is that of all members, as they
+        write, or of one. Broken connections and restarts of the
         scheduler leave no gap and no repetition.
         """
         present = 1 if from_first else attempt or 0
-        params = {"attempt": attempt, "tail": tail}
+        params = {"attempt": attempt, "tail": tail, "member": member}
+        nodes: tuple[str, ...] = ()
         path = f"/v1/jobs/{int(job)}/log"
         for message in self.connection.stream(path, params, last_id="1:0" if from_first else "", ends_with="end"):
             if message.type == "log":
                 present = int(message.id.partition(":")[0] or present)
                 piece: LogText = json.loads(message.data)
-                yield LogPart(present, piece["text"], skipped=piece.get("skipped", 0))
+                yield LogPart(present, piece["text"], skipped=piece.get("skipped", 0), member=piece.get("member"))
             elif message.type == "attempt":
                 begun: LogAttempt = json.loads(message.data)
-                present = begun["attempt"]
-                yield LogPart(present, "")
+                told, present = (present, nodes), begun["attempt"]
+                nodes = tuple(begun.get("members", ()))
+                if not nodes or (present, nodes) != told:  # of a gang it is said again where a stream goes on
+                    yield LogPart(present, "", nodes=nodes)
             elif message.type == "end":
                 yield LogPart(present, "", end=json.loads(message.data))
 
@@ -408,6 +429,11 @@ class Client:
 
         body = {"state": state, "reason": reason}
         found: NodeView = self._send("POST", f"/v1/nodes/{quote(node, safe='')}", body, again=True)
+        return found
+
+    def pilots(self) -> PilotsView:
+        """Allocations of Slurm on whose nodes jobs run."""
+        found: PilotsView = self._get("/v1/pilots")
         return found
 
     def policy(self) -> PolicyView:

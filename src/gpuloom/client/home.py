@@ -14,6 +14,7 @@ from gpuloom.store.home import home_of
 
 URL = "GPULOOM_URL"
 TOKEN_FILE = "GPULOOM_TOKEN_FILE"  # noqa: S105 - the name of a variable
+CERTIFICATE = "GPULOOM_CERTIFICATE"
 
 
 def home_directory(home: Path | str | None = None) -> Path:
@@ -23,12 +24,15 @@ def home_directory(home: Path | str | None = None) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What `server.json` says of a scheduler: pid, URL, version, start (epoch seconds)."""
+    """What `server.json` says of a scheduler: pid, URL, version, start (epoch seconds); with TLS, the file of its
+    certificate and its SHA-256, hex."""
 
     pid: int
     url: str
     version: str
     started_s: float
+    certificate: str = ""
+    fingerprint: str = ""
 
 
 def running(home: Path) -> Running | None:
@@ -40,7 +44,14 @@ def running(home: Path) -> Running | None:
     path = home / "server.json"
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
-        return Running(int(found["pid"]), str(found["url"]), str(found["version"]), float(found["started_s"]))
+        return Running(
+            int(found["pid"]),
+            str(found["url"]),
+            str(found["version"]),
+            float(found["started_s"]),
+            str(found.get("certificate", "")),
+            str(found.get("fingerprint", "")),
+        )
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:
@@ -86,11 +97,13 @@ def no_scheduler(home: Path) -> NoSchedulerError:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a scheduler listens and what it wants to see. home: None if it was reached by its URL alone."""
+    """Where a scheduler listens and what it wants to see. home: None if it was reached by its URL alone. certificate:
+    the only one that is taken for its own; '': one that the system's authorities have signed."""
 
     url: str
     token: str
     home: Path | None
+    certificate: str = ""
 
 
 def find(home: Path | str | None = None, url: str | None = None, token: str | None = None) -> Address:
@@ -104,17 +117,17 @@ def find(home: Path | str | None = None, url: str | None = None, token: str | No
     folder = home_directory(home)
     if url is None and home is None:
         url = os.environ.get(URL) or None
-    by_url = url is not None
+    by_url, certificate = url is not None, os.environ.get(CERTIFICATE, "")
     if url is None:
         found = running(folder)
         if found is None:
             raise no_scheduler(folder)
-        url = found.url
+        url, certificate = found.url, found.certificate
     if not url.startswith(("http://", "https://")):
-        raise InputError(f"{url!r} is not the URL of a scheduler: give http://HOST:PORT")
+        raise InputError(f"{url!r} is not the URL of a scheduler: give https://HOST:PORT")
     if token is None:
         token = _token(Path(os.environ.get(TOKEN_FILE) or folder / "token").expanduser())
-    return Address(url.rstrip("/"), token, None if by_url else folder)
+    return Address(url.rstrip("/"), token, None if by_url else folder, certificate)
 
 
 def _token(path: Path) -> str:

@@ -7,8 +7,8 @@ the same records (`gpuloom db check` does that).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -25,8 +25,10 @@ from gpuloom.core.job import (
     Gpu,
     GpuState,
     Job,
+    Member,
     Needed,
     NodeRecord,
+    NodeSource,
     NodeState,
     Phase,
     SavedBy,
@@ -285,28 +287,34 @@ def _starting(view: _View, event: Event) -> None:
         raise InvalidTransition(f"attempt {number} can't follow attempt {job.attempts} of {story(job)}")
     first = event.at_s if job.first_start_s is None else job.first_start_s
     view.put(event, job, phase=Phase.STARTING, attempts=number, first_start_s=first, flags={})
+    allocation = allocation_of(event.data["allocation"])
+    gang = len(allocation) > 1
     view.put_attempt(
         event,
         Attempt(
             job.id,
             number,
             Phase.STARTING,
-            allocation_of(event.data["allocation"]),
+            allocation,
             event.at_s,
             event.at_s,
             identity=str(event.data.get("identity", "")),
+            members=tuple(Member(node, gpus) for node, gpus in allocation) if gang else (),
         ),
     )
 
 
 def _running(view: _View, event: Event) -> None:
     job, data = view.job(event), event.data
+    attempt = view.attempt(job)
+    members = _begun(attempt.members, data["members"]) if "members" in data else attempt.members
     view.put(event, job, phase=Phase.RUNNING)
     view.put_attempt(
         event,
-        view.attempt(job),
+        attempt,
         phase=Phase.RUNNING,
         running_s=event.at_s,
+        members=members,
         pid=data.get("pid"),
         start_ticks=data.get("start_ticks"),
         boot_id=data.get("boot_id"),
@@ -364,6 +372,7 @@ def _ended(view: _View, event: Event) -> None:
         event,
         attempt,
         phase=None,
+        members=_over(attempt.members, data["members"]) if "members" in data else attempt.members,
         ended_s=at,
         reason=reason,
         exit_code=code,
@@ -439,6 +448,7 @@ def node_of(data: Mapping[str, Any]) -> NodeRecord:
             "state": NodeState(data.get("state", NodeState.UP)),
             "kind": DeviceKind(data.get("kind", DeviceKind.GPU)),
             "topology": tuple((int(a), int(b), str(link)) for a, b, link in data.get("topology", ())),
+            "source": NodeSource(data.get("source", NodeSource.HERE)),
         }
     )
 
@@ -456,4 +466,55 @@ def node_data(node: NodeRecord) -> dict[str, Any]:
     for gpu in data["gpus"]:
         if not gpu["needs_reset"]:
             del gpu["needs_reset"]
+    for name, usual in _USUAL:
+        if data[name] == usual:
+            del data[name]
     return data
+
+
+_USUAL = tuple(
+    (f.name, f.default) for f in fields(NodeRecord) if f.name in ("source", "address", "until_s", "engine_job")
+)
+"""Of a node, what its JSON form has only where it is another: older stores know nothing of it."""
+
+
+def members_of(data: Iterable[Mapping[str, Any]]) -> tuple[Member, ...]:
+    """The members of an attempt from their JSON form, which leaves out what is as usual."""
+    return tuple(
+        Member(
+            **{
+                **one,
+                "gpus": tuple(one["gpus"]),
+                "reason": None if one.get("reason") is None else EndReason(one["reason"]),
+            }
+        )
+        for one in data
+    )
+
+
+def members_data(members: Iterable[Member]) -> list[dict[str, Any]]:
+    """Members in their JSON form."""
+    return [
+        {
+            one.name: getattr(member, one.name)
+            for one in fields(Member)
+            if one.default is MISSING or getattr(member, one.name) != one.default
+        }
+        for member in members
+    ]
+
+
+def _begun(members: tuple[Member, ...], told: Iterable[Sequence[Any]]) -> tuple[Member, ...]:
+    """Members of a gang that runs. told: (pid, start_ticks, boot_id) of each."""
+    return tuple(
+        replace(member, pid=pid, start_ticks=ticks, boot_id=boot)
+        for member, (pid, ticks, boot) in zip(members, told, strict=True)
+    )
+
+
+def _over(members: tuple[Member, ...], told: Iterable[Mapping[str, Any]]) -> tuple[Member, ...]:
+    """Members of a gang that ended. told: how each ended."""
+    return tuple(
+        replace(member, **{**how, "reason": EndReason(how["reason"])})
+        for member, how in zip(members, told, strict=True)
+    )

@@ -28,3 +28,5 @@ class EndReason(StrEnum):
     """Its program could not be started (no such file, no permission, …)."""
     NODE = "node"
     """Its node or GPU was taken out of service."""
+    PEER = "peer"
+    """Of a member of a gang: another member ended, and the gang with it."""

@@ -78,6 +78,17 @@ class NodeState(StrEnum):
     DOWN = "down"
 
 
+class NodeSource(StrEnum):
+    """Where a machine comes from."""
+
+    HERE = "here"
+    """The scheduler's own."""
+    JOINED = "joined"
+    """It joined by itself: `gpuloom node join`."""
+    SLURM = "slurm"
+    """It is part of an allocation of Slurm."""
+
+
 class GpuState(StrEnum):
     """Whether a GPU may be used."""
 
@@ -165,8 +176,30 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A process tree of an attempt on one node, with GPUs of that node.
+
+    pid, start_ticks, boot_id: of its first process, once it runs. reason, exit_code, signal, message, ended_s: how and
+    when it ended; reason None: it has not. released: nothing of it is left, and its GPUs are free.
+    """
+
+    node: str
+    gpus: tuple[int, ...]
+    pid: int | None = None
+    start_ticks: int | None = None
+    boot_id: str | None = None
+    reason: EndReason | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    message: str = ""
+    ended_s: float | None = None
+    released: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
-    """One run of a job. phase is ACTIVE or None once ended.
+    """One run of a job, of one member for each node of its allocation, in that order. phase is ACTIVE or None once
+    ended. members: of a gang on several nodes; of any other attempt () (`parts` has it all the same).
 
     since_s: since when it has held its GPUs without a break (freezing is one). stop_reason, deadline_s: of a stop under
     way. saved, saved_by: it made way and saved its work, and how that is known.
@@ -197,7 +230,37 @@ class Attempt:
     message: str = ""
     peak_memory_mib: float | None = None
     identity: str = ""
+    members: tuple[Member, ...] = ()
     cause: int = 0
+
+    @property
+    def parts(self) -> tuple[Member, ...]:
+        """Every member, also where there is only one."""
+        if self.members or not self.allocation:
+            return self.members
+        (node, gpus), *others = self.allocation
+        if others:
+            return tuple(Member(node, gpus) for node, gpus in self.allocation)
+        return (
+            Member(
+                node,
+                gpus,
+                self.pid,
+                self.start_ticks,
+                self.boot_id,
+                self.reason,
+                self.exit_code,
+                self.signal,
+                self.message,
+                self.ended_s,
+            ),
+        )
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The names of the runs of its members, in the order of ranks."""
+        ranks = range(max(len(self.allocation), 1))
+        return tuple(str(RunName(self.job, self.number, rank, self.identity)) for rank in ranks)
 
     @property
     def run(self) -> str:
@@ -255,4 +318,11 @@ class NodeRecord:
     """'gpu', or 'cpu' where CPU slots stand in for GPUs."""
     topology: tuple[tuple[int, int, str], ...] = ()
     """(GPU, GPU, link): how pairs of GPUs are connected ('NVLINK', 'PIX', 'PHB', 'NODE', 'SYS')."""
+    source: NodeSource = NodeSource.HERE
+    address: str = ""
+    """Where other nodes can reach it; '' for the scheduler's own machine."""
+    until_s: float | None = None
+    """Until when it is ours, as its allocation says; None: for as long as it is there."""
+    engine_job: str = ""
+    """The job of the engine below to which the node belongs: the number of a Slurm job."""
     cause: int = 0

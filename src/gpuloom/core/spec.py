@@ -26,6 +26,15 @@ class OnPreempt(StrEnum):
     """Nothing: once started it runs to its end."""
 
 
+class Per(StrEnum):
+    """How often a job's command runs."""
+
+    NODE = "node"
+    """Once on each node on which the job has GPUs."""
+    GPU = "gpu"
+    """Once for each of its GPUs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What a job asks for. Times are seconds, memory is MiB; docs/reference/job-fields.md says what each field means.
@@ -37,6 +46,7 @@ class Spec:
     command: tuple[str, ...]
     name: str = ""
     gpus: int = 1
+    per: Per = Per.NODE
     gpu_types: tuple[str, ...] = ()
     gpu_memory: int | None = None
     cpus: float | None = None
@@ -87,6 +97,7 @@ class Spec:
             found[name] = list(found[name])
         found["env"] = dict(self.env)
         found["on_preempt"] = self.on_preempt.value
+        found["per"] = self.per.value
         return found
 
 
@@ -97,7 +108,9 @@ _LISTS: Mapping[str, type] = {"command": str, "gpu_types": str, "after": int, "a
 _NUMBER, _NONE = (int, float), type(None)
 _TYPES: Mapping[str, frozenset[type[Any]]] = {
     **dict.fromkeys(_LISTS, frozenset({list, tuple})),
-    **dict.fromkeys(("name", "workdir", "on_preempt"), frozenset({str, OnPreempt})),
+    **dict.fromkeys(("name", "workdir"), frozenset({str})),
+    "on_preempt": frozenset({str, OnPreempt}),
+    "per": frozenset({str, Per}),
     **dict.fromkeys(("gpus", "priority", "retries"), frozenset({int})),
     **dict.fromkeys(("gpu_memory", "memory"), frozenset({int, _NONE})),
     **dict.fromkeys(("cpus", "time_limit", "estimate"), frozenset({*_NUMBER, _NONE})),
@@ -137,6 +150,8 @@ def spec_of(data: Mapping[str, Any]) -> Spec:
         found["env"] = dict(found["env"])
     if "on_preempt" in found:
         found["on_preempt"] = OnPreempt(found["on_preempt"])
+    if "per" in found:
+        found["per"] = Per(found["per"])
     return Spec(**found)
 
 

@@ -45,8 +45,11 @@ def contained(
     kind: str,
     run: str,
     directory: str = "",
+    mounts: Sequence[str] = (),
+    host_network: bool = False,
 ) -> tuple[str, ...]:
-    """The command line that runs `argv` in the image, with its GPUs, the working directory and the run's directory.
+    """The command line that runs `argv` in the image, with its GPUs, the working directory, the run's directory
+    and `mounts`. host_network: its ports are those of this machine (apptainer's always are).
 
     Raises:
         InputError: none of the tools is there.
@@ -59,7 +62,7 @@ def contained(
     else:
         raise InputError(f"container {image!r}: none of {', '.join(TOOLS)} is in PATH ({path}): install one")
     wanted = kind == "gpu" and bool(gpus)
-    mounts = [cwd] if not directory or PurePath(directory).is_relative_to(cwd) else [cwd, directory]
+    mounts = [cwd, *(place for place in (directory, *mounts) if place and not PurePath(place).is_relative_to(cwd))]
     if tool not in DAEMON_TOOLS:
         flags = ["--nv"] if wanted else []
         for mount in mounts:
@@ -68,6 +71,7 @@ def contained(
     flags = ["--rm", "--init", "--name", f"gpuloom-{run}-{secrets.token_hex(4)}", "--workdir", cwd]
     for mount in mounts:
         flags += ["--mount", f"type=bind,source={_csv(mount)},target={_csv(mount)}"]
+    flags += ["--network", "host"] if host_network else []
     if tool == "podman":
         flags += ["--userns=keep-id"] if os.getuid() else []
         for gpu in (gpu_uuids or map(str, gpus)) if wanted else ():

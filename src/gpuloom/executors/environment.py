@@ -26,12 +26,15 @@ def prepared(
     kind: str = "gpu",
     run: str = "run",
     directory: str = "",
+    mounts: Sequence[str] = (),
+    host_network: bool = False,
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Program and arguments, and the environment, with which a run is to be started.
 
     At most one of venv (a directory, relative to `cwd` or absolute), conda (a name or a directory) and container (an
     image) is given. gpus, gpu_uuids, kind, run and directory are those of the RunRequest to come; only containers need
-    them.
+    them. mounts: other files that a container is to have, at the same places. host_network: others must reach its
+    ports at this machine's address.
 
     Raises:
         InputError: what is missing, and what would be right.
@@ -52,6 +55,8 @@ def prepared(
             kind=kind,
             run=run,
             directory=directory,
+            mounts=mounts,
+            host_network=host_network,
         )
     return words, variables
 

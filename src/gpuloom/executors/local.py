@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import threading
@@ -18,11 +17,27 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.job import DeviceKind
 from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.containers import limited, named_container
+from gpuloom.executors.home_id import home_id_of
 from gpuloom.executors.link import CONNECT_S, REPLY_S, Link
-from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunPhase, RunRequest, RunStatus, exit_of
+from gpuloom.executors.port import (
+    Capabilities,
+    Cause,
+    ExecutorError,
+    OnStatus,
+    RunExit,
+    RunPhase,
+    RunRequest,
+    RunStatus,
+    exit_of,
+)
 from gpuloom.executors.verify import GpuCheck, GpuProcesses
 from gpuloom.executors.wire import NOTICE_FILE, PROGRESS_FILE, StartRequest
 
+NOT_BEGUN = (RunPhase.STARTING, RunPhase.PREPARED)
+NO_HOLD = (
+    "the runner here is one of an older gpuloom, which starts no jobs on several nodes; it ends when its last job has "
+    "ended and no scheduler is connected"
+)
 CGROUP_MODES = ("auto", "v2", "v1", "off")
 
 
@@ -50,7 +65,7 @@ class LocalExecutor:
             raise InputError(f"GPULOOM_CGROUPS is {mode!r}: must be one of {', '.join(CGROUP_MODES)}")
         self._home = Path(home_dir).resolve()
         self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._home_id = hashlib.sha256(os.fsencode(f"{os.getuid()}:{self._home}")).hexdigest()[:12]
+        self._home_id = home_id_of(self._home)
         self._link = Link(self._home, self._home_id, mode, self._on_message, self._on_new_runner)
         self._on_status: OnStatus | None = None
         self._lock = threading.Lock()
@@ -108,10 +123,18 @@ class LocalExecutor:
             log_files=request.log_files,
             container=named_container(argv),
             gpu_uuids=request.gpu_uuids,
+            hold=request.hold,
         )
         with self._lock:
             self._asked.add(request.run)
+        if request.hold and not self._link.hello.get("holds", False):
+            self._take_status(_unknown(request.run, NO_HOLD, begun=False), ())
+            return
         self._link.ask("start", failed=partial(self._start_failed, request.run), request=what.to_json())
+
+    def go(self, run: str) -> None:
+        """See the port."""
+        self._link.ask("go", run=run)
 
     def stop(self, run: str, *, reason: EndReason, grace_s: float) -> None:
         """See the port."""
@@ -152,6 +175,10 @@ class LocalExecutor:
         self._link.close()
         if self._check is not None:
             self._check.close()
+
+    def capabilities(self) -> Capabilities:
+        """See the port. Memory is held to by control groups, or watched."""
+        return Capabilities(memory=True, cpus="cpus" in self._link.hello.get("enforces", ()))
 
     def limits(self) -> Mapping[str, str]:
         """What is enforced on this machine, and how: 'processes', 'freezing', 'memory', 'cpus', 'time'."""
@@ -196,9 +223,7 @@ class LocalExecutor:
                     last = self._last.get(run)
                     forgotten = run not in self._asked
                 if not forgotten and (last is None or last.exit is None):
-                    self._take_status(
-                        _unknown(run, why, begun=last is not None and last.phase is not RunPhase.STARTING), ()
-                    )
+                    self._take_status(_unknown(run, why, begun=last is not None and last.phase not in NOT_BEGUN), ())
 
         with suppress(ExecutorError):  # closed: nobody wants to know
             self._link.ask("runs", caught_up)

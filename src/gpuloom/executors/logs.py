@@ -79,7 +79,7 @@ def _read(path: str, index: _Index, offset: int | None, tail_lines: int | None, 
         if found and start != at:
             break  # a gap: what comes after it is for the next call, which then begins with its offset
         at = max(at, start)
-        data = _bytes(name, at - start, min(start + length - at, max_bytes - len(found)))
+        data = plain_bytes(name, at - start, min(start + length - at, max_bytes - len(found)))
         found += data
         at += len(data)
         if len(found) >= max_bytes:
@@ -101,7 +101,7 @@ def _tail(files: list[tuple[int, int, str]], lines: int, max_bytes: int) -> int:
             size = min(CHUNK, at, max_bytes - taken)
             if size <= 0:
                 return begin
-            data = _bytes(name, at - size, size)
+            data = plain_bytes(name, at - size, size)
             search = len(data)
             if first and data.endswith(b"\n"):
                 search -= 1  # the newline that ends the last line begins none
@@ -120,7 +120,7 @@ def _tail(files: list[tuple[int, int, str]], lines: int, max_bytes: int) -> int:
 def _index(path: str) -> _Index | None:
     """None if there is none, or what is there is none: the log is then what its newest file holds."""
     try:
-        data = json.loads(_bytes(path, 0, INDEX_BYTES))
+        data = json.loads(plain_bytes(path, 0, INDEX_BYTES))
         parts = tuple((start, length) for start, length in data["parts"])
         numbers = [data["base"], *(number for part in parts for number in part)]
         if any(type(number) is not int or not 0 <= number < 2**62 for number in numbers):
@@ -141,7 +141,8 @@ def _size(path: str) -> int:
     return found.st_size
 
 
-def _bytes(path: str, at: int, size: int) -> bytes:
+def plain_bytes(path: str, at: int, size: int) -> bytes:
+    """Some bytes of a plain file, b"" where there is none. Raises NoLogError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

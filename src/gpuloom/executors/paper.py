@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from gpuloom.core.end_reason import EndReason
-from gpuloom.executors.port import OnStatus, RunExit, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.port import Capabilities, OnStatus, RunExit, RunPhase, RunRequest, RunStatus
 
 
 def short(run: str) -> str:
@@ -47,15 +47,25 @@ class PaperExecutor:
                 self._say(self.states[run])
                 return
             self._begins(request)
-            self._say(RunStatus(request.run, RunPhase.RUNNING, 1000 + len(self.states), 1, self.boot))
+            phase = RunPhase.PREPARED if request.hold else RunPhase.RUNNING
+            self._say(RunStatus(request.run, phase, 1000 + len(self.states), 1, self.boot))
 
     def _begins(self, request: RunRequest) -> None:
         """A run is about to begin."""
 
+    def go(self, run: str) -> None:
+        with self._lock:
+            status = self.states.get(short(run))
+            if status is not None and status.phase is RunPhase.PREPARED:
+                self._say(replace(status, phase=RunPhase.RUNNING))
+
     def stop(self, run: str, *, reason: EndReason, grace_s: float) -> None:
         with self._lock:
             status = self.states.get(short(run))
-            if status is not None and status.phase is not RunPhase.EXITED:
+            if status is not None and status.phase is RunPhase.PREPARED:
+                self.states[short(run)] = replace(status, pid=None, start_ticks=None)
+                self.end(run, None, reason=reason)
+            elif status is not None and status.phase is not RunPhase.EXITED:
                 self._stops(status, reason)
 
     def _stops(self, status: RunStatus, reason: EndReason) -> None:
@@ -82,6 +92,9 @@ class PaperExecutor:
 
     def healthy(self) -> str:
         return ""
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
 
     def close(self) -> None:
         self._on_status = None

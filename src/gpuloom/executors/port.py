@@ -33,7 +33,7 @@ class RunRequest:
     directory: where the run's files go (logs, notice, progress), named by the scheduler. limit_s: time limit, seconds
     of running; the executor itself ends the run then, reason TIMED_OUT. grace_s: between notice and end. cpus,
     memory_mib: limits (None: none). log_mib, log_files: size at which the log is rotated, and files kept.
-    resumes: there was an attempt before.
+    resumes: there was an attempt before. hold: prepare everything, and run the program at `go`.
     """
 
     run: str
@@ -51,6 +51,7 @@ class RunRequest:
     log_mib: float = 64.0
     log_files: int = 4
     resumes: bool = False
+    hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,9 @@ class RunExit:
     reason: why the executor ended it (TIMED_OUT, or what `stop` was given), OUT_OF_MEMORY, NOT_STARTED, LOST (its end
     was not seen); None: it ended by itself. signal: the signal that killed it. at_s: epoch seconds.
     released: nothing of the run's processes is left and its GPUs are verified free; False: `message` says what is left.
-    cause: what is to blame, where reason is NOT_STARTED or LOST. A run that was not started by a fault of the
+    cause: what is to blame, where reason is NOT_STARTED, LOST or NODE. A run that was not started by a fault of the
     surroundings has not run: its job may be started again under another run's name.
+    member: of a gang, the rank of the member whose end decided; then `message` names it, and has its exit code.
     """
 
     exit_code: int | None
@@ -73,6 +75,7 @@ class RunExit:
     cpu_s: float | None = None
     released: bool = True
     cause: Cause = Cause.NONE
+    member: int | None = None
 
 
 def exit_of(data: Mapping[str, Any]) -> RunExit:
@@ -84,7 +87,11 @@ def exit_of(data: Mapping[str, Any]) -> RunExit:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What an executor knows of a run. pid, start_ticks (of /proc/PID/stat), boot_id: the identity of its process."""
+    """What an executor knows of a run. pid, start_ticks (of /proc/PID/stat), boot_id: the identity of its process.
+
+    members: of an attempt with several members, each of them in the order of ranks; the rest is the master's then. Of a
+    run that nobody asked for, where it runs. Else ().
+    """
 
     run: str
     phase: RunPhase
@@ -92,10 +99,39 @@ class RunStatus:
     start_ticks: int | None = None
     boot_id: str | None = None
     exit: RunExit | None = None
+    members: tuple[MemberStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """A member within the status of its attempt: rank 0 is the master."""
+
+    rank: int
+    node: str
+    status: RunStatus
 
 
 OnStatus = Callable[[RunStatus], None]
-"""Called from a thread of the executor for every change: started, frozen, thawed, exited."""
+"""Called from a thread of the executor for every change: prepared, started, frozen, thawed, exited."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an executor, or a node, can do with runs. Whoever needs it asks here, not which kind of executor it is.
+
+    freezes: stops processes where they are. limits: changes a time limit while it runs. memory, cpus: enforces limits
+    of these. picks_devices: gives a run the GPUs that it is told. shares_gpus: runs may share a GPU. follows_logs:
+    logs can be read while they grow. kills_all: nothing of a run is left when it has ended, whatever it forked.
+    """
+
+    freezes: bool = True
+    limits: bool = True
+    memory: bool = False
+    cpus: bool = False
+    picks_devices: bool = True
+    shares_gpus: bool = True
+    follows_logs: bool = True
+    kills_all: bool = True
 
 
 class LiveExecutor(Protocol):
@@ -124,9 +160,15 @@ class LiveExecutor(Protocol):
         Raises ExecutorError."""
         ...
 
+    def go(self, run: str) -> None:
+        """Let a run that was started with `hold` run its program, as soon as it is prepared; asked again it does no
+        harm."""
+        ...
+
     def stop(self, run: str, *, reason: EndReason, grace_s: float) -> None:
         """Give notice (SIGTERM, file), and end the whole tree after `grace_s`; 0: at once. Asked again with less grace,
-        the earlier deadline counts. A run that has ended is left alone."""
+        the earlier deadline counts. A run that has ended is left alone; one that waits for `go` ends without having
+        run."""
         ...
 
     def limit(self, run: str, limit_s: float | None) -> None:
@@ -149,6 +191,10 @@ class LiveExecutor(Protocol):
 
     def healthy(self) -> str:
         """'' or what is wrong with the executor itself."""
+        ...
+
+    def capabilities(self) -> Capabilities:
+        """What it can do; known once it is open."""
         ...
 
     def close(self) -> None:

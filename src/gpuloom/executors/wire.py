@@ -32,17 +32,22 @@ class Cause(StrEnum):
     JOB = "job"
     """The job's own: its program or its folder is not there, or may not be used."""
     PLACE = "place"
-    """A place that the job names can't be reached now: a dead disk, a file server that is gone."""
+    """What this job alone needs can't be had now: a place that it names (a dead disk, a file server that is gone), or
+    the port at which its processes meet."""
     EXECUTOR = "executor"
     """Nothing can be started here now: no space, no processes, no file handles, a folder of ours that is read-only."""
     RESTARTED = "restarted"
     """The machine was restarted: the run can't be going on any more."""
+    NODE = "node"
+    """Its node is gone, or its lease has run out: nothing of the run is left there."""
 
 
 class RunPhase(StrEnum):
     """Where a run is."""
 
     STARTING = "starting"
+    PREPARED = "prepared"
+    """All is ready; it begins when it is told to."""
     RUNNING = "running"
     STOPPING = "stopping"
     FROZEN = "frozen"
@@ -70,6 +75,8 @@ class StartRequest:
     container: tuple[str, str] | None = None
     """The tool and the name of the container in which it runs."""
     gpu_uuids: tuple[str, ...] = ()
+    hold: bool = False
+    """Prepare all, and wait for `go`."""
 
     def to_json(self) -> dict[str, Any]:
         """As it is sent."""
@@ -87,6 +94,7 @@ class StartRequest:
             "log_files": self.log_files,
             "container": self.container,
             "gpu_uuids": list(self.gpu_uuids),
+            "hold": self.hold,
         }
 
 
@@ -111,6 +119,7 @@ def start_request_of(data: Mapping[str, Any]) -> StartRequest:
         log_files=data["log_files"],
         container=(container[0], container[1]) if container else None,
         gpu_uuids=tuple(data["gpu_uuids"]),
+        hold=data.get("hold", False),
     )
 
 
@@ -150,6 +159,12 @@ LOG_INDEX = "log.json"
 SOCKET = "runner.sock"
 LOCK = "runner.lock"
 RUNNER_LOG = "runner.log"
+GUARD_LOCK = "guard.lock"
+GUARD_LOG = "guard.log"
+GUARD_MARK = "GPULOOM_GUARD"
+"""In the environment of guards: they are no part of a run, whoever starts them."""
+FENCED_FILE = "fenced.json"
+"""In the home of a node: its runs were ended, because its lease was over: {at_s, boot_id, runs}."""
 LIVE = "live"
 """Directory in the home with one file for each run that is not acknowledged: {directory}."""
 

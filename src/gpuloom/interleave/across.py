@@ -19,6 +19,8 @@ from gpuloom.interleave.valued import Group, in_parts
 
 _ROUNDS = 8
 _GAIN = 1e-9
+_FEW = 12
+"""So many groups of one job each are compared faster one by one than as arrays."""
 
 
 class Room(Protocol):
@@ -49,9 +51,7 @@ class Across:
         tables: Sequence[SetTable],
     ) -> None:
         self._groups, self._worth, self._tables, self._pool = groups, worth, tables, pools
-        # Where no two jobs may share, every group has one seat.
-        weaves = any(len(group.jobs) > 1 for group in groups) or any(tables[pool].weaves for pool in {*pools})
-        self._size = size = tables[0].size if weaves else 1
+        self._size = size = tables[0].size if _share(groups, pools, tables) else 1
         n = len(groups)
         seats = n * size
         # Plain lists, of which arrays are made when they are needed: there are few seats.
@@ -131,21 +131,9 @@ class Across:
                 if one in touched or two in touched:
                     continue
                 touched |= {one, two}
-                self._trade(one, a, two, b)
-
-    def _trade(self, one: int, a: int, two: int, b: int) -> None:
-        here, there = self._groups[one], self._groups[two]
-        goes = _out(here, a)
-        comes = _out(there, b)
-        for index, group, member in ((two, there, goes), (one, here, comes)):
-            if member is not None:
-                job, column = member
-                group.jobs.append(job)
-                group.columns.append(column)
-                group.values.append(self._worth[job][self._pool[index]])
-            group.changed()
-        self._write(one)
-        self._write(two)
+                _trade(self._groups, self._pool, self._worth, one, a, two, b)
+                self._write(one)
+                self._write(two)
 
 
 def _out(group: Group, place: int) -> tuple[int, int] | None:
@@ -154,6 +142,72 @@ def _out(group: Group, place: int) -> tuple[int, int] | None:
         return None
     group.values.pop(place)
     return group.jobs.pop(place), group.columns.pop(place)
+
+
+def _share(groups: Sequence[Group], pools: Sequence[int], tables: Sequence[SetTable]) -> bool:
+    """Whether any two jobs may be in one group here. If not, every group has one seat."""
+    return any(len(group.jobs) > 1 for group in groups) or any(tables[pool].weaves for pool in {*pools})
+
+
+def improve_alone(
+    groups: Sequence[Group], pools: Sequence[int], worth: Mapping[int, Sequence[float]], tables: Sequence[SetTable]
+) -> None:
+    """As `Across.improve`, with the same result, for a few groups of one seat: in plain numbers."""
+    if len({*pools}) == 1:
+        return  # nothing is worth more elsewhere
+    number = range(len(groups))
+    of_job: dict[int, list[float]] = {}
+    """By job: its value per second in each pool."""
+    for group in groups:
+        for job, column in zip(group.jobs, group.columns, strict=True):
+            of_job[job] = [
+                value * table.inverse_list[table.grown_list[0][column + 1]] if value > 0 else NEVER
+                for value, table in zip(worth[job], tables, strict=True)
+            ]
+    for _ in range(_ROUNDS):
+        now = [group.value for group in groups]
+        least = _GAIN * max(*now, 1e-300)
+        there = [of_job[group.jobs[0]] if group.jobs else None for group in groups]
+        better: list[tuple[float, int, int]] = []
+        for one in number:
+            mine, pool = there[one], pools[one]
+            for two in number[one + 1 :]:
+                theirs, other = there[two], pools[two]
+                if pool == other or (mine is None and theirs is None):
+                    continue
+                gain = (0.0 if theirs is None else theirs[pool]) + (0.0 if mine is None else mine[other])
+                gain = gain - now[one] - now[two]
+                if gain > least:
+                    better.append((-gain, one, two))
+        if not better:
+            break
+        touched: set[int] = set()
+        for _, one, two in sorted(better):
+            if one in touched or two in touched:
+                continue
+            touched |= {one, two}
+            _trade(groups, pools, worth, one, 0, two, 0)
+
+
+def _trade(
+    groups: Sequence[Group],
+    pools: Sequence[int],
+    worth: Mapping[int, Sequence[float]],
+    one: int,
+    a: int,
+    two: int,
+    b: int,
+) -> None:
+    """The members on seat a of one group and on seat b of another change places; seats may be empty."""
+    goes, comes = _out(groups[one], a), _out(groups[two], b)
+    for index, member in ((two, goes), (one, comes)):
+        group = groups[index]
+        if member is not None:
+            job, column = member
+            group.jobs.append(job)
+            group.columns.append(column)
+            group.values.append(worth[job][pools[index]])
+        group.changed()
 
 
 def spread(
@@ -188,7 +242,11 @@ def spread(
                 group.values[:] = [worth[job][pool] for job in group.jobs]
                 group.changed()
             if len(mine) > 1:
-                Across(mine, here, worth, [of_pool[shape] for of_pool in tables]).improve()
+                of_shape = [of_pool[shape] for of_pool in tables]
+                if len(mine) <= _FEW and not _share(mine, here, of_shape):
+                    improve_alone(mine, here, worth, of_shape)
+                else:
+                    Across(mine, here, worth, of_shape).improve()
             groups += mine[len(some) :]
             places += at[len(some) :]
         for index in range(len(groups) - 1, -1, -1):

@@ -110,7 +110,8 @@ class SetTable:
                 pattern[row, place] = column * (size + 1) + members
         self.pattern = np.ascontiguousarray(pattern.T)
         counts = np.array([[found.count(column) for column in range(columns)] for found in self.sets[1:]], dtype=float)
-        self._counts = counts
+        self._members = self.pattern // (size + 1)
+        """Shape as `pattern`: the columns of each set; unused places hold `columns`."""
         self._rate: F8 = counts * self.solo_s * self.inverse[1:-1, None]
         for row, factors in self.uneven.items():
             for column, factor in factors.items():
@@ -170,8 +171,9 @@ class SetTable:
 
     def _priced(self, present: tuple[int, ...]) -> F8:
         here = list(present)
-        absent = [column for column in range(len(self.profiles)) if column not in present]
-        rate = self._rate[(self._counts[:, absent] == 0).all(axis=1)][:, here]
+        may = np.zeros(len(self.profiles) + 1, dtype=bool)
+        may[here] = may[-1] = True
+        rate = self._rate[may.take(self._members).all(axis=0)][:, here]
         basis, x = np.eye(len(here)), np.ones(len(here))
         for _ in range(_PIVOTS):
             duals = basis.sum(axis=0)

@@ -47,7 +47,7 @@ class Hazards:
         """Gittins index of each active job, per second of solo work; what they survived counts as seen."""
         exposure = self.exposure.copy()
         passed = self._passed(work_s)
-        for one in np.unique(kind).tolist():
+        for one in {*kind.tolist()}:
             exposure[one] += passed[kind == one].sum(axis=0)
         pool = (self.ends.sum(axis=0) + PRIOR_JOBS * PRIOR) / (exposure.sum(axis=0) + PRIOR_JOBS)
         hazard = (self.ends + OWN_JOBS * pool) / (exposure + OWN_JOBS)

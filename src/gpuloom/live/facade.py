@@ -8,17 +8,19 @@ from typing import Any
 from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.errors import InputError, NotFoundError
 from gpuloom.core.events import Event
-from gpuloom.core.job import ACTIVE, ENDED, Attempt, Job, NodeState, Phase
+from gpuloom.core.job import ACTIVE, ENDED, Attempt, Job, NodeSource, NodeState, Phase
 from gpuloom.core.words import plural
+from gpuloom.executors.local_files import LocalFiles
+from gpuloom.executors.node import RunFiles
 from gpuloom.facts.inputs import load_policy
-from gpuloom.live.dispatch.launch import log_of
 from gpuloom.live.machine import Machine
 from gpuloom.live.planning.lacks import lacks
 from gpuloom.live.planning.reasons import why
 from gpuloom.live.records.fleet import fleet_of
 from gpuloom.live.records.history import trace_csv
 from gpuloom.live.scheduler import Scheduler
-from gpuloom.live.service import LogFile
+from gpuloom.live.service import LogOf, logs_of
+from gpuloom.live.sights import Sights
 from gpuloom.live.store_check import Checked, StoreCheck
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.admission import Admission
@@ -42,13 +44,15 @@ from gpuloom.live.views.cluster import (
     failure_view,
     holders,
     monitor_view,
+    node_view,
     policy_view,
     sharing_view,
     status_view,
     store_view,
     usage_row,
 )
-from gpuloom.live.views.jobs import job_view, preemptions_of, show_view
+from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
+from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.live.views.why import Whys
 from gpuloom.policies.registry import parse_policy
 from gpuloom.store.port import JobQuery
@@ -60,20 +64,24 @@ class LiveService:
     def __init__(
         self,
         scheduler: Scheduler,
-        machine: Machine,
+        sights: Sights,
         *,
         store_path: str,
         on_stop: Callable[[], None],
+        machine: Machine | None = None,
         check: StoreCheck | None = None,
     ) -> None:
-        """check: of the store, if it was not checked as a whole before the scheduler began."""
+        """machine: this one, where jobs may run here. check: of the store, if it was not checked as a whole before the
+        scheduler began."""
         self._check = check
-        self._scheduler, self._machine, self._store = scheduler, machine, scheduler.store
+        self.pilots_of: Callable[[], PilotsView] | None = None
+        """Says what pilots there are, where there can be any."""
+        self._scheduler, self._sights, self._machine, self._store = scheduler, sights, machine, scheduler.store
         self._store_path, self._on_stop = store_path, on_stop
         self._started_s = scheduler.clock.now()
         self._whys = Whys(scheduler)
         self._jobs = JobRecords(scheduler)
-        admission = Admission(scheduler.book, self._jobs.find)
+        admission = Admission(scheduler.book, self._jobs.find, lambda: scheduler.may_come())
         self._submissions = Submissions(scheduler, admission)
         self._changes = JobChanges(scheduler, self._jobs, admission)
 
@@ -94,7 +102,7 @@ class LiveService:
         record = self._jobs.get(job)
         attempts = self._store.attempts([job])
         events = self._store.events(job=job, limit=200, newest=True)
-        log = str(log_of(self._scheduler.runs, attempts[-1].run)) if attempts else ""
+        log = log_place(attempts[-1], self._here) if attempts else ""
         return show_view(self._views([record])[0], record.spec, attempts, events, log)
 
     def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Sequence[JobView]:
@@ -129,7 +137,12 @@ class LiveService:
     def nodes(self) -> Sequence[NodeView]:
         book = self._scheduler.book
         held = holders(list(book.attempts.values()))
-        return [self._machine.node_view(node, held) for node in list(book.nodes.values())]
+        sights = self._sights
+        return [
+            node_view(node, held, seen.sample, seen.notes, sights.cut.get(node.name, ""))
+            for node in list(book.nodes.values())
+            for seen in (sights.of(node.name),)
+        ]
 
     def set_node(self, node: str, state: NodeState, *, reason: str = "") -> NodeView:
         if state is NodeState.DOWN:
@@ -139,6 +152,9 @@ class LiveService:
             raise NotFoundError(f"no node is named {node!r}; there is: {known}")
         self._scheduler.do(lambda: self._scheduler.set_node(node, state, reason))
         return next(view for view in self.nodes() if view["name"] == node)
+
+    def pilots(self) -> PilotsView:
+        return NO_PILOTS if self.pilots_of is None else self.pilots_of()
 
     def policy(self) -> PolicyView:
         planning = self._scheduler.planning
@@ -187,25 +203,31 @@ class LiveService:
         fleet = fleet_of(list(self._scheduler.book.nodes.values()), everything=True)
         return trace_csv(past, self._scheduler.planning.seat.interval_s, "" if fleet is None else str(fleet.cluster))
 
-    def log_files(self, job: int, attempt: int | None = None) -> Sequence[LogFile]:
+    def logs(self, job: int, attempt: int | None = None) -> Sequence[LogOf]:
         record = self._jobs.get(job)
         if attempt is not None and not 1 <= attempt <= record.attempts:
             raise NotFoundError(f"job {job} has {plural(record.attempts, 'attempt')}, so none with number {attempt}")
         return [
-            LogFile(
-                run.number,
-                log_of(self._scheduler.runs, run.run),
-                live=run.number == record.attempts and record.phase in ACTIVE,
-            )
-            for run in self._store.attempts([job])
-            if attempt in (None, run.number)
+            log
+            for one in self._store.attempts([job])
+            if attempt in (None, one.number)
+            for log in logs_of(one, live=one.number == record.attempts and record.phase in ACTIVE)
         ]
+
+    def files_of(self, log: LogOf) -> RunFiles:
+        return self._here(log.node) or self._scheduler.gangs.files(log.node)
+
+    def _here(self, node: str) -> LocalFiles | None:
+        """The files of runs of this node, if they are on this machine, as those of a node that no record names are."""
+        record = self._scheduler.book.nodes.get(node)
+        here = record is None or record.source is NodeSource.HERE
+        return LocalFiles(self._scheduler.runs) if here else None
 
     def status(self) -> StatusView:
         scheduler, planning = self._scheduler, self._scheduler.planning
         problems = scheduler.problems
         store = problems.get("store", "") or problems.get("check", "")
-        executor = problems.get("executor", "") or scheduler.executor.healthy() or scheduler.intake.strangers_text
+        executor = problems.get("executor", "") or scheduler.gangs.healthy() or scheduler.intake.strangers_text
         checked = Checked.WHOLE if self._check is None else self._check.checked
         sharing = scheduler.sharing.why
         if scheduler.sharing.able and not planning.policy.pairs:
@@ -215,8 +237,10 @@ class LiveService:
             started_s=self._started_s,
             now_s=scheduler.clock.now(),
             store=store_view(self._store_path, self._store.schema_version, store, checked),
-            executor=executor_view(scheduler.executor.name, executor, self._machine.limits()),
-            monitor=monitor_view(self._machine.problem),
+            executor=executor_view(
+                "nodes" if self._many() else "local", executor, scheduler.gangs.limits(scheduler.here)
+            ),
+            monitor=monitor_view("" if self._machine is None else self._machine.problem),
             policy=planning.seat.written,
             policy_problem=scheduler.policy_problem(),
             policy_failure=self._policy_failure(),
@@ -235,6 +259,10 @@ class LiveService:
             self._on_stop()
 
     # -- inside -----------------------------------------------------------------------------------------------
+
+    def _many(self) -> bool:
+        """Whether jobs run on other machines than this one, too."""
+        return any(node.source is not NodeSource.HERE for node in list(self._scheduler.book.nodes.values()))
 
     def _policy_failure(self) -> FailureView | None:
         standby = self._scheduler.planning.seat.standby
@@ -270,7 +298,7 @@ class LiveService:
                     attempt=present,
                     preemptions=preemptions_of(ended, job.id),
                     reason=reasons.get(job.id),
-                    usage=self._machine.usage(present.run) if present is not None else None,
+                    usage=self._sights.usage(present) if present is not None else None,
                     left=None if job.phase in ENDED else scheduler.left(job),
                     starting_s=scheduler.work.starting_s(job.id, now),
                     now_s=now,

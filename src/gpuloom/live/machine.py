@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import psutil
-
-from gpuloom.agent.health import Changes, Health, HealthSettings
-from gpuloom.agent.monitor import Monitor, progress_of
+from gpuloom.agent.health import HealthSettings
+from gpuloom.agent.looking import EVERY_S, Looker
 from gpuloom.agent.nvml import Nvml
-from gpuloom.agent.processes import read_small
-from gpuloom.agent.sample import RunOnNode, Sample
-from gpuloom.core.job import Gpu, NodeRecord
-from gpuloom.executors.port import RunUsage
-from gpuloom.live.views.answers import NodeView
-from gpuloom.live.views.cluster import Holders, node_view
-from gpuloom.threads import Worker
-
-log = logging.getLogger("gpuloom.monitor")
-
-EVERY_S = 5.0
+from gpuloom.core.job import NodeRecord
 
 
-class Machine:
-    """Samples the machine in a thread of its own; the newest sample is what the API shows.
+class Machine(Looker):
+    """Samples the machine in a thread of its own.
 
     Args:
-        node: as recorded. disk: the folder whose free space matters.
-        limits: what limits are enforced how (`LocalExecutor.limits`).
+        limits: what limits are enforced how (`LocalExecutor.limits`). The rest: see `Looker`.
     """
 
     def __init__(
@@ -44,78 +29,5 @@ class Machine:
         flags: Mapping[str, Mapping[str, str]] | None = None,
         every_s: float = EVERY_S,
     ) -> None:
-        self.node, self.limits, self._every_s = node, limits, every_s
-        self._monitor = Monitor(node, nvml, disk_path=str(disk))
-        self._health = Health(node, settings, booted_s=psutil.boot_time(), flags=flags)
-        self._lock = threading.Lock()
-        self._sample: Sample | None = None
-        self._notes: dict[int, tuple[str, ...]] = {}
-        self._end = threading.Event()
-        self._problem = ""
-        self._worker: Worker | None = None
-
-    def start(
-        self,
-        runs: Callable[[], Mapping[str, RunOnNode]],
-        take: Callable[[Sample, Changes], None],
-    ) -> None:
-        """Begin to sample. runs: those under way. take: called with each sample and what it changes."""
-
-        def loop() -> None:
-            while not self._end.is_set():
-                try:
-                    self.look(runs, take)
-                except Exception as error:  # a monitor that fails must not take the scheduler with it
-                    text = f"the machine could not be checked: {type(error).__name__}: {error}; the next check may work"
-                    if text != self._problem:
-                        log.exception("%s", text)
-                    self._problem = text
-                else:
-                    self._problem = ""
-                self._end.wait(self._every_s)
-
-        self._worker = Worker("monitor", loop)
-        self._worker.start()
-
-    def look(self, runs: Callable[[], Mapping[str, RunOnNode]], take: Callable[[Sample, Changes], None]) -> None:
-        """One look."""
-        now_runs = runs()
-        sample = self._monitor.sample(now_runs)
-        with self._lock:
-            changes = self._health.note(sample, now_runs)
-            self._notes = dict(changes.notes)
-        self._sample = sample
-        take(sample, changes)
-
-    @property
-    def problem(self) -> str:
-        """'', or why the machine is not looked at."""
-        return self._problem or ("" if self._worker is None else self._worker.problem)
-
-    def stop(self) -> None:
-        self._end.set()
-        if self._worker is not None:
-            self._worker.end(self._every_s + 5.0)
-        self._monitor.close()
-
-    def gpu_processes(self, uuids: Sequence[str]) -> Mapping[str, Sequence[int]]:
-        """Processes on these GPUs."""
-        return self._monitor.gpu_processes(uuids)
-
-    def clear(self) -> tuple[Gpu, ...]:
-        """A person says that all GPUs are well again; those that change by it."""
-        with self._lock:
-            return self._health.clear()
-
-    def usage(self, run: str) -> RunUsage | None:
-        """Rates of a run in the newest sample."""
-        return None if self._sample is None else self._sample.runs.get(run)
-
-    def node_view(self, node: NodeRecord, held: Holders) -> NodeView:
-        """A machine with its GPUs, who runs there, and the newest rates."""
-        return node_view(node, held, self._sample if node.name == self.node.name else None, self._notes)
-
-
-def reported(directory: Path) -> Mapping[str, object]:
-    """What a run reported last of its progress; {} for nothing."""
-    return progress_of(read_small(str(directory / "progress.json")))
+        super().__init__(node, nvml, disk=disk, settings=settings, flags=flags, every_s=every_s)
+        self.limits = limits

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 
 from gpuloom import __version__
 from gpuloom.agent.health import Changes
@@ -14,20 +16,27 @@ from gpuloom.agent.nvml import Nvml
 from gpuloom.agent.sample import RunOnNode, Sample
 from gpuloom.core.book import node_data
 from gpuloom.core.errors import GpuloomError
-from gpuloom.core.job import DeviceKind, Gpu, GpuState, NodeRecord, NodeState, Phase
+from gpuloom.core.job import DeviceKind, Gpu, NodeRecord, NodeSource, NodeState, Phase
+from gpuloom.executors.gangs import Gangs
 from gpuloom.executors.local import LocalExecutor
+from gpuloom.executors.local_files import LocalFiles, run_directory
+from gpuloom.executors.local_node import LocalNode
 from gpuloom.executors.port import LiveExecutor
+from gpuloom.fleet.registry import Nodes
+from gpuloom.fleet.token import Tokens
+from gpuloom.live.arrivals import as_before
 from gpuloom.live.clock import ServiceClock
-from gpuloom.live.dispatch.launch import run_directory
-from gpuloom.live.machine import Machine, reported
+from gpuloom.live.joining import Joining
+from gpuloom.live.machine import Machine
 from gpuloom.live.records.ledger import Draft
 from gpuloom.live.scheduler import Scheduler
+from gpuloom.live.sights import Sights
 from gpuloom.live.steps import Step
 from gpuloom.live.store_check import StoreCheck, examine
 from gpuloom.live.submission.spec import LONGEST_S, SHORTEST_INTERVAL_S
 from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.policies.registry import parse_policy
-from gpuloom.sharing.start import ability
+from gpuloom.sharing.start import NO_SHARING, Ability, ability, under_the_shim
 from gpuloom.store.home import Home, take_lock
 from gpuloom.store.port import Store
 from gpuloom.store.sqlite import SqliteStore
@@ -50,16 +59,20 @@ class LiveScheduler:
         nvml: Nvml | None = None,
         store: Store | None = None,
         executor: LiveExecutor | None = None,
+        local: bool = True,
+        address: str = "",
         at: Callable[[Step], None] = lambda step: None,
     ) -> None:
-        """nvml, store, executor: others than the usual ones, for tests. at: told of each step of the start.
+        """nvml, store, executor: others than the usual ones, for tests. local: jobs may run on this machine; where they
+        may not, they run on nodes that join. address: where nodes reach this machine. at: told of each step of the
+            start.
 
         Raises:
             StoreError, StoreBusy: the store can't be used. StoreDamagedError: it must not be gone on with.
             InputError: no GPUs and no slots; an unknown policy.
         """
-        self.machine: Machine
-        self._at = at
+        self.machine: Machine | None = None
+        self._at, self._address = at, address
         at(Step.HOME)
         self.home = home.create()
         if policy is not None:
@@ -77,9 +90,7 @@ class LiveScheduler:
             loaded = self.store.load()
             at(Step.MACHINE)
             self.clock = ServiceClock(loaded.last_event_s)
-            self.nvml = nvml if nvml is not None else Nvml()
             before = {node.name: node for node in loaded.nodes}
-            node = self._node(before, slots)
             settings = loaded.settings
             chosen = policy or str(settings.get("policy") or DEFAULT_POLICY)
             # One of an older store may be below what is taken now.
@@ -88,35 +99,47 @@ class LiveScheduler:
             interval = stored if interval_s is None else checked_interval(interval_s)
             attempts = {attempt.job: attempt.run for attempt in loaded.attempts}
             flags = {attempts[job.id]: job.flags for job in loaded.jobs if job.id in attempts and job.flags}
-            self.executor = (
-                executor
-                if executor is not None
-                else LocalExecutor(self.home.path, gpu_processes=lambda uuids: self.machine.gpu_processes(uuids))
-            )
-            limits = getattr(self.executor, "limits", dict)
-            self.machine = Machine(node, self.nvml, disk=self.home.path, limits=limits, flags=flags)
+            self.gangs, self.sights = Gangs(left=LocalFiles(self.home.runs)), Sights()
+            node, sharing = None, NO_SHARING
+            if local:
+                node, sharing = self._here(before, slots, nvml, executor, flags)
+            self.gangs.waiting |= {
+                known.name
+                for known in before.values()
+                if known.source is not NodeSource.HERE and known.state is not NodeState.DOWN
+            }
             self.scheduler = Scheduler(
                 store=self.store,
                 loaded=loaded,
-                executor=self.executor,
+                gangs=self.gangs,
+                sights=self.sights,
                 clock=self.clock,
-                node=node,
+                here="" if node is None else node.name,
                 runs=self.home.runs,
                 policy=chosen,
                 interval_s=interval,
-                reported=self._reported,
-                on_up=lambda: self._again_well(),
-                sharing=ability(node, os.environ),
+                on_up=lambda name: self._again_well(name),
+                sharing=sharing,
             )
+            if not local:
+                # Until the first node has come nobody knows what will be there.
+                self.scheduler.may_come = lambda: 0.0 if self.scheduler.book.nodes else math.inf
+            self._joining = Joining(self.scheduler, self.gangs, self.sights)
+            known_as = self.home.path / "nodes"
+            known_as.mkdir(mode=0o700, exist_ok=True)
+            here = [] if node is None else [node.name]
+            self.tokens = Tokens(known_as / "tokens.json")
+            self.nodes = Nodes(known_as / "nodes.json", self.tokens, self._joining, reserved=here)
+            self.nodes.expect(sorted(self.gangs.waiting))
             self.check = None if examined.complete else StoreCheck(self.home.db, self.scheduler.checked)
             undo.pop_all()
         self._first: list[Draft] = [("scheduler.started", None, {"pid": os.getpid(), "version": __version__})]
         for name, known in before.items():
-            if name != node.name:
+            was_here = known.source is NodeSource.HERE and (node is None or name != node.name)
+            if was_here and known.state != NodeState.DOWN:
                 gone = replace(known, state=NodeState.DOWN, reason="not this machine")
-                if known.state != NodeState.DOWN:
-                    self._first.append(("node.changed", None, {"node": node_data(gone)}))
-        if (known_now := before.get(node.name)) is None or replace(known_now, cause=0) != node:
+                self._first.append(("node.changed", None, {"node": node_data(gone)}))
+        if node is not None and ((was := before.get(node.name)) is None or replace(was, cause=0) != node):
             self._first.append(("node.changed", None, {"node": node_data(node)}))
         if (settings.get("policy"), settings.get("interval_s")) != (chosen, interval):
             self._first.append(("policy.set", None, {"policy": chosen, "interval_s": interval}))
@@ -127,7 +150,10 @@ class LiveScheduler:
         self.scheduler.ledger.write(self._first)
         self._at(Step.RUNNER)
         self.scheduler.start()
-        self.machine.start(self._runs, self._sampled)
+        self._joining.start()
+        self.nodes.start()
+        if self.machine is not None:
+            self.machine.start(self._runs, self._sampled)
         if self.check is not None:
             self.check.start()
 
@@ -140,53 +166,66 @@ class LiveScheduler:
         """End in order; jobs go on."""
         if self.check is not None:
             self.check.close()
-        self.machine.stop()
+        if self.machine is not None:
+            self.machine.stop()
+        self.nodes.close()
+        self._joining.close()
         self.scheduler.stop(stop_jobs=False)
         if self.scheduler.join(60.0):  # else it may be writing yet
             with suppress(GpuloomError):  # end even if the store can't be written
                 self.scheduler.ledger.write([("scheduler.stopped", None, {"pid": os.getpid()})])
-        self.executor.close()
+        self.gangs.close()
         self.store.close()
         self.lock.release()
 
-    def _node(self, before: Mapping[str, NodeRecord], slots: int | None) -> NodeRecord:
-        """This machine, with what was said of it and of its GPUs before."""
-        if slots is None and not self.nvml.devices:
-            was = [node for node in before.values() if node.kind == DeviceKind.CPU and node.state != NodeState.DOWN]
+    def _here(
+        self,
+        before: Mapping[str, NodeRecord],
+        slots: int | None,
+        nvml: Nvml | None,
+        executor: LiveExecutor | None,
+        flags: Mapping[str, Mapping[str, str]],
+    ) -> tuple[NodeRecord, Ability]:
+        """This machine as a node, with what was said of it and of its GPUs before."""
+        nvml = nvml if nvml is not None else Nvml()
+        if slots is None and not nvml.devices:
+            was = [
+                node
+                for node in before.values()
+                if node.kind == DeviceKind.CPU and node.state != NodeState.DOWN and node.source is NodeSource.HERE
+            ]
             slots = len(was[0].gpus) if was else None
-        node = inventory(slots=slots, nvml=self.nvml)
-        known = before.get(node.name)
-        if known is None:
-            return node
-        states = {gpu.uuid: gpu for gpu in known.gpus}
-        gpus = tuple(_as_before(gpu, states.get(gpu.uuid)) for gpu in node.gpus)
-        state, reason = (NodeState.UP, "") if known.state == NodeState.DOWN else (known.state, known.reason)
-        return replace(node, gpus=gpus, state=state, reason=reason, since_s=known.since_s)
-
-    def _reported(self, run: str) -> Mapping[str, object]:
-        return reported(run_directory(self.home.runs, run))
+        node = replace(inventory(slots=slots, nvml=nvml), address=self._address)
+        node = as_before(node, before.get(node.name))
+        if executor is None:
+            executor = LocalExecutor(self.home.path, gpu_processes=lambda uuids: machine.gpu_processes(uuids))
+        sharing = ability(node, os.environ)
+        here = LocalNode(node.name, executor, self.home.runs, shared=partial(under_the_shim, sharing))
+        self.machine = machine = Machine(node, nvml, disk=self.home.path, limits=here.limits, flags=flags)
+        self.gangs.add(here)
+        return node, sharing
 
     def _runs(self) -> dict[str, RunOnNode]:
+        here = self.scheduler.here
         return {
-            attempt.run: RunOnNode(
-                attempt.pid,
-                attempt.start_ticks,
-                tuple(gpu for name, gpus in attempt.allocation if name == self.machine.node.name for gpu in gpus),
-                str(run_directory(self.home.runs, attempt.run)),
+            run: RunOnNode(
+                member.pid,
+                member.start_ticks,
+                member.gpus,
+                str(run_directory(self.home.runs, run)),
                 frozen=attempt.phase is Phase.FROZEN,
             )
             for attempt in list(self.scheduler.book.attempts.values())
-            if attempt.pid is not None
+            for run, member in zip(attempt.runs, attempt.parts, strict=True)
+            if member.node == here and member.pid is not None
         }
 
     def _sampled(self, sample: Sample, changes: Changes) -> None:
-        self.scheduler.sampled(sample.runs, changes.gpus, [(f.run, f.flag, f.text) for f in changes.flags])
+        here = self.scheduler.here
+        self.sights.saw(here, sample, changes.notes)
+        self.scheduler.sampled(here, sample.runs, changes.gpus, [(f.run, f.flag, f.text) for f in changes.flags])
 
-    def _again_well(self) -> tuple[Gpu, ...]:
+    def _again_well(self, name: str) -> tuple[Gpu, ...]:
+        if self._joining.clear(name) or self.machine is None or name != self.scheduler.here:
+            return ()
         return self.machine.clear()
-
-
-def _as_before(gpu: Gpu, known: Gpu | None) -> Gpu:
-    if known is None or gpu.state != GpuState.OK:
-        return gpu
-    return replace(gpu, state=known.state, reason=known.reason, since_s=known.since_s, needs_reset=known.needs_reset)

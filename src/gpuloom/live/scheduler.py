@@ -25,14 +25,16 @@ from typing import TypeVar
 
 from gpuloom.core.book import node_data
 from gpuloom.core.errors import PolicyError
-from gpuloom.core.job import Condition, EndReason, Gpu, GpuState, Job, NodeRecord, NodeState, Phase, condition_of
+from gpuloom.core.job import Attempt, Condition, EndReason, Gpu, GpuState, Job, NodeState, Phase, condition_of
 from gpuloom.core.spec import OnPreempt
 from gpuloom.core.waiting import one_wait_s
-from gpuloom.executors.port import ExecutorError, LiveExecutor, RunStatus, RunUsage
+from gpuloom.executors.gangs import Gangs, expected_of
+from gpuloom.executors.port import ExecutorError, RunStatus, RunUsage
+from gpuloom.live.arrivals import Arrivals
 from gpuloom.live.clock import ServiceClock
-from gpuloom.live.dispatch.checkpoints import Checkpoints
 from gpuloom.live.dispatch.dispatch import RETRY_S, Dispatch
 from gpuloom.live.dispatch.intake import Intake
+from gpuloom.live.dispatch.last_words import LastWords, Where, Words
 from gpuloom.live.dispatch.meeting import Meeting
 from gpuloom.live.dispatch.recovery import take_up
 from gpuloom.live.forecasts.left import Left, left_of
@@ -44,6 +46,7 @@ from gpuloom.live.planning.standby import FALLBACK
 from gpuloom.live.records.forgetting import Forgetting
 from gpuloom.live.records.ledger import Ledger
 from gpuloom.live.records.work import WorkDone
+from gpuloom.live.sights import Sights
 from gpuloom.policies.blame import said
 from gpuloom.sharing.start import NO_SHARING, Ability
 from gpuloom.store.port import JobQuery, Loaded, Store, StoreError
@@ -63,12 +66,12 @@ class Scheduler:
     """Owns book, policy and executor; `do` runs a function in its thread.
 
     Args:
-        runs: where the files of runs are.
+        gangs: the nodes, and what runs there. sights: what was seen last of them.
         sharing: whether jobs may share GPUs here, and how.
         timer: measures how long a pass takes.
         policy, interval_s: to begin with. overhead_s: what a start costs, as far as the policy is told.
-        reported: what a run reported last of its progress. on_up: called when a person opens the machine again; GPUs
-            whose state changes by that.
+        on_up: called when a person opens a node again; GPUs whose state changes by that. here: this machine's name
+            as a node; '' if it is none. runs: where the files of runs on this machine are.
     """
 
     def __init__(
@@ -76,21 +79,21 @@ class Scheduler:
         *,
         store: Store,
         loaded: Loaded,
-        executor: LiveExecutor,
+        gangs: Gangs,
+        sights: Sights,
         clock: ServiceClock,
-        node: NodeRecord,
+        here: str,
         runs: Path,
         policy: str,
         interval_s: float,
         overhead_s: float = 1.0,
-        reported: Callable[[str], Mapping[str, object]] = lambda run: {},
-        on_up: Callable[[], Sequence[Gpu]] = lambda: (),
+        on_up: Callable[[str], Sequence[Gpu]] = lambda name: (),
         sharing: Ability = NO_SHARING,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.sharing = sharing
         self._on_up = on_up
-        self.store, self.executor, self.clock, self.node, self.runs = store, executor, clock, node, runs
+        self.store, self.gangs, self.clock, self.here, self.runs = store, gangs, clock, here, runs
         self.ledger = Ledger(store, loaded, clock)
         self.book = self.ledger.book
         self.work = WorkDone()
@@ -115,12 +118,10 @@ class Scheduler:
             self.ledger,
             self.planning,
             self.work,
-            executor,
+            gangs,
             clock,
-            node=node.name,
-            runs=runs,
+            cut=sights.cut,
             say=self.on_status,
-            sharing=sharing,
         )
         self.intake = Intake(
             self.ledger,
@@ -129,10 +130,18 @@ class Scheduler:
             self.estimates,
             self.dispatch,
             clock,
-            node=node.name,
-            reported=reported,
+            files=gangs.files,
         )
-        self._checkpoints = Checkpoints(lambda run: self._checkpoint_of(run))
+        self.arrivals = Arrivals(
+            self.ledger,
+            self.planning,
+            gangs,
+            sights,
+            now=clock.now,
+            set_node=self.set_node,
+            met=self._met_node,
+        )
+        self._last_words = LastWords(lambda run: self._where_of(run))
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._blocked_until_s = -math.inf
         self.policy_record = PolicyRecord(self.planning, self.ledger, lambda: self._inbox.put(lambda: None))
@@ -140,13 +149,17 @@ class Scheduler:
         self._early: dict[str, RunStatus] = {}
         """News that came before it was known what runs."""
         self.meeting = Meeting(
-            executor, self.on_status, lambda known: self.do(partial(self._recover, known)), self._not_met
+            gangs, self.on_status, lambda known: self.do(partial(self._recover, known)), self._not_met
         )
         self._stop = False
         self._leaving = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self.may_come: Callable[[], float] = lambda: 0.0
+        """GPUs of nodes that are not known yet and may join."""
         self.failed: BaseException | None = None
         self._ended: Callable[[], None] = lambda: None
+        jobs = self.book.jobs
+        gangs.expect(expected_of(one, jobs[one.job].spec.grace) for one in self.book.attempts.values())
 
     # -- from other threads -----------------------------------------------------------------------------------
 
@@ -190,23 +203,32 @@ class Scheduler:
 
     def on_status(self, status: RunStatus) -> None:
         """The executor reports (in a thread of its own)."""
-        self._checkpoints.first_look(status, self._take_status)
+        self._last_words.first_look(status, self._take_status)
 
-    def _take_status(self, status: RunStatus, checkpoint_s: float | None) -> None:
+    def _take_status(self, status: RunStatus, words: Words | None) -> None:
         def take() -> None:
-            if checkpoint_s is not None:
-                self.intake.checkpoints[status.run] = checkpoint_s
+            if words is not None:
+                self.intake.words[status.run] = words
             (self._early if self.meeting.unmet else self.intake.statuses)[status.run] = status
 
         self._inbox.put(take)
 
-    def _checkpoint_of(self, run: str) -> tuple[str, str] | None:
-        """(checkpoint, working directory) of a run under way, as its job names them."""
+    def _where_of(self, run: str) -> Where | None:
+        """Where an open attempt leaves what is looked at when it ends: on its master's node. From any thread."""
         attempt = self.intake.attempt_of(run)
         job = None if attempt is None else self.book.jobs.get(attempt.job)
-        if job is None or not job.spec.checkpoint:
+        if job is None or attempt is None:
             return None
-        return job.spec.checkpoint, job.spec.workdir
+        node = attempt.allocation[0][0]
+        try:
+            files = self.gangs.files(node)
+        except ExecutorError:  # gone, and what lay there with it
+            return None
+        return Where(files, node == self.here, job.spec.checkpoint, job.spec.workdir)
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have this done in the scheduler's thread, without waiting for it. From any thread."""
+        self._inbox.put(call)
 
     def checked(self, problem: str) -> None:
         """The store has been checked (in a thread of its own): what is wrong with it."""
@@ -223,12 +245,15 @@ class Scheduler:
 
         self._inbox.put(ask)
 
-    def sampled(self, runs: Mapping[str, RunUsage], gpus: Sequence[Gpu], flags: Sequence[tuple[str, str, str]]) -> None:
-        """The monitor has looked: progress of runs, GPUs whose state changed, flags (run, name, text) of jobs."""
+    def sampled(
+        self, node: str, runs: Mapping[str, RunUsage], gpus: Sequence[Gpu], flags: Sequence[tuple[str, str, str]]
+    ) -> None:
+        """The monitor of a node has looked: progress of runs, GPUs whose state changed, flags (run, name, text) of
+        jobs."""
 
         def safely() -> None:
             try:
-                self.intake.sampled(runs, gpus, flags)
+                self.intake.sampled(node, runs, gpus, flags)
             except StoreError as error:
                 self._trouble("store", str(error))
 
@@ -309,6 +334,7 @@ class Scheduler:
         self.dispatch.retry_s = math.inf
         try:
             writes = self.ledger.writes
+            self.arrivals.write()
             self.intake.take_all(now)
             self.dispatch.watch_freezes(now)
             if self._leaving:
@@ -376,17 +402,35 @@ class Scheduler:
 
     def _recover(self, known: Mapping[str, RunStatus]) -> None:
         """Take up the runs that went on while no scheduler was there."""
-        take_up(known, self.dispatch, self.intake)
-        self.intake.remember_unreleased(known.values())
-        for status in known.values():
-            if self._checkpoints.wants(status):
-                self.on_status(status)
-            else:  # at once: what the executor has said since then is newer, and waits in the inbox
-                self.intake.statuses[status.run] = status
+        self.work.at(self.clock.now())
+        for attempt in self.book.attempts.values():
+            # What it did before it was last frozen; start-up included, which is not known any more.
+            self.work.begin(attempt.job, self.clock.now(), attempt.since_s, done_s=attempt.held_s)
+            if attempt.phase is Phase.FROZEN:
+                self.work.pause(attempt.job, attempt.since_s)
+        self._take_up(known, list(self.book.attempts.values()))
         self.meeting.unmet = ""
         self.intake.statuses |= self._early
         self._early.clear()
         self._inbox.put(lambda: None)
+
+    def _met_node(self, name: str, runs: Sequence[RunStatus]) -> None:
+        """A node has come that records know, after the scheduler began: its runs are taken up."""
+        there = [one for one in self.book.attempts.values() if any(node == name for node, _ in one.allocation)]
+        newest = self.gangs.heard([one.run for one in there])  # since it was asked, more may have been told
+        self._take_up({status.run: status for status in (*runs, *newest)}, there)
+
+    def _take_up(self, known: Mapping[str, RunStatus], attempts: Sequence[Attempt]) -> None:
+        """Those whose nodes are all there: who waits for a node goes on waiting, until it comes or is lost."""
+        waiting = self.gangs.waiting
+        ready = [one for one in attempts if not any(node in waiting for node, _ in one.allocation)]
+        take_up(known, ready, self.dispatch, self.intake)
+        self.intake.remember_unreleased(known.values())
+        for status in known.values():
+            if self._last_words.wants(status):
+                self.on_status(status)
+            else:  # at once: what the executor has said since then is newer, and waits in the inbox
+                self.intake.statuses[status.run] = status
 
     # -- changes from outside, in the scheduler's thread ---------------------------------------------------------
 
@@ -413,8 +457,7 @@ class Scheduler:
             self.ledger.write([("node.changed", None, {"node": node_data(changed)})])
         if state is NodeState.UP:
             well = {(name, gpu.index): Condition(GpuState.OK) for gpu in node.gpus if gpu.state == GpuState.UNHEALTHY}
-            if name == self.node.name:
-                well |= {(name, gpu.index): condition_of(gpu) for gpu in self._on_up()}
+            well |= {(name, gpu.index): condition_of(gpu) for gpu in self._on_up(name)}
             self.ledger.write(self.intake.gpu_states(well))
         self.planning.stale()
         if state is NodeState.DRAINING:

@@ -8,24 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from gpuloom.core.events import Event
-from gpuloom.core.job import NodeState
+from gpuloom.core.job import Attempt, NodeState
+from gpuloom.executors.node import RunFiles
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
+from gpuloom.live.views.pilots import PilotsView
 from gpuloom.store.port import JobQuery
 
 
 @dataclass(frozen=True, slots=True)
-class LogFile:
-    """The log of an attempt. live: it may be written to."""
+class LogOf:
+    """The log of a member of an attempt. member: its rank. node: where its run's files are. live: it may be written
+    to."""
 
     attempt: int
-    path: Path
+    member: int
+    node: str
+    run: str
     live: bool
+
+
+def logs_of(attempt: Attempt, *, live: bool) -> list[LogOf]:
+    """The logs of an attempt, in the order of ranks."""
+    nodes = [node for node, _ in attempt.allocation] or [""]
+    return [
+        LogOf(attempt.number, member, node, run, live)
+        for member, (node, run) in enumerate(zip(nodes, attempt.runs, strict=True))
+    ]
 
 
 class Service(Protocol):
@@ -88,6 +101,10 @@ class Service(Protocol):
         """state: not down; nobody says that of a machine."""
         ...
 
+    def pilots(self) -> PilotsView:
+        """Allocations of Slurm on whose nodes jobs run."""
+        ...
+
     def policy(self) -> PolicyView:
         """The policy in use."""
         ...
@@ -114,8 +131,12 @@ class Service(Protocol):
         """A trace of the past jobs as CSV, for `gpuloom simulate` and `compare`."""
         ...
 
-    def log_files(self, job: int, attempt: int | None = None) -> Sequence[LogFile]:
-        """First first; rotated parts `path.1`, `path.2`, … hold what came before."""
+    def logs(self, job: int, attempt: int | None = None) -> Sequence[LogOf]:
+        """Of all attempts, or of one: the first attempt first, its members in the order of their ranks."""
+        ...
+
+    def files_of(self, log: LogOf) -> RunFiles:
+        """Who reads that log; of a node that is not there, files of which each call says so."""
         ...
 
     def status(self) -> StatusView:

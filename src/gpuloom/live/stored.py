@@ -9,18 +9,21 @@ from typing import Any, NoReturn
 
 from gpuloom.core.errors import NotFoundError
 from gpuloom.core.events import Event
-from gpuloom.core.job import ACTIVE, Attempt, Job, NodeState
-from gpuloom.live.dispatch.launch import log_of
+from gpuloom.core.job import ACTIVE, Attempt, Job, NodeSource, NodeState
+from gpuloom.executors.local_files import LocalFiles
+from gpuloom.executors.no_files import NoFiles
+from gpuloom.executors.node import RunFiles
 from gpuloom.live.parts import DEFAULT_INTERVAL_S
 from gpuloom.live.records.fleet import fleet_of
 from gpuloom.live.records.history import trace_csv
-from gpuloom.live.service import LogFile
+from gpuloom.live.service import LogOf, logs_of
 from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
 from gpuloom.live.views.cluster import executor_view, monitor_view, sharing_view, status_view, store_view, usage_row
-from gpuloom.live.views.jobs import job_view, preemptions_of, show_view
+from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
+from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.store.port import JobQuery, Store, StoreDamagedError
 
 NOBODY = "no scheduler is running"
@@ -32,6 +35,8 @@ class StoredService:
     def __init__(self, store: Store, runs: Path, problem: str) -> None:
         self._store, self._runs, self._problem = store, runs, problem
         self._now_s = time.time()
+        self._nodes: dict[str, NodeSource] | None = None
+        """Where each node comes from, once it was asked."""
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -44,7 +49,7 @@ class StoredService:
     def show(self, job: int) -> ShowView:
         record, attempts = self._get(job), self._store.attempts([job])
         events = self._store.events(job=job, limit=200, newest=True)
-        log = str(log_of(self._runs, attempts[-1].run)) if attempts else ""
+        log = log_place(attempts[-1], self._here) if attempts else ""
         return show_view(self._views([record])[0], record.spec, attempts, events, log)
 
     def events(
@@ -73,11 +78,19 @@ class StoredService:
         interval_s = float(loaded.settings.get("interval_s", DEFAULT_INTERVAL_S))
         return trace_csv(past, interval_s, "" if fleet is None else str(fleet.cluster))
 
-    def log_files(self, job: int, attempt: int | None = None) -> Sequence[LogFile]:
+    def logs(self, job: int, attempt: int | None = None) -> Sequence[LogOf]:
         runs = [run for run in self._store.attempts([job]) if attempt in (None, run.number)]
         if attempt is not None and not runs:
             raise NotFoundError(f"job {job} has no attempt with number {attempt}")
-        return [LogFile(run.number, log_of(self._runs, run.run), live=False) for run in runs]
+        return [log for run in runs for log in logs_of(run, live=False)]
+
+    def files_of(self, log: LogOf) -> RunFiles:
+        return self._here(log.node) or NoFiles(log.node)
+
+    def _here(self, node: str) -> LocalFiles | None:
+        if self._nodes is None:
+            self._nodes = {known.name: known.source for known in self._store.load(recent=0).nodes}
+        return LocalFiles(self._runs) if self._nodes.get(node, NodeSource.HERE) is NodeSource.HERE else None
 
     def status(self) -> StatusView:
         home = self._runs.parent
@@ -139,6 +152,9 @@ class StoredService:
 
     def set_node(self, node: str, state: NodeState, *, reason: str = "") -> NodeView:
         self._refuse()
+
+    def pilots(self) -> PilotsView:
+        return NO_PILOTS
 
     def policy(self) -> PolicyView:
         self._refuse()

@@ -163,36 +163,30 @@ class Upgrades:
     def _movers(self, snapshot: Snapshot, decision: Decision, idle: int, starts_only: bool) -> list[_Mover]:
         """Running jobs that the decision leaves alone and those that it starts, by place, that are faster on models of
         which GPUs stand idle (a bit mask), or will once others have moved."""
-        found: list[tuple[list[int], Placement, int, bool]] = []
-        for jobs, place, starts in self._places(snapshot, decision):
-            if starts_only and not starts:
-                continue
-            wants = self._wanted(jobs, self._pool_of[place.nodes[0]])
-            if wants and all(snapshot.may_move(job) for job in jobs):
-                found.append((jobs, place, wants, starts))
+        found = list(self._candidates(snapshot, decision, starts_only))
         before = 0
         while idle != before:
             before = idle
-            for _, place, wants, _ in found:
+            for _, _, pool, wants, _ in found:
                 if wants & before:
-                    idle |= 1 << self._pool_of[place.nodes[0]]
+                    idle |= 1 << pool
         return [
             self._mover(snapshot, decision, jobs, place, wants & idle, starts)
-            for jobs, place, wants, starts in found
+            for jobs, place, _, wants, starts in found
             if wants & idle
         ]
 
     def _look_s(self, snapshot: Snapshot, decision: Decision, pools: list[Pool], idle: int) -> float:
         """When to look again where nobody moves now, as nobody starts and running jobs must stay."""
         look_s = math.inf
-        for jobs, place, _ in self._places(snapshot, decision):
-            wants = self._wanted(jobs, self._pool_of[place.nodes[0]]) & idle
-            if not wants or not all(snapshot.may_move(job) for job in jobs):
+        rooms = list(enumerate(pools))
+        for jobs, place, _, wanted, _ in self._candidates(snapshot, decision):
+            wants, gpus = wanted & idle, place.gpus
+            fitting = [(pool, room) for pool, room in rooms if wants >> pool & 1 and room.fits(gpus)] if wants else ()
+            if not fitting:
                 continue
             mover = self._mover(snapshot, decision, jobs, place, wants, starts=False)
-            for pool, room in enumerate(pools):
-                if not wants >> pool & 1 or not room.fits(mover.gpus):
-                    continue
+            for pool, room in fitting:
                 ratio = self._ratio(snapshot, mover, pool)
                 if ratio <= 1.0:
                     continue
@@ -205,17 +199,35 @@ class Upgrades:
                         return snapshot.now_s
         return look_s
 
-    def _places(self, snapshot: Snapshot, decision: Decision) -> Iterator[tuple[list[int], Placement, bool]]:
-        """Jobs by place: those that run and are left alone, then those that start (True)."""
-        run, wait, placements = decision.run, set(decision.wait), snapshot.placements
-        if self._sharing is None:
-            for job, placement in placements.items():
-                if job not in run and job not in wait:
-                    yield [job], placement, False
-            for job, placement in run.items():
-                if job not in placements:
-                    yield [job], placement, True
+    def _candidates(
+        self, snapshot: Snapshot, decision: Decision, starts_only: bool = False
+    ) -> Iterator[tuple[list[int], Placement, int, int, bool]]:
+        """Those who are faster on other models and may move there: jobs on one place, its GPU model, the models that
+        they want, whether they start now. First those that run and are left alone."""
+        if self._sharing is not None:
+            for jobs, place, starts in self._places(snapshot, decision):
+                pool = self._pool_of[place.nodes[0]]
+                wants = self._wanted(jobs, pool)
+                if wants and (starts or not starts_only) and all(snapshot.may_move(job) for job in jobs):
+                    yield jobs, place, pool, wants, starts
             return
+        run, placements, pool_of, wanted = decision.run, snapshot.placements, self._pool_of, self._faster.item
+        stays = {*run, *decision.wait}
+        for job, placement in () if starts_only else placements.items():
+            pool = pool_of[placement.nodes[0]]
+            wants = wanted(job, pool)
+            if wants and job not in stays and snapshot.may_move(job):
+                yield [job], placement, pool, wants, False
+        for job, placement in run.items():
+            if job not in placements:
+                pool = pool_of[placement.nodes[0]]
+                wants = wanted(job, pool)
+                if wants and snapshot.may_move(job):
+                    yield [job], placement, pool, wants, True
+
+    def _places(self, snapshot: Snapshot, decision: Decision) -> Iterator[tuple[list[int], Placement, bool]]:
+        """Jobs that share GPUs by place: those that run and are left alone, then those that start (True)."""
+        run, wait, placements = decision.run, set(decision.wait), snapshot.placements
         together: dict[Place, list[int]] = {}
         begun: dict[Place, list[int]] = {}
         changed = {place_of(placement) for placement in run.values()}

@@ -84,6 +84,8 @@ class Capabilities:
 
     max_jobs_per_gpu: int = 1
     """How many jobs may hold a GPU at once, each on a sharing layer of its own."""
+    shares_with: str = ""
+    """The parameter with which it shares GPUs, if it does so only then."""
     periodic: bool = False
     """Priorities change as time passes: wants to be asked at every scheduling interval, even if nothing happened."""
     spills_memory: bool = False

@@ -76,6 +76,7 @@ class Gavel(Policy):
         paper="Narayanan et al., OSDI'20",
         weights="shares by weight (most objectives)",
     )
+    shares_with = "packed"
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("objective", "max_min_fairness", _objective, f"one of {', '.join(OBJECTIVES)}"),
         Parameter("round", 360.0, duration, "length of a round", "6m"),

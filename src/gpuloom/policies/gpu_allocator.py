@@ -17,9 +17,11 @@ is looked at again then.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
@@ -29,6 +31,7 @@ from gpuloom.placement.shapes import shapes_of, speeds_by_pool
 from gpuloom.scaling.choose import LEAST, Chosen, Options, choose, improve
 from gpuloom.scaling.lending import Lending, Pieces
 
+Pays = Callable[[NDArray[np.bool_]], float]
 LEAST_WEIGHT = 1e-6
 """No job's weight counts as less, over the largest of those that run."""
 AFTER_S = 1.0
@@ -62,6 +65,11 @@ class GpuAllocator:
         self._size_of = {
             size: index for index, size in enumerate(self._options.gpus[self._options.model == 0].tolist())
         }
+        self._fewest = [
+            math.ceil(size / self._node_gpus[model])
+            for size, model in zip(self._options.gpus.tolist(), self._options.model.tolist(), strict=True)
+        ]
+        """By option: on how many nodes it lies at least."""
         self._kind_of: dict[int, int] = {}
         self._kinds: dict[tuple[Any, ...], int] = {}
         self._speed: list[F8] = []
@@ -147,33 +155,37 @@ class GpuAllocator:
 
     def _model(self, job: int) -> int:
         """The GPU model that the job runs on."""
+        if self._options.models == 1:
+            return 0
         return self.lending.pool_of[next(iter(self.lending.held[job]))]
 
     def _present(self, jobs: list[int]) -> Chosen:
         """The options that the jobs have now."""
         size_of, gpus = self._size_of, self.lending.gpus
+        if self._options.models == 1:
+            return np.array([size_of[gpus[job]] for job in jobs], dtype=np.intp)
         return np.array([self._model(job) * len(size_of) + size_of[gpus[job]] for job in jobs], dtype=np.intp)
 
-    def _worth(self, snapshot: Snapshot, jobs: list[int], quiet_s: float) -> tuple[F8, F8, F8]:
+    def _worth(self, snapshot: Snapshot, jobs: list[int], quiet_s: float) -> tuple[F8, F8, Pays]:
         """Of each option to each job, shape (jobs, options): its worth over the present one, its speed over the present
-        one, and in how many seconds it will pay if nothing happens (0: now; infinity: never)."""
+        one; and when those will pay that do not yet."""
         lending = self.lending
         speed, utility = self._rows(jobs)
         present = self._present(jobs)
-        now = np.array(
-            [
-                self.speed(job, lending.gpus[job], len(lending.held[job]), model)
-                for job, model in zip(jobs, self._options.model[present].tolist(), strict=True)
-            ]
-        )[:, None]
-        fresh = np.array([job in lending.run for job in jobs])[:, None]
+        rows = np.arange(len(jobs))
+        now = speed[rows, present][:, None]
+        for row, (job, option) in enumerate(zip(jobs, present.tolist(), strict=True)):
+            nodes = len(lending.held[job])
+            if nodes != self._fewest[option]:
+                now[row] = self.speed(job, lending.gpus[job], nodes, self._options.model.item(option))
         if self._own_weight is not None:
             self._unit = float(self._own_weight[jobs].max())
         weight = np.array([self._weight(job) for job in jobs])[:, None]
-        restart = np.array([snapshot.restart_overhead_s[job] for job in jobs])[:, None]
-        resize = np.array([snapshot.resize_overhead_s[job] for job in jobs])[:, None]
-        here = self._options.model[None, :] == self._options.model[present][:, None]
-        cost_s = np.where(here, resize, restart)
+        cost_s = np.array([snapshot.resize_overhead_s[job] for job in jobs])[:, None]
+        if self._options.models > 1:
+            restart = np.array([snapshot.restart_overhead_s[job] for job in jobs])[:, None]
+            here = self._options.model[None, :] == self._options.model[present][:, None]
+            cost_s = np.where(here, cost_s, restart)
         most_s = max(self._horizon_s, quiet_s)
         if self._known:
             lasts_s = np.array([snapshot.predicted_end_s(job) - snapshot.now_s for job in jobs])[:, None]
@@ -185,22 +197,28 @@ class GpuAllocator:
             lost = np.minimum(speed, now) * slope * cost_s
             time_s = np.maximum(np.minimum(lasts_s, most_s), 1e-3)
             worth = (gain * np.maximum(time_s - cost_s, 0.0) - lost) / time_s
-            needs_s = cost_s + lost / gain
-        worth = np.where(fresh, gain, worth)
+        fresh = [row for row, job in enumerate(jobs) if job in lending.run]
+        worth[fresh] = gain[fresh]
         pays = worth > LEAST
         worth = weight * worth
-        rows = np.arange(len(jobs))
         worth[rows, present] = 0.0
         worth[~(speed > 0)] = -np.inf
         # GPUs given back in this very call are not asked for again; such a job keeps what it has.
         stuck = [row for row, job in enumerate(jobs) if job in lending.reclaimed]
         worth[stuck] = -np.inf
         worth[stuck, present[stuck]] = 0.0
-        # Time passes for the job and for the state of things: it has been quiet for as long as nothing happened.
-        later = np.where(needs_s > most_s, needs_s - quiet_s, 0.0)
-        later = np.full(worth.shape, np.inf) if self._known else np.maximum(later, needs_s - lasts_s)
-        with np.errstate(invalid="ignore"):
-            pays_s = np.where((gain > 0) & np.isfinite(worth), np.where(pays, 0.0, np.maximum(later, 1e-6)), np.inf)
+
+        def pays_s(open_: NDArray[np.bool_]) -> float:
+            """In how many seconds the first of these options will pay if nothing happens; infinity: never."""
+            open_ = open_ & (gain > 0) & ~pays & np.isfinite(worth)
+            if self._known or not open_.any():
+                return math.inf
+            # Time passes for the job and for the state of things: it has been quiet for as long as nothing happened.
+            needs_s = (np.broadcast_to(cost_s, gain.shape)[open_]) + lost[open_] / gain[open_]
+            later = np.where(needs_s > most_s, needs_s - quiet_s, 0.0)
+            later = np.maximum(later, needs_s - np.broadcast_to(lasts_s, gain.shape)[open_])
+            return float(np.maximum(later, 1e-6).min())
+
         return worth, speed / now, pays_s
 
     # -- who gets them --------------------------------------------------------------------------------------
@@ -227,7 +245,9 @@ class GpuAllocator:
         capacity = options.used(present)
         for node, mask in enumerate(lending.free):
             capacity[lending.pool_of[node]] += mask.bit_count()
-        if shift:
+        if not (worth > 0.0).any():
+            chosen = present
+        elif shift:
             # A little faster is not worth what others lose; on GPUs that are free it is.
             fresh = np.array([job in lending.run for job in jobs])[:, None]
             firm = np.where((ratio > 1.0) & (ratio < self._least) & ~fresh, -np.inf, worth)
@@ -242,9 +262,7 @@ class GpuAllocator:
         left = capacity - options.used(chosen)
         same = options.model[None, :] == options.model[chosen][:, None]
         more = options.gpus[None, :] - np.where(same, options.gpus[chosen][:, None], 0.0)
-        open_s = pays_s[(more <= left[options.model][None, :]) & (pays_s > 0.0)]
-        if len(open_s):
-            self.look_s = snapshot.now_s + float(open_s.min()) + AFTER_S
+        self.look_s = snapshot.now_s + pays_s(more <= left[options.model][None, :]) + AFTER_S
         return not shift or bool(lending.reclaimed)
 
     def _settled(self, jobs: list[int], *, shift: bool) -> bool:

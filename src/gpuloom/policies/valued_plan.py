@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from gpuloom.placement.pool import Pool, pool_of_node, pools_of
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool, speeds_on
 from gpuloom.placement.shared import SharedPlacer
 from gpuloom.policies.valued_rooms import Filling, Jobs
+from gpuloom.policies.valued_score import Score
 from gpuloom.policies.weaving import group_times, smallest_memory_mib
 from gpuloom.solvers.assignment import assign
 
@@ -41,6 +42,14 @@ _LOOKED_AT = 4.0
 
 Plan = tuple[list[Group], list[Placement]]
 """Groups, and where each is."""
+
+
+class _Held(NamedTuple):
+    """What the jobs that run have: the first ones of a plan."""
+
+    pools: list[int]
+    keeps: F8
+    """The share of its worth that each keeps where it must start again, shape (jobs that run, 1)."""
 
 
 class Worth(Protocol):
@@ -150,8 +159,7 @@ class Planner:
             self._waiting.update(dict.fromkeys((*snapshot.evicted, *snapshot.arrived)))
         if not snapshot.may_preempt:
             return self._fill_free(snapshot, memory)
-        held = snapshot.placements
-        if not held and not self._waiting:
+        if not snapshot.placements and not self._waiting:
             return NOTHING
         together = self._placer.together(snapshot)
         if not self._waiting and self._speed_by_pool is None and all(len(jobs) == 1 for jobs in together.values()):
@@ -161,26 +169,45 @@ class Planner:
             rooms = self._placer.empty_pools(snapshot)
             paired, places = self._paired(self._pairing, snapshot, rooms, jobs, value, together.values())
             return self._settled(self._placer.settle(snapshot, paired, places, together))
-        groups, places = self._all_anew(snapshot, jobs, value)
+        held = self._held(snapshot, jobs)
+        groups, places = self._all_anew(snapshot, jobs, value, held)
         if self._horizon_s < float("inf"):
-            groups, places = self._best_plan(snapshot, together, jobs, value, (groups, places))
+            groups, places = self._best_plan(snapshot, together, jobs, value, held, (groups, places))
         self._filling.trim(groups, together.values())
         return self._settled(self._placer.settle(snapshot, [tuple(group.jobs) for group in groups], places, together))
 
-    def _best_plan(self, snapshot: Snapshot, together: dict[Any, list[int]], jobs: Jobs, value: F8, anew: Plan) -> Plan:
+    def _best_plan(
+        self,
+        snapshot: Snapshot,
+        together: dict[Any, list[int]],
+        jobs: Jobs,
+        value: F8,
+        held: _Held,
+        anew: Plan,
+    ) -> Plan:
         """Step 4: to go on, to go on with single changes between GPU models, or all anew."""
         groups, places, rooms = self._kept(snapshot, together, jobs, value)
         plans = [(groups, places)]
         if self._crosses:
             changed, their_places = [group.copy() for group in groups], places[:]
-            self._across(snapshot, jobs, value, rooms, changed, their_places)
+            self._across(jobs, value, held, rooms, changed, their_places)
             plans.append((changed, their_places))
-        best, found = self._score(snapshot, groups, places, together), plans[0]
+        score = Score(
+            snapshot,
+            together,
+            jobs,
+            value,
+            self._solo_s,
+            self._speed_by_pool,
+            self._pool_of_node,
+            self._horizon_s,
+        )
+        best, found = score.of(groups, places), plans[0]
         for plan in (*plans[1:], anew):
-            score = self._score(snapshot, *plan, together)
+            worth = score.of(*plan)
             # Equal but for rounding (like jobs that swap partners) is not better.
-            if score > best * (1.0 + _BETTER):
-                best, found = score, plan
+            if worth > best * (1.0 + _BETTER):
+                best, found = worth, plan
         return found
 
     def _settled(self, decision: Decision) -> Decision:
@@ -316,13 +343,13 @@ class Planner:
         worth -= own * np.log(np.maximum(speed[jobs].max(axis=1), _BETTER))
         return worth
 
-    def _all_anew(self, snapshot: Snapshot, jobs: Jobs, value: F8) -> tuple[list[Group], list[Placement]]:
+    def _all_anew(self, snapshot: Snapshot, jobs: Jobs, value: F8, held: _Held) -> tuple[list[Group], list[Placement]]:
         """Step 3, as if no job ran."""
         rooms = self._placer.empty_pools(snapshot)
         groups: list[Group] = []
         places: list[Placement] = []
         dealt_out = False
-        best = self._best_pools(jobs, value, rooms, self._pools_held(snapshot), snapshot.restart_overhead_s)
+        best = self._best_pools(jobs, value, rooms, held)
         if sum_ints(self._tables[shape].gpus for shape in self._shape_of[jobs].tolist()) > sum_ints(
             room.free_gpus for room in rooms
         ):
@@ -345,7 +372,7 @@ class Planner:
         # What is left over is for the most valuable groups, or to split groups: those dealt out are not the best alone.
         self._filling.fill_rooms(rooms, jobs, value, groups, places, alone=not dealt_out, best=best)
         if self._crosses:
-            self._across(snapshot, jobs, value, rooms, groups, places)
+            self._across(jobs, value, held, rooms, groups, places)
         by_shape: dict[tuple[int, int], list[Group]] = {}
         for group, place in zip(groups, places, strict=True):
             by_shape.setdefault((group.shape, self._pool_of_node[place.nodes[0]]), []).append(group)
@@ -356,9 +383,9 @@ class Planner:
 
     def _across(
         self,
-        snapshot: Snapshot,
         jobs: Jobs,
         value: F8,
+        held: _Held,
         rooms: Sequence[Pool],
         groups: list[Group],
         places: list[Placement],
@@ -367,7 +394,7 @@ class Planner:
         speed = self._speed_by_pool
         if speed is None:
             return
-        worth = self._by_pool(jobs, value, speed, self._pools_held(snapshot), snapshot.restart_overhead_s)
+        worth = self._by_pool(jobs, value, speed, held)
         by_job = dict(zip(jobs.tolist(), worth.tolist(), strict=True))
         spread(groups, places, by_job, rooms, self._pool_of_node, self._tables_of, [s.pools for s in self._shapes])
         plain = dict(zip(jobs.tolist(), value.tolist(), strict=True))
@@ -395,14 +422,13 @@ class Planner:
         jobs: Jobs,
         value: F8,
         rooms: Sequence[Pool],
-        held: Sequence[int] = (),
-        start_s: Sequence[float] = (),
+        held: _Held | None = None,
     ) -> NDArray[np.intp] | None:
-        """The pool that each job should be in; None where that does not matter. `held`, `start_s`: see `_by_pool`."""
+        """The pool that each job should be in; None where that does not matter. `held`: see `_by_pool`."""
         speed = self._speed_by_pool
         if speed is None:
             return None
-        worth = self._by_pool(jobs, value / self._solo_s[jobs], speed, held, start_s)
+        worth = self._by_pool(jobs, value / self._solo_s[jobs], speed, held)
         free = np.array([room.free_gpus for room in rooms], dtype=np.float64)
         # Jobs that all fit alone will run alone.
         demand = self._gpus[jobs]
@@ -410,24 +436,24 @@ class Planner:
             demand = demand * self._thrift(jobs)
         return assign(worth, demand, free)
 
-    def _pools_held(self, snapshot: Snapshot) -> list[int]:
-        """The pools of the jobs that run, in their order."""
-        return [self._pool_of_node[place.nodes[0]] for place in snapshot.placements.values()]
+    def _held(self, snapshot: Snapshot, jobs: Jobs) -> _Held:
+        """`jobs`: those that run come first, in their order."""
+        pools = [self._pool_of_node[place.nodes[0]] for place in snapshot.placements.values()]
+        start_s = snapshot.restart_overhead_s
+        return self._held_at(pools, [start_s[job] for job in jobs[: len(pools)].tolist()])
 
-    def _by_pool(self, jobs: Jobs, value: F8, speed: F8, held: Sequence[int], start_s: Sequence[float]) -> F8:
-        """`value` times the speed in each pool: shape (jobs, pools).
+    def _held_at(self, pools: list[int], start_s: list[float]) -> _Held:
+        return _Held(pools, 1.0 - np.minimum(np.array(start_s) / self._horizon_s, 1.0)[:, None])
 
-        Args:
-            held: pools of the first jobs, which run there: in others they must start again.
-            start_s: what a start costs, by job.
-        """
+    def _by_pool(self, jobs: Jobs, value: F8, speed: F8, held: _Held | None) -> F8:
+        """`value` times the speed in each pool: shape (jobs, pools). The first jobs are held: in other pools than their
+        own they must start again."""
         worth: F8 = value[:, None] * speed[jobs]
-        if held:
-            rows = np.arange(len(held))
-            here = worth[rows, held]
-            costs = np.array([start_s[job] for job in jobs[: len(held)].tolist()])
-            worth[: len(held)] *= 1.0 - np.minimum(costs / self._horizon_s, 1.0)[:, None]
-            worth[rows, held] = here
+        if held is not None and held.pools:
+            rows = np.arange(len(held.pools))
+            here = worth[rows, held.pools]
+            worth[: len(held.pools)] *= held.keeps
+            worth[rows, held.pools] = here
         return worth
 
     def _thrift(self, jobs: Jobs) -> F8:
@@ -464,26 +490,8 @@ class Planner:
             groups.append(Group(self._tables_of[pool][shape], shape, members[:], columns, values))
             places.append(Placement(nodes, masks))
         rooms = pools_of(snapshot.cluster, snapshot.idle_masks)
-        rest = np.fromiter((job in self._waiting for job in jobs.tolist()), dtype=bool, count=len(jobs))
-        best = self._best_pools(jobs[rest], value[rest], rooms)
-        self._filling.fill_rooms(rooms, jobs[rest], value[rest], groups, places, best=best)
+        if any(room.free_gpus for room in rooms):
+            rest = np.fromiter((job in self._waiting for job in jobs.tolist()), dtype=bool, count=len(jobs))
+            best = self._best_pools(jobs[rest], value[rest], rooms)
+            self._filling.fill_rooms(rooms, jobs[rest], value[rest], groups, places, best=best)
         return groups, places, rooms
-
-    def _score(
-        self,
-        snapshot: Snapshot,
-        groups: Sequence[Group],
-        places: Sequence[Placement],
-        running: Mapping[Any, Sequence[int]],
-    ) -> float:
-        """Value per second of the groups, less what starting the new ones costs within the horizon."""
-        pool_of, anywhere = self._pool_of_node, self._speed_by_pool is None
-        same = {(frozenset(jobs), 0 if anywhere else pool_of[nodes[0]]) for (nodes, _), jobs in running.items()}
-        start_s = snapshot.restart_overhead_s
-        score = 0.0
-        for group, place in zip(groups, places, strict=True):
-            value = group.value
-            if (frozenset(group.jobs), 0 if anywhere else pool_of[place.nodes[0]]) not in same:
-                value *= 1.0 - min(sum_floats([start_s[job] for job in group.jobs]) / self._horizon_s, 1.0)
-            score += value
-        return score

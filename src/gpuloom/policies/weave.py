@@ -11,7 +11,8 @@ restarts and resizes cost. It is told no durations (`durations=known`: it is, as
     3. With whom: groups by value on the nodes of each model (`interleave/valued.py`), jobs of which nothing is known
        alone. Then members change between the models (`interleave/across.py`).
     4. When: what runs goes on unless the new plan is worth more within `horizon`, restarts and moves between GPU
-       models paid. Jobs move to faster GPUs that are idle even then if they end sooner so (`placement/upgrades.py`).
+       models paid (`policies/valued_score.py`). Jobs move to faster GPUs that are idle even then if they end sooner so
+       (`placement/upgrades.py`).
     5. How many: jobs that can be of several sizes enter 1 to 4 at their smallest, and alone if they ask for more: stage
        times and pairs were measured at the size that they ask for. GPUs that are left over go where they bring most
        (`policies/elastic_goodput.py`), and come back as soon as a job can start on them.

@@ -12,6 +12,7 @@ branch and bound.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +79,7 @@ def prices(options: Options, value: F8, capacity: F8) -> F8:
     """Price per GPU of each model at which those who want it most just fill it: shape (models,)."""
     found = np.zeros(options.models)
     if options.models == 1:
-        found[0] = _price(value, options.gpus, np.full(len(value), -np.inf), float(capacity[0]))
+        found[0] = _only_price(value, options.gpus, float(capacity[0]))
         return found
     columns = [np.flatnonzero(options.model == model) for model in range(options.models)]
     for _ in range(SWEEPS):
@@ -108,7 +109,28 @@ def _price(value: F8, gpus: F8, other: F8, capacity: float) -> float:
     finite = np.where(np.isfinite(value), value, np.nan)
     with np.errstate(invalid="ignore"):
         spread = np.nanmax(finite) - min(np.nanmin(finite), float(other[np.isfinite(other)].min(initial=0.0)))
-    low, high = 0.0, float(spread) + LEAST
+    return _bisected(demand, float(spread) + LEAST, capacity)
+
+
+def _only_price(value: F8, gpus: F8, capacity: float) -> float:
+    """The price where there is one model: as `_price` with nothing elsewhere, in fewer steps."""
+    finite = value > -np.inf
+    some = finite.any(axis=1)
+    if not some.all():
+        value, finite = value[some], finite[some]
+
+    def demand(price: float) -> float:
+        return float(np.add.reduce(gpus.take((value - price * gpus).argmax(axis=1))))
+
+    if not len(value) or demand(0.0) <= capacity:
+        return 0.0
+    least = float(np.where(finite, value, np.inf).min())
+    return _bisected(demand, float(value.max()) - min(least, 0.0) + LEAST, capacity)
+
+
+def _bisected(demand: Callable[[float], float], high: float, capacity: float) -> float:
+    """The least price up to `high` at which no more is wanted than there is, to `STEPS` bits."""
+    low = 0.0
     for _ in range(STEPS):
         middle = (low + high) / 2
         if demand(middle) > capacity:
@@ -153,6 +175,8 @@ def _seat(options: Options, value: F8, capacity: F8, price: F8) -> Chosen | None
 def improve(options: Options, value: F8, capacity: F8, start: Chosen) -> Chosen:
     """Single jobs take better options that fit into what is left over, those that gain most per GPU first, while any
     gains."""
+    if options.models == 1:
+        return _improve_one(options.gpus, value, float(capacity[0]), start)
     chosen = start.copy()
     left = capacity - options.used(chosen)
     if not len(chosen):
@@ -166,8 +190,6 @@ def improve(options: Options, value: F8, capacity: F8, start: Chosen) -> Chosen:
         return chosen
     rate = np.where(gains, gain / np.maximum(more, 1.0), -np.inf)
     for _ in range(8 * len(chosen)):
-        if left.max(initial=0.0) <= 0.0 and options.models == 1:
-            break
         open_ = np.where(more > left[options.model], -np.inf, rate)
         best = int(open_.argmax())
         if open_.flat[best] == -np.inf:
@@ -177,6 +199,34 @@ def improve(options: Options, value: F8, capacity: F8, start: Chosen) -> Chosen:
         chosen[job] = option
         left[options.model[option]] -= options.gpus[option]
         more[job] = options.gpus - np.where(options.model == options.model[option], options.gpus[option], 0.0)
+        gain = value[job] - value[job, option]
+        rate[job] = np.where(gain > LEAST, gain / np.maximum(more[job], 1.0), -np.inf)
+    return chosen
+
+
+def _improve_one(gpus: F8, value: F8, capacity: float, start: Chosen) -> Chosen:
+    """As `improve` where there is one model."""
+    chosen = start.copy()
+    left = capacity - float(gpus[chosen].sum())
+    if left <= 0.0 or not len(chosen):
+        return chosen
+    more = gpus - gpus[chosen][:, None]
+    gain = value - value[np.arange(len(chosen)), chosen][:, None]
+    gains = gain > LEAST
+    if not gains.any():
+        return chosen
+    rate = np.where(gains, gain / np.maximum(more, 1.0), -np.inf)
+    for _ in range(8 * len(chosen)):
+        open_ = np.where(more > left, -np.inf, rate)
+        best = int(open_.argmax())
+        if open_.item(best) == -np.inf:
+            break
+        job, option = divmod(best, len(gpus))
+        chosen[job] = option
+        left -= more.item(best)
+        if left <= 0.0:
+            break
+        more[job] = gpus - gpus[option]
         gain = value[job] - value[job, option]
         rate[job] = np.where(gain > LEAST, gain / np.maximum(more[job], 1.0), -np.inf)
     return chosen

@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI
 import gpuloom
 from gpuloom.live.service import Service
 from gpuloom.server import openapi, problems
-from gpuloom.server.context import Context, LogReader, os_user
+from gpuloom.server.context import Context, os_user
 from gpuloom.server.guard import Guard
 from gpuloom.server.parameters import known_only
 from gpuloom.server.routes import cluster, events, front, jobs, scheduler
@@ -25,7 +25,6 @@ def make_app(
     service: Service,
     *,
     token: str | None,
-    logs: LogReader,
     hosts: Iterable[str] = ("localhost",),
     default_user: str | None = None,
     most_bytes: int = MOST_BYTES,
@@ -45,7 +44,7 @@ def make_app(
         dependencies=[Depends(known_only)],
     )
     hub = Hub(service)
-    context = Context(service, logs, hub, default_user or os_user())
+    context = Context(service, hub, default_user or os_user())
     app.state.hub = hub
     routers = [
         front.router(),

@@ -128,7 +128,7 @@ class Guarded(H11Protocol):
         super().__init__(*arguments, **named)
         self._connections = connections
         self.peer: Peer = ("address", "")
-        self._known = False
+        self._known = self._linked = False
         self._phase: object = h11.IDLE
         self._since = self._made = self.loop.time()
         self._received = 0
@@ -141,10 +141,24 @@ class Guarded(H11Protocol):
             self._known = True
             self._connections.know(self)
 
+    def linked(self) -> None:
+        """It is a node's link from now on: no more of HTTP, and never idle."""
+        self._linked = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def left(self) -> None:
+        """What has taken it over (a node's link) is gone."""
+        self._connections.leave(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     @property
     def idle(self) -> bool:
         """Whether it waits for a next request."""
-        return self._known and (self.cycle is None or self.cycle.response_complete)
+        return self._known and not self._linked and (self.cycle is None or self.cycle.response_complete)
 
     # -- as the event loop and uvicorn call it ----------------------------------------------------------------------
 
@@ -161,6 +175,8 @@ class Guarded(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._linked:  # this was its request
+            return
         phase = self.conn.their_state
         if phase is not self._phase or phase not in (h11.IDLE, h11.SEND_BODY):
             self._phase, self._since, self._received = phase, self.loop.time(), 0

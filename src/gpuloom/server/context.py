@@ -5,31 +5,17 @@ from __future__ import annotations
 import getpass
 import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 from gpuloom.live.service import Service
 from gpuloom.server.problems import ProblemError
 from gpuloom.server.sse import Hub
 
 
-class LogReader(Protocol):
-    """Reads a run's log: the bytes from `offset` on (None: from the first that is left), at most `max_bytes`, and the
-    offset after them. Offsets count over rotated parts; where the first bytes are gone it goes on at the first left.
-    tail_lines: the last lines instead; 0 gives no bytes and the offset of the end. Where there is no
-    log yet: no bytes, offset 0."""
-
-    def __call__(
-        self, directory: Path, offset: int | None, tail_lines: int | None, max_bytes: int
-    ) -> tuple[bytes, int]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The scheduler, its logs, its followers, and the user that requests without a name act for."""
+    """The scheduler, its followers, and the user that requests without a name act for."""
 
     service: Service
-    logs: LogReader
     hub: Hub
     default_user: str
 

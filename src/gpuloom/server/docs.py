@@ -24,6 +24,7 @@ from gpuloom.live.views.answers import (
     UsageList,
     WhyView,
 )
+from gpuloom.live.views.pilots import PilotsView
 from gpuloom.server.encoded import JsonResponse
 from gpuloom.server.problems import TITLES
 from gpuloom.server.shapes import name_of, ref
@@ -268,10 +269,14 @@ log = _route(
         "X-Gpuloom-Start": {"schema": {"type": "integer"}, "description": "Offset of the first byte."},
         "X-Gpuloom-Offset": {"schema": {"type": "integer"}, "description": "Offset after the last byte."},
         "X-Gpuloom-Ended": {"schema": {"type": "boolean"}, "description": "The log ends at this offset."},
+        "X-Gpuloom-Member": {"schema": {"type": "integer"}, "description": "Of a gang: the member whose log it is."},
+        "X-Gpuloom-Members": {"schema": {"type": "integer"}, "description": "Of a gang: how many members there are."},
+        "X-Gpuloom-Node": {"schema": {"type": "string"}, "description": "Of a gang: the node, percent-encoded."},
     },
-    problems=(404,),
+    problems=(404, 504),
     description="As text/event-stream it follows the log over all further attempts until the job ends: events `log`, "
-    "`attempt`, `end`; ids are ATTEMPT:OFFSET, to resume by Last-Event-ID.",
+    "`attempt`, `end`; ids are ATTEMPT:OFFSET, to resume by Last-Event-ID. Of a gang it follows all members unless one "
+    "is named; ids are ATTEMPT:OFFSET,OFFSET,… then.",
 )  # fmt: skip
 events = _route(
     "list_events",
@@ -295,6 +300,7 @@ set_node = _route(
     problems=(404,),
     tags=["cluster"],
 )
+pilots = _route("list_pilots", "Allocations of Slurm on whose nodes jobs run.", PilotsView, tags=["cluster"])
 policy = _route("get_policy", "The scheduling policy.", PolicyView, tags=["cluster"])
 set_policy = _route(
     "set_policy",

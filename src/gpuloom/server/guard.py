@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from email.utils import formatdate
 
@@ -64,7 +64,7 @@ class Guard:
         if sum(len(name) + len(value) for name, value in headers.items()) > HEADER_BYTES:
             raise ProblemError("headers-too-large", f"at most {HEADER_BYTES:,} bytes of headers are allowed")
         host = headers.get(b"host", b"").decode("latin-1")
-        if self.hosts and not self._is_own_host(host):
+        if self.hosts and not is_own_host(host, self.hosts):
             shown = ", ".join(sorted(self.hosts))
             raise ProblemError("wrong-host", f"the Host header is {host!r}; this scheduler is reached as {shown}")
         origin = headers.get(b"origin")
@@ -81,16 +81,6 @@ class Guard:
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.most:
             raise self._too_large()
-
-    def _is_own_host(self, header: str) -> bool:
-        host = header.lower()
-        host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if host in self.hosts:
-            return True
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
 
     def _limited(self, receive: Receive, most: int) -> Receive:
         seen = 0
@@ -112,6 +102,18 @@ class Guard:
             f"a body may have at most {self.most:,} bytes: send fewer jobs at once",
             headers={"Connection": "close"},
         )
+
+
+def is_own_host(header: str, hosts: Collection[str]) -> bool:
+    """Whether a Host header names a loopback address, or one of these."""
+    host = header.lower()
+    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if host in hosts:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 async def _drained(receive: Receive, headers: dict[bytes, bytes]) -> None:

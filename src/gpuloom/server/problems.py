@@ -26,6 +26,7 @@ from gpuloom.core.errors import (
 )
 from gpuloom.core.words import did_you_mean
 from gpuloom.executors.logs import NoLogError
+from gpuloom.executors.port import ExecutorError
 from gpuloom.live.submission.spec import said_of
 from gpuloom.live.views.answers import KindOfProblem, Problem, type_of
 from gpuloom.server.encoded import JsonResponse
@@ -59,6 +60,7 @@ TITLES: Mapping[KindOfProblem, tuple[int, str]] = {
     "headers-too-large": (431, "The headers are too large"),
     "internal-error": (500, "The scheduler failed"),
     "store-unavailable": (503, "The store can't be used"),
+    "node-unreachable": (504, "The node can't be asked"),
 }
 """By last part of the type ('urn:gpuloom:problem:…'): status and title."""
 
@@ -70,6 +72,7 @@ _OF_ERROR: Sequence[tuple[type[GpuloomError], KindOfProblem]] = (
     (InvalidTransition, "conflict"),
     (StoreError, "store-unavailable"),
     (InputError, "invalid-input"),
+    (ExecutorError, "node-unreachable"),
 )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpuloom.executors.logs import read_log
 from gpuloom.live.stored import StoredService
 from gpuloom.server.run import Listening, serve
 from gpuloom.store.faults import damaged_text
@@ -47,7 +46,7 @@ def readable(home: Path) -> Iterator[tuple[str, str, str] | None]:
 
         def run() -> None:
             try:
-                serve(StoredService(store, found.runs, problem), token=token, logs=read_log, on_ready=on_ready)
+                serve(StoredService(store, found.runs, problem), token=token, on_ready=on_ready)
             finally:
                 ready.set()
 

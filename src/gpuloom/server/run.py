@@ -24,12 +24,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from gpuloom.core.errors import InputError
-from gpuloom.executors.logs import read_log
+from gpuloom.fleet.certificates import Certificate
 from gpuloom.live.service import Service
 from gpuloom.server.app import make_app
 from gpuloom.server.auth import check_token
 from gpuloom.server.connections import MOST, Connections, Guarded
-from gpuloom.server.context import LogReader
+from gpuloom.server.node_link import LinkProtocol, Nodes
 from gpuloom.server.problems import HEADER_BYTES
 
 GRACE_S = 5
@@ -67,42 +67,42 @@ def serve(
     port: int = 0,
     or_any: bool = False,
     token: str | None,
-    logs: LogReader = read_log,
     on_ready: Callable[[Listening], None],
     on_stop: Callable[[], None] | None = None,
-    warn: Callable[[str], None] = warn_on_stderr,
+    certificate: Certificate | None = None,
+    nodes: Nodes | None = None,
 ) -> signal.Signals | None:
     """Serve until SIGTERM, SIGINT (in the main thread) or `Listening.stop`; returns the signal, if it was one.
 
     Args:
         port: 0 for any that is free. or_any: whether another one will do where this one is in use.
         on_ready: called once requests are answered. on_stop: once none is taken any more.
+        certificate: for TLS. nodes: those that join.
 
     Raises:
-        InputError: the place can't be listened at, or it is beyond loopback and there is no token.
+        InputError: the place can't be listened at, or it is beyond loopback and there is no token or no certificate.
     """
-    family, address = _resolved(host, port)
-    loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    family, address, loopback = _resolved(host, port)
     if token is not None:
         check_token(token, "token")
     elif not loopback:
         raise InputError(f"{host} can be reached by other machines, which needs a token")
+    if not loopback and certificate is None:
+        raise InputError(f"{host} can be reached by other machines, which needs TLS: anyone could read the token")
     listener = _Listener(_bound(family, host, address, port, or_any))
     try:
         port = listener.getsockname()[1]
         shown = f"[{address}]" if family == socket.AF_INET6 else address
-        if not loopback:
-            warn(
-                f"{shown}:{port} can be reached by other machines, and traffic is not encrypted: anyone who "
-                f"listens on the network can read the token. Put a proxy with TLS before it, or use an SSH tunnel"
-            )
-        app = make_app(service, token=token, logs=logs, hosts=("localhost", host, address) if loopback else ())
+        hosts = ("localhost", host, address) if loopback else ()
+        app = make_app(service, token=token, hosts=hosts)
         # A quarter of the files that may be open: jobs' logs, the store and the runner need some too.
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         with closing(Connections(min(MOST, max(files // 4, 16)))) as connections:
             listener.full = connections.make_room
-            ready = Listening(address, port, f"http://{shown}:{port}", lambda: server.stop())
-            server = _Server(app, connections, lambda: on_ready(ready))
+            scheme = "http" if certificate is None else "https"
+            ready = Listening(address, port, f"{scheme}://{shown}:{port}", lambda: server.stop())
+            link = functools.partial(LinkProtocol, nodes=nodes, hosts=hosts)
+            server = _Server(app, connections, lambda: on_ready(ready), link, certificate, nodes)
             server.run(sockets=[listener])
     finally:
         listener.close()
@@ -111,7 +111,12 @@ def serve(
     return server.ended_by
 
 
-def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, str]:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it. Raises InputError: it is no place to listen at."""
+    return _resolved(host, 0)[2]
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, str, bool]:
     if not 0 <= port <= 65535:
         raise InputError(f"port {port} must be from 0 (any free one) to 65535")
     try:
@@ -120,7 +125,8 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, str]:
         why = error.strerror if isinstance(error, OSError) else "not a host name"
         raise InputError(f"can't listen at {host!r}: {why}; give a name or an address of this machine") from None
     family, _, _, _, where = found[0]
-    return family, str(where[0])
+    address = str(where[0])
+    return family, address, ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _bound(family: socket.AddressFamily, host: str, address: str, port: int, or_any: bool) -> socket.socket:
@@ -191,7 +197,15 @@ class _Listener(socket.socket):
 class _Server(uvicorn.Server):
     """uvicorn without its ten wake-ups a second, which ends streams before it waits for them."""
 
-    def __init__(self, app: FastAPI, connections: Connections, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        connections: Connections,
+        on_ready: Callable[[], None],
+        link: Callable[..., LinkProtocol],
+        certificate: Certificate | None,
+        nodes: Nodes | None,
+    ) -> None:
         # What strangers send is not worth a line each; what fails inside is.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         super().__init__(
@@ -201,7 +215,9 @@ class _Server(uvicorn.Server):
                 http=cast("type[asyncio.Protocol]", functools.partial(Guarded, connections=connections)),
                 h11_max_incomplete_event_size=HEADER_BYTES,
                 backlog=AT_ONCE,
-                ws="none",
+                ws=cast("type[asyncio.Protocol]", link),
+                ssl_certfile=None if certificate is None else certificate.cert,
+                ssl_keyfile=None if certificate is None else certificate.key,
                 lifespan="off",
                 interface="asgi3",
                 log_config=None,
@@ -213,6 +229,7 @@ class _Server(uvicorn.Server):
             )
         )
         self._hub, self._connections, self._on_ready = app.state.hub, connections, on_ready
+        self._nodes = nodes
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
         self.ended_by: signal.Signals | None = None
@@ -238,6 +255,14 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._hub.close()
         self._connections.ending = True
+        # asyncio loses a connection that it has just accepted as its listener is closed (python/cpython#109564): it is
+        # neither served nor closed. So none is accepted any more, and who was, is taken in first, and sent away.
+        for listener in sockets or ():
+            asyncio.get_running_loop().remove_reader(listener)
+        if self._nodes is not None:
+            self._nodes.ending()  # what it says is sent in the turns of the loop that follow
+        for _ in range(2):
+            await asyncio.sleep(0)
         await super().shutdown(sockets=sockets)
 
     def _trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.events import Event
-from gpuloom.live.service import Service
+from gpuloom.executors.port import ExecutorError
+from gpuloom.live.service import LogOf, Service
 from gpuloom.live.views.jobs import event_view
 from gpuloom.server.encoded import encoded
 from gpuloom.server.problems import ProblemError
@@ -33,6 +34,10 @@ HEARTBEAT_S = 15.0
 STALLED_S = 60.0
 LOG_PERIOD_S = 0.2
 """How often logs that are followed are looked at."""
+AGAIN_S = 1.0
+"""How long to wait after what should not be."""
+MOST_READERS = 40
+"""Threads that read logs."""
 
 KEPT = 5_000
 KEPT_BYTES = 16 * 2**20
@@ -46,13 +51,20 @@ MOST_STREAMS = 1_000
 MOST_OF_A_PEER = 500
 """Streams at once, in all, and of one user of this machine or one address elsewhere."""
 
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
 
 
 def message(data: Any, *, event: str = "", id_: str = "") -> bytes:
     """One event of a stream."""
+    return wire_of(encoded(data), event=event, id_=id_)
+
+
+def wire_of(data: bytes, *, event: str = "", id_: str = "") -> bytes:
+    """The same of data that are encoded already."""
     head = (f"event: {event}\n" if event else "") + (f"id: {id_}\n" if id_ else "")
-    return head.encode() + b"data: " + encoded(data) + b"\n\n"
+    return head.encode() + b"data: " + data + b"\n\n"
 
 
 HEARTBEAT = b": heartbeat\n\n"
@@ -155,12 +167,13 @@ async def _gone(receive: Receive) -> None:
 
 
 class Follower:
-    """Somebody who waits: for events, and for files to change (paths of which one is looked at)."""
+    """Somebody who waits: for events, and for logs to change. seen: what was seen last of each log that is looked at,
+    by its node. changed: those that have changed since."""
 
     def __init__(self) -> None:
         self.news = asyncio.Event()
-        self.path: str | None = None
-        self.seen: object = None
+        self.seen: dict[str, dict[LogOf, object]] = {}
+        self.changed: set[LogOf] = set()
 
     async def wait(self) -> bool:
         """Until there is news; False after HEARTBEAT_S without."""
@@ -184,8 +197,11 @@ class Hub:
         self._since = 0
         self._last = 0
         self._watching: threading.Event | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self._files: list[Follower] = []
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        """By node, who looks at its logs: one that does not answer keeps nobody from the others'."""
+        self._waiting: dict[str, set[Follower]] = {}
+        """By node, for whom."""
+        self._readers: CapacityLimiter | None = None
         self._streams: Counter[object] = Counter()
         self.closed = False
 
@@ -228,8 +244,7 @@ class Hub:
     def leave(self, follower: Follower) -> None:
         """Remove a follower. The thread ends when it next wakes and finds none."""
         self._followers.discard(follower)
-        if follower in self._files:
-            self._files.remove(follower)
+        self.look_at(follower, ())
 
     def close(self) -> None:
         """End all streams, in order."""
@@ -270,7 +285,7 @@ class Hub:
                     return
                 # Followers keep their heartbeat meanwhile, and get what they missed.
                 _log.exception("events can't be read; trying again")
-                stop.wait(1.0)
+                stop.wait(AGAIN_S)
 
     def _stop_if_unused(self, stop: threading.Event) -> None:
         if not self._followers and self._watching is stop:
@@ -299,39 +314,57 @@ class Hub:
 
     # -- files ------------------------------------------------------------------------------------------------------
 
-    def look_at(self, follower: Follower, path: str | None) -> None:
-        """Tell this follower when the file grows or is rotated. None: no file any more."""
-        if path == follower.path:
-            return
-        if follower.path is not None:
-            self._files.remove(follower)
-        follower.path, follower.seen = path, None
-        if path is not None:
-            self._files.append(follower)
-            if self._looking is None or self._looking.done():
-                self._looking = asyncio.get_running_loop().create_task(self._look())
+    # -- logs -------------------------------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
-        """One task looks at all files that are followed, off the event loop: a disk may be slow."""
-        while self._files and not self.closed:
-            asked = list(self._files)
-            paths = list(dict.fromkeys(follower.path for follower in asked if follower.path is not None))
-            found = dict(zip(paths, await run_in_threadpool(_signatures, paths), strict=True))
-            for follower in asked:
-                if follower.path in found and found[follower.path] != follower.seen:
-                    follower.seen = found[follower.path]
+    async def off_loop(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call what may wait for files. These threads are the logs' own: the rest of the API goes on beside them."""
+        if self._readers is None:
+            self._readers = CapacityLimiter(MOST_READERS)
+        return await to_thread.run_sync(function, *arguments, limiter=self._readers, abandon_on_cancel=True)
+
+    def look_at(self, follower: Follower, logs: Collection[LogOf]) -> None:
+        """Tell this follower when these logs grow or are rotated, and of no others. Each is told of once at first."""
+        wanted: dict[str, dict[LogOf, object]] = {}
+        for log in logs:
+            wanted.setdefault(log.node, {})[log] = follower.seen.get(log.node, {}).get(log)
+        for node in follower.seen.keys() - wanted.keys():
+            self._waiting.get(node, set()).discard(follower)
+        follower.seen = wanted
+        for node in wanted:
+            self._waiting.setdefault(node, set()).add(follower)
+            if node not in self._looking:
+                self._looking[node] = asyncio.get_running_loop().create_task(self._look(node))
+
+    async def _look(self, node: str) -> None:
+        """One task looks at all logs of a node that are followed, off the event loop: a disk or a link may be slow."""
+        while self._waiting[node] and not self.closed:
+            asked = [(follower, log) for follower in self._waiting[node] for log in follower.seen[node]]
+            logs = list(dict.fromkeys(log for _, log in asked))
+            try:
+                found = await self.off_loop(_marks, self._service, logs)
+            except Exception:
+                # Followers keep their heartbeat meanwhile, and get what they missed.
+                _log.exception("logs can't be looked at; trying again")
+                await asyncio.sleep(AGAIN_S)
+                continue
+            for follower, log in asked:
+                seen = follower.seen.get(node, {})
+                if log in seen and seen[log] != found[log]:
+                    seen[log] = found[log]
+                    follower.changed.add(log)
                     follower.news.set()
             await asyncio.sleep(LOG_PERIOD_S)
+        del self._looking[node], self._waiting[node]
 
 
-def _signatures(paths: Sequence[str]) -> list[object]:
-    found: list[object] = []
-    for path in paths:
-        try:
-            status = os.stat(path)
-            found.append((status.st_ino, status.st_size))
-        except OSError as error:
-            found.append(error.errno)
+def _marks(service: Service, logs: Sequence[LogOf]) -> Mapping[LogOf, object]:
+    """What tells whether logs have changed. Of a node that can't be asked: why, and it is asked only once."""
+    found: dict[LogOf, object] = {}
+    try:
+        for log in logs:
+            found[log] = service.files_of(log).log_mark(log.run)
+    except ExecutorError as error:
+        found |= dict.fromkeys(logs[len(found) :], str(error))
     return found
 
 

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,16 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuloom import __version__
-from gpuloom.core.errors import InputError
-from gpuloom.executors.logs import read_log
+from gpuloom.core.errors import InputError, MissingDependencyError
 from gpuloom.executors.open_files import ask_for_more
+from gpuloom.fleet.certificates import Certificate, given, own
 from gpuloom.live.facade import LiveService
 from gpuloom.live.parts import LiveScheduler
+from gpuloom.live.pilots import Pilots
 from gpuloom.live.steps import WARNINGS_TO, Start, Step
 from gpuloom.server.auth import load_or_make_token
 from gpuloom.server.log import begin as begin_log
 from gpuloom.server.log import keep as keep_log
-from gpuloom.server.run import Listening, serve, warn_on_stderr
+from gpuloom.server.pilots import keep_port, pilots_of, port_before, slurm_plan
+from gpuloom.server.run import Listening, is_loopback, serve, warn_on_stderr
+from gpuloom.slurm.plan import SlurmOptions
 from gpuloom.store.home import Home, home_of
 
 log = logging.getLogger("gpuloom")
@@ -37,11 +41,15 @@ class UpOptions:
 
     home: Path
     slots: int | None = None
+    local: bool = True
     host: str = "127.0.0.1"
     port: int | None = None
     policy: str | None = None
     interval_s: float | None = None
     log_level: str = "info"
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    slurm: SlurmOptions | None = None
 
 
 def run(options: UpOptions) -> int:
@@ -55,10 +63,18 @@ def run(options: UpOptions) -> int:
 
 def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
     home = home_of(options.home)
+    plan = None if options.slurm is None else slurm_plan(options.slurm, home, options.slots)
+    slots = options.slots if plan is None else None
     gc.disable()  # hardly anything that is loaded is garbage: looking for it in a long queue takes a sixth of the start
     try:
         live = LiveScheduler(
-            home, slots=options.slots, policy=options.policy, interval_s=options.interval_s, at=start.at
+            home,
+            slots=slots,
+            local=options.local and plan is None,
+            address=_address(options.host),
+            policy=options.policy,
+            interval_s=options.interval_s,
+            at=start.at,
         )
     finally:
         gc.enable()
@@ -69,13 +85,16 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
         for stop in stops:
             stop()
 
-    service = LiveService(live.scheduler, live.machine, store_path=str(home.db), on_stop=end, check=live.check)
+    service = LiveService(
+        live.scheduler, live.sights, store_path=str(home.db), on_stop=end, machine=live.machine, check=live.check
+    )
     live.scheduler.on_end(end)
     token = load_or_make_token(home.token)
     started = False
+    pilots: Pilots | None = None
 
     def ready(listening: Listening) -> None:
-        nonlocal started
+        nonlocal started, pilots
         stops.append(listening.stop)
         live.start()
         started = True
@@ -83,19 +102,30 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
-        _write_server(home, listening.url)
+        _write_server(home, listening.url, certificate)
+        if plan is not None:
+            pilots = pilots_of(
+                plan, live, url=listening.url, fingerprint="" if certificate is None else certificate.fingerprint
+            )
+            service.pilots_of = pilots.view
+            keep_port(home, listening.port)
+            pilots.start()
         start.done()
         log.info("ready at %s, home %s", listening.url, home.path)
 
     start.at(Step.ADDRESS)
     try:
+        certificate = certificate_of(options, home)
         with _described(home):
-            port = PORT if options.port is None else options.port
+            port = options.port or (port_before(home) if plan is not None else None)
+            port = (PORT if options.port is None else 0) if port is None else port
             serve(
-                service, host=options.host, port=port, or_any=options.port is None,
-                token=token, logs=read_log, on_ready=ready, warn=warn,
+                service, host=options.host, port=port, or_any=not options.port,
+                token=token, on_ready=ready, certificate=certificate, nodes=live.nodes,
             )  # fmt: skip
     finally:
+        if pilots is not None:
+            pilots.stop()
         if started:
             live.close()
         else:
@@ -129,8 +159,38 @@ def _described(home: Home) -> Iterator[None]:
                 home.server_json.unlink()
 
 
-def _write_server(home: Home, url: str) -> None:
+def _address(host: str) -> str:
+    """Where a machine that listens there is reached by the processes of gangs on other nodes."""
+    if is_loopback(host):
+        return "127.0.0.1"  # they are all here
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
+
+
+def certificate_of(options: UpOptions, home: Home) -> Certificate | None:
+    """What it speaks TLS with: what is given, else, where other machines reach it, one of its own.
+
+    Raises:
+        InputError: what is given is none. MissingDependencyError: one of its own can't be made.
+    """
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise InputError("--tls-cert and --tls-key go together: the certificate and its key, both in PEM")
+    if options.tls_cert is not None and options.tls_key is not None:
+        return given(options.tls_cert.absolute(), options.tls_key.absolute())
+    if is_loopback(options.host):
+        return None
+    try:
+        return own(home.tls, [options.host])
+    except MissingDependencyError as error:
+        raise InputError(
+            f"{options.host} can be reached by other machines, which needs TLS: {error}; or give a certificate with "
+            "--tls-cert and --tls-key; or listen at 127.0.0.1, and use an SSH tunnel or a proxy with TLS"
+        ) from None
+
+
+def _write_server(home: Home, url: str, certificate: Certificate | None) -> None:
     data = {"pid": os.getpid(), "url": url, "version": __version__, "started_s": time.time()}
+    if certificate is not None:
+        data |= {"certificate": str(certificate.cert), "fingerprint": certificate.fingerprint}
     temporary = home.server_json.with_suffix(f".{os.getpid()}.tmp")
     try:
         temporary.write_text(json.dumps(data) + "\n", encoding="utf-8")

@@ -31,8 +31,8 @@ def prices(worth: F8, demand: F8, capacity: F8) -> F8:
     """
     models = worth.shape[1]
     columns = [np.ascontiguousarray(worth[:, model]) for model in range(models)]
-    net = columns[:]
-    """Worth above the price, by model."""
+    above = [np.maximum(column, 0.0) for column in columns]
+    """Worth above the price, by model; 0 where there is none."""
     zeros = np.zeros(len(demand))
     room: list[float] = capacity.tolist()
     found = [0.0] * models
@@ -40,21 +40,21 @@ def prices(worth: F8, demand: F8, capacity: F8) -> F8:
         before = found[:]
         for model in range(models):
             # The highest price at which each job still prefers this model.
-            other = zeros
-            for rival in range(models):
-                if rival != model:
-                    other = np.maximum(other, net[rival])
+            rivals = above[:model] + above[model + 1 :]
+            other = rivals[0] if rivals else zeros
+            for rival in rivals[1:]:
+                other = np.maximum(other, rival)
             limit = (columns[model] - other) / demand
             wants = (limit > 0).nonzero()[0]
             price = 0.0
             # Only where it is close the order in which demands are added up matters.
-            if demand[wants].sum() > room[model] * (1.0 - 1e-6):
+            if np.add.reduce(demand[wants]) > room[model] * (1.0 - 1e-6):
                 order = wants[(-limit[wants]).argsort(kind="stable")]
                 over = int(demand[order].cumsum().searchsorted(room[model], side="right"))
                 price = float(limit[order[over]]) if over < len(order) else 0.0
             if price != found[model]:
                 found[model] = price
-                net[model] = columns[model] - demand * price
+                above[model] = np.maximum(columns[model] - demand * price, 0.0)
         if all(abs(new - old) <= _CLOSE * abs(old) for new, old in zip(found, before, strict=True)):
             break
     return np.array(found)

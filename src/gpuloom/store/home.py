@@ -59,6 +59,16 @@ class Home:
         """One file for each run that goes on, or whose end is not written down yet."""
         return self.path / "live"
 
+    @property
+    def nodes(self) -> Path:
+        """What is known of the nodes that joined: `tokens.json`, `nodes.json`."""
+        return self.path / "nodes"
+
+    @property
+    def tls(self) -> Path:
+        """The scheduler's own certificate and its key: `cert.pem`, `key.pem`."""
+        return self.path / "tls"
+
     def create(self) -> Home:
         """Make the directory, for its owner alone.
 

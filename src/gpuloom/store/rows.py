@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpuloom.core.book import allocation_of, node_data, node_of
+from gpuloom.core.book import allocation_of, members_data, members_of, node_data, node_of
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, EndReason, Job, Needed, NodeRecord, Phase, SavedBy
 from gpuloom.core.spec import Spec, spec_of
@@ -26,7 +26,7 @@ JOB_COLUMNS = (
 ATTEMPT_COLUMNS = (
     "job", "number", "phase", "allocation", "started_s", "since_s", "running_s", "pid", "start_ticks", "boot_id",
     "stop_reason", "deadline_s", "ended_s", "reason", "exit_code", "signal", "saved", "held_s", "work_s", "message",
-    "peak_memory_mib", "identity", "saved_by", "cause",
+    "peak_memory_mib", "identity", "saved_by", "members", "cause",
 )  # fmt: skip
 _SPEC_ID = JOB_COLUMNS.index("spec_id")
 
@@ -263,6 +263,7 @@ def attempt_row(attempt: Attempt) -> Row:
         attempt.peak_memory_mib,
         attempt.identity,
         attempt.saved_by.value,
+        dumps(members_data(attempt.members)) if attempt.members else "[]",
         attempt.cause,
     )
 
@@ -272,7 +273,7 @@ def attempt_of(row: Row) -> Attempt:
     (
         job, number, phase, allocation, started_s, since_s, running_s, pid, start_ticks, boot_id, stop_reason,
         deadline_s, ended_s, reason, exit_code, signal, saved, held_s, work_s, message, peak_memory_mib, identity,
-        saved_by, cause,
+        saved_by, members, cause,
     ) = row  # fmt: skip
     return Attempt(
         job=job,
@@ -298,6 +299,7 @@ def attempt_of(row: Row) -> Attempt:
         peak_memory_mib=peak_memory_mib,
         identity=identity,
         saved_by=SavedBy(saved_by),
+        members=() if members == "[]" else members_of(loads(members)),
         cause=cause,
     )
 

@@ -89,6 +89,8 @@ def read_trace(
     options = ReadOptions(skip_bad_rows, None if throughputs is None else Path(throughputs), gpu_model)
     notes: list[str] = []
     reader, sources = _choose(asked, format, notes)
+    if options.throughputs is not None and not reader.throughputs:
+        notes.append(f"{options.throughputs}: not used, as traces of the format {reader.id!r} need no throughputs")
     parts = [reader.read(source, options) for source in sources]
     workload = merge(_name(asked, sources), sources, parts)
     if (known := _pairs(parts, pairs)) is not None:

@@ -49,4 +49,6 @@ def read(source: Source, options: ReadOptions) -> Part:
     )
 
 
-READER = Reader("acme", "Shanghai AI Lab Acme (NSDI '24)", "Seren and Kalos, group = kind of work.", detect, read)
+READER = Reader(
+    "acme", "Shanghai AI Lab Acme (NSDI '24)", "Seren and Kalos, group = kind of work.", detect, read, throughputs=False
+)

@@ -111,4 +111,6 @@ def _each_once(spec: Labels) -> Labels:
     return Labels(codes, tuple(once))
 
 
-READER = Reader("alibaba", "Alibaba GPU pods (ATC '23)", "Pods with parts of GPUs and GPU models.", detect, read)
+READER = Reader(
+    "alibaba", "Alibaba GPU pods (ATC '23)", "Pods with parts of GPUs and GPU models.", detect, read, throughputs=False
+)

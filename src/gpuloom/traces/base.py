@@ -22,6 +22,8 @@ class Reader:
     help: str
     detect: Callable[[Head], bool]
     read: Callable[[Source, ReadOptions], Part]
+    throughputs: bool = True
+    """Whether it looks at the throughputs that the user named."""
 
     def __post_init__(self) -> None:
         if not self.id or not all(c.isalnum() or c in "-_." for c in self.id):

@@ -47,4 +47,6 @@ def read(source: Source, options: ReadOptions) -> Part:
     )
 
 
-READER = Reader("helios", "SenseTime Helios (SC '21)", "cluster_log.csv, group = virtual cluster.", detect, read)
+READER = Reader(
+    "helios", "SenseTime Helios (SC '21)", "cluster_log.csv, group = virtual cluster.", detect, read, throughputs=False
+)

@@ -29,4 +29,6 @@ def read(source: Source, options: ReadOptions) -> Part:
     )
 
 
-READER = Reader("itp", "Microsoft ITP (ASPLOS '23)", "Real jobs of ten clusters, two months.", detect, read)
+READER = Reader(
+    "itp", "Microsoft ITP (ASPLOS '23)", "Real jobs of ten clusters, two months.", detect, read, throughputs=False
+)

@@ -49,4 +49,6 @@ def read(source: Source, options: ReadOptions) -> Part:
     )
 
 
-READER = Reader("muri", "Muri (SIGCOMM '22)", "Philly jobs with models and stage times, in ms.", detect, read)
+READER = Reader(
+    "muri", "Muri (SIGCOMM '22)", "Philly jobs with models and stage times, in ms.", detect, read, throughputs=False
+)

@@ -286,4 +286,6 @@ def _parquet(source: Source, options: ReadOptions) -> Table:
     return table
 
 
-READER = Reader("gpuloom", "gpuloom's own CSV or Parquet", "The format of write_trace.", detect, read)
+READER = Reader(
+    "gpuloom", "gpuloom's own CSV or Parquet", "The format of write_trace.", detect, read, throughputs=False
+)

@@ -32,4 +32,6 @@ def read(source: Source, options: ReadOptions) -> Part:
     )
 
 
-READER = Reader("philly", "Microsoft Philly (ATC '19)", "Calendar times, group = virtual cluster.", detect, read)
+READER = Reader(
+    "philly", "Microsoft Philly (ATC '19)", "Calendar times, group = virtual cluster.", detect, read, throughputs=False
+)

@@ -118,4 +118,6 @@ def _wanted(table: Table) -> Labels | None:
     return None if models.names == ("",) else Labels(models.codes[words.codes], models.names)
 
 
-READER = Reader("slurm", "Slurm's sacct -P", "Accounting of a cluster, group = partition.", detect, read)
+READER = Reader(
+    "slurm", "Slurm's sacct -P", "Accounting of a cluster, group = partition.", detect, read, throughputs=False
+)

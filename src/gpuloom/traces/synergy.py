@@ -40,4 +40,6 @@ def read(source: Source, options: ReadOptions) -> Part:
     )
 
 
-READER = Reader("synergy", "Synergy (OSDI '22)", "Deployment traces, without a header.", detect, read)
+READER = Reader(
+    "synergy", "Synergy (OSDI '22)", "Deployment traces, without a header.", detect, read, throughputs=False
+)

@@ -42,4 +42,4 @@ def read(source: Source, options: ReadOptions) -> Part:
     )
 
 
-READER = Reader("tiresias", "Tiresias (NSDI '19)", "The 60 jobs of the testbed run.", detect, read)
+READER = Reader("tiresias", "Tiresias (NSDI '19)", "The 60 jobs of the testbed run.", detect, read, throughputs=False)

@@ -254,14 +254,29 @@ def saved(step: float) -> None:
 # -- checkpoints -------------------------------------------------------------------------------------------------
 
 
+class OvertakenError(RuntimeError):
+    """This process belongs to an attempt that gpuloom has given up: a later attempt of its job saves here now."""
+
+
 def save_atomically(path: str | os.PathLike[str], writer: Callable[[IO[bytes]], object]) -> None:
     """Write a file so that readers see either the old file or the whole new one, even after a crash or a kill.
 
     writer: gets the open file: `lambda file: torch.save(state, file)`. If it raises, the old file stays.
+
+    On a shared file system, too: once a later attempt of the job has begun to save in this folder, earlier ones that
+    still run somewhere replace nothing there any more.
+
+    Raises:
+        OvertakenError: this is such an earlier one. Nothing was changed.
+        OSError: it can't be written.
     """
     target = os.path.abspath(path)
     folder, name = os.path.split(target)
-    mine = f".{name}.{os.uname().nodename}-"
+    attempt = _Attempt.of_environment()
+    of_attempt = "" if attempt is None else f".{attempt.key}-{attempt.number}"
+    mine = f".{name}{of_attempt}.{os.uname().nodename}-"
+    if attempt is not None:
+        attempt.claim(folder)
     for old in os.listdir(folder):
         # Left by a save that was killed half-way: checkpoints are large, and there may be many kills.
         number = old.removeprefix(mine).removesuffix(".tmp")
@@ -273,10 +288,77 @@ def save_atomically(path: str | os.PathLike[str], writer: Callable[[IO[bytes]], 
             writer(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)
+        if attempt is not None:
+            attempt.overtake(folder, target)
+        _replace(temporary, target, attempt)
     except BaseException:
         _remove(temporary)
         raise
+    _sync(folder)
+
+
+class _Attempt:
+    """Who saves: an attempt of a job, in a folder that attempts on other machines may see as well.
+
+    No locks, which not every file system has between machines. An attempt first leaves its mark in the folder. To
+    replace a file it writes a temporary one, and then looks at the folder: where it sees the mark of a later attempt it
+    gives up; temporary files of earlier ones it removes; then it renames its own. An earlier attempt that looked before
+    the later one's mark was there had its temporary file there before, too: either the later one removes it, and the
+    rename fails, or the rename came first, and the later one replaces what it brought.
+    """
+
+    def __init__(self, key: str, number: int) -> None:
+        self.key, self.number = key, number
+
+    @classmethod
+    def of_environment(cls) -> _Attempt | None:
+        """None outside gpuloom."""
+        key = os.environ.get("GPULOOM_JOB_KEY", "")
+        number = os.environ.get("GPULOOM_ATTEMPT", "")
+        return cls(key, int(number)) if key and "/" not in key and number.isascii() and number.isdigit() else None
+
+    def claim(self, folder: str) -> None:
+        """Leave our mark."""
+        mark = os.path.join(folder, f".{self.key}-{self.number}.attempt")
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT, 0o666))
+
+    def overtake(self, folder: str, target: str) -> None:
+        """Give up if a later attempt has left its mark; see that no earlier one replaces anything from now on."""
+        for old in os.listdir(folder):
+            number, kind = self._named(old)
+            if kind == "attempt" and number > self.number:
+                raise self.overtaken(target, f"attempt {number} of its job saves there now")
+            if 0 <= number < self.number:
+                _remove(os.path.join(folder, old))
+
+    def _named(self, name: str) -> tuple[int, str]:
+        """Of which attempt of our job this file is (-1: of none), and what it is: its mark, or a temporary file."""
+        if not name.startswith(".") or not name.endswith((".attempt", ".tmp")):
+            return -1, ""
+        head, _, kind = name.rpartition(".")
+        if kind == "tmp":
+            # .NAME.KEY-NUMBER.NODE-PID.tmp, where the name and the node may hold dots.
+            head = head[head.find(f".{self.key}-") :]
+        number = head.removeprefix(f".{self.key}-").partition(".")[0] if head.startswith(f".{self.key}-") else ""
+        return (int(number), kind) if number.isascii() and number.isdigit() else (-1, "")
+
+    def overtaken(self, target: str, why: str) -> OvertakenError:
+        return OvertakenError(
+            f"{target} was not replaced: {why}, and this is attempt {self.number}, which gpuloom has given up, as its "
+            "node could not be reached. End this process"
+        )
+
+
+def _replace(temporary: str, target: str, attempt: _Attempt | None) -> None:
+    try:
+        os.replace(temporary, target)
+    except FileNotFoundError:
+        if attempt is None or os.path.lexists(temporary):
+            raise
+        raise attempt.overtaken(target, "a later attempt of its job saves there now") from None
+
+
+def _sync(folder: str) -> None:
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

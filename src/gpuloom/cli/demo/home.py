@@ -196,7 +196,7 @@ class _uninterrupted:  # noqa: N801 - reads as a statement
 
 def last_report(home: Path, job: int, attempt: int) -> Mapping[str, Any]:
     """What an attempt reported last of its progress. {}: nothing yet."""
-    from gpuloom.live.dispatch.launch import job_directory
+    from gpuloom.executors.local_files import job_directory
 
     try:
         folder = next(job_directory(home / "runs", job).glob(f"{attempt}-*"))

@@ -240,6 +240,11 @@ class Cgroups:
             with contextlib.suppress(OSError):  # in use: then it is to stay
                 os.rmdir(base)
 
+    @property
+    def limits_cpus(self) -> bool:
+        """Whether a limit of CPUs is enforced."""
+        return "cpu" in self.bases
+
     def limits(self) -> dict[str, str]:
         """The limits that are enforced, and how."""
         how = f"cgroup v{self.version}"

@@ -12,17 +12,19 @@ from gpuloom.executors import procs
 from gpuloom.executors.runner.again import Again
 from gpuloom.executors.runner.life import TERM_SIGNAL, RunningJob
 from gpuloom.executors.runner.loop import RETRY_S, Loop
-from gpuloom.executors.wire import Cause, RunPhase
+from gpuloom.executors.wire import GUARD_MARK, Cause, RunPhase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+GUARD = f"{GUARD_MARK}=1".encode()
 LEFT_GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL for processes that a leading process leaves behind."""
 UNKILLABLE_S = 10.0
 """This long after SIGKILL the run is reported as ended, and the processes that are left are named."""
 KILL_AGAIN_S = 0.1
+LEASE_OVER = "the lease of its node was over: the head could not be reached for too long"
 
 
 class Ends:
@@ -44,6 +46,8 @@ class Ends:
         """Raises OSError."""
         self._loop, self._again, self._runs = loop, again, runs
         self._ended, self._thaw, self._concluded = ended, thaw, concluded
+        self.fenced: Callable[[RunningJob], bool] = lambda run: False
+        """Whether a run was ended because the node's lease was over."""
         self.children: dict[int, RunningJob] = {}
         self._reaped: list[tuple[RunningJob, int, float]] = []
         """Runs whose leading process has been waited for: (run, code, CPU seconds)."""
@@ -52,15 +56,17 @@ class Ends:
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         loop.add(wake, self._reap, "the ends of jobs")
 
-    def not_started(self, run: RunningJob, cause: Cause, message: str) -> None:
+    def not_started(self, run: RunningJob, cause: Cause, message: str, reason: str = EndReason.NOT_STARTED) -> None:
         """Its program was not begun."""
-        run.reason, run.cause, run.message = EndReason.NOT_STARTED, cause, message
+        run.reason, run.cause, run.message = reason, cause, message
         run.ended = {"exit_code": None, "signal": None, "cpu_s": None, "peak_memory_mib": None}
         self._conclude(run, released=True)
 
     def lost(self, run: RunningJob, message: str, cause: Cause = Cause.NONE) -> None:
         """It has ended, and only its parent could have known how."""
         self._out_of_memory(run)
+        if cause is not Cause.RESTARTED:
+            self._by_guard(run)
         if not run.reason:
             run.reason, run.cause = EndReason.LOST, cause
         run.message = run.message or message
@@ -97,6 +103,7 @@ class Ends:
             if run.ended is None:
                 if code != 0:
                     self._out_of_memory(run)
+                    self._by_guard(run)
                 exit_code, number = (None, -code) if code < 0 else (code, None)
                 self._leader_ended(run, exit_code, number, cpu_s, everything)
             self._reaped.pop(0)
@@ -106,6 +113,11 @@ class Ends:
         if not run.reason and run.group is not None and run.group.oom_kills():
             limit = f"its limit of {run.memory_mib:,} MiB" if run.memory_mib else "the machine's memory"
             run.reason, run.message = EndReason.OUT_OF_MEMORY, f"killed by the kernel: it needed more than {limit}"
+
+    def _by_guard(self, run: RunningJob) -> None:
+        """Give that as the reason, if nothing else was and it was so."""
+        if not run.reason and self.fenced(run):
+            run.reason, run.cause, run.message = EndReason.NODE, Cause.NODE, LEASE_OVER
 
     def _leader_ended(
         self,
@@ -148,7 +160,8 @@ class Ends:
             return []
         known = {*self.children, *self._again.helpers}
         table = procs.table() if everything is None else everything
-        return [entry.pid for entry in table.values() if entry.ppid == os.getpid() and entry.pid not in known]
+        found = [entry.pid for entry in table.values() if entry.ppid == os.getpid() and entry.pid not in known]
+        return [pid for pid in found if not procs.marked(pid, GUARD)]
 
     def clean_soon(self, run: RunningJob, pause_s: float = 0.0) -> None:
         """End what a run left behind, after a pause."""

@@ -1,7 +1,8 @@
 """Keeps the runs of the runner (main.py): starts, stops, freezes and watches them, and sees how they end.
 
 None runs twice: a run's process waits until run.json says that it has been started. A runner killed in between leaves
-no run.json and a child that ends by itself; killed later it leaves run.json, which is never started again.
+no run.json and a child that ends by itself; killed later it leaves run.json, which is never started again. Of a run
+that is held run.json says so until it is told to begin: killed before that, its runner leaves one that never ran.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from gpuloom.core.faults import fault_text
 from gpuloom.executors import procs
 from gpuloom.executors.runner import cgroups
 from gpuloom.executors.runner.again import Again
-from gpuloom.executors.runner.ends import Ends
+from gpuloom.executors.runner.ends import LEASE_OVER, Ends
 from gpuloom.executors.runner.hub import Hub
 from gpuloom.executors.runner.launch import Child, fork
-from gpuloom.executors.runner.life import TERM_SIGNAL, RunningJob
+from gpuloom.executors.runner.leased import Leased
+from gpuloom.executors.runner.life import KILL_SIGNAL, TERM_SIGNAL, RunningJob
 from gpuloom.executors.runner.limits import Limits
 from gpuloom.executors.runner.log_keeper import LogKeeper
 from gpuloom.executors.runner.loop import RETRY_S, Loop, log
@@ -77,6 +79,8 @@ class Keeper:
         self._again = Again(self.loop)
         self._ends = Ends(self.loop, self._again, self.runs, self._child_answered, self._thaw_quietly, self._concluded)
         self._logs = LogKeeper(self.loop)
+        self._leased = Leased(home, home_id, self.loop, self._lease_over)
+        self._ends.fenced = lambda run: self._leased.ended(run.fences)
 
     def work(self) -> None:
         """Until it is needed no more."""
@@ -99,7 +103,13 @@ class Keeper:
         if op == "hello":
             trouble = str(self.troubles)
             reply.update(
-                version=VERSION, pid=os.getpid(), boot_id=self.boot, limits=self.groups.limits(), trouble=trouble
+                version=VERSION,
+                pid=os.getpid(),
+                boot_id=self.boot,
+                limits=self.groups.limits(),
+                enforces=["cpus"] if self.groups.limits_cpus else [],
+                trouble=trouble,
+                holds=True,
             )
         elif self._unread:
             return None  # who asks what runs, or starts something, has to know of all
@@ -108,7 +118,9 @@ class Keeper:
         elif op == "start":
             self.start(start_request_of(message["request"]))
         elif (run := self.runs.get(message["run"])) is not None:
-            if op == "stop":
+            if op == "go":
+                self.go(run)
+            elif op == "stop":
                 self.stop(run, message["reason"], message["grace_s"])
             elif op == "limit":
                 self.limit(run, message["limit_s"])
@@ -133,6 +145,7 @@ class Keeper:
             self._report(known)
             return
         run = self.runs[name] = RunningJob(request, self.home_id, self.boot)
+        run.fences = self._leased.fences()
         doing, child = f"can't read {directory}", None
         try:
             known = RunningJob.read(directory, self.home_id)
@@ -141,12 +154,16 @@ class Keeper:
                 self.adopt(known)
                 self._report(known)
                 return
+            self._leased.look()
+            if (refused := self._leased.refusal()) is not None:
+                self._ends.not_started(run, *refused)
+                return
             doing = f"can't make {directory}"
             os.makedirs(directory, mode=0o700, exist_ok=True)
             doing = f"can't write {self.home}/{LIVE}/{name}"
             self._register(name, directory)
             doing = "can't create a process"
-            child = fork(request, self.nofile)
+            child = fork(request, self.nofile, self._leased.refusal)
             entry = procs.process(child.pid)
             run.pid, run.start_ticks = child.pid, None if entry is None else entry.start_ticks
             self._ends.children[child.pid] = run
@@ -154,7 +171,10 @@ class Keeper:
             doing = f"can't write {directory}/run.json"
             run.write_run()
             doing = "can't let its process continue"
-            child.release()
+            if request.hold:
+                child.hold()
+            else:
+                child.release()
         except (OSError, MemoryError) as error:
             if child is not None:
                 child.drop()
@@ -181,9 +201,16 @@ class Keeper:
                 self._again.remove_group(group, tries=1)  # which does not kill: the run goes on without it
 
     def _child_answered(self, run: RunningJob) -> None:
-        """The pipe of a child ended: its program runs, or it said why not."""
+        """A child that is held is ready; or its pipe ended: its program runs, or it said why not."""
         child = self._children.get(run.name)
         if child is None:
+            return
+        if run.held and child.ready():
+            run.phase = RunPhase.PREPARED
+            if run.may_begin:
+                self.go(run)
+            else:
+                self._report(run)
             return
         why = child.heard()
         del self._children[run.name]
@@ -199,6 +226,31 @@ class Keeper:
             run.phase = RunPhase.RUNNING
         self._report(run)
         self._enforce_limits(run)
+
+    def go(self, run: RunningJob) -> None:
+        """Have one that is held run its program, once it is ready."""
+        child = self._children.get(run.name)
+        if not run.held or run.ended is not None or child is None:
+            return
+        if run.phase is not RunPhase.PREPARED:
+            run.may_begin = True
+            return
+        run.held, run.phase, run.started = False, RunPhase.STARTING, time.monotonic()
+        try:
+            run.write_run()
+            child.release()
+        except (OSError, MemoryError) as error:
+            self._never_began(run, Cause.EXECUTOR, fault_text("can't let its process continue", error))
+
+    def _never_began(self, run: RunningJob, cause: Cause, message: str, reason: str = EndReason.NOT_STARTED) -> None:
+        """The end of one that was held."""
+        child = self._children.pop(run.name, None)
+        if child is not None:
+            self.loop.drop(child.said)
+            child.drop()
+        run.pid = run.start_ticks = None
+        self._again.do(run, "run.json", lambda: remove(f"{run.directory}/run.json"))
+        self._ends.not_started(run, cause, message, reason)
 
     def _enforce_limits(self, run: RunningJob) -> None:
         """Enforce what a run under way is bound to."""
@@ -222,6 +274,7 @@ class Keeper:
             else:
                 self.adopt(run)
             self._unread.discard(name)
+        self._leased.look()
         self.hub.go()
         for group in self.groups.stale(self.runs):
             self._again.remove_group(group)
@@ -234,7 +287,20 @@ class Keeper:
             if not run.exit["released"]:
                 self._ends.clean_soon(run)
             return
+        if run.held:
+            self.loop.soon(lambda: self._held_before(run), f"run {run.name}, which waited to begin")
+            return
         self.loop.soon(lambda: self._watch_adopted(run), f"run {run.name}, which an earlier runner started")
+
+    def _held_before(self, run: RunningJob) -> None:
+        """An earlier runner held it: its process has ended with that one, or is about to."""
+        if run.boot == self.boot and run.pid is not None:
+            entry = procs.process(run.pid)
+            if entry is not None and run.leads(entry):
+                procs.send_all([entry], KILL_SIGNAL)
+        elif run.boot != self.boot:
+            run.group = None
+        self._never_began(run, Cause.EXECUTOR, "the runner was killed before it was told to begin")
 
     def _watch_adopted(self, run: RunningJob) -> None:
         run.log.load()
@@ -305,6 +371,10 @@ class Keeper:
         """Give notice, and end it when `grace_s` is over. The earlier of two deadlines counts."""
         if run.ended is not None:
             return
+        if run.held:
+            cause = Cause.NODE if reason == EndReason.NODE else Cause.NONE
+            self._never_began(run, cause, message or "it was stopped before it began", reason)
+            return
         deadline = time.monotonic() + grace_s
         if run.deadline is not None and run.deadline <= deadline:
             return
@@ -362,6 +432,14 @@ class Keeper:
         run.limit_s = limit_s
         self._again.do(run, "run.json", run.write_run)
         self._limits.look(run)
+
+    def _lease_over(self) -> None:
+        """The node's lease is over: nothing may run."""
+        for run in list(self.runs.values()):
+            if run.ended is None and (run.deadline is None or run.deadline > time.monotonic()):
+                if not run.reason:
+                    run.cause = Cause.NODE
+                self.stop(run, EndReason.NODE, 0.0, LEASE_OVER)
 
     def _over_memory(self, run: RunningJob, used_mib: float) -> None:
         """It uses more memory than it may."""

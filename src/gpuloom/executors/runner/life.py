@@ -52,6 +52,8 @@ class RunningJob:
         self.gpu_uuids = request.gpu_uuids
         self.log = Log(self.directory, int(request.log_mib * MIB), request.log_files)
         self.boot = boot
+        self.fences = 0
+        """How often this node's runs had been ended when it began, because the node's lease was over."""
         self.phase = RunPhase.STARTING
         self.pid: int | None = None
         self.start_ticks: int | None = None
@@ -72,6 +74,10 @@ class RunningJob:
         self.acknowledged = self.forgotten = False
         self.turns: dict[str, int] = {}
         """How often something was asked of each of its files: only what came last is tried again."""
+        self.held = request.hold
+        """It waits to be told to begin; its program has not been run."""
+        self.may_begin = False
+        """It was told to, before it was ready."""
         self.stopped = False
         """It was frozen by signals to its processes, though it has a group."""
         self.known: set[tuple[int, int]] = set()
@@ -89,6 +95,7 @@ class RunningJob:
                 "pid": self.pid,
                 "start_ticks": self.start_ticks,
                 "boot_id": self.boot,
+                "fences": self.fences,
                 "started": self.started,
                 "started_s": time.time() - time.monotonic() + self.started,
                 "directory": self.directory,
@@ -99,6 +106,7 @@ class RunningJob:
                 "gpu_uuids": self.gpu_uuids,
                 "log_mib": self.log.limit / MIB,
                 "log_files": self.log.keep,
+                "hold": self.held,
                 "cgroup": None if self.group is None else [self.group.version, self.group.places],
             },
         )
@@ -125,6 +133,7 @@ class RunningJob:
         run = cls(start_request_of({**_NOT_NOTED, **data}), home_id, data["boot_id"])
         ticks = data["start_ticks"]
         run.pid, run.start_ticks, run.started = int(data["pid"]), None if ticks is None else int(ticks), data["started"]
+        run.fences = int(data.get("fences", 0))
         run.known.add((data["pid"], ticks))
         if data["cgroup"] is not None and (group := Group(*data["cgroup"])).exists():
             run.group = group
@@ -134,7 +143,7 @@ class RunningJob:
         notice = read_json(f"{directory}/{NOTICE_FILE}")
         if notice is not None:
             run.reason, run.message, run.deadline = notice["reason"], notice["message"], float(notice["monotonic"])
-        run.phase = RunPhase.STOPPING if run.reason else RunPhase.RUNNING
+        run.phase = RunPhase.STOPPING if run.reason else RunPhase.PREPARED if run.held else RunPhase.RUNNING
         if run.frozen_since is not None:
             run.phase = RunPhase.FROZEN
         if ended is not None:

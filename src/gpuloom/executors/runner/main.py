@@ -22,6 +22,7 @@ from gpuloom.core.faults import fault_text
 from gpuloom.executors.runner import cgroups
 from gpuloom.executors.runner.keeper import Keeper
 from gpuloom.executors.runner.loop import log, log_to
+from gpuloom.executors.runner.restarts import sign
 from gpuloom.executors.wire import EXIT_FAULT, EXIT_LOCKED, LOCK, RUNNER_LOG, SOCKET, remove, socket_address
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -30,7 +31,8 @@ PR_SET_CHILD_SUBREAPER = 36
 def main(home: str, home_id: str, mode: str, scheduler: str, files: str) -> int:
     """Lock the home, listen, go to the background, and work. The process that was started returns once it listens."""
     try:
-        keeper = _begun(home, home_id, int(files))
+        lock = os.open(f"{home}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        keeper = _begun(home, home_id, int(files), lock)
     except (OSError, MemoryError) as error:
         log(fault_text(f"the runner can't start in {home}", error))
         return EXIT_FAULT
@@ -42,6 +44,8 @@ def main(home: str, home_id: str, mode: str, scheduler: str, files: str) -> int:
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         log(f"not the reaper of orphans: {os.strerror(ctypes.get_errno())}")
     keeper.groups = _groups(home_id, mode, (os.getpid(), int(scheduler)))
+    argv = [sys.executable, "-I", "-S", os.path.abspath(__file__), home, home_id, mode, scheduler, files]
+    sign(lock, {"argv": argv, "groups": [keeper.groups.version, keeper.groups.bases]})
     keeper.work()
     keeper.groups.close()
     with contextlib.suppress(OSError):  # the next one removes it
@@ -49,14 +53,13 @@ def main(home: str, home_id: str, mode: str, scheduler: str, files: str) -> int:
     return 0
 
 
-def _begun(home: str, home_id: str, files: int) -> Keeper | None:
+def _begun(home: str, home_id: str, files: int, lock: int) -> Keeper | None:
     """Acquire everything that a runner needs, before it is announced; None: another runner is there.
 
     Raises:
         OSError: it can't be done.
     """
     home_fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    lock = os.open(f"{home}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

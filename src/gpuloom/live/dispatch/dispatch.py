@@ -7,21 +7,21 @@ holders of its GPUs are gone, whatever the plan says.
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.faults import fault_text
 from gpuloom.core.job import Allocation, Attempt, DeviceKind, EndReason, Job, Phase
 from gpuloom.core.share_class import is_pair
 from gpuloom.core.spec import OnPreempt
-from gpuloom.executors.port import Cause, ExecutorError, LiveExecutor, RunExit, RunPhase, RunRequest, RunStatus, blamed
+from gpuloom.executors.gangs import Gangs
+from gpuloom.executors.node import RunSpec
+from gpuloom.executors.port import Cause, ExecutorError, RunExit, RunPhase, RunStatus
 from gpuloom.live.clock import ServiceClock
-from gpuloom.live.dispatch.launch import run_directory, run_request
+from gpuloom.live.dispatch.launch import run_specs
+from gpuloom.live.dispatch.ports import identity_for
 from gpuloom.live.dispatch.starts import Starts
 from gpuloom.live.planning.claims import Do, Step
 from gpuloom.live.planning.eligible import blocked
@@ -29,13 +29,9 @@ from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.fleet import open_slots
 from gpuloom.live.records.ledger import Ledger
 from gpuloom.live.records.work import WorkDone
-from gpuloom.sharing.start import NO_SHARING, Ability
 
 FREEZE_S = 5.0
 """Time for a job to freeze; a job that has not frozen by then is stopped."""
-
-IDENTITY_BYTES = 4
-"""Of what makes the name of a run unlike that of any other with its number."""
 
 RETRY_S = 1.0
 """Time of the next try after the store or the executor failed."""
@@ -46,7 +42,8 @@ class Dispatch:
 
     Attributes:
         strangers: runs that go on and that this store does not know as going on, as after it was put back to an older
-            state. Nobody accounts for their GPUs: they were told to end, and nothing starts until they have.
+            state or on a node that was lost and is back; and their nodes. Nobody accounts for their GPUs: they were
+            told to end, and nothing starts on these nodes until they have.
         retry_s: when to call `hand_over` again; infinity: nothing is left to say.
     """
 
@@ -55,30 +52,23 @@ class Dispatch:
         ledger: Ledger,
         planning: Planning,
         work: WorkDone,
-        executor: LiveExecutor,
+        gangs: Gangs,
         clock: ServiceClock,
         *,
-        node: str,
-        runs: Path,
+        cut: Collection[str],
         say: Callable[[RunStatus], None],
-        sharing: Ability = NO_SHARING,
     ) -> None:
-        """say: told of runs that could not even be asked for."""
-        self.sharing = sharing
-        self.ledger, self.planning, self.work, self.executor, self.clock = ledger, planning, work, executor, clock
-        self.book, self.claims, self.node, self.runs = ledger.book, planning.claims, node, runs
+        """cut: nodes that can't be talked to now. say: told of runs that could not even be asked for."""
+        self.ledger, self.planning, self.work, self.gangs, self.clock = ledger, planning, work, gangs, clock
+        self.book, self.claims, self.cut = ledger.book, planning.claims, cut
         self.say = say
-        self.strangers: set[str] = set()
+        self.strangers: dict[str, Collection[str]] = {}
         self.starts = Starts()
         self.problem = ""
         """What the executor said when it could not be told something last; '' once it could."""
         self._to_tell: list[Callable[[], None]] = []
         """Commands that have not reached the executor yet."""
         self.retry_s = math.inf
-
-    def directory_of(self, run: str) -> Path:
-        """Where the files of a run are."""
-        return run_directory(self.runs, run)
 
     def make_way(self, jobs: list[int], reason: EndReason, now: float) -> None:
         """Have these jobs leave their GPUs: they freeze, or are told to save and end."""
@@ -95,7 +85,7 @@ class Dispatch:
 
     def freeze(self, job: int) -> None:
         """Tell the executor to stop a running job where it is."""
-        self.tell(partial(self.executor.freeze, self.book.attempts[job].run))
+        self.tell(partial(self.gangs.freeze, self.book.attempts[job].run))
 
     def watch_freezes(self, now: float) -> None:
         """A job that was told to freeze and does not is told to save and end instead."""
@@ -157,17 +147,27 @@ class Dispatch:
         claims, policy, jobs = self.claims, self.planning.policy, self.book.jobs
         allowed = self.starts.allowed(now)
         self.retry_s = min(self.retry_s, self.starts.next_s(waiting=bool(claims.grants)))
-        if not claims.grants or self.strangers:
+        if not claims.grants:
             return
+        nodes = self.book.nodes
+        unclean = self.gangs.unclean()
+        if unclean:  # nobody tells when that is over
+            self.retry_s = min(self.retry_s, now + RETRY_S)
         queued = [number for number in claims.grants if jobs[number].phase is Phase.QUEUED]
         due = claims.ready(
-            in_service=open_slots(self.book.nodes.values()),
+            in_service=open_slots(nodes.values()),
             queued=queued,
             blocked=[number for number in queued if blocked(jobs[number], jobs, now)],
             most=policy.max_jobs_per_gpu,
             pair=self._may_pair if policy.pairs else None,
-            moves=self.book.nodes[self.node].kind == DeviceKind.CPU,
+            moves={name for name, node in nodes.items() if node.kind == DeviceKind.CPU},
             starts=allowed,
+            cut={
+                *self.cut,
+                *self.gangs.waiting,
+                *unclean,
+                *(name for there in self.strangers.values() for name in there),
+            },
         )
         begin: list[int] = []
         for do, number in due:
@@ -177,7 +177,7 @@ class Dispatch:
                     self.planning.stale()
                 case Do.GO_ON:
                     claims.on(Step.GO_ON, number)
-                    self.tell(partial(self.executor.thaw, self.book.attempts[number].run))
+                    self.tell(partial(self.gangs.thaw, self.book.attempts[number].run))
                 case Do.WRITE_STOP:
                     self._end([number], EndReason.PREEMPTED, now)
                 case Do.WRITE_START:
@@ -190,7 +190,7 @@ class Dispatch:
                     {
                         "attempt": jobs[number].attempts + 1,
                         "allocation": as_json(claims.grants[number]),
-                        "identity": secrets.token_hex(IDENTITY_BYTES),
+                        "identity": identity_for(self.book, number, claims.grants[number]),
                     },
                 )
                 for number in begin
@@ -207,14 +207,14 @@ class Dispatch:
         return is_pair([self.book.jobs[n].spec.sharing_class for n in (number, *others)])
 
     def end_run(self, run: str, reason: EndReason, grace_s: float) -> None:
-        self.tell(partial(self.executor.stop, run, reason=reason, grace_s=grace_s))
+        self.tell(partial(self.gangs.stop, run, reason=reason, grace_s=grace_s))
 
     def set_limit(self, job: int) -> None:
         """Tell the executor the time limit of a job that runs, after it was changed."""
         attempt = self.book.attempts.get(job)
         if attempt is not None:
             limit = self.book.jobs[job].spec.time_limit
-            self.tell(partial(self.executor.limit, attempt.run, limit))
+            self.tell(partial(self.gangs.limit, attempt.run, limit))
 
     def tell(self, message: Callable[[], None]) -> None:
         """Tell the executor, now or as soon as it listens again; in order."""
@@ -232,37 +232,37 @@ class Dispatch:
         waiting, self._to_tell, self.problem = self._to_tell, [], ""
         for message in waiting:
             self.tell(message)
+        silent: set[str] = set()
         for number in self.claims.untold():
             job, attempt = self.book.jobs[number], self.book.attempts[number]
+            nodes = {node for node, _ in attempt.allocation}
+            if nodes & silent:  # it would say the same again
+                continue
             try:
-                request = self._request(job, attempt)
+                specs = self._specs(job, attempt)
             except InputError as error:
                 self._not_started(attempt, Cause.JOB, str(error), now)
                 continue
-            except OSError as error:  # a venv on a dead disk, say
-                where = f"can't use {error.filename}" if error.filename else "can't prepare it"
-                self._not_started(attempt, blamed(error), fault_text(where, error), now)
-                continue
             try:
                 if self.claims.on(Step.ASK, number) is Do.ASK_FOR_IT:
-                    self.executor.start(request)
+                    self.gangs.start(specs)
                 # It was asked for and not answered, and is to end: has it been begun?
-                elif not any(status.run == attempt.run for status in self.executor.runs(patience_s=RETRY_S)):
+                elif not self.gangs.runs(patience_s=RETRY_S, attempts=(attempt.run,)):
                     self._never_began(attempt.run, attempt.stop_reason or EndReason.PREEMPTED)
             except ExecutorError as error:
                 self.problem = str(error)
                 self.retry_s = now + RETRY_S
-                return
+                silent |= nodes
+                continue
             self.claims.on(Step.TAKEN, number)
 
-    def _request(self, job: Job, attempt: Attempt) -> RunRequest:
-        """Raises InputError, OSError."""
+    def _specs(self, job: Job, attempt: Attempt) -> Sequence[RunSpec]:
+        """What each member is started with. Raises InputError."""
         # Attempts that were kept from starting have left nothing to go on from.
         before = self.ledger.store.attempts([job.id]) if attempt.number > 1 else ()
         ran = any(one.running_s is not None for one in before if one.number < attempt.number)
         environment = self.ledger.store.environment(job.spec_id) if job.spec.env else None
-        node = self.book.nodes[self.node]
-        return run_request(job, attempt, node, self.runs, self.sharing, resumes=ran, environment=environment)
+        return run_specs(job, attempt, self.book.nodes, resumes=ran, environment=environment)
 
     def _not_started(self, attempt: Attempt, cause: Cause, message: str, now: float) -> None:
         how = RunExit(None, None, EndReason.NOT_STARTED, message, time.time(), cause=cause)

@@ -13,7 +13,7 @@ MOST_PAUSE_S = 60.0
 NO_SAVES = Saved()
 
 
-NOT_THE_JOBS = frozenset({Cause.PLACE, Cause.EXECUTOR})
+NOT_THE_JOBS = frozenset({Cause.PLACE, Cause.EXECUTOR, Cause.NODE})
 
 
 def kept_from_starting(how: RunExit) -> bool:
@@ -45,7 +45,7 @@ def ended(
     well be that of a framework that takes SIGTERM for a wish to leave.
     """
     stopped = attempt.stop_reason if how.reason is not None else None
-    reason = _reason(how, stopped)
+    reason = reason_of(how, attempt)
     by_itself = how.exit_code is not None
     made_way = stopped in MAKES_WAY and by_itself
     by = saves.by if made_way else SavedBy.NOTHING
@@ -95,7 +95,9 @@ def ended(
 
 def _whole(how: RunExit) -> str:
     """What the executor says, with the exit code: whatever is said of an attempt tells that, unless it is 0."""
-    return f"{how.message}; exit code {how.exit_code}" if how.message and how.exit_code else how.message
+    if how.message and how.exit_code and how.member is None:  # else the message has it
+        return f"{how.message}; exit code {how.exit_code}"
+    return how.message
 
 
 def _unproven(how: RunExit, some: bool) -> str:
@@ -107,7 +109,11 @@ def _unproven(how: RunExit, some: bool) -> str:
     )
 
 
-def _reason(how: RunExit, stopped: EndReason | None) -> EndReason:
+def reason_of(how: RunExit, attempt: Attempt) -> EndReason:
+    """Why a run ended, or a member of it: what its executor says, seen beside what was asked for."""
+    stopped = attempt.stop_reason if how.reason is not None else None
+    if how.reason is EndReason.PEER:
+        return how.reason
     if how.reason in (EndReason.OUT_OF_MEMORY, EndReason.NOT_STARTED, EndReason.LOST, EndReason.TIMED_OUT):
         return how.reason
     if how.reason is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,11 +13,13 @@ from gpuloom.core.book import node_data
 from gpuloom.core.errors import InvalidTransition
 from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Condition, EndReason, Gpu, GpuState, Job, Phase, condition_of
 from gpuloom.core.run_name import run_name_of
-from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus, RunUsage
+from gpuloom.executors.node import FilesOf
+from gpuloom.executors.port import Cause, ExecutorError, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.dispatch import Dispatch, as_json
-from gpuloom.live.dispatch.ends import ended, kept_from_starting
-from gpuloom.live.dispatch.saved import noticed_s, saved
+from gpuloom.live.dispatch.ends import ended, kept_from_starting, reason_of
+from gpuloom.live.dispatch.last_words import Words, words_of
+from gpuloom.live.dispatch.saved import saved
 from gpuloom.live.planning.claims import ON_DISK, Do, Step
 from gpuloom.live.planning.eligible import broken, throttle_of
 from gpuloom.live.planning.estimates import Estimates, like_of
@@ -48,16 +50,15 @@ class Intake:
         dispatch: Dispatch,
         clock: ServiceClock,
         *,
-        node: str,
-        reported: Callable[[str], Mapping[str, object]],
+        files: FilesOf,
     ) -> None:
-        """node: this machine. reported: what a run reported last of its progress."""
+        """files: of the runs of each node."""
         self.ledger, self.planning, self.work, self.estimates = ledger, planning, work, estimates
-        self.dispatch, self.clock, self.node, self.reported = dispatch, clock, node, reported
+        self.dispatch, self.clock, self.files = dispatch, clock, files
         self.book, self.claims = ledger.book, planning.claims
         self.statuses: dict[str, RunStatus] = {}
-        self.checkpoints: dict[str, float] = {}
-        """When the checkpoints of runs that made way were last written."""
+        self.words: dict[str, Words] = {}
+        """What runs left behind that have ended, where that was looked at before."""
         self._seen_gpus: dict[Slot, Condition] = {}
         self._seen_flags: dict[tuple[str, str], str] = {}
         """What the monitor has seen and is not written down yet."""
@@ -94,7 +95,7 @@ class Intake:
                     free.append(status.run)
                     done.append(status.run)
                 elif status.phase is not RunPhase.EXITED:
-                    self._end_stranger(status.run)
+                    self._end_stranger(status)
                 continue
             job = self.book.jobs[attempt.job]
             drafts.extend(self._running(attempt, status))
@@ -106,14 +107,14 @@ class Intake:
                 drafts.append(("attempt.thawed", job.id, {"allocation": as_json(self.claims.where(job.id))}))
                 thawed.append(job.id)
             elif status.phase is RunPhase.EXITED and status.exit is not None:
-                data = self._end(job, attempt, status.exit, now)
+                data = self._end(job, attempt, status, status.exit, now)
                 exits.append((job, attempt, status.exit))
                 drafts.append(("attempt.ended", job.id, data))
                 ends[job.id] = replace(job, phase=Phase(data["next"]))
                 if status.exit.released:
                     done.append(status.run)
                 else:  # it is told again once nothing is left
-                    gpus |= self._not_released(attempt, status.exit)
+                    gpus |= self._not_released(attempt, status, status.exit)
         gpus |= self._released(free)
         # In one write: who can never start any more must not be left behind by a crash.
         drafts += self.follow_up(ends)
@@ -138,7 +139,7 @@ class Intake:
         for job, attempt, how in exits:
             self._left(job, attempt, how, now)
         for run in done:
-            self.dispatch.tell(partial(self.dispatch.executor.acknowledge, run))
+            self.dispatch.tell(partial(self.dispatch.gangs.acknowledge, run))
 
     def _running(self, attempt: Attempt, status: RunStatus) -> list[Draft]:
         """The event that a run has begun, if it is not written down yet."""
@@ -149,35 +150,54 @@ class Intake:
         if status.exit is not None and status.exit.reason is EndReason.NOT_STARTED:
             return []
         identity = {"pid": status.pid, "start_ticks": status.start_ticks, "boot_id": status.boot_id}
-        return [("attempt.running", attempt.job, identity)]
+        if not attempt.members:
+            return [("attempt.running", attempt.job, identity)]
+        begun = [(one.status.pid, one.status.start_ticks, one.status.boot_id) for one in status.members]
+        return [("attempt.running", attempt.job, {**identity, "members": begun})]
 
-    def _end(self, job: Job, attempt: Attempt, how: RunExit, now: float) -> dict[str, Any]:
-        told = self.reported(attempt.run)
+    def _end(self, job: Job, attempt: Attempt, status: RunStatus, how: RunExit, now: float) -> dict[str, Any]:
+        words = self.words.get(attempt.run) or self._words_of(attempt)
+        told = words.progress
         complete = told.get("fraction") == 1.0
         if isinstance(first := told.get("first_s"), float):
             self.work.started_up(job.id, self.clock.from_wall(first))
         at = min(max(self.clock.from_wall(how.at_s), attempt.since_s), now)
         # One that was stopped and never said when its work began may have been starting up all the time.
         worked = self.work.of if attempt.stop_reason is None else self.work.expected
-        notice_s = noticed_s(self.dispatch.directory_of(attempt.run))
+        notice_s = words.noticed_s
         if notice_s is None and attempt.deadline_s is not None:  # it could not be written; the signal was sent
             notice_s = time.time() - (now - attempt.deadline_s) - job.spec.grace
-        saves = saved(how, told, notice_s=notice_s, checkpoint_s=self.checkpoints.get(attempt.run))
+        saves = saved(how, told, notice_s=notice_s, checkpoint_s=words.checkpoint_s)
         pause_s = self.dispatch.starts.pause_s(attempt.run, job.id, everywhere=how.cause is Cause.EXECUTOR)
         work_s = worked(job.id, at)
         data = ended(job, attempt, how, work_s=work_s, complete=complete, now_s=now, saves=saves, pause_s=pause_s)
+        if attempt.members:
+            # Of one that nobody began its members are not told of.
+            ends = [one.status for one in status.members] or [status] * len(attempt.members)
+            data["members"] = [self._member_end(attempt, one) for one in ends]
         return {**data, "ended_s": at}
 
-    def _end_stranger(self, run: str) -> None:
+    def _member_end(self, attempt: Attempt, status: RunStatus) -> dict[str, Any]:
+        how = status.exit
+        if how is None:  # its node was lost with the gang's end
+            return {"reason": EndReason.LOST.value}
+        at = min(max(self.clock.from_wall(how.at_s), attempt.since_s), self.clock.now())
+        told = {"exit_code": how.exit_code, "signal": how.signal, "message": how.message, "released": how.released}
+        return {"reason": reason_of(how, attempt).value, "ended_s": at, **told}
+
+    def _end_stranger(self, status: RunStatus) -> None:
+        run = status.run
         if run not in self.dispatch.strangers:
-            self.dispatch.strangers.add(run)
+            self.dispatch.strangers[run] = [one.node for one in status.members]
             log.error("run %s is running, which this store does not expect: it is stopped", run)
             self.dispatch.end_run(run, EndReason.CANCELLED, STRANGER_GRACE_S)
 
     def _strangers_gone(self, statuses: Iterable[RunStatus]) -> None:
-        gone = self.dispatch.strangers & {status.run for status in statuses if status.phase is RunPhase.EXITED}
+        strangers = self.dispatch.strangers
+        gone = strangers.keys() & {status.run for status in statuses if status.phase is RunPhase.EXITED}
         if gone:
-            self.dispatch.strangers -= gone
+            for run in gone:
+                del strangers[run]
             self.planning.stale()
             log.warning("%s ended, which this store did not know to be running", ", ".join(sorted(gone)))
 
@@ -190,12 +210,13 @@ class Intake:
         named = ", ".join(some[:5]) + (f" and {len(some) - 5} more" if len(some) > 5 else "")
         return (
             f"runs that this store does not know to be running (an older backup was restored): {named}; they were "
-            f"told to stop, which takes at most {STRANGER_GRACE_S:g} s; no job starts before they have"
+            f"told to stop, which takes at most {STRANGER_GRACE_S:g} s; no job starts on their nodes before they have"
         )
 
-    def _not_released(self, attempt: Attempt, how: RunExit) -> dict[Slot, Condition]:
+    def _not_released(self, attempt: Attempt, status: RunStatus, how: RunExit) -> dict[Slot, Condition]:
         """GPUs that something of the run still holds are given to nobody."""
-        held = set(slots_of(attempt.allocation))
+        free = {one.node for one in status.members if one.status.exit is not None and one.status.exit.released}
+        held = {slot for slot in slots_of(attempt.allocation) if slot[0] not in free}
         self._unreleased[attempt.run] = held
         return dict.fromkeys(held, Condition(GpuState.UNHEALTHY, how.message or "still in use after its job ended"))
 
@@ -213,7 +234,7 @@ class Intake:
                 continue
             for attempt in self.ledger.store.attempts([name.job]):
                 if attempt.run == status.run and attempt.phase is None:
-                    self._not_released(attempt, status.exit)
+                    self._not_released(attempt, status, status.exit)
 
     def gpu_states(self, states: Mapping[Slot, Condition]) -> list[Draft]:
         """The events that GPUs are in another state, one for each machine that has some of them."""
@@ -233,8 +254,10 @@ class Intake:
             self.planning.stale()
         return drafts
 
-    def sampled(self, runs: Mapping[str, RunUsage], gpus: Sequence[Gpu], flags: Sequence[tuple[str, str, str]]) -> None:
-        """The monitor has looked. Raises StoreError: it can't be written down."""
+    def sampled(
+        self, node: str, runs: Mapping[str, RunUsage], gpus: Sequence[Gpu], flags: Sequence[tuple[str, str, str]]
+    ) -> None:
+        """The monitor of a node has looked. Raises StoreError: it can't be written down."""
         for run, usage in runs.items():
             fraction = usage.progress.get("fraction")
             if isinstance(fraction, float) and (attempt := self.attempt_of(run)) is not None:
@@ -248,7 +271,7 @@ class Intake:
             log.warning("the machine's clock was changed by %+.1f s; the scheduler's own time is unaffected", jump)
             self.ledger.write([("clock.jumped", None, {"seconds": jump})])
         # Each change is told once: what can't be written now is written with the next sample.
-        self._seen_gpus |= {(self.node, gpu.index): condition_of(gpu) for gpu in gpus}
+        self._seen_gpus |= {(node, gpu.index): condition_of(gpu) for gpu in gpus}
         self._seen_flags |= {(run, flag): text for run, flag, text in flags}
         drafts = self.gpu_states(self._seen_gpus)
         for (run, flag), text in self._seen_flags.items():
@@ -264,7 +287,7 @@ class Intake:
         job = self.book.jobs[before.id]
         attempted_s = self.work.of(job.id, now)
         self.work.end(job.id)
-        self.checkpoints.pop(attempt.run, None)
+        self.words.pop(attempt.run, None)
         starts = self.dispatch.starts
         if kept_from_starting(how):
             everywhere = how.cause is Cause.EXECUTOR
@@ -317,8 +340,16 @@ class Intake:
             ends = badly
         return drafts
 
+    def _words_of(self, attempt: Attempt) -> Words:
+        try:
+            return words_of(self.files(attempt.allocation[0][0]), attempt.run)
+        except ExecutorError:  # its node is gone, and what it left there too
+            return Words()
+
     def attempt_of(self, run: str) -> Attempt | None:
-        """The open attempt that is this run."""
+        """The open attempt that is this run, or of which this run is a member."""
         name = run_name_of(run)
         attempt = None if name is None else self.book.attempts.get(name.job)
-        return attempt if attempt is not None and attempt.run == run else None
+        if attempt is None or name is None or name.member >= max(len(attempt.allocation), 1):
+            return None
+        return attempt if str(name._replace(member=0)) == attempt.run else None

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from gpuloom.core.errors import GpuloomError
-from gpuloom.executors.port import LiveExecutor, RunStatus
+from gpuloom.executors.gangs import Gangs
+from gpuloom.executors.port import RunStatus
 from gpuloom.live.dispatch.dispatch import RETRY_S
 from gpuloom.threads import Worker
 
@@ -20,7 +21,7 @@ class Meeting:
 
     def __init__(
         self,
-        executor: LiveExecutor,
+        executor: Gangs,
         on_status: Callable[[RunStatus], None],
         met: Callable[[Mapping[str, RunStatus]], None],
         not_met: Callable[[str], None],

@@ -6,22 +6,16 @@ Exit code 85 is the job's own statement. Any other exit code proves nothing: fra
 
 from __future__ import annotations
 
-import glob
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpuloom.core.job import SavedBy
 from gpuloom.executors.port import RunExit
-from gpuloom.executors.wire import NOTICE_FILE
 
 SAVED = 85
 """Exit code of a job that was preempted and has saved its work."""
 IN_ORDER = frozenset({0, 143})
 """Exit codes with which a file that was written meanwhile counts as whole: 143 is a shell that ended by SIGTERM."""
-MOST_FILES = 10_000
-"""Of a checkpoint's folder or pattern, so many are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,42 +46,6 @@ def saved(
     if after and how.exit_code in IN_ORDER:
         return Saved(SavedBy.CHECKPOINT, part)
     return Saved(SavedBy.NOTHING, part)
-
-
-def noticed_s(directory: Path) -> float | None:
-    """When a run got notice, by the machine's clock; None: it got none."""
-    try:
-        return (directory / NOTICE_FILE).stat().st_mtime
-    except OSError:
-        return None
-
-
-def checkpoint_written_s(written: str, workdir: str) -> float | None:
-    """When the newest file was written that a checkpoint stands for: a file, a folder with all below it, or a pattern.
-
-    May take long where it lies on another machine.
-    """
-    newest: float | None = None
-    for count, path in enumerate(_files(os.path.join(workdir or "/", os.path.expanduser(written)))):
-        if count >= MOST_FILES:
-            break
-        try:
-            found = os.stat(path)
-        except OSError:
-            continue  # gone since it was listed
-        if found.st_size and (newest is None or found.st_mtime > newest):
-            newest = found.st_mtime
-    return newest
-
-
-def _files(pattern: str) -> Iterator[str]:
-    places = [pattern] if os.path.exists(pattern) else glob.iglob(pattern, recursive=True)
-    for place in places:
-        if not os.path.isdir(place):
-            yield place
-            continue
-        for folder, _, names in os.walk(place):
-            yield from (os.path.join(folder, name) for name in names)
 
 
 def _number(value: object) -> float | None:

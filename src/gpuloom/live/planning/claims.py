@@ -347,15 +347,17 @@ class Claims:
         blocked: Collection[int],
         most: int,
         pair: Callable[[int, Collection[int]], bool] | None,
-        moves: bool,
+        moves: Collection[str],
         starts: float,
+        cut: Collection[str] = (),
     ) -> list[tuple[Do, int]]:
         """What is to be done for those who were given GPUs: who begins or goes on, as all who held them are gone.
 
         Args:
             in_service: GPUs that may be used. queued: jobs that wait to be started; blocked: that may not be now.
-            most: jobs a GPU. pair: whether a job and others may share a GPU; None: any may. moves: whether a frozen
-                run can go on elsewhere. starts: how many may be started at once.
+            most: jobs a GPU. pair: whether a job and others may share a GPU; None: any may. moves: nodes on which a
+                frozen run can go on in other slots. starts: how many may be started at once. cut: nodes on which
+                nothing can be started now: who was given GPUs there waits.
         """
         in_service = frozenset(in_service)
         holders = self.holders()
@@ -365,6 +367,8 @@ class Claims:
             slots = slots_of(allocation)
             if not in_service.issuperset(slots) or job in blocked:
                 found.append((Do.TAKE_BACK, job))
+                continue
+            if cut and any(node in cut for node, _ in allocation):
                 continue
             on_them = [[other for other in holders.get(slot, ()) if other != job] for slot in slots]
             if any(
@@ -382,7 +386,7 @@ class Claims:
                 found.append((Do.WRITE_START, job))
             elif self.state(job) is not State.FROZEN:
                 continue
-            elif moves or allocation == self.where(job):
+            elif self._goes_on(job, allocation, moves):
                 going_on.add(job)
                 found.append((Do.GO_ON, job))
             else:  # what it has on its GPUs can't move with it
@@ -391,6 +395,11 @@ class Claims:
             for slot in slots:
                 holders.setdefault(slot, []).append(job)
         return found
+
+    def _goes_on(self, job: int, there: Allocation, moves: Collection[str]) -> bool:
+        """Whether a frozen run can go on there: what it has on GPUs can't move, and no process leaves its node."""
+        was = self.where(job)
+        return there == was or ([n for n, _ in there] == [n for n, _ in was] and all(n in moves for n, _ in there))
 
     def story(self, job: int) -> str:
         """What has become of a job, as far as it is remembered, for messages."""

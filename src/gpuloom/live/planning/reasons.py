@@ -19,6 +19,7 @@ _BEHIND_EQUALS = Reason(WaitCode.BEHIND_EQUALS, "Identical jobs were submitted b
 def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, Reason]:
     """Why each of these jobs that wait does so."""
     found: dict[int, Reason] = {}
+    free_now: int | None = None
     for number in jobs:
         job = planning.book.jobs.get(number)
         if job is None or job.phase in ENDED or (job.phase in ACTIVE and job.phase is not Phase.FROZEN):
@@ -34,7 +35,7 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
         elif (world := next((w for w in planning.seen if w.is_waiting(number)), None)) is not None:
             snapshot = world.engine.snapshot
             snapshot.now_s = now_s
-            free = free_gpus(planning)
+            free = free_now = free_gpus(planning) if free_now is None else free_now
             if world is not planning.world and free < job.gpus:  # what it knows of free GPUs may be old
                 text = f"It needs {plural(job.gpus, 'GPU')} at once and {are(free)} free."
                 found[number] = Reason(WaitCode.NOT_ENOUGH_FREE_GPUS, text, {"gpus": job.gpus, "free_gpus": free})

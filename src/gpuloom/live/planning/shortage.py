@@ -18,7 +18,7 @@ def nothing_to_give(book: Book) -> Reason:
         text = f"{all_of} held by jobs that are not preempted for it."
         return Reason(WaitCode.NOT_ENOUGH_FREE_GPUS, text, {"gpus_in_service": have, "free_gpus": 0})
     states = ", ".join(f"{node.name} is {node.state}" for node in book.nodes.values())
-    text = f"No GPU in service accepts new jobs ({states or 'no machine is known'})."
+    text = f"No GPU in service accepts new jobs ({states or 'no machine has joined yet'})."
     return Reason(WaitCode.NO_GPU_IN_SERVICE, text)
 
 

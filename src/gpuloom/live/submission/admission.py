@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gpuloom.core.book import Book
 from gpuloom.core.errors import ImpossibleJobError, InputError
-from gpuloom.core.job import ENDED, DeviceKind, Job, Needed, NodeRecord
+from gpuloom.core.job import ENDED, DeviceKind, Job, Needed, NodeRecord, NodeSource
 from gpuloom.executors.environment import prepared
 from gpuloom.live.planning.eligible import broken
 from gpuloom.live.records.fleet import Needs, why_never
@@ -23,8 +23,11 @@ class Admission:
     Why what asks for this much can never be placed is remembered while the machines stay as they are.
     """
 
-    def __init__(self, book: Book, find: Callable[[int], Job | None]) -> None:
-        self._book, self._find = book, find
+    def __init__(
+        self, book: Book, find: Callable[[int], Job | None], may_come: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """may_come: GPUs of nodes that are not known yet: what fits on so many is taken, and may wait for them."""
+        self._book, self._find, self._may_come = book, find, may_come
         self._known: tuple[tuple[NodeRecord, ...], dict[Needs, str]] = (), {}
 
     def checks(self) -> Checks:
@@ -34,7 +37,7 @@ class Admission:
         if of != nodes or len(never) >= MOST_NEEDS:
             never = {}
             self._known = nodes, never
-        return Checks(nodes, self._find, never)
+        return Checks(nodes, self._find, never, self._may_come())
 
 
 class Checks:
@@ -43,13 +46,22 @@ class Checks:
     never: by what jobs ask for, why they can never be placed ('': they can), as far as it is known.
     """
 
-    def __init__(self, nodes: Sequence[NodeRecord], find: Callable[[int], Job | None], never: dict[Needs, str]) -> None:
-        self._nodes, self._find, self._never = nodes, find, never
+    def __init__(
+        self,
+        nodes: Sequence[NodeRecord],
+        find: Callable[[int], Job | None],
+        never: dict[Needs, str],
+        may_come: float = 0.0,
+    ) -> None:
+        self._nodes, self._find, self._never, self._may_come = nodes, find, never, may_come
+        self._elsewhere = bool(may_come or nodes) and all(node.source is not NodeSource.HERE for node in nodes)
+        """No job runs on this machine: what its folders hold says nothing."""
         self._folders: set[str] = set()
 
     def spec(self, spec: JobSpec, where: str) -> None:
         """Raises ImpossibleJobError or InputError, naming the submission, what can't be and what there is."""
-        if spec.gpu_memory is not None and all(node.kind == DeviceKind.CPU for node in self._nodes):
+        comes = spec.gpus <= self._may_come
+        if not comes and spec.gpu_memory is not None and all(node.kind == DeviceKind.CPU for node in self._nodes):
             raise ImpossibleJobError(
                 f"{where} can never start: it asks for {spec.gpu_memory} MiB of GPU memory; this cluster has only "
                 f"CPU slots"
@@ -58,9 +70,10 @@ class Checks:
         never = self._never.get(needs)
         if never is None:
             never = self._never[needs] = why_never(self._nodes, needs)
-        if never:
+        if never and not comes:
             raise ImpossibleJobError(f"{where} can never start: {never}")
-        self._places(spec, where)
+        if not self._elsewhere:
+            self._places(spec, where)
         self.after(spec.dependencies(), where)
 
     def after(self, dependencies: Iterable[tuple[int, Needed]], where: str) -> None:

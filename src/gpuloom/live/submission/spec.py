@@ -26,6 +26,7 @@ from gpuloom.core.job import Needed
 from gpuloom.core.masked import masked
 from gpuloom.core.spec import DEFAULTS, Spec, spec_of
 from gpuloom.core.units import parse_duration_s, parse_memory_mib
+from gpuloom.executors.launchers import launcher_of
 
 MAX_ARRAY = 100_000
 _ARRAY = r"^[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?(,[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?)*(%[0-9]{1,9})?$"
@@ -155,7 +156,12 @@ class JobSpec(BaseModel):
         strict=True,
         ge=1,
         le=1_000_000,
-        description="Number of GPUs, all given at once (CPU slots on a machine without GPUs).",
+        description="Number of GPUs, all given at once, on one machine or several; CPU slots where there are no GPUs.",
+    )
+    per: Literal["node", "gpu"] = Field(
+        DEFAULTS.per.value,
+        description="How often the command runs. node: once on each node on which it has GPUs; gpu: once for each GPU, "
+        "with RANK, LOCAL_RANK, WORLD_SIZE and the other variables of torchrun.",
     )
     gpu_types: Words = Field(default_factory=list, description="Acceptable GPU models, best first; none: any.")
     gpu_memory: Mib | None = Field(None, description="Memory that the job needs on each GPU.")
@@ -164,9 +170,9 @@ class JobSpec(BaseModel):
         strict=True,
         ge=LEAST_CPUS,
         le=MOST_CPUS,
-        description="CPU cores that the job may use (enforced by cgroup).",
+        description="CPU cores that the job may use on each machine (enforced by cgroup).",
     )
-    memory: Mib | None = Field(None, description="Main memory that the job may use (enforced).")
+    memory: Mib | None = Field(None, description="Main memory that the job may use on each machine (enforced).")
     priority: int = Field(DEFAULTS.priority, strict=True, ge=-1_000_000, le=1_000_000, description="Higher goes first.")
     after: Annotated[list[JobNumber], BeforeValidator(_dependencies)] = Field(
         default_factory=list, max_length=MOST_AFTER, description="Wait until these jobs have succeeded."
@@ -268,6 +274,8 @@ class JobSpec(BaseModel):
         given = [name for name in ("venv", "conda", "container") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"give only one of {' and '.join(given)}")
+        if self.per == "gpu" and (launcher := launcher_of(self.command)[0]):
+            raise ValueError(f"per is 'gpu', but {launcher} starts a process for each GPU by itself: leave out per")
         size = sum(map(len, self.command)) + sum(len(key) + len(text) for key, text in self.env.items())
         if size > MOST_BYTES:
             raise ValueError(

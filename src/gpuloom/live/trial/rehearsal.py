@@ -12,31 +12,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuloom.agent.nvml import Nvml
 from gpuloom.core.book import node_data
-from gpuloom.core.job import ENDED, Gpu, GpuState, Job, NodeRecord, Phase
+from gpuloom.core.job import ENDED, Gpu, GpuState, Job, NodeRecord, NodeSource, Phase
+from gpuloom.executors.gangs import Gangs
+from gpuloom.executors.local_node import LocalNode
 from gpuloom.executors.paper import PaperExecutor
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.facade import LiveService
-from gpuloom.live.machine import Machine
 from gpuloom.live.scheduler import MEET_S, Scheduler
+from gpuloom.live.sights import Sights
 from gpuloom.live.submission.spec import job_spec
 from gpuloom.sharing.start import Ability
 from gpuloom.store.memory import MemoryStore
 
+NOWHERE = Path("/nowhere/runs")
 FLEET = (*["V100"] * 4, *["K80"] * 2)
 """A machine whose GPUs are of two models: two nodes, as a policy sees it."""
-
-
-class _NoDriver:
-    """In the place of NVML's module: whatever GPUs this machine has are not those of the rehearsal."""
-
-    class NVMLError(Exception):
-        """As NVML's own."""
-
-    @staticmethod
-    def nvmlInit() -> None:  # noqa: N802 - as NVML names it
-        raise _NoDriver.NVMLError("no driver in a rehearsal")
 
 
 class Rehearsal:
@@ -47,6 +38,7 @@ class Rehearsal:
         self.executor, self.store = PaperExecutor(), MemoryStore()
         gpus = tuple(Gpu(index, f"gpu-{index}", model, 16_000) for index, model in enumerate(models))
         self.node = NodeRecord("here", gpus)
+        self.sights: Sights
         self.scheduler: Scheduler
         self.service: LiveService
         self.up(policy, interval_s)
@@ -55,29 +47,33 @@ class Rehearsal:
         """Begin, with what the store holds."""
         loaded = self.store.load()
         clock = ServiceClock(loaded.last_event_s, wall=lambda: self.now_s, monotonic=lambda: self.now_s)
-        node = next(iter(loaded.nodes), self.node)
+        node = next((known for known in loaded.nodes if known.source is NodeSource.HERE), self.node)
+        self.sights = Sights()
         self.scheduler = Scheduler(
             store=self.store,
             loaded=loaded,
-            executor=self.executor,
+            gangs=self.gangs(node),
+            sights=self.sights,
             clock=clock,
-            node=node,
-            runs=Path("/nowhere/runs"),
+            here=node.name,
+            runs=NOWHERE,
             policy=policy,
             interval_s=interval_s,
             sharing=Ability(True, False, "on paper"),
             timer=lambda: 0.0,  # a pass takes no time: what waits for a multiple of that waits for nothing
         )
         self.scheduler._thread = threading.current_thread()
-        # It never looks: nothing is sampled.
-        machine = Machine(node, Nvml(_NoDriver), disk=Path("/"), limits=dict)
-        self.service = LiveService(self.scheduler, machine, store_path="", on_stop=lambda: None)
+        self.service = LiveService(self.scheduler, self.sights, store_path="", on_stop=lambda: None)
         if not loaded.nodes:
             self.scheduler.ledger.write([("node.changed", None, {"node": node_data(node)})])
         if loaded.settings.get("policy") != policy:
             self.scheduler.ledger.write([("policy.set", None, {"policy": policy, "interval_s": interval_s})])
         self.scheduler._recover(self.scheduler.meeting.now(MEET_S))
         self.turn()
+
+    def gangs(self, node: NodeRecord) -> Gangs:
+        """The nodes of a scheduler that begins. node: this machine's."""
+        return Gangs([LocalNode(node.name, self.executor, NOWHERE)])
 
     def restart(self, *, orderly: bool) -> None:
         """The scheduler ends, in order or by kill -9, and another one takes over what is on disk."""
@@ -131,7 +127,7 @@ class Rehearsal:
     def gpus(self, states: dict[int, str]) -> None:
         """GPUs of the machine are lost or come back, as the monitor tells."""
         seen = [Gpu(index, f"gpu-{index}", "", None, GpuState(state), "") for index, state in states.items()]
-        self.scheduler.sampled({}, seen, [])
+        self.scheduler.sampled(self.node.name, {}, seen, [])
         self.turn()
 
     def going(self) -> list[int]:

@@ -24,11 +24,13 @@ ReasonOfEnd = Literal[
     "out_of_memory",
     "not_started",
     "node",
+    "peer",
 ]  # core/job.py, EndReason
 SourceOfEstimate = Literal[
     "given", "progress", "array", "earlier_runs", "time_limit", "unknown"
 ]  # live/planning/estimates.py, Source
 StateOfNode = Literal["up", "cordoned", "draining", "down"]
+SourceOfNode = Literal["here", "joined", "slurm"]  # core/job.py, NodeSource
 StateOfGpu = Literal["ok", "foreign", "unhealthy"]
 KindOfDevice = Literal["gpu", "cpu"]
 ActionOnArray = Literal["cancel", "hold", "release", "requeue", "top"]  # live/submission/actions.py, Action
@@ -145,6 +147,21 @@ class AttemptView(TypedDict):
     stop_reason: Annotated[ReasonOfEnd | None, "Why it was told to stop, if it was."]
     deadline_s: Annotated[float | None, "When it is ended, if it has not by then."]
     peak_memory_mib: float | None
+    members: Annotated[list[MemberView], "One for each node, in the order of ranks."]
+
+
+class MemberView(TypedDict):
+    """A process tree of an attempt on one node."""
+
+    rank: Annotated[int, "0 is the master."]
+    node: str
+    gpus: list[int]
+    pid: int | None
+    reason: Annotated[ReasonOfEnd | None, "Why it ended; 'peer': another member did, and the gang with it."]
+    exit_code: int | None
+    signal: int | None
+    message: str
+    ended_s: float | None
 
 
 class EventView(TypedDict):
@@ -164,7 +181,7 @@ class ShowView(TypedDict):
     spec: Annotated[dict[str, Any], "What was asked for.", Fits("JobSpec")]
     attempts: list[AttemptView]
     events: Annotated[list[EventView], "The last ones about it."]
-    log: Annotated[str, "Path of its log on the node."]
+    log: Annotated[str, "Path of its last log; NODE:PATH where that is on another machine, the path in its home."]
 
 
 class WhyView(TypedDict):
@@ -235,6 +252,7 @@ class LogText(TypedDict):
     """Of the event `log`: a piece of a log."""
 
     text: str
+    member: NotRequired[Annotated[int, "Of a gang: whose log it is."]]
     skipped: NotRequired[Annotated[int, "So many bytes before it are no longer kept."]]
 
 
@@ -242,6 +260,7 @@ class LogAttempt(TypedDict):
     """Of the event `attempt`: another attempt begins."""
 
     attempt: int
+    members: NotRequired[Annotated[list[str], "Of a gang: the node of each member."]]
 
 
 class LogEnd(TypedDict):
@@ -296,6 +315,11 @@ class NodeView(TypedDict):
     name: str
     state: Annotated[StateOfNode, "cordoned: nothing new starts; draining: jobs are moved away as well."]
     reason: str
+    source: Annotated[SourceOfNode, "here: the scheduler's own; joined: `gpuloom node join`; slurm: of a pilot."]
+    address: Annotated[str, "Where other nodes can reach it."]
+    until_s: Annotated[float | None, "Until when it is ours, as its allocation says."]
+    engine_job: Annotated[str, "The Slurm job to which it belongs."]
+    cut: Annotated[str, "Why it can't be talked to now; '' where it can."]
     since_s: float | None
     kind: Annotated[KindOfDevice, "cpu: CPU slots stand in for GPUs."]
     cpus: int | None
@@ -479,6 +503,7 @@ KindOfProblem = Literal[
     "headers-too-large",
     "internal-error",
     "store-unavailable",
+    "node-unreachable",
 ]
 
 

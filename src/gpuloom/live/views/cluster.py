@@ -47,8 +47,14 @@ def holders(attempts: Iterable[Attempt]) -> Holders:
     return found
 
 
-def node_view(node: NodeRecord, held: Holders, sample: Sample | None, notes: Mapping[int, Sequence[str]]) -> NodeView:
-    """A machine with its GPUs, who runs there, and the newest rates. notes: by GPU, what was noticed of it."""
+def node_view(
+    node: NodeRecord, held: Holders, sample: Sample | None, notes: Mapping[int, Sequence[str]], cut: str = ""
+) -> NodeView:
+    """A machine with its GPUs, who runs there, and the newest rates.
+
+    Args:
+        notes: by GPU, what was noticed of it. cut: why it can't be talked to now; '' where it can.
+    """
     rates = None if sample is None else sample.node
     of_gpu = {} if sample is None else {gpu.index: gpu for gpu in sample.gpus}
     gpus: list[GpuView] = []
@@ -76,6 +82,11 @@ def node_view(node: NodeRecord, held: Holders, sample: Sample | None, notes: Map
         "name": node.name,
         "state": cast("StateOfNode", node.state),
         "reason": node.reason,
+        "source": node.source.value,
+        "address": node.address,
+        "until_s": node.until_s,
+        "engine_job": node.engine_job,
+        "cut": cut,
         "since_s": node.since_s,
         "kind": cast("KindOfDevice", node.kind),
         "cpus": node.cpus,
@@ -89,7 +100,7 @@ def node_view(node: NodeRecord, held: Holders, sample: Sample | None, notes: Map
         "sampled_s": None if sample is None else sample.at_s,
         "gpus": gpus,
         "topology": list(node.topology),
-        "jobs": sorted({job for (name, _), jobs in held.items() if name == node.name for job in jobs}),
+        "jobs": sorted({job for gpu in node.gpus for job in held.get((node.name, gpu.index), ())}),
     }
 
 

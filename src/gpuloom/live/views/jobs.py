@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 from gpuloom.core.decision import Reason
 from gpuloom.core.events import Event
-from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Phase, SavedBy, gpus_in
+from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Member, Phase, SavedBy, gpus_in
 from gpuloom.core.spec import Spec
+from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.port import RunUsage
 from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, Left
 from gpuloom.live.planning.estimates import Source
@@ -18,6 +20,7 @@ from gpuloom.live.views.answers import (
     Dependency,
     EventView,
     JobView,
+    MemberView,
     RatesView,
     ReasonView,
     SavedHow,
@@ -152,6 +155,22 @@ def attempt_view(attempt: Attempt) -> AttemptView:
         "stop_reason": None if attempt.stop_reason is None else attempt.stop_reason.value,
         "deadline_s": attempt.deadline_s,
         "peak_memory_mib": attempt.peak_memory_mib,
+        "members": [member_view(rank, member) for rank, member in enumerate(attempt.parts)],
+    }
+
+
+def member_view(rank: int, member: Member) -> MemberView:
+    """A member of an attempt."""
+    return {
+        "rank": rank,
+        "node": member.node,
+        "gpus": list(member.gpus),
+        "pid": member.pid,
+        "reason": None if member.reason is None else member.reason.value,
+        "exit_code": member.exit_code,
+        "signal": member.signal,
+        "message": member.message,
+        "ended_s": member.ended_s,
     }
 
 
@@ -161,7 +180,7 @@ def event_view(event: Event) -> EventView:
 
 
 def show_view(view: JobView, spec: Spec, attempts: Sequence[Attempt], events: Sequence[Event], log: str) -> ShowView:
-    """Everything about a job. log: the path of its last log; '' for none."""
+    """Everything about a job. log: where its last log is; '' for none."""
     return {
         "job": view,
         "spec": spec.to_json(),
@@ -169,6 +188,15 @@ def show_view(view: JobView, spec: Spec, attempts: Sequence[Attempt], events: Se
         "events": [event_view(event) for event in events],
         "log": log,
     }
+
+
+def log_place(attempt: Attempt, here: Callable[[str], LocalFiles | None]) -> str:
+    """Where the log of an attempt's master is: its path on this machine, or 'node:path' with the path in that node's
+    home. here: the files of a node, if they are on this machine."""
+    node = attempt.allocation[0][0] if attempt.allocation else ""
+    files = here(node)
+    path = (LocalFiles(Path("runs")) if files is None else files).log_path(attempt.run)
+    return f"{node}:{path}" if files is None else str(path)
 
 
 def preemptions_of(attempts: Mapping[int, list[Attempt]], job: int) -> int:

@@ -38,6 +38,10 @@ def router(context: Context) -> APIRouter:
         change = bodies.checked(bodies.NodeChange, data)
         return JsonResponse(service.set_node(name, NodeState(change.state), reason=change.reason))
 
+    @routes.get("/v1/pilots", **docs.pilots)
+    def list_pilots() -> JsonResponse:
+        return JsonResponse(service.pilots())
+
     @routes.get("/v1/policy", **docs.policy)
     def get_policy() -> JsonResponse:
         return JsonResponse(service.policy())

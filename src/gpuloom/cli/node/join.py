@@ -1,0 +1,222 @@
+"""`gpuloom node join`: the node process, in the foreground or the background."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuloom.cli.groups import Choice
+from gpuloom.cli.live import Lasting
+from gpuloom.core.errors import GpuloomError, InputError
+
+if TYPE_CHECKING:
+    from gpuloom.node.home import NodeHome, State
+
+TOKEN = "GPULOOM_NODE_TOKEN"  # noqa: S105 - the name of a variable
+READY_S = 60.0
+"""How long --detach waits until the machine has joined."""
+
+
+class JoinError(GpuloomError):
+    """The node process could not begin, or was refused."""
+
+
+def node_home_option(command: Any) -> Any:
+    """--home."""
+    return click.option(
+        "--home",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Home of the node [$GPULOOM_NODE_HOME, else ~/.local/share/gpuloom-node].",
+    )(command)
+
+
+@click.command()
+@click.argument("url", required=False)
+@click.option("--token", metavar="TOKEN", help=f"Of `gpuloom node token` [${TOKEN}; better than an option others see].")
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A file that holds the token.",
+)
+@click.option("--name", default=None, metavar="NAME", help="Name of the node [the machine's].")
+@click.option("--slots", type=click.IntRange(1), metavar="N", help="Offer N CPU slots in place of GPUs.")
+@click.option("--address", metavar="ADDRESS", help="Where other nodes reach this one [its address towards the head].")
+@click.option(
+    "--lease", type=Lasting(), metavar="TIME", help="How long jobs go on when the head is not heard of [15s]."
+)
+@click.option("--give-up", type=Lasting(), metavar="TIME", help="Leave when the head was not reached for TIME [never].")
+@click.option(
+    "--log-level",
+    type=Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is logged.",
+)
+@click.option(
+    "--detach",
+    "-d",
+    is_flag=True,
+    help="Return when it has joined. It runs on in the background, with its log in HOME/node.log.",
+)
+@node_home_option
+def join(
+    url: str | None,
+    token: str | None,
+    token_file: Path | None,
+    name: str | None,
+    slots: int | None,
+    address: str | None,
+    lease: float | None,
+    give_up: float | None,
+    log_level: str,
+    detach: bool,
+    home: Path | None,
+) -> None:
+    """Make this machine a node of the scheduler at URL: its jobs run here, as the user who starts this.
+
+    Nothing has to be open on this machine: it calls the scheduler, and calls again when the link breaks. Without URL it
+    joins as it did the last time. Ctrl-C, SIGTERM or `gpuloom node leave` end it in order: jobs are told to save, and
+    go on elsewhere. If it can't reach the scheduler for longer than its lease, it ends the jobs: they go on elsewhere.
+
+    \b
+    Examples:
+      gpuloom node join https://head:7411 --token-file token --detach
+      gpuloom node join --detach
+    """
+    from gpuloom.node.home import node_home
+
+    if not sys.platform.startswith("linux"):
+        raise JoinError("gpuloom node join runs on Linux only: it needs process groups, cgroups and /proc")
+    place = node_home(home)
+    settings = _settings(place, url, _token(token, token_file), name, slots, address, lease)
+    if detach:
+        _detached(place, settings, log_level, give_up)
+        return
+    from gpuloom.node.process import JoinOptions
+    from gpuloom.node.process import join as run
+
+    _log(log_level)
+    place.create().joins_with(settings)
+    options = JoinOptions(place.path, **settings, give_up_s=give_up, engine_job=os.environ.get("SLURM_JOB_ID", ""))
+    click.get_current_context().exit(run(options))
+
+
+def _token(token: str | None, file: Path | None) -> str | None:
+    """As given: option, file, variable. What is started here does not inherit the variable."""
+    told = os.environ.pop(TOKEN, None)
+    if token is not None and file is not None:
+        raise click.UsageError("give --token or --token-file, not both")
+    if file is None:
+        return token or told
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: the token can't be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _settings(
+    place: NodeHome,
+    url: str | None,
+    token: str | None,
+    name: str | None,
+    slots: int | None,
+    address: str | None,
+    lease: float | None,
+) -> dict[str, Any]:
+    """What is given, and for the rest what it joined with the last time. Raises InputError."""
+    from gpuloom.fleet.registry import terms_of
+    from gpuloom.fleet.token import token_of
+    from gpuloom.node.dial import check_url
+
+    before = place.joined_with()
+    url = check_url(url) if url is not None else before.get("url")
+    token = token if token is not None else before.get("token")
+    if not url:
+        raise InputError("give the address of the scheduler, such as https://head:7411 (`gpuloom node token` shows it)")
+    if not token:
+        raise InputError(f"give the token, of `gpuloom node token` on the head: --token, --token-file or ${TOKEN}")
+    fingerprint = token_of(token).fingerprint
+    if fingerprint and url.startswith("http:"):
+        raise InputError(f"the token is of a scheduler with TLS: give https instead of {url}")
+    terms_of(lease)
+    return {
+        "url": url,
+        "token": token,
+        "name": name if name is not None else before.get("name", ""),
+        "slots": slots if slots is not None else before.get("slots"),
+        "address": address if address is not None else before.get("address", ""),
+        "lease_s": lease if lease is not None else before.get("lease_s"),
+    }
+
+
+def _log(level: str) -> None:
+    import logging
+
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+
+
+# -- in the background ------------------------------------------------------------------------------------------------
+
+
+def _detached(place: NodeHome, settings: dict[str, Any], log_level: str, give_up_s: float | None) -> None:
+    """Start a process of its own session, and wait until it has joined. Raises JoinError."""
+    holder = place.holder()
+    if holder is not None:
+        said = place.said()
+        text = f"a node process (pid {holder}) works here already, home {place.path}"
+        if said is not None and said.url == settings["url"]:
+            click.echo(f"{text}: {_line(said)}")
+            return
+        raise JoinError(f"{text}, for {said.url if said else 'another head'}: `gpuloom node leave` ends it")
+    place.create().joins_with(settings)
+    log = place.log
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "ab") as output:
+        start = output.seek(0, os.SEEK_END)
+        more = [] if give_up_s is None else ["--give-up", f"{give_up_s:g}s"]
+        program = [sys.executable, "-P", "-c", "from gpuloom.cli.main import main; main()"]
+        process = subprocess.Popen(  # noqa: S603 - our own program
+            [*program, "node", "join", "--home", str(place.path), "--log-level", log_level, *more],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=place.path,
+            start_new_session=True,
+        )
+    until = time.monotonic() + READY_S
+    while time.monotonic() < until:
+        ended = process.poll()
+        said = place.said()
+        if said is not None and said.pid == process.pid and said.state == "joined":
+            process.returncode = 0  # it outlives this process on purpose
+            click.echo(_line(said))
+            return
+        if ended is not None:
+            raise JoinError(f"the node process ended with exit code {ended}; {log} says:\n{_tail(log, start)}")
+        time.sleep(0.05)
+    pid, process.returncode = process.pid, 0
+    why = said.detail if said is not None and said.pid == pid else ""
+    raise JoinError(
+        f"the node process (pid {pid}) has not joined after {READY_S:g} s, and goes on trying"
+        f"{': ' + why if why else ''}; `gpuloom node status` says how it goes, `gpuloom node leave` ends it"
+    )
+
+
+def _line(said: State) -> str:
+    return f"node {said.name} is {said.state} at {said.url} (pid {said.pid})"
+
+
+def _tail(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        return "\n".join(file.read(16_384).decode("utf-8", "replace").strip().splitlines()[-10:])

@@ -1,0 +1,129 @@
+"""This machine as a node: prepares what is to run, and has an executor run it. Serves head and node process alike."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpuloom.core.end_reason import EndReason
+from gpuloom.core.errors import InputError
+from gpuloom.core.faults import fault_text
+from gpuloom.executors.link import CONNECT_S, REPLY_S
+from gpuloom.executors.local_files import LocalFiles
+from gpuloom.executors.node import Capabilities, RunFiles, RunSpec
+from gpuloom.executors.port import Cause, LiveExecutor, OnStatus, RunExit, RunPhase, RunStatus, blamed
+from gpuloom.executors.prepare import Shared, alone, request_of
+
+
+class LocalNode:
+    """A NodePort on an executor of this machine.
+
+    What can't be prepared has not been begun: its exit is told from within `start`, and again by `runs`, until it is
+    acknowledged.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        executor: LiveExecutor,
+        runs: Path,
+        *,
+        files: RunFiles | None = None,
+        shared: Shared = alone,
+    ) -> None:
+        """name: of the node, as records have it. runs: folder of the files of its runs. files: others than those in
+        it. shared: how a job is started that may share its GPU."""
+        self.name, self.executor, self.directory, self.shared = name, executor, runs, shared
+        self.files: RunFiles = LocalFiles(runs) if files is None else files
+        self._unprepared: dict[str, RunStatus] = {}
+        self._on_status: OnStatus | None = None
+        self._lock = threading.Lock()
+
+    def open(self, on_status: OnStatus, *, patience_s: float = CONNECT_S) -> None:
+        """See `NodePort`."""
+        self._on_status = on_status
+        self.executor.open(on_status, patience_s=patience_s)
+
+    def runs(self, *, patience_s: float = REPLY_S) -> Sequence[RunStatus]:
+        """See `NodePort`."""
+        known = self.executor.runs(patience_s=patience_s)
+        with self._lock:
+            return [*known, *self._unprepared.values()]
+
+    def start(self, spec: RunSpec) -> None:
+        """See `NodePort`. Looks at the files that the spec names (venv, container's tool), in the caller's thread."""
+        with self._lock:
+            before = self._unprepared.get(spec.run)
+        if before is not None:
+            self._tell(before)
+            return
+        try:
+            request = request_of(spec, self.directory, shared=self.shared)
+        except InputError as error:
+            self._not_started(spec.run, Cause.JOB, str(error))
+        except OSError as error:  # a venv on a dead disk, say
+            where = f"can't use {error.filename}" if error.filename else "can't prepare it"
+            self._not_started(spec.run, blamed(error), fault_text(where, error))
+        else:
+            self.executor.start(request)
+
+    def _not_started(self, run: str, cause: Cause, message: str) -> None:
+        how = RunExit(None, None, EndReason.NOT_STARTED, message, time.time(), cause=cause)
+        status = RunStatus(run, RunPhase.EXITED, exit=how)
+        with self._lock:
+            self._unprepared[run] = status
+        self._tell(status)
+
+    def _tell(self, status: RunStatus) -> None:
+        if self._on_status is not None:
+            self._on_status(status)
+
+    def go(self, run: str) -> None:
+        """See `NodePort`."""
+        self.executor.go(run)
+
+    def stop(self, run: str, *, reason: EndReason, grace_s: float) -> None:
+        """See `NodePort`."""
+        self.executor.stop(run, reason=reason, grace_s=grace_s)
+
+    def limit(self, run: str, limit_s: float | None) -> None:
+        """See `NodePort`."""
+        self.executor.limit(run, limit_s)
+
+    def freeze(self, run: str) -> None:
+        """See `NodePort`."""
+        self.executor.freeze(run)
+
+    def thaw(self, run: str) -> None:
+        """See `NodePort`."""
+        self.executor.thaw(run)
+
+    def acknowledge(self, run: str) -> None:
+        """See `NodePort`."""
+        with self._lock:
+            unprepared = self._unprepared.pop(run, None)
+        if unprepared is None:
+            self.executor.acknowledge(run)
+
+    def boot_id(self) -> str:
+        """See `NodePort`."""
+        return self.executor.boot_id()
+
+    def healthy(self) -> str:
+        """See `NodePort`."""
+        return self.executor.healthy()
+
+    def capabilities(self) -> Capabilities:
+        """See `NodePort`."""
+        return self.executor.capabilities()
+
+    def limits(self) -> Mapping[str, str]:
+        """See `NodePort`."""
+        limits: Mapping[str, str] = getattr(self.executor, "limits", dict)()
+        return limits
+
+    def close(self) -> None:
+        """See `NodePort`."""
+        self.executor.close()

@@ -1,0 +1,104 @@
+"""From what is said of a member of an attempt to the run that this node starts: everything that depends on the node."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from gpuloom.core.errors import InputError
+from gpuloom.core.run_name import run_name_of
+from gpuloom.executors.environment import prepared
+from gpuloom.executors.launchers import DIRECT, launched, needs_port, told
+from gpuloom.executors.local_files import run_directory
+from gpuloom.executors.node import RunSpec
+from gpuloom.executors.port import RunRequest
+
+KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+"""Of the environment of this process, what a job gets that brought none."""
+
+Shared = Callable[[int, str, Sequence[str], Mapping[str, str]], tuple[tuple[str, ...], dict[str, str]]]
+"""From a job's number, its class for sharing a GPU, command and environment to those with which it shares one."""
+
+
+def alone(job: int, klass: str, argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Of a node whose GPUs can't be shared: as they are."""
+    return tuple(argv), dict(env)
+
+
+def request_of(spec: RunSpec, runs: Path, *, shared: Shared = alone) -> RunRequest:
+    """The run to start here. runs: folder of the files of all runs of this node.
+
+    Raises:
+        InputError: its environment can't be made (no such venv, no container runtime, …).
+        OSError: something that it names can't be reached now, or the port at which its processes meet is in use.
+        ValueError: its name is no name of a run.
+    """
+    name = run_name_of(spec.run)
+    directory = str(run_directory(runs, spec.run))
+    env = {key: os.environ[key] for key in KEPT if key in os.environ}
+    env["PYTHONUNBUFFERED"] = "1"  # what a script prints is in the log when it prints it
+    env |= spec.env
+    env |= told(spec)
+    if spec.port is not None and spec.rank == 0 and needs_port(spec):
+        check_port(spec.port)
+    cwd = spec.workdir or env.get("HOME") or "/"
+    argv, env = prepared(
+        launched(spec, env),
+        env,
+        venv=spec.venv,
+        conda=spec.conda,
+        container=spec.container,
+        cwd=cwd,
+        gpus=spec.gpus,
+        gpu_uuids=spec.gpu_uuids,
+        kind=spec.kind,
+        run=spec.run,
+        directory=directory,
+        mounts=(DIRECT,) if spec.per_gpu else (),
+        host_network=len(spec.peers) > 1,
+    )
+    if spec.per_gpu and not spec.container:
+        _check_program(spec.command[0], env, cwd)
+    argv, env = shared(name.job if name else 0, spec.sharing_class, argv, env)
+    return RunRequest(
+        run=spec.run,
+        argv=argv,
+        cwd=cwd,
+        env=env,
+        gpus=spec.gpus,
+        gpu_uuids=spec.gpu_uuids,
+        directory=directory,
+        kind=spec.kind,
+        limit_s=spec.limit_s,
+        grace_s=spec.grace_s,
+        cpus=spec.cpus,
+        memory_mib=spec.memory_mib,
+        resumes=spec.resumes,
+        hold=spec.hold,
+    )
+
+
+def _check_program(program: str, env: Mapping[str, str], cwd: str) -> None:
+    """Raises InputError: a program that direct.py is to start is not there."""
+    path = env.get("PATH", os.defpath)
+    if shutil.which(os.path.join(cwd, program) if "/" in program else program, path=path) is None:
+        where = f"in {cwd}" if "/" in program else f"in PATH ({path})"
+        raise InputError(f"can't run {program!r}: there is no such program {where}")
+
+
+def check_port(port: int) -> None:
+    """Raises OSError: something listens at this port of this machine already."""
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 - tried, not served
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one closed a moment ago does no harm
+                if family == socket.AF_INET6:
+                    tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                tried.bind((address, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), f"port {port}") from None

@@ -1,0 +1,70 @@
+"""Three seeds of the chaos test (tests/chaos.py); more of them, and more jobs: `make chaos`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from chaos import chaos
+from chaos_jobs import Ledger, Wanted, faults_of
+
+JOBS = 50
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_whatever_dies_every_job_ends_once_with_its_true_reason(tmp_path: Path, seed: int) -> None:
+    outcome = chaos(tmp_path, seed, JOBS)
+    print(outcome)
+    assert not outcome.wrong, str(outcome)
+    assert sum(outcome.states.values()) >= JOBS
+    assert outcome.faults.total() >= 12
+
+
+LEDGER = """\
+start 1 1 0 n1 0 7
+end 1 1 0 n1 0 7 0
+start 2 1 0 n1 1 8
+end 2 1 0 n1 1 8 3
+"""
+
+
+def _attempt(reason: str, number: int = 1) -> dict[str, object]:
+    return {"number": number, "reason": reason, "message": "", "members": []}
+
+
+def _found(tmp_path: Path, *, ledger: str = "", one: tuple[str, ...] = ("finished",), state: str = "finished") -> str:
+    """Of job 1, which is to end well, beside job 2, which is to fail."""
+    (tmp_path / "ledger").write_text(LEDGER + ledger)
+    shown = {
+        1: {"job": {"state": state}, "attempts": [_attempt(reason, at + 1) for at, reason in enumerate(one)]},
+        2: {"job": {"state": "failed"}, "attempts": [_attempt("failed")]},
+    }
+    wanted = {1: Wanted("ok", {}), 2: Wanted("failing", {})}
+    return "\n".join(faults_of(wanted, shown, Ledger(tmp_path).read(), Counter(), []))
+
+
+def test_the_judge_lets_pass_what_is_right(tmp_path: Path) -> None:
+    assert _found(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("ledger", "one", "state", "text"),
+    [
+        ("twice-job 1 1 0 n2 0 9\n", ("finished",), "finished", "held the same"),
+        ("start 1 1 0 n2 0 9\n", ("finished",), "finished", "began 2 times, on ['n1', 'n2']"),
+        ("start 1 2 0 n2 0 9\n", ("finished",), "finished", "the scheduler does not know it"),
+        ("", ("finished", "finished"), "finished", "went on after its end"),
+        ("", ("node",), "queued", "is queued"),
+        ("", ("failed",), "failed", "attempt 1 failed"),
+        ("", ("lost",), "failed", "ended as lost without any fault"),
+        ("", ("not_started",), "failed", "failed after 0 failures"),
+        ("", ("cancelled",), "cancelled", "cancelled by nobody"),
+        ("start 1 2 0 n2 0 9\n", ("node", "finished"), "finished", "attempt 2 finished"),
+    ],
+)
+def test_the_judge_finds(tmp_path: Path, ledger: str, one: tuple[str, ...], state: str, text: str) -> None:
+    assert text in _found(tmp_path, ledger=ledger, one=one, state=state)
