@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -392,19 +393,53 @@ def test_the_examples_job_files_are_jobs() -> None:
         assert all((LIVE / word).exists() for word in found.command if word.endswith((".py", ".sh")))
 
 
+def count(folder: Path, env: dict[str, str], pace: str) -> subprocess.Popen[str]:
+    """The shell example, in a process group of its own."""
+    command = ["sh", str(LIVE / "count.sh"), str(folder / "state"), "20", pace]
+    return subprocess.Popen(command, env=env, start_new_session=True, stdout=subprocess.PIPE, text=True)
+
+
+def counts_to_the_end(folder: Path, env: dict[str, str]) -> None:
+    again = count(folder, env, "0")
+    out, _ = again.communicate(timeout=60)
+    assert (again.returncode, out) == (0, "counted to 20\n")
+    assert sorted(path.name for path in folder.iterdir()) == ["progress.json", "state"]
+
+
 def test_the_shell_example_can_be_interrupted_and_goes_on(tmp_path: Path) -> None:
-    command = ["sh", str(LIVE / "count.sh"), str(tmp_path / "state"), "20"]
     env = {**os.environ, "GPULOOM_PROGRESS_FILE": str(tmp_path / "progress.json")}
-    first = subprocess.Popen([*command, "0.05"], env=env, start_new_session=True)
-    until((tmp_path / "progress.json").exists, "its first step")
-    os.killpg(first.pid, signal.SIGTERM)  # as gpuloom does
-    assert first.wait(timeout=30) == 85
+    with count(tmp_path, env, "0.05") as first:
+        until((tmp_path / "progress.json").exists, "its first step")
+        os.killpg(first.pid, signal.SIGTERM)  # as gpuloom does
+        assert first.wait(timeout=30) == 85
     step = int((tmp_path / "state").read_text())
     assert 0 < step < 20
     assert json.loads((tmp_path / "progress.json").read_text()) == {"step": step, "steps": 20, "saved_step": step}
-    again = subprocess.run([*command, "0"], env=env, capture_output=True, text=True, timeout=60, check=True)
-    assert again.stdout == "counted to 20\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["progress.json", "state"]
+    counts_to_the_end(tmp_path, env)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "and again at the next"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_the_notice_may_come_in_any_of_its_programs(tmp_path: Path, nth: int, when: str, again: bool) -> None:
+    """Before or after the work of the nth program that it calls, which the signal kills: `sleep`, `mv`, `mv`."""
+    programs, home = tmp_path / "bin", tmp_path / "home"
+    programs.mkdir()
+    home.mkdir()
+    calls = tmp_path / "calls"
+    for name in ("mv", "sleep"):
+        work = f'{shutil.which(name)} "$@"'
+        hit = f"[ $calls = {nth} ] || [ $calls = {nth + 1 if again else nth} ]"
+        order = (f"! {{ {hit}; }} || kill -s TERM 0", work)
+        lines = ["#!/bin/sh", f"echo >> {calls}", f"calls=$(wc -l < {calls})"]
+        (programs / name).write_text("\n".join([*lines, *(order if when == "before" else order[::-1])]) + "\n")
+        (programs / name).chmod(0o755)
+    env = {**os.environ, "GPULOOM_PROGRESS_FILE": str(home / "progress.json")}
+    with count(home, {**env, "PATH": f"{programs}:{env['PATH']}"}, "0") as first:
+        assert first.wait(timeout=30) == 85
+    state = home / "state"
+    assert (state.read_text() if state.exists() else "") == ("" if nth == 1 else "1\n")
+    counts_to_the_end(home, env)
 
 
 def test_the_programs_and_files_in_the_document_are_right(tmp_path: Path) -> None:
