@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from gpuloom.executors.port import ExecutorError
 from gpuloom.executors.runner.leased import Leased
 from gpuloom.executors.runner.restarts import FIRST_S, MOST_S, QUIET_S, Restarts, free, holder, sign, watched
 from gpuloom.executors.wire import EXIT_FAULT, EXIT_LOCKED, FENCED_FILE, GUARD_LOCK, LIVE, LOCK, Cause
+from gpuloom.node.home import NodeHome
 from until import until
 
 SECOND = 10**9
@@ -54,7 +56,8 @@ def job() -> Iterator[Any]:
 
     yield start
     for process in started:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with what the shell has started
         process.wait()
 
 
@@ -431,3 +434,105 @@ def test_a_guard_without_any_lease_has_nothing_to_do(tmp_path: Path, job: Any) -
     guard = pair.Guard(str(tmp_path), HOME_ID, -1, "0")
     guard.work()
     assert ours.poll() is None
+
+
+class TestAbandoned:
+    """Guards of a node process that died long ago end with the lease."""
+
+    @pytest.fixture
+    def guard(self, tmp_path: Path, lease: LeaseFile, monkeypatch: pytest.MonkeyPatch) -> Iterator[pair.Guard]:
+        """One that began long ago, under a lease that was over as long."""
+        lock = os.open(tmp_path / GUARD_LOCK, os.O_RDWR | os.O_CREAT)
+        one = pair.Guard(str(tmp_path), HOME_ID, lock, "0")
+        one._sign()
+        monkeypatch.setattr(pair, "boottime_ns", lambda: boottime_ns() + int(pair.ABANDONED_S * SECOND))
+        yield one
+        os.close(lock)
+
+    def test_the_lease_goes_and_the_guard_with_it(self, guard: pair.Guard, lease: LeaseFile) -> None:
+        assert guard._look() is None
+        assert not lease.there()
+        assert guard._ends()
+
+    def test_a_node_process_that_lives_keeps_its_guard(self, guard: pair.Guard, tmp_path: Path) -> None:
+        home = NodeHome(tmp_path)
+        held = home.take()
+        assert guard._look() is not None
+        assert LeaseFile(str(tmp_path)).there()
+        os.close(held)
+        assert guard._look() is None
+
+    def test_not_before_its_time(self, guard: pair.Guard, lease: LeaseFile) -> None:
+        guard._began_ns += SECOND * 5
+        assert guard._look() is not None, "its own beginning counts"
+        guard._began_ns = 0
+        lease.extend(boottime_ns() + SECOND * 5)
+        lease.count_fence()
+        assert guard._look() is not None
+        assert lease.there()
+
+    def test_a_standby_leaves_it_to_the_guard(self, guard: pair.Guard, lease: LeaseFile) -> None:
+        guard._late_s = pair.STANDBY_S
+        guard._began_ns = 0
+        assert guard._look() is not None
+        assert lease.there()
+
+    def test_while_something_may_be_left(
+        self, guard: pair.Guard, lease: LeaseFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lease.extend(boottime_ns() + SECOND // 10)
+        with monkeypatch.context() as patched:
+            patched.setattr(guard._ending, "step", lambda: 1.0)
+            time.sleep(0.2)
+            guard._began_ns = 0
+            monkeypatch.setattr(pair, "ABANDONED_S", 0.0)
+            assert guard._look() is not None, "nobody has said yet that nothing is left"
+        guard._scan_s = 0.0
+        folder = tmp_path / "run"
+        for path, data in (
+            (tmp_path / LIVE / "1.1", {"directory": str(folder)}),
+            (folder / "run.json", TestEnding().noted(os.getpid(), folder, boot_id="another")),
+        ):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(data))
+        assert guard._look() is not None, "a runner has to write down how it ended"
+        assert lease.settled()
+        (tmp_path / LIVE / "1.1").unlink()
+        guard._scan_s = 0.0
+        assert guard._look() is None
+
+    def test_a_lease_made_meanwhile_has_a_guard(self, guard: pair.Guard, lease: LeaseFile, tmp_path: Path) -> None:
+        """Whoever makes it before the guard's last look is guarded by it, whoever comes later does not find it."""
+        path = str(tmp_path / GUARD_LOCK)
+        lease.remove()
+        assert guard._look() is None
+        assert holder(path) is not None
+        lease.make()
+        assert not guard._ends()
+        assert guard._look() is not None
+        guard._sign()
+        assert holder(path) is not None
+        lease.remove()
+        assert guard._ends()
+        assert holder(path) is None
+
+    def test_two_processes_end_and_others_come(self, tmp_path: Path) -> None:
+        """Real ones. However soon after the end of the lease there is another, it has a guard that stays."""
+        for _ in range(5):
+            pid = ensure_guard(tmp_path)
+            assert pid
+            LeaseFile(str(tmp_path)).remove()
+        pid = ensure_guard(tmp_path)
+        assert until(lambda: holder(str(tmp_path / GUARD_LOCK)), "a guard")["pid"] == pid
+        code = (
+            "import sys; from gpuloom.executors.guard import main, pair; pair.ABANDONED_S = 0.2; "
+            "sys.exit(main.main(sys.argv[1], sys.argv[2]))"
+        )
+        home = tmp_path / "other"
+        home.mkdir()
+        LeaseFile(str(home)).make()
+        subprocess.run([sys.executable, "-c", code, home, HOME_ID], check=True)
+        until(lambda: free(str(home / GUARD_LOCK)), "the end of both", 30.0)
+        assert not LeaseFile(str(home)).there()
+        LeaseFile(str(tmp_path)).remove()
+        until(lambda: free(str(tmp_path / GUARD_LOCK)), "the end of both", 30.0)

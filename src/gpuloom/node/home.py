@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import secrets
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -13,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.executors.runner.restarts import free
+from gpuloom.executors.wire import NODE_LOCK
 
 HOME = "GPULOOM_NODE_HOME"
+LOOKED_S = 0.01
+"""Who only looks whether there is a node process, as its guard does, has the lock for less than that."""
 
 
 class BusyError(GpuloomError):
@@ -46,7 +51,7 @@ class NodeHome:
 
     @property
     def lock(self) -> Path:
-        return self.path / "node.lock"
+        return self.path / NODE_LOCK
 
     @property
     def log(self) -> Path:
@@ -112,14 +117,14 @@ class NodeHome:
         """
         try:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                raise BusyError(
-                    f"a node process (pid {self.holder() or 'unknown'}) works here already, home {self.path}: "
-                    "`gpuloom node leave` ends it; --home gives another folder"
-                ) from None
+            while not _locked(descriptor):
+                if not free(str(self.lock)):
+                    os.close(descriptor)
+                    raise BusyError(
+                        f"a node process (pid {self.holder() or 'unknown'}) works here already, home {self.path}: "
+                        "`gpuloom node leave` ends it; --home gives another folder"
+                    )
+                time.sleep(LOOKED_S)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         except OSError as error:
@@ -168,6 +173,14 @@ class NodeHome:
             _write(self.settings, settings)
         except OSError as error:
             raise InputError(f"{self.settings}: can't be written: {error.strerror}") from None
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def node_home(path: Path | str | None = None) -> NodeHome:

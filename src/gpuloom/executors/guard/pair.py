@@ -8,6 +8,7 @@ itself a second after the deadline: a guard that is stopped or stuck keeps no ru
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import time
@@ -18,8 +19,8 @@ from gpuloom.executors.lease import NO_LEASE, LeaseFile, boottime_ns
 from gpuloom.executors.runner.cgroups import Cgroups
 from gpuloom.executors.runner.life import RunningJob
 from gpuloom.executors.runner.loop import log
-from gpuloom.executors.runner.restarts import Restarts, free, holder, sign, signed, watched
-from gpuloom.executors.wire import GUARD_MARK, LIVE, LOCK, RUNNER_LOG, read_json
+from gpuloom.executors.runner.restarts import Restarts, free, holder, sign, signed, unsign, watched
+from gpuloom.executors.wire import GUARD_MARK, LIVE, LOCK, NODE_LOCK, RUNNER_LOG, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ UNSIGNED_S = 1.0
 """Where we could not say who we are, when to try again."""
 LONGEST_S = 60.0
 """Between looks at whether the runner lives."""
+ABANDONED_S = 600.0
+"""A lease that has been over for so long, of a node process that is gone, is taken away: nobody comes back for it."""
 
 
 class Guard:
@@ -63,14 +66,30 @@ class Guard:
         """By what failed last, the pause before it is tried again."""
         self._scan_s = 0.0
         """While the lease is over, when to look for processes again; on the monotonic clock."""
+        self._began_ns = boottime_ns()
 
     def work(self) -> None:
         """Until there is no lease any more and nothing to end."""
-        while (wait_s := self._turn()) is not None:
-            self._sleep(boottime_ns() + int(wait_s * 1e9))
+        while (wait_s := self._turn()) is not None or not self._ends():
+            self._sleep(boottime_ns() + int((wait_s or 0.0) * 1e9))
         if self._standby is not None and not self._late_s:
             with contextlib.suppress(OSError):
                 os.kill(self._standby, signal.SIGKILL)
+
+    def _ends(self) -> bool:
+        """Whether it may end, there being no lease. Who makes one looks for a guard afterwards: we say first that there
+        is none, and then look for a lease once more, so that one of both sees the other."""
+        if self._late_s:
+            return True
+        try:
+            unsign(self._lock)
+        except OSError as error:
+            log(f"can't write that the guard ends: {error.strerror}")
+        self._signed = False
+        if not self._lease.there():
+            return True
+        self._began_ns = boottime_ns()
+        return False
 
     def _turn(self) -> float | None:
         """What is to be done now. Seconds until the next time; None: nothing ever."""
@@ -105,10 +124,29 @@ class Guard:
         now = time.monotonic()
         if now >= self._scan_s:
             self._scan_s = now + self._ending.step()
-        if not self._lease.there() and not self._ending.unfinished():
+        if not self._ending.unfinished() and (not self._lease.there() or self._abandoned(deadline)):
             return None
         # It may be extended at any moment, and then be over again before the next look for processes.
         return min(max(self._scan_s - time.monotonic(), 0.0), OVER_S)
+
+    def _abandoned(self, deadline_ns: int) -> bool:
+        """Take the lease away, if nobody has used it for long and nothing is left of what ran under it."""
+        over_s = (boottime_ns() - max(deadline_ns, self._began_ns)) / 1e9
+        if self._late_s or over_s < ABANDONED_S or not self._lease.settled():
+            return False
+        lock = os.open(f"{self._home}/{NODE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # A node process that starts now waits for this lock, and makes a lease of its own once it has it.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if self._lease.deadline_ns() != deadline_ns or self._left_alone():
+                return False
+            log(f"no node process was started again for {ABANDONED_S:g} s, and nothing is left here: the guard ends")
+            self._lease.remove()
+        except BlockingIOError:
+            return False  # there is one; it does not reach the head
+        finally:
+            os.close(lock)
+        return True
 
     def _sleep(self, until_ns: int) -> None:
         watching = [fd for fd in (self._other, self._runner, self._removal.fd) if fd is not None and fd >= 0]
@@ -209,7 +247,11 @@ class Guard:
 
     def _left_alone(self) -> bool:
         """Whether there are runs whose end nobody has written down."""
-        for name in os.listdir(f"{self._home}/{LIVE}"):
+        try:
+            names = os.listdir(f"{self._home}/{LIVE}")
+        except FileNotFoundError:  # there never was a runner
+            return False
+        for name in names:
             data = read_json(f"{self._home}/{LIVE}/{name}")
             run = None if data is None else RunningJob.read(data["directory"], self._home_id)
             if run is not None and (run.exit is None or not run.exit["released"]):

@@ -58,6 +58,11 @@ def sign(lock: int, note: Mapping[str, Any]) -> bool:
     return True
 
 
+def unsign(lock: int) -> None:
+    """Write into a lock file that is still held that its holder ends. Raises OSError."""
+    os.pwrite(lock, b"{}".ljust(BLOCK), 0)
+
+
 def holder(path: str) -> dict[str, Any] | None:
     """What the process that signed this lock file last wrote there; None: it is gone, or there was none.
 
