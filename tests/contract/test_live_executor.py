@@ -784,6 +784,20 @@ class TestSurviving:
         assert late.reason == "timed_out"
         assert not alive(going.pid or 0)
 
+    def test_what_has_ended_by_itself_was_not_stopped(self, bench: Bench) -> None:
+        """The runner hears of both at once, of the stop first: it stood still meanwhile."""
+        status = bench.start("1.1", "sh", "-c", "while [ ! -e go ]; do sleep 0.01; done; exit 5")
+        os.kill(bench.runner, signal.SIGSTOP)
+        try:
+            (bench.home / "go").touch()
+            until(lambda: not alive(status.pid or 0), "its end")
+            bench.executor.stop("1.1", reason=EndReason.PREEMPTED, grace_s=1.0)
+        finally:
+            os.kill(bench.runner, signal.SIGCONT)
+        ended = bench.ended("1.1").exit
+        assert ended is not None
+        assert (ended.exit_code, ended.reason) == (5, None)
+
     @pytest.mark.parametrize("text", ["{", '{"pid": "x", "boot_id": 3}', "[" * 100_000, None])
     def test_what_a_job_does_to_its_files_costs_no_other_job(self, bench: Bench, text: str | None) -> None:
         spoilt = bench.start("1.1", "sleep", "600")

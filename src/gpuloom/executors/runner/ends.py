@@ -72,9 +72,19 @@ class Ends:
         run.message = run.message or message
         self._leader_ended(run, None, None, None)
 
+    def has_ended(self, run: RunningJob) -> bool:
+        """Whether its leading process has gone, maybe a moment ago and not yet looked at."""
+        if run.ended is None:
+            self._wait()
+        return run.ended is not None or any(other is run for other, _, _ in self._reaped)
+
     def _reap(self, fd: int) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(fd, 4096)
+        self._wait()
+
+    def _wait(self) -> None:
+        """For children that have gone; their runs' ends are looked at next."""
         while True:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)

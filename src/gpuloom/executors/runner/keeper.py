@@ -369,7 +369,7 @@ class Keeper:
 
     def stop(self, run: RunningJob, reason: str, grace_s: float, message: str = "") -> None:
         """Give notice, and end it when `grace_s` is over. The earlier of two deadlines counts."""
-        if run.ended is not None:
+        if self._ends.has_ended(run):  # by itself, whatever was meant to end it
             return
         if run.held:
             cause = Cause.NODE if reason == EndReason.NODE else Cause.NONE
