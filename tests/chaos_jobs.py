@@ -231,6 +231,8 @@ def _reasons_of(wanted: Wanted) -> set[str]:
 def _of_job(
     job: int, wanted: Wanted, view: Mapping[str, Any], ledger: Ledger, struck: set[tuple[int, int]]
 ) -> list[str]:
+    """Of a gang that finished each member has ended well, or had begun, and was still running when the grace after the
+    master's end was over. So one that is to fail may finish, if who fails was late."""
     found = []
     state, attempts = view["job"]["state"], view["attempts"]
     if state not in ("finished", "failed", "cancelled"):
@@ -255,14 +257,17 @@ def _of_job(
         members = range(max(len(attempt["members"]), 1))
         ends = {rank: ledger.ends.get((job, number, rank), []) for rank in members}
         text = f"attempt {number} {reason} ({attempt['message']!r}), its ends {ends}"
-        if reason == "finished" and ends[0] != [0]:
-            found.append(text)
+        if reason == "finished":
+            began = {rank for rank in members if (job, number, rank) in ledger.starts}
+            late = {one["rank"] for one in attempt["members"] if one["reason"] == "peer"}
+            if ends[0] != [0] or late - began or any(ends[rank] != [0] for rank in members if rank not in late):
+                found.append(text)
         elif reason == "failed":
             own = wanted.kind in ("failing", "gang-failing") and any(3 in codes for codes in ends.values())
             if not own and (job, number) not in struck:
                 found.append(text)
         elif reason not in _reasons_of(wanted):
             found.append(text)
-    if state == "finished" and wanted.kind in ("failing", "gang-failing", "limited"):
+    if state == "finished" and wanted.kind in ("failing", "limited"):
         found.append(f"finished: {reasons}")
     return found

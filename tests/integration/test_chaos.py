@@ -47,6 +47,25 @@ def _found(tmp_path: Path, *, ledger: str = "", one: tuple[str, ...] = ("finishe
     return "\n".join(faults_of(wanted, shown, Ledger(tmp_path).read(), Counter(), []))
 
 
+@pytest.mark.parametrize(
+    ("reason", "ledger", "right"),
+    [
+        ("peer", "start 1 1 1 n2 0 8\n", True),
+        ("peer", "", False),
+        ("finished", "start 1 1 1 n2 0 8\nend 1 1 1 n2 0 8 0\n", True),
+        ("finished", "start 1 1 1 n2 0 8\nend 1 1 1 n2 0 8 3\n", False),
+        ("preempted", "start 1 1 1 n2 0 8\n", False),
+    ],
+)
+def test_a_gang_finishes_if_all_members_did_or_were_late(tmp_path: Path, reason: str, ledger: str, right: bool) -> None:
+    """Of a job whose second member is to fail."""
+    (tmp_path / "ledger").write_text(f"start 1 1 0 n1 0 7\nend 1 1 0 n1 0 7 0\n{ledger}")
+    members = [{"rank": 0, "reason": "finished"}, {"rank": 1, "reason": reason}]
+    shown = {1: {"job": {"state": "finished"}, "attempts": [{**_attempt("finished"), "members": members}]}}
+    found = faults_of({1: Wanted("gang-failing", {})}, shown, Ledger(tmp_path).read(), Counter(), [])
+    assert (found == []) is right
+
+
 def test_the_judge_lets_pass_what_is_right(tmp_path: Path) -> None:
     assert _found(tmp_path) == ""
 

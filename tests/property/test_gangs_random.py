@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -320,3 +320,64 @@ class Fleet(RuleBasedStateMachine):
 
 Fleet.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestFleet = Fleet.TestCase
+
+
+ENDS = st.one_of(
+    st.tuples(st.sampled_from(("ends", "ends unheard")), st.sampled_from((0, 0, 1, 2)), st.sampled_from((0, 0, 3))),
+    st.tuples(
+        st.sampled_from(("hears", "says", "lost", "told to end", "obeys", "time")), st.integers(0, 2), st.just(0)
+    ),
+)
+
+
+@given(steps=st.lists(ENDS, max_size=12), begun=st.sets(st.integers(0, 2)))
+@settings(max_examples=examples(300), deadline=None)
+def test_a_gang_ends_well_only_if_all_its_members_did(steps: list[tuple[str, int, int]], begun: set[int]) -> None:
+    """Or had begun, and were still under way when their time was over. begun: who has heard that it is to begin."""
+    now, told = 100.0, list[RunStatus]()
+    runs = [str(RunName(1, 1, rank, "x")) for rank in range(3)]
+    nodes = [FakeNode(name) for name in NAMES[:3]]
+    gangs = Gangs(nodes, clock=lambda: now, background=False)
+    gangs.open(told.append)
+    for node in nodes:
+        node.machine.obedient, node.machine.stop_code, node.machine.prepares = False, None, False
+    peers = tuple(Peer(node.name, "10.0.0.1", 1) for node in nodes)
+    gangs.start(
+        [
+            RunSpec(run, ("train",), "/", {}, (0,), (), peers=peers, rank=rank, grace_s=GRACE_S)
+            for rank, run in enumerate(runs)
+        ]
+    )
+    for node, run in zip(nodes, runs, strict=True):
+        node.machine.prepared(run)
+        node.by_hand = True
+    for node in nodes:
+        node.deliver_told()
+    for rank in begun:
+        nodes[rank].deliver()
+    for what, rank, code in steps:
+        node, run = nodes[rank], runs[rank]
+        if what in ("ends", "ends unheard") and run in node.machine.alive():
+            node.machine.end(run, code)
+            if what == "ends":
+                node.deliver_told()
+        elif what == "hears":
+            node.deliver_asked()
+        elif what == "says":
+            node.deliver_told()
+        elif what == "lost" and gangs.there([node.name]):
+            gangs.lost(node.name, "gone")
+        elif what == "told to end":
+            gangs.stop(runs[0], reason=EndReason.PREEMPTED, grace_s=GRACE_S)
+        elif what == "obeys" and run in node.machine.stops and run in node.machine.alive():
+            node.machine.end(run, None, signal=15)
+        elif what == "time":
+            now += GRACE_S + 0.1
+            gangs.look()
+    ends = [status.exit for status in told if status.exit is not None]
+    if ends and (ends[0].exit_code, ends[0].reason) == (0, None):
+        for run, node in zip(runs, nodes, strict=True):
+            how = node.machine.states[run].exit
+            assert how is not None
+            well = (how.exit_code, how.reason) == (0, None)
+            assert well or (how.reason is EndReason.PEER and run in node.machine.ran)

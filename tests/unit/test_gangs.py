@@ -368,6 +368,76 @@ class TestEnding:
         team.machines[1].end(MEMBERS[1], 3)
         assert (team.end.exit_code, team.end.member) == (3, 1)
 
+    def test_a_failure_within_the_grace_that_is_heard_of_later(self) -> None:
+        team = Team().start()
+        team.machines[1].logs[MEMBERS[1]] = b"no\n"
+        team.nodes["b"].cut = True
+        team.machines[0].end(RUN, 0)
+        team.machines[2].end(MEMBERS[2], 0)
+        team.machines[1].end(MEMBERS[1], 3)
+        team.wait(5.1)
+        assert team.phases[-1] is RunPhase.STOPPING
+        team.gangs.add(FakeNode("b", team.machines[1]))
+        assert team.phases == ENDED
+        assert (team.end.exit_code, team.end.reason, team.end.member) == (3, None, 1)
+        assert team.end.message == "member 1 on b: exit code 3; its log ends with: no"
+
+    @pytest.mark.parametrize("waited_s", [1.0, 5.1])
+    def test_a_member_that_is_lost_after_the_masters_good_end(self, waited_s: float) -> None:
+        """Whether it ended well nobody knows."""
+        team = Team().start()
+        team.nodes["b"].cut = True
+        team.machines[0].end(RUN, 0)
+        team.machines[2].end(MEMBERS[2], 0)
+        team.wait(waited_s)
+        team.gangs.lost("b", "gone")
+        assert (team.end.reason, team.end.cause, team.end.member) == (EndReason.NODE, Cause.NODE, 1)
+
+    def test_the_grace_after_the_master_is_for_those_that_have_begun(self) -> None:
+        team = Team()
+        team.nodes["b"].by_hand = True
+        team.start()
+        while not team.ran:
+            team.nodes["b"].deliver_asked(1)
+            team.nodes["b"].deliver_told(1)
+        team.machines[0].end(RUN, 0)
+        team.machines[2].end(MEMBERS[2], 0)
+        team.wait(100.0)
+        assert team.machines[1].ran == []
+        assert team.machines[1].stops == {}
+        team.nodes["b"].deliver()
+        team.wait(4.9)
+        assert team.machines[1].stops == {}
+        team.machines[1].end(MEMBERS[1], 3)
+        team.nodes["b"].deliver()
+        assert (team.end.exit_code, team.end.member) == (3, 1)
+
+    @pytest.mark.parametrize("obedient", [True, False])
+    def test_told_to_end_after_the_masters_good_end(self, obedient: bool) -> None:
+        """It had not ended well yet: others were under way. One that then ended well by itself has."""
+        team = Team().start()
+        team.machines[1].obedient = team.machines[2].obedient = obedient
+        team.machines[0].end(RUN, 0)
+        team.machines[2].end(MEMBERS[2], 0)
+        if not obedient:
+            team.nodes["b"].cut = True
+            team.machines[1].end(MEMBERS[1], 0)
+        team.gangs.stop(RUN, reason=EndReason.PREEMPTED, grace_s=30.0)
+        if obedient:
+            assert (team.end.exit_code, team.end.reason, team.end.member) == (85, EndReason.PREEMPTED, 1)
+        else:
+            team.gangs.add(FakeNode("b", team.machines[1]))
+            assert (team.end.exit_code, team.end.reason, team.end.member) == (0, None, 0)
+
+    def test_a_failure_explains_more_than_a_stop(self) -> None:
+        team = Team().start()
+        team.nodes["c"].cut = True
+        team.machines[0].end(RUN, 0)
+        team.machines[2].end(MEMBERS[2], 7)
+        team.gangs.stop(RUN, reason=EndReason.PREEMPTED, grace_s=30.0)
+        team.gangs.add(FakeNode("c", team.machines[2]))
+        assert (team.end.exit_code, team.end.reason, team.end.member) == (7, None, 2)
+
     def test_the_first_that_ends_badly_decides(self) -> None:
         team = Team().start()
         team.machines[1].logs[MEMBERS[1]] = b"step 1\n 10%\r 20%\r\nTraceback\nValueError: no\n"
@@ -645,6 +715,17 @@ class TestTheNextScheduler:
         team.machines[2].end(MEMBERS[2], 7)
         team.open()
         assert (team.end.exit_code, team.end.member) == (7, 2)
+
+    def test_it_died_when_a_member_had_been_ended_before_it_began(self) -> None:
+        """Whatever ended it: what the master alone has done is not the whole."""
+        team = Team(expected=expected(began=True), opened=False)
+        for rank, run in enumerate(MEMBERS):
+            team.machines[rank].start(replace(spec(run, *NODES, rank=rank), hold=rank == 1))
+        team.machines[0].end(RUN, 0)
+        team.machines[1].stop(MEMBERS[1], EndReason.PEER, 0.0)
+        team.machines[2].end(MEMBERS[2], 0)
+        team.open()
+        assert (team.end.reason, team.end.exit_code) == (EndReason.NODE, None)
 
     @pytest.mark.parametrize("frozen", [True, False])
     def test_it_died_while_it_froze_or_thawed(self, frozen: bool) -> None:

@@ -4,9 +4,11 @@ What happens to the members goes in, what is to be done comes out as orders. Rul
 
 - All members are prepared before any of them begins. One that can't be has the others stopped at once.
 - The attempt runs, or stands still, when all members do that have not ended.
-- The first member that ends badly decides how the attempt ends; the others are told to end, reason PEER. Exit 0 of the
-  master (rank 0) ends it well, once the others have ended, for which they have the grace period; then they are stopped.
-- After it was told to end, the end of its master counts.
+- The first member that ends badly decides how the attempt ends; the others are told to end, reason PEER.
+- Exit 0 of the master (rank 0) ends it well once the others have ended well. They have the grace period for it, from
+  when all are known to have begun; then they are stopped, reason PEER, and that does not count against them.
+- After it was told to end, the end of its master counts; but one whose master had ended well before has only ended well
+  if no other member was stopped by that.
 - A member that goes with its node while the others end by themselves is what made them end: then that is the reason.
 """
 
@@ -17,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuloom.core.end_reason import EndReason
-from gpuloom.executors.gang_ends import BEGINNING, gone, good, message_of, ran, unseen_end
+from gpuloom.executors.gang_ends import BEGINNING, gone, good, message_of, ran, spoils, unseen_end
 from gpuloom.executors.orders import Freeze, Go, Order, ReadLog, Start, Stop, Tell, Thaw
 from gpuloom.executors.port import Cause, MemberStatus, RunExit, RunPhase, RunStatus
 
@@ -80,7 +82,7 @@ class Gang:
         self._peers_end_s: float | None = None
         """By when those that are left are to end."""
         self._patience_s: float | None = None
-        """After the master's good end: until when the others may take."""
+        """After the master's good end, and once all others have begun: until when they may take."""
         self._still = False
         """It is to stand still."""
         self._log: str | None = None
@@ -285,12 +287,10 @@ class Gang:
                 self._end_peers(rank, now)
             elif rank == 0:
                 self._decided = 0
-                self._patience_s = None if self._still else now + self.grace_s
-        elif how.reason is EndReason.PEER:
-            return
-        elif self._peers_end_s is None and not good(how):  # the master has ended well, but this one did not
-            self._end_peers(rank, now)
-        elif how.reason is EndReason.NODE and not self._well:
+        elif self._well:
+            if spoils(self._members[rank].status):
+                self._end_peers(rank, now)
+        elif how.reason is EndReason.NODE:
             before = self._members[self._decided].exit
             if before is not None and before.reason is None:  # it ended because this one was gone
                 self._decided, self._log = rank, ""
@@ -300,7 +300,8 @@ class Gang:
         assert how is not None  # noqa: S101 - it has just ended
         self._decided, self._patience_s = rank, None
         began = self._begun and how.reason is not EndReason.NOT_STARTED
-        self._peers_end_s = now + (self.grace_s if began else 0.0)
+        end_s = now + (self.grace_s if began else 0.0)
+        self._peers_end_s = end_s if self._peers_end_s is None else min(end_s, self._peers_end_s)
         explains = began and how.reason in (None, EndReason.OUT_OF_MEMORY)
         self._log, self._log_due_s = (None, None) if explains else ("", None)
 
@@ -311,13 +312,18 @@ class Gang:
     @property
     def _decider(self) -> int:
         """Whose end is the gang's. One that was told to stop ends as its master did; but if the master ended well by
-        itself, before it was told, a member that failed by itself decides."""
-        if self._decided is not None:
+        itself, before it was told, a member that failed by itself decides, or else one that was stopped."""
+        if self._decided is not None and not self._well:
             return self._decided
-        ends = [member.exit for member in self._members]
-        if ends[0] is None or not good(ends[0]):
+        master = self._members[0].exit
+        if master is None or not good(master):
             return 0
-        return next((rank for rank, how in enumerate(ends) if how and how.reason is None and not good(how)), 0)
+        bad = [rank for rank, member in enumerate(self._members) if spoils(member.status)]
+        return min(bad, key=lambda rank: (not self._by_itself(rank), rank), default=0)
+
+    def _by_itself(self, rank: int) -> bool:
+        how = self._members[rank].exit
+        return how is not None and how.reason is None
 
     def _exit(self) -> RunExit:
         """How it ended, once all members have."""
@@ -363,8 +369,7 @@ class Gang:
 
     def _stand(self, still: bool, now: float) -> list[Order]:
         self._still = still
-        if self._well and self._peers_end_s is None:  # who stands still can't end
-            self._patience_s = None if still else now + self.grace_s
+        self._patience_s = None  # who stands still can't end
         for member in self._members:
             if (member.phase is RunPhase.FROZEN) != still:
                 member.froze = None  # asked again
@@ -387,10 +392,7 @@ class Gang:
         living = self._living()
         if living:
             self._ended_s = self._epoch_s + now
-        if self._patience_s is not None and (now >= self._patience_s or not living):
-            self._patience_s = None
-            if living:
-                self._peers_end_s = now + self.grace_s
+        self._be_patient(living, now)
         if self._ending:
             orders += self._stops(now)
         elif not self._begun:
@@ -405,6 +407,15 @@ class Gang:
             elif now >= self._log_due_s:
                 self._log = ""
         return orders + self._tells()
+
+    def _be_patient(self, living: Sequence[_Member], now: float) -> None:
+        """After the master's good end."""
+        if not self._well or self._ending or self._still or not living:
+            self._patience_s = None
+        elif self._patience_s is None and not any(member.phase in BEGINNING for member in living):
+            self._patience_s = now + self.grace_s
+        elif self._patience_s is not None and now >= self._patience_s:
+            self._patience_s, self._peers_end_s = None, now + self.grace_s
 
     def _stops(self, now: float) -> list[Order]:
         wanted: list[tuple[EndReason, float]] = [] if self._stop is None else [self._stop]

@@ -27,6 +27,14 @@ def good(how: RunExit) -> bool:
     return how.exit_code == 0 and how.reason is None
 
 
+def spoils(status: RunStatus | None) -> bool:
+    """After its master's good end: whether this member keeps the attempt from having ended well. One that was still
+    running when its time was over does not; one that never began does."""
+    if status is None or status.exit is None or good(status.exit):
+        return False
+    return status.exit.reason is not EndReason.PEER or status.pid is None
+
+
 def gone(status: RunStatus) -> bool:
     """It has ended, and nothing of it is left."""
     return status.phase is RunPhase.EXITED and (status.exit is None or status.exit.released)
