@@ -63,7 +63,7 @@ def test_deadline_before_giving_away(
             # When it is given away is looked at whenever time goes on.
             due = now[0] + head.left_s(now[0] * head_rate) / head_rate
             if not head.given_away and due <= next_.at_s:
-                head.give_away()
+                head.given_away = True
                 given_away_s.append(due)
             now[0] = next_.at_s
             if guarded and not file.settled() and file.over():

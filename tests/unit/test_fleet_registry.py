@@ -130,7 +130,6 @@ def test_a_node_joins_runs_and_leaves(head: Head) -> None:
     until(lambda: ("left", "n1") in head.on.told)
     assert heard == [running]
     assert head.on.told == [("joined", "n1", []), ("sampled", "n1", 3.0), ("left", "n1")]
-    assert head.nodes.links() == {}
 
 
 def test_a_cut_link_goes_on_where_it_was(head: Head) -> None:

@@ -168,12 +168,9 @@ def test_a_head_counts_from_its_beginning_and_then_from_its_answers() -> None:
     head = HeadLease(Terms(), 100.0)
     assert head.left_s(100.0) == 35.0
     assert head.answer(120.0)
-    assert head.silent_s(121.0) == 1.0
     assert not head.over(154.9)
     assert head.over(155.0)
     assert not head.answer(155.1), "given away it is not answered"
     assert head.over(0.0), "and stays so"
     head.begin_again(200.0)
     assert head.answer(201.0)
-    head.give_away()
-    assert not head.answer(202.0)

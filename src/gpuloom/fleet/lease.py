@@ -108,8 +108,7 @@ class NodeLease:
 class HeadLease:
     """The head's side, for one node. All times are of one clock of the head, seconds; it may not be set.
 
-    began_s: when this head, or its knowledge of the node, began: before that, another may have answered. A head whose
-    records say that the node is gone begins with `give_away`.
+    began_s: when this head, or its knowledge of the node, began: before that, another may have answered.
     """
 
     def __init__(self, terms: Terms, began_s: float) -> None:
@@ -131,19 +130,11 @@ class HeadLease:
         """Until its jobs may be given to others, seconds; at most 0.0 when they may."""
         return max(self._answered_s + self.terms.give_away_s, self.not_before_s) - now_s
 
-    def silent_s(self, now_s: float) -> float:
-        """Since it was last answered."""
-        return now_s - self._answered_s
-
     def over(self, now_s: float) -> bool:
         """Whether its jobs may be given to others. Once true it stays so."""
         if self.left_s(now_s) <= 0:
             self.given_away = True
         return self.given_away
-
-    def give_away(self) -> None:
-        """Before its time: it is known that nothing of its runs is left (it said so, or was started anew)."""
-        self.given_away = True
 
     def begin_again(self, now_s: float) -> None:
         """The node is back, and nothing runs there that this head doesn't know."""

@@ -138,17 +138,6 @@ class _Node:
     last: Sample | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLink:
-    """How a node is connected, for people. silent_s: since something came from it."""
-
-    name: str
-    connected: bool
-    silent_s: float
-    lease_s: float
-    waiting: int
-
-
 class Nodes:
     """See the module. path: the file with what must be known of nodes after a restart; its folder must be there.
 
@@ -236,20 +225,6 @@ class Nodes:
     def problem(self) -> str:
         """'' or why nodes are not heard."""
         return self._worker.problem
-
-    def links(self) -> dict[str, NodeLink]:
-        """By name: how those are connected that may run jobs."""
-        now = self._now()
-        return {
-            name: NodeLink(
-                name,
-                node.channel.connected and node.met,
-                now - node.heard_s if node.met else now - (node.cut_s or now),
-                node.lease.terms.lease_s,
-                len(node.channel),
-            )
-            for name, node in list(self._nodes.items())
-        }
 
     # -- for the server (its event loop; any thread) ------------------------------------------------------------------
 

@@ -83,10 +83,6 @@ class Stream:
             raise StreamError(f"{received} messages have arrived, and the last one was {self._last}")
         self._sent, self._told = received, 0
 
-    def unsettled(self) -> list[Data]:
-        """Messages that the other side may not have dealt with, in order."""
-        return [*(message for _, message in self._under_way), *self._waiting.values()]
-
     # -- what comes ---------------------------------------------------------------------------------------------------
 
     def take(self, number: int) -> bool:

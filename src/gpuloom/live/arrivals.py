@@ -127,11 +127,6 @@ class Arrivals:
             self._ends[name] = why
             self._set_node(name, NodeState.DRAINING, why)
 
-    def empty(self, name: str) -> bool:
-        """Whether no attempt is open there."""
-        attempts = self._ledger.book.attempts.values()
-        return not any(node == name for attempt in attempts for node, _ in attempt.allocation)
-
     def write(self) -> None:
         """Write down what could not be before. Raises StoreError."""
         if self._unwritten:

@@ -312,8 +312,6 @@ class Hub:
         self._since, self._bytes = self._recent[drop - 1].id, size
         del self._recent[:drop]
 
-    # -- files ------------------------------------------------------------------------------------------------------
-
     # -- logs -------------------------------------------------------------------------------------------------------
 
     async def off_loop(self, function: Callable[..., T], *arguments: object) -> T:
