@@ -14,6 +14,7 @@ import pytest
 
 from fake_nvml import FakeNvml
 from gpuloom.agent.inventory import inventory
+from gpuloom.agent.looking import Looker
 from gpuloom.agent.monitor import Monitor
 from gpuloom.agent.nvml import Nvml
 from gpuloom.agent.sample import NodeRates, Sample
@@ -22,7 +23,6 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, Phase
 from gpuloom.core.usage import RunUsage
 from gpuloom.live.dispatch.dispatch import FREEZE_S, Dispatch
-from gpuloom.live.machine import Machine
 from gpuloom.live.sights import Sights
 from gpuloom.live.submission.submitting import _digest, _grouped
 from gpuloom.live.views.jobs import event_view
@@ -55,7 +55,7 @@ def test_an_event_is_shown_whole() -> None:
 
 def test_the_newest_look_at_a_node_is_what_is_shown_until_it_is_gone(tmp_path: Path) -> None:
     nvml = Nvml(FakeNvml())
-    machine = Machine(inventory(slots=2, nvml=nvml), nvml, disk=tmp_path, limits=dict)
+    machine = Looker(inventory(slots=2, nvml=nvml), nvml, disk=tmp_path)
     sights = Sights()
     try:
         assert sights.of("a").sample is None
@@ -109,7 +109,7 @@ def test_a_check_of_the_machine_that_fails_is_told_until_one_works(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nvml = Nvml(FakeNvml())
-    machine = Machine(inventory(slots=2, nvml=nvml), nvml, disk=Path("/"), limits=dict, every_s=0.005)
+    machine = Looker(inventory(slots=2, nvml=nvml), nvml, disk=Path("/"), every_s=0.005)
     well, looks = threading.Event(), []
 
     def look(*_: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from gpuloom.agent.health import Changes, Health, HealthSettings
+from gpuloom.agent.health import Changes, Health
 from gpuloom.agent.monitor import Monitor
 from gpuloom.agent.nvml import Nvml
 from gpuloom.agent.sample import RunOnNode, Sample
@@ -34,13 +34,12 @@ class Looker:
         nvml: Nvml,
         *,
         disk: Path,
-        settings: HealthSettings | None = None,
         flags: Mapping[str, Mapping[str, str]] | None = None,
         every_s: float = EVERY_S,
     ) -> None:
         self.node, self._every_s = node, every_s
         self._monitor = Monitor(node, nvml, disk_path=str(disk))
-        self._health = Health(node, settings, booted_s=psutil.boot_time(), flags=flags)
+        self._health = Health(node, booted_s=psutil.boot_time(), flags=flags)
         self._lock = threading.Lock()
         self.newest: Sample | None = None
         self.notes: Mapping[int, tuple[str, ...]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from gpuloom.agent.looking import Looker
 from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.errors import InputError, NotFoundError
 from gpuloom.core.events import Event
@@ -13,7 +14,6 @@ from gpuloom.core.words import plural
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.node import RunFiles
 from gpuloom.facts.inputs import load_policy
-from gpuloom.live.machine import Machine
 from gpuloom.live.planning.lacks import lacks
 from gpuloom.live.planning.reasons import why
 from gpuloom.live.records.fleet import fleet_of
@@ -68,11 +68,11 @@ class LiveService:
         *,
         store_path: str,
         on_stop: Callable[[], None],
-        machine: Machine | None = None,
+        machine: Looker | None = None,
         check: StoreCheck | None = None,
     ) -> None:
-        """machine: this one, where jobs may run here. check: of the store, if it was not checked as a whole before the
-        scheduler began."""
+        """machine: looks at this one, where jobs may run here. check: of the store, if it was not checked as a whole
+        before the scheduler began."""
         self._check = check
         self.pilots_of: Callable[[], PilotsView] | None = None
         """Says what pilots there are, where there can be any."""

@@ -12,6 +12,7 @@ from functools import partial
 from gpuloom import __version__
 from gpuloom.agent.health import Changes
 from gpuloom.agent.inventory import inventory
+from gpuloom.agent.looking import Looker
 from gpuloom.agent.nvml import Nvml
 from gpuloom.agent.sample import RunOnNode, Sample
 from gpuloom.core.book import node_data
@@ -27,7 +28,6 @@ from gpuloom.fleet.token import Tokens
 from gpuloom.live.arrivals import as_before
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.joining import Joining
-from gpuloom.live.machine import Machine
 from gpuloom.live.records.ledger import Draft
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.sights import Sights
@@ -71,7 +71,7 @@ class LiveScheduler:
             StoreError, StoreBusy: the store can't be used. StoreDamagedError: it must not be gone on with.
             InputError: no GPUs and no slots; an unknown policy.
         """
-        self.machine: Machine | None = None
+        self.machine: Looker | None = None
         self._at, self._address = at, address
         at(Step.HOME)
         self.home = home.create()
@@ -201,7 +201,7 @@ class LiveScheduler:
             executor = LocalExecutor(self.home.path, gpu_processes=lambda uuids: machine.gpu_processes(uuids))
         sharing = ability(node, os.environ)
         here = LocalNode(node.name, executor, self.home.runs, shared=partial(under_the_shim, sharing))
-        self.machine = machine = Machine(node, nvml, disk=self.home.path, limits=here.limits, flags=flags)
+        self.machine = machine = Looker(node, nvml, disk=self.home.path, flags=flags)
         self.gangs.add(here)
         return node, sharing
 
