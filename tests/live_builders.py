@@ -34,6 +34,7 @@ class Live:
             machine=self.parts.machine,
             store_path=str(self.parts.home.db),
             on_stop=lambda: None,
+            links=self.parts.links_problem,
         )
         self.parts.start()
 

@@ -354,3 +354,15 @@ def test_no_gpu_is_ever_given_twice(tmp_path: Path) -> None:
             used = slots_in_use(live)
             assert len(used) == len(set(used))
         assert live.scheduler.problem == ""
+
+
+def test_that_nodes_are_not_heard_is_said_by_the_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(now: float) -> None:
+        raise RuntimeError("a bug of ours")
+
+    with living(tmp_path) as live:
+        assert live.service.status()["executor"]["ok"]
+        monkeypatch.setattr(live.parts.nodes, "_look", fails)
+        live.parts.nodes.gone("n1", "its allocation ended")  # so that the thread looks
+        live.until(lambda: not live.service.status()["executor"]["ok"])
+        assert "the thread 'nodes' was ended by RuntimeError" in live.service.status()["executor"]["problem"]

@@ -70,10 +70,11 @@ class LiveService:
         on_stop: Callable[[], None],
         machine: Looker | None = None,
         check: StoreCheck | None = None,
+        links: Callable[[], str] = lambda: "",
     ) -> None:
         """machine: looks at this one, where jobs may run here. check: of the store, if it was not checked as a whole
-        before the scheduler began."""
-        self._check = check
+        before the scheduler began. links: '' or why nothing is heard of nodes that joined."""
+        self._check, self._links = check, links
         self.pilots_of: Callable[[], PilotsView] | None = None
         """Says what pilots there are, where there can be any."""
         self._scheduler, self._sights, self._machine, self._store = scheduler, sights, machine, scheduler.store
@@ -227,7 +228,8 @@ class LiveService:
         scheduler, planning = self._scheduler, self._scheduler.planning
         problems = scheduler.problems
         store = problems.get("store", "") or problems.get("check", "")
-        executor = problems.get("executor", "") or scheduler.gangs.healthy() or scheduler.intake.strangers_text
+        executor = problems.get("executor", "") or self._links() or scheduler.gangs.healthy()
+        executor = executor or scheduler.intake.strangers_text
         checked = Checked.WHOLE if self._check is None else self._check.checked
         sharing = scheduler.sharing.why
         if scheduler.sharing.able and not planning.policy.pairs:

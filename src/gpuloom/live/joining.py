@@ -50,6 +50,11 @@ class Joining:
         self._queue.put(lambda: None)
         self._worker.end(MEET_S)
 
+    @property
+    def problem(self) -> str:
+        """'' or why nothing is passed on."""
+        return self._worker.problem
+
     def clear(self, name: str) -> bool:
         """A person says that all GPUs of a node are well again; whether it is one that joined."""
         port = self._ports.get(name)

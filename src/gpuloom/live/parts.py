@@ -157,6 +157,10 @@ class LiveScheduler:
         if self.check is not None:
             self.check.start()
 
+    def links_problem(self) -> str:
+        """'' or why nothing is heard of nodes that joined."""
+        return self.nodes.problem or self._joining.problem
+
     def close_unstarted(self) -> None:
         """Let go of store and home, where nothing was begun."""
         self.store.close()

@@ -145,7 +145,7 @@ class Served:
             known = {status.run: status for status in found}
             late, self._held_back = self._held_back or [], None
             self._last = {**known}
-            self._healthy = self.node.healthy()
+            self._healthy = self._health()
             self._say(
                 Joined(
                     self.record,
@@ -280,8 +280,12 @@ class Served:
         if self._held_back is None:
             self._say(message, key)
 
+    def _health(self) -> str:
+        """'' or what keeps this machine from doing what the head says."""
+        return self.node.healthy() or self._worker.problem
+
     def _sampled(self, sample: Sample, changes: Changes) -> None:
-        healthy = self.node.healthy()
+        healthy = self._health()
         with self._lock:
             self._news(Sampled(sample, changes.notes), "sample")
             for flag in changes.flags:

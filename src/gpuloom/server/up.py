@@ -86,7 +86,13 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
             stop()
 
     service = LiveService(
-        live.scheduler, live.sights, store_path=str(home.db), on_stop=end, machine=live.machine, check=live.check
+        live.scheduler,
+        live.sights,
+        store_path=str(home.db),
+        on_stop=end,
+        machine=live.machine,
+        check=live.check,
+        links=live.links_problem,
     )
     live.scheduler.on_end(end)
     token = load_or_make_token(home.token)
