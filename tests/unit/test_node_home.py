@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpuloom.cli.main import cli
+from gpuloom.cli.node import join
 from gpuloom.core.errors import InputError
 from gpuloom.fleet.token import Token
 from gpuloom.node.dial import check_url
@@ -161,3 +162,30 @@ def test_a_node_process_loads_nothing_large() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+class TestAJoinInTheBackgroundThatFails:
+    """What ends the process that `gpuloom node join --detach` has started is told once, with the path of its log."""
+
+    def test_the_reason_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A real process, whose log goes on after that of another one, and that can have no guard."""
+        home = NodeHome(tmp_path / "node").create()
+        home.log.write_text("2026-11-01 10:00:00,000 WARNING gpuloom.node: of before\ngpuloom: of before\n")
+        monkeypatch.setattr(join, "READY_S", 120.0)
+        (home.path / "lease").mkdir()
+        done = gpuloom("join", "http://127.0.0.1:9", "--token", TOKEN, "--slots", "1", "--detach", "--home", home.path)
+        assert isinstance(done.exception, join.JoinError)
+        why = f"the node can't begin: can't guard {home.path}: Is a directory"
+        assert str(done.exception) == f"the node process ended: {why} (its log is {home.log})"
+
+    def test_what_it_wrote_where_it_could_not_say_why(self, tmp_path: Path) -> None:
+        log = tmp_path / "node.log"
+        log.write_text("gpuloom: of before\n")
+        begin = log.stat().st_size
+        assert join._why_ended(-9, log, begin) == f"the node process ended with exit code -9 (its log is {log})"
+        log.write_text(log.read_text() + "\n".join(f"line {number}" for number in range(20)))
+        told = join._why_ended(1, log, begin)
+        assert told.splitlines()[0].endswith(f"(its log is {log}); its last lines:")
+        assert told.splitlines()[1:] == [f"line {number}" for number in range(10, 20)]
+        log.write_text(log.read_text() + "\ngpuloom: first\nline\ngpuloom: last\n")
+        assert join._why_ended(1, log, begin) == f"the node process ended: last (its log is {log})"

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 TOKEN = "GPULOOM_NODE_TOKEN"  # noqa: S105 - the name of a variable
 READY_S = 60.0
 """How long --detach waits until the machine has joined."""
+LAST_WORD = "gpuloom: "
+"""With this a command says in one line why it ends (cli/main.py)."""
 
 
 class JoinError(GpuloomError):
@@ -202,7 +204,7 @@ def _detached(place: NodeHome, settings: dict[str, Any], log_level: str, give_up
             click.echo(_line(said))
             return
         if ended is not None:
-            raise JoinError(f"the node process ended with exit code {ended}; {log} says:\n{_tail(log, start)}")
+            raise JoinError(_why_ended(ended, log, start))
         time.sleep(0.05)
     pid, process.returncode = process.pid, 0
     why = said.detail if said is not None and said.pid == pid else ""
@@ -216,7 +218,14 @@ def _line(said: State) -> str:
     return f"node {said.name} is {said.state} at {said.url} (pid {said.pid})"
 
 
-def _tail(log: Path, start: int) -> str:
+def _why_ended(code: int, log: Path, start: int) -> str:
+    """What the node process said last of why it ended, which is the reason alone; if it said nothing, the end of what
+    it has written to its log. start: of that."""
     with log.open("rb") as file:
-        file.seek(start)
-        return "\n".join(file.read(16_384).decode("utf-8", "replace").strip().splitlines()[-10:])
+        file.seek(max(start, file.seek(0, os.SEEK_END) - 16_384))
+        lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    said = [line for line in lines if line.startswith(LAST_WORD)]
+    if said:
+        return f"the node process ended: {said[-1].removeprefix(LAST_WORD)} (its log is {log})"
+    last = "\n".join(["; its last lines:", *lines[-10:]]) if lines else ""
+    return f"the node process ended with exit code {code} (its log is {log}){last}"
