@@ -14,7 +14,7 @@ from fake_views import attempt, record
 from gpuloom.core.book import Book
 from gpuloom.core.decision import Placement, Reason, WaitCode
 from gpuloom.core.errors import InputError, NotFoundError
-from gpuloom.core.job import DeviceKind, EndReason, Gpu, GpuState, Job, Needed, NodeRecord, NodeState, Phase
+from gpuloom.core.job import DeviceKind, EndReason, Gpu, GpuState, Job, Needed, NodeRecord, NodeSource, NodeState, Phase
 from gpuloom.facts.inputs import load_policy
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.planning import standby
@@ -463,7 +463,12 @@ def test_what_no_machine_has(asks: dict[str, Any], says: str) -> None:
     assert why_never([], Needs(**plain)) == "no machine has a GPU or a CPU slot"
     slots = [node("s", "CPU", "CPU", kind=DeviceKind.CPU), node("t", "CPU", kind=DeviceKind.CPU)]
     many = why_never(slots, Needs(**{**plain, "gpus": 9}))
-    assert many == "it asks for 9 GPUs; this machine has only 2 CPU slots in their place"
+    assert many == "it asks for 9 GPUs; all 2 machines together have only 3 CPU slots in their place"
+    assert why_never(slots, Needs(**{**plain, "gpus": 3})) == ""
+    alone = why_never(slots[:1], Needs(**{**plain, "gpus": 9}))
+    assert alone == "it asks for 9 GPUs; this machine has only 2 CPU slots in their place"
+    joined = why_never([node("s", "CPU", kind=DeviceKind.CPU, source=NodeSource.JOINED)], Needs(**{**plain, "gpus": 9}))
+    assert joined == "it asks for 9 GPUs; s has only 1 CPU slot in their place"
     typed = why_never(slots, Needs(**{**plain, "gpu_types": ("V100", "K80")}))
     assert typed == "it asks for GPUs of model V100 or K80, and this cluster has only CPU slots"
 

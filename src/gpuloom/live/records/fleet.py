@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from gpuloom.core.cluster import ANY_MODEL, Cluster, Node
 from gpuloom.core.decision import Placement
-from gpuloom.core.job import Allocation, DeviceKind, GpuState, NodeRecord, NodeState
+from gpuloom.core.job import Allocation, DeviceKind, GpuState, NodeRecord, NodeSource, NodeState
 from gpuloom.core.spec import Spec
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.words import plural
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.placement.shapes import asks_too_much, impossible_jobs, shapes_of
@@ -129,6 +130,12 @@ def wanted_types(spec: Spec | Needs) -> str:
     return "|".join(spec.gpu_types)
 
 
+def _all_have(nodes: Sequence[NodeRecord]) -> str:
+    if len(nodes) > 1:
+        return f"all {len(nodes)} machines together have"
+    return "this machine has" if nodes[0].source == NodeSource.HERE else f"{nodes[0].name} has"
+
+
 def why_never(nodes: Iterable[NodeRecord], needs: Needs) -> str:
     """Why a job can never be placed on these machines, even if they were empty; '' if it can."""
     nodes = list(nodes)
@@ -146,11 +153,10 @@ def why_never(nodes: Iterable[NodeRecord], needs: Needs) -> str:
     )
     if len(impossible_jobs(shapes_of(one, fleet.cluster), fleet.cluster)):
         if all(node.kind == DeviceKind.CPU for node in nodes):
-            most = max(len(node.gpus) for node in nodes)
             if types := wanted_types(needs):
                 return f"it asks for GPUs of model {types.replace('|', ' or ')}, and this cluster has only CPU slots"
-            has = plural(most, "CPU slot")
-            return f"it asks for {plural(needs.gpus, 'GPU')}; this machine has only {has} in their place"
+            has = plural(sum_ints(len(node.gpus) for node in nodes), "CPU slot")
+            return f"it asks for {plural(needs.gpus, 'GPU')}; {_all_have(nodes)} only {has} in their place"
         return f"it {asks_too_much(one, fleet.cluster, 0)}"
     for asked, there, unit in (
         (needs.memory, [node.memory_mib for node in nodes], "MiB of main memory"),
