@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from fake_wire import Wire
 from gpuloom.agent.health import Changes
 from gpuloom.agent.sample import NodeRates, Sample
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import Gpu, NodeRecord
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunStatus
+from gpuloom.fleet import registry
 from gpuloom.fleet.codec import plain
 from gpuloom.fleet.joined import JoinedNode
 from gpuloom.fleet.messages import VERSION, Hello, Joined, Left, Sampled, Status, data_of
@@ -26,23 +28,6 @@ from until import until
 RECORD = NodeRecord("n1", (Gpu(0, "cpu-0", "CPU"),))
 SPEC = RunSpec("1.1-a", ("true",), "/", {"A": "b"}, (0,), ("cpu-0",))
 ENDED = RunExit(0, None, None, "", 5.0)
-
-
-class Wire:
-    """A connection; `frames`: what the head sent."""
-
-    def __init__(self) -> None:
-        self.frames: list[dict[str, Any]] = []
-        self.closed = False
-
-    def send(self, text: str) -> None:
-        self.frames.append(json.loads(text))
-
-    def close(self, why: str = "") -> None:
-        self.closed = True
-
-    def commands(self) -> list[str]:
-        return [frame["m"]["kind"] for frame in self.frames if "n" in frame]
 
 
 class Scheduler:
@@ -106,6 +91,11 @@ class Head:
         return wire
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "LOOK_S", 0.01)
+
+
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[Head]:
     head = Head(tmp_path)
@@ -153,7 +143,7 @@ def test_a_cut_link_goes_on_where_it_was(head: Head) -> None:
         "beat_s": 3.0,
     }
     until(lambda: ("back", "n1") in head.on.told)
-    assert again.commands() == ["start"]
+    assert again.kinds == ["start"]
 
 
 def test_heartbeats_keep_it_and_silence_loses_it_after_lease_and_margin(head: Head) -> None:
@@ -205,8 +195,8 @@ def test_a_new_process_of_the_node_is_given_the_commands_again_that_it_may_not_k
     there = RunStatus("2.1-b", RunPhase.RUNNING, 7, 8, "b")
     wire = head.join((there,), process="p2")
     assert head.on.nodes["n1"] is node
-    until(lambda: len(wire.commands()) == 2)
-    assert wire.commands() == ["start", "stop"]
+    until(lambda: len(wire.kinds) == 2)
+    assert wire.kinds == ["start", "stop"]
     assert wire.frames[1]["m"]["spec"]["run"] == "1.1-a"
     assert [(status.run, status.phase) for status in heard] == [
         ("3.1-c", RunPhase.RUNNING),
@@ -225,7 +215,7 @@ def test_an_acknowledged_end_is_not_told_again_but_acknowledged_again(head: Head
     node.acknowledge("1.1-a")
     wire = head.join((RunStatus("1.1-a", RunPhase.EXITED, 7, 8, "b", ENDED),), process="p2")
     assert head.on.told[-1] == ("joined", "n1", [])
-    assert wire.commands() == ["acknowledge"]
+    assert wire.kinds == ["acknowledge"]
 
 
 @pytest.mark.parametrize(
