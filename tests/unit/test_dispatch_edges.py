@@ -18,9 +18,11 @@ from fake_views import attempt, record
 from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, DeviceKind, EndReason, Gpu, Job, NodeRecord, NodeState, Phase, SavedBy
-from gpuloom.executors.local_files import LocalFiles, run_directory
+from gpuloom.executors.gang_ends import unseen_end
+from gpuloom.executors.local_files import LocalFiles, run_directory, same_process
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunRequest, RunStatus
 from gpuloom.executors.prepare import request_of
+from gpuloom.executors.roster import rebooted
 from gpuloom.executors.runner import cgroups
 from gpuloom.facts.inputs import load_policy
 from gpuloom.live.dispatch import ends, last_words, launch, saved, starts
@@ -195,8 +197,8 @@ def test_after_a_failure_starts_are_tried_one_at_a_time() -> None:
     [(None, 5, True), (5, None, True), (5, 5, True), (5, 6, False)],
 )
 def test_whether_a_process_is_the_run_s(pid: int | None, known: int | None, same: bool) -> None:
-    assert launch.same_process(attempt(pid=known, start_ticks=1), pid, 1) is same
-    assert not launch.same_process(attempt(pid=5, start_ticks=1), 5, 2)
+    assert same_process((known, 1), (pid, 1)) is same
+    assert not same_process((5, 1), (5, 2))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_whether_a_process_is_the_run_s(pid: int | None, known: int | None, same
     [("b", "b", Cause.NONE), ("b", "a", Cause.RESTARTED), ("", "a", Cause.NONE), ("b", None, Cause.NONE)],
 )
 def test_an_end_that_nobody_saw(boot: str, of_run: str | None, cause: Cause) -> None:
-    found = launch.end_unseen(attempt(boot_id=of_run), boot)
+    found = unseen_end(1.0, begun=True, restarted=rebooted(of_run, boot))
     assert (found.reason, found.cause, found.exit_code) == (EndReason.LOST, cause, None)
     assert ("restarted" in found.message) is (cause is Cause.RESTARTED)
 

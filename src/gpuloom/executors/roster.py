@@ -171,7 +171,7 @@ class Roster:
                     self._outbox.tell(port.name, partial(port.start, one.spec))
                 elif one.last is not None and not gone(one.last):
                     begun = one.last.phase is not RunPhase.STARTING
-                    how = unseen_end(self.epoch_now, begun=begun, restarted=_other(one.last.boot_id, boot))
+                    how = unseen_end(self.epoch_now, begun=begun, restarted=rebooted(one.last.boot_id, boot))
                     self.over(run, one, how)
 
     def known(
@@ -225,7 +225,7 @@ class Roster:
         team, now = self.teams[run], self._clock()
         if not team.whole:
             boots = team.expected.boots if team.expected is not None else ()
-            if rank < len(boots) and _other(boots[rank], boot):
+            if rank < len(boots) and rebooted(boots[rank], boot):
                 team.restarted.add(rank)
             if not there:
                 team.found.pop(rank, None)
@@ -236,7 +236,7 @@ class Roster:
             self.tell_limit(team, rank)
         else:
             last = team.gang.last(rank)
-            restarted = last is not None and _other(last.boot_id, boot)
+            restarted = last is not None and rebooted(last.boot_id, boot)
             self.do(run, team.gang.absent(rank, now, restarted=restarted))
 
     def _lose_member(self, member: str, how: RunExit) -> None:
@@ -338,6 +338,6 @@ def named(node: str, status: RunStatus) -> RunStatus:
     return replace(status, members=(MemberStatus(0 if name is None else name.member, node, status),))
 
 
-def _other(before: str | None, now: str) -> bool:
-    """Whether the machine was restarted in between."""
+def rebooted(before: str | None, now: str) -> bool:
+    """Whether a machine was restarted between these boot ids; '' and None: not known, so it counts as not."""
     return bool(before and now) and before != now

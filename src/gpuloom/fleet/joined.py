@@ -7,13 +7,15 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from gpuloom.core.end_reason import EndReason
+from gpuloom.executors.gang_ends import BEGINNING, unseen_end
 from gpuloom.executors.logs import NoLogError
 from gpuloom.executors.node import Capabilities, RunFiles, RunSpec
-from gpuloom.executors.port import Cause, OnStatus, RunExit, RunPhase, RunStatus
+from gpuloom.executors.port import OnStatus, RunExit, RunPhase, RunStatus
+from gpuloom.executors.roster import rebooted
 from gpuloom.fleet.channel import ANSWER_S, AnswerError, Channel
 from gpuloom.fleet.codec import CodecError, of_plain
 from gpuloom.fleet.messages import (
@@ -178,7 +180,7 @@ class JoinedNode:
         Commands that its last process may have forgotten are given again. Runs that it should know and doesn't are
         told as lost.
         """
-        rebooted = bool(self._boot_id) and boot_id != self._boot_id
+        restarted = rebooted(self._boot_id, boot_id)
         self._boot_id, self._healthy = boot_id, joined.healthy
         self._capabilities, self._limits = joined.capabilities, joined.limits
         there = {status.run: status for status in joined.runs}
@@ -206,7 +208,8 @@ class JoinedNode:
         for status in known:
             self.heard(status)
         for last in gone:
-            self.heard(_lost(last, self.name, rebooted=rebooted))
+            how = unseen_end(time.time(), begun=last.phase not in BEGINNING, restarted=restarted)
+            self.heard(replace(last, phase=RunPhase.EXITED, exit=how))
         return known
 
     def _command(self, kind: str, run: str, command: HeadSays) -> None:
@@ -225,19 +228,6 @@ class JoinedNode:
                 self._early.append(status)
             else:
                 self._on_status(status)
-
-
-def _lost(last: RunStatus, name: str, *, rebooted: bool) -> RunStatus:
-    why = f"{name} was restarted" if rebooted else f"its files on {name} are gone"
-    how = RunExit(
-        None,
-        None,
-        EndReason.LOST,
-        f"{why}: how it ended is unknown",
-        time.time(),
-        cause=Cause.RESTARTED if rebooted else Cause.NONE,
-    )
-    return RunStatus(last.run, RunPhase.EXITED, last.pid, last.start_ticks, last.boot_id, how)
 
 
 class JoinedFiles:

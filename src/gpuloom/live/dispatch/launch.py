@@ -1,34 +1,16 @@
-"""What is run for an attempt of a job, and how one ended that nobody saw."""
+"""What is run for an attempt of a job."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.job import Attempt, EndReason, Job, NodeRecord
+from gpuloom.core.job import Attempt, Job, NodeRecord
 from gpuloom.core.spec import Per
 from gpuloom.executors.node import Peer, RunSpec
-from gpuloom.executors.port import Cause, RunExit
 from gpuloom.live.dispatch.ports import port_of
 from gpuloom.live.dispatch.slurm_env import slurm_variables
-
-
-def same_process(attempt: Attempt, pid: int | None, start_ticks: int | None) -> bool:
-    """Whether a run of this attempt's name is this attempt, as far as its process tells."""
-    return attempt.pid is None or pid is None or (attempt.pid, attempt.start_ticks) == (pid, start_ticks)
-
-
-def end_unseen(attempt: Attempt, boot: str) -> RunExit:
-    """The end of an attempt of which the executor and its files know nothing. boot: the machine's present start.
-
-    A machine that loses its power may lose what was last written to files: then its restart is what ended the run.
-    """
-    cause, message = Cause.NONE, "the executor no longer knows its run; how it ended is unknown"
-    if boot and attempt.boot_id is not None and attempt.boot_id != boot:
-        cause, message = Cause.RESTARTED, "the machine was restarted while it ran; how it ended is unknown"
-    return RunExit(None, None, EndReason.LOST, message, time.time(), cause=cause)
 
 
 def run_specs(

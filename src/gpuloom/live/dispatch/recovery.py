@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterable, Mapping
 
 from gpuloom.core.job import Attempt, Phase
+from gpuloom.executors.gang_ends import unseen_end
 from gpuloom.executors.gangs import Gangs
+from gpuloom.executors.local_files import same_process
 from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunStatus
+from gpuloom.executors.roster import rebooted
 from gpuloom.live.dispatch.dispatch import Dispatch
 from gpuloom.live.dispatch.intake import Intake
-from gpuloom.live.dispatch.launch import end_unseen, same_process
 from gpuloom.live.planning.claims import Step
 
 
@@ -26,7 +28,8 @@ def take_up(known: Mapping[str, RunStatus], attempts: Iterable[Attempt], dispatc
     dispatch.work.at(now)
     for attempt in attempts:
         status = known.get(attempt.run)
-        if status is not None and not same_process(attempt, status.pid, status.start_ticks):
+        one = (attempt.pid, attempt.start_ticks)
+        if status is not None and not same_process(one, (status.pid, status.start_ticks)):
             raise ExecutorError(  # an older gpuloom gave runs of two pasts one name
                 f"run {attempt.run} is process {status.pid}, but the store says process {attempt.pid} (an older "
                 f"backup was restored): end process {status.pid}, then start the scheduler again"
@@ -43,7 +46,9 @@ def take_up(known: Mapping[str, RunStatus], attempts: Iterable[Attempt], dispatc
         elif status is None:
             # A store that was put back to an older state has forgotten an end that was acknowledged.
             node = attempt.allocation[0][0]
-            how = _on_disk(gangs, node, attempt) or end_unseen(attempt, gangs.boot_id(node))
+            # A machine that loses its power may lose what was last written to files: then that is what ended it.
+            restarted = rebooted(attempt.boot_id, gangs.boot_id(node))
+            how = _on_disk(gangs, node, attempt) or unseen_end(time.time(), begun=True, restarted=restarted)
             intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
         elif attempt.stop_reason is not None and status.phase is not RunPhase.EXITED:
             grace = max((attempt.deadline_s or now) - now, 0.0)
