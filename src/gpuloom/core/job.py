@@ -257,6 +257,11 @@ class Attempt:
         )
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        """Where its members are, in the order of ranks."""
+        return tuple(node for node, _ in self.allocation)
+
+    @property
     def runs(self) -> tuple[str, ...]:
         """The names of the runs of its members, in the order of ranks."""
         ranks = range(max(len(self.allocation), 1))

@@ -36,7 +36,7 @@ def expected_of(attempt: Attempt, grace_s: float) -> Expected:
     """What is to be expected of an attempt that has not ended."""
     return Expected(
         attempt.runs,
-        tuple(node for node, _ in attempt.allocation),
+        attempt.nodes,
         grace_s,
         began=attempt.running_s is not None,
         stopping=attempt.stop_reason is not None,

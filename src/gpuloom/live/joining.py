@@ -126,5 +126,5 @@ class Joining:
     def _known_there(self, name: str) -> Sequence[RunStatus]:
         """What is known of the attempts of the records with members there. Raises ExecutorError."""
         attempts = list(self._scheduler.book.attempts.values())
-        there = [one.run for one in attempts if any(where == name for where, _ in one.allocation)]
+        there = [one.run for one in attempts if name in one.nodes]
         return self._gangs.runs(patience_s=MEET_S, attempts=there) if there else ()

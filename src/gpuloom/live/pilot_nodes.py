@@ -27,7 +27,7 @@ def wanted_of(scheduler: Scheduler, cut: Container[str]) -> Wanted:
         if node.state is NodeState.DOWN:
             continue
         here = {n: gpus_in(a) for n, a in taken.items() if any(where == name for where, _ in a)}
-        here |= {n: gpus_in(a.allocation) for n, a in book.attempts.items() if name in dict(a.allocation)}
+        here |= {n: gpus_in(a.allocation) for n, a in book.attempts.items() if name in a.nodes}
         nodes[name] = Use(
             0 if name in cut else sum(where == name for where, _ in free),
             here,

@@ -219,7 +219,7 @@ class Scheduler:
         job = None if attempt is None else self.book.jobs.get(attempt.job)
         if job is None or attempt is None:
             return None
-        node = attempt.allocation[0][0]
+        node = attempt.nodes[0]
         try:
             files = self.gangs.files(node)
         except ExecutorError:  # gone, and what lay there with it
@@ -416,14 +416,14 @@ class Scheduler:
 
     def _met_node(self, name: str, runs: Sequence[RunStatus]) -> None:
         """A node has come that records know, after the scheduler began: its runs are taken up."""
-        there = [one for one in self.book.attempts.values() if any(node == name for node, _ in one.allocation)]
+        there = [one for one in self.book.attempts.values() if name in one.nodes]
         newest = self.gangs.heard([one.run for one in there])  # since it was asked, more may have been told
         self._take_up({status.run: status for status in (*runs, *newest)}, there)
 
     def _take_up(self, known: Mapping[str, RunStatus], attempts: Sequence[Attempt]) -> None:
         """Those whose nodes are all there: who waits for a node goes on waiting, until it comes or is lost."""
         waiting = self.gangs.waiting
-        ready = [one for one in attempts if not any(node in waiting for node, _ in one.allocation)]
+        ready = [one for one in attempts if waiting.isdisjoint(one.nodes)]
         take_up(known, ready, self.dispatch, self.intake)
         self.intake.remember_unreleased(known.values())
         for status in known.values():
@@ -464,7 +464,7 @@ class Scheduler:
             on_it = [
                 number
                 for number, attempt in self.book.attempts.items()
-                if any(there == name for there, _ in attempt.allocation)
+                if name in attempt.nodes
                 and attempt.stop_reason is None
                 and self.book.jobs[number].spec.on_preempt is not OnPreempt.NEVER
             ]

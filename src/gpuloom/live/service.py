@@ -34,7 +34,7 @@ class LogOf:
 
 def logs_of(attempt: Attempt, *, live: bool) -> list[LogOf]:
     """The logs of an attempt, in the order of ranks."""
-    nodes = [node for node, _ in attempt.allocation] or [""]
+    nodes = attempt.nodes or ("",)
     return [
         LogOf(attempt.number, member, node, run, live)
         for member, (node, run) in enumerate(zip(nodes, attempt.runs, strict=True))

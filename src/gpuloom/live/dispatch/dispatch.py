@@ -235,7 +235,7 @@ class Dispatch:
         silent: set[str] = set()
         for number in self.claims.untold():
             job, attempt = self.book.jobs[number], self.book.attempts[number]
-            nodes = {node for node, _ in attempt.allocation}
+            nodes = {*attempt.nodes}
             if nodes & silent:  # it would say the same again
                 continue
             try:

@@ -342,7 +342,7 @@ class Intake:
 
     def _words_of(self, attempt: Attempt) -> Words:
         try:
-            return words_of(self.files(attempt.allocation[0][0]), attempt.run)
+            return words_of(self.files(attempt.nodes[0]), attempt.run)
         except ExecutorError:  # its node is gone, and what it left there too
             return Words()
 

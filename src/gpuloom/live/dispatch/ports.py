@@ -47,7 +47,7 @@ def identity_for(book: Book, job: int, allocation: Allocation) -> str:
         in_use = {
             port_of(other.run)
             for other in book.attempts.values()
-            if other.allocation[0][0] == allocation[0][0] and _meets(book.jobs[other.job].spec, other.allocation)
+            if other.nodes[0] == allocation[0][0] and _meets(book.jobs[other.job].spec, other.allocation)
         }
     return new_identity(job, record.attempts + 1, in_use)
 

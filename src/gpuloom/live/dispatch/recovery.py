@@ -45,7 +45,7 @@ def take_up(known: Mapping[str, RunStatus], attempts: Iterable[Attempt], dispatc
             intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
         elif status is None:
             # A store that was put back to an older state has forgotten an end that was acknowledged.
-            node = attempt.allocation[0][0]
+            node = attempt.nodes[0]
             # A machine that loses its power may lose what was last written to files: then that is what ended it.
             restarted = rebooted(attempt.boot_id, gangs.boot_id(node))
             how = _on_disk(gangs, node, attempt) or unseen_end(time.time(), begun=True, restarted=restarted)

@@ -19,7 +19,7 @@ def slurm_variables(job: Job, attempt: Attempt, node: NodeRecord, rank: int, cwd
     gpus = attempt.allocation[rank][1]
     counts = [len(held) for _, held in attempt.allocation]
     tasks = counts if spec.per is Per.GPU else [1] * len(counts)
-    names = ",".join(name for name, _ in attempt.allocation)
+    names = ",".join(attempt.nodes)
     found = {
         **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), str(job.id)),
         **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(len(counts))),

@@ -193,7 +193,7 @@ def show_view(view: JobView, spec: Spec, attempts: Sequence[Attempt], events: Se
 def log_place(attempt: Attempt, here: Callable[[str], LocalFiles | None]) -> str:
     """Where the log of an attempt's master is: its path on this machine, or 'node:path' with the path in that node's
     home. here: the files of a node, if they are on this machine."""
-    node = attempt.allocation[0][0] if attempt.allocation else ""
+    node = attempt.nodes[0] if attempt.nodes else ""
     files = here(node)
     path = (LocalFiles(Path("runs")) if files is None else files).log_path(attempt.run)
     return f"{node}:{path}" if files is None else str(path)
