@@ -29,6 +29,7 @@ from gpuloom.executors.port import (
     RunRequest,
     RunStatus,
     exit_of,
+    not_run,
 )
 from gpuloom.executors.verify import GpuCheck, GpuProcesses
 from gpuloom.executors.wire import NOTICE_FILE, PROGRESS_FILE, StartRequest
@@ -256,10 +257,9 @@ def _statuses_of(reply: Mapping[str, Any]) -> list[tuple[RunStatus, Sequence[str
 def _unknown(run: str, why: str, *, begun: bool) -> RunStatus:
     """The end of a run of which the runner finds nothing: none runs before its files are written. why: it was
     not begun."""
-    if begun:
-        how = RunExit(None, None, EndReason.LOST, "its files are gone: how it ended is unknown", time.time())
-    else:
-        how = RunExit(None, None, EndReason.NOT_STARTED, why, time.time(), cause=Cause.EXECUTOR)
+    if not begun:
+        return not_run(run, EndReason.NOT_STARTED, why, Cause.EXECUTOR)
+    how = RunExit(None, None, EndReason.LOST, "its files are gone: how it ended is unknown", time.time())
     return RunStatus(run, RunPhase.EXITED, exit=how)
 
 

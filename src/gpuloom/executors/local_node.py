@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from gpuloom.core.faults import fault_text
 from gpuloom.executors.link import CONNECT_S, REPLY_S
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.node import Capabilities, RunFiles, RunSpec
-from gpuloom.executors.port import Cause, LiveExecutor, OnStatus, RunExit, RunPhase, RunStatus, blamed
+from gpuloom.executors.port import Cause, LiveExecutor, OnStatus, RunStatus, blamed, not_run
 from gpuloom.executors.prepare import Shared, alone, request_of
 
 
@@ -70,8 +69,7 @@ class LocalNode:
             self.executor.start(request)
 
     def _not_started(self, run: str, cause: Cause, message: str) -> None:
-        how = RunExit(None, None, EndReason.NOT_STARTED, message, time.time(), cause=cause)
-        status = RunStatus(run, RunPhase.EXITED, exit=how)
+        status = not_run(run, EndReason.NOT_STARTED, message, cause)
         with self._lock:
             self._unprepared[run] = status
         self._tell(status)

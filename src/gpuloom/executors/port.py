@@ -6,6 +6,7 @@ can: runs go on when the scheduler is gone, and a new one asks `runs()` what has
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -100,6 +101,11 @@ class RunStatus:
     boot_id: str | None = None
     exit: RunExit | None = None
     members: tuple[MemberStatus, ...] = ()
+
+
+def not_run(run: str, reason: EndReason, message: str, cause: Cause = Cause.NONE) -> RunStatus:
+    """The status of a run that ends now, and whose program was not begun."""
+    return RunStatus(run, RunPhase.EXITED, exit=RunExit(None, None, reason, message, time.time(), cause=cause))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +19,7 @@ from gpuloom.core.job import Gpu, NodeRecord
 from gpuloom.executors.lease import LeaseFile
 from gpuloom.executors.local_files import run_directory
 from gpuloom.executors.node import NodePort
-from gpuloom.executors.port import Cause, ExecutorError, RunExit, RunPhase, RunStatus
+from gpuloom.executors.port import Cause, ExecutorError, RunPhase, RunStatus, not_run
 from gpuloom.executors.wire import RUN_FILE, read_json
 from gpuloom.fleet.channel import Channel
 from gpuloom.fleet.codec import CodecError
@@ -234,8 +233,7 @@ class Served:
         try:
             self.node.start(said.spec)
         except ExecutorError as error:
-            how = RunExit(None, None, EndReason.NOT_STARTED, str(error), time.time(), cause=Cause.EXECUTOR)
-            self._status(RunStatus(said.spec.run, RunPhase.EXITED, exit=how))
+            self._status(not_run(said.spec.run, EndReason.NOT_STARTED, str(error), Cause.EXECUTOR))
 
     def _over(self) -> bool:
         try:

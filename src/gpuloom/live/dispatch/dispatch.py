@@ -7,7 +7,6 @@ holders of its GPUs are gone, whatever the plan says.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from gpuloom.core.share_class import is_pair
 from gpuloom.core.spec import OnPreempt
 from gpuloom.executors.gangs import Gangs
 from gpuloom.executors.node import RunSpec
-from gpuloom.executors.port import Cause, ExecutorError, RunExit, RunPhase, RunStatus
+from gpuloom.executors.port import Cause, ExecutorError, RunStatus, not_run
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.launch import run_specs
 from gpuloom.live.dispatch.ports import identity_for
@@ -116,8 +115,7 @@ class Dispatch:
         return self.book.jobs[job].spec.grace
 
     def _never_began(self, run: str, reason: EndReason) -> None:
-        how = RunExit(None, None, reason, "it was stopped before it started", time.time())
-        self.say(RunStatus(run, RunPhase.EXITED, exit=how))
+        self.say(not_run(run, reason, "it was stopped before it started"))
 
     def end_attempts(self, jobs: list[int], reason: EndReason, grace_s: float | None) -> None:
         """End the runs of these active jobs for good, or to be queued again, as `reason` says."""
@@ -265,8 +263,7 @@ class Dispatch:
         return run_specs(job, attempt, self.book.nodes, resumes=ran, environment=environment)
 
     def _not_started(self, attempt: Attempt, cause: Cause, message: str, now: float) -> None:
-        how = RunExit(None, None, EndReason.NOT_STARTED, message, time.time(), cause=cause)
-        self.say(RunStatus(attempt.run, RunPhase.EXITED, exit=how))
+        self.say(not_run(attempt.run, EndReason.NOT_STARTED, message, cause))
         self.claims.on(Step.TAKEN, attempt.job)  # nobody is asked for it any more
         self.retry_s = now
 

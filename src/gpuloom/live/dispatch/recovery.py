@@ -9,7 +9,7 @@ from gpuloom.core.job import Attempt, Phase
 from gpuloom.executors.gang_ends import unseen_end
 from gpuloom.executors.gangs import Gangs
 from gpuloom.executors.local_files import same_process
-from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunStatus
+from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunStatus, not_run
 from gpuloom.executors.roster import rebooted
 from gpuloom.live.dispatch.dispatch import Dispatch
 from gpuloom.live.dispatch.intake import Intake
@@ -41,8 +41,8 @@ def take_up(known: Mapping[str, RunStatus], attempts: Iterable[Attempt], dispatc
         if starting and (status is None or (attempt.members and status.phase is not RunPhase.EXITED)):
             dispatch.claims.on(Step.UNKNOWN, attempt.job)
         elif status is None and attempt.pid is None and attempt.stop_reason is not None:
-            how = RunExit(None, None, attempt.stop_reason, "it was stopped before it started", time.time())
-            intake.statuses[attempt.run] = RunStatus(attempt.run, RunPhase.EXITED, exit=how)
+            found = not_run(attempt.run, attempt.stop_reason, "it was stopped before it started")
+            intake.statuses[attempt.run] = found
         elif status is None:
             # A store that was put back to an older state has forgotten an end that was acknowledged.
             node = attempt.nodes[0]
