@@ -180,8 +180,9 @@ def socket_address(home_fd: int) -> str:
     return f"/proc/self/fd/{home_fd}/{SOCKET}"
 
 
-def write_atomic(path: str, data: Mapping[str, Any]) -> None:
-    """Write JSON so that a reader sees all of it or the file of before.
+def write_atomic(path: str, data: Mapping[str, Any], *, durable: bool = False) -> None:
+    """Write JSON, for its owner alone, so that a reader sees all of it or the file of before. durable: on disk, also
+    should the machine lose its power.
 
     Raises:
         OSError: nothing was changed.
@@ -193,6 +194,8 @@ def write_atomic(path: str, data: Mapping[str, Any]) -> None:
             rest = json.dumps(data).encode()
             while rest:
                 rest = rest[os.write(fd, rest) :]
+            if durable:
+                os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(temporary, path)

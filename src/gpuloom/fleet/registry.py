@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import queue
 import threading
 import time
@@ -28,6 +27,7 @@ from gpuloom.agent.sample import Sample
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import NodeRecord
 from gpuloom.executors.port import RunStatus
+from gpuloom.executors.wire import write_atomic
 from gpuloom.fleet.channel import Channel, Connection, encoded
 from gpuloom.fleet.codec import CodecError, of_plain, plain
 from gpuloom.fleet.joined import JoinedNode
@@ -538,13 +538,8 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 def _write(path: Path, homes: dict[str, dict[str, Any]]) -> bool:
     """Whether it could be written."""
-    draft = path.with_suffix(".new")
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(homes, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(path)
+        write_atomic(str(path), homes, durable=True)
     except OSError as error:
         log.error("%s can't be written (%s): after a restart the usual lease counts for new nodes", path, error)
         return False

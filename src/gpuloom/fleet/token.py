@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gpuloom.core.errors import InputError, NotFoundError
+from gpuloom.executors.wire import write_atomic
 
 _FORM = re.compile(r"glt_([0-9a-f]{8})_([A-Za-z0-9_-]{43})(?:_([A-Za-z0-9_-]{43}))?")
 MOST = 10_000
@@ -168,14 +169,8 @@ class Tokens:
             os.close(lock)
 
     def _write(self, known: dict[str, Known]) -> None:
-        draft = self.path.with_suffix(".new")
         try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump({"tokens": [asdict(one) for one in known.values()]}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.rename(self.path)
+            write_atomic(str(self.path), {"tokens": [asdict(one) for one in known.values()]}, durable=True)
         except OSError as error:
             raise InputError(f"{self.path}: the tokens can't be written: {error.strerror}") from None
         self._read = None

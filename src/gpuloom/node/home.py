@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import secrets
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.executors.runner.restarts import free
-from gpuloom.executors.wire import NODE_LOCK
+from gpuloom.executors.wire import NODE_LOCK, read_json, write_atomic
 
 HOME = "GPULOOM_NODE_HOME"
 LOOKED_S = 0.01
@@ -150,27 +149,26 @@ class NodeHome:
     def say(self, state: State) -> None:
         """Write down how it goes. Where that can't be done, nobody is told."""
         with suppress(OSError):
-            _write(self.state, asdict(state))
+            write_atomic(str(self.state), asdict(state))
 
     def said(self) -> State | None:
         """What the process that works here, or that did last, said."""
         try:
-            return State(**json.loads(self.state.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return State(**(read_json(str(self.state)) or {}))
+        except (OSError, TypeError):
             return None
 
     def joined_with(self) -> dict[str, Any]:
         """What it joined with the last time; {} for never."""
         try:
-            found = json.loads(self.settings.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return read_json(str(self.settings)) or {}
+        except OSError:
             return {}
-        return found if isinstance(found, dict) else {}
 
     def joins_with(self, settings: Mapping[str, Any]) -> None:
         """Keep it for the next start. Raises InputError."""
         try:
-            _write(self.settings, settings)
+            write_atomic(str(self.settings), settings)
         except OSError as error:
             raise InputError(f"{self.settings}: can't be written: {error.strerror}") from None
 
@@ -198,11 +196,3 @@ def node_home(path: Path | str | None = None) -> NodeHome:
     except RuntimeError as error:
         raise InputError(f"no home directory is known ({error}): give one with --home") from None
     return NodeHome(base / "gpuloom-node")
-
-
-def _write(path: Path, data: Mapping[str, Any]) -> None:
-    draft = path.with_suffix(".new")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(data, file)
-    draft.rename(path)

@@ -16,6 +16,7 @@ from pathlib import Path
 from gpuloom import __version__
 from gpuloom.core.errors import InputError, MissingDependencyError
 from gpuloom.executors.open_files import ask_for_more
+from gpuloom.executors.wire import write_atomic
 from gpuloom.fleet.certificates import Certificate, given, own
 from gpuloom.live.facade import LiveService
 from gpuloom.live.parts import LiveScheduler
@@ -197,12 +198,7 @@ def _write_server(home: Home, url: str, certificate: Certificate | None) -> None
     data = {"pid": os.getpid(), "url": url, "version": __version__, "started_s": time.time()}
     if certificate is not None:
         data |= {"certificate": str(certificate.cert), "fingerprint": certificate.fingerprint}
-    temporary = home.server_json.with_suffix(f".{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps(data) + "\n", encoding="utf-8")
-        temporary.chmod(0o600)
-        temporary.replace(home.server_json)
+        write_atomic(str(home.server_json), data)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise InputError(f"{home.server_json} can't be written: {error.strerror}") from error
