@@ -18,8 +18,9 @@ from typing import Any
 
 SCRIPT = r"""
 kind=$1 secs=$2
-rank=${GPULOOM_MEMBER:-0} node=${GPULOOM_RUN_DIR%%/runs/*} slots=$GPULOOM_SLOTS
-node=${node##*/}
+rank=$GPULOOM_MEMBER slots=$GPULOOM_SLOTS
+IFS=,; set -- $GPULOOM_NODE_NAMES; unset IFS
+shift "$rank"; node=$1
 me="$GPULOOM_JOB_ID $GPULOOM_ATTEMPT $rank $node $slots $$"
 [ "$kind" = stubborn ] && trap '' TERM
 exec 7>>"$CHAOS/locks/job.$GPULOOM_JOB_ID.$rank"
@@ -182,10 +183,11 @@ def kill_one(rng: random.Random, folder: Path) -> tuple[int, int, int] | None:
     return None
 
 
+BY_SLURM = ("slurm", "scancel", "time limit")
 MAY = {
-    "lost": ("runner", "together"),
-    "node": ("link", "node", "head", "disk", "together", "standstill"),
-    "not_started": ("link", "node", "head", "disk", "together", "standstill", "runner"),
+    "lost": ("runner", "together", "reboot"),
+    "node": ("link", "node", "head", "disk", "together", "standstill", "reboot", *BY_SLURM),
+    "not_started": ("link", "node", "head", "disk", "together", "standstill", "reboot", "runner", *BY_SLURM),
 }
 """Reasons that are no doing of a job, and faults of which one must have been done, or one that has it in its name."""
 
@@ -242,7 +244,8 @@ def _of_job(
         found.append(f"is {state}, with an attempt that has not ended: {reasons}")
     if "finished" in reasons[:-1] or "cancelled" in reasons[:-1]:
         found.append(f"went on after its end: {reasons}")
-    bad = sum(reason in ("failed", "lost", "timed_out", "out_of_memory") for reason in reasons)
+    rebooted = sum("the machine was restarted" in attempt["message"] for attempt in attempts)
+    bad = sum(reason in ("failed", "lost", "timed_out", "out_of_memory") for reason in reasons) - rebooted
     if state == "cancelled" and wanted.cancel_s is None:
         found.append("was cancelled by nobody")
     if state == "finished" and (not reasons or reasons[-1] != "finished"):

@@ -96,14 +96,14 @@ def wait(found: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
 
 
 class RealSlurm:
-    """A Slurm that runs. env: what its commands need."""
+    """A Slurm that runs. env: what its commands need. cpus: of each node."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, cpus: int = CPUS) -> None:
         self.folder, self.gpus = folder, bool(devices())
         ports = _free_ports(NODES + 1)
         host = socket.gethostname().partition(".")[0]
         gres = f"Gres=gpu:{GPUS}" if self.gpus else ""
-        conf = CONF.format(host=host, user=getpass.getuser(), ports=ports, folder=folder, cpus=CPUS, gres=gres)
+        conf = CONF.format(host=host, user=getpass.getuser(), ports=ports, folder=folder, cpus=cpus, gres=gres)
         self.conf = folder / "slurm.conf"
         self.conf.write_text(conf)
         if self.gpus:

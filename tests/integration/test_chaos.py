@@ -1,4 +1,4 @@
-"""Three seeds of the chaos test (tests/chaos.py); more of them, and more jobs: `make chaos`."""
+"""Three seeds of the chaos test (tests/chaos.py), and one on a real Slurm; more of them, and more jobs: `make chaos`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from chaos import chaos
 from chaos_jobs import Ledger, Wanted, faults_of
+from slurm_kit import missing_programs
 
 JOBS = 50
 
@@ -22,6 +23,18 @@ def test_whatever_dies_every_job_ends_once_with_its_true_reason(tmp_path: Path, 
     assert not outcome.wrong, str(outcome)
     assert sum(outcome.states.values()) >= JOBS
     assert outcome.faults.total() >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_same_in_pilots_of_a_real_slurm(tmp_path: Path) -> None:
+    if lacking := missing_programs():
+        pytest.skip(f"no Slurm here ({', '.join(lacking)} missing): scripts/install-system-parts installs it")
+    outcome = chaos(tmp_path, 1, JOBS, slurm=True)
+    print(outcome)
+    assert not outcome.wrong, str(outcome)
+    assert sum(outcome.states.values()) >= JOBS
+    assert any(by_slurm in outcome.faults for by_slurm in ("slurmd", "slurmctld", "scancel", "time limit"))
 
 
 LEDGER = """\
