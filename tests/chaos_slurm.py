@@ -96,12 +96,19 @@ class SlurmChaos(Chaos):
             return False
         job = str(self.rng.choice(jobs))
         if how == "time limit":
-            # Its head would have it emptied and given back before: half of the time it is not there.
             if self.rng.random() < 0.5:
-                self._kill("head")
+                self._deafen(job)
             return self.slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=1").returncode == 0
         at_once = () if how == "scancel" else ("--signal=KILL", "--full")
         return self.slurm.run("scancel", *at_once, job).returncode == 0
+
+    def _deafen(self, job: str) -> None:
+        """Slurm warns nodes a minute ahead, and the head empties them: now nobody does, until Slurm ends them."""
+        self._kill("head")
+        for home in self.homes.glob(f"gpuloom-{job}-*"):
+            if pid := node_of(home):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
 
     def _kill_slurmd(self, name: str) -> bool:
         if f"slurmd {name}" in self.hurt:

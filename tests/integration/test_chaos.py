@@ -1,4 +1,4 @@
-"""Three seeds of the chaos test (tests/chaos.py), and one on a real Slurm; more of them, and more jobs: `make chaos`."""
+"""Three seeds of the chaos test (tests/chaos.py), and one on a real Slurm; more seeds and more jobs: `make chaos`."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ def test_nodes_and_partitions(slurm: RealSlurm) -> None:
     assert set(nodes[0].partitions) == {"gpu", "urgent"}
     assert there.nodes("nope") == []
     assert "slurm" in there.version()
+    assert not there.ends_all(), "it follows processes by their parents (ProctrackType)"
 
 
 def test_a_job_by_json_and_as_a_table(slurm: RealSlurm) -> None:

@@ -158,6 +158,21 @@ def test_what_slurm_refuses_is_shown_and_what_is_too_old_is_not() -> None:
     assert world.pilots.view()["refused"] == ""
 
 
+@pytest.mark.parametrize(("ends_all", "what"), [(True, "gone"), (False, "closes")])
+def test_where_slurm_does_not_end_all_processes_a_pilots_nodes_have_their_lease(ends_all: bool, what: str) -> None:
+    world = World(Limits(1, 4, ends_all=ends_all))
+    world.waiting[1] = 4
+    world.turn()
+    world.turn()
+    world.runs(100, "n0")
+    world.waiting.clear()
+    world.nodes["n0"] = Use(0, {1: 4})
+    world.turn()
+    world.slurm.cancel(100)
+    world.turn()
+    assert world.said == [("until", "n0", "100"), (what, "n0")]
+
+
 def test_a_request_whose_answer_was_lost_is_found_again_and_its_token_counts() -> None:
     world = World(Limits(1, 4))
     world.waiting[1] = 1

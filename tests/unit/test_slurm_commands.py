@@ -56,6 +56,20 @@ def test_without_json_tables_are_read_and_json_is_not_asked_again() -> None:
     assert fake.envs[0]["SLURM_TIME_FORMAT"] == "%s"
 
 
+@pytest.mark.parametrize(
+    ("said", "all_of_it"),
+    [
+        ("Configuration data\nProctrackType           = proctrack/cgroup\nPrologFlags = x\n", True),
+        ("ProctrackType           = proctrack/linuxproc\n", False),
+        ("", False),
+    ],
+)
+def test_whether_slurm_ends_all_processes_of_an_allocation(said: str, all_of_it: bool) -> None:
+    fake = Fake({"scontrol": Done(0, said, "")})
+    assert Slurm(env={}, run=fake).ends_all() is all_of_it
+    assert fake.calls == [["scontrol", "show", "config"]]
+
+
 def test_without_slurmctld_json_is_asked_again_later() -> None:
     down = Done(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     empty = json.dumps({"errors": [{"error": "Unspecified error"}], "jobs": []})

@@ -26,6 +26,9 @@ class FakeSlurm(Slurm):
     def default_partition(self) -> str | None:
         return "cpu"
 
+    def ends_all(self) -> bool:
+        return False
+
     def job(self, number: int) -> SlurmJob | None:
         return SlurmJob(number, "bash", ("RUNNING",), gpus=8)
 
@@ -71,6 +74,7 @@ def test_sizes(said: dict[str, int], per_node: int, nodes: int) -> None:
     assert (found.limits.gpus_per_node, found.limits.nodes) == (per_node, nodes)
     assert found.request.whole == found.limits.whole == (per_node == 8)
     assert found.inside is None
+    assert not found.limits.ends_all
 
 
 def test_slots_need_no_gpus() -> None:

@@ -23,6 +23,8 @@ from gpuloom.slurm.parse import (
     nodes_of_table,
 )
 
+ENDS_ALL = ("proctrack/cgroup", "proctrack/cray_aries")
+"""Ways to know the processes of a job that none of them can leave."""
 LIMIT_S = 30.0
 """How long a command may take. One that has no answer from slurmctld tries again and again by itself."""
 NEEDED = ("sbatch", "squeue", "sinfo", "scancel", "scontrol", "srun")
@@ -125,6 +127,12 @@ class Slurm:
     def version(self) -> str:
         """What Slurm calls its version."""
         return self._said(["sinfo", "--version"]).strip()
+
+    def ends_all(self) -> bool:
+        """Whether with an allocation all processes end that were in it. Where Slurm only follows parents, or groups of
+        processes, it says that a job has ended while some of it go on."""
+        lines = (line.partition("=") for line in self._said(["scontrol", "show", "config"]).splitlines())
+        return any(name.strip() == "ProctrackType" and value.strip() in ENDS_ALL for name, _, value in lines)
 
     def _either(
         self, plain: Sequence[str], of_json: Callable[[str], T], table: Sequence[str], of_table: Callable[[str], T]

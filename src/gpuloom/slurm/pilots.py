@@ -45,7 +45,8 @@ class Limits:
 
     life_s: how long an allocation is asked for; None: as the partition has it. idle_s: after which an idle one is given
     back. margin_s: see MARGIN_S. whole: all of each node is asked for, so that it joins by its own name; a part of one
-    joins with the number of its allocation, as there may be others of ours beside it.
+    joins with the number of its allocation, as there may be others of ours beside it. ends_all: when Slurm says that an
+    allocation has ended, no process of it is left.
     """
 
     nodes: int
@@ -54,6 +55,7 @@ class Limits:
     idle_s: float = 600.0
     margin_s: float = MARGIN_S
     whole: bool = True
+    ends_all: bool = True
 
     def names(self, job: SlurmJob) -> tuple[str, ...]:
         """The names with which the nodes of an allocation join."""
@@ -143,7 +145,7 @@ class Until:
 @dataclass(frozen=True, slots=True)
 class Gone:
     """A node is ours no more. job: of Slurm, to which it belonged. sure: nothing of ours runs there; else Slurm
-    has lost the node, and what ran there may go on until its lease ends."""
+    has lost the node, or does not end all processes, and what ran there may go on until its lease ends."""
 
     node: str
     why: str
@@ -288,7 +290,7 @@ class Controller:
 
     def _over(self, pilot: Pilot, found: SlurmJob | None, now_s: float) -> None:
         why = _end_words(pilot.job, found)
-        sure = found is not None and "NODE_FAIL" not in found.states
+        sure = self.limits.ends_all and found is not None and "NODE_FAIL" not in found.states
         self._out.extend(Gone(node, why, pilot.job, sure) for node in pilot.nodes)
         if not pilot.joined and not pilot.told and pilot.state is not PilotState.ENDING:
             where = self._log.replace("%j", str(pilot.job)) if found is not None and found.nodes else ""

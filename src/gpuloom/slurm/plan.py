@@ -101,7 +101,8 @@ def plan_of(
         options=tuple(options.more),
         log=log,
     )
-    return Plan(Limits(most, per_node, life_s, idle_s, whole=request.whole), request)
+    limits = Limits(most, per_node, life_s, idle_s, whole=request.whole, ends_all=slurm.ends_all())
+    return Plan(limits, request)
 
 
 def _inside(environment: Mapping[str, str]) -> Allocation | None:
@@ -127,7 +128,7 @@ def _plan_inside(
     job = slurm.job(inside.job)
     gpus = slots or options.gpus_per_node or (None if job is None else job.gpus) or 1
     request = Request(name, url, python, gpus, slots=slots is not None)
-    return Plan(Limits(0, gpus), request, inside)
+    return Plan(Limits(0, gpus, ends_all=slurm.ends_all()), request, inside)
 
 
 def _nodes(options: SlurmOptions, slurm: Slurm) -> list[SlurmNode]:
