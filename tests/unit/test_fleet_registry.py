@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunStatus
 from gpuloom.fleet import registry
 from gpuloom.fleet.codec import plain
 from gpuloom.fleet.joined import JoinedNode
+from gpuloom.fleet.lease import LONGEST_LEASE_S, TERMS, ended_after_s
 from gpuloom.fleet.messages import VERSION, Hello, Joined, Left, Sampled, Status, data_of
-from gpuloom.fleet.registry import HOLD_S, TERMS, Nodes
+from gpuloom.fleet.registry import HOLD_S, LOOK_S, SILENT_S, Nodes
 from gpuloom.fleet.token import Tokens
 from until import until
 
@@ -36,6 +37,7 @@ class Scheduler:
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
         self.nodes: dict[str, JoinedNode] = {}
+        self.why_cut: dict[str, str] = {}
 
     def joined(self, node: JoinedNode, record: NodeRecord, runs: Sequence[RunStatus]) -> None:
         self.nodes[node.name] = node
@@ -52,6 +54,7 @@ class Scheduler:
 
     def cut(self, name: str, why: str) -> None:
         self.told.append(("cut", name))
+        self.why_cut[name] = why
 
     def lost(self, name: str, why: str) -> None:
         self.told.append(("lost", name))
@@ -277,7 +280,8 @@ def test_a_head_that_begins_anew_waits_for_its_nodes_for_a_lease(tmp_path: Path)
         head.now += TERMS.give_away_s + 0.5
         until(lambda: ("lost", "n2") in head.on.told)
         head.join(lease_s=60.0)
-        assert head.on.told == [("lost", "n2"), ("joined", "n1", [])]
+        assert head.on.told == [("cut", "n1"), ("cut", "n2"), ("lost", "n2"), ("joined", "n1", [])]
+        assert head.on.why_cut["n1"] == "it was not heard of since the scheduler began"
     finally:
         head.nodes.close()
 
@@ -308,3 +312,94 @@ def test_a_head_that_ends_in_order_lets_its_nodes_go_on_for_longer_and_the_next_
         until(lambda: ("lost", "n1") in head.on.told)
     finally:
         head.nodes.close()
+
+
+class TestWhatIsKnownOfLeases:
+    """After a restart of the head no node's jobs are given away before the lease that it may have is over."""
+
+    @pytest.fixture
+    def anew(self, tmp_path: Path) -> Iterator[Callable[[], Head]]:
+        """Heads, one after the other; each expects n1."""
+        heads: list[Head] = []
+
+        def begin() -> Head:
+            for before in heads:
+                before.nodes._held = True  # it is killed
+                before.nodes.close()
+            heads.append(Head(tmp_path))
+            heads[-1].nodes.expect(["n1"])
+            heads[-1].nodes.start()
+            return heads[-1]
+
+        yield begin
+        for one in heads:
+            one.nodes.close()
+
+    @pytest.fixture
+    def nodes_file(self, tmp_path: Path) -> Path:
+        return tmp_path / "nodes.json"
+
+    def lost_after(self, head: Head, seconds: float) -> None:
+        """It is not lost before that, and is then."""
+        head.now += seconds - 1.0
+        begun = head.nodes._looked_s
+        until(lambda: head.nodes._looked_s > begun)
+        assert ("lost", "n1") not in head.on.told
+        head.now += 1.0 + LOOK_S
+        until(lambda: ("lost", "n1") in head.on.told)
+
+    @pytest.mark.parametrize("damage", [None, "", "[]", '{"n1": {"lease_s": 1e9}}', '{"n1": {"hold_s": "x"}}'])
+    def test_where_the_file_is_gone_or_damaged_any_lease_may_have_been_given(
+        self, anew: Callable[[], Head], nodes_file: Path, damage: str | None
+    ) -> None:
+        if damage is not None:
+            nodes_file.write_text(damage)
+        anew()
+        head = anew()  # the second one knows it, too, from a file that can be read
+        assert json.loads(nodes_file.read_text())["n1"]["hold_s"] == LONGEST_LEASE_S
+        assert (nodes_file.with_suffix(".damaged").read_text() if damage is not None else None) == damage
+        self.lost_after(head, ended_after_s(LONGEST_LEASE_S))
+
+    def test_that_is_said(self, anew: Callable[[], Head], nodes_file: Path) -> None:
+        nodes_file.write_text("{")
+        head = anew()
+        head.now += SILENT_S + 0.1
+        why = until(lambda: head.on.why_cut.get("n1"))
+        assert f"its lease is not known, as {nodes_file} can't be read" in why
+        assert "or after 7 days" in why
+
+    def test_what_the_node_says_of_its_lease_counts_then(self, anew: Callable[[], Head], nodes_file: Path) -> None:
+        nodes_file.write_text("{")
+        head = anew()
+        head.join(left_s=100.0)
+        assert json.loads(nodes_file.read_text())["n1"] == {"home": "h", "lease_s": TERMS.lease_s, "hold_s": 100.0}
+        head = anew()
+        self.lost_after(head, ended_after_s(100.0))
+        head = anew()
+        head.join(left_s=5.0)
+        head.nodes.closed(next(iter(head.nodes._of)))
+        self.lost_after(head, TERMS.give_away_s)
+        assert json.loads(nodes_file.read_text())["n1"]["hold_s"] == 0.0
+
+    def test_a_node_that_does_not_know_its_lease_changes_nothing(self, anew: Callable[[], Head]) -> None:
+        head = anew()
+        head.join(left_s=None)
+        head.nodes.closed(next(iter(head.nodes._of)))
+        self.lost_after(head, ended_after_s(LONGEST_LEASE_S))
+
+    def test_no_lease_is_given_that_is_not_written_down(self, head: Head, nodes_file: Path) -> None:
+        nodes_file.with_suffix(".json.new").mkdir()
+        wire = head.call(lease_s=60.0)
+        refused = wire.frames[0]["refused"]
+        assert not refused["final"]
+        assert refused["why"] == f"the head can't write down the lease of 60 s ({nodes_file}): make room there"
+        until(lambda: wire.closed)
+        assert not head.nodes._nodes
+        head.join()
+        assert not nodes_file.exists()
+        nodes_file.with_suffix(".json.new").rmdir()
+        head.join(lease_s=60.0)
+        nodes_file.with_suffix(".json.new").mkdir()
+        head.join(lease_s=60.0, process="another")
+        head.join(lease_s=30.0, process="a third")
+        assert "refused" in head.call(lease_s=61.0).frames[0]

@@ -40,6 +40,12 @@ MOST_WAITING = 1000
 """Heartbeats without an answer that are remembered."""
 
 
+def ended_after_s(left_s: float) -> float:
+    """A node says that so many seconds of its lease are left. For how long the head, which has just heard it, has to
+    wait until nothing is left of its runs, if the lease is not put off any more."""
+    return left_s + least_margin_s(left_s)
+
+
 def least_margin_s(lease_s: float) -> float:
     """The smallest margin for a lease, seconds: see the module."""
     return (1 + DRIFT) * (lease_s / (1 - DRIFT) + ENDING_S) - lease_s
@@ -73,6 +79,24 @@ class Terms:
     def give_away_s(self) -> float:
         """From the last answer until the node's jobs may be given to others."""
         return self.lease_s + self.margin_s
+
+
+TERMS = Terms(lease_s=15.0, margin_s=5.0, every_s=3.0)
+SHORTEST_LEASE_S, LONGEST_LEASE_S = 6.0, 7 * 86_400.0
+
+
+def terms_of(lease_s: float | None) -> Terms:
+    """The terms of a lease of so many seconds; None: the usual ones.
+
+    Raises:
+        InputError: it is too short or too long.
+    """
+    if lease_s is None:
+        return TERMS
+    if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
+        raise InputError(f"a lease of {lease_s:g} s: must be {SHORTEST_LEASE_S:g} s to {LONGEST_LEASE_S / 86_400:g} d")
+    margin = max(TERMS.margin_s, least_margin_s(lease_s) + 1.0)
+    return Terms(lease_s, margin, min(TERMS.every_s, lease_s / 3))
 
 
 class NodeLease:

@@ -35,7 +35,8 @@ class Hello:
     """The node's first frame.
 
     home: identifies the node's home directory; process: the process that works for it. session, received: that it
-    wants to go on with, and the highest number that came in it; '' and 0 for none.
+    wants to go on with, and the highest number that came in it; '' and 0 for none. lease_s: that it asks for, None: the
+    usual one. left_s: until the end of the lease that it has, seconds, 0 where it is over; None: not known.
     """
 
     version: int
@@ -47,6 +48,7 @@ class Hello:
     session: str = ""
     received: int = 0
     lease_s: float | None = None
+    left_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ answers at once. All else is done in one thread, in order, which also calls the 
 
 A node is *cut* when its link is down or silent: its jobs go on, and commands wait for it. It is *lost* when lease and
 margin have passed since its last heartbeat was answered: then nothing runs there any more, and its jobs may be given to
-others. What is known of nodes in a file (name, home, lease) lets a head that was started anew wait for them as long.
+others. What is kept of nodes in a file (remembered.py) lets a head that was started anew wait for them as long.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from gpuloom.agent.sample import Sample
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import NodeRecord
 from gpuloom.executors.port import RunStatus
-from gpuloom.executors.wire import write_atomic
 from gpuloom.fleet.channel import Channel, Connection, encoded
 from gpuloom.fleet.codec import CodecError, of_plain, plain
 from gpuloom.fleet.joined import JoinedNode
-from gpuloom.fleet.lease import HeadLease, Terms, least_margin_s
+from gpuloom.fleet.lease import LONGEST_LEASE_S, HeadLease, Terms, ended_after_s, terms_of
 from gpuloom.fleet.messages import (
     VERSION,
     Flagged,
@@ -48,14 +47,13 @@ from gpuloom.fleet.messages import (
     Welcome,
     of_node,
 )
+from gpuloom.fleet.remembered import NodesFile, Remembered
 from gpuloom.fleet.stream import StreamError
 from gpuloom.fleet.token import Tokens
 from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom.nodes")
 
-TERMS = Terms(lease_s=15.0, margin_s=5.0, every_s=3.0)
-SHORTEST_LEASE_S, LONGEST_LEASE_S = 6.0, 7 * 86_400.0
 HOLD_S = 600.0
 """A head that ends in order lets nodes go on for so long without it: an update, a restart of its machine."""
 LOOK_S = 0.5
@@ -65,6 +63,10 @@ AGAIN_S = 2.0
 """A link that broke has so long to be there again before it counts as cut."""
 TOKENS_S = 5.0
 """Between looks at whether the tokens of those who joined still count."""
+UNSURE = (
+    f"its jobs go on elsewhere once its node process was there again, or after {LONGEST_LEASE_S / 86_400:g} days; if "
+    "its machine is gone for good, cancel them and submit them again"
+)
 GREETING_S = 10.0
 """For a node that has connected to say who it is."""
 
@@ -103,24 +105,11 @@ class OnNodes(Protocol):
         ...
 
 
-def terms_of(lease_s: float | None) -> Terms:
-    """The terms of a lease of so many seconds; None: the usual ones.
-
-    Raises:
-        InputError: it is too short or too long.
-    """
-    if lease_s is None:
-        return TERMS
-    if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
-        raise InputError(f"a lease of {lease_s:g} s: must be {SHORTEST_LEASE_S:g} s to {LONGEST_LEASE_S / 86_400:g} d")
-    margin = max(TERMS.margin_s, least_margin_s(lease_s) + 1.0)
-    return Terms(lease_s, margin, min(TERMS.every_s, lease_s / 3))
-
-
 @dataclass(slots=True, eq=False)
 class _Node:
     """A node that may run jobs. home, process, boot_id: as it said last; '' while it is only expected. last: what it
-    sampled last. heard_s, cut_s: when something came last, and since when there is no connection."""
+    sampled last. heard_s, cut_s: when something came last, and since when there is no connection. expected: the
+    records know it, and it has not come yet: what is said of it while it does not."""
 
     name: str
     lease: HeadLease
@@ -135,6 +124,7 @@ class _Node:
     heard_s: float = 0.0
     cut_s: float | None = None
     told_cut: bool = False
+    expected: str = ""
     last: Sample | None = None
 
 
@@ -153,12 +143,12 @@ class Nodes:
         reserved: Collection[str] = (),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path, self._tokens, self._on, self._reserved, self._now = path, tokens, on, reserved, monotonic
+        self._tokens, self._on, self._reserved, self._now = tokens, on, reserved, monotonic
+        self._file = NodesFile(path)
         self._nodes: dict[str, _Node] = {}
         self._of: dict[Connection, _Node] = {}
         self._calls: dict[Connection, tuple[float, str]] = {}
         self._given_away: set[str] = set()
-        self._homes = _read(path)
         self._queue: queue.SimpleQueue[tuple[Connection, dict[str, Any]] | None] = queue.SimpleQueue()
         self._gone_names: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -172,15 +162,20 @@ class Nodes:
     def expect(self, names: Iterable[str]) -> None:
         """These nodes were there when the head before this one ended, and may be running jobs: until they come they
         are cut; after lease and margin they are lost. Call it before `start`."""
+        names = [name for name in names if name not in self._nodes]
+        why = "it was not heard of since the scheduler began"
+        if names and (unsure := self._file.unsure):
+            why = f"{why}, and its lease is not known, as {unsure}: {UNSURE}"
+            log.error("nodes that are not heard of, %s: their leases are not known, as %s", ", ".join(names), unsure)
+            self._file.fear(names, LONGEST_LEASE_S)
+        now = self._now()
         for name in names:
-            if name not in self._nodes:
-                lease_s = self._homes.get(name, {}).get("lease_s")
-                node = self._made(name, lease_s)
-                node.home = str(self._homes.get(name, {}).get("home", ""))
-                node.cut_s, node.told_cut = self._now(), True
-                if hold_s := float(self._homes.get(name, {}).get("hold_s", 0.0)):
-                    node.lease.not_before_s = self._now() + terms_of(hold_s).give_away_s
-                self._nodes[name] = node
+            known = self._file.of(name)
+            node = self._made(name, terms_of(known.lease_s))
+            node.home, node.cut_s, node.expected = known.home, now, why
+            if known.hold_s:
+                node.lease.not_before_s = now + ended_after_s(known.hold_s)
+            self._nodes[name] = node
 
     def gone(self, name: str, why: str) -> None:
         """Who lends us the node says that nothing runs there any more: it is lost now, whatever its lease. From any
@@ -201,9 +196,7 @@ class Nodes:
             return
         self._held = True
         met = [node for node in list(self._nodes.values()) if node.met]
-        for node in met:
-            self._homes.setdefault(node.name, {})["hold_s"] = HOLD_S
-        if not met or not _write(self._path, self._homes):
+        if not met or not self._file.hold([node.name for node in met], HOLD_S):
             return
         now = self._now()
         for node in met:
@@ -331,7 +324,7 @@ class Nodes:
             return  # it is closing
         hello = of_plain(Hello, frame.get("hello"))
         why, final = self._why_refused(hello)
-        if not why and self._homes.get(hello.name, {}).get("home") != hello.home:
+        if not why and self._file.of(hello.name).home != hello.home:
             why = self._tokens.why_no_more(call[1], joins=True)
             why, final = f"the token does not count: {why}" if why else "", True
         if why:
@@ -341,8 +334,10 @@ class Nodes:
         node = self._nodes.get(hello.name)
         if node is not None and hello.session and hello.session == node.channel.session and node.met:
             self._resume(node, connection, hello)
-        else:
-            self._begin(node, connection, hello)
+        elif why := self._begin(node, connection, hello):
+            log.warning("node %s was refused: %s", hello.name, why)
+            self._refuse(connection, why, final=False)
+            return
         self._calls.pop(connection, None)
         self._nodes[hello.name].token = call[1]
 
@@ -385,24 +380,37 @@ class Nodes:
             log.info("node %s: its link is there again", node.name)
             self._on.back(node.name)
 
-    def _begin(self, node: _Node | None, connection: Connection, hello: Hello) -> None:
-        """A new session."""
+    def _begin(self, node: _Node | None, connection: Connection, hello: Hello) -> str:
+        """A new session. Not '': why there is none now."""
+        terms = terms_of(hello.lease_s)
+        if node is not None:  # its runs may still go by the lease of before
+            terms = max(node.lease.terms, terms, key=lambda one: one.give_away_s)
+        if not self._noted(hello, terms):
+            return f"the head can't write down the lease of {terms.lease_s:g} s ({self._file.path}): make room there"
         if node is None:
-            node = self._nodes[hello.name] = self._made(hello.name, hello.lease_s)
-        else:  # its runs may still go by the lease of before
-            node.lease.terms = max(node.lease.terms, terms_of(hello.lease_s), key=lambda one: one.give_away_s)
+            node = self._nodes[hello.name] = self._made(hello.name, terms)
+        node.lease.terms = terms
+        if hello.left_s is not None:  # what the node knows of its lease counts, whatever we feared
+            node.lease.not_before_s = self._now() + ended_after_s(hello.left_s)
         self._connect(node, connection)
         node.home, node.process, node.boot_id = hello.home, hello.process, hello.boot_id
         node.channel.begin()
         node.met = False
-        terms = node.lease.terms
         welcome = Welcome(node.channel.session, 0, False, terms.lease_s, terms.every_s)
         connection.send(encoded({"welcome": plain(welcome)}))
         node.channel.attach(connection, 0)
-        before = self._homes.get(node.name, {})
-        if before != (known := {**before, "home": node.home, "lease_s": terms.lease_s}):
-            self._homes[node.name] = known
-            _write(self._path, self._homes)
+        return ""
+
+    def _noted(self, hello: Hello, terms: Terms) -> bool:
+        """Write down what the next head must know of this node. False: that can't be done, and what is written there
+        is not enough."""
+        before = self._file.of(hello.name)
+        hold_s = before.hold_s
+        if hello.left_s is not None:
+            hold_s = hello.left_s if hello.left_s > terms.lease_s else 0.0
+        if self._file.keep(hello.name, Remembered(hello.home, terms.lease_s, hold_s)):
+            return True
+        return max(before.hold_s, terms_of(before.lease_s).lease_s) >= max(terms.lease_s, hold_s)
 
     def _connect(self, node: _Node, connection: Connection) -> None:
         """It is at the end of this connection, and of no other."""
@@ -412,9 +420,9 @@ class Nodes:
         node.connection, node.heard_s, node.cut_s = connection, self._now(), None
         self._of[connection] = node
 
-    def _made(self, name: str, lease_s: float | None) -> _Node:
+    def _made(self, name: str, terms: Terms) -> _Node:
         channel = Channel(name)
-        return _Node(name, HeadLease(terms_of(lease_s), self._now()), channel, JoinedNode(name, channel))
+        return _Node(name, HeadLease(terms, self._now()), channel, JoinedNode(name, channel))
 
     def _message(self, node: _Node, connection: Connection, frame: dict[str, Any]) -> None:
         data = node.channel.heard(connection, frame)
@@ -439,7 +447,7 @@ class Nodes:
             node.lease.begin_again(now)
             node.met = True
         self._given_away.discard(node.name)
-        node.told_cut = False
+        node.told_cut, node.expected = False, ""
         log.info("node %s has joined, with %d GPUs or slots", node.name, len(joined.record.gpus))
         self._on.joined(node.joined, joined.record, node.joined.began(joined, node.boot_id))
 
@@ -473,22 +481,29 @@ class Nodes:
         for node in list(self._nodes.values()):
             if node.channel.connected and now - node.heard_s > SILENT_S:
                 self._drop(node, now)
-            if node.cut_s is not None and not node.told_cut and node.met and now - node.cut_s >= AGAIN_S:
-                node.told_cut = True
-                log.warning("node %s: its link is cut", node.name)
-                self._on.cut(node.name, "its link is cut")
+            self._look_at_cut(node, now)
             with self._lock:
                 over = node.lease.over(now)
-            if node.lease.not_before_s < now and self._homes.get(node.name, {}).pop("hold_s", None) is not None:
-                _write(self._path, self._homes)
+            if node.lease.not_before_s < now and self._file.of(node.name).hold_s:
+                self._file.release(node.name)
             if over and node.name not in self._given_away:
-                if node.met or node.told_cut:
+                if node.met or node.expected:
                     self._lose(node, f"nothing was heard of it for {node.lease.terms.give_away_s:g} s")
                 else:
                     self._forget(node)
         if now - self._tokens_s >= TOKENS_S:
             self._tokens_s = now
             self._check_tokens()
+
+    def _look_at_cut(self, node: _Node, now: float) -> None:
+        """Say that its link is cut, if it has been for long enough."""
+        if node.cut_s is None or node.told_cut or not (node.met or node.expected):
+            return
+        if now - node.cut_s >= (SILENT_S if node.expected else AGAIN_S):
+            node.told_cut = True
+            why = node.expected or "its link is cut"
+            log.warning("node %s: %s", node.name, why)
+            self._on.cut(node.name, why)
 
     def _drop(self, node: _Node, now: float) -> None:
         """Nothing comes from it, though its connection is open."""
@@ -522,25 +537,3 @@ class Nodes:
         for connection in [one for one, other in self._of.items() if other is node]:
             del self._of[connection]
         node.channel.detach()
-
-
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """By node: its home, and its lease (s). What can't be read is not known."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): dict(known) for name, known in found.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        log.error("%s can't be read (%s): for nodes that are not heard of the usual lease counts", path, error)
-        return {}
-
-
-def _write(path: Path, homes: dict[str, dict[str, Any]]) -> bool:
-    """Whether it could be written."""
-    try:
-        write_atomic(str(path), homes, durable=True)
-    except OSError as error:
-        log.error("%s can't be written (%s): after a restart the usual lease counts for new nodes", path, error)
-        return False
-    return True

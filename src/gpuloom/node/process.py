@@ -251,6 +251,13 @@ class NodeProcess:
             log.error("%s", fault_text("the lease can't be read", error))
             return True
 
+    def _left_s(self) -> float | None:
+        try:
+            left = self.lease.left_s()
+        except OSError:
+            return None
+        return None if left is None else max(left, 0.0)
+
     def _settled(self) -> bool:
         try:
             return self.lease.settled()
@@ -272,6 +279,7 @@ class NodeProcess:
             self.channel.session,
             self.channel.received,
             self.options.lease_s,
+            self._left_s(),
         )
         wire.send(encoded({"hello": plain(hello)}))
         try:

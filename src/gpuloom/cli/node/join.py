@@ -134,7 +134,7 @@ def _settings(
     lease: float | None,
 ) -> dict[str, Any]:
     """What is given, and for the rest what it joined with the last time. Raises InputError."""
-    from gpuloom.fleet.registry import terms_of
+    from gpuloom.fleet.lease import terms_of
     from gpuloom.fleet.token import token_of
     from gpuloom.node.dial import check_url
 
