@@ -49,7 +49,7 @@ def test_each_command_is_one_whole_line_of_80_columns(path: tuple[str, ...], gro
 
 def test_commands_stand_under_titles() -> None:
     shown = CliRunner().invoke(cli, ["--help"]).output
-    live, simulate = shown.index("Run jobs on this machine"), shown.index("Simulate (")
+    live, simulate = shown.index("Run jobs (live)"), shown.index("Simulate (")
     assert live < shown.index("  submit ") < simulate < shown.index("  compare ")
     assert "Administer" in shown
     assert "Share one GPU" in shown

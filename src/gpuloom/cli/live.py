@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuloom.cli.groups import Choice
 from gpuloom.core.errors import InputError
 from gpuloom.core.units import format_duration, parse_duration_s, parse_memory_mib
 
@@ -30,6 +31,17 @@ def home_option(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Path(file_okay=False, path_type=Path),
         metavar="DIR",
         help="Home of the scheduler [$GPULOOM_HOME, else ~/.local/share/gpuloom].",
+    )(command)
+
+
+def log_level_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--log-level."""
+    return click.option(
+        "--log-level",
+        type=Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        help="What is logged.",
     )(command)
 
 
@@ -124,18 +136,6 @@ class Memory(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
             return parse_memory_mib(value)
-        except InputError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Lasting(click.ParamType[Any]):
-    """Seconds, or a number with a unit."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return parse_duration_s(value)
         except InputError as error:
             self.fail(str(error), param, ctx)
 

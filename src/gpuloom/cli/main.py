@@ -16,8 +16,8 @@ from gpuloom.cli.groups import Commands, LazyGroup
 from gpuloom.core.errors import GpuloomError
 
 SECTIONS: dict[str, Commands] = {
-    "Run jobs on this machine (live)": {
-        "up": ("gpuloom.cli.service", "Start the scheduler of this machine."),
+    "Run jobs (live)": {
+        "up": ("gpuloom.cli.service", "Start the scheduler."),
         "down": ("gpuloom.cli.service", "Stop the scheduler; jobs keep running."),
         "status": ("gpuloom.cli.service", "Show the scheduler: pid, URL, store, executor."),
         "submit": ("gpuloom.cli.submit", "Submit a command, a script, or the jobs of a YAML file."),
@@ -36,7 +36,7 @@ SECTIONS: dict[str, Commands] = {
         "history": ("gpuloom.cli.events", "Export what ran here as a trace, for compare."),
         "schema": ("gpuloom.cli.schema", "Print the JSON schema of job.yaml."),
     },
-    "Administer this machine (live)": {
+    "Administer (live)": {
         "nodes": ("gpuloom.cli.nodes", "Show nodes and GPUs."),
         "node": ("gpuloom.cli.node.group", "Make other machines nodes of this scheduler, or this one of another."),
         "pilots": ("gpuloom.cli.pilots", "Show the allocations of Slurm in which jobs run."),

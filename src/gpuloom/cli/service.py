@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuloom.cli.groups import Choice
-from gpuloom.cli.live import connect, home_option, live_options, plain, say_json, short
+from gpuloom.cli.live import connect, home_option, live_options, log_level_option, plain, say_json, short
 from gpuloom.cli.pilots import chosen, own_name, slurm_options, words_of
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import GpuloomError
@@ -71,13 +70,7 @@ class UpError(GpuloomError):
 @click.option("--tls-key", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Its key (PEM).")
 @click.option("--policy", "written", metavar="POLICY", help=f"Policy to start with [the last one, else {POLICY}].")
 @click.option("--interval", type=Duration(), metavar="TIME", help="Time between preemptions [the last one].")
-@click.option(
-    "--log-level",
-    type=Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="What is logged.",
-)
+@log_level_option
 @click.option(
     "--detach",
     "-d",
@@ -105,7 +98,7 @@ def up(
     home: Path | None,
     **about_slurm: Any,
 ) -> None:
-    """Start the scheduler, with API and local executor, and continue where the last one stopped.
+    """Start the scheduler and its API, and continue where the last one stopped.
 
     All jobs run as the user who starts the scheduler, whoever submits them. GPUs are detected; without GPUs, --slots
     says how many CPU slots stand in for them. In the foreground Ctrl-C stops the scheduler; jobs keep running, and the

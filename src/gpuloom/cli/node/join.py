@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuloom.cli.groups import Choice
-from gpuloom.cli.live import Lasting
+from gpuloom.cli.live import log_level_option
+from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import GpuloomError, InputError
 
 if TYPE_CHECKING:
@@ -52,16 +52,12 @@ def node_home_option(command: Any) -> Any:
 @click.option("--slots", type=click.IntRange(1), metavar="N", help="Offer N CPU slots in place of GPUs.")
 @click.option("--address", metavar="ADDRESS", help="Where other nodes reach this one [its address towards the head].")
 @click.option(
-    "--lease", type=Lasting(), metavar="TIME", help="How long jobs go on when the head is not heard of [15s]."
+    "--lease", type=Duration(), metavar="TIME", help="How long jobs go on when the head is not heard of [15s]."
 )
-@click.option("--give-up", type=Lasting(), metavar="TIME", help="Leave when the head was not reached for TIME [never].")
 @click.option(
-    "--log-level",
-    type=Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="What is logged.",
+    "--give-up", type=Duration(), metavar="TIME", help="Leave when the head was not reached for TIME [never]."
 )
+@log_level_option
 @click.option(
     "--detach",
     "-d",

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import click
 
-from gpuloom.cli.live import Lasting, ago, plain, say_json, short
+from gpuloom.cli.live import ago, plain, say_json, short
 from gpuloom.cli.node.join import node_home_option
+from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import GpuloomError
 
 
@@ -24,7 +25,7 @@ class LeaveError(GpuloomError):
 @click.option(
     "--timeout",
     "timeout_s",
-    type=Lasting(),
+    type=Duration(),
     default="15m",
     show_default=True,
     metavar="TIME",

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuloom.cli.live import Lasting, ago, live_options, plain, say_json
+from gpuloom.cli.live import ago, live_options, plain, say_json
 from gpuloom.cli.live_tables import Column, show_table
+from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _head(home: Path | None) -> tuple[str, str]:
 
 
 @click.command()
-@click.option("--lasts", type=Lasting(), metavar="TIME", help="For how long machines may join with it [for ever].")
+@click.option("--lasts", type=Duration(), metavar="TIME", help="For how long machines may join with it [for ever].")
 @click.option("--note", default="", metavar="TEXT", help="What it is for, shown by `gpuloom node tokens`.")
 @live_options
 def token(lasts: float | None, note: str, as_json: bool, home: Path | None) -> None:
