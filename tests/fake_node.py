@@ -2,7 +2,7 @@
 cut, slow down or break.
 
 `FakeMachine` is what is true there; it outlives every port to it, as a runner outlives its scheduler. `FakeNode` is a
-`NodePort`. By default all is done at once, in the thread that asks.
+`NodePort`. By default all is done at once, in the thread that asks. `FakeLooker` is the monitor there.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from gpuloom.agent.health import Changes
+from gpuloom.agent.sample import NodeRates, RunOnNode, Sample
 from gpuloom.core.end_reason import EndReason
+from gpuloom.core.job import Gpu
 from gpuloom.executors.logs import NoLogError
 from gpuloom.executors.node import Capabilities, RunFiles, RunSpec
 from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunPhase, RunStatus
 
 NOW_S = 1_700_000_000.0
 """When everything ends here."""
+SAMPLE = Sample(3.0, NodeRates(None, 1.0, 2.0, 0.1, None, None, None))
+"""What is seen here."""
 
 
 @dataclass
@@ -345,3 +350,32 @@ class FakeNode:
     def _check(self) -> None:
         if self.broken:
             raise ExecutorError(f"node {self.name} is broken on purpose")
+
+
+class FakeLooker:
+    """A monitor that sees what a test says. cleared: GPUs that change when a person says that all are well."""
+
+    def __init__(self) -> None:
+        self.newest: Sample | None = None
+        self.notes: Mapping[int, tuple[str, ...]] = {}
+        self.cleared: tuple[Gpu, ...] = ()
+        self.stopped = False
+        self.runs: Callable[[], Mapping[str, RunOnNode]] = dict
+        self.take: Callable[[Sample, Changes], None] = lambda sample, changes: None
+
+    def start(self, runs: Callable[[], Mapping[str, RunOnNode]], take: Callable[[Sample, Changes], None]) -> None:
+        self.runs, self.take = runs, take
+
+    def look(self, changes: Changes | None = None) -> None:
+        """It has looked, and this has changed."""
+        self.newest = SAMPLE
+        self.take(SAMPLE, changes or Changes())
+
+    def clear(self) -> tuple[Gpu, ...]:
+        return self.cleared
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def gpu_processes(self, uuids: Sequence[str]) -> Mapping[str, Sequence[int]]:
+        return {}

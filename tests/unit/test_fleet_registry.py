@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fake_wire import Wire
-from gpuloom.agent.health import Changes
+from fake_head import Scheduler, Wire
 from gpuloom.agent.sample import NodeRates, Sample
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import Gpu, NodeRecord
@@ -19,7 +18,6 @@ from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunStatus
 from gpuloom.fleet import registry
 from gpuloom.fleet.codec import plain
-from gpuloom.fleet.joined import JoinedNode
 from gpuloom.fleet.lease import LONGEST_LEASE_S, TERMS, ended_after_s
 from gpuloom.fleet.messages import VERSION, Hello, Joined, Left, Sampled, Status, data_of
 from gpuloom.fleet.registry import HOLD_S, LOOK_S, SILENT_S, Nodes
@@ -29,38 +27,6 @@ from until import until
 RECORD = NodeRecord("n1", (Gpu(0, "cpu-0", "CPU"),))
 SPEC = RunSpec("1.1-a", ("true",), "/", {"A": "b"}, (0,), ("cpu-0",))
 ENDED = RunExit(0, None, None, "", 5.0)
-
-
-class Scheduler:
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
-        self.nodes: dict[str, JoinedNode] = {}
-        self.why_cut: dict[str, str] = {}
-
-    def joined(self, node: JoinedNode, record: NodeRecord, runs: Sequence[RunStatus]) -> None:
-        self.nodes[node.name] = node
-        self.told.append(("joined", record.name, [status.run for status in runs]))
-
-    def back(self, name: str) -> None:
-        self.told.append(("back", name))
-
-    def sampled(self, name: str, sample: Sample, changes: Changes) -> None:
-        self.told.append(("sampled", name, sample.at_s))
-
-    def leaving(self, name: str, why: str) -> None:
-        self.told.append(("leaving", name))
-
-    def cut(self, name: str, why: str) -> None:
-        self.told.append(("cut", name))
-        self.why_cut[name] = why
-
-    def lost(self, name: str, why: str) -> None:
-        self.told.append(("lost", name))
-
-    def left(self, name: str) -> None:
-        self.told.append(("left", name))
 
 
 class Head:

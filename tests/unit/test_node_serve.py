@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fake_node import FakeMachine, FakeNode
-from fake_wire import Wire
+from fake_head import Wire
+from fake_node import FakeLooker, FakeMachine, FakeNode
 from gpuloom.agent.health import Changes, Flag
-from gpuloom.agent.sample import NodeRates, RunOnNode, Sample
+from gpuloom.agent.sample import RunOnNode
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import Gpu, GpuState, NodeRecord
 from gpuloom.executors.lease import LeaseFile, boottime_ns
@@ -31,37 +31,10 @@ from until import until
 RUN, OTHER = "1.1-a", "2.1-b"
 GPUS = (Gpu(0, "u-0", "V100"), Gpu(1, "u-1", "V100"))
 RECORD = NodeRecord("n1", GPUS)
-SAMPLE = Sample(3.0, NodeRates(None, 1.0, 2.0, 0.1, None, None, None))
 
 
 def spec(run: str = RUN, **more: Any) -> RunSpec:
     return RunSpec(run, ("true",), "/", {}, (0,), ("u-0",), **more)
-
-
-class FakeLooker:
-    """A monitor that sees what a test says. cleared: GPUs that change when a person says that all are well."""
-
-    def __init__(self) -> None:
-        self.newest: Sample | None = None
-        self.notes: Mapping[int, tuple[str, ...]] = {}
-        self.cleared: tuple[Gpu, ...] = ()
-        self.stopped = False
-        self.runs: Callable[[], Mapping[str, RunOnNode]] = dict
-        self.take: Callable[[Sample, Changes], None] = lambda sample, changes: None
-
-    def start(self, runs: Callable[[], Mapping[str, RunOnNode]], take: Callable[[Sample, Changes], None]) -> None:
-        self.runs, self.take = runs, take
-
-    def look(self, changes: Changes | None = None) -> None:
-        """It has looked, and this has changed."""
-        self.newest = SAMPLE
-        self.take(SAMPLE, changes or Changes())
-
-    def clear(self) -> tuple[Gpu, ...]:
-        return self.cleared
-
-    def stop(self) -> None:
-        self.stopped = True
 
 
 class Here:

@@ -59,6 +59,7 @@ AGAIN_S = 0.3
 """Between heartbeats until the first one of a session is answered."""
 LEAVE_LOOK_S = 0.2
 LAST_WORD_S = 5.0
+ENDS = "the node process ends"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,8 @@ class NodeProcess:
         self.served = Served(
             self.record, node, self.looker, self.home.runs, self.lease, self.channel, self._told_to_leave
         )
+        self._wire: Wire | None = None
+        """The newest link, also before the head has greeted."""
         self._node_lease: NodeLease | None = None
         self._met = self._welcome = False
         self._greeted_s = self._answered_s = self._beat_s = 0.0
@@ -143,7 +146,8 @@ class NodeProcess:
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._end.set()
-            self.channel.detach()
+            if self._wire is not None:
+                self._wire.close(ENDS)
             self._worker.end(LAST_WORD_S)
             self.served.close()
         if self._final:
@@ -191,6 +195,7 @@ class NodeProcess:
         while self._final and self.served.alive():  # the guard ends them with the lease
             time.sleep(LEAVE_LOOK_S)
         if self._met:
+            self._end.set()  # the head hangs up on who has left: it is not called again
             self.served.say_left(self._leaving)
             until = time.monotonic() + LAST_WORD_S
             while self.channel.connected and len(self.channel) and time.monotonic() < until:
@@ -265,6 +270,7 @@ class NodeProcess:
             return False
 
     def _serve(self, wire: Wire) -> str:
+        self._wire = wire
         self._met = self._welcome = False
         self._refusal = None
         self._greeted_s = self._answered_s = time.monotonic()
@@ -295,6 +301,9 @@ class NodeProcess:
     def _tick(self, wire: Wire) -> float:
         """Heartbeats, and what their lack means."""
         now = time.monotonic()
+        if self._end.is_set() and not self._met:  # made in the very moment of the end
+            wire.close(ENDS)
+            return 0.0
         if not self._welcome:
             left = self._greeted_s + GREETING_S - now
             if left <= 0:
