@@ -15,9 +15,11 @@ from click.testing import CliRunner, Result
 from gpuloom.cli.main import cli
 from gpuloom.cli.node import join
 from gpuloom.core.errors import InputError
+from gpuloom.executors.own_log import MOST_BYTES
 from gpuloom.fleet.token import Token
 from gpuloom.node.dial import check_url
 from gpuloom.node.home import BusyError, NodeHome, State, node_home
+from until import until
 
 TOKEN = str(Token("0123abcd", "x" * 43))
 
@@ -156,7 +158,7 @@ def test_where_no_node_process_works_leave_and_status_say_so(home: NodeHome) -> 
 
 def test_a_node_process_loads_nothing_large() -> None:
     program = (
-        "import sys, gpuloom.cli.main, gpuloom.cli.node.join, gpuloom.node.process; "
+        "import sys, gpuloom.cli.main, gpuloom.cli.node.join, gpuloom.node.process, gpuloom.server.log; "
         "print(*{'fastapi', 'starlette', 'numpy', 'httpx', 'pydantic', 'uvicorn', 'rich', 'sqlite3', 'asyncio'}"
         " & {*sys.modules})"
     )
@@ -189,3 +191,25 @@ class TestAJoinInTheBackgroundThatFails:
         assert told.splitlines()[1:] == [f"line {number}" for number in range(10, 20)]
         log.write_text(log.read_text() + "\ngpuloom: first\nline\ngpuloom: last\n")
         assert join._why_ended(1, log, begin) == f"the node process ended: last (its log is {log})"
+
+    def test_also_where_its_log_was_rotated_since(self, tmp_path: Path) -> None:
+        log = tmp_path / "node.log"
+        log.write_text("line\ngpuloom: last\n")
+        assert join._why_ended(1, log, 10_000) == f"the node process ended: last (its log is {log})"
+
+
+def test_the_log_of_a_node_process_is_rotated(home: NodeHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real one in the background, which finds no head. What its interpreter prints goes to the new file, too."""
+    home.log.write_text("x" * MOST_BYTES)
+    older = home.path / "node.log.1"
+    monkeypatch.setattr(join, "READY_S", 1.0)
+    words = ("http://127.0.0.1:9", "--token", TOKEN, "--name", "n1", "--slots", "1")
+    done = gpuloom("join", *words, "--detach", "--home", home.path)
+    assert isinstance(done.exception, join.JoinError)
+    until(older.exists)
+    pid = until(home.holder)
+    until(lambda: {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (1, 2)} == {str(home.log)})
+    assert gpuloom("leave", "--home", home.path).stdout == "left\n"
+    assert older.stat().st_size == MOST_BYTES
+    assert "no connection" in home.log.read_text()
+    assert "leaving: it was told to (SIGTERM)" in home.log.read_text()

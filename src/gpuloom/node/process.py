@@ -15,7 +15,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -395,8 +395,9 @@ class NodeProcess:
             log.warning("%s", detail)
 
 
-def join(options: JoinOptions) -> int:
-    """Run a node process until it has left; returns the exit code.
+def join(options: JoinOptions, taken: Callable[[Path], None]) -> int:
+    """Run a node process until it has left; returns the exit code. taken: called with its log, which is its alone,
+    once it has its home.
 
     Raises:
         InputError, BusyError: it can't begin. RefusedError: the head does not take it.
@@ -405,6 +406,8 @@ def join(options: JoinOptions) -> int:
     if urlsplit(options.url).scheme == "http" and token_of(options.token).fingerprint:
         raise InputError(f"the token is of a head with TLS: give https instead of {options.url}")
     try:
-        return NodeProcess(options).run()
+        process = NodeProcess(options)
+        taken(process.home.log)
+        return process.run()
     except ExecutorError as error:
         raise GpuloomError(f"the node can't begin: {error}") from None

@@ -1,4 +1,6 @@
-"""The scheduler's log: lines on standard error and in HOME/scheduler.log, with rotation and repeated lines counted."""
+"""The log of the scheduler and of a node process: lines on standard error and in HOME/scheduler.log or HOME/node.log,
+with rotation and repeated lines counted.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def begin(level: str) -> None:
 
 
 def keep(path: Path) -> None:
-    """Log to this file as well, and rotate it. To be called by the one scheduler that has the home."""
+    """Log to this file as well, and rotate it. To be called by the one process that has the home."""
     if is_file(2, str(path)):
         _take(LogHandler(OwnLog(2, str(path))))
         return

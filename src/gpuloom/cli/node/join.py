@@ -100,11 +100,12 @@ def join(
         return
     from gpuloom.node.process import JoinOptions
     from gpuloom.node.process import join as run
+    from gpuloom.server.log import begin, keep
 
-    _log(log_level)
+    begin(log_level)
     place.create().joins_with(settings)
     options = JoinOptions(place.path, **settings, give_up_s=give_up, engine_job=os.environ.get("SLURM_JOB_ID", ""))
-    click.get_current_context().exit(run(options))
+    click.get_current_context().exit(run(options, keep))
 
 
 def _token(token: str | None, file: Path | None) -> str | None:
@@ -153,14 +154,6 @@ def _settings(
         "address": address if address is not None else before.get("address", ""),
         "lease_s": lease if lease is not None else before.get("lease_s"),
     }
-
-
-def _log(level: str) -> None:
-    import logging
-
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
 
 
 # -- in the background ------------------------------------------------------------------------------------------------
@@ -218,7 +211,8 @@ def _why_ended(code: int, log: Path, start: int) -> str:
     """What the node process said last of why it ended, which is the reason alone; if it said nothing, the end of what
     it has written to its log. start: of that."""
     with log.open("rb") as file:
-        file.seek(max(start, file.seek(0, os.SEEK_END) - 16_384))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start if start <= size else 0, size - 16_384))  # smaller: it was rotated since
         lines = file.read().decode("utf-8", "replace").strip().splitlines()
     said = [line for line in lines if line.startswith(LAST_WORD)]
     if said:
