@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.policies.registry import parse_policy
 from gpuloom.sharing.start import NO_SHARING, Ability, ability, under_the_shim
 from gpuloom.store.home import Home, take_lock
-from gpuloom.store.port import Store
+from gpuloom.store.port import Loaded, Store
 from gpuloom.store.sqlite import SqliteStore
 
 DEFAULT_POLICY = "fifo:backfill=easy"
@@ -90,22 +90,15 @@ class LiveScheduler:
             loaded = self.store.load()
             at(Step.MACHINE)
             self.clock = ServiceClock(loaded.last_event_s)
-            before = {node.name: node for node in loaded.nodes}
-            settings = loaded.settings
-            chosen = policy or str(settings.get("policy") or DEFAULT_POLICY)
-            # One of an older store may be below what is taken now.
-            stored = max(float(settings.get("interval_s", DEFAULT_INTERVAL_S)), 0.0)
-            stored = min(max(stored, SHORTEST_INTERVAL_S), LONGEST_S) if stored else 0.0
-            interval = stored if interval_s is None else checked_interval(interval_s)
-            attempts = {attempt.job: attempt.run for attempt in loaded.attempts}
-            flags = {attempts[job.id]: job.flags for job in loaded.jobs if job.id in attempts and job.flags}
+            chosen = policy or str(loaded.settings.get("policy") or DEFAULT_POLICY)
+            interval = _stored_interval_s(loaded) if interval_s is None else checked_interval(interval_s)
             self.gangs, self.sights = Gangs(left=LocalFiles(self.home.runs)), Sights()
             node, sharing = None, NO_SHARING
             if local:
-                node, sharing = self._here(before, slots, nvml, executor, flags)
+                node, sharing = self._here(loaded, slots, nvml, executor)
             self.gangs.waiting |= {
                 known.name
-                for known in before.values()
+                for known in loaded.nodes
                 if known.source is not NodeSource.HERE and known.state is not NodeState.DOWN
             }
             self.scheduler = Scheduler(
@@ -125,23 +118,16 @@ class LiveScheduler:
                 # Until the first node has come nobody knows what will be there.
                 self.scheduler.may_come = lambda: 0.0 if self.scheduler.book.nodes else math.inf
             self._joining = Joining(self.scheduler, self.gangs, self.sights)
-            known_as = self.home.path / "nodes"
-            known_as.mkdir(mode=0o700, exist_ok=True)
+            self.home.nodes.mkdir(mode=0o700, exist_ok=True)
             here = [] if node is None else [node.name]
-            self.tokens = Tokens(known_as / "tokens.json")
-            self.nodes = Nodes(known_as / "nodes.json", self.tokens, self._joining, reserved=here)
+            self.tokens = Tokens(self.home.nodes / "tokens.json")
+            self.nodes = Nodes(self.home.nodes / "nodes.json", self.tokens, self._joining, reserved=here)
             self.nodes.expect(sorted(self.gangs.waiting))
             self.check = None if examined.complete else StoreCheck(self.home.db, self.scheduler.checked)
             undo.pop_all()
         self._first: list[Draft] = [("scheduler.started", None, {"pid": os.getpid(), "version": __version__})]
-        for name, known in before.items():
-            was_here = known.source is NodeSource.HERE and (node is None or name != node.name)
-            if was_here and known.state != NodeState.DOWN:
-                gone = replace(known, state=NodeState.DOWN, reason="not this machine")
-                self._first.append(("node.changed", None, {"node": node_data(gone)}))
-        if node is not None and ((was := before.get(node.name)) is None or replace(was, cause=0) != node):
-            self._first.append(("node.changed", None, {"node": node_data(node)}))
-        if (settings.get("policy"), settings.get("interval_s")) != (chosen, interval):
+        self._first += [("node.changed", None, {"node": node_data(one)}) for one in _changed(loaded.nodes, node)]
+        if (loaded.settings.get("policy"), loaded.settings.get("interval_s")) != (chosen, interval):
             self._first.append(("policy.set", None, {"policy": chosen, "interval_s": interval}))
 
     def start(self) -> None:
@@ -183,24 +169,21 @@ class LiveScheduler:
         self.lock.release()
 
     def _here(
-        self,
-        before: Mapping[str, NodeRecord],
-        slots: int | None,
-        nvml: Nvml | None,
-        executor: LiveExecutor | None,
-        flags: Mapping[str, Mapping[str, str]],
+        self, loaded: Loaded, slots: int | None, nvml: Nvml | None, executor: LiveExecutor | None
     ) -> tuple[NodeRecord, Ability]:
         """This machine as a node, with what was said of it and of its GPUs before."""
         nvml = nvml if nvml is not None else Nvml()
         if slots is None and not nvml.devices:
             was = [
                 node
-                for node in before.values()
+                for node in loaded.nodes
                 if node.kind == DeviceKind.CPU and node.state != NodeState.DOWN and node.source is NodeSource.HERE
             ]
             slots = len(was[0].gpus) if was else None
         node = replace(inventory(slots=slots, nvml=nvml), address=self._address)
-        node = as_before(node, before.get(node.name))
+        node = as_before(node, next((known for known in loaded.nodes if known.name == node.name), None))
+        attempts = {attempt.job: attempt.run for attempt in loaded.attempts}
+        flags = {attempts[job.id]: job.flags for job in loaded.jobs if job.id in attempts and job.flags}
         if executor is None:
             executor = LocalExecutor(self.home.path, gpu_processes=lambda uuids: machine.gpu_processes(uuids))
         sharing = ability(node, os.environ)
@@ -233,3 +216,21 @@ class LiveScheduler:
         if self._joining.clear(name) or self.machine is None or name != self.scheduler.here:
             return ()
         return self.machine.clear()
+
+
+def _stored_interval_s(loaded: Loaded) -> float:
+    """As it was the last time; one of an older store may be below what is taken now."""
+    stored = max(float(loaded.settings.get("interval_s", DEFAULT_INTERVAL_S)), 0.0)
+    return min(max(stored, SHORTEST_INTERVAL_S), LONGEST_S) if stored else 0.0
+
+
+def _changed(before: Sequence[NodeRecord], here: NodeRecord | None) -> list[NodeRecord]:
+    """What is other than the records have it: this machine (None: no node), and those that were this machine before."""
+    found = []
+    name = None if here is None else here.name
+    for known in before:
+        if known.source is NodeSource.HERE and known.name != name and known.state is not NodeState.DOWN:
+            found.append(replace(known, state=NodeState.DOWN, reason="not this machine"))
+    if here is not None and all(replace(known, cause=0) != here for known in before):
+        found.append(here)
+    return found

@@ -66,7 +66,7 @@ ENDS = "the node process ends"
 class JoinOptions:
     """What a node joins with. token: as it was minted. slots: CPU slots in place of GPUs, None: the machine's GPUs.
 
-    name, address: '' for what the machine says. engine_job, until_s: of the allocation that it is part of.
+    name, address: '' for what the machine says. engine_job: the allocation of Slurm of which it is part.
     give_up_s: it leaves when the head was not reached for so long; None: never.
     """
 
@@ -78,7 +78,6 @@ class JoinOptions:
     address: str = ""
     lease_s: float | None = None
     engine_job: str = ""
-    until_s: float | None = None
     give_up_s: float | None = None
 
 
@@ -103,7 +102,6 @@ class NodeProcess:
             name=options.name or record.name,
             source=source,
             address=options.address,
-            until_s=options.until_s,
             engine_job=options.engine_job,
         )
         self._began_s = time.time()
@@ -120,6 +118,10 @@ class NodeProcess:
         self._wire: Wire | None = None
         """The newest link, also before the head has greeted."""
         self._node_lease: NodeLease | None = None
+        self._fenced = False
+        """Its lease has run out since the head was last told what runs here."""
+        self._beaten_ns = 0
+        """The last heartbeat that was answered, on CLOCK_BOOTTIME."""
         self._met = self._welcome = False
         self._greeted_s = self._answered_s = self._beat_s = 0.0
         self._heard_s = time.monotonic()
@@ -244,10 +246,6 @@ class NodeProcess:
         self.channel.session = ""
         # The guard has the last word: it also sees what the runner can't, and without it there is no new lease.
         return not self.served.alive() and self._settled()
-
-    _fenced = False
-    _beaten_ns = 0
-    """The last heartbeat that was answered, on CLOCK_BOOTTIME."""
 
     def _over(self) -> bool:
         try:

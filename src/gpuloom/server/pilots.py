@@ -42,7 +42,7 @@ def _mark(home: Home) -> Path:
     Raises:
         InputError: it can't be written.
     """
-    folder = home.create().path / "nodes"
+    folder = home.create().nodes
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         home.runs.mkdir(mode=0o700, exist_ok=True)
@@ -57,7 +57,7 @@ def _mark(home: Home) -> Path:
 def port_before(home: Home) -> int | None:
     """The port at which nodes reached the scheduler before this one: pilots that still run look for it there."""
     try:
-        return int((home.path / "nodes" / "port").read_text(encoding="ascii"))
+        return int((home.nodes / "port").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
 
@@ -65,9 +65,9 @@ def port_before(home: Home) -> int | None:
 def keep_port(home: Home, port: int) -> None:
     """For the next scheduler; without it nodes that run now would not find that one."""
     try:
-        (home.path / "nodes" / "port").write_text(f"{port}\n", encoding="ascii")
+        (home.nodes / "port").write_text(f"{port}\n", encoding="ascii")
     except OSError as error:
-        log.warning("%s/nodes/port: can't be written: %s", home.path, error.strerror)
+        log.warning("%s/port: can't be written: %s", home.nodes, error.strerror)
 
 
 class PilotTokens:

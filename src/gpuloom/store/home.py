@@ -61,7 +61,7 @@ class Home:
 
     @property
     def nodes(self) -> Path:
-        """What is known of the nodes that joined: `tokens.json`, `nodes.json`."""
+        """What is known of the nodes that joined: `tokens.json`, `nodes.json`; for pilots `port`, `shared-*`."""
         return self.path / "nodes"
 
     @property
