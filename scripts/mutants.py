@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-import pytest
 from mutants_map import ROOT, Map, environment
 
 FIRST_S, MOST_S = 12.0, 90.0
@@ -186,11 +185,23 @@ def seen_by(folder: Path, tests: Sequence[str], most_s: float) -> str:
         return "it doesn't end"
     if done.returncode == 0:
         return ""
-    if done.returncode == pytest.ExitCode.USAGE_ERROR:  # some of them have another name by now (--stale)
-        there = [test for test in tests if f"{folder / test}\n" not in done.stderr + done.stdout]
-        return seen_by(folder, there, most_s) if there and len(there) < len(tests) else ""
-    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
-    return said[0].partition(" - ")[0] if said else f"pytest ended with {done.returncode}"
+    if by := failed_in(done.stdout):
+        return by
+    if gone := not_there(tests, folder, done.stdout + done.stderr):  # some have another name by now (--stale)
+        there = [test for test in tests if test not in gone]
+        return seen_by(folder, there, most_s) if there else ""
+    return f"pytest ended with {done.returncode}"
+
+
+def failed_in(said: str) -> str:
+    """The first test, or the first file that can't be imported, in what pytest printed; '' for none."""
+    lines = [line for line in said.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
+    return lines[0].partition(" - ")[0] if lines else ""
+
+
+def not_there(tests: Sequence[str], folder: Path, said: str) -> set[str]:
+    """Those of these tests that pytest did not find."""
+    return {test for test in tests if any(f"not found: {name}\n" in said for name in (test, folder / test))}
 
 
 def tried(mutant: Mutant, folder: Path, covered: Map) -> str:

@@ -1,4 +1,4 @@
-"""scripts/mutants_map.py: which tests are asked about what stands outside of functions."""
+"""scripts/mutants_map.py and mutants.py: which tests are asked, and what they have seen."""
 
 from __future__ import annotations
 
@@ -84,3 +84,34 @@ def test_a_constant_is_tried_with_the_tests_of_what_uses_it(tool: ModuleType, mo
     near, others = tool.Map(db).tests("src/gpuloom/one.py", "LIMIT = 7\n", 1, 1, 10.0, 10.0)
     assert [name.partition("::")[2] for name in near] == ["own", "far"]
     assert others == []
+
+
+BROKEN = """
+==================================== ERRORS ====================================
+___________________ ERROR collecting tests/unit/test_x.py ____________________
+E   ValueError: x
+=========================== short test summary info ============================
+ERROR tests/unit/test_x.py - ValueError: x
+!!!!!!!!!!!!!!!!!!!!!!!!!! stopping after 1 failures !!!!!!!!!!!!!!!!!!!!!!!!!!!
+1 error in 0.87s
+ERROR: found no collectors for /copy/tests/unit/test_x.py::test_a
+
+"""
+FAILED = "FAILED tests/unit/test_x.py::test_a[1] - assert 1 == 2\nFAILED tests/unit/test_y.py::test_b\n"
+RENAMED = "\nERROR: not found: /copy/tests/unit/test_x.py::test_a\n(no match in any of [<Module test_x.py>])\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "by"),
+    [(BROKEN, "ERROR tests/unit/test_x.py"), (FAILED, "FAILED tests/unit/test_x.py::test_a[1]"), (RENAMED, "")],
+)
+def test_a_fault_that_keeps_a_test_from_being_imported_is_seen(tool: ModuleType, said: str, by: str) -> None:
+    assert importlib.import_module("mutants").failed_in(said) == by
+
+
+def test_what_has_another_name_by_now_has_seen_nothing(tool: ModuleType) -> None:
+    tests = ["tests/unit/test_x.py::test_a", "tests/unit/test_x.py::test_a2", "tests/unit/gone.py::test_b"]
+    not_there = importlib.import_module("mutants").not_there
+    assert not_there(tests, Path("/copy"), RENAMED) == {tests[0]}
+    assert not_there(tests, Path("/copy"), f"ERROR: file or directory not found: {tests[2]}\n\n") == {tests[2]}
+    assert not_there(tests, Path("/copy"), BROKEN) == set()
