@@ -198,6 +198,30 @@ def test_before_its_allocation_ends_a_job_is_told_saves_and_moves(head: Head) ->
     head.waits_for(job, "finished")
 
 
+def test_what_can_not_be_moved_waits_for_a_pilot_that_lasts(head: Head) -> None:
+    head.up("-N", "1", "--idle", "60s", "--", "--time=6")
+    first = head.submit("-g", "1", "--", "true")
+    head.waits_for(first, "finished")
+    (short,) = head.slurm.queue()
+    head.slurm.said("scontrol", "update", f"JobId={short}", "TimeLimit=4")
+    end = wait(lambda: head.client.nodes()[0]["until_s"], "until when the node is ours")
+    wait(lambda: head.client.nodes()[0]["until_s"] < end - 60.0, "that it is ours for less", 30.0)
+    busy = head.submit("-g", "1", "--", "sleep", "600")
+    head.waits_for(busy, "running")
+    never = ("-g", "1", "--on-preempt", "never", "--time-limit")
+    too_long = head.submit(*never, "10m", "--", "true")
+    job = head.submit(*never, "150s", "--", "sh", "-c", "echo on $GPULOOM_NODE_NAMES")
+    assert "A new pilot lasts 6m 00s, which is too short as well" in head.said("why", str(too_long))
+    why = head.client.why(job)
+    assert (why["code"], why["numbers"]["needs_s"]) == ("nodes_end_too_soon", 150.0)
+    assert why["numbers"]["left_s"] < 120.0
+    assert head.slurm.queue() == [short], "a job runs there, and no second one may be asked for"
+    head.said("cancel", str(busy), "--grace", "1s")
+    head.waits_for(job, "finished")
+    assert head.slurm.queue() not in ([], [short])
+    assert head.state(too_long) == "queued"
+
+
 def test_inside_an_allocation_its_nodes_are_used(head: Head) -> None:
     slurm = head.slurm
     number = int(slurm.said("sbatch", "--parsable", "-N2", "--output=/dev/null", text="#!/bin/sh\nsleep 600\n"))

@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloom.slurm.parse import SlurmJob
-from gpuloom.slurm.pilots import Ask, Controller, Drain, End, Gone, Limits, PilotState, Until, Use, Wanted
+from gpuloom.slurm.pilots import (
+    STARTS_S,
+    Ask,
+    Controller,
+    Drain,
+    End,
+    Gone,
+    Limits,
+    PilotState,
+    Until,
+    Use,
+    Wanted,
+)
 
 GPUS = 4
 
@@ -219,6 +231,16 @@ def test_the_next_one_is_asked_for_before_the_old_one_ends_and_its_jobs_move() -
     assert world.ends == [first.id], "and the old one is given back"
 
 
+@pytest.mark.parametrize("life_s", [None, 360.0])
+def test_short_ones_are_not_asked_for_again_at_once(life_s: float | None) -> None:
+    """Their limit may be the partition's, or among the options for sbatch."""
+    controller = Controller(Limits(1, GPUS, life_s=life_s))
+    running = grants_one(controller, 7, Wanted({1: 1}, {}), limit_s=360.0)
+    wanted = Wanted({}, {"n7": Use(3, {1: 1}, engine_job="7", until_s=running.end_s)})
+    assert controller.step(10.0, wanted) == controller.step(280.0, wanted) == []
+    assert controller.step(290.0, wanted) == [Ask(2, 1)]
+
+
 def test_what_can_not_move_yet_is_told_in_time_before_the_end() -> None:
     world = World(Limits(1, GPUS, life_s=3600.0, idle_s=60.0), room=1)
     world.waiting[1] = 2
@@ -355,3 +377,65 @@ def test_the_end_gives_back_what_is_idle() -> None:
     )
     wanted = Wanted({}, {"n0": Use(0, {1: 4}), "n1": Use(4)})
     assert controller.close(wanted) == [End(8, "the scheduler ends"), End(9, "the scheduler ends")]
+
+
+def grants_one(controller: Controller, job: int, wanted: Wanted, *, limit_s: float, now_s: float = 0.0) -> SlurmJob:
+    """One is asked for, and runs."""
+    (ask,) = [action for action in controller.step(now_s, wanted) if isinstance(action, Ask)]
+    controller.asked(ask.ticket, job, now_s)
+    nodes, end_s = (f"n{job}",), now_s + limit_s
+    running = SlurmJob(job, "p", ("RUNNING",), nodes=nodes, end_s=end_s, limit_s=limit_s)
+    controller.see([running], now_s)
+    return running
+
+
+def test_who_can_not_be_moved_is_no_reason_to_ask_where_a_node_lasts() -> None:
+    controller = Controller(Limits(3, GPUS, life_s=7200.0))
+    there = {"n0": Use(4, engine_job="7", until_s=4000.0), "n1": Use(4, engine_job="7", until_s=9000.0)}
+    assert controller.step(0.0, Wanted({1: 4, 2: 4}, there, {2: 5000.0})) == [], "the other one takes what ends"
+    (ask,) = controller.step(0.0, Wanted({1: 4, 2: 4, 3: 4}, there, {2: 5000.0, 3: 5000.0}))
+    assert isinstance(ask, Ask)
+
+
+def test_nothing_is_asked_for_that_does_not_last_either() -> None:
+    controller = Controller(Limits(3, GPUS, life_s=3600.0))
+    for_s = {1: 3600.0 - STARTS_S}
+    assert controller.lasts_s == 3600.0
+    assert controller.step(0.0, Wanted({1: 4}, {}, for_s)) == []
+    assert controller.step(0.0, Wanted({1: 4, 2: 4}, {}, for_s)) == [Ask(1, 1)], "for the other one"
+    assert controller.step(0.0, Wanted({1: 4, 2: 4, 3: 4}, {}, {1: 4000.0, 3: 3000.0})) == [Ask(2, 1)]
+
+
+def test_how_long_they_last_is_what_slurm_says_of_its_own_requests() -> None:
+    controller = Controller(Limits(2, GPUS))
+    assert controller.lasts_s is None
+    controller.see([SlurmJob(5, "p", ("RUNNING",), nodes=("n5",), end_s=900.0, limit_s=900.0)], 0.0)
+    assert controller.lasts_s is None, "of a scheduler before this one, which may have asked for less"
+    long = Wanted({1: 4}, {}, {1: 5000.0})
+    grants_one(controller, 7, long, limit_s=1800.0)
+    assert controller.lasts_s == 1800.0
+    assert controller.step(10.0, long) == []
+    assert Controller(Limits(0, GPUS)).lasts_s is None
+
+
+def test_an_idle_one_that_is_too_short_makes_room_for_one_that_lasts() -> None:
+    controller = Controller(Limits(1, GPUS, life_s=3600.0, idle_s=600.0))
+    running = grants_one(controller, 7, Wanted({1: 4}, {}), limit_s=3600.0)
+    busy = Use(0, {1: 4}, engine_job="7", until_s=running.end_s)
+    stays = Wanted({2: 4}, {"n7": busy}, {2: 3000.0})
+    assert controller.step(1000.0, stays) == [], "a job runs there"
+    idle = replace(stays, nodes={"n7": replace(busy, free=4, jobs={})})
+    why = "a job that can't be moved needs an allocation that lasts longer"
+    assert controller.step(1001.0, idle) == [Drain("n7", why)], "nothing starts there any more"
+    assert controller.step(1002.0, replace(idle, nodes={"n7": replace(busy, jobs={})})) == [End(7, why), Ask(2, 1)]
+
+
+def test_who_ends_with_its_node_needs_no_other_one() -> None:
+    for stay, asks in (({1}, 0), (set[int](), 1)):
+        controller = Controller(Limits(1, GPUS, life_s=3600.0))
+        running = grants_one(controller, 7, Wanted({1: 4}, {}), limit_s=3600.0)
+        use = Use(0, {1: 4}, engine_job="7", until_s=running.end_s, stay=stay)
+        found = [
+            action for at_s in (100.0, 3000.0, 3300.0) for action in controller.step(at_s, Wanted({}, {"n7": use}))
+        ]
+        assert sum(isinstance(action, Ask) for action in found) == asks

@@ -2,78 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from fake_node import FakeMachine, FakeNode
-from gpuloom.core.job import EndReason, Gpu, NodeRecord, NodeSource, NodeState
-from gpuloom.executors.gangs import Gangs
-from gpuloom.executors.local_node import LocalNode
+from fake_node import FakeMachine
+from gpuloom.core.job import EndReason, NodeState
 from gpuloom.executors.port import Cause, RunExit, RunPhase
 from gpuloom.live.submission.spec import job_spec
-from gpuloom.live.trial.rehearsal import NOWHERE, Rehearsal
 from gpuloom.store.port import StoreError
-
-
-class Cluster(Rehearsal):
-    """A head with two GPUs of its own, and machines of four that join: all stands still until it is told."""
-
-    def __init__(self, *names: str, policy: str = "fifo") -> None:
-        self.machines = {name: FakeMachine(name) for name in names}
-        super().__init__(policy, models=["V100"] * 2, interval_s=0.0)
-        for name in names:
-            self.join(name)
-
-    def gangs(self, node: NodeRecord) -> Gangs:
-        self.ports: dict[str, FakeNode] = {}
-        known = [] if not hasattr(self, "scheduler") else self.store.load().nodes
-        gangs = Gangs([LocalNode(node.name, self.executor, NOWHERE)])
-        gangs.waiting |= {
-            one.name for one in known if one.source is not NodeSource.HERE and one.state is not NodeState.DOWN
-        }
-        return gangs
-
-    def join(self, name: str, **changes: Any) -> None:
-        """A machine is there, for the first time or again (what live/joining.py does, in this thread)."""
-        port = self.ports[name] = FakeNode(name, self.machines[name])
-        gangs, first = self.scheduler.gangs, name in self.scheduler.gangs.waiting
-        gangs.add(port)
-        runs = [one.run for one in self.scheduler.book.attempts.values() if name in dict(one.allocation)]
-        known = gangs.runs(attempts=runs) if first and runs else ()
-        gpus = tuple(Gpu(index, f"{name}-{index}", "V100", 16_000) for index in range(4))
-        record = NodeRecord(name, gpus, source=NodeSource.JOINED, address=name, **changes)
-        self.scheduler.arrivals.joined(record, known if first else None)
-        self.turn()
-
-    def turn(self) -> None:
-        """What runs left on other nodes is looked at in threads: wait for them, too."""
-        while True:
-            super().turn()
-            looking = [thread for thread in threading.enumerate() if thread.name == "last-words"]
-            if not looking:
-                return
-            for thread in looking:
-                thread.join(30.0)
-
-    def lose(self, name: str, why: str = "nothing was heard of it for 20 s") -> None:
-        self.scheduler.arrivals.lost(name, why)
-        self.turn()
-
-    def where(self, *jobs: int) -> list[str]:
-        return [self.service.job(job)["where"] for job in jobs]
-
-    def states(self, *jobs: int) -> list[str]:
-        return [self.service.job(job)["state"] for job in jobs]
-
-    def nodes(self) -> dict[str, tuple[str, str]]:
-        return {view["name"]: (view["state"], view["reason"]) for view in self.service.nodes()}
-
-    def asked(self, name: str) -> Sequence[str]:
-        """Runs whose command was begun on a machine."""
-        return [run.partition("-")[0] for run in self.machines[name].ran]
+from rehearsed_nodes import Cluster
 
 
 def test_jobs_go_to_nodes_that_join_and_end_there() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -66,6 +67,7 @@ class World:
         self.nodes: dict[str, Use] = {}
         self.said: list[tuple[object, ...]] = []
         self.counting: set[str] = set()
+        self.lasting_s: float | None = None
         self.minted = 0
         self.pilots = Pilots(
             self.slurm,
@@ -84,6 +86,9 @@ class World:
     def ours_until(self, name: str, until_s: float | None, engine_job: str) -> None:
         self.said.append(("until", name, engine_job))
         self.nodes[name] = replace(self.nodes[name], until_s=until_s, engine_job=engine_job)
+
+    def new_ones_last(self, lasts_s: float | None) -> None:
+        self.lasting_s = lasts_s
 
     def closes(self, name: str, why: str) -> None:
         self.said.append(("closes", name))
@@ -117,6 +122,7 @@ def test_from_a_job_that_waits_to_a_pilot_that_is_given_back() -> None:
     world.turn()
     (pilot,) = world.pilots.view()["pilots"]
     assert (pilot["job"], pilot["state"], pilot["reason"], pilot["gpus"]) == (100, "pending", "Priority", 4)
+    assert world.lasting_s == math.inf, "the scheduler is told how long they last: Slurm set no limit"
     assert world.slurm.tokens == ["secret-1"]
     world.runs(100, "n0")
     world.turn()

@@ -79,6 +79,7 @@ class WaitCode(StrEnum):
     GPUS_BEING_VACATED = "gpus_being_vacated"
     GPUS_OUT_OF_SERVICE = "gpus_out_of_service"
     NO_GPU_IN_SERVICE = "no_gpu_in_service"
+    NODES_END_TOO_SOON = "nodes_end_too_soon"
 
 
 @dataclass(frozen=True, slots=True)

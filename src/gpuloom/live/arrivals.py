@@ -30,7 +30,9 @@ def as_before(node: NodeRecord, known: NodeRecord | None) -> NodeRecord:
     states = {gpu.uuid: gpu for gpu in known.gpus}
     gpus = tuple(_gpu_as_before(gpu, states.get(gpu.uuid)) for gpu in node.gpus)
     state, reason = (NodeState.UP, "") if known.state == NodeState.DOWN else (known.state, known.reason)
-    return replace(node, gpus=gpus, state=state, reason=reason, since_s=known.since_s)
+    # What was said last of its end is newer than what it knew when it began.
+    until_s = known.until_s if node.engine_job and node.engine_job == known.engine_job else node.until_s
+    return replace(node, gpus=gpus, state=state, reason=reason, since_s=known.since_s, until_s=until_s)
 
 
 def _gpu_as_before(gpu: Gpu, known: Gpu | None) -> Gpu:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 
 from gpuloom.core.job import NodeState, Phase, gpus_in
+from gpuloom.core.spec import OnPreempt
+from gpuloom.live.planning.lasting import must_last_s, stay_of
 from gpuloom.live.records.fleet import open_slots, slots_of
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.sights import Sights
@@ -19,6 +21,7 @@ def wanted_of(scheduler: Scheduler, cut: Container[str]) -> Wanted:
     jobs, grants = book.jobs, planning.claims.grants
     eligible, _, _ = planning.candidates.eligible(scheduler.clock.now())
     waiting = {number: jobs[number].gpus for number in eligible}
+    stays = {number: stay_of(planning.scene, jobs[number]) for number in eligible}
     held = {number: one.allocation for number, one in book.attempts.items() if one.phase is not Phase.FROZEN}
     taken = {**held, **grants}
     free = open_slots(book.nodes.values()) - {slot for allocation in taken.values() for slot in slots_of(allocation)}
@@ -34,8 +37,9 @@ def wanted_of(scheduler: Scheduler, cut: Container[str]) -> Wanted:
             max((jobs[number].spec.grace for number in here), default=0.0),
             node.engine_job,
             node.until_s,
+            {number for number in here if jobs[number].spec.on_preempt is OnPreempt.NEVER},
         )
-    return Wanted(waiting, nodes)
+    return Wanted(waiting, nodes, {number: must_last_s(stay[0]) for number, stay in stays.items() if stay is not None})
 
 
 class SchedulerNodes:
@@ -62,6 +66,10 @@ class SchedulerNodes:
     def ours_until(self, name: str, until_s: float | None, engine_job: str) -> None:
         """See `PilotNodes`."""
         self._scheduler.do(lambda: self._scheduler.arrivals.ours_until(name, until_s, engine_job))
+
+    def new_ones_last(self, lasts_s: float | None) -> None:
+        """See `PilotNodes`."""
+        self._scheduler.do(lambda: self._scheduler.planning.new_nodes_last(lasts_s))
 
     def closes(self, name: str, why: str) -> None:
         """See `PilotNodes`."""

@@ -41,6 +41,10 @@ class PilotNodes(Protocol):
 
     def ours_until(self, name: str, until_s: float | None, engine_job: str) -> None: ...
 
+    def new_ones_last(self, lasts_s: float | None) -> None:
+        """For how long nodes that are asked for will be ours; None: it is not known."""
+        ...
+
     def closes(self, name: str, why: str) -> None:
         """Its time with us ends: nothing new starts there, and jobs are moved away."""
         ...
@@ -88,6 +92,7 @@ class Pilots:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._look_s = 0.0
+        self._said_lasts_s: float | None = None
         self._ahead_s: float | None = None
         self._token_of: dict[int, str] = {}
         """Job of Slurm → number of its token."""
@@ -142,6 +147,11 @@ class Pilots:
             self._look(wanted)
         with self._lock:
             actions = self._controller.step(self._now(), wanted)
+            lasts_s = self._controller.lasts_s
+        if lasts_s != self._said_lasts_s:
+            with suppress(GpuloomError):  # the scheduler ends, or a decision takes long: with the next turn
+                self._nodes.new_ones_last(lasts_s)
+                self._said_lasts_s = lasts_s
         for action in actions:
             try:
                 self._do(action)

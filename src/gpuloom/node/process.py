@@ -66,8 +66,8 @@ ENDS = "the node process ends"
 class JoinOptions:
     """What a node joins with. token: as it was minted. slots: CPU slots in place of GPUs, None: the machine's GPUs.
 
-    name, address: '' for what the machine says. engine_job: the allocation of Slurm of which it is part.
-    give_up_s: it leaves when the head was not reached for so long; None: never.
+    name, address: '' for what the machine says. engine_job: the allocation of Slurm of which it is part;
+    until_s: when that ends. give_up_s: it leaves when the head was not reached for so long; None: never.
     """
 
     home: Path
@@ -78,6 +78,7 @@ class JoinOptions:
     address: str = ""
     lease_s: float | None = None
     engine_job: str = ""
+    until_s: float | None = None
     give_up_s: float | None = None
 
 
@@ -103,6 +104,7 @@ class NodeProcess:
             source=source,
             address=options.address,
             engine_job=options.engine_job,
+            until_s=options.until_s,
         )
         self._began_s = time.time()
         self._process, self._boot_id = secrets.token_hex(8), boot_id()

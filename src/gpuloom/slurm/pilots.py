@@ -8,7 +8,8 @@ ends, and has its nodes emptied in time. What it is to do comes back from `step`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -17,6 +18,10 @@ from gpuloom.slurm.parse import SlurmJob
 MARGIN_S = 60.0
 """Between the time by which jobs must have saved and ended, and the end of their allocation. Slurm itself sends its
 signals up to a minute early."""
+LEAVES_S = 2 * MARGIN_S
+"""So long before the end of its allocation a node may be told to leave: nobody stays longer."""
+STARTS_S = 60.0
+"""So much of a new allocation may be over until a job has started there."""
 AHEAD_S = 1800.0
 """How long before the end of a pilot the next one is asked for, at most a fifth of its life."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
@@ -65,29 +70,36 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Use:
     """A node that is connected. free: GPUs that may be given away now. jobs: those with a part there, and the GPUs of
-    each in all. grace_s: the longest time that one of them has to save and end. engine_job: the job of Slurm to which
-    it belongs, and until_s: until when it is ours, as far as the scheduler has been told; '' and None: not yet."""
+    each in all; stay: of these, jobs that can't be moved. grace_s: the longest time that one of them has to save and
+    end. engine_job: the job of Slurm to which it belongs, and until_s: until when it is ours, as far as the scheduler
+    has been told; '' and None: not yet."""
 
     free: int
     jobs: Mapping[int, int] = field(default_factory=dict)
     grace_s: float = 0.0
     engine_job: str = ""
     until_s: float | None = None
+    stay: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What jobs need. waiting: those that could start if there was room, and their GPUs. nodes: those connected."""
+    """What jobs need. waiting: those that could start if there was room, and their GPUs. nodes: those connected.
+
+    for_s: of jobs that wait and can't be moved, how long an allocation must last for them, seconds.
+    """
 
     waiting: Mapping[int, int]
     nodes: Mapping[str, Use]
+    for_s: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
     """An allocation. ticket: its number here. job: its number in Slurm, once it is known.
 
-    reason: why it waits, in Slurm's word, or why it is given back. since_s: in this state since. until_s: when it ends.
+    reason: why it waits, in Slurm's word, or why it is given back. since_s: in this state since. until_s: when it ends;
+    limit_s: its whole time.
     idle_since_s: since when nothing has run there. unwanted_since_s: since when nobody has needed it, while it waits.
     joined: a node of it has. drained: nodes that were closed to new jobs. told: Slurm was told to end it. missed:
     Slurm's queue was looked at last without finding it.
@@ -101,6 +113,7 @@ class Pilot:
     reason: str = ""
     nodes: tuple[str, ...] = ()
     until_s: float | None = None
+    limit_s: float | None = None
     idle_since_s: float | None = None
     unwanted_since_s: float | None = None
     joined: bool = False
@@ -170,6 +183,12 @@ class Controller:
         self._tickets = 0
         self._pause_s = 0.0
         self._not_before_s = 0.0
+        self._limit_s: tuple[int, float] | None = None
+        """The newest request that Slurm has shown: its job, and the time limit with which it came."""
+        self._own: set[int] = set()
+        """Jobs of Slurm that were asked for here."""
+        self._blocked_s = math.inf
+        """Jobs that can't be moved wait, and no more may be asked for: the least time for which one needs its nodes."""
         self._given_up: frozenset[int] | None = None
         """Jobs that waited when an idle pilot was given back: for them alone nothing is asked until the pause ends."""
         self._out: list[Action] = []
@@ -184,10 +203,19 @@ class Controller:
         """When the next request may be made, after one that failed."""
         return self._not_before_s
 
+    @property
+    def lasts_s(self) -> float | None:
+        """How long an allocation lasts that is asked for: as Slurm has limited the last one, before that as it is asked
+        for. None: nothing is asked for, or it is not known yet."""
+        if not self.limits.nodes:
+            return None
+        return self.limits.life_s if self._limit_s is None else self._limit_s[1]
+
     # -- what happened ------------------------------------------------------------------------------------------
 
     def asked(self, ticket: int, job: int, now_s: float) -> None:
         """Slurm has taken a request."""
+        self._own.add(job)
         if any(pilot.job == job for pilot in self._pilots):  # it was seen before its answer came
             self._pilots = [pilot for pilot in self._pilots if pilot.ticket != ticket or pilot.job is not None]
             return
@@ -216,6 +244,8 @@ class Controller:
         listed = {job.id: job for job in jobs}
         for job in listed.values():
             self.adopt(job, now_s)
+            if job.id in self._own and not job.ended and (self._limit_s is None or self._limit_s[0] < job.id):
+                self._limit_s = job.id, math.inf if job.limit_s is None else job.limit_s
         kept = []
         for pilot in self._pilots:
             found = listed.get(pilot.job) if pilot.job is not None else None
@@ -237,6 +267,7 @@ class Controller:
 
     def step(self, now_s: float, wanted: Wanted) -> Sequence[Action]:
         """What is to be done now. Each End is given once; if it can't be done, say so by `not_ended`."""
+        wanted = self._of_use(wanted)
         self._out = [action for action in self._out if not _of_another(action, wanted)]
         self._note_use(now_s, wanted)
         missing, unneeded = self._missing(now_s, wanted)
@@ -286,7 +317,8 @@ class Controller:
                 self._out.append(Gone(node, f"Slurm took it out of job {job.id}", job.id, sure=False))
         if pilot.state is not PilotState.ENDING and pilot.state is not PilotState.RUNNING:
             pilot = replace(pilot, state=PilotState.RUNNING, since_s=now_s, idle_since_s=now_s, reason="")
-        return replace(pilot, nodes=nodes, until_s=job.end_s, node_count=len(nodes) or pilot.node_count)
+        count = len(nodes) or pilot.node_count
+        return replace(pilot, nodes=nodes, until_s=job.end_s, limit_s=job.limit_s, node_count=count)
 
     def _over(self, pilot: Pilot, found: SlurmJob | None, now_s: float) -> None:
         why = _end_words(pilot.job, found)
@@ -324,7 +356,8 @@ class Controller:
             return True
         if pilot.until_s is None or pilot.state is not PilotState.RUNNING:
             return False
-        ahead_s = AHEAD_S if self.limits.life_s is None else min(AHEAD_S, self.limits.life_s / 5)
+        life_s = self.limits.life_s if pilot.limit_s is None else pilot.limit_s
+        ahead_s = AHEAD_S if life_s is None else min(AHEAD_S, life_s / 5)
         return pilot.until_s - now_s <= max(ahead_s, self.limits.margin_s)
 
     def _missing(self, now_s: float, wanted: Wanted) -> tuple[list[int], frozenset[int]]:
@@ -333,37 +366,56 @@ class Controller:
         leaving = {node for pilot in self._pilots if self._leaves(pilot, now_s) for node in pilot.nodes}
         demand = dict(wanted.waiting)
         for node in leaving & wanted.nodes.keys():
-            demand.update(wanted.nodes[node].jobs)
-        free = [use.free for name, use in wanted.nodes.items() if name not in leaving and use.free > 0]
+            use = wanted.nodes[node]
+            demand.update({job: gpus for job, gpus in use.jobs.items() if job not in use.stay})
         staying = [pilot for pilot in self._pilots if not self._leaves(pilot, now_s)]
-        coming: list[int] = []  # GPUs free on each node that is asked for, or has not joined yet
-        of_ticket: list[Pilot] = []
-        for pilot in staying:
-            expected = len(pilot.nodes) - len(_uses(pilot, wanted)) if pilot.nodes else pilot.node_count
-            coming += [per_node] * expected
-            of_ticket += [pilot] * expected
+        free, coming, new_s = self._rooms(staying, leaving, now_s, wanted)
         room = self.limits.nodes - sum(pilot.node_count for pilot in staying)
         asked: list[int] = []
-        new: list[int] = []  # GPUs free on each node to be asked for
-        for gpus in sorted(demand.values(), reverse=True):
-            if gpus <= per_node:
-                if not any(_take(nodes, gpus) for nodes in (free, coming, new)) and room > 0:
-                    room -= 1
-                    asked.append(1)
-                    new.append(per_node - gpus)
-                continue
-            need = -(-gpus // per_node)
+        new: list[_Room] = []  # nodes to be asked for
+        self._blocked_s = math.inf
+        for gpus, for_s in sorted(((n, wanted.for_s.get(job, 0.0)) for job, n in demand.items()), key=_who_first):
+            count = -(-gpus // per_node)
+            each = per_node if count > 1 else gpus
             for nodes in (free, coming, new):
-                while need and per_node in nodes:
-                    nodes[nodes.index(per_node)] = 0
-                    need -= 1
-            if 0 < need <= room:  # all of them or none: a part of a gang does not start
-                room -= need
-                asked.append(need)
-        used = {pilot.ticket for pilot, left in zip(of_ticket, coming, strict=True) if left < per_node}
+                while count and _take(nodes, each, for_s):
+                    count -= 1
+            if count > room and for_s:
+                self._blocked_s = min(self._blocked_s, for_s)
+            if 0 < count <= room:  # all of them or none: a part of a gang does not start
+                room -= count
+                asked.append(count)
+                new += [_Room(per_node - each, new_s) for _ in range(count)]
+        used = {one.ticket for one in coming if one.gpus < per_node}
         pending = (PilotState.ASKED, PilotState.PENDING)
         unneeded = {p.ticket for p in staying if p.state in pending and p.ticket not in used}
         return asked, frozenset(unneeded)
+
+    def _rooms(
+        self, staying: Iterable[Pilot], leaving: Collection[str], now_s: float, wanted: Wanted
+    ) -> tuple[list[_Room], list[_Room], float]:
+        """Nodes with room that are there, and that are asked for or have not joined yet; how long what is asked for now
+        will last."""
+        new_s = math.inf if self.lasts_s is None else self.lasts_s - STARTS_S
+        free = [
+            _Room(use.free, math.inf if use.until_s is None else use.until_s - now_s)
+            for name, use in wanted.nodes.items()
+            if name not in leaving and use.free > 0
+        ]
+        coming: list[_Room] = []
+        for pilot in staying:
+            expected = len(pilot.nodes) - len(_uses(pilot, wanted)) if pilot.nodes else pilot.node_count
+            lasts_s = new_s if pilot.until_s is None else pilot.until_s - now_s
+            coming += [_Room(self.limits.gpus_per_node, lasts_s, pilot.ticket) for _ in range(expected)]
+        return free, coming, new_s
+
+    def _of_use(self, wanted: Wanted) -> Wanted:
+        """The same without jobs that can't be moved and for which no allocation that is asked for lasts long enough."""
+        if not wanted.for_s or self.lasts_s is None:
+            return wanted
+        most_s = self.lasts_s - STARTS_S
+        waiting = {job: gpus for job, gpus in wanted.waiting.items() if wanted.for_s.get(job, 0.0) < most_s}
+        return replace(wanted, waiting=waiting)
 
     def _may_ask(self, now_s: float, wanted: Wanted) -> bool:
         if self._given_up is not None and self._given_up != frozenset(wanted.waiting):
@@ -404,6 +456,8 @@ class Controller:
                 return f"the allocation, job {pilot.job} of Slurm, ends soon"
             if self._leaves(pilot, now_s) and self._relieved(pilot, now_s, wanted):
                 return f"the allocation, job {pilot.job} of Slurm, ends soon, and the next one is there"
+            if pilot.idle_since_s is not None and pilot.joined and pilot.until_s - now_s <= self._blocked_s < math.inf:
+                return "a job that can't be moved needs an allocation that lasts longer"
         idle_s = 0.0 if pilot.idle_since_s is None else now_s - pilot.idle_since_s
         most_s = self.limits.idle_s if pilot.joined else max(self.limits.idle_s, JOIN_S)
         if pilot.idle_since_s is None or idle_s < most_s or self.unseen_words:
@@ -434,12 +488,28 @@ def _of_another(action: Action, wanted: Wanted) -> bool:
     return use is not None and isinstance(action, Gone) and use.engine_job not in ("", str(action.job))
 
 
-def _take(nodes: list[int], gpus: int) -> bool:
-    """Take GPUs of the node on which the fewest are left by it; whether there is one."""
-    fitting = [left for left in nodes if left >= gpus]
+@dataclass(slots=True)
+class _Room:
+    """A node with GPUs that nobody has been reckoned for. lasts_s: for how long it is ours from now on. ticket: of its
+    pilot."""
+
+    gpus: int
+    lasts_s: float
+    ticket: int = 0
+
+
+def _who_first(need: tuple[int, float]) -> tuple[float, int]:
+    """Of (GPUs, how long): who needs it longest, then who needs most."""
+    gpus, for_s = need
+    return -for_s, -gpus
+
+
+def _take(nodes: Iterable[_Room], gpus: int, for_s: float) -> bool:
+    """Take GPUs of the node on which the fewest are left by it, of those that last; whether there is one."""
+    fitting = [room for room in nodes if room.gpus >= gpus and (not for_s or room.lasts_s > for_s)]
     if not fitting:
         return False
-    nodes[nodes.index(min(fitting))] -= gpus
+    min(fitting, key=lambda room: (room.gpus, room.lasts_s)).gpus -= gpus
     return True
 
 

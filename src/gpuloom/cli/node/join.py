@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -23,6 +24,8 @@ READY_S = 60.0
 """How long --detach waits until the machine has joined."""
 LAST_WORD = "gpuloom: "
 """With this a command says in one line why it ends (cli/main.py)."""
+ASKS_S = 10.0
+"""How long Slurm is asked until when this allocation lasts."""
 
 
 class JoinError(GpuloomError):
@@ -104,8 +107,26 @@ def join(
 
     begin(log_level)
     place.create().joins_with(settings)
-    options = JoinOptions(place.path, **settings, give_up_s=give_up, engine_job=os.environ.get("SLURM_JOB_ID", ""))
+    engine_job = os.environ.get("SLURM_JOB_ID", "")
+    options = JoinOptions(
+        place.path, **settings, give_up_s=give_up, engine_job=engine_job, until_s=_until_s(engine_job)
+    )
     click.get_current_context().exit(run(options, keep))
+
+
+def _until_s(engine_job: str) -> float | None:
+    """When the allocation of this process ends, seconds since the epoch; None: never, or nobody says."""
+    from gpuloom.slurm.commands import Slurm, SlurmError
+
+    told = os.environ.get("SLURM_JOB_END_TIME", "")  # from version 23.02 on
+    if told.isdecimal() or not engine_job.isdecimal():
+        return float(told) if told.isdecimal() else None
+    try:
+        job = Slurm(limit_s=ASKS_S).job(int(engine_job))
+    except SlurmError as error:
+        logging.getLogger("gpuloom.node").warning("until when this node is ours is not known here: %s", error)
+        return None
+    return None if job is None else job.end_s
 
 
 def _token(token: str | None, file: Path | None) -> str | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuloom.core.decision import WaitCode
+from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.job import Job, Phase
 from gpuloom.core.state import JobState, State
 from gpuloom.core.workload import F8
@@ -16,8 +16,11 @@ from gpuloom.engine.clockwork import Clockwork
 from gpuloom.live.forecasts.left import Left, left_of
 from gpuloom.live.planning.estimates import LEAST_S, Source
 from gpuloom.live.planning.held_gpus import held_gpus
+from gpuloom.live.planning.lasting import lasting
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.world import World
+
+_NOWHERE = Reason(WaitCode.NODES_END_TOO_SOON, "No node that is there is ours for long enough.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +79,23 @@ class Preview:
         return left_of(planning.scene.estimate(job), done, planning.scene.work.told_s.get(number))
 
 
-def preview(planning: Planning, priority: int, now_s: float, *, asked_now: bool = False) -> Preview | None:
+def preview(
+    planning: Planning, priority: int, now_s: float, *, closed: Collection[str] = (), asked_now: bool = False
+) -> Preview | None:
     """What forecasts of jobs of a priority need; None if nothing can be given away at all.
 
     Args:
-        planning: a copy, which nobody changes. asked_now: the policy has not been asked since the last event.
+        planning: a copy, which nobody changes. closed: nodes that are of no use to these jobs, as their time with us
+            ends too soon. asked_now: the policy has not been asked since the last event.
     """
     eligible, reasons, _ = planning.candidates.eligible(now_s)
-    seen = {number for number in eligible if planning.book.jobs[number].priority >= priority}
+    nowhere = {number for number, tied in lasting(planning.scene, eligible, now_s).tied.items() if not tied.lasting}
+    reasons |= dict.fromkeys(nowhere, _NOWHERE)
+    seen = {number for number in eligible - nowhere if planning.book.jobs[number].priority >= priority}
     # Higher priorities are forecast as if they had come long before: what goes by submission takes them first.
     levels = sorted({planning.scene.level(number) for number in seen})
     rank = {number: levels.index(planning.scene.level(number)) for number in seen} if len(levels) > 1 else {}
-    there = held_gpus(planning.scene, math.inf, planning.yielding)
+    there = held_gpus(planning.scene, math.inf, planning.yielding, closed=closed)
     world, _ = planning.worlds.build(seen, there, now_s, aside=planning.policy.twin(), rank=rank)
     if world is None:
         return None
@@ -104,6 +112,8 @@ def gate_of(preview: Preview, job: Job) -> Gate:
         return Gate(never="the GPUs it needs are not in service")
     if job.phase is Phase.HELD:
         return Gate(never="it is held")
+    if code == WaitCode.NODES_END_TOO_SOON:
+        return Gate(never="no node that is there is ours for long enough")
     if code == WaitCode.DEPENDENCY_FAILED:
         return Gate(never="a job it waits for did not succeed")
     if code == WaitCode.DEPENDENCY:

@@ -11,6 +11,7 @@ from gpuloom.core.job import ENDED, MAKES_WAY, Job, Phase
 from gpuloom.live.planning.asking import Asking, Call
 from gpuloom.live.planning.claims import State
 from gpuloom.live.planning.eligible import Throttles, blocked, throttle_of
+from gpuloom.live.planning.lasting import outlasts
 from gpuloom.live.planning.lines import Lines
 from gpuloom.live.planning.roster import kind_of
 from gpuloom.live.planning.scene import Scene
@@ -45,7 +46,11 @@ class Candidates:
         for number in list(self.scene.claims.grants):
             job = self.scene.book.jobs[number]
             if job.phase in ENDED or (
-                job.phase in (Phase.QUEUED, Phase.HELD) and blocked(job, self.scene.book.jobs, now_s)
+                job.phase in (Phase.QUEUED, Phase.HELD)
+                and (
+                    blocked(job, self.scene.book.jobs, now_s)
+                    or outlasts(self.scene, job, self.scene.claims.grants[number], now_s)
+                )
             ):
                 self.scene.claims.take_back(number)
 

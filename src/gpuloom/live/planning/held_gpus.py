@@ -27,14 +27,27 @@ class HeldGpus:
     leaving: frozenset[int] = frozenset()
 
 
-def held_gpus(scene: Scene, priority: float, yielding: Collection[int]) -> HeldGpus:
-    """Who has which GPUs, for a pass of this priority. yielding: jobs that the passes before it have told to leave."""
+def held_gpus(
+    scene: Scene,
+    priority: float,
+    yielding: Collection[int],
+    *,
+    tied: Collection[int] = (),
+    closed: Collection[str] = (),
+) -> HeldGpus:
+    """Who has which GPUs, for a pass of this priority.
+
+    Args:
+        yielding: jobs that the passes before it have told to leave. tied: jobs that must not start on just any node
+            (`lasting.py`): where they were given GPUs, they keep these. closed: nodes that are out of sight altogether.
+    """
     book, claims, policy, pairs = scene.book, scene.claims, scene.policy, scene.policy.pairs
     fixed: set[int] = set()
     leaving: set[int] = set()
     free_for_all = open_slots(book.nodes.values())
     found: dict[int, tuple[Allocation, float]] = {}
-    pinned: set[Slot] = set()
+    pinned: set[Slot] = {slot for slot in free_for_all if slot[0] in closed} if closed else set()
+    free_for_all -= pinned
     for number in {**claims.grants, **book.attempts}:
         job, attempt, state = book.jobs[number], book.attempts.get(number), claims.state(number)
         if state is State.REFREEZING and number not in claims.grants:
@@ -55,7 +68,7 @@ def held_gpus(scene: Scene, priority: float, yielding: Collection[int]) -> HeldG
         else:
             allocation, since_s = attempt.allocation, attempt.since_s
         slots = slots_of(allocation)
-        stays = scene.preempts and job.spec.on_preempt is OnPreempt.NEVER and target is None
+        stays = scene.preempts and job.spec.on_preempt is OnPreempt.NEVER and (target is None or number in tied)
         is_fixed = stays or scene.level(number) > priority
         if not free_for_all.issuperset(slots) or (is_fixed and not (pairs and job.spec.sharing_class)):
             pinned.update(slots)

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 
 from gpuloom.core.book import Book
-from gpuloom.core.commands import Command, Resize, Start, Stop
-from gpuloom.core.decision import Reason, WaitCode
+from gpuloom.core.decision import Reason
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.job import ENDED, Allocation, Job
 from gpuloom.engine.clockwork import Clockwork, overrun_s
@@ -29,32 +26,20 @@ from gpuloom.live.planning.candidates import Candidates
 from gpuloom.live.planning.chosen import read, recalled
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimates
-from gpuloom.live.planning.held_gpus import held_gpus
-from gpuloom.live.planning.reserve import Reservation, reservation
+from gpuloom.live.planning.lasting import lasting
+from gpuloom.live.planning.passes import Outcome, Passes, take
 from gpuloom.live.planning.scene import Scene
 from gpuloom.live.planning.seat import Seat
 from gpuloom.live.planning.standby import FALLBACK
 from gpuloom.live.planning.times import Times
 from gpuloom.live.planning.world import Memory, World
 from gpuloom.live.planning.worlds import Worlds
-from gpuloom.live.records.fleet import fleet_of, slots_of
 from gpuloom.live.records.work import WorkDone
 from gpuloom.policies.base import Policy
 from gpuloom.store.port import StoreError
 
 LEAST_WAKE_S = 0.05
 """A policy is not asked again sooner, if nothing happens: one that wants to would keep the scheduler from all else."""
-
-_BEHIND = Reason(
-    WaitCode.BEHIND_OTHERS, "Jobs of higher priority go first, and the remaining GPUs are not enough for this job."
-)
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a pass wants beyond the grants that it gave: jobs that are to stop, in order."""
-
-    stop: list[int] = field(default_factory=list)
 
 
 class Planning:
@@ -99,7 +84,7 @@ class Planning:
         self.reasons: dict[int, Reason] = {}
         self.worlds = Worlds(self.scene, overhead_s=overhead_s)
         self.candidates = Candidates(self.scene)
-        self.seen: deque[World] = deque(maxlen=8)
+        self.seen: list[World] = []
         """Worlds of the last pass, by falling priority: who waits in them can be told why."""
         self.failed, self.failure = False, ""
         self._finished: list[int] = []
@@ -170,7 +155,7 @@ class Planning:
         twin.seat, twin.times = copy(self.seat), copy(self.times)
         twin.worlds, twin.candidates = self.worlds.copy(scene), self.candidates.copy(scene)
         twin.yielding, twin.reasons = set(self.yielding), {}
-        twin.seen, twin._finished = deque(), []
+        twin.seen, twin._finished = [], []
         return twin
 
     # -- what happened --------------------------------------------------------------------------------------
@@ -179,6 +164,11 @@ class Planning:
         """Something has changed that a built world can't take in."""
         self.worlds.close()
         self.times.again = True
+
+    def new_nodes_last(self, lasts_s: float | None) -> None:
+        """For how long nodes that are asked for will be ours has become known, or has changed."""
+        self.scene.new_nodes_last_s = lasts_s
+        self.stale()
 
     def rest(self, until_s: float, failure: str) -> None:
         """Ask the policy again at `until_s` only: it has failed, in this way."""
@@ -255,22 +245,22 @@ class Planning:
         if now_s >= min(times.overrun_s, times.pause_s):
             self.stale()
         times.again = False
-        outcome = Outcome()
         if self.world is None:
             self.seat.teach(self.policy)
             self.candidates.drop_grants(now_s)
             eligible, self.reasons, times.pause_s = self.candidates.first(now_s)
             # Who was held, or waited for something else, comes to the policy anew.
             self.worlds.met &= eligible | self.book.attempts.keys() | self.claims.grants.keys()
-            wake, waiting = self._levels(eligible, outcome, now_s, may_preempt=may_preempt)
+            outcome, wake = self._passes(eligible, now_s, may_preempt=may_preempt)
+            waiting = len(eligible.union(outcome.stop) - self.claims.grants.keys())
         else:
             world = self.world
             rows = [world.row_of[job] for job in self._finished]
             if rows:
                 with Asking(Call.SHARING, self.policy):
                     world.engine.take_in(now_s, finished=rows)
-            wake = self._ask(world, now_s, may_preempt=may_preempt)
-            self._take(world, outcome)
+            wake, outcome = self._ask(world, now_s, may_preempt=may_preempt), Outcome()
+            take(world, self.scene, self.candidates, outcome)
             waiting = world.state.waiting
         self._finished.clear()
         if self.candidates.lasts <= 0:
@@ -282,88 +272,14 @@ class Planning:
             times.overrun_s = overrun_s(now_s, self.world.stands_until_s(), times.last_pass_s)
         return outcome
 
-    def _levels(self, eligible: set[int], outcome: Outcome, now_s: float, *, may_preempt: bool) -> tuple[float, int]:
-        """A pass for each priority, highest first: (when the policy wants to be asked again, jobs that wait then)."""
-        by_level: dict[int, set[int]] = {}
-        for job in eligible:
-            by_level.setdefault(self.scene.level(job), set()).add(job)
-        if not by_level:
-            by_level[min((self.scene.level(job) for job in self.book.attempts), default=0)] = set()
-        wake, passes, tried, whole = math.inf, 0, False, True
-        hold: Reservation | None = None
-        self.seen.clear()
-        self.yielding = set()
-        while by_level:
-            level = max(by_level)
-            waiting = by_level.pop(level)
-            if tried and not self._anything_for(level, waiting, may_preempt):
-                self.reasons |= dict.fromkeys(waiting, _BEHIND)
-                whole = False
-                continue
-            if hold is not None:
-                waiting, left_out = hold.admitted([self.book.jobs[job] for job in sorted(waiting)], self.scene.left_s)
-                self.reasons |= left_out
-                whole = whole and not left_out
-            there = held_gpus(self.scene, level, self.yielding)
-            world, never = self.worlds.build(waiting, there, now_s, everyone=self.candidates.sees_all)
-            self.reasons, tried = self.reasons | never, True
-            if world is None:
-                continue
-            passes += 1
-            self.worlds.now = world
-            before = len(outcome.stop)
-            wake = min(wake, self._ask(world, now_s, may_preempt=may_preempt))
-            self._take(world, outcome)
-            self.worlds.kept = self.worlds.memory()
-            if len(self.seen) == self.seen.maxlen:
-                gone = self.seen[0]
-                self.reasons |= {job: _BEHIND for job in gone.jobs if gone.is_waiting(job)}
-            self.seen.append(world)
-            if by_level and (left := [job for job in waiting if job not in self.claims.grants]):
-                hold = reservation(self.scene, self.book.jobs[min(left, key=self._turn)], hold, now_s)
-            for job in outcome.stop[before:]:
-                self.yielding.add(job)
-                if job not in self.claims.grants and self.scene.level(job) < level:
-                    by_level.setdefault(self.scene.level(job), set()).add(job)
-        if passes > 1 or not whole:
+    def _passes(self, eligible: set[int], now_s: float, *, may_preempt: bool) -> tuple[Outcome, float]:
+        """Passes with new worlds: what they want, and when the policy wants to be asked again."""
+        ends = lasting(self.scene, eligible | self.claims.grants.keys(), now_s)
+        self.times.pause_s = min(self.times.pause_s, ends.next_s)
+        passes = Passes(self.scene, self.worlds, self.candidates, self._ask, ends, now_s=now_s, may_preempt=may_preempt)
+        passes.run(eligible)
+        self.reasons |= passes.reasons
+        self.seen, self.yielding = passes.seen, passes.yielding
+        if not passes.lasts:
             self.worlds.now = None
-        return wake, len(eligible.union(outcome.stop) - self.claims.grants.keys())
-
-    def _turn(self, job: int) -> tuple[float, int]:
-        return self.book.jobs[job].submitted_s, job
-
-    def _anything_for(self, level: int, waiting: Collection[int], may_preempt: bool) -> bool:
-        """Whether a pass for this priority could give anything away."""
-        there = held_gpus(self.scene, level, self.yielding)
-        fleet = fleet_of(self.book.nodes.values(), without=there.pinned)
-        if fleet is None:
-            return False
-        if self.scene.preempts and may_preempt and there.jobs:
-            return True
-        if self.policy.max_jobs_per_gpu > 1:
-            jobs = self.book.jobs
-            if not self.policy.pairs or any(jobs[job].spec.sharing_class for job in waiting):
-                return True
-        held = {slot for has in there.jobs.values() for slot in slots_of(has[0])}
-        return any(slot not in held for slot in fleet.at)
-
-    def _take(self, world: World, outcome: Outcome) -> None:
-        commands: list[Command] = world.collector.take()
-        for command in commands:
-            job = world.jobs[command.job]
-            if isinstance(command, Stop):
-                if not self.claims.take_back(job):
-                    outcome.stop.append(job)
-            elif isinstance(command, Start):
-                self.candidates.lasts -= 1
-                self.claims.give(job, world.fleet.allocation(command.placement))
-            elif isinstance(command, Resize):
-                outcome.stop.append(job)
-                self.claims.give(job, world.fleet.allocation(command.placement))
-        if world.state.layers > 1:
-            for row in world.state.placements:
-                job, rate = world.jobs[row], world.state.rate[row]
-                if job in self.claims.grants:
-                    self.claims.set_rate(job, rate)
-                else:
-                    self.scene.work.rate(job, rate)
+        return passes.outcome, passes.wake_s

@@ -9,6 +9,7 @@ from gpuloom.core.job import ACTIVE, ENDED, Job, Phase
 from gpuloom.core.words import are, plural
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.eligible import Throttles, blocked
+from gpuloom.live.planning.lasting import too_short
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.world import World
 from gpuloom.live.records.fleet import open_slots, slots_of
@@ -31,7 +32,10 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
         elif job.phase is Phase.HELD:
             found[number] = blocked(job, planning.book.jobs, now_s) or Reason(WaitCode.HELD, "It is held.")
         elif number in planning.reasons:
-            found[number] = planning.reasons[number]
+            known = planning.reasons[number]
+            if known.code == WaitCode.NODES_END_TOO_SOON:  # what is left of nodes becomes less
+                known = too_short(planning.scene, job, now_s) or known
+            found[number] = known
         elif (world := next((w for w in planning.seen if w.is_waiting(number)), None)) is not None:
             snapshot = world.engine.snapshot
             snapshot.now_s = now_s
@@ -41,8 +45,8 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
                 found[number] = Reason(WaitCode.NOT_ENOUGH_FREE_GPUS, text, {"gpus": job.gpus, "free_gpus": free})
             else:
                 found[number] = _of_policy(planning, world, number)
-        elif (known := _of_line(planning, job)) is not None:
-            found[number] = known
+        elif (of_line := _of_line(planning, job)) is not None:
+            found[number] = of_line
         elif planning.failed:
             found[number] = Reason(WaitCode.POLICY_FAILED, f"No decision can be made: {planning.failure}")
         else:

@@ -9,7 +9,7 @@ priorities this does, whatever the policy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpuloom.core.decision import Reason, WaitCode
@@ -17,6 +17,7 @@ from gpuloom.core.job import Job
 from gpuloom.core.units import format_duration
 from gpuloom.live.planning.claims import State
 from gpuloom.live.planning.estimates import left_s
+from gpuloom.live.planning.lasting import lasting
 from gpuloom.live.planning.scene import Scene
 from gpuloom.live.records.fleet import Slot, open_slots, slots_of, wanted_types
 from gpuloom.placement.shapes import model_allowed
@@ -52,10 +53,17 @@ class Reservation:
         return found, out
 
 
-def reservation(scene: Scene, job: Job, before: Reservation | None, now_s: float) -> Reservation | None:
-    """What is kept for the first job of a priority that waits on, from all of lower ones."""
+def reservation(
+    scene: Scene, job: Job, before: Reservation | None, now_s: float, *, closed: Collection[str] = ()
+) -> Reservation | None:
+    """What is kept for the first job of a priority that waits on, from all of lower ones.
+
+    Args:
+        closed: nodes on which it can't start, as their time with us ends before it would. Nothing is kept for it where
+            others do so until its GPUs come free.
+    """
     claims = scene.claims
-    slots = open_slots(scene.book.nodes.values())
+    slots = {slot for slot in open_slots(scene.book.nodes.values()) if slot[0] not in closed}
     models = {
         (node.name, gpu.index)
         for node in scene.book.nodes.values()
@@ -81,7 +89,10 @@ def reservation(scene: Scene, job: Job, before: Reservation | None, now_s: float
         )
         ends.append((now_s + left, len(mine - held)))
         held |= mine
-    return _reserved(job, len((slots & models) - held), ends, before, now_s=now_s)
+    found = _reserved(job, len((slots & models) - held), ends, before, now_s=now_s)
+    if found is not None and found.job is job and (then := lasting(scene, [job.id], now_s + found.within_s).tied):
+        return found if then[job.id].short == closed else before
+    return found
 
 
 def _reserved(

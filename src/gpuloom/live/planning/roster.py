@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuloom.core.job import Job
+from gpuloom.core.spec import OnPreempt
 from gpuloom.core.workload import F8, Labels, Workload
 from gpuloom.live.planning.estimates import Estimates, Like, like_of
 from gpuloom.live.records.fleet import wanted_types
@@ -87,9 +88,10 @@ class Roster:
 
 
 def kind_of(job: Job) -> Hashable:
-    """What a world shows of a job but its number and when it was submitted, and its priority."""
+    """What a world shows of a job but its number and when it was submitted, its priority, and whether it can be moved:
+    one that can't be may not start on nodes whose time ends."""
     _, gpus, _, *others = _row(job)
-    return gpus, *others, job.priority
+    return gpus, *others, job.priority, job.spec.on_preempt is OnPreempt.NEVER
 
 
 def _row(job: Job) -> _Row:

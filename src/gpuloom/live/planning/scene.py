@@ -22,6 +22,8 @@ class Scene:
     estimates: Estimates
     claims: Claims
     policy: Policy
+    new_nodes_last_s: float | None = None
+    """For how long a node that is asked for will be ours; None: none is asked for, or it is not known."""
 
     @property
     def preempts(self) -> bool:
@@ -44,4 +46,11 @@ class Scene:
 
     def copy(self, policy: Policy) -> Scene:
         """The same with this policy, for another thread: nothing of it changes any more."""
-        return Scene(self.book.copy(), deepcopy(self.work), self.estimates.copy(), self.claims.copy(), policy)
+        return Scene(
+            self.book.copy(),
+            deepcopy(self.work),
+            self.estimates.copy(),
+            self.claims.copy(),
+            policy,
+            self.new_nodes_last_s,
+        )

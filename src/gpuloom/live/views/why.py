@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpuloom.core.decision import Reason
 from gpuloom.core.errors import GpuloomError
@@ -18,6 +19,7 @@ from gpuloom.live.forecasts.forecast import ForecastFailed, Outlook, Queue, outl
 from gpuloom.live.forecasts.left import Left
 from gpuloom.live.forecasts.preview import gate_of, preview
 from gpuloom.live.planning.lacks import lacks
+from gpuloom.live.planning.lasting import lasting
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.reasons import why
 from gpuloom.live.scheduler import Scheduler
@@ -67,15 +69,24 @@ class Among:
     assumptions: Sequence[str] = ()
 
 
+class _Key(NamedTuple):
+    """Of jobs with the same forecasts. closed: nodes whose time with us ends too soon for them."""
+
+    event: int
+    priority: int
+    policy: str
+    closed: frozenset[str]
+
+
 @dataclass(frozen=True, slots=True)
 class _Facts:
     """What the scheduler's thread hands out, all of one moment. prepared: for a forecast, as another has left it;
-    planning: a copy, to prepare one."""
+    planning: a copy, to prepare one. key: of what is prepared."""
 
     known: Known
     prepared: _Prepared | None
     planning: Planning | None
-    event: int
+    key: _Key
 
 
 class Whys:
@@ -85,7 +96,7 @@ class Whys:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[int, int, str], _Prepared] = OrderedDict()
+        self._kept: OrderedDict[_Key, _Prepared] = OrderedDict()
 
     def view(self, job: Job, *, forecast: bool) -> WhyView:
         """The answer for one job."""
@@ -97,7 +108,8 @@ class Whys:
             attempt = scheduler.book.attempts.get(job.id)
             reason = why(scheduler.planning, [job.id], now).get(job.id)
             wanted = forecast and reason is not None
-            prepared = self._prepared(current, scheduler.ledger.newest, now) if wanted else None
+            key = self._key(current, now)
+            prepared = self._prepared(key, now) if wanted else None
             known = Known(
                 current,
                 reason,
@@ -108,7 +120,7 @@ class Whys:
                 [lack.text for lack in lacks(scheduler.planning)] if current.phase not in ENDED else [],
             )
             copied = scheduler.planning.copy() if wanted and prepared is None else None
-            return _Facts(known, prepared, copied, scheduler.ledger.newest)
+            return _Facts(known, prepared, copied, key)
 
         asked = scheduler.do(facts)
         known = asked.known
@@ -125,12 +137,15 @@ class Whys:
             return why_view(known, Outlook(known.left, cause=text))
         return why_view(known, found, None if queue is None or found is None else _among(queue, found))
 
-    def _key(self, job: Job, event: int) -> tuple[int, int, str]:
-        return event, job.priority, self._scheduler.planning.seat.written
+    def _key(self, job: Job, now_s: float) -> _Key:
+        scheduler, planning = self._scheduler, self._scheduler.planning
+        tied = lasting(planning.scene, [job.id] if job.id in scheduler.book.jobs else [], now_s).tied.get(job.id)
+        closed = frozenset[str]() if tied is None or not tied.lasting else tied.short
+        return _Key(scheduler.ledger.newest, job.priority, planning.seat.written, closed)
 
-    def _prepared(self, job: Job, event: int, now_s: float) -> _Prepared | None:
+    def _prepared(self, key: _Key, now_s: float) -> _Prepared | None:
         with self._lock:
-            found = self._kept.get(self._key(job, event))
+            found = self._kept.get(key)
         return found if found is not None and now_s - found.at_s <= FRESH_S else None
 
     def _outlook(self, asked: _Facts) -> tuple[Queue | None, Outlook | None]:
@@ -138,10 +153,10 @@ class Whys:
         prepared, known = asked.prepared, asked.known
         if prepared is None:
             assert asked.planning is not None  # noqa: S101 - one of the two is there
-            found = preview(asked.planning, known.job.priority, known.now_s)
+            found = preview(asked.planning, known.job.priority, known.now_s, closed=asked.key.closed)
             prepared = _Prepared(known.now_s, None if found is None else Queue(found))
             with self._lock:
-                self._kept[self._key(known.job, asked.event)] = prepared
+                self._kept[asked.key] = prepared
                 while len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
         queue, told = prepared.queue, prepared.told
