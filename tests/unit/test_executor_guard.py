@@ -242,6 +242,30 @@ class TestEnding:
         one.again()
         assert one.step() == ending.OFTEN_S
 
+    def test_what_begins_under_another_lease_is_left_alone(
+        self, tmp_path: Path, lease: LeaseFile, job: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The lease is put off, and a run begins, while the guard is looking at all processes."""
+        table, looks, started = procs.table, iter(range(1000)), list[subprocess.Popen[bytes]]()
+        before = job(f"{HOME_ID}:1.1")
+        until(lambda: b"GPULOOM_RUN" in Path(f"/proc/{before.pid}/environ").read_bytes(), "it runs")
+
+        def slow() -> dict[int, procs.Process]:
+            if next(looks) == 1:  # it has stopped the first, and looks whether that had forked
+                assert lease.extend(boottime_ns() + 600 * SECOND)
+                started.append(job(f"{HOME_ID}:2.1"))
+                environment = Path(f"/proc/{started[0].pid}/environ")
+                until(lambda: b"GPULOOM_RUN" in environment.read_bytes(), "the next one runs")
+            return table()
+
+        monkeypatch.setattr(procs, "table", slow)
+        one = Ending(str(tmp_path), HOME_ID, lease)
+        until(lambda: one.step() and not one.unfinished(), "all that ran before has ended")
+        assert before.wait(60) == -signal.SIGKILL
+        assert started[0].poll() is None
+        assert json.loads((tmp_path / FENCED_FILE).read_text())["runs"] == ["1.1"]
+        assert lease.fences() == 0, "nothing was ended under this lease"
+
     def test_it_ends_runs_though_nothing_can_be_written(
         self, tmp_path: Path, lease: LeaseFile, job: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,5 +1,8 @@
 """Ends all runs of a home: by their control groups, by the mark in their environment, and by what the runner noted of
 them. First by what only the kernel has to say, as a disk may be dead; then with the help of the files.
+
+A look at all processes takes time, in which the node may get another lease and begin runs under it. These are left
+alone: what was seen is ended if the lease is found to be over afterwards, or if it was to be ended before.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ class Ending:
         self._home_id = home_id
         self.groups = Cgroups(0, {})
         self._names: set[str] = set()
+        """Runs that it has begun to end."""
         self._pause_s, self._told = SOON_S, False
         self._asked: set[str] = set()
 
@@ -73,13 +77,12 @@ class Ending:
         seen = False
         for group in self._groups():
             with contextlib.suppress(OSError):
-                if group.pids():
+                if group.pids() and self._is_to_end(os.path.basename(group.places["freezer"])):
                     seen = True
-                    self._names.add(os.path.basename(group.places["freezer"]))
                     group.kill()
         stopped: set[tuple[int, int]] = set()
         for _ in range(ROUNDS):
-            found = list(self._marked())
+            found = [entry for entry, name in list(self._marked()) if self._is_to_end(name)]
             new = [entry for entry in found if (entry.pid, entry.start_ticks) not in stopped]
             if not new:
                 break
@@ -95,13 +98,19 @@ class Ending:
         except OSError:
             return []
 
-    def _marked(self) -> Iterator[procs.Process]:
+    def _is_to_end(self, name: str) -> bool:
+        """Whether a run that was seen to be there is to be ended."""
+        if name not in self._names and self._lease.over():
+            self._names.add(name)
+        return name in self._names
+
+    def _marked(self) -> Iterator[tuple[procs.Process, str]]:
+        """Processes of runs, and the names of these."""
         marks = procs.Marks()  # none is kept: a child that waits to become a job has no mark yet
         for entry in procs.table().values():
             with contextlib.suppress(OSError):
                 if not entry.dead and (mark := marks.of(entry)).startswith(self._prefix):
-                    self._names.add(mark[len(self._prefix) :].decode(errors="replace"))
-                    yield entry
+                    yield entry, mark[len(self._prefix) :].decode(errors="replace")
 
     # By the files of runs
 
@@ -117,6 +126,8 @@ class Ending:
             data = read_json(f"{self._home}/{LIVE}/{name}")
             run = None if data is None else RunningJob.read(data["directory"], self._home_id)
             if run is None or run.boot != self._lease.boot or (run.exit is not None and run.exit["released"]):
+                return False
+            if name not in self._names and not self._lease.over():
                 return False
             self._end_container(run)
             if not run.alive():
@@ -157,5 +168,6 @@ class Ending:
                 write_atomic(f"{self._home}/{FENCED_FILE}", told)
             except OSError as error:
                 log(f"can't write {self._home}/{FENCED_FILE}: {error.strerror}")
-            with contextlib.suppress(FileNotFoundError):  # the node has left: nobody asks for another lease
-                self._lease.count_fence()
+            if self._lease.over():  # else there is another one, under which nothing was ended
+                with contextlib.suppress(FileNotFoundError):  # the node has left: nobody asks for another lease
+                    self._lease.count_fence()
