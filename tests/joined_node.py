@@ -101,6 +101,8 @@ class _Head:
 class JoinedTarget:
     """For the contract of nodes: `connect` is a head that was started anew."""
 
+    name = NAME
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder / "head", folder / "node"
         self.folder.mkdir(parents=True)
@@ -115,13 +117,16 @@ class JoinedTarget:
             self.head.close()
         head = self.head = _Head(self.folder, self.tokens, port)
         if first:
-            words = ("join", f"http://127.0.0.1:{head.port}", "--name", NAME, "--slots", "2", "--detach")
-            command = [*PROGRAM, "node", *words, "--home", str(self.home)]
-            env = {**os.environ, "GPULOOM_NODE_TOKEN": self.token}
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
-            assert done.returncode == 0, done.stderr
-        found: NodePort = until(lambda: head.told.nodes.get(NAME), "the node to join")
+            self.begin(f"http://127.0.0.1:{head.port}")
+        found: NodePort = until(lambda: head.told.nodes.get(self.name), "the node to join")
         return found
+
+    def begin(self, url: str) -> None:
+        """Start the node process, which joins the head there."""
+        command = [*PROGRAM, "node", "join", url, "--name", NAME, "--slots", "2", "--detach", "--home", str(self.home)]
+        env = {**os.environ, "GPULOOM_NODE_TOKEN": self.token}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+        assert done.returncode == 0, done.stderr
 
     @property
     def runner(self) -> int:

@@ -27,6 +27,8 @@ from gpuloom.executors.logs import NoLogError
 from gpuloom.executors.node import NodePort, Peer, RunSpec
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus
 from joined_node import JoinedTarget
+from pilot_node import PilotTarget
+from slurm_kit import RealSlurm
 from tiers import mostly_slow
 from until import until
 
@@ -81,9 +83,12 @@ class _Here:
         return int(self._executor._link.hello["pid"])
 
 
-def _here(mode: str) -> Callable[[Path], AbstractContextManager[Target]]:
+Made = Callable[[Path, pytest.FixtureRequest], AbstractContextManager[Target]]
+
+
+def _here(mode: str) -> Made:
     @contextmanager
-    def made(home: Path) -> Iterator[Target]:
+    def made(home: Path, request: pytest.FixtureRequest) -> Iterator[Target]:
         target = _Here(home, mode)
         yield target
         runner = target.runner
@@ -95,7 +100,7 @@ def _here(mode: str) -> Callable[[Path], AbstractContextManager[Target]]:
 
 
 @contextmanager
-def _joined(home: Path) -> Iterator[Target]:
+def _joined(home: Path, request: pytest.FixtureRequest) -> Iterator[Target]:
     target = JoinedTarget(home)
     try:
         yield target
@@ -103,10 +108,18 @@ def _joined(home: Path) -> Iterator[Target]:
         target.close()
 
 
-TARGETS: dict[str, Callable[[Path], AbstractContextManager[Target]]] = {
+@contextmanager
+def _pilot(home: Path, request: pytest.FixtureRequest) -> Iterator[Target]:
+    target: PilotTarget = request.getfixturevalue("pilot")
+    yield target
+    target.clean()
+
+
+TARGETS: dict[str, Made] = {
     "here": _here("auto"),
     "watched": _here("off"),
     "joined": _joined,
+    "slurm": _pilot,
 }
 """By name: a context with a node whose files may lie in this folder."""
 QUICK = ("here",)
@@ -175,9 +188,19 @@ class Bench:
         until(lambda: list(self.node.runs()) == [], "all runs to be forgotten")
 
 
+@pytest.fixture(scope="module")
+def pilot(slurm_there: RealSlurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PilotTarget]:
+    """One pilot of a real Slurm for all tests."""
+    target = PilotTarget(tmp_path_factory.mktemp("pilot"), slurm_there)
+    try:
+        yield target
+    finally:
+        target.close()
+
+
 @pytest.fixture(params=mostly_slow(TARGETS, *QUICK))
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    with TARGETS[request.param](tmp_path / "node") as target:
+    with TARGETS[request.param](tmp_path / "node", request) as target:
         bench = Bench(target)
         yield bench
         bench.finish()
