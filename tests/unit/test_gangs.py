@@ -117,9 +117,27 @@ class TestNodes:
         back = FakeNode("a", machine)
         back.by_hand = True
         over.gangs.add(back)
-        assert (over.gangs.unclean(), over.gangs.strange("a")) == ({"a"}, ("1.1-x",))
+        being_ended = "run 1.1-x, which was given up with it, is being ended there"
+        assert (over.gangs.unclean(), over.gangs.strange("a")) == ({"a": being_ended}, ("1.1-x",))
         back.deliver()
-        assert (over.gangs.unclean(), over.gangs.strange("a")) == (set(), ())
+        assert (over.gangs.unclean(), over.gangs.strange("a")) == ({}, ())
+
+    def test_what_does_not_end_on_an_unclean_node_is_told_with_what_helps(self) -> None:
+        over = Over("a").open()
+        over.gangs.start([spec("1.1-x", "a")])
+        machine = over.nodes["a"].machine
+        over.gangs.lost("a", "cut off")
+        machine.obedient = False
+        back = FakeNode("a", machine)
+        back.by_hand = True
+        over.gangs.add(back)
+        stuck = "processes that SIGKILL does not kill: 7 (python, state D)"
+        machine.end("1.1-x", None, signal=9, message=stuck, released=False)
+        back.deliver()
+        found = over.gangs.unclean()["a"]
+        assert found.startswith(f"run 1.1-x, which was given up with it, does not end there: {stuck}; ")
+        assert found.endswith("restart the machine, or what its processes wait for (a file server, a driver)")
+        assert machine.acknowledged == []
 
     def test_strange_runs_are_named_with_their_node(self) -> None:
         over = Over("a")

@@ -502,7 +502,7 @@ def book_of(*nodes: NodeRecord, **attempts: tuple[tuple[str, tuple[int, ...]], .
     ],
 )
 def test_why_there_is_nothing_to_give(nodes: tuple[NodeRecord, ...], code: str, text: str) -> None:
-    found = nothing_to_give(book_of(*nodes))
+    found = nothing_to_give(book_of(*nodes), {})
     assert (found.code, found.text) == (code, text)
 
 
@@ -522,10 +522,10 @@ def test_why_what_could_be_given_does_not_do(kept: int, out: int, why: str) -> N
     book = book_of(*nodes, **{f"j{n}": (("a", (n - 1,)),) for n in range(1, kept + 1)})
     fleet = fleet_of(book.nodes.values(), without=[("a", n) for n in range(kept)])
     world: Any = SimpleNamespace(fleet=fleet)
-    found = unplaceable(book, record(gpus=2, spec=spec_of(gpu_types=["V100", "K80"])), world)
+    found = unplaceable(book, {}, record(gpus=2, spec=spec_of(gpu_types=["V100", "K80"])), world)
     assert found.text == f"It needs 2 GPUs of V100 or K80{why}"
     assert found.numbers == {"gpus": 2, "gpus_in_service": total - kept}
-    assert unplaceable(book, record(), world).text.startswith("It needs 1 GPU; ")
+    assert unplaceable(book, {}, record(), world).text.startswith("It needs 1 GPU; ")
 
 
 def planning(text: str, *jobs: Job, nodes: tuple[NodeRecord, ...] = (), known: object = None) -> Any:

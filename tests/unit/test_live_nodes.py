@@ -72,11 +72,32 @@ def test_nothing_starts_on_a_node_that_is_cut_off_and_what_runs_there_goes_on() 
     it.scheduler.arrivals.cut("a", "its link is cut")
     (late,) = it.submit({"gpus": 1})
     assert it.states(filler, job, late) == ["running", "running", "queued"]
-    cut = next(view["cut"] for view in it.service.nodes() if view["name"] == "a")
-    assert cut == "its link is cut"
+    seen = next(view for view in it.service.nodes() if view["name"] == "a")
+    assert (seen["cut"], seen["shut"]) == ("its link is cut", "its link is cut")
+    assert it.service.why(late)["text"].endswith(" Nothing can be started now on a: its link is cut.")
     it.scheduler.arrivals.back("a")
     it.turn()
     assert it.where(late) == ["a:3"]
+
+
+def test_jobs_go_to_other_nodes_than_one_that_is_cut_off() -> None:
+    it = Cluster("a", "b")
+    it.scheduler.arrivals.cut("a", "its link is cut")
+    jobs = it.submit({"gpus": 2}, {"gpus": 2}, {"gpus": 4}, {"gpus": 9})
+    assert it.states(*jobs) == ["running", "running", "queued", "queued"]
+    assert it.where(*jobs[:2]) == ["here:0,1", "b:0,1"]
+    aside = "Nothing can be started now on a: its link is cut."
+    assert it.service.why(jobs[2])["text"] == f"It needs 4 GPUs at once and 2 are free. {aside}"
+    whole = "It needs 9 GPUs; 6 of 10 could be given to it, as 4 are on nodes where nothing can be started now."
+    assert it.service.why(jobs[3])["text"] == f"{whole} {aside}"
+    for name in ("here", "b"):
+        it.service.set_node(name, NodeState.CORDONED)
+    (last,) = it.submit({"gpus": 1})
+    none = "No GPU in service accepts new jobs (here is cordoned, a: its link is cut, b is cordoned)."
+    assert it.service.why(last)["text"] == none
+    it.scheduler.arrivals.back("a")
+    it.turn()
+    assert it.where(jobs[2]) == ["a:0,1,2,3"]
 
 
 def test_a_head_that_is_started_anew_waits_for_its_nodes_and_takes_up_what_runs_there() -> None:
@@ -85,6 +106,8 @@ def test_a_head_that_is_started_anew_waits_for_its_nodes_and_takes_up_what_runs_
     on = {it.where(job)[0].partition(":")[0]: job for job in jobs}
     it.restart(orderly=False)
     assert it.states(*jobs) == ["running"] * 3, "they go on, as far as anybody knows"
+    why = "it has not come back since the scheduler began"
+    assert {view["name"]: view["shut"] for view in it.service.nodes()} == {"here": "", "a": why, "b": why}
     (late,) = it.submit({"gpus": 4})
     ended = it.machines["a"].ran[0]
     it.machines["a"].end(ended, 3)

@@ -307,7 +307,7 @@ NODE_COLUMNS: Sequence[Column[NodeView]] = (
     Column("GiB", lambda n: _used_of(n["memory_used_mib"], n["memory_mib"]), right=True),
     Column("disk free GiB", lambda n: gib(n["disk_free_mib"]), right=True, least=80),
     Column("load", lambda n: _number(n["load"], 1), right=True),
-    Column("reason", lambda n: n["reason"] or n["cut"], gives=True),
+    Column("reason", lambda n: n["reason"] or n["cut"] or n["shut"], gives=True),
 )
 JOINED_COLUMNS: Sequence[Column[NodeView]] = (
     Column("from", lambda n: f"Slurm {n['engine_job']}".strip() if n["source"] == "slurm" else n["source"]),

@@ -133,8 +133,8 @@ class Gangs:
         with self._lock:
             return self._roster.strange(node)
 
-    def unclean(self) -> set[str]:
-        """Nodes on which something is being ended that was given up with them, and that are there again."""
+    def unclean(self) -> dict[str, str]:
+        """Nodes that are there again, and on which something is being ended that was given up with them; and what."""
         with self._lock:
             return self._roster.unclean()
 

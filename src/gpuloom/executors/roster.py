@@ -19,6 +19,9 @@ from gpuloom.executors.port import MemberStatus, RunExit, RunPhase, RunStatus
 
 log = logging.getLogger("gpuloom.gangs")
 
+REMEDY = "restart the machine, or what its processes wait for (a file server, a driver)"
+"""Against processes that SIGKILL does not end."""
+
 
 class Roster:
     """Each call with the lock of whoever owns it held; what is to be told goes to the outbox.
@@ -49,8 +52,9 @@ class Roster:
         self.dues: dict[str, float] = {}
         self._strangers: dict[str, tuple[str, bool]] = {}
         """Runs that nobody asked for: their node, and whether something of them is there."""
-        self._leftovers: set[tuple[str, str]] = set()
-        """(node, run) of what was given up with its node, and runs there again."""
+        self._leftovers: dict[tuple[str, str], str] = {}
+        """(node, run) of what was given up with its node, and runs there again; and what is said of why it does not
+        end."""
 
     # Who there is
 
@@ -93,9 +97,14 @@ class Roster:
         left = {run for where, run in self._leftovers if where == node}
         return tuple(sorted(left | {run for run, (where, alive) in self._strangers.items() if where == node and alive}))
 
-    def unclean(self) -> set[str]:
-        """Nodes on which something goes on that was given up with them."""
-        return {node for node, _ in self._leftovers}
+    def unclean(self) -> dict[str, str]:
+        """Nodes on which something goes on that was given up with them, and what."""
+        found: dict[str, str] = {}
+        for (node, run), why in sorted(self._leftovers.items()):
+            what = f"run {run}, which was given up with it,"
+            text = f"{what} does not end there: {why}; {REMEDY}" if why else f"{what} is being ended there"
+            found.setdefault(node, text)
+        return found
 
     def statuses(self, attempts: Collection[str] | None) -> list[RunStatus]:
         """Of attempts with several members of which all is known that there is to know, and of those that were lost."""
@@ -124,7 +133,7 @@ class Roster:
     def forget_node(self, node: str) -> None:
         """It is not there any more."""
         self.nodes.pop(node, None)
-        self._leftovers = {key for key in self._leftovers if key[0] != node}
+        self._leftovers = {key: why for key, why in self._leftovers.items() if key[0] != node}
         self._strangers = {run: place for run, place in self._strangers.items() if place[0] != node}
 
     # What nodes say
@@ -275,12 +284,14 @@ class Roster:
         """What was given up with its node is there again: it is ended."""
         key = (port.name, status.run)
         if gone(status):
-            self._leftovers.discard(key)
+            self._leftovers.pop(key, None)
             self._outbox.tell(port.name, partial(port.acknowledge, status.run))
         elif key not in self._leftovers:
             log.warning("run %s goes on at node %s, which was given up: it is ended", status.run, port.name)
-            self._leftovers.add(key)
+            self._leftovers[key] = ""
             self._outbox.tell(port.name, partial(port.stop, status.run, reason=EndReason.NODE, grace_s=0.0))
+        if key in self._leftovers and status.exit is not None:
+            self._leftovers[key] = status.exit.message
 
     # What gangs want
 

@@ -138,9 +138,9 @@ class LiveService:
     def nodes(self) -> Sequence[NodeView]:
         book = self._scheduler.book
         held = holders(list(book.attempts.values()))
-        sights = self._sights
+        sights, shut = self._sights, self._scheduler.planning.scene.shut
         return [
-            node_view(node, held, seen.sample, seen.notes, sights.cut.get(node.name, ""))
+            node_view(node, held, seen.sample, seen.notes, sights.cut.get(node.name, ""), shut.get(node.name, ""))
             for node in list(book.nodes.values())
             for seen in (sights.of(node.name),)
         ]

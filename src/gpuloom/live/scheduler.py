@@ -340,6 +340,7 @@ class Scheduler:
             if self._leaving:
                 self.dispatch.stop_all()
             elif not self.meeting.unmet:
+                self.dispatch.look_at_nodes(now)
                 self._pass(now)
                 self.dispatch.start_granted(now)
             self.dispatch.hand_over(now)

@@ -7,7 +7,7 @@ holders of its GPUs are gone, whatever the plan says.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,6 @@ from gpuloom.live.dispatch.starts import Starts
 from gpuloom.live.planning.claims import Do, Step
 from gpuloom.live.planning.eligible import blocked
 from gpuloom.live.planning.planning import Planning
-from gpuloom.live.records.fleet import open_slots
 from gpuloom.live.records.ledger import Ledger
 from gpuloom.live.records.work import WorkDone
 
@@ -54,10 +53,10 @@ class Dispatch:
         gangs: Gangs,
         clock: ServiceClock,
         *,
-        cut: Collection[str],
+        cut: Mapping[str, str],
         say: Callable[[RunStatus], None],
     ) -> None:
-        """cut: nodes that can't be talked to now. say: told of runs that could not even be asked for."""
+        """cut: nodes that can't be talked to now, and why. say: told of runs that could not even be asked for."""
         self.ledger, self.planning, self.work, self.gangs, self.clock = ledger, planning, work, gangs, clock
         self.book, self.claims, self.cut = ledger.book, planning.claims, cut
         self.say = say
@@ -140,6 +139,16 @@ class Dispatch:
         if active:
             self.end_attempts(active, EndReason.PREEMPTED, None)
 
+    def look_at_nodes(self, now: float) -> None:
+        """Have nothing planned where nothing can be started or stopped now."""
+        shut = dict.fromkeys(self.gangs.waiting, "it has not come back since the scheduler began") | dict(self.cut)
+        for run, there in self.strangers.items():
+            shut |= dict.fromkeys(there, f"run {run}, which this store does not know, is being ended there")
+        unclean = self.gangs.unclean()
+        if unclean:  # nobody tells when that is over
+            self.retry_s = min(self.retry_s, now + RETRY_S)
+        self.planning.shut(shut | unclean)
+
     def start_granted(self, now: float) -> None:
         """Start jobs whose GPUs are free by now, and have frozen ones go on."""
         claims, policy, jobs = self.claims, self.planning.policy, self.book.jobs
@@ -148,24 +157,15 @@ class Dispatch:
         if not claims.grants:
             return
         nodes = self.book.nodes
-        unclean = self.gangs.unclean()
-        if unclean:  # nobody tells when that is over
-            self.retry_s = min(self.retry_s, now + RETRY_S)
         queued = [number for number in claims.grants if jobs[number].phase is Phase.QUEUED]
         due = claims.ready(
-            in_service=open_slots(nodes.values()),
+            in_service=self.planning.scene.open_slots,
             queued=queued,
             blocked=[number for number in queued if blocked(jobs[number], jobs, now)],
             most=policy.max_jobs_per_gpu,
             pair=self._may_pair if policy.pairs else None,
             moves={name for name, node in nodes.items() if node.kind == DeviceKind.CPU},
             starts=allowed,
-            cut={
-                *self.cut,
-                *self.gangs.waiting,
-                *unclean,
-                *(name for there in self.strangers.values() for name in there),
-            },
         )
         begin: list[int] = []
         for do, number in due:

@@ -349,15 +349,13 @@ class Claims:
         pair: Callable[[int, Collection[int]], bool] | None,
         moves: Collection[str],
         starts: float,
-        cut: Collection[str] = (),
     ) -> list[tuple[Do, int]]:
         """What is to be done for those who were given GPUs: who begins or goes on, as all who held them are gone.
 
         Args:
             in_service: GPUs that may be used. queued: jobs that wait to be started; blocked: that may not be now.
             most: jobs a GPU. pair: whether a job and others may share a GPU; None: any may. moves: nodes on which a
-                frozen run can go on in other slots. starts: how many may be started at once. cut: nodes on which
-                nothing can be started now: who was given GPUs there waits.
+                frozen run can go on in other slots. starts: how many may be started at once.
         """
         in_service = frozenset(in_service)
         holders = self.holders()
@@ -367,8 +365,6 @@ class Claims:
             slots = slots_of(allocation)
             if not in_service.issuperset(slots) or job in blocked:
                 found.append((Do.TAKE_BACK, job))
-                continue
-            if cut and any(node in cut for node, _ in allocation):
                 continue
             on_them = [[other for other in holders.get(slot, ()) if other != job] for slot in slots]
             if any(

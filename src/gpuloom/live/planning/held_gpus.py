@@ -10,7 +10,7 @@ from gpuloom.core.share_class import BEST_EFFORT, is_pair
 from gpuloom.core.spec import OnPreempt
 from gpuloom.live.planning.claims import State
 from gpuloom.live.planning.scene import Scene
-from gpuloom.live.records.fleet import Slot, open_slots, slots_of
+from gpuloom.live.records.fleet import Slot, slots_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,10 @@ def held_gpus(
     book, claims, policy, pairs = scene.book, scene.claims, scene.policy, scene.policy.pairs
     fixed: set[int] = set()
     leaving: set[int] = set()
-    free_for_all = open_slots(book.nodes.values())
+    free_for_all = scene.open_slots
     found: dict[int, tuple[Allocation, float]] = {}
-    pinned: set[Slot] = {slot for slot in free_for_all if slot[0] in closed} if closed else set()
+    pinned = {(name, gpu.index) for name in scene.shut if name in book.nodes for gpu in book.nodes[name].gpus}
+    pinned |= {slot for slot in free_for_all if slot[0] in closed}
     free_for_all -= pinned
     for number in {**claims.grants, **book.attempts}:
         job, attempt, state = book.jobs[number], book.attempts.get(number), claims.state(number)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 
 from gpuloom.core.book import Book
@@ -159,6 +159,12 @@ class Planning:
         return twin
 
     # -- what happened --------------------------------------------------------------------------------------
+
+    def shut(self, nodes: Mapping[str, str]) -> None:
+        """On these nodes nothing can be started or stopped now, and why."""
+        before, self.scene.shut = self.scene.shut, nodes
+        if before.keys() != nodes.keys():
+            self.stale()
 
     def stale(self) -> None:
         """Something has changed that a built world can't take in."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.job import ACTIVE, ENDED, Job, Phase
@@ -11,14 +12,32 @@ from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.eligible import Throttles, blocked
 from gpuloom.live.planning.lasting import too_short
 from gpuloom.live.planning.planning import Planning
+from gpuloom.live.planning.shortage import not_now
 from gpuloom.live.planning.world import World
-from gpuloom.live.records.fleet import open_slots, slots_of
+from gpuloom.live.records.fleet import slots_of
 
+_NOT_OF_NODES = frozenset(
+    (
+        *(WaitCode.HELD, WaitCode.DEPENDENCY, WaitCode.DEPENDENCY_FAILED, WaitCode.START_FAILED),
+        *(WaitCode.PAUSE_BEFORE_RETRY, WaitCode.ARRAY_THROTTLE, WaitCode.EXECUTOR_IN_TROUBLE, WaitCode.POLICY_FAILED),
+        *(WaitCode.GPUS_BEING_VACATED, WaitCode.NO_GPU_IN_SERVICE),
+    )
+)
+"""Reasons that would be the same if there were more nodes, or that name them already."""
 _BEHIND_EQUALS = Reason(WaitCode.BEHIND_EQUALS, "Identical jobs were submitted before it, and wait as well.")
 
 
 def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, Reason]:
     """Why each of these jobs that wait does so."""
+    found = _why(planning, jobs, now_s)
+    if aside := not_now(planning.book, planning.scene.shut):
+        for number, reason in found.items():
+            if reason.code not in _NOT_OF_NODES:
+                found[number] = replace(reason, text=f"{reason.text} {aside}")
+    return found
+
+
+def _why(planning: Planning, jobs: Iterable[int], now_s: float) -> dict[int, Reason]:
     found: dict[int, Reason] = {}
     free_now: int | None = None
     for number in jobs:
@@ -99,4 +118,4 @@ def free_gpus(planning: Planning) -> int:
     """GPUs in service that nobody has or is about to have."""
     busy = [a.allocation for a in planning.book.attempts.values() if a.phase is not Phase.FROZEN]
     held = {slot for allocation in (*busy, *planning.claims.grants.values()) for slot in slots_of(allocation)}
-    return len(open_slots(planning.book.nodes.values()) - held)
+    return len(planning.scene.open_slots - held)

@@ -19,7 +19,7 @@ from gpuloom.live.planning.claims import State
 from gpuloom.live.planning.estimates import left_s
 from gpuloom.live.planning.lasting import lasting
 from gpuloom.live.planning.scene import Scene
-from gpuloom.live.records.fleet import Slot, open_slots, slots_of, wanted_types
+from gpuloom.live.records.fleet import Slot, slots_of, wanted_types
 from gpuloom.placement.shapes import model_allowed
 
 
@@ -63,7 +63,7 @@ def reservation(
             others do so until its GPUs come free.
     """
     claims = scene.claims
-    slots = {slot for slot in open_slots(scene.book.nodes.values()) if slot[0] not in closed}
+    slots = {slot for slot in scene.open_slots if slot[0] not in closed}
     models = {
         (node.name, gpu.index)
         for node in scene.book.nodes.values()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuloom.core.book import Book
 from gpuloom.core.job import Job
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimate, Estimates, left_s, like_of
+from gpuloom.live.records.fleet import Slot, open_slots
 from gpuloom.live.records.work import WorkDone
 from gpuloom.policies.base import Policy
 
@@ -24,6 +26,13 @@ class Scene:
     policy: Policy
     new_nodes_last_s: float | None = None
     """For how long a node that is asked for will be ours; None: none is asked for, or it is not known."""
+    shut: Mapping[str, str] = field(default_factory=dict)
+    """Nodes on which nothing can be started or stopped now, and why: who runs there goes on."""
+
+    @property
+    def open_slots(self) -> set[Slot]:
+        """GPUs that may be given away or are, now."""
+        return open_slots(node for node in self.book.nodes.values() if node.name not in self.shut)
 
     @property
     def preempts(self) -> bool:
@@ -53,4 +62,5 @@ class Scene:
             self.claims.copy(),
             policy,
             self.new_nodes_last_s,
+            self.shut,
         )

@@ -109,7 +109,7 @@ class Worlds:
                     math.inf if leaves else stands_s(*known),
                 )
         if fleet is None:
-            return None, dict.fromkeys(waiting, nothing_to_give(book))
+            return None, dict.fromkeys(waiting, nothing_to_give(book, self.scene.shut))
         seen = waiting | placements.keys()
         # A policy that need not see all is shown those that it has to, and those of whom it may remember something.
         numbers = book.jobs.keys() if aside is not None or everyone else (seen | self.met) & book.jobs.keys()
@@ -142,4 +142,4 @@ class Worlds:
             return world, {}
         self.met = (self.met | seen) & {job.id for job in active}
         self.left.clear()
-        return world, {job: unplaceable(book, book.jobs[job], world) for job in world.unplaceable}
+        return world, {job: unplaceable(book, self.scene.shut, book.jobs[job], world) for job in world.unplaceable}

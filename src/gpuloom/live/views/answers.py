@@ -320,6 +320,7 @@ class NodeView(TypedDict):
     until_s: Annotated[float | None, "Until when it is ours, as its allocation says."]
     engine_job: Annotated[str, "The Slurm job to which it belongs."]
     cut: Annotated[str, "Why it can't be talked to now; '' where it can."]
+    shut: Annotated[str, "Why nothing can be started there now, though it is up; '' where jobs can be."]
     since_s: float | None
     kind: Annotated[KindOfDevice, "cpu: CPU slots stand in for GPUs."]
     cpus: int | None

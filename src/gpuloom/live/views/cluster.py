@@ -48,12 +48,18 @@ def holders(attempts: Iterable[Attempt]) -> Holders:
 
 
 def node_view(
-    node: NodeRecord, held: Holders, sample: Sample | None, notes: Mapping[int, Sequence[str]], cut: str = ""
+    node: NodeRecord,
+    held: Holders,
+    sample: Sample | None,
+    notes: Mapping[int, Sequence[str]],
+    cut: str = "",
+    shut: str = "",
 ) -> NodeView:
     """A machine with its GPUs, who runs there, and the newest rates.
 
     Args:
         notes: by GPU, what was noticed of it. cut: why it can't be talked to now; '' where it can.
+        shut: why nothing can be started there now, though it is up.
     """
     rates = None if sample is None else sample.node
     of_gpu = {} if sample is None else {gpu.index: gpu for gpu in sample.gpus}
@@ -87,6 +93,7 @@ def node_view(
         "until_s": node.until_s,
         "engine_job": node.engine_job,
         "cut": cut,
+        "shut": shut,
         "since_s": node.since_s,
         "kind": cast("KindOfDevice", node.kind),
         "cpus": node.cpus,
