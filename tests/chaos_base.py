@@ -222,10 +222,14 @@ class Chaos(ABC):
         for name, process in self.processes.items():
             if name in self.hurt or process.running:
                 continue
-            if not any(one.startswith("disk") for one in self.hurt):
+            if not self._excused(name):
                 self._wrong(f"{name} ended by itself with code {process.wait()} (see {name}.said)")
             self.outcome.faults[f"{'head' if name == 'head' else 'node'} gave up"] += 1
             self._for(1.0, name, process.start)
+
+    def _excused(self, name: str) -> bool:
+        """Whether it may have ended by itself."""
+        return any(one.startswith("disk") for one in self.hurt)
 
     def _for(self, seconds: float, what: str, over: Callable[[], None]) -> None:
         """It is hurt until then."""

@@ -365,6 +365,17 @@ def test_a_node_that_came_back_with_another_allocation_is_not_gone() -> None:
     assert actions == [Gone("n1", "job 7 of Slurm was preempted by Slurm", 7)]
 
 
+def test_one_that_has_just_joined_is_not_idle_yet() -> None:
+    controller = Controller(Limits(1, GPUS, idle_s=5.0))
+    controller.adopt(SlurmJob(7, "us", ("RUNNING",), nodes=("n7",)), 0.0)
+    controller.see([SlurmJob(7, "us", ("RUNNING",), nodes=("n7",))], 0.0)
+    controller.step(0.0, Wanted({}, {}))
+    joined = Wanted({}, {"n7": Use(GPUS, engine_job="7")})
+    assert controller.step(100.0, joined) == []
+    assert controller.step(104.0, joined) == []
+    assert [type(action) for action in controller.step(105.0, joined)] == [Drain]
+
+
 def test_the_end_gives_back_what_is_idle() -> None:
     controller = Controller(Limits(3, GPUS))
     controller.see(

@@ -339,7 +339,7 @@ class Controller:
                 if pilot.job is not None and (use.engine_job, use.until_s) != (str(pilot.job), pilot.until_s):
                     self._out.append(Until(node, pilot.until_s, pilot.job))
             if not pilot.joined and _uses(pilot, wanted):
-                pilot = replace(pilot, joined=True)
+                pilot = replace(pilot, joined=True, idle_since_s=now_s)
                 if self._given_up is None:
                     self.words, self._pause_s, self._not_before_s = "", 0.0, 0.0
             if _used(pilot, wanted):
