@@ -121,6 +121,7 @@ class World:
         self.calls = 0
         self.node = FakeNode("n1", FakeMachine("n1"))
         self.machine = self.node.machine
+        self.looker = FakeLooker()
         self.handlers: dict[int, Any] = {}
         self.process: NodeProcess | None = None
         self.ended: list[int | Exception] = []
@@ -128,8 +129,8 @@ class World:
         for name, made in {
             "dial": self.dial,
             "LocalExecutor": lambda home, gpu_processes: None,
-            "LocalNode": lambda name, executor, runs: self.node,
-            "Looker": lambda record, nvml, disk: FakeLooker(),
+            "LocalNode": self.local_node,
+            "Looker": lambda record, nvml, disk: self.looker,
             "ensure_guard": lambda home: LeaseFile(str(home)).make(),
             "signal": SimpleNamespace(
                 signal=self.handlers.__setitem__, SIGTERM=signal.SIGTERM, SIGINT=signal.SIGINT, Signals=signal.Signals
@@ -152,6 +153,10 @@ class World:
         cable = Cable(self.head.nodes, token.shown, mute=self.mute)
         self.cables.append(cable)
         return cable
+
+    def local_node(self, name: str, executor: None, runs: Path) -> FakeNode:
+        assert (name, runs) == ("n1", self.folder / "node" / "runs") or name == "head"
+        return self.node
 
     def begin(self, *, nvml: FakeNvml | None = None, **options: Any) -> World:
         """A node process begins."""
@@ -202,6 +207,18 @@ class World:
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.handlers[number](number, None)
+
+    def count(self, of: Any, name: str) -> list[Any]:
+        """A list that grows with each call of this method."""
+        calls: list[Any] = []
+        made = getattr(of, name)
+
+        def counted(*words: Any) -> Any:
+            calls.append(words)
+            return made(*words)
+
+        self.monkeypatch.setattr(of, name, counted)
+        return calls
 
     def end(self) -> int | Exception:
         """How it ended."""
@@ -254,9 +271,9 @@ def test_what_it_was_given_goes_before_what_the_machine_says(world: World, monke
     """In an allocation of Slurm only the GPUs of the allocation are ours."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     gpus = FakeNvml(FakeGpu("GPU-0"), FakeGpu("GPU-1"))
-    world.join(nvml=gpus, slots=None, address="10.1.1.1", engine_job="77", until_s=5.0, lease_s=60.0)
+    world.join(nvml=gpus, slots=None, address="10.1.1.1", engine_job="77", lease_s=60.0)
     record = world.cables[0].messages("joined")[0]["record"]
-    assert (record["address"], record["engine_job"], record["until_s"]) == ("10.1.1.1", "77", 5.0)
+    assert (record["address"], record["engine_job"]) == ("10.1.1.1", "77")
     assert record["source"] == NodeSource.SLURM
     assert [gpu["uuid"] for gpu in record["gpus"]] == ["GPU-1"]
     assert world.cables[0].hello["lease_s"] == 60.0
@@ -509,6 +526,9 @@ def test_told_to_leave_it_waits_for_what_runs_and_for_its_end_to_be_noted(world:
     assert not world.made.lease.there(), "so that its guard ends, too"
     assert world.machine.stops == {RUN: (EndReason.NODE, 0.0)}, "by the head alone"
     assert world.calls == 1, "who has left does not come back"
+    assert len(world.cables[0].messages("leaving")) == 1
+    assert world.looker.stopped
+    assert not world.made._worker.alive
 
 
 def test_told_by_the_head_it_leaves_as_well(world: World) -> None:
@@ -518,15 +538,20 @@ def test_told_by_the_head_it_leaves_as_well(world: World) -> None:
     assert world.detail == "its allocation ends"
 
 
-def test_told_twice_it_ends_what_runs_at_once(world: World) -> None:
+def test_told_twice_it_ends_what_runs_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.join().running()
-    world.machine.obedient = False
+    stops: list[Any] = []
+    monkeypatch.setattr(world.node, "stop", lambda run, **how: stops.append((run, how)))
     world.signal(signal.SIGINT)
     until(lambda: world.head.told("leaving"))
-    assert world.machine.stops == {}
+    assert stops == []
     world.signal()
-    until(lambda: world.machine.stops == {RUN: (EndReason.NODE, 0.0)})
+    until(lambda: stops)
+    looks = world.count(world.made.served, "unsettled")
+    until(lambda: len(looks) > 3)
+    assert stops == [(RUN, {"reason": EndReason.NODE, "grace_s": 0.0})], "once"
     assert world.detail == "it was told to (SIGINT)", "the first reason counts"
+    world.machine.end(RUN, None, signal=9)
     world.port.acknowledge(RUN)
     assert world.end() == 0
 
@@ -608,20 +633,25 @@ def test_with_a_head_it_gives_nothing_up(world: World) -> None:
 
 def test_what_does_not_go_together_or_can_not_begin_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "ask_for_more", lambda: None)
-    pinned = str(Token("0123abcd", "x" * 43, "ab" * 32))
+    logs: list[Path] = []
+    home = world.folder / "node"
+    pinned, bare = str(Token("0123abcd", "x" * 43, "ab" * 32)), str(Token("0123abcd", "x" * 43))
     with pytest.raises(InputError, match=f"give https instead of {URL}"):
-        join(JoinOptions(world.folder / "node", URL, pinned))
-    monkeypatch.setattr(process, "NodeProcess", lambda options: SimpleNamespace(run=lambda: options.slots))
-    plain = JoinOptions(world.folder / "node", URL, str(Token("0123abcd", "x" * 43)), slots=7)
-    assert join(plain) == 7
-    assert join(JoinOptions(world.folder / "node", "https://head", pinned, slots=7)) == 7
+        join(JoinOptions(home, URL, pinned), logs.append)
+    assert logs == []
 
     def fails() -> int:
         raise ExecutorError("no runner")
 
-    monkeypatch.setattr(process, "NodeProcess", lambda options: SimpleNamespace(run=fails))
+    run: list[Callable[[], int]] = [lambda: 7]
+    made = SimpleNamespace(home=SimpleNamespace(log=home / "node.log"), run=lambda: run[0]())
+    monkeypatch.setattr(process, "NodeProcess", lambda options: made)
+    assert join(JoinOptions(home, URL, bare), logs.append) == 7
+    assert join(JoinOptions(home, "https://head", pinned), logs.append) == 7
+    run[0] = fails
     with pytest.raises(GpuloomError, match="the node can't begin: no runner"):
-        join(plain)
+        join(JoinOptions(home, URL, bare), logs.append)
+    assert logs == [home / "node.log"] * 3
 
 
 def test_whatever_ends_it_signals_are_handled_as_before(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -631,4 +661,5 @@ def test_whatever_ends_it_signals_are_handled_as_before(world: World, monkeypatc
     monkeypatch.setattr(process, "ensure_guard", fails)
     world.begin()
     assert str(world.end()) == "no guard"
+    assert world.state == "joining"
     assert world.handlers == dict.fromkeys((signal.SIGTERM, signal.SIGINT))
