@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuloom.cli import background
 from gpuloom.cli.live import connect, home_option, live_options, log_level_option, plain, say_json, short
 from gpuloom.cli.pilots import chosen, own_name, slurm_options, words_of
 from gpuloom.cli.run_options import Duration
@@ -317,28 +318,16 @@ def start_detached(home: Path, arguments: Sequence[str], *, timeout_s: float = R
     """
     from gpuloom.live.steps import WARNINGS_TO
 
+    warnings, place = os.pipe()
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = home / "scheduler.log"
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        words = ["up", "--home", str(home), *arguments]
+        environment = {**os.environ, WARNINGS_TO: str(place)}
+        process, start = background.start(words, cwd=home, log=log, env=environment, pass_fds=(place,))
     except OSError as error:
         raise UpError(f"{error.filename}: {error.strerror}") from None
-    with os.fdopen(descriptor, "ab") as output:
-        start = output.seek(0, os.SEEK_END)
-        # The same program and the same interpreter, found without a look at PATH.
-        program = [sys.executable, "-P", "-c", "from gpuloom.cli.main import main; main()"]
-        warnings, place = os.pipe()
-        process = subprocess.Popen(  # noqa: S603 - our own program
-            [*program, "up", "--home", str(home), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd=home,
-            env={**os.environ, WARNINGS_TO: str(place)},
-            pass_fds=(place,),
-            start_new_session=True,
-        )
-        os.close(place)
+    os.close(place)
     with open(warnings, "rb", buffering=0) as said:
         os.set_blocking(warnings, False)
         return _when_ready(process, home, log, start, said, timeout_s)
@@ -375,7 +364,7 @@ def _when_ready(
 
 def _end_of(log: Path, start: int, lines: int = 15) -> str:
     """The last lines of what was written to a log from `start` on."""
-    shown = "\n".join(_written(log, start).splitlines()[-lines:])
+    shown = "\n".join(background.written(log, start).splitlines()[-lines:])
     return f"; {log} says:\n{shown}" if shown else f"; {log} says nothing{_no_room(log.parent)}"
 
 
@@ -385,14 +374,6 @@ def _no_room(folder: Path) -> str:
 
     lacking = no_room(folder)
     return f", as {lacking} on the disk of {folder}: make room there" if lacking else ""
-
-
-def _written(log: Path, start: int) -> str:
-    """The end of a log, written after `start`, at most 16 KiB."""
-    with log.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(start, size - 16_384))
-        return file.read().decode("utf-8", "replace").strip()
 
 
 # -- down, status -----------------------------------------------------------------------------------------------------

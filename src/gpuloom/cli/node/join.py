@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuloom.cli import background
 from gpuloom.cli.live import log_level_option
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import GpuloomError, InputError
@@ -191,20 +191,9 @@ def _detached(place: NodeHome, settings: dict[str, Any], log_level: str, give_up
             return
         raise JoinError(f"{text}, for {said.url if said else 'another head'}: `gpuloom node leave` ends it")
     place.create().joins_with(settings)
-    log = place.log
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "ab") as output:
-        start = output.seek(0, os.SEEK_END)
-        more = [] if give_up_s is None else ["--give-up", f"{give_up_s:g}s"]
-        program = [sys.executable, "-P", "-c", "from gpuloom.cli.main import main; main()"]
-        process = subprocess.Popen(  # noqa: S603 - our own program
-            [*program, "node", "join", "--home", str(place.path), "--log-level", log_level, *more],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd=place.path,
-            start_new_session=True,
-        )
+    more = [] if give_up_s is None else ["--give-up", f"{give_up_s:g}s"]
+    words = ["node", "join", "--home", str(place.path), "--log-level", log_level, *more]
+    process, before = background.start(words, cwd=place.path, log=place.log)
     until = time.monotonic() + READY_S
     while time.monotonic() < until:
         ended = process.poll()
@@ -214,7 +203,7 @@ def _detached(place: NodeHome, settings: dict[str, Any], log_level: str, give_up
             click.echo(_line(said))
             return
         if ended is not None:
-            raise JoinError(_why_ended(ended, log, start))
+            raise JoinError(_why_ended(ended, place.log, before))
         time.sleep(0.05)
     pid, process.returncode = process.pid, 0
     why = said.detail if said is not None and said.pid == pid else ""
@@ -231,10 +220,7 @@ def _line(said: State) -> str:
 def _why_ended(code: int, log: Path, start: int) -> str:
     """What the node process said last of why it ended, which is the reason alone; if it said nothing, the end of what
     it has written to its log. start: of that."""
-    with log.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(start if start <= size else 0, size - 16_384))  # smaller: it was rotated since
-        lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    lines = background.written(log, start).splitlines()
     said = [line for line in lines if line.startswith(LAST_WORD)]
     if said:
         return f"the node process ended: {said[-1].removeprefix(LAST_WORD)} (its log is {log})"
