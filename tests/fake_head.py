@@ -70,6 +70,9 @@ class Scheduler:
         self.told.append(("cut", name))
         self.why_cut[name] = why
 
+    def stuck(self, name: str, why: str) -> None:
+        self.told.append(("stuck", name, why))
+
     def lost(self, name: str, why: str) -> None:
         self.told.append(("lost", name))
 

@@ -80,6 +80,23 @@ def test_nothing_starts_on_a_node_that_is_cut_off_and_what_runs_there_goes_on() 
     assert it.where(late) == ["a:3"]
 
 
+def test_a_node_on_which_something_does_not_end_says_why_it_is_not_back() -> None:
+    it = Cluster("a")
+    arrivals, why = it.scheduler.arrivals, "processes of its runs don't end: 7 (python, state D) of run 1.1"
+    arrivals.stuck("a", why)
+    arrivals.stuck("no such node", why)
+    assert next(view["cut"] for view in it.service.nodes() if view["name"] == "a") == why
+    it.lose("a")
+    assert it.nodes()["a"] == ("down", "nothing was heard of it for 20 s")
+    arrivals.stuck("a", why)
+    written = it.scheduler.ledger.writes
+    arrivals.stuck("a", why)
+    assert it.nodes()["a"] == ("down", why)
+    assert it.scheduler.ledger.writes == written, "once"
+    it.join("a")
+    assert it.nodes()["a"] == ("up", "")
+
+
 def test_jobs_go_to_other_nodes_than_one_that_is_cut_off() -> None:
     it = Cluster("a", "b")
     it.scheduler.arrivals.cut("a", "its link is cut")

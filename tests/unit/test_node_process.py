@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from gpuloom.agent.nvml import Nvml
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.job import NodeSource
+from gpuloom.executors import procs
+from gpuloom.executors.home_id import home_id_of
 from gpuloom.executors.lease import LeaseFile, boottime_ns
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import ExecutorError, RunPhase
@@ -463,6 +466,34 @@ def test_after_its_lease_it_comes_back_only_when_all_was_ended(world: World) -> 
     world.cables[-1].coming.put("[]")
     until(lambda: world.head.told("joined") == 3)
     assert world.cables[-1].messages("joined")[0]["fenced"] is False, "told once"
+
+
+def test_what_does_not_end_after_the_lease_is_told_to_the_head(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It calls for that alone: no session begins, nothing is served, and it comes back once all was ended."""
+    world.join()
+    lease = world.made.lease
+    lease._now_ns = lambda: boottime_ns() + 10**11
+    mark = f"GPULOOM_RUN={home_id_of(world.made.home.path)}:{RUN}"
+    left = subprocess.Popen(["sleep", "1000"], env={mark.partition("=")[0]: mark.partition("=")[2]})
+    try:
+        until(lambda: procs.marked(left.pid, mark.encode()))
+        monkeypatch.setattr(process, "STUCK_S", 0.0)
+        world.cables[0].close("the link broke")
+        why = (
+            f"its lease is over, and processes of its runs don't end: {left.pid} (sleep, state S) of run {RUN}; "
+            "restart the machine, or what its processes wait for (a file server, a driver)"
+        )
+        until(lambda: ("stuck", "n1", why) in world.head.on.told)
+        until(lambda: world.detail == why)
+        assert world.head.told("joined") == 1
+    finally:
+        left.kill()
+        left.wait()
+    unsaid = f"and its guard has not said yet that nothing is left ({world.made.home.path / 'guard.log'})"
+    until(lambda: unsaid in world.detail)
+    lease.count_fence()
+    until(lambda: world.head.told("joined") == 2)
+    lease._now_ns = boottime_ns
 
 
 def test_a_lease_that_can_not_be_read_counts_as_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
+REMEDY = "restart the machine, or what its processes wait for (a file server, a driver)"
+"""Against processes that SIGKILL does not end."""
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
 
 
@@ -107,6 +110,16 @@ class Marks:
         if len(self._found) > 2 * len(everything) + 100:
             present = {(entry.pid, entry.start_ticks) for entry in everything.values()}
             self._found = {key: mark for key, mark in self._found.items() if key in present}
+
+
+def of_home(home_id: str) -> Iterator[tuple[Process, str]]:
+    """Living processes that carry the name of a run of this home, and that name. Looked up anew each time: a child that
+    waits to become a job has no mark yet. Raises OSError: not known now."""
+    prefix, marks = f"GPULOOM_RUN={home_id}:".encode(), Marks()
+    for entry in table().values():
+        with contextlib.suppress(OSError):
+            if not entry.dead and (mark := marks.of(entry)).startswith(prefix):
+                yield entry, mark[len(prefix) :].decode(errors="replace")
 
 
 def proportional_bytes(pid: int) -> int:

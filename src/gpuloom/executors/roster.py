@@ -16,11 +16,9 @@ from gpuloom.executors.node import NodePort
 from gpuloom.executors.orders import Freeze, Go, Order, ReadLog, Start, Stop, Tell, Thaw
 from gpuloom.executors.outbox import Outbox
 from gpuloom.executors.port import MemberStatus, RunExit, RunPhase, RunStatus
+from gpuloom.executors.procs import REMEDY
 
 log = logging.getLogger("gpuloom.gangs")
-
-REMEDY = "restart the machine, or what its processes wait for (a file server, a driver)"
-"""Against processes that SIGKILL does not end."""
 
 
 class Roster:

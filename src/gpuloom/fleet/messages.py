@@ -36,7 +36,8 @@ class Hello:
 
     home: identifies the node's home directory; process: the process that works for it. session, received: that it
     wants to go on with, and the highest number that came in it; '' and 0 for none. lease_s: that it asks for, None: the
-    usual one. left_s: until the end of the lease that it has, seconds, 0 where it is over; None: not known.
+    usual one. left_s: until the end of the lease that it has, seconds, 0 where it is over; None: not known. stuck: why
+    it can't come back yet though its lease is over; it calls only to say so.
     """
 
     version: int
@@ -49,6 +50,7 @@ class Hello:
     received: int = 0
     lease_s: float | None = None
     left_s: float | None = None
+    stuck: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,10 @@ class OnNodes(Protocol):
         """Its link is cut; its jobs go on, and must not be given to others."""
         ...
 
+    def stuck(self, name: str, why: str) -> None:
+        """Its lease is over, and it can't come back yet, as what ran there does not end."""
+        ...
+
     def lost(self, name: str, why: str) -> None:
         """Nothing of it runs any more: its jobs may be given to others. Its `JoinedNode` is of no use any more."""
         ...
@@ -330,6 +334,10 @@ class Nodes:
         if why:
             log.warning("node %s was refused: %s", hello.name, why)
             self._refuse(connection, why, final=final)
+            return
+        if hello.stuck:
+            self._on.stuck(hello.name, hello.stuck)
+            self._refuse(connection, hello.stuck, final=False)
             return
         node = self._nodes.get(hello.name)
         if node is not None and hello.session and hello.session == node.channel.session and node.met:

@@ -96,6 +96,14 @@ class Arrivals:
             log.warning("node %s can be talked to again", name)
             self._planning.stale()
 
+    def stuck(self, name: str, why: str) -> None:
+        """It can't come back yet, as what ran there does not end."""
+        node = self._nodes.get(name)
+        if node is not None and node.state is NodeState.DOWN and node.reason != why:
+            self._write(replace(node, reason=why))
+        elif node is not None and node.state is not NodeState.DOWN:
+            self._sights.cut[name] = why
+
     def lost(self, name: str, why: str) -> None:
         """Nothing of ours runs there any more, for sure: its jobs go on elsewhere."""
         self._gone(name, why)

@@ -88,6 +88,10 @@ class Joining:
         """See `OnNodes`."""
         self._pass_on(lambda arrivals: arrivals.cut(name, why))
 
+    def stuck(self, name: str, why: str) -> None:
+        """See `OnNodes`."""
+        self._pass_on(lambda arrivals: arrivals.stuck(name, why))
+
     def lost(self, name: str, why: str) -> None:
         """See `OnNodes`."""
         self._ports.pop(name, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import random
 import secrets
@@ -47,6 +48,7 @@ from gpuloom.fleet.token import token_of
 from gpuloom.node.dial import Gone, RefusedError, Wire, dial
 from gpuloom.node.home import NodeHome, State
 from gpuloom.node.serve import Served
+from gpuloom.node.stuck import what_is_left
 from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom.node")
@@ -57,6 +59,8 @@ SILENT_S = 8.0
 GREETING_S = 10.0
 AGAIN_S = 0.3
 """Between heartbeats until the first one of a session is answered."""
+STUCK_S = 10.0
+"""What ran under a lease that is over has so long to end, before the head is told that it does not."""
 LEAVE_LOOK_S = 0.2
 LAST_WORD_S = 5.0
 ENDS = "the node process ends"
@@ -122,6 +126,8 @@ class NodeProcess:
         self._node_lease: NodeLease | None = None
         self._fenced = False
         """Its lease has run out since the head was last told what runs here."""
+        self._ending_from_s = math.inf
+        """Since when what ran under a lease that is over is being ended; infinity: nothing is."""
         self._beaten_ns = 0
         """The last heartbeat that was answered, on CLOCK_BOOTTIME."""
         self._met = self._welcome = False
@@ -215,8 +221,11 @@ class NodeProcess:
                     wire = dial(self.options.url, self.token)
                     why = self._serve(wire)
                     pause_s = FIRST_PAUSE_S if self._welcome else pause_s
-                else:
+                elif time.monotonic() - self._ending_from_s < STUCK_S:
                     why = "its lease is over: what runs is ended first"
+                else:
+                    why = what_is_left(self.home.path)
+                    self._serve(dial(self.options.url, self.token), stuck=why)
             except (RefusedError, PinError) as error:
                 self._refused(str(error))
                 return
@@ -241,13 +250,18 @@ class NodeProcess:
     def _may_call(self) -> bool:
         """Whether there is something to serve; a session does not outlive its lease."""
         if not self._over():
+            self._ending_from_s = math.inf
             return True
         if self.channel.session and self._met:
             log.warning("the lease is over: what ran here is ended")
         self._fenced = self._fenced or bool(self.channel.session)
         self.channel.session = ""
         # The guard has the last word: it also sees what the runner can't, and without it there is no new lease.
-        return not self.served.alive() and self._settled()
+        if not self.served.alive() and self._settled():
+            self._ending_from_s = math.inf
+            return True
+        self._ending_from_s = min(self._ending_from_s, time.monotonic())
+        return False
 
     def _over(self) -> bool:
         try:
@@ -269,7 +283,7 @@ class NodeProcess:
         except OSError:
             return False
 
-    def _serve(self, wire: Wire) -> str:
+    def _serve(self, wire: Wire, stuck: str = "") -> str:
         self._wire = wire
         self._met = self._welcome = False
         self._refusal = None
@@ -286,6 +300,7 @@ class NodeProcess:
             self.channel.received,
             self.options.lease_s,
             self._left_s(),
+            stuck,
         )
         wire.send(encoded({"hello": plain(hello)}))
         try:

@@ -20,8 +20,6 @@ from gpuloom.executors.wire import FENCED_FILE, LIVE, read_json, write_atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gpuloom.executors.runner.cgroups import Group
 
 SOON_S, OFTEN_S = 0.02, 1.0
@@ -35,7 +33,6 @@ class Ending:
 
     def __init__(self, home: str, home_id: str, lease: LeaseFile) -> None:
         self._home, self._lease = home, lease
-        self._prefix = f"GPULOOM_RUN={home_id}:".encode()
         self._home_id = home_id
         self.groups = Cgroups(0, {})
         self._names: set[str] = set()
@@ -82,7 +79,7 @@ class Ending:
                     group.kill()
         stopped: set[tuple[int, int]] = set()
         for _ in range(ROUNDS):
-            found = [entry for entry, name in list(self._marked()) if self._is_to_end(name)]
+            found = [entry for entry, name in list(procs.of_home(self._home_id)) if self._is_to_end(name)]
             new = [entry for entry in found if (entry.pid, entry.start_ticks) not in stopped]
             if not new:
                 break
@@ -103,14 +100,6 @@ class Ending:
         if name not in self._names and self._lease.over():
             self._names.add(name)
         return name in self._names
-
-    def _marked(self) -> Iterator[tuple[procs.Process, str]]:
-        """Processes of runs, and the names of these."""
-        marks = procs.Marks()  # none is kept: a child that waits to become a job has no mark yet
-        for entry in procs.table().values():
-            with contextlib.suppress(OSError):
-                if not entry.dead and (mark := marks.of(entry)).startswith(self._prefix):
-                    yield entry, mark[len(self._prefix) :].decode(errors="replace")
 
     # By the files of runs
 
