@@ -222,6 +222,10 @@ def test_the_next_job_starts_only_when_the_one_before_has_left(tmp_path: Path) -
         short = live.submit(2, estimate=1)
         assert live.state(long, short) == ["stopping", "queued"]
         assert live.why(short)["code"] == "gpus_being_vacated"
+        assert (live.why(short)["text"], live.why(short)["numbers"]) == (
+            f"Its GPUs are being freed by job {long}.",
+            {"jobs": 1},
+        )
         assert f"{short}.1" not in executor.requests
         executor.end(f"{long}.1", 85, reason=EndReason.PREEMPTED)
         live.settle()
@@ -232,6 +236,14 @@ def test_the_next_job_starts_only_when_the_one_before_has_left(tmp_path: Path) -
         executor.end(f"{long}.2")
         live.settle()
         assert live.job(long).failures == 0
+
+
+def test_all_jobs_that_leave_are_named_to_the_one_that_waits_for_their_gpus(tmp_path: Path) -> None:
+    with living(tmp_path, FakeExecutor(obedient=False), policy="srtf") as live:
+        live.submit(1, estimate=1)
+        leave = [live.submit(1, estimate=100) for _ in range(3)]
+        short = live.submit(3, estimate=2)
+        assert live.why(short)["text"] == f"Its GPUs are being freed by jobs {', '.join(map(str, leave))}."
 
 
 def test_jobs_that_cannot_save_are_frozen_and_thawed(tmp_path: Path) -> None:

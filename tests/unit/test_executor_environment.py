@@ -86,6 +86,14 @@ def test_apptainer(tmp_path: Path) -> None:
     assert limited(argv, cpus=2, memory_mib=10) == argv
 
 
+def test_a_mount_with_a_comma_or_a_quote_stands_in_quotes(tmp_path: Path) -> None:
+    tool = program(tmp_path / "bin" / "podman")
+    env = {"PATH": str(tool.parent)}
+    for place, field in (('/a"b', '"/a""b"'), ("/a b", "/a b"), ("/a,b", '"/a,b"')):
+        argv, _ = prepared(ARGV, env, container="torch", cwd=place, run="12.1")
+        assert ("--mount", f"type=bind,source={field},target={field}") in list(pairwise(argv))
+
+
 def test_docker(tmp_path: Path) -> None:
     tool = program(tmp_path / "bin" / "docker")
     env = {"PATH": str(tool.parent), "HOME": "/home/me", "EPOCHS": "3"}

@@ -246,8 +246,12 @@ def test_a_scheduler_that_ends_is_no_trouble(monkeypatch: pytest.MonkeyPatch) ->
     world.pilots.stop()
 
 
-def test_in_an_allocation_that_is_there_none_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("used", [False, True])
+def test_in_an_allocation_that_is_there_none_is_asked_for(used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end its node processes are told to leave, whether jobs run there or not."""
     world = World(Limits(5, 4, idle_s=60.0), inside=Allocation(50, 2))
+    if used:
+        world.nodes["n0"] = Use(0, {1: 4}, engine_job="50")
     started: list[tuple[list[str], str]] = []
 
     class Step:

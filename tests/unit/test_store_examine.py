@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,7 @@ from gpuloom.store.home import home_of, take_lock
 from gpuloom.store.port import CheckReport, Finding, StoreDamagedError, StoreError
 from gpuloom.store.sqlite import SqliteStore
 from store_builders import Writer
+from until import until
 
 ENDED, RUNNING, QUEUED, TASK, HELD = 1, 2, 3, 5, 7
 
@@ -246,3 +248,83 @@ def test_the_mark_of_a_damaged_store_is_there_as_long_as_it_is_damaged(tmp_path:
     assert str(error.value) == f"{text.strip()}; {store_check.READABLE}"
     store_check.examine(home, found())
     assert not home.damaged.exists()
+
+
+class FakeCheck:
+    """`gpuloom db check` as a process that says this, once it may, or that was killed."""
+
+    def __init__(self, said: bytes = b"", complained: bytes = b"", code: int = 0) -> None:
+        self._out, self._code = (said, complained), code
+        self.pid = os.getpid()
+        self.returncode: int | None = None
+        self.argv: list[str] = []
+        self.may_end = threading.Event()
+
+    def __call__(self, argv: list[str], **more: Any) -> FakeCheck:
+        self.argv = argv
+        return self
+
+    def communicate(self) -> tuple[bytes, bytes]:
+        assert self.may_end.wait(60.0)
+        self.returncode = self._code if self.returncode is None else self.returncode
+        return self._out
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def kill(self) -> None:
+        self.returncode = -9
+        self.may_end.set()
+
+
+@pytest.fixture
+def checking(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeCheck], FakeCheck]:
+    def use(process: FakeCheck) -> FakeCheck:
+        monkeypatch.setattr(store_check.subprocess, "Popen", process)
+        monkeypatch.setattr(store_check.os, "setpriority", lambda *of: None)
+        return process
+
+    return use
+
+
+def test_closed_while_the_store_is_checked_it_ends_that_and_says_nothing(
+    checking: Callable[[FakeCheck], FakeCheck], tmp_path: Path
+) -> None:
+    told: list[str] = []
+    process, check = checking(FakeCheck(b"{}")), StoreCheck(tmp_path / "store.db", told.append)
+    check.start()
+    until(lambda: process.argv)
+    check.close()
+    assert process.returncode == -9
+    assert not check._worker.alive
+    assert (told, check.checked) == ([], Checked.PART)
+
+
+def test_closed_before_it_begins_it_checks_nothing(checking: Callable[[FakeCheck], FakeCheck], tmp_path: Path) -> None:
+    process, check = checking(FakeCheck()), StoreCheck(tmp_path / "store.db", lambda text: None)
+    check.close()
+    check._run()
+    assert process.argv == []
+
+
+@pytest.mark.parametrize(
+    ("process", "says"),
+    [
+        (FakeCheck(b"", b"Traceback\nMemoryError: no room\n", 2), "(MemoryError: no room)"),
+        (FakeCheck(b"half a li"), "Expecting value"),
+        (FakeCheck(b"", b"", -9), "()"),
+    ],
+)
+def test_a_check_that_fails_is_told_with_what_it_said_last(
+    checking: Callable[[FakeCheck], FakeCheck], tmp_path: Path, process: FakeCheck, says: str
+) -> None:
+    told: list[str] = []
+    process.may_end.set()
+    checking(process)
+    check = StoreCheck(tmp_path / "store.db", told.append)
+    check._run()
+    (text,) = told
+    assert text.startswith("the rest of the store could not be checked (")
+    assert says in text
+    assert check.checked is Checked.PART
+    assert process.argv[-2:] == ["--home", str(tmp_path)]
