@@ -37,6 +37,8 @@ POLICY = "tiresias:thresholds=0.6/2"
 DISK_MIB = 64
 PATIENCE_S = 240.0
 """For what must come to its end when all is well again: far more than it takes."""
+LATELY_S = 30.0
+"""So long after a fault was over somebody may still say that it met it."""
 
 
 class Process:
@@ -113,6 +115,8 @@ class Chaos(ABC):
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.hurt: set[str] = set()
         """What has a fault now: 'head', 'n1', 'link n1', 'disk n1', 'disk head'."""
+        self.mended: dict[str, float] = {}
+        """When what had one was well again the last time."""
         self.users = threading.Thread(target=self._use, args=(random.Random(f"{seed} users"),), daemon=True)
         self.env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         self.disks = {name for name in disks if _small_disk(folder / name, stack)}
@@ -228,8 +232,14 @@ class Chaos(ABC):
             self._for(1.0, name, process.start)
 
     def _excused(self, name: str) -> bool:
-        """Whether it may have ended by itself."""
-        return any(one.startswith("disk") for one in self.hurt)
+        """Whether it may have ended by itself: one that begins while its disk is full says so, and gives up."""
+        return self._lately("disk")
+
+    def _lately(self, what: str) -> bool:
+        """Whether something of this kind is hurt, or was until a moment ago."""
+        now = time.monotonic()
+        ended = [one for one, at in self.mended.items() if now < at + LATELY_S]
+        return any(one.startswith(what) for one in (*self.hurt, *ended))
 
     def _for(self, seconds: float, what: str, over: Callable[[], None]) -> None:
         """It is hurt until then."""
@@ -237,6 +247,7 @@ class Chaos(ABC):
         def end() -> None:
             self.hurt.discard(what)
             over()
+            self.mended[what] = time.monotonic()
 
         self.hurt.add(what)
         self.later.append((time.monotonic() + seconds, end))
@@ -325,16 +336,18 @@ class Chaos(ABC):
         self.users.join(PATIENCE_S)
         assert not self.users.is_alive(), "not all jobs could be submitted"
 
-        def open_jobs() -> list[tuple[int, str, str]]:
+        def open_jobs() -> list[tuple[int, str, str]] | None:
             self._look()
             with suppress(ConnectionLostError, NoSchedulerError, ServerError):
                 states = ("held", "queued", "starting", "running", "stopping", "frozen")
                 views = self.home.client.jobs(states=states)
                 return [(view["id"], view["state"], str(view["waiting"] or view["where"])) for view in views]
-            return [(0, "unknown", "")]
+            return None
 
-        end = time.monotonic() + PATIENCE_S
-        while found := open_jobs():
+        end, least = time.monotonic() + PATIENCE_S, len(self.wanted)
+        while (found := open_jobs()) is None or found:
+            if found is not None and len(found) < least:  # some have ended
+                end, least = time.monotonic() + PATIENCE_S, len(found)
             assert time.monotonic() < end, f"these jobs did not end: {found}; {self.home.run('nodes').stdout}"
             time.sleep(0.2)
         until(self._all_free, f"all slots are free: {self.home.run('nodes').stdout}", PATIENCE_S)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -23,8 +22,6 @@ from slurm_kit import NODES, RealSlurm, wait
 MOST = 3
 """Nodes that are asked for at a time, of the four."""
 IDLE_S = 4
-ANSWERS_S = 30.0
-"""After slurmctld was started again, for how long a command may be on its way that has found none."""
 GUARD = "executors/guard/main.py"
 
 
@@ -56,7 +53,6 @@ class SlurmChaos(Chaos):
         self.slurm = RealSlurm(folder / "slurm", cpus=SLOTS)
         stack.callback(self.slurm.close)
         self.slurm.start()
-        self.answers_s = -ANSWERS_S
         self.homes = folder / "pilots"
         self.homes.mkdir()
         self.env |= self.slurm.env | {"TMPDIR": str(self.homes)}
@@ -126,17 +122,12 @@ class SlurmChaos(Chaos):
         if "slurmctld" in self.hurt or ctld is None:
             return False
         self.slurm.kill(ctld)
-        self._for(self._while(), "slurmctld", self._slurmctld_again)
+        self._for(self._while(), "slurmctld", self.slurm.start_ctld)
         return True
-
-    def _slurmctld_again(self) -> None:
-        self.slurm.start_ctld()
-        self.answers_s = time.monotonic()
 
     def _excused(self, name: str) -> bool:
         """A head that begins asks Slurm for its nodes first, and says so if it has no answer."""
-        away = "slurmctld" in self.hurt or time.monotonic() < self.answers_s + ANSWERS_S
-        return away or super()._excused(name)
+        return self._lately("slurmctld") or super()._excused(name)
 
     def _all_free(self) -> bool:
         gpus = [gpu for node in self._nodes() for gpu in node["gpus"]]
