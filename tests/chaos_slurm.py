@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -62,6 +63,18 @@ class SlurmChaos(Chaos):
     def _begin(self) -> None:
         """Pilots come when jobs wait."""
 
+    def _look(self) -> None:
+        """Also for daemons of Slurm that ended by themselves: where the machine has no threads left, they do."""
+        super()._look()
+        ctld = self.slurm.ctld
+        if ctld is not None and ctld.poll() is not None and "slurmctld" not in self.hurt:
+            self.outcome.faults["slurmctld gave up"] += 1
+            self._for(1.0, "slurmctld", self.slurm.start_ctld)
+        for name, slurmd in self.slurm.slurmd.items():
+            if slurmd.poll() is not None and f"slurmd {name}" not in self.hurt:
+                self.outcome.faults["slurmd gave up"] += 1
+                self._for(1.0, f"slurmd {name}", partial(self.slurm.start_node, name))
+
     def _do(self, kind: str) -> bool:
         match kind:
             case "head stands still":
@@ -91,7 +104,7 @@ class SlurmChaos(Chaos):
 
     def _end_pilot(self, how: str) -> bool:
         """Whose: of any that runs."""
-        jobs = sorted(map(int, self.slurm.said("squeue", "-h", "-t", "running", "-o", "%A").split()))
+        jobs = sorted(map(int, self.slurm.run("squeue", "-h", "-t", "running", "-o", "%A").stdout.split()))
         if not jobs:
             return False
         job = str(self.rng.choice(jobs))
