@@ -220,11 +220,7 @@ class Scheduler:
         if job is None or attempt is None:
             return None
         node = attempt.nodes[0]
-        try:
-            files = self.gangs.files(node)
-        except ExecutorError:  # gone, and what lay there with it
-            return None
-        return Where(files, node == self.here, job.spec.checkpoint, job.spec.workdir)
+        return Where(self.gangs.files(node), node == self.here, job.spec.checkpoint, job.spec.workdir)
 
     def post(self, call: Callable[[], None]) -> None:
         """Have this done in the scheduler's thread, without waiting for it. From any thread."""

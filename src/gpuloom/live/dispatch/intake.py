@@ -14,7 +14,7 @@ from gpuloom.core.errors import InvalidTransition
 from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Condition, EndReason, Gpu, GpuState, Job, Phase, condition_of
 from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.node import FilesOf
-from gpuloom.executors.port import Cause, ExecutorError, RunExit, RunPhase, RunStatus, RunUsage
+from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.dispatch import Dispatch, as_json
 from gpuloom.live.dispatch.ends import ended, kept_from_starting, reason_of
@@ -156,7 +156,7 @@ class Intake:
         return [("attempt.running", attempt.job, {**identity, "members": begun})]
 
     def _end(self, job: Job, attempt: Attempt, status: RunStatus, how: RunExit, now: float) -> dict[str, Any]:
-        words = self.words.get(attempt.run) or self._words_of(attempt)
+        words = self.words.get(attempt.run) or words_of(self.files(attempt.nodes[0]), attempt.run)
         told = words.progress
         complete = told.get("fraction") == 1.0
         if isinstance(first := told.get("first_s"), float):
@@ -339,12 +339,6 @@ class Intake:
             gone = {**gone, **badly}
             ends = badly
         return drafts
-
-    def _words_of(self, attempt: Attempt) -> Words:
-        try:
-            return words_of(self.files(attempt.nodes[0]), attempt.run)
-        except ExecutorError:  # its node is gone, and what it left there too
-            return Words()
 
     def attempt_of(self, run: str) -> Attempt | None:
         """The open attempt that is this run, or of which this run is a member."""
