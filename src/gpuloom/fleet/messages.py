@@ -25,6 +25,8 @@ VERSION = 1
 """Of what is said here. Head and node of different versions don't work together."""
 PATH = "/v1/nodes/link"
 """Of the WebSocket at the head."""
+MOST_BYTES = 1 << 25
+"""Of one frame."""
 
 
 # -- greetings --------------------------------------------------------------------------------------------------------

@@ -24,14 +24,12 @@ from websockets.uri import parse_uri
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.faults import fault_text
 from gpuloom.fleet.certificates import pinned
-from gpuloom.fleet.messages import PATH
+from gpuloom.fleet.messages import MOST_BYTES, PATH
 from gpuloom.fleet.token import Token
 
 DIAL_S = 10.0
 LAST_S = 1.0
 """For what is to be said last."""
-MOST_BYTES = 1 << 25
-"""Of one message."""
 PIECE = 1 << 16
 NOTSENT_LOWAT = 25
 UNSENT_BYTES = 128 * 1024

@@ -15,11 +15,9 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from gpuloom.fleet.channel import Connection
-from gpuloom.fleet.messages import PATH
+from gpuloom.fleet.messages import MOST_BYTES, PATH
 from gpuloom.server.guard import is_own_host
 
-MOST_BYTES = 1 << 25
-"""Of one message."""
 CLOSING_S = 2.0
 """For the other side to say that it has heard that the connection ends."""
 BEHIND_BYTES = 1 << 26
