@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from gpuloom.slurm.commands import Done, Slurm, SlurmError, run_command
+from gpuloom.slurm.commands import Done, Slurm, SlurmError, missing_commands, run_command
 from gpuloom.slurm.script import Request, options_of, script_of, step_of
 
 
@@ -113,3 +113,16 @@ def test_the_script_is_one_that_a_shell_reads_and_holds_no_token() -> None:
     assert "umask 077" in script_of(request_of())
     assert '--name "$SLURMD_NODENAME-$SLURM_JOB_ID"' in step_of(request_of(whole=False))
     assert "--slots 4" in step_of(request_of(slots=True))
+
+
+def test_a_command_gets_its_input_and_its_environment_and_no_other() -> None:
+    shown = "cat; echo \"$A ${LEFT:-nothing}\" >&2; printf '\\377'; exit 3"
+    found = run_command(["/bin/sh", "-c", shown], "in\n", {"A": "1", "PATH": "/bin:/usr/bin"}, 60.0)
+    assert found == Done(3, "in\n\ufffd", "1 nothing\n")
+
+
+def test_commands_of_slurm_that_are_not_here_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "gpuloom.slurm.commands.shutil.which", lambda name: None if name in ("srun", "sinfo") else f"/bin/{name}"
+    )
+    assert missing_commands() == ["sinfo", "srun"]
