@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from gpuloom.slurm.commands import Done, Slurm, SlurmError, missing_commands, run_command
+from gpuloom.slurm.parse import JOB_FORMAT, NODE_FORMAT
 from gpuloom.slurm.script import Request, options_of, script_of, step_of
 
 
@@ -126,3 +127,46 @@ def test_commands_of_slurm_that_are_not_here_are_named(monkeypatch: pytest.Monke
         "gpuloom.slurm.commands.shutil.which", lambda name: None if name in ("srun", "sinfo") else f"/bin/{name}"
     )
     assert missing_commands() == ["sinfo", "srun"]
+
+
+NODES = "n0|idle|gpu:4|64|512000|gpu*\nn0|idle|gpu:4|64|512000|long\nn1|mixed|(null)|64|512000|cpu\n"
+
+
+def test_each_question_has_its_command_line() -> None:
+    fake = Fake(
+        {
+            "squeue": Done(0, ROW, ""),
+            "sinfo --json": Done(1, "", "no such option"),
+            "sinfo": Done(0, NODES, ""),
+            "scancel": Done(0, "", ""),
+        }
+    )
+    slurm = Slurm(env={"PATH": "/bin"}, run=fake)
+    job = slurm.job(8)
+    assert job is not None
+    assert (job.id, job.name) == (8, "other"), "whatever else it prints"
+    assert slurm.job(9) is None
+    assert fake.calls[0] == ["squeue", "--states", "all", "-h", "-o", JOB_FORMAT, "--jobs", "8"]
+    assert [node.name for node in slurm.nodes()] == ["n0", "n1"]
+    assert [node.name for node in slurm.nodes("long")] == ["n0"]
+    assert fake.calls[2:5] == [["sinfo", "--json"], *[["sinfo", "-h", "-N", "-o", NODE_FORMAT]] * 2]
+    slurm.cancel(8)
+    assert fake.calls[-1] == ["scancel", "--quiet", "8"]
+    assert set(map(str, fake.envs)) == {"{'PATH': '/bin', 'SLURM_TIME_FORMAT': '%s'}"}
+
+
+@pytest.mark.parametrize(("printed", "found"), [("long\ngpu*\ncpu\n", "gpu"), ("long\ncpu\n", None), ("", None)])
+def test_the_partition_of_jobs_that_name_none(printed: str, found: str | None) -> None:
+    fake = Fake({"sinfo": Done(0, printed, "")})
+    assert Slurm(env={}, run=fake).default_partition() == found
+    assert fake.calls == [["sinfo", "-h", "-o", "%P"]]
+
+
+def test_its_version_in_its_own_words() -> None:
+    assert Slurm(env={}, run=Fake({"sinfo": Done(0, "slurm 22.05.8\n", "")})).version() == "slurm 22.05.8"
+
+
+def test_what_a_command_that_fails_prints_elsewhere_or_not_at_all_is_told() -> None:
+    for done, words in ((Done(1, "on  the\nother\n", " \n"), "on the other"), (Done(3, "", ""), "exit code 3, and it")):
+        with pytest.raises(SlurmError, match=f"`scancel --quiet 8` failed: {words}"):
+            Slurm(env={}, run=Fake({"scancel": done})).cancel(8)
