@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+from made_once import MuriRuns, common_folder
 from slurm_kit import RealSlurm, real_slurm
 from tiers import examples
 
@@ -37,6 +38,12 @@ def data() -> Path:
             f"no public traces in {DATA}: docs/reference/data.md says where to get them (GPULOOM_DATA names the folder)"
         )
     return DATA
+
+
+@pytest.fixture(scope="session")
+def muri(data: Path, tmp_path_factory: pytest.TempPathFactory) -> MuriRuns:
+    """Runs of Muri's traces: `muri(trace, policy)`."""
+    return MuriRuns(data, common_folder(tmp_path_factory))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 
 from gpuloom.sim import SimResult, simulate
 from gpuloom.traces import read_trace
+from made_once import MuriRuns
 from tiers import slow
 
 pytestmark = pytest.mark.data
@@ -39,14 +39,6 @@ def expected(data: Path, table: str, trace: str, policy: str) -> dict[str, float
     raise AssertionError(f"{table} has no {policy} on {trace}")
 
 
-@cache
-def run(data: Path, trace: str, policy: str) -> SimResult:
-    workload = read_trace(data / "muri" / f"{FILES.get(trace, trace)}.csv.gz").workload
-    result = simulate(workload, "8x8", policy, compat="muri")
-    assert result.finished == len(workload)
-    return result
-
-
 def ratios(result: SimResult, reference: dict[str, float]) -> dict[str, float]:
     return {name: getattr(result, name) / value for name, value in reference.items()}
 
@@ -63,8 +55,10 @@ def check_jobs(data: Path, result: SimResult, trace: str, artifact: str) -> None
 
 @pytest.mark.parametrize("policy", ["muri-s", *slow("muri-l")])
 @pytest.mark.parametrize("trace", ["cluster_trace", *slow("trace3", "job_type_1", "job_type_2", "job_type_3")])
-def test_figures_and_jobs_are_those_of_the_released_simulator(data: Path, trace: str, policy: str) -> None:
-    result = run(data, trace, policy)
+def test_figures_and_jobs_are_those_of_the_released_simulator(
+    data: Path, muri: MuriRuns, trace: str, policy: str
+) -> None:
+    result = muri(FILES.get(trace, trace), policy)
     ratio = ratios(result, expected(data, "reference_results.csv", trace, policy))
     assert ratio == pytest.approx(dict.fromkeys(METRICS, 1.0), rel=1e-6)
     check_jobs(data, result, trace, ARTIFACT[policy])
@@ -80,8 +74,10 @@ def test_every_job_of_greedy_groups_ends_when_it_does_in_the_artifact(data: Path
 @pytest.mark.slow
 @POLICIES
 @pytest.mark.parametrize("trace", ["cluster_trace", "trace3", "job_type_2", "job_type_3"])
-def test_the_exact_matcher_does_about_the_same(data: Path, trace: str, policy: str) -> None:
-    ratio = ratios(run(data, trace, f"{policy}:matcher=exact"), expected(data, "reference_results.csv", trace, policy))
+def test_the_exact_matcher_does_about_the_same(data: Path, muri: MuriRuns, trace: str, policy: str) -> None:
+    ratio = ratios(
+        muri(FILES.get(trace, trace), f"{policy}:matcher=exact"), expected(data, "reference_results.csv", trace, policy)
+    )
     assert ratio["avg_jct_s"] == pytest.approx(1, abs=0.05)
     assert ratio["makespan_s"] == pytest.approx(1, abs=0.02)
     assert ratio["p99_jct_s"] == pytest.approx(1, abs=0.15)
@@ -90,8 +86,8 @@ def test_the_exact_matcher_does_about_the_same(data: Path, trace: str, policy: s
 @pytest.mark.slow
 @POLICIES
 @pytest.mark.parametrize("trace", ["trace1", "trace1_pr", "trace3_pr"])
-def test_the_published_figures_are_met_or_beaten(data: Path, trace: str, policy: str) -> None:
-    ratio = ratios(run(data, trace, policy), expected(data, "published_results.csv", trace, policy))
+def test_the_published_figures_are_met_or_beaten(data: Path, muri: MuriRuns, trace: str, policy: str) -> None:
+    ratio = ratios(muri(trace, policy), expected(data, "published_results.csv", trace, policy))
     assert len(ratio) == 3
     assert max(ratio.values()) <= 1.02, ratio
 
@@ -99,51 +95,51 @@ def test_the_published_figures_are_met_or_beaten(data: Path, trace: str, policy:
 @pytest.mark.slow
 @POLICIES
 @pytest.mark.parametrize("trace", ["trace3", "trace3_pr"])
-def test_weaving_is_better_than_the_same_order_without(data: Path, trace: str, policy: str) -> None:
+def test_weaving_is_better_than_the_same_order_without(muri: MuriRuns, trace: str, policy: str) -> None:
     alone = "srsf" if policy == "muri-s" else "tiresias"
-    woven, plain = run(data, trace, policy), run(data, trace, alone)
+    woven, plain = muri(trace, policy), muri(trace, alone)
     assert woven.avg_jct_s * 1.4 < plain.avg_jct_s
     assert woven.p99_jct_s * 1.4 < plain.p99_jct_s
 
 
 @pytest.mark.slow
-def test_with_one_kind_of_bottleneck_nothing_is_gained_by_weaving(data: Path) -> None:
+def test_with_one_kind_of_bottleneck_nothing_is_gained_by_weaving(data: Path, muri: MuriRuns) -> None:
     """All members of a type are slow on one resource: Muri-S is within 5 % of SRTF, as published."""
     published = {name: expected(data, "published_results.csv", "job_type_1", name) for name in ("SRTF", "Muri-S")}
-    woven, plain = run(data, "job_type_1", "muri-s"), run(data, "job_type_1", "srtf")
+    woven, plain = muri("job_type_1", "muri-s"), muri("job_type_1", "srtf")
     gain = plain.avg_jct_s / woven.avg_jct_s
     assert gain == pytest.approx(published["SRTF"]["avg_jct_s"] / published["Muri-S"]["avg_jct_s"], rel=0.05)
 
 
 @pytest.mark.slow
-def test_the_worst_order_inside_groups_is_worse_as_in_the_released_simulator(data: Path) -> None:
+def test_the_worst_order_inside_groups_is_worse_as_in_the_released_simulator(data: Path, muri: MuriRuns) -> None:
     name = "multi-resource-blossom-same-gpu-unaware-worstordering"
-    worst = run(data, "trace3", "muri-l:ordering=worst")
-    assert worst.avg_jct_s > 1.3 * run(data, "trace3", "muri-l").avg_jct_s
+    worst = muri("trace3", "muri-l:ordering=worst")
+    assert worst.avg_jct_s > 1.3 * muri("trace3", "muri-l").avg_jct_s
     reference = expected(data, "reference_results.csv", "trace3", name)
     assert worst.avg_jct_s == pytest.approx(reference["avg_jct_s"], rel=1e-6)
-    assert worst.p99_jct_s > 1.3 * run(data, "trace3", "muri-l").p99_jct_s
+    assert worst.p99_jct_s > 1.3 * muri("trace3", "muri-l").p99_jct_s
     check_jobs(data, worst, "trace3", name)
 
 
 @pytest.mark.slow
-def test_groups_in_order_are_worse_than_matched_ones(data: Path) -> None:
+def test_groups_in_order_are_worse_than_matched_ones(muri: MuriRuns) -> None:
     """The released simulator without Blossom: 15 % worse on average, 26 % at the 99th percentile."""
-    greedy, matched = run(data, "trace3", "muri-l:grouping=greedy"), run(data, "trace3", "muri-l")
+    greedy, matched = muri("trace3", "muri-l:grouping=greedy"), muri("trace3", "muri-l")
     assert greedy.avg_jct_s > 1.1 * matched.avg_jct_s
     assert greedy.p99_jct_s > 1.1 * matched.p99_jct_s
 
 
 @pytest.mark.slow
-def test_groups_of_two_are_worse_than_groups_of_four(data: Path) -> None:
-    two, four = run(data, "trace3_pr", "muri-l:group_size=2"), run(data, "trace3_pr", "muri-l")
+def test_groups_of_two_are_worse_than_groups_of_four(muri: MuriRuns) -> None:
+    two, four = muri("trace3_pr", "muri-l:group_size=2"), muri("trace3_pr", "muri-l")
     assert two.avg_jct_s > 1.15 * four.avg_jct_s
     assert two.makespan_s > 1.05 * four.makespan_s
 
 
 @pytest.mark.slow
-def test_noise_in_profiles_costs_a_little(data: Path) -> None:
+def test_noise_in_profiles_costs_a_little(muri: MuriRuns) -> None:
     """Plans by times that are off by up to half still beat not weaving at all by far."""
-    noisy, exact = run(data, "trace3_pr", "muri-l:profile_noise=1"), run(data, "trace3_pr", "muri-l")
+    noisy, exact = muri("trace3_pr", "muri-l:profile_noise=1"), muri("trace3_pr", "muri-l")
     assert exact.avg_jct_s < noisy.avg_jct_s * 1.01
-    assert noisy.avg_jct_s * 1.3 < run(data, "trace3_pr", "tiresias").avg_jct_s
+    assert noisy.avg_jct_s * 1.3 < muri("trace3_pr", "tiresias").avg_jct_s

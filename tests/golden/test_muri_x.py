@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from gpuloom.sim import SimResult, simulate
 from gpuloom.traces import read_trace
+from made_once import MuriRuns
 
 pytestmark = pytest.mark.data
 
@@ -19,24 +19,16 @@ PAIRS = pytest.mark.parametrize(
 )
 
 
-@cache
-def run(data: Path, trace: str, policy: str) -> SimResult:
-    workload = read_trace(data / "muri" / f"{trace}.csv.gz").workload
-    result = simulate(workload, "8x8", policy, compat="muri")
-    assert result.finished == len(workload)
-    return result
-
-
-def pair(data: Path, trace: str, ours: str, theirs: str) -> tuple[SimResult, SimResult]:
-    return run(data, trace, ours), run(data, trace, f"{theirs}:matcher=exact")
+def pair(muri: MuriRuns, trace: str, ours: str, theirs: str) -> tuple[SimResult, SimResult]:
+    return muri(trace, ours), muri(trace, f"{theirs}:matcher=exact")
 
 
 @pytest.mark.slow
 @PAIRS
 @pytest.mark.parametrize("trace", TRACES)
-def test_better_on_every_trace(data: Path, trace: str, ours: str, theirs: str) -> None:
+def test_better_on_every_trace(muri: MuriRuns, trace: str, ours: str, theirs: str) -> None:
     """At least 5 % sooner on average, and the slowest jobs not later; the cluster does as much in the time."""
-    one, other = pair(data, trace, ours, theirs)
+    one, other = pair(muri, trace, ours, theirs)
     assert one.avg_jct_s <= 0.95 * other.avg_jct_s
     assert one.p99_jct_s <= other.p99_jct_s
     assert one.makespan_s <= 1.03 * other.makespan_s
@@ -44,28 +36,28 @@ def test_better_on_every_trace(data: Path, trace: str, ours: str, theirs: str) -
 
 @pytest.mark.slow
 @PAIRS
-def test_a_good_deal_better_on_average(data: Path, ours: str, theirs: str) -> None:
-    ratios = [one.avg_jct_s / other.avg_jct_s for one, other in (pair(data, t, ours, theirs) for t in TRACES)]
+def test_a_good_deal_better_on_average(muri: MuriRuns, ours: str, theirs: str) -> None:
+    ratios = [one.avg_jct_s / other.avg_jct_s for one, other in (pair(muri, t, ours, theirs) for t in TRACES)]
     assert np.mean(ratios) <= 0.9
 
 
 @pytest.mark.slow
-def test_with_one_kind_of_bottleneck_not_worse_than_the_best_plain_policy(data: Path) -> None:
+def test_with_one_kind_of_bottleneck_not_worse_than_the_best_plain_policy(muri: MuriRuns) -> None:
     """Where weaving gains nothing: the released Muri-L loses 45 % to Tiresias there."""
-    plain = [run(data, "job_type_1", policy) for policy in ("srtf", "srsf")]
-    xs, xl = run(data, "job_type_1", "muri-xs"), run(data, "job_type_1", "muri-xl")
+    plain = [muri("job_type_1", policy) for policy in ("srtf", "srsf")]
+    xs, xl = muri("job_type_1", "muri-xs"), muri("job_type_1", "muri-xl")
     assert xs.avg_jct_s <= min(result.avg_jct_s for result in plain)
     assert xs.p99_jct_s <= min(result.p99_jct_s for result in plain)
-    tiresias = run(data, "job_type_1", "tiresias")
+    tiresias = muri("job_type_1", "tiresias")
     assert xl.avg_jct_s <= tiresias.avg_jct_s
     assert xl.p99_jct_s <= tiresias.p99_jct_s
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["muri-xs", "muri-xl"])
-def test_what_weaving_itself_brings(data: Path, policy: str) -> None:
+def test_what_weaving_itself_brings(muri: MuriRuns, policy: str) -> None:
     """The same policy without sharing is far behind."""
-    assert run(data, "trace3", policy).avg_jct_s < 0.75 * run(data, "trace3", f"{policy}:group_size=1").avg_jct_s
+    assert muri("trace3", policy).avg_jct_s < 0.75 * muri("trace3", f"{policy}:group_size=1").avg_jct_s
 
 
 @pytest.mark.slow
