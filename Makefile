@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo quick test coverage chaos mutants check static api-check format bench live speed fidelity figures learning league heterogeneous elastic pollux reference pictures docs clean
+.PHONY: help setup demo quick test coverage chaos mutants check static api-check properties format bench live speed fidelity figures learning league heterogeneous elastic pollux reference pictures docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -51,6 +51,9 @@ check: static test ## All that CI runs
 
 api-check: $(STAMP) ## Send the API 200 requests of each kind that fit its schema or don't (schemathesis)
 	@GPULOOM_API_EXAMPLES=200 $(BIN)/python -m pytest tests/property/test_api_schema.py --timeout 3600
+
+properties: $(STAMP) ## Try eight times as many random examples as `test` does, and other ones each time (EXAMPLES=4)
+	@GPULOOM_EXAMPLES=$(or $(EXAMPLES),4) $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 3600 tests/property
 
 format: $(STAMP) ## Put the code in shape
 	@$(BIN)/ruff format .

@@ -13,6 +13,7 @@ from builders import jobs
 from gpuloom.engine.engine import Engine
 from gpuloom.sim import simulate
 from planned import Planned, Task
+from tiers import examples
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,7 @@ def tasks(draw: st.DrawFn) -> list[Task]:
 
 @pytest.mark.parametrize("interval_s", [0.0, 60.0, 360.0])
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(tasks=tasks())
 # Nobody waits once the first has its GPUs, so there is nothing to look at after 60 s.
 @example(tasks=[Task(7.0, 1, 400.0, 400.0)])

@@ -18,6 +18,7 @@ from gpuloom.core.job import ACTIVE, ENDED, TRANSITIONS, Phase
 from gpuloom.store.memory import MemoryStore
 from gpuloom.store.sqlite import SqliteStore
 from store_builders import JOB_EVENTS, Writer, about, same, stories
+from tiers import examples
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ def cut(events: list[Event], data: st.DataObject) -> list[list[Event]]:
     return batches
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(stories(), st.data())
 def test_batches_tell_what_single_events_tell(events: list[Event], data: st.DataObject) -> None:
     book = Book()
@@ -52,7 +53,7 @@ def test_batches_tell_what_single_events_tell(events: list[Event], data: st.Data
     assert state(book) == state(told(events))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(stories(), st.data())
 def test_staging_leaves_the_book_as_it_is(events: list[Event], data: st.DataObject) -> None:
     known = data.draw(st.integers(0, len(events)))
@@ -63,7 +64,7 @@ def test_staging_leaves_the_book_as_it_is(events: list[Event], data: st.DataObje
     assert first == second
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(stories())
 def test_records_agree_with_each_other(events: list[Event]) -> None:
     book = told(events)
@@ -76,7 +77,7 @@ def test_records_agree_with_each_other(events: list[Event]) -> None:
             assert book.attempts[job.id].number == job.attempts
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(stories(), st.data())
 def test_what_may_not_come_is_refused_with_the_story(events: list[Event], data: st.DataObject) -> None:
     book = told(events)
@@ -95,7 +96,7 @@ def test_what_may_not_come_is_refused_with_the_story(events: list[Event], data: 
     assert state(book) == before
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(stories())
 def test_time_held_is_what_passed_while_gpus_were_held(events: list[Event]) -> None:
     """Told plainly: from event to event, whoever is starting, running or stopping holds its GPUs."""
@@ -115,7 +116,7 @@ def test_time_held_is_what_passed_while_gpus_were_held(events: list[Event]) -> N
         assert job.held_s + open_s == pytest.approx(held.get(job.id, 0.0), abs=1e-6)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(stories(most=60, late=True), st.data())
 def test_stores_hold_what_the_book_does(events: list[Event], data: st.DataObject) -> None:
     batches = cut(events, data)
@@ -138,7 +139,7 @@ def test_stores_hold_what_the_book_does(events: list[Event], data: st.DataObject
             assert found == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(stories(most=60, late=True, without="job.requeued"))  # its attempts alone say what a job held in a life before
 def test_usage_adds_up_to_what_jobs_held(events: list[Event]) -> None:
     store = MemoryStore()

@@ -11,6 +11,7 @@ from claimed import PHASE
 from gpuloom.core.job import TRANSITIONS, Allocation, Phase
 from gpuloom.live.planning.claims import Claims, Do, State, Step
 from gpuloom.live.records.fleet import Slot, slots_of
+from tiers import examples
 
 pytestmark = pytest.mark.slow
 
@@ -283,4 +284,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = settings(max_examples=150, stateful_step_count=60)
+TestCluster.settings = settings(max_examples=examples(150), stateful_step_count=60)

@@ -21,6 +21,7 @@ from gpuloom.core.workload import F8, Labels, Workload
 from gpuloom.facts.inputs import load_policy
 from gpuloom.scaling.base_view import Sizes
 from gpuloom.sim import Failure, SimResult, simulate
+from tiers import examples
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +117,7 @@ def check(result: SimResult, workload: Workload, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     workload=elastic_workloads(),
     cluster=st.sampled_from(["1x8", "2x8", "3x4,1x8", "4x2,1x4"]),
@@ -148,7 +149,7 @@ def workload_ids(workload: Workload) -> list[str]:
 
 
 @pytest.mark.parametrize("policy", POLICIES[2::4])
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(workload=elastic_workloads(), at=st.frozensets(st.integers(1, 40), max_size=12), failures=st.booleans())
 def test_what_matters_survives_a_restart(policy: str, workload: Workload, at: frozenset[int], failures: bool) -> None:
     outages = (Failure(0, 100.0, 700.0), Failure(1, 900.0, 1000.0)) if failures else ()
@@ -165,7 +166,7 @@ def fitting(workload: Workload, gpus: int) -> Workload:
 
 
 @pytest.mark.parametrize("policy", ["elastic", "elastic-goodput", "elastic-goodput:base=srtf"])
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(workload=elastic_workloads(), wishes=st.lists(st.sampled_from(["", "V100", "K80"]), min_size=12, max_size=12))
 def test_replicas_stay_on_one_gpu_model(policy: str, workload: Workload, wishes: list[str]) -> None:
     workload = replace(fitting(workload, 8), gpu_type=Labels.of(wishes[: len(fitting(workload, 8))]))
@@ -176,7 +177,7 @@ def test_replicas_stay_on_one_gpu_model(policy: str, workload: Workload, wishes:
 @pytest.mark.parametrize(
     "pair", [("elastic", "tiresias"), ("elastic-goodput", "tiresias"), ("elastic:base=srtf", "srtf")]
 )
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(workload=workloads())
 def test_without_sizes_it_is_its_base(pair: tuple[str, str], workload: Workload) -> None:
     ours, base = (simulate(workload, "2x8", policy) for policy in pair)
@@ -185,7 +186,7 @@ def test_without_sizes_it_is_its_base(pair: tuple[str, str], workload: Workload)
 
 
 @pytest.mark.parametrize("base", ["tiresias", "srtf", "fifo"])
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(workload=elastic_workloads())
 def test_borrowed_gpus_never_keep_a_job_waiting(base: str, workload: Workload) -> None:
     """Jobs start at once when the smallest sizes of all that are here leave room, whatever has been lent."""
@@ -221,7 +222,7 @@ def test_the_fewest_nodes_are_those_of_the_job_s_own_gpu_model(cluster: str) -> 
     assert result.end_s.tolist() == [pytest.approx(26_000 / 8)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(workload=elastic_workloads(), cluster=st.sampled_from(["4x4", "2x8"]))
 def test_nobody_gives_gpus_up_for_nothing(workload: Workload, cluster: str) -> None:
     """In a call in which a job loses GPUs some job gains some (it starts, or grows), or it is faster with fewer."""

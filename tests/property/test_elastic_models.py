@@ -26,6 +26,7 @@ from gpuloom.scaling.base_view import Sizes
 from gpuloom.sim import Failure, simulate
 from gpuloom.traces.elastic import Range, make_elastic
 from gpuloom.traces.generate import GeneratorConfig, generate
+from tiers import examples
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def on_models(draw: st.DrawFn) -> Workload:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(
     workload=on_models(),
     cluster=st.sampled_from(CLUSTERS),
@@ -170,7 +171,7 @@ class Looking(Policy):
 @pytest.mark.parametrize(
     "policy", ["elastic-goodput", "elastic-goodput:base=hlas", "elastic-goodput:base=fifo;alpha=0.5", "weave"]
 )
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     workload=plain_curves(),
     cluster=st.sampled_from([*CLUSTERS, "2x8:V100"]),

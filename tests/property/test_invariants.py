@@ -15,6 +15,7 @@ from gpuloom.core.workload import Workload
 from gpuloom.facts.inputs import load_policy
 from gpuloom.placement.pool import pools_of
 from gpuloom.sim import Failure, SimResult, simulate
+from tiers import examples
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +86,7 @@ def work_done(result: SimResult, workload: Workload, overhead_s: float) -> None:
 
 
 @pytest.mark.parametrize("policy", EVERY)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(workload=workloads(), cluster=st.sampled_from(CLUSTERS), overhead=st.sampled_from([0.0, 7.0, 300.0]))
 def test_invariants(policy: str, workload: Workload, cluster: str, overhead: float) -> None:
     nodes = parse_cluster(cluster)
@@ -98,7 +99,7 @@ def test_invariants(policy: str, workload: Workload, cluster: str, overhead: flo
 
 
 @pytest.mark.parametrize("policy", EVERY)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(workload=workloads(largest=4, hetero=True), overhead=st.sampled_from([0.0, 30.0]))
 def test_invariants_on_mixed_gpu_models(policy: str, workload: Workload, overhead: float) -> None:
     nodes = parse_cluster(MIXED)
@@ -115,7 +116,7 @@ def test_invariants_on_mixed_gpu_models(policy: str, workload: Workload, overhea
 
 
 @pytest.mark.parametrize("policy", EVERY)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     workload=workloads(),
     failures=st.lists(st.tuples(st.integers(0, 1), st.floats(0, 8000), st.floats(1, 3000)), max_size=4),
@@ -143,7 +144,7 @@ def test_invariants_when_nodes_fail(
 
 
 @pytest.mark.parametrize("policy", EVERY)
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(workload=workloads())
 def test_rounds(policy: str, workload: Workload) -> None:
     nodes = parse_cluster("2x8")
@@ -154,7 +155,7 @@ def test_rounds(policy: str, workload: Workload) -> None:
 
 
 @pytest.mark.parametrize("policy", ["srtf", "srsf", "tiresias", "themis", "antman", *WOVEN])
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(workload=workloads())
 def test_invariants_in_compat_mode(policy: str, workload: Workload) -> None:
     nodes = parse_cluster("2x8")
@@ -164,7 +165,7 @@ def test_invariants_in_compat_mode(policy: str, workload: Workload) -> None:
 
 
 @pytest.mark.parametrize("policy", EVERY)
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(workload=workloads())
 def test_the_same_seed_gives_the_same_bytes(policy: str, workload: Workload) -> None:
     workload = with_stages(workload) if policy in WOVEN else workload
@@ -186,7 +187,7 @@ CONSERVING = ("fifo:backfill=greedy", "sjf", "srtf", "srsf", "tiresias", "gittin
 
 
 @pytest.mark.parametrize("policy", CONSERVING)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(workload=workloads(), cluster=st.sampled_from(CLUSTERS), overhead=st.sampled_from([0.0, 20.0]))
 def test_work_is_conserved(policy: str, workload: Workload, cluster: str, overhead: float) -> None:
     """No job waits while GPUs lie free on which the placer would put it."""
@@ -210,14 +211,14 @@ def test_work_is_conserved(policy: str, workload: Workload, cluster: str, overhe
         assert not [job for job in waiting if pool.fits(int(workload.gpus[job]))], (now, free)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(workload=workloads(largest=8))
 def test_strict_fifo_never_lets_a_job_pass(workload: Workload) -> None:
     result = simulate(workload, "2x8", "fifo", restart_overhead_s=0.0)
     assert (np.diff(result.start_s) >= 0).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(workload=workloads(largest=8))
 def test_easy_backfill_never_delays_the_head(workload: Workload) -> None:
     """The first job that has to wait starts no later than under strict FIFO (durations are exact)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from gpuloom.live.submission.spec import job_spec
 from gpuloom.server.app import make_app
 from gpuloom.store.sqlite import SqliteStore
 from live_builders import Live
+from tiers import examples
 
 pytestmark = pytest.mark.slow
 
@@ -391,7 +391,5 @@ def _whole(spec: dict[str, Any]) -> dict[str, Any]:
     return {"command": ["train"], **spec}
 
 
-LiveApi.TestCase.settings = settings(
-    max_examples=int(os.environ.get("GPULOOM_LIVE_API_EXAMPLES", "40")), stateful_step_count=25, deadline=None
-)
+LiveApi.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
 TestLiveApi = LiveApi.TestCase

@@ -13,6 +13,7 @@ from builders import jobs
 from gpuloom.live.planning.estimates import TOLERANCE, TOLERANCE_S
 from gpuloom.sim import simulate
 from planned import Planned, Task
+from tiers import examples
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +75,7 @@ def overrunning(draw: st.DrawFn) -> list[Task]:
     return tasks
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(tasks=overrunning())
 def test_a_small_overrun_takes_nothing_from_the_job_that_is_first(tasks: list[Task]) -> None:
     """EASY's promise, when jobs overrun: who is first starts once those have ended that were to have by then."""
@@ -146,7 +147,7 @@ def crowds(draw: st.DrawFn) -> list[Task]:
 
 @pytest.mark.parametrize("interval_s", [0.0, 30.0])
 @pytest.mark.parametrize("policy", SEEING)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(tasks=crowds())
 @example(tasks=[Task(0.0, gpus, 20.0, 20.0, more={"name": str(gpus)}) for gpus in (1, 4, *[1] * 20)])
 def test_with_the_first_of_equal_jobs_in_sight_it_decides_as_with_all(
@@ -176,7 +177,7 @@ def sharing(draw: st.DrawFn) -> list[Task]:
 
 
 @pytest.mark.parametrize("policy", ["srtf", "srsf", "tiresias"])
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(tasks=sharing(), slots=st.sampled_from([1, 2]))
 @example(
     tasks=[

@@ -19,6 +19,7 @@ from gpuloom.policies.beside import Beside
 from gpuloom.sim import Failure, simulate
 from gpuloom.sim.rebuilt import OUTAGES, Rebuilt
 from gpuloom.traces.generate import GeneratorConfig, generate
+from tiers import examples
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +114,7 @@ def test_without_classes_it_is_the_policy_itself(base: str) -> None:
 
 
 @pytest.mark.parametrize("base", ["fifo", "fifo:backfill=easy", "srtf", "tiresias", "hlas"])
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     workload=workloads(largest=3),
     codes=st.lists(st.integers(0, 2), min_size=14, max_size=14),

@@ -26,6 +26,7 @@ from gpuloom.policies.registry import ALIASES, BUILT_IN, policy_class
 from gpuloom.sim import Failure, simulate
 from gpuloom.sim.rebuilt import OUTAGES, Rebuilt
 from gpuloom.traces.generate import GeneratorConfig, generate
+from tiers import examples
 
 pytestmark = pytest.mark.slow
 
@@ -141,7 +142,7 @@ def test_same_ends_where_jobs_are_resized(text: str) -> None:
 # Not `tiresias:promote=2`: with ties and outages a rebuild can change who of equals goes first when several rise at
 # once (5 jobs: submitted at 400, 400, 400, 900, 900; 887, 1572, 1572, 500, 500 s; 8, 1, 1, 7, 7 GPUs; no interval).
 @pytest.mark.parametrize("text", ["tiresias", "gittins", "themis", "fifo:backfill=easy", "hlas"])
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(workload=workloads(), interval=st.sampled_from([0.0, 60.0, 360.0]), failures=st.booleans())
 def test_same_ends_with_ties(text: str, workload: Workload, interval: float, failures: bool) -> None:
     outages = (Failure(0, 100.0, 700.0), Failure(1, 900.0, 1000.0)) if failures else ()
@@ -170,7 +171,7 @@ def on_mixed_nodes(
 
 
 @pytest.mark.parametrize("text", UPGRADING)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     workload=workloads(hetero=True),
     cluster=st.sampled_from(MIXED),

@@ -19,6 +19,7 @@ from gpuloom.policies.base import Policy
 from gpuloom.policies.registry import create_policy
 from gpuloom.sim import Failure, SimResult, simulate
 from released_times import Stages, one_order_s
+from tiers import examples
 
 pytestmark = pytest.mark.slow
 
@@ -225,7 +226,7 @@ def parts(text: str) -> dict[str, str]:
 
 
 @EVERY
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(
     workload=woven(),
     shape=st.sampled_from(CLUSTERS),
@@ -261,7 +262,7 @@ def test_groups_hold_together_and_do_the_work_that_the_model_says(
 
 
 @EVERY
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(workload=woven(largest=4, hetero=True), overhead=st.sampled_from([0.0, 30.0]))
 def test_on_mixed_gpu_models(text: str, workload: Workload, overhead: float) -> None:
     nodes = [{"count": 2, "gpus": 4, "gpu_model": "V100"}, {"gpus": 4, "gpu_model": "K80", "gpu_memory": "12 GiB"}]
@@ -279,7 +280,7 @@ def test_on_mixed_gpu_models(text: str, workload: Workload, overhead: float) -> 
 
 
 @EVERY
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(
     workload=woven(),
     failures=st.lists(st.tuples(st.integers(0, 1), st.floats(0, 8000), st.floats(1, 3000)), max_size=4),
@@ -305,7 +306,7 @@ def test_when_nodes_fail(text: str, workload: Workload, failures: list[tuple[int
 
 
 @EVERY
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 @given(workload=woven())
 def test_in_rounds_groups_change_at_intervals_only(text: str, workload: Workload) -> None:
     cluster = parse_cluster("2x4")
@@ -317,7 +318,7 @@ def test_in_rounds_groups_change_at_intervals_only(text: str, workload: Workload
 
 
 @EVERY
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(workload=woven(), size=st.integers(1, 4))
 def test_under_compat_groups_hold_together_too(text: str, workload: Workload, size: int) -> None:
     cluster = parse_cluster("2x4")
@@ -343,7 +344,7 @@ def forgetful(text: str, at: frozenset[int]) -> Policy:
 
 
 @EVERY
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(
     workload=woven(most=24),
     shape=st.sampled_from(CLUSTERS),
@@ -363,7 +364,7 @@ def test_a_policy_that_is_replaced_in_mid_run_decides_alike(
         assert again.attained_gpu_s.tobytes() == whole.attained_gpu_s.tobytes()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(workload=woven(), shape=st.sampled_from(CLUSTERS))
 def test_groups_of_one_never_share(workload: Workload, shape: str) -> None:
     result = simulate(workload, shape, "muri-s:group_size=1", record_segments=True)

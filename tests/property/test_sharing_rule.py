@@ -17,6 +17,7 @@ from gpuloom.sharing.rule import (
     Params,
 )
 from sharing_gate import KINDS, Situation, admit, interference
+from tiers import examples
 
 pytestmark = pytest.mark.slow
 
@@ -285,7 +286,7 @@ kernels = st.builds(Kernel, st.integers(0, 2**32 - 1), st.sampled_from(CLASSES),
 
 
 @given(kernels, kernels, st.integers(1, 2**32 - 1))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_score_is_from_0_to_1_and_symmetrical(one: Kernel, other: Kernel, sms: int) -> None:
     p = Params.default("gpuloom")
     value = interference(p, one, other, sms)
@@ -295,7 +296,7 @@ def test_score_is_from_0_to_1_and_symmetrical(one: Kernel, other: Kernel, sms: i
 
 
 @given(kernels, kernels, st.integers(1, 200), st.floats(0, 1))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_score_grows_with_what_is_used(one: Kernel, other: Kernel, sms: int, more: float) -> None:
     p = Params.default("gpuloom")
     low = replace(one, compute=util(p, one.compute) * more, sm=int(one.sm * more))
@@ -311,7 +312,7 @@ def test_unknown_utilisation_counts_as_half(k: Kernel) -> None:
 
 
 @given(kernels, kernels, st.integers(0, U64), st.integers(0, U64), st.integers(0, U64))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_no_hold_outlasts_max_hold(k: Kernel, hp: Kernel, held: int, outstanding: int, request: int) -> None:
     for rule in RULES:
         p = Params.default(rule)
@@ -324,7 +325,7 @@ def test_no_hold_outlasts_max_hold(k: Kernel, hp: Kernel, held: int, outstanding
 
 
 @given(kernels, kernels, st.integers(0, 10**7), st.integers(0, 10**9), st.floats(0.01, 1))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_what_is_admitted_is_admitted_with_more_slack_and_a_higher_price(
     k: Kernel, hp: Kernel, outstanding: int, slack: int, scale: float
 ) -> None:
