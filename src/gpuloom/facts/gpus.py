@@ -98,6 +98,7 @@ def measure_of(gpu: GpuFacts, measure: str) -> float:
     return values[measure]
 
 
+@cache
 def measures(measure: str) -> Mapping[str, float]:
     """One of `MEASURES`, or the `price` (dollars per GPU and hour), by plain name and alias of every model for which it
     is known. A name stands for the model that it usually means."""
