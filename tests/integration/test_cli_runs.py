@@ -49,7 +49,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def long_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Under fifo with backfill and gittins this takes far longer than a test may."""
     path = tmp_path_factory.mktemp("traces") / "long.csv"
-    rows = [(i // 4, 1000 + 37 * i % 9000, 1 + i % 8, f"j{i}") for i in range(150_000)]
+    rows = [(i // 4, 1000 + 37 * i % 9000, 1 + i % 8, f"j{i}") for i in range(50_000)]
     return write(path, rows)
 
 
