@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# The matrices here are tiny: a second thread of BLAS only takes a core from other tests, by waiting for work in a loop.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is there
+
 sys.path.insert(0, str(Path(__file__).parent))
 from made_once import MuriRuns, common_folder
 from slurm_kit import RealSlurm, real_slurm
