@@ -34,13 +34,10 @@ class Cluster(Rehearsal):
     def join(self, name: str, **changes: Any) -> None:
         """A machine is there, for the first time or again (what live/joining.py does, in this thread)."""
         port = self.ports[name] = FakeNode(name, self.machines[name])
-        gangs, first = self.scheduler.gangs, name in self.scheduler.gangs.waiting
-        gangs.add(port)
-        runs = [one.run for one in self.scheduler.book.attempts.values() if name in dict(one.allocation)]
-        known = gangs.runs(attempts=runs) if first and runs else ()
+        self.scheduler.gangs.add(port)
         gpus = tuple(Gpu(index, f"{name}-{index}", "V100", 16_000) for index in range(4))
         record = NodeRecord(name, gpus, source=NodeSource.JOINED, address=name, **changes)
-        self.scheduler.arrivals.joined(record, known if first else None)
+        self.scheduler.arrivals.joined(record)
         self.turn()
 
     def turn(self) -> None:

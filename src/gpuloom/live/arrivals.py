@@ -7,14 +7,13 @@ a retry used up, and goes on elsewhere (executors/gangs.py says that the runs ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 from gpuloom.core.book import node_data
 from gpuloom.core.job import Gpu, GpuState, NodeRecord, NodeState
 from gpuloom.executors.gangs import Gangs
-from gpuloom.executors.port import RunStatus
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.ledger import Ledger
 from gpuloom.live.sights import Sights
@@ -53,10 +52,10 @@ class Arrivals:
         *,
         now: Callable[[], float],
         set_node: Callable[[str, NodeState, str], None],
-        met: Callable[[str, Sequence[RunStatus]], None],
+        met: Callable[[str], None],
     ) -> None:
         """set_node: as a person opens or closes a node. met: told of a node that records know and that is there for
-        the first time since the scheduler began, with what is known of the attempts there: they are to be taken up."""
+        the first time since the scheduler began: the attempts there are to be taken up."""
         self._ledger, self._planning, self._gangs, self._sights = ledger, planning, gangs, sights
         self._now, self._set_node, self._met = now, set_node, met
         self._ends: dict[str, str] = {}
@@ -68,9 +67,8 @@ class Arrivals:
     def _nodes(self) -> Mapping[str, NodeRecord]:
         return {**self._ledger.book.nodes, **self._unwritten} if self._unwritten else self._ledger.book.nodes
 
-    def joined(self, node: NodeRecord, runs: Sequence[RunStatus] | None) -> None:
-        """A node is there, for the first time or again. runs: what is known of the attempts with members there; None:
-        they were taken up before."""
+    def joined(self, node: NodeRecord) -> None:
+        """A node is there, for the first time or again. Gangs have met it, and know what runs there."""
         known = self._nodes.get(node.name)
         self._sights.cut.pop(node.name, None)
         now_there = as_before(node, known)
@@ -79,9 +77,9 @@ class Arrivals:
         if known is None or replace(now_there, cause=known.cause) != known:
             self._write(now_there)
         log.info("node %s is there: %d GPUs", node.name, len(node.gpus))
-        self._gangs.waiting.discard(node.name)
-        if runs is not None:
-            self._met(node.name, runs)
+        if node.name in self._gangs.waiting:
+            self._gangs.waiting.discard(node.name)
+            self._met(node.name)
         self._planning.stale()
 
     def cut(self, name: str, why: str) -> None:

@@ -118,17 +118,10 @@ class Joining:
             return
         try:
             self._gangs.add(node, patience_s=MEET_S)
-            known = self._known_there(name) if name in self._gangs.waiting else None
         except ExecutorError as error:
             log.warning("node %s has joined and can't be asked what runs there: %s", name, error)
             again = threading.Timer(AGAIN_S, self._queue.put, [partial(self._meet, node, record)])
             again.name, again.daemon = "node-again", True
             again.start()
             return
-        self._scheduler.post(lambda: self._scheduler.arrivals.joined(record, known))
-
-    def _known_there(self, name: str) -> Sequence[RunStatus]:
-        """What is known of the attempts of the records with members there. Raises ExecutorError."""
-        attempts = list(self._scheduler.book.attempts.values())
-        there = [one.run for one in attempts if name in one.nodes]
-        return self._gangs.runs(patience_s=MEET_S, attempts=there) if there else ()
+        self._scheduler.post(lambda: self._scheduler.arrivals.joined(record))

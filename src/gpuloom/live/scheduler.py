@@ -411,11 +411,10 @@ class Scheduler:
         self._early.clear()
         self._inbox.put(lambda: None)
 
-    def _met_node(self, name: str, runs: Sequence[RunStatus]) -> None:
+    def _met_node(self, name: str) -> None:
         """A node has come that records know, after the scheduler began: its runs are taken up."""
         there = [one for one in self.book.attempts.values() if name in one.nodes]
-        newest = self.gangs.heard([one.run for one in there])  # since it was asked, more may have been told
-        self._take_up({status.run: status for status in (*runs, *newest)}, there)
+        self._take_up({status.run: status for status in self.gangs.heard([one.run for one in there])}, there)
 
     def _take_up(self, known: Mapping[str, RunStatus], attempts: Sequence[Attempt]) -> None:
         """Those whose nodes are all there: who waits for a node goes on waiting, until it comes or is lost."""
