@@ -450,3 +450,20 @@ def test_who_ends_with_its_node_needs_no_other_one() -> None:
             action for at_s in (100.0, 3000.0, 3300.0) for action in controller.step(at_s, Wanted({}, {"n7": use}))
         ]
         assert sum(isinstance(action, Ask) for action in found) == asks
+
+
+def test_what_became_of_the_last_requests_is_said_in_a_sentence() -> None:
+    controller, wanted = Controller(Limits(1, GPUS)), Wanted({1: 1}, {})
+    assert controller.coming_words == ""
+    (ask,) = controller.step(0.0, wanted)
+    assert isinstance(ask, Ask)
+    controller.refused(ask.ticket, "sbatch: error: no", 0.0)
+    assert controller.coming_words == "No pilot came of the last request: sbatch: error: no."
+    controller.unseen("no answer within 30 s")
+    assert controller.coming_words == "Slurm can't be asked for a pilot now: no answer within 30 s."
+    controller.see([SlurmJob(7, "p", ("PENDING",), "Resources")], 20.0)
+    assert controller.coming_words == "A pilot, job 7 of Slurm, waits there (Resources)."
+    controller.see([SlurmJob(7, "p", ("RUNNING",), nodes=("n0",))], 30.0)
+    assert controller.coming_words == "A pilot, job 7 of Slurm, has begun, and its nodes have not joined yet."
+    controller.step(31.0, Wanted({}, {"n0": Use(4, engine_job="7")}))
+    assert controller.coming_words == ""

@@ -12,6 +12,7 @@ from fake_node import FakeMachine
 from gpuloom.core.job import NodeState, Phase
 from gpuloom.live.pilot_nodes import wanted_of
 from gpuloom.live.planning.lasting import SLACK_S, usable_s
+from gpuloom.live.planning.scene import Coming
 from gpuloom.slurm.pilots import LEAVES_S
 from rehearsed_nodes import Cluster
 
@@ -137,7 +138,7 @@ def test_the_time_limit_counts_before_the_estimate_and_a_guess_is_bounded_by_wha
     it.later(HOUR)
     (second,) = it.submit({"gpus": 1, "on_preempt": "never"})
     assert "is reckoned to run for 1h 00m, as nothing is known of it" in it.why(second)["text"]
-    it.tell(lambda: it.scheduler.planning.new_nodes_last(0.5 * HOUR))
+    it.tell(lambda: it.scheduler.planning.comes(Coming(0.5 * HOUR)))
     assert it.where(second) == ["a:1"], "no new one lasts an hour: it would wait for ever"
     assert usable_s(0.5 * HOUR) < 0.5 * HOUR - LEAVES_S
 
@@ -145,15 +146,15 @@ def test_the_time_limit_counts_before_the_estimate_and_a_guess_is_bounded_by_wha
 def test_what_would_be_right_is_said() -> None:
     it = Ending(a=1.0)
     (job,) = it.submit(STAYS)
-    it.tell(lambda: it.scheduler.planning.new_nodes_last(HOUR))
+    it.tell(lambda: it.scheduler.planning.comes(Coming(HOUR)))
     why = it.why(job)
     assert why["numbers"]["new_nodes_last_s"] == HOUR
     assert why["text"].endswith(
         "A new pilot lasts 1h 00m, which is too short as well: start the scheduler with `--hours 4`, or give the job a "
         "shorter time limit."
     )
-    it.tell(lambda: it.scheduler.planning.new_nodes_last(8 * HOUR))
-    assert it.why(job)["text"].endswith("A new pilot lasts long enough; `gpuloom pilots` shows whether one comes.")
+    it.tell(lambda: it.scheduler.planning.comes(Coming(8 * HOUR, "A pilot waits.")))
+    assert it.why(job)["text"].endswith("58m 00s more. A new pilot lasts long enough. A pilot waits.")
 
 
 def test_pilots_are_told_how_long_it_needs_them() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from gpuloom.core.errors import GpuloomError
 from gpuloom.live.pilots import Pilots
+from gpuloom.live.planning.scene import NONE_COMES, Coming
 from gpuloom.slurm.commands import Slurm, SlurmError
 from gpuloom.slurm.parse import SlurmJob
 from gpuloom.slurm.pilots import Limits, Use, Wanted
@@ -67,7 +68,7 @@ class World:
         self.nodes: dict[str, Use] = {}
         self.said: list[tuple[object, ...]] = []
         self.counting: set[str] = set()
-        self.lasting_s: float | None = None
+        self.coming = NONE_COMES
         self.minted = 0
         self.pilots = Pilots(
             self.slurm,
@@ -87,8 +88,8 @@ class World:
         self.said.append(("until", name, engine_job))
         self.nodes[name] = replace(self.nodes[name], until_s=until_s, engine_job=engine_job)
 
-    def new_ones_last(self, lasts_s: float | None) -> None:
-        self.lasting_s = lasts_s
+    def comes(self, coming: Coming) -> None:
+        self.coming = coming
 
     def closes(self, name: str, why: str) -> None:
         self.said.append(("closes", name))
@@ -122,7 +123,7 @@ def test_from_a_job_that_waits_to_a_pilot_that_is_given_back() -> None:
     world.turn()
     (pilot,) = world.pilots.view()["pilots"]
     assert (pilot["job"], pilot["state"], pilot["reason"], pilot["gpus"]) == (100, "pending", "Priority", 4)
-    assert world.lasting_s == math.inf, "the scheduler is told how long they last: Slurm set no limit"
+    assert world.coming == Coming(math.inf, "A pilot, job 100 of Slurm, waits there (Priority).")
     assert world.slurm.tokens == ["secret-1"]
     world.runs(100, "n0")
     world.turn()

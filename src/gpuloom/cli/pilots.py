@@ -170,7 +170,8 @@ def troubles(found: PilotsView) -> list[str]:
     """What is wrong, in lines."""
     lines = []
     if found["refused"]:
-        again = "" if found["next_ask_s"] is None else f"; asked again at {moment(found['next_ask_s'])}"
+        next_s = found["next_ask_s"]
+        again = "" if next_s is None or next_s <= time.time() else f"; asked again at {moment(next_s)}"
         lines.append(f"the last request failed: {found['refused']}{again}")
     if found["problem"]:
         lines.append(f"Slurm can't be asked now, and what runs goes on: {found['problem']}")

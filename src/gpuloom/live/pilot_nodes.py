@@ -7,6 +7,7 @@ from collections.abc import Callable, Container
 from gpuloom.core.job import NodeState, Phase, gpus_in
 from gpuloom.core.spec import OnPreempt
 from gpuloom.live.planning.lasting import must_last_s, stay_of
+from gpuloom.live.planning.scene import Coming
 from gpuloom.live.records.fleet import open_slots, slots_of
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.sights import Sights
@@ -67,9 +68,9 @@ class SchedulerNodes:
         """See `PilotNodes`."""
         self._scheduler.do(lambda: self._scheduler.arrivals.ours_until(name, until_s, engine_job))
 
-    def new_ones_last(self, lasts_s: float | None) -> None:
+    def comes(self, coming: Coming) -> None:
         """See `PilotNodes`."""
-        self._scheduler.do(lambda: self._scheduler.planning.new_nodes_last(lasts_s))
+        self._scheduler.do(lambda: self._scheduler.planning.comes(coming))
 
     def closes(self, name: str, why: str) -> None:
         """See `PilotNodes`."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpuloom.core.errors import GpuloomError
+from gpuloom.live.planning.scene import NONE_COMES, Coming
 from gpuloom.live.views.pilots import PilotsView, pilots_view
 from gpuloom.slurm.commands import Slurm, SlurmError
 from gpuloom.slurm.parse import SlurmJob
@@ -41,8 +42,8 @@ class PilotNodes(Protocol):
 
     def ours_until(self, name: str, until_s: float | None, engine_job: str) -> None: ...
 
-    def new_ones_last(self, lasts_s: float | None) -> None:
-        """For how long nodes that are asked for will be ours; None: it is not known."""
+    def comes(self, coming: Coming) -> None:
+        """What is known of nodes that are asked for."""
         ...
 
     def closes(self, name: str, why: str) -> None:
@@ -92,7 +93,7 @@ class Pilots:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._look_s = 0.0
-        self._said_lasts_s: float | None = None
+        self._said_coming = NONE_COMES
         self._ahead_s: float | None = None
         self._token_of: dict[int, str] = {}
         """Job of Slurm → number of its token."""
@@ -147,11 +148,11 @@ class Pilots:
             self._look(wanted)
         with self._lock:
             actions = self._controller.step(self._now(), wanted)
-            lasts_s = self._controller.lasts_s
-        if lasts_s != self._said_lasts_s:
+            coming = Coming(self._controller.lasts_s, self._controller.coming_words)
+        if coming != self._said_coming:
             with suppress(GpuloomError):  # the scheduler ends, or a decision takes long: with the next turn
-                self._nodes.new_ones_last(lasts_s)
-                self._said_lasts_s = lasts_s
+                self._nodes.comes(coming)
+                self._said_coming = coming
         for action in actions:
             try:
                 self._do(action)

@@ -204,6 +204,19 @@ class Controller:
         return self._not_before_s
 
     @property
+    def coming_words(self) -> str:
+        """What has become of the last requests, in a sentence; '' if nothing is asked for."""
+        if self.unseen_words:
+            return f"Slurm can't be asked for a pilot now: {self.unseen_words}."
+        for pilot in reversed(self._pilots):
+            if pilot.state is PilotState.PENDING:
+                why = f" ({pilot.reason})" if pilot.reason else ""
+                return f"A pilot, job {pilot.job} of Slurm, waits there{why}."
+            if pilot.state is PilotState.RUNNING and not pilot.joined:
+                return f"A pilot, job {pilot.job} of Slurm, has begun, and its nodes have not joined yet."
+        return f"No pilot came of the last request: {self.words}." if self.words else ""
+
+    @property
     def lasts_s(self) -> float | None:
         """How long an allocation lasts that is asked for: as Slurm has limited the last one, before that as it is asked
         for. None: nothing is asked for, or it is not known yet."""

@@ -49,8 +49,8 @@ def stay_of(scene: Scene, job: Job) -> tuple[float, Source] | None:
         return job.spec.time_limit, Source.TIME_LIMIT
     known = scene.estimate(job)
     needs_s = scene.left_s(job) + (scene.work.usual_s or 0.0)
-    if known.source is Source.UNKNOWN and scene.new_nodes_last_s is not None:
-        needs_s = min(needs_s, usable_s(scene.new_nodes_last_s))
+    if known.source is Source.UNKNOWN and scene.coming.last_s is not None:
+        needs_s = min(needs_s, usable_s(scene.coming.last_s))
     return needs_s, known.source
 
 
@@ -145,7 +145,7 @@ def too_short(scene: Scene, job: Job, now_s: float) -> Reason | None:
     if tied.lasting:
         longer = are(tied.lasting, "node", ("lasts", "last"))
         text += f" {longer} long enough, without room for it now."
-    lasts_s = scene.new_nodes_last_s
+    lasts_s = scene.coming.last_s
     if lasts_s is not None and math.isfinite(lasts_s):
         numbers["new_nodes_last_s"] = lasts_s
         if needs_s > usable_s(lasts_s):
@@ -155,7 +155,7 @@ def too_short(scene: Scene, job: Job, now_s: float) -> Reason | None:
                 f"`--hours {hours}`, or give the job a shorter time limit."
             )
         elif not tied.lasting:
-            text += " A new pilot lasts long enough; `gpuloom pilots` shows whether one comes."
+            text += " A new pilot lasts long enough."
     return Reason(WaitCode.NODES_END_TOO_SOON, text, numbers)
 
 

@@ -28,7 +28,7 @@ from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimates
 from gpuloom.live.planning.lasting import lasting
 from gpuloom.live.planning.passes import Outcome, Passes, take
-from gpuloom.live.planning.scene import Scene
+from gpuloom.live.planning.scene import Coming, Scene
 from gpuloom.live.planning.seat import Seat
 from gpuloom.live.planning.standby import FALLBACK
 from gpuloom.live.planning.times import Times
@@ -171,10 +171,11 @@ class Planning:
         self.worlds.close()
         self.times.again = True
 
-    def new_nodes_last(self, lasts_s: float | None) -> None:
-        """For how long nodes that are asked for will be ours has become known, or has changed."""
-        self.scene.new_nodes_last_s = lasts_s
-        self.stale()
+    def comes(self, coming: Coming) -> None:
+        """What is known of nodes that are asked for."""
+        before, self.scene.coming = self.scene.coming, coming
+        if before.last_s != coming.last_s:
+            self.stale()
 
     def rest(self, until_s: float, failure: str) -> None:
         """Ask the policy again at `until_s` only: it has failed, in this way."""

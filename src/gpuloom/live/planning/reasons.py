@@ -24,6 +24,7 @@ _NOT_OF_NODES = frozenset(
     )
 )
 """Reasons that would be the same if there were more nodes, or that name them already."""
+_WAITS_FOR_NODES = frozenset({WaitCode.NO_GPU_IN_SERVICE, WaitCode.NODES_END_TOO_SOON})
 _BEHIND_EQUALS = Reason(WaitCode.BEHIND_EQUALS, "Identical jobs were submitted before it, and wait as well.")
 
 
@@ -70,6 +71,8 @@ def _why(planning: Planning, jobs: Iterable[int], now_s: float) -> dict[int, Rea
             found[number] = Reason(WaitCode.POLICY_FAILED, f"No decision can be made: {planning.failure}")
         else:
             found[number] = Reason(WaitCode.QUEUED, "The scheduler has not considered it yet.")
+        if (why := found[number]).code in _WAITS_FOR_NODES and (words := planning.scene.coming.words):
+            found[number] = replace(why, text=f"{why.text} {words}")
     return found
 
 

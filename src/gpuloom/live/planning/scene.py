@@ -15,6 +15,18 @@ from gpuloom.live.records.work import WorkDone
 from gpuloom.policies.base import Policy
 
 
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """Nodes that are asked of an engine below. last_s: for how long such a node will be ours; None: none is asked for,
+    or it is not known. words: what has become of the last requests, in a sentence; '' if there is nothing to say."""
+
+    last_s: float | None = None
+    words: str = ""
+
+
+NONE_COMES = Coming()
+
+
 @dataclass(slots=True)
 class Scene:
     """Records, claims and the policy; whoever needs these, and not the planning, is handed this."""
@@ -24,8 +36,7 @@ class Scene:
     estimates: Estimates
     claims: Claims
     policy: Policy
-    new_nodes_last_s: float | None = None
-    """For how long a node that is asked for will be ours; None: none is asked for, or it is not known."""
+    coming: Coming = NONE_COMES
     shut: Mapping[str, str] = field(default_factory=dict)
     """Nodes on which nothing can be started or stopped now, and why: who runs there goes on."""
 
@@ -61,6 +72,6 @@ class Scene:
             self.estimates.copy(),
             self.claims.copy(),
             policy,
-            self.new_nodes_last_s,
+            self.coming,
             self.shut,
         )
