@@ -139,16 +139,28 @@ def test_the_next_scheduler_takes_its_pilots_up(head: Head) -> None:
     job = head.submit("-g", "1", "--", "sleep", "600")
     head.waits_for(job, "running")
     (pilot,) = head.slurm.queue()
-    head.said("down")
+    said = head.said("down")
     assert head.slurm.queue() == [pilot], "a job runs there"
+    assert f"left in Slurm with the jobs that run there: pilot {pilot}" in said
+    assert f"`scancel {pilot}` ends them now" in said
     head.up("-N", "1", "--idle", "60s")
     head.waits_for(job, "running")
     assert len(head.client.show(job)["attempts"]) == 1
     assert [one["job"] for one in wait(head.pilots, "the pilot")] == [pilot]
     head.said("cancel", str(job), "--grace", "1s")
     head.waits_for(job, "cancelled")
-    head.said("down")
+    assert "left in Slurm" not in head.said("down")
     wait(lambda: not head.slurm.queue(), "what is idle to be given back")
+
+
+def test_down_that_stops_jobs_leaves_nothing_in_slurm(head: Head) -> None:
+    head.up("-N", "2", "--idle", "60s")
+    jobs = [head.submit("-g", str(CPUS), "--grace", "1s", "--", "sleep", "600") for _ in range(2)]
+    for job in jobs:
+        head.waits_for(job, "running")
+    found = json.loads(head.said("down", "--stop-jobs", "--json"))
+    assert (found["stopped_jobs"], found["pilots_left"]) == (True, [])
+    wait(lambda: not head.slurm.queue(), "the end of what is given back")
 
 
 def test_what_slurm_refuses_is_shown(head: Head) -> None:

@@ -102,7 +102,7 @@ def test_up_down_and_up_again(home: Path) -> None:
     assert ready["pid"] != found["pid"]
     assert ready["policy"] == "srtf"
     assert [job["state"] for job in told(home, "ls")] == ["failed"]
-    assert told(home, "down") == {"was_running": True, "pid": ready["pid"], "stopped_jobs": False}
+    assert told(home, "down") == {"was_running": True, "pid": ready["pid"], "stopped_jobs": False, "pilots_left": []}
     assert not alive(ready["pid"])
     assert told(home, "status")["running"] is False
 

@@ -13,7 +13,7 @@ from gpuloom.cli.live import connect, live_options, plain, say_json, short
 from gpuloom.cli.live_tables import Column, show_table
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import InputError
-from gpuloom.core.words import plural
+from gpuloom.core.words import noun, plural
 
 if TYPE_CHECKING:
     from gpuloom.live.views.pilots import PilotsView, PilotView
@@ -164,6 +164,32 @@ def pilots(as_json: bool, home: Path | None) -> None:
         click.echo("no pilots" if troubles(found) else "no pilots: no job needs one")
     for line in troubles(found):
         click.echo(plain(line))
+
+
+def left_in_slurm(home: Path) -> tuple[list[int], str]:
+    """Pilots of a scheduler that has ended, which Slurm goes on with: their jobs there, or why they are not known."""
+    from gpuloom.slurm.commands import Slurm, SlurmError
+    from gpuloom.slurm.plan import name_of
+
+    try:
+        jobs = Slurm().jobs(name_of(home))
+    except SlurmError as error:
+        return [], str(error)
+    return sorted(job.id for job in jobs if job.running or "PENDING" in job.states), ""
+
+
+def left_words(left: Sequence[int]) -> str:
+    """What becomes of these pilots, and how they are ended."""
+    from gpuloom.fleet.lease import TERMS
+    from gpuloom.slurm.script import GIVE_UP_S
+
+    numbers = [str(job) for job in left]
+    which = f"{noun(len(left), 'pilot')} {', '.join(numbers)}"
+    return (
+        f"left in Slurm with the jobs that run there: {which}; `gpuloom up --slurm` within {short(TERMS.lease_s)} "
+        f"takes them up, else these jobs end and go on later from their checkpoints, and the pilots end after "
+        f"{short(GIVE_UP_S)}; `scancel {' '.join(numbers)}` ends them now (`gpuloom down --stop-jobs` leaves none)"
+    )
 
 
 def troubles(found: PilotsView) -> list[str]:

@@ -16,7 +16,7 @@ import click
 
 from gpuloom.cli import background
 from gpuloom.cli.live import connect, home_option, live_options, log_level_option, plain, say_json, short
-from gpuloom.cli.pilots import chosen, own_name, slurm_options, words_of
+from gpuloom.cli.pilots import chosen, left_in_slurm, left_words, own_name, slurm_options, words_of
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.words import plural
@@ -409,7 +409,7 @@ def down(stop_jobs: bool, timeout_s: float, as_json: bool, home: Path | None) ->
 
     with connect(home) as client:
         try:
-            found = client.status()
+            found, pilots = client.status(), client.pilots()
         except NoSchedulerError as error:
             # What was asked for is so; but who mistook the home should see it.
             say_json({"was_running": False, "detail": str(error)}) if as_json else click.echo(
@@ -424,12 +424,17 @@ def down(stop_jobs: bool, timeout_s: float, as_json: bool, home: Path | None) ->
             if time.monotonic() > until:
                 raise UpError(f"the scheduler (pid {pid}) still runs after {short(timeout_s)}; it was asked to stop")
             time.sleep(0.05)
+    left, trouble = left_in_slurm(Path(found["home"])) if local and pilots["most_nodes"] else ([], "")
     if as_json:
-        say_json({"was_running": True, "pid": pid, "stopped_jobs": stop_jobs})
+        say_json({"was_running": True, "pid": pid, "stopped_jobs": stop_jobs, "pilots_left": left})
         return
     count = sum(jobs.get(state, 0) for state in ("running", "starting", "stopping", "frozen"))
     more = f"; {'put back into the queue' if stop_jobs else 'left running'}: {plural(count, 'job')}" if count else ""
     click.echo(f"the scheduler (pid {pid}) has ended{more}")
+    if left:
+        click.echo(plain(left_words(left)))
+    if trouble:
+        click.echo(plain(f"pilots may be left in Slurm, which can't be asked now: {trouble}"), err=True)
 
 
 def _there(client: Client, pid: int, local: bool) -> bool:

@@ -32,13 +32,14 @@ def wanted_of(scheduler: Scheduler, cut: Container[str]) -> Wanted:
             continue
         here = {n: gpus_in(a) for n, a in taken.items() if any(where == name for where, _ in a)}
         here |= {n: gpus_in(a.allocation) for n, a in book.attempts.items() if name in a.nodes}
+        stay = {number for number in here if jobs[number].spec.on_preempt is OnPreempt.NEVER}
         nodes[name] = Use(
             0 if name in cut else sum(where == name for where, _ in free),
             here,
-            max((jobs[number].spec.grace for number in here), default=0.0),
+            max((jobs[number].spec.grace for number in here.keys() - stay), default=0.0),
             node.engine_job,
             node.until_s,
-            {number for number in here if jobs[number].spec.on_preempt is OnPreempt.NEVER},
+            stay,
         )
     return Wanted(waiting, nodes, {number: must_last_s(stay[0]) for number, stay in stays.items() if stay is not None})
 

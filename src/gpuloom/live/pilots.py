@@ -110,8 +110,13 @@ class Pilots:
         """End; allocations that nobody uses are given back, the others go on."""
         self._ended.set()
         self._worker.end(5.0)
-        with suppress(GpuloomError), self._lock:
-            for end in self._controller.close(self._nodes.wanted()):
+        with suppress(GpuloomError):
+            wanted = self._nodes.wanted()
+            if not self._controller.unseen_words:  # one that has just begun, and has jobs by now
+                self._look(wanted)
+            with self._lock:
+                ends = self._controller.close(wanted)
+            for end in ends:
                 self._do(end)
         self._end_steps()
 

@@ -70,9 +70,9 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Use:
     """A node that is connected. free: GPUs that may be given away now. jobs: those with a part there, and the GPUs of
-    each in all; stay: of these, jobs that can't be moved. grace_s: the longest time that one of them has to save and
-    end. engine_job: the job of Slurm to which it belongs, and until_s: until when it is ours, as far as the scheduler
-    has been told; '' and None: not yet."""
+    each in all; stay: of these, jobs that can't be moved. grace_s: the longest time that one of the others has to
+    save and end. engine_job: the job of Slurm to which it belongs, and until_s: until when it is ours, as far as the
+    scheduler has been told; '' and None: not yet."""
 
     free: int
     jobs: Mapping[int, int] = field(default_factory=dict)
@@ -465,6 +465,8 @@ class Controller:
         """Why a running pilot is emptied and given back now; '' if it is not."""
         if pilot.until_s is not None:
             grace_s = max((use.grace_s for use in _uses(pilot, wanted).values()), default=0.0)
+            if pilot.limit_s is not None:  # else a job that asks for more would be moved from one to the next at once
+                grace_s = min(grace_s, pilot.limit_s / 2)
             if now_s >= pilot.until_s - grace_s - self.limits.margin_s:
                 return f"the allocation, job {pilot.job} of Slurm, ends soon"
             if self._leaves(pilot, now_s) and self._relieved(pilot, now_s, wanted):

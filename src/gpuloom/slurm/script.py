@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 TOKEN = "GPULOOM_JOIN_TOKEN"  # noqa: S105 - the name of a variable
 """The variable of the environment in which the script finds the token."""
+GIVE_UP_S = 900.0
+"""A node that does not reach the scheduler for so long ends."""
 WARNED_S = 60
 """How long before the end of its allocation a node process is told by Slurm to leave (SIGTERM)."""
 
@@ -44,7 +46,7 @@ class Request:
     log: str = ""
     runs: str = ""
     mark: str = ""
-    give_up_s: float = 900.0
+    give_up_s: float = GIVE_UP_S
 
 
 def options_of(request: Request, nodes: int) -> list[str]:
