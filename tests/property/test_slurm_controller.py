@@ -410,7 +410,7 @@ def test_who_can_not_be_moved_is_no_reason_to_ask_where_a_node_lasts() -> None:
 
 def test_nothing_is_asked_for_that_does_not_last_either() -> None:
     controller = Controller(Limits(3, GPUS, life_s=3600.0))
-    for_s = {1: 3600.0 - STARTS_S}
+    for_s = {1: 3600.0 - STARTS_S + 0.1}
     assert controller.lasts_s == 3600.0
     assert controller.step(0.0, Wanted({1: 4}, {}, for_s)) == []
     assert controller.step(0.0, Wanted({1: 4, 2: 4}, {}, for_s)) == [Ask(1, 1)], "for the other one"

@@ -157,6 +157,17 @@ def test_what_would_be_right_is_said() -> None:
     assert it.why(job)["text"].endswith("58m 00s more. A new pilot lasts long enough. A pilot waits.")
 
 
+def test_it_is_said_before_there_is_any_node_too() -> None:
+    it = Ending()
+    (job,) = it.submit({**STAYS, "gpus": 1})
+    it.tell(lambda: it.scheduler.planning.comes(Coming(HOUR)))
+    why = it.why(job)
+    assert (why["code"], why["numbers"]) == ("nodes_end_too_soon", {"needs_s": 3 * HOUR, "new_nodes_last_s": HOUR})
+    assert "(its time limit). A new pilot lasts 1h 00m, which is too short: start" in why["text"]
+    it.tell(lambda: it.scheduler.planning.comes(Coming(8 * HOUR)))
+    assert it.why(job)["code"] == "no_gpu_in_service"
+
+
 def test_pilots_are_told_how_long_it_needs_them() -> None:
     it = Ending(a=1.0)
     stays, moves = it.submit(STAYS, {"gpus": 4})

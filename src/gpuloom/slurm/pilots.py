@@ -427,7 +427,7 @@ class Controller:
         if not wanted.for_s or self.lasts_s is None:
             return wanted
         most_s = self.lasts_s - STARTS_S
-        waiting = {job: gpus for job, gpus in wanted.waiting.items() if wanted.for_s.get(job, 0.0) < most_s}
+        waiting = {job: gpus for job, gpus in wanted.waiting.items() if wanted.for_s.get(job, 0.0) <= most_s}
         return replace(wanted, waiting=waiting)
 
     def _may_ask(self, now_s: float, wanted: Wanted) -> bool:
@@ -521,7 +521,7 @@ def _who_first(need: tuple[int, float]) -> tuple[float, int]:
 
 def _take(nodes: Iterable[_Room], gpus: int, for_s: float) -> bool:
     """Take GPUs of the node on which the fewest are left by it, of those that last; whether there is one."""
-    fitting = [room for room in nodes if room.gpus >= gpus and (not for_s or room.lasts_s > for_s)]
+    fitting = [room for room in nodes if room.gpus >= gpus and (not for_s or room.lasts_s >= for_s)]
     if not fitting:
         return False
     min(fitting, key=lambda room: (room.gpus, room.lasts_s)).gpus -= gpus

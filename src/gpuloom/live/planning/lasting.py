@@ -128,35 +128,42 @@ def by_short(tied: Mapping[int, Tied], jobs: Collection[int]) -> list[tuple[froz
 
 
 def too_short(scene: Scene, job: Job, now_s: float) -> Reason | None:
-    """Why a job waits for nodes that last longer; None: it does not."""
+    """Why a job waits for nodes that last longer; None: it does not. Where no node is open at all, it does if those
+    that are asked for would be too short."""
     stay, tied = stay_of(scene, job), lasting(scene, [job.id], now_s).tied.get(job.id)
-    if stay is None or tied is None:
+    if stay is None:
         return None
     needs_s, source = stay
-    lefts = lefts_of([scene.book.nodes[name] for name in tied.short], now_s)
-    left_s, name = max((left_s, name) for name, left_s in lefts.items())
-    numbers = {
-        "needs_s": needs_s, "left_s": left_s, "nodes_too_short": len(tied.short), "nodes_lasting": tied.lasting,
-    }  # fmt: skip
-    where = f"node {name} is ours for {format_duration(left_s)} more"
-    if len(tied.short) > 1:
-        where = f"{are(len(tied.short), 'node')} ours for less, at most {format_duration(left_s)} more ({name})"
-    text = f"It can't be moved (on_preempt: never) and {_needs(needs_s, source)}; {where}."
-    if tied.lasting:
-        longer = are(tied.lasting, "node", ("lasts", "last"))
-        text += f" {longer} long enough, without room for it now."
+    text, numbers = f"It can't be moved (on_preempt: never) and {_needs(needs_s, source)}", {"needs_s": needs_s}
+    if tied is not None:
+        said, more = _of_nodes(scene, tied, now_s)
+        text, numbers = f"{text}; {said}", numbers | more
     lasts_s = scene.coming.last_s
     if lasts_s is not None and math.isfinite(lasts_s):
         numbers["new_nodes_last_s"] = lasts_s
-        if needs_s > usable_s(lasts_s):
+        if must_last_s(needs_s) > lasts_s - STARTS_S:
             hours = math.ceil((must_last_s(needs_s) + STARTS_S) / 3600.0)
+            also = " as well" if tied is not None else ""
             text += (
-                f" A new pilot lasts {format_duration(lasts_s)}, which is too short as well: start the scheduler with "
-                f"`--hours {hours}`, or give the job a shorter time limit."
+                f". A new pilot lasts {format_duration(lasts_s)}, which is too short{also}: start the scheduler with "
+                f"`--hours {hours}`, or give the job a shorter time limit"
             )
-        elif not tied.lasting:
-            text += " A new pilot lasts long enough."
-    return Reason(WaitCode.NODES_END_TOO_SOON, text, numbers)
+            return Reason(WaitCode.NODES_END_TOO_SOON, f"{text}.", numbers)
+        if tied is not None and not tied.lasting:
+            text += ". A new pilot lasts long enough"
+    return None if tied is None else Reason(WaitCode.NODES_END_TOO_SOON, f"{text}.", numbers)
+
+
+def _of_nodes(scene: Scene, tied: Tied, now_s: float) -> tuple[str, dict[str, float]]:
+    """What is to be said of the nodes that are there, and its numbers."""
+    lefts = lefts_of([scene.book.nodes[name] for name in tied.short], now_s)
+    left_s, name = max((left_s, name) for name, left_s in lefts.items())
+    text = f"node {name} is ours for {format_duration(left_s)} more"
+    if len(tied.short) > 1:
+        text = f"{are(len(tied.short), 'node')} ours for less, at most {format_duration(left_s)} more ({name})"
+    if tied.lasting:
+        text += f". {are(tied.lasting, 'node', ('lasts', 'last'))} long enough, without room for it now"
+    return text, {"left_s": left_s, "nodes_too_short": len(tied.short), "nodes_lasting": tied.lasting}
 
 
 def _needs(needs_s: float, source: Source) -> str:

@@ -53,7 +53,7 @@ def _why(planning: Planning, jobs: Iterable[int], now_s: float) -> dict[int, Rea
             found[number] = blocked(job, planning.book.jobs, now_s) or Reason(WaitCode.HELD, "It is held.")
         elif number in planning.reasons:
             known = planning.reasons[number]
-            if known.code == WaitCode.NODES_END_TOO_SOON:  # what is left of nodes becomes less
+            if known.code in _WAITS_FOR_NODES:  # what is left of nodes becomes less
                 known = too_short(planning.scene, job, now_s) or known
             found[number] = known
         elif (world := next((w for w in planning.seen if w.is_waiting(number)), None)) is not None:
