@@ -51,6 +51,8 @@ def test_the_store_holds_the_bytes_that_were_submitted(given: dict[str, Any]) ->
     assert written == json.dumps(checked.to_json()) == json.dumps(masked(checked.model_dump(mode="json")))
     assert spec_of(json.loads(written)) == kept
     assert json.dumps(spec_of(json.loads(written)).to_json()) == written
+    kept.to_json()["env"].clear()
+    assert json.dumps(kept.to_json()) == written, "what is given out is a copy"
     assert set(kept.env.values()) <= {MASK}
 
 

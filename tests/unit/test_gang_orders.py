@@ -157,6 +157,21 @@ class TestGang:
         assert asked(gang.renewed(1, 4.0)) == [Stop(1, EndReason.PREEMPTED, 3.0)], "its node may have forgotten"
         assert asked(gang.renewed(1, 60.0)) == [Stop(1, EndReason.PREEMPTED, 0.0)]
 
+    def test_deadlines_that_are_the_same_but_for_rounding_are_told_once(self) -> None:
+        gang = running()
+        gang.stop(EndReason.PREEMPTED, 20.0, 0.0)
+        assert gang.stop(EndReason.PREEMPTED, 18.9999, 1.0) == []
+        assert len(asked(gang.stop(EndReason.PREEMPTED, 18.5, 1.0))) == 2
+
+    def test_a_member_that_was_given_up_before_it_was_taken_over_stays_so(self) -> None:
+        gang = Gang(RUN, MEMBERS, GRACE_S)
+        how = ended(None, EndReason.NODE, cause=Cause.NODE)
+        found = {0: status(0, RunPhase.RUNNING)}
+        orders = gang.adopt(found, {1: how}, began=True, stopping=False, frozen=False, restarted=(), now=0.0)
+        assert asked(orders) == [Stop(0, EndReason.PEER, GRACE_S)]
+        assert gang.is_lost(1)
+        assert gang.heard(1, status(1, RunPhase.RUNNING), 1.0) == []
+
     def test_a_node_that_was_met_anew_is_told_again_to_begin_and_to_stand_still(self) -> None:
         gang = Gang(RUN, MEMBERS, GRACE_S)
         gang.start(0.0)
