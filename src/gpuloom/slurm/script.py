@@ -79,7 +79,8 @@ def join_command(request: Request) -> str:
     slots = f" --slots {request.gpus}" if request.slots else ""
     return (
         f"{shlex.quote(request.python)} -P -m gpuloom node join {shlex.quote(request.url)}"
-        f' --token-file "$folder/token" --name "{name}" --home "$folder" --give-up {request.give_up_s:g}s{slots}'
+        f' --token-file "$folder/token" --name "{name}" --home "$folder" --temporary-home'
+        f" --give-up {request.give_up_s:g}s{slots}"
     )
 
 

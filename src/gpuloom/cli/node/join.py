@@ -67,6 +67,7 @@ def node_home_option(command: Any) -> Any:
     is_flag=True,
     help="Return when it has joined. It runs on in the background, with its log in HOME/node.log.",
 )
+@click.option("--temporary-home", "temporary", is_flag=True, hidden=True)
 @node_home_option
 def join(
     url: str | None,
@@ -79,6 +80,7 @@ def join(
     give_up: float | None,
     log_level: str,
     detach: bool,
+    temporary: bool,
     home: Path | None,
 ) -> None:
     """Make this machine a node of the scheduler at URL: its jobs run here, as the user who starts this.
@@ -101,6 +103,7 @@ def join(
     if detach:
         _detached(place, settings, log_level, give_up)
         return
+    from gpuloom.node.passing import remove, tidy
     from gpuloom.node.process import JoinOptions
     from gpuloom.node.process import join as run
     from gpuloom.server.log import begin, keep
@@ -111,7 +114,12 @@ def join(
     options = JoinOptions(
         place.path, **settings, give_up_s=give_up, engine_job=engine_job, until_s=_until_s(engine_job)
     )
-    click.get_current_context().exit(run(options, keep))
+    if temporary:
+        tidy(place.path.parent, time.time())
+    code = run(options, keep)
+    if temporary:
+        remove(place.path)
+    click.get_current_context().exit(code)
 
 
 def _until_s(engine_job: str) -> float | None:
