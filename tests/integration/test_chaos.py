@@ -11,7 +11,7 @@ from chaos import chaos
 from chaos_jobs import Ledger, Wanted, faults_of
 from slurm_kit import missing_programs
 
-JOBS = 40
+JOBS = 32
 
 
 @pytest.mark.slow
