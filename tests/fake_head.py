@@ -1,16 +1,24 @@
-"""Parts of a head without a scheduler: a connection that carries nothing, and who notes what the register tells."""
+"""A head without a scheduler: its register of nodes, who notes what that tells, and connections that carry nothing."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from gpuloom.agent.health import Changes
 from gpuloom.agent.sample import Sample
-from gpuloom.core.job import NodeRecord
+from gpuloom.core.job import Gpu, NodeRecord
 from gpuloom.executors.port import RunStatus
+from gpuloom.fleet.codec import plain
 from gpuloom.fleet.joined import JoinedNode
+from gpuloom.fleet.messages import VERSION, Hello, Joined, data_of
+from gpuloom.fleet.registry import Nodes
+from gpuloom.fleet.token import Tokens
+from until import until
+
+RECORD = NodeRecord("n1", (Gpu(0, "cpu-0", "CPU"),))
 
 
 class Wire:
@@ -46,11 +54,16 @@ class Wire:
 
 
 class Scheduler:
-    """An `OnNodes`. told: what it was told, in order. nodes: those that have joined. why_cut: by name."""
+    """An `OnNodes`.
+
+    Attributes:
+        told: what it was told, in order. nodes: those that have joined. changes: of samples. why_cut: by name.
+    """
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
         self.nodes: dict[str, JoinedNode] = {}
+        self.changes: list[Changes] = []
         self.why_cut: dict[str, str] = {}
 
     def joined(self, node: JoinedNode, record: NodeRecord, runs: Sequence[RunStatus]) -> None:
@@ -62,6 +75,7 @@ class Scheduler:
 
     def sampled(self, name: str, sample: Sample, changes: Changes) -> None:
         self.told.append(("sampled", name, sample.at_s))
+        self.changes.append(changes)
 
     def leaving(self, name: str, why: str) -> None:
         self.told.append(("leaving", name))
@@ -78,3 +92,34 @@ class Scheduler:
 
     def left(self, name: str) -> None:
         self.told.append(("left", name))
+
+
+class Head:
+    """A register of nodes with a clock by hand, and what nodes say to it. now: seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 100.0
+        self.on = Scheduler()
+        self.tokens = Tokens(folder / "tokens.json")
+        self.token = self.tokens.mint()
+        self.nodes = Nodes(folder / "nodes.json", self.tokens, self.on, reserved=["head"], monotonic=lambda: self.now)
+
+    def call(self, **hello: Any) -> Wire:
+        """A node connects and says hello."""
+        wire = Wire()
+        self.nodes.opened(wire, self.token.shown)
+        who = Hello(**{"version": VERSION, "name": "n1", "home": "h", "process": "p", "boot_id": "b", **hello})
+        self.say(wire, hello=plain(who))
+        until(lambda: wire.frames)
+        return wire
+
+    def say(self, wire: Wire, **frame: Any) -> None:
+        self.nodes.received(wire, json.dumps(frame))
+
+    def join(self, runs: tuple[RunStatus, ...] = (), **hello: Any) -> Wire:
+        wire = self.call(**hello)
+        assert wire.frames[0]["welcome"]["resumed"] is False
+        before = len(self.on.told)
+        self.say(wire, n=1, m=data_of(Joined(RECORD, runs)), ack=0)
+        until(lambda: len(self.on.told) > before)
+        return wire

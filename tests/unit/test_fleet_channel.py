@@ -161,7 +161,8 @@ def test_questions_are_answered_by_number(pool: ThreadPoolExecutor) -> None:
     other, second = asked(pool, channel, wire, "log_mark", run="1.1")
     assert wire.frames[-1] == {"ask": 2, "what": "log_mark", "with": {"run": "1.1"}}
     channel.replied({"reply": second, "data": [1]})
-    channel.replied({"reply": 99, "data": "nobody asked"})
+    for number in (99, None, "1", [1], {}):
+        channel.replied({"reply": number, "data": "nobody asked"})
     assert other.result(30.0) == [1]
     assert not one.done()
     channel.replied({"reply": first})

@@ -10,54 +10,20 @@ from typing import Any
 
 import pytest
 
-from fake_head import Scheduler, Wire
+from fake_head import RECORD, Head
 from gpuloom.agent.sample import NodeRates, Sample
 from gpuloom.core.end_reason import EndReason
-from gpuloom.core.job import Gpu, NodeRecord
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunStatus
 from gpuloom.fleet import registry
 from gpuloom.fleet.codec import plain
 from gpuloom.fleet.lease import LONGEST_LEASE_S, TERMS, ended_after_s
-from gpuloom.fleet.messages import VERSION, Hello, Joined, Left, Sampled, Status, data_of
-from gpuloom.fleet.registry import HOLD_S, LOOK_S, SILENT_S, Nodes
-from gpuloom.fleet.token import Tokens
+from gpuloom.fleet.messages import Joined, Left, Sampled, Status, data_of
+from gpuloom.fleet.registry import HOLD_S, LOOK_S, SILENT_S
 from until import until
 
-RECORD = NodeRecord("n1", (Gpu(0, "cpu-0", "CPU"),))
 SPEC = RunSpec("1.1-a", ("true",), "/", {"A": "b"}, (0,), ("cpu-0",))
 ENDED = RunExit(0, None, None, "", 5.0)
-
-
-class Head:
-    """Nodes with a clock by hand."""
-
-    def __init__(self, folder: Path) -> None:
-        self.now = 100.0
-        self.on = Scheduler()
-        self.tokens = Tokens(folder / "tokens.json")
-        self.token = self.tokens.mint()
-        self.nodes = Nodes(folder / "nodes.json", self.tokens, self.on, reserved=["head"], monotonic=lambda: self.now)
-
-    def call(self, **hello: Any) -> Wire:
-        """A node connects and says hello."""
-        wire = Wire()
-        self.nodes.opened(wire, self.token.shown)
-        who = Hello(**{"version": VERSION, "name": "n1", "home": "h", "process": "p", "boot_id": "b", **hello})
-        self.say(wire, hello=plain(who))
-        until(lambda: wire.frames)
-        return wire
-
-    def say(self, wire: Wire, **frame: Any) -> None:
-        self.nodes.received(wire, json.dumps(frame))
-
-    def join(self, runs: tuple[RunStatus, ...] = (), **hello: Any) -> Wire:
-        wire = self.call(**hello)
-        assert wire.frames[0]["welcome"]["resumed"] is False
-        before = len(self.on.told)
-        self.say(wire, n=1, m=data_of(Joined(RECORD, runs)), ack=0)
-        until(lambda: len(self.on.told) > before)
-        return wire
 
 
 @pytest.fixture(autouse=True)

@@ -162,8 +162,9 @@ class Channel:
 
     def replied(self, frame: Mapping[str, Any]) -> None:
         """An answer has come."""
+        number = frame["reply"]
         with self._lock:
-            question = self._questions.pop(frame["reply"], None)
+            question = self._questions.pop(number, None) if isinstance(number, int) else None
         if question is None:
             return
         if "error" in frame:
