@@ -204,12 +204,16 @@ def test_the_log_of_a_node_process_is_rotated(home: NodeHome, monkeypatch: pytes
     older = home.path / "node.log.1"
     monkeypatch.setattr(join, "READY_S", 1.0)
     words = ("http://127.0.0.1:9", "--token", TOKEN, "--name", "n1", "--slots", "1")
-    done = gpuloom("join", *words, "--detach", "--home", home.path)
-    assert isinstance(done.exception, join.JoinError)
-    until(older.exists)
-    pid = until(home.holder)
-    until(lambda: {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (1, 2)} == {str(home.log)})
-    assert gpuloom("leave", "--home", home.path).stdout == "left\n"
+    try:
+        done = gpuloom("join", *words, "--detach", "--home", home.path)
+        assert isinstance(done.exception, join.JoinError)
+        until(older.exists)
+        pid = until(home.holder)
+        until(lambda: {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (1, 2)} == {str(home.log)})
+    finally:
+        until(home.holder)
+        left = gpuloom("leave", "--home", home.path)
+    assert left.stdout == "left\n"
     assert older.stat().st_size == MOST_BYTES
     assert "no connection" in home.log.read_text()
     assert "leaving: it was told to (SIGTERM)" in home.log.read_text()
