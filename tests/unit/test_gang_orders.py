@@ -172,6 +172,19 @@ class TestGang:
         assert gang.is_lost(1)
         assert gang.heard(1, status(1, RunPhase.RUNNING), 1.0) == []
 
+    def test_what_it_was_told_before_it_was_taken_over_counts(self) -> None:
+        """Told to end while one of its nodes had not come yet."""
+        gang = Gang(RUN, MEMBERS, GRACE_S)
+        assert asked(gang.stop(EndReason.CANCELLED, 20.0, 0.0)) == []
+        found = {rank: status(rank, RunPhase.RUNNING) for rank in (0, 1)}
+        orders = gang.adopt(found, {}, began=True, stopping=False, frozen=False, restarted=(), now=5.0)
+        assert asked(orders) == [Stop(0, EndReason.CANCELLED, 15.0), Stop(1, EndReason.CANCELLED, 15.0)]
+
+    def test_it_has_begun_if_a_member_has_whatever_the_records_know(self) -> None:
+        """Then the others have their grace, and the log of who failed is read."""
+        _, orders = adopted(ended(3), RunPhase.RUNNING, began=False)
+        assert asked(orders) == [Stop(1, EndReason.PEER, GRACE_S), ReadLog(0)]
+
     def test_a_node_that_was_met_anew_is_told_again_to_begin_and_to_stand_still(self) -> None:
         gang = Gang(RUN, MEMBERS, GRACE_S)
         gang.start(0.0)
