@@ -347,7 +347,7 @@ class Gang:
         ):  # whatever became of it: none was told to begin
             how = replace(how, reason=EndReason.NOT_STARTED, cause=Cause.EXECUTOR)
             text = message_of(rank, self._members[rank].node, how, "")
-        elif how.reason is EndReason.PEER and self._decided is not None:
+        elif how.reason is EndReason.PEER:
             # Who decided then is not known any more: only a lost node takes its members' ends with it.
             how = RunExit(None, None, EndReason.NODE, "", how.at_s, cause=Cause.NODE)
             text = "a node of it was lost, and its other members were ended"
