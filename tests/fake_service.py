@@ -24,6 +24,7 @@ from gpuloom.core.book import Book
 from gpuloom.core.errors import ConflictError, ImpossibleJobError, InputError, NotFoundError, PolicyError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, WAITING, Attempt, EndReason, Gpu, Job, NodeRecord, NodeState, Phase
+from gpuloom.core.pace import ALIKE
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.no_files import NoFiles
 from gpuloom.executors.node import RunFiles
@@ -335,7 +336,7 @@ class FakeService:
         with self._changed:
             record = self._job(job)
             log = str(self.log_path(job)) if record.attempts else ""
-            return show_view(self._view(record), record.spec, self._attempts(job), self.events(job=job), log)
+            return show_view(self._view(record), record.spec, ALIKE, self._attempts(job), self.events(job=job), log)
 
     def why(self, job: int, *, forecast: bool = True) -> WhyView:
         with self._changed:

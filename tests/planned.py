@@ -14,8 +14,9 @@ from gpuloom.core.job import ENDED, Phase
 from gpuloom.core.share_class import is_pair
 from gpuloom.live.planning.claims import ON_DISK, Step
 from gpuloom.live.planning.estimates import Estimates
+from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.planning.planning import Planning
-from gpuloom.live.records.fleet import slots_of
+from gpuloom.live.records.fleet import model_of, slots_of
 from gpuloom.live.records.work import WorkDone
 
 MOST_TURNS = 20_000
@@ -23,7 +24,8 @@ MOST_TURNS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job: when it is submitted, what it needs, how long it is said to take, and how long it takes.
+    """A job: when it is submitted, what it needs, how long it is said to take, and how long it takes; of several GPU
+    models on the slowest. On others it is as fast as `speeds` in `more` says.
 
     late_s: its processes are there so much later than its GPUs are its own. slow_s: it stops so late when told to.
     """
@@ -55,16 +57,22 @@ class Planned:
         interval_s: float = 0.0,
         overhead_s: float = 0.0,
         noticed_s: float = 0.0,
+        models: Mapping[str, int] | None = None,
     ) -> None:
+        """slots: of one machine. models: in place of them a machine for each GPU model, with so many GPUs."""
         self.tasks, self.noticed_s = tasks, noticed_s
         self.book, self.work = Book(), WorkDone()
         self._events = 0
-        gpus = [{"index": index, "uuid": f"cpu-{index}", "model": "cpu"} for index in range(slots)]
-        self._tell("node.changed", None, 0.0, node={"name": "host", "gpus": gpus, "kind": "cpu"})
+        for model, count in (models or {"cpu": slots}).items():
+            name = "host" if models is None else f"host-{model}"
+            gpus = [{"index": index, "uuid": f"{model}-{index}", "model": model} for index in range(count)]
+            self._tell("node.changed", None, 0.0, node={"name": name, "gpus": gpus, "kind": "cpu"})
+        estimates = Estimates(lambda user, name, limit: ())
         self.planning = Planning(
             self.book,
             self.work,
-            Estimates(lambda user, name, limit: ()),
+            estimates,
+            ModelSpeeds(lambda user, name, limit: (), estimates),
             list,
             policy=policy,
             interval_s=interval_s,
@@ -168,13 +176,15 @@ class Planned:
             if job.phase is not Phase.QUEUED or not self._may_join(number, there):
                 continue
             where = [[name, list(gpus)] for name, gpus in allocation]
-            self._tell("attempt.starting", number, now, attempt=job.attempts + 1, allocation=where)
+            model = model_of(self.book.nodes, allocation)
+            speed = (task.more or {}).get("speeds", {}).get(model, 1.0)
+            self._tell("attempt.starting", number, now, attempt=job.attempts + 1, allocation=where, gpu_model=model)
             self._at(now + task.late_s, "run", number)
             for slot in slots:
                 held.setdefault(slot, []).append(number)
             self.work.begin(number, now)
             self.work.rate(number, self.planning.claims.take_rate(number))
-            left = task.late_s + task.takes_s - job.work_s
+            left = task.late_s + (task.takes_s - self.planning.scene.done_s(job)) / speed
             self._ends[number] = self._at(now + left + self.noticed_s, "end", number)
             self.first_s.setdefault(number, now)
             self.starts.append((now, number, frozenset(slots)))

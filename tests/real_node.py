@@ -20,8 +20,10 @@ from until import until
 class RealNode:
     """A node with CPU slots. home: its home directory. link: between it and the head."""
 
-    def __init__(self, head: Real, folder: Path, *, name: str = "n1", slots: int = 2, lease: str = "6s") -> None:
-        self.head, self.name, self.slots, self.lease = head, name, slots, lease
+    def __init__(
+        self, head: Real, folder: Path, *, name: str = "n1", slots: int = 2, lease: str = "6s", model: str = "CPU"
+    ) -> None:
+        self.head, self.name, self.slots, self.lease, self.model = head, name, slots, lease, model
         self.home = folder / name
         self.token = self.head_says("token")["token"]
         url = urlsplit(json.loads((head.home / "server.json").read_text())["url"])
@@ -43,7 +45,8 @@ class RealNode:
     def join(self, *options: str) -> None:
         """Start it, and wait until it has joined."""
         url = f"{self.scheme}://127.0.0.1:{self.link.port}"
-        words = ("--name", self.name, "--slots", str(self.slots), "--lease", self.lease, "--detach", *options)
+        slots = ("--slots", str(self.slots), "--slot-model", self.model)
+        words = ("--name", self.name, *slots, "--lease", self.lease, "--detach", *options)
         done = self.run("join", url, *words)
         assert done.returncode == 0, done.stderr
         self.pid = self.status()["pid"]

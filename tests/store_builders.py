@@ -102,8 +102,11 @@ class Writer:
         self.write(("jobs.submitted", first, submitted(first, **given)))
         return first
 
-    def start(self, job: int, at: float | None = None, allocation: object = (("host", (0,)),)) -> None:
-        self.write(("attempt.starting", job, starting(self.book.jobs[job].attempts + 1, allocation)), at=at)
+    def start(
+        self, job: int, at: float | None = None, allocation: object = (("host", (0,)),), gpu_model: str = ""
+    ) -> None:
+        data = {**starting(self.book.jobs[job].attempts + 1, allocation), "gpu_model": gpu_model}
+        self.write(("attempt.starting", job, data), at=at)
         self.write(("attempt.running", job, {"pid": 7, "start_ticks": 99, "boot_id": "boot"}), at=at)
 
     def end(self, job: int, at: float | None = None, **given: Any) -> None:
@@ -121,6 +124,7 @@ def same(loaded: Loaded, book: Book) -> None:
 
 # -- random stories ------------------------------------------------------------------------------------------------
 
+_REASONS = [reason.value for reason in EndReason if reason is not EndReason.PEER]  # that is of a member only
 _NAMES = st.sampled_from(["train", "a b", "größe", "x\udcff", "n[1]", "null\0byte", "'; DROP TABLE jobs; --", "*"])
 _ALLOCATIONS = st.sampled_from([[["host", [0]]], [["host", [0, 1]]], [["a", [0]], ["b", [1, 2, 3]]]])
 
@@ -202,7 +206,8 @@ def about(draw: st.DrawFn, job: Job, kind: str) -> tuple[str, int | None, Mappin
     elif kind == "job.flagged":
         data = {"flag": draw(st.sampled_from(["idle", "log"])), "text": draw(st.sampled_from(["", "for 300 s"]))}
     elif kind == "attempt.starting":
-        data = {"attempt": job.attempts + 1, "allocation": draw(_ALLOCATIONS)}
+        model = draw(st.sampled_from(["", "V100", "K80"]))
+        data = {"attempt": job.attempts + 1, "allocation": draw(_ALLOCATIONS), "gpu_model": model}
     elif kind == "attempt.running":
         data = {"pid": draw(st.none() | st.integers(2, 4_000_000)), "start_ticks": 2**40, "boot_id": "b"}
     elif kind == "attempt.stopping":
@@ -211,7 +216,7 @@ def about(draw: st.DrawFn, job: Job, kind: str) -> tuple[str, int | None, Mappin
         data = {"allocation": draw(_ALLOCATIONS)}
     elif kind == "attempt.ended":
         data = {
-            "reason": draw(st.sampled_from([reason.value for reason in EndReason])),
+            "reason": draw(st.sampled_from(_REASONS)),
             "next": draw(st.sampled_from(sorted(ENDED | {Phase.QUEUED, Phase.HELD}))).value,
             "work_s": draw(st.floats(0, 1e9)),
             "exit_code": draw(st.none() | st.integers(-64, 255)),
@@ -220,5 +225,6 @@ def about(draw: st.DrawFn, job: Job, kind: str) -> tuple[str, int | None, Mappin
             "failure": draw(st.booleans()),
             "not_before_s": draw(st.none() | st.just(12.5)),
             "peak_memory_mib": draw(st.none() | st.just(100.5)),
+            "it_per_s": draw(st.none() | st.just(12.25)),
         }
     return kind, job.id, data

@@ -273,6 +273,37 @@ class TestEndedRuns:
         assert list(store.ended_runs("ada", "", 0)) == []
         assert list(store.ended_runs("cy", "", 3)) == []
 
+    def test_by_gpu_model(self, writer: Writer, store: Store) -> None:
+        job = writer.submit(name="a", gpus=2)
+        writer.start(job, gpu_model="K80")
+        writer.end(job, reason="preempted", after="queued", work_s=4.0, it_per_s=2.0)
+        writer.start(job)
+        writer.end(job, reason="preempted", after="queued", work_s=5.0, it_per_s=None)
+        assert (store.ended_runs("ada", "a", 9), store.measured_runs("ada", "a", 9)) == ([], [])
+        writer.start(job, gpu_model="V100")
+        writer.end(job, work_s=15.0, it_per_s=9.0)
+        (run,) = store.ended_runs("ada", "a", 9)
+        assert (run.work_s, run.work_on) == (15.0, {"K80": 4.0, "V100": 10.0})
+        measured = store.measured_runs("ada", "a", 9)
+        assert [(one.gpus, one.gpu_model, one.it_per_s) for one in measured] == [(2, "K80", 2.0), (2, "V100", 9.0)]
+        assert measured[0].spec.name == "a"
+        assert [one.it_per_s for one in store.measured_runs("ada", "a", 1)] == [9.0]
+        assert list(store.measured_runs("bob", "a", 9)) == list(store.measured_runs("ada", "b", 9)) == []
+
+    def test_work_that_is_lost_is_on_no_model(self, writer: Writer, store: Store) -> None:
+        job = writer.submit(name="a")
+        writer.start(job, gpu_model="K80")
+        writer.end(job, reason="preempted", after="queued", work_s=4.0)
+        writer.start(job, gpu_model="V100")
+        writer.end(job, reason="requeued", after="queued", work_s=0.0)
+        writer.start(job, gpu_model="V100")
+        writer.end(job, reason="failed", after="failed", work_s=1.0)
+        assert (found := store.job(job)) is not None
+        assert found.work_on == {"V100": 1.0}
+        writer.write(("job.requeued", job, {}))
+        assert (again := store.job(job)) is not None
+        assert again.work_on == {}
+
 
 class TestUsage:
     DAY = 86_400.0

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import jobs
+from gpuloom.core.workload import Speeds
 from gpuloom.live.planning.estimates import TOLERANCE, TOLERANCE_S
 from gpuloom.sim import simulate
 from planned import Planned, Task
@@ -46,6 +47,38 @@ def test_live_decides_as_simulated_where_estimates_are_right(policy: str, seed: 
     live = Planned(tasks, policy, slots=8, interval_s=interval_s).run()
     workload = jobs([(task.at_s, task.takes_s, task.gpus) for task in tasks])
     again = simulate(workload, "1x8", policy, interval_s=interval_s, restart_overhead_s=0.0)
+    assert [live.end_s[number] for number in range(1, len(tasks) + 1)] == pytest.approx(again.end_s.tolist(), abs=0.02)
+
+
+MODELS = {"K80": 5, "P100": 3, "V100": 4}
+ON_MODELS = (
+    *EXACT,
+    "fifo:backfill=easy;upgrade=yes",
+    "srtf:upgrade=yes",
+    "gavel:round=60s",
+    "themis:lease=60s",
+    "weave",
+)
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 60.0])
+@pytest.mark.parametrize("policy", ON_MODELS)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_on_several_gpu_models_live_decides_as_simulated(policy: str, seed: int, interval_s: float) -> None:
+    random = np.random.default_rng(seed)
+    tasks = drawn(seed, 60, 4)
+    factor = np.column_stack([np.ones(len(tasks)), random.uniform(1, 4, len(tasks)), random.uniform(1, 9, len(tasks))])
+    tasks = [
+        replace(task, gpus=min(task.gpus, 3), more={"speeds": dict(zip(MODELS, row, strict=True))})
+        for task, row in zip(tasks, factor.tolist(), strict=True)
+    ]
+    live = Planned(tasks, policy, slots=0, interval_s=interval_s, models=MODELS).run()
+    workload = jobs([(task.at_s, task.takes_s, task.gpus) for task in tasks])
+    workload = replace(workload, speeds=Speeds(tuple(MODELS), factor))
+    # Live, a policy that stops no running job moves none either, unless the text says so.
+    stays = policy.startswith(("fifo", "sjf")) and "upgrade" not in policy
+    as_live = f"{policy}{';' if ':' in policy else ':'}upgrade=no" if stays else policy
+    again = simulate(workload, "1x5:K80,1x3:P100,1x4:V100", as_live, interval_s=interval_s, restart_overhead_s=0.0)
     assert [live.end_s[number] for number in range(1, len(tasks) + 1)] == pytest.approx(again.end_s.tolist(), abs=0.02)
 
 

@@ -23,12 +23,13 @@ from gpuloom.live.planning.eligible import Throttles, blocked, throttle_of
 from gpuloom.live.planning.estimates import NOW_S, Estimates, left_s, stands_s
 from gpuloom.live.planning.lacks import lacks
 from gpuloom.live.planning.lines import Lines
+from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.planning.reserve import Reservation, _reserved
 from gpuloom.live.planning.roster import Roster
 from gpuloom.live.planning.shortage import nothing_to_give, unplaceable
 from gpuloom.live.planning.standby import Standby
 from gpuloom.live.planning.times import Times
-from gpuloom.live.records.fleet import Needs, fleet_of, open_slots, slots_of, why_never
+from gpuloom.live.records.fleet import Needs, fleet_of, models_of, open_slots, slots_of, why_never
 from gpuloom.live.records.ledger import Ledger
 from gpuloom.live.records.work import WorkDone
 from gpuloom.live.submission.actions import Action, impossible, so_already
@@ -347,7 +348,8 @@ def test_an_array_has_a_line_of_its_own() -> None:
 
 
 def test_jobs_as_a_policy_sees_them() -> None:
-    roster = Roster(Estimates(lambda user, name, limit: ()))
+    estimates = Estimates(lambda user, name, limit: ())
+    roster = Roster(estimates, ModelSpeeds(lambda user, name, limit: (), estimates))
     plain, other = (
         record(id=4, submitted_s=9.0),
         record(id=5, submitted_s=9.0, user="bo", priority=-1, spec=spec_of(gpu_memory=100)),
@@ -533,7 +535,11 @@ def planning(text: str, *jobs: Job, nodes: tuple[NodeRecord, ...] = (), known: o
     book.jobs.update({job.id: job for job in jobs})
     profiles = SimpleNamespace(find=lambda model, gpus: known)
     seat = SimpleNamespace(written=text)
-    return SimpleNamespace(policy=policy, book=book, seat=seat, worlds=SimpleNamespace(profiles=profiles))
+    estimates = Estimates(lambda user, name, limit: ())
+    speeds = ModelSpeeds(lambda user, name, limit: (), estimates)
+    speeds.see(models_of(nodes))
+    scene = SimpleNamespace(pace=speeds.of_job)
+    return SimpleNamespace(policy=policy, book=book, seat=seat, worlds=SimpleNamespace(profiles=profiles), scene=scene)
 
 
 MIXED = (node("a", "V100"), node("b", "K80"))
@@ -550,7 +556,10 @@ MIXED = (node("a", "V100"), node("b", "K80"))
         (planning("muri-s", *[record(id=n, spec=spec_of(model="x")) for n in (1, 2)]), [("stages", 2, "2 of 2 jobs:")]),
         (planning("elastic", record(), record(id=2)), [("sizes", 2, "each keeps the GPUs it asks for")]),
         (planning("elastic", record(phase=Phase.FINISHED)), []),
-        (planning("hlas", record(), nodes=MIXED), [("speeds", 1, "all models as equally fast")]),
+        (planning("hlas", record(), nodes=MIXED), [("speeds", 1, "1 of 1 job: it is estimated from the facts")]),
+        (planning("hlas", record(), nodes=(MIXED[0], node("b", "Odd"))), [("speeds", 1, "slow as the slowest")]),
+        (planning("hlas", record(spec=spec_of(speeds={"v100": 4, "Tesla K80": 1})), nodes=MIXED), []),
+        (planning("hlas", record(spec=spec_of(speeds={"V100": 4}, gpu_types=["V100"])), nodes=MIXED), []),
         (planning("hlas", record(), nodes=MIXED[:1]), []),
         (planning("hlas", nodes=MIXED), []),
         (planning("hlas", record(), nodes=(MIXED[0], node("b", "K80", state=NodeState.DOWN))), []),

@@ -14,6 +14,7 @@ from gpuloom.core.decision import Reason
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.events import Event
 from gpuloom.core.job import Job, Phase
+from gpuloom.core.pace import ModelSpeed, Pace, SpeedSource
 from gpuloom.core.usage import RunUsage
 from gpuloom.live.forecasts.forecast import Outlook, Span
 from gpuloom.live.forecasts.left import Left
@@ -116,7 +117,10 @@ def test_why_it_waits_and_what_it_uses() -> None:
     assert (found["progress"], found["usage"].get("cpu_cores")) == ({"step": 3}, 0.5)
     assert views.job_view(job(Phase.FINISHED), reason=reason, usage=None, **more)["waiting"] is None
     event = Event(7, 5.0, "job.held", 1, {"why": "x"})
-    whole = views.show_view(found, job().spec, [attempt()], [event], "/log")
+    pace = Pace({"V100": ModelSpeed(4.0, SpeedSource.MEASURED, 20.0, 2)})
+    whole = views.show_view(found, job().spec, pace, [attempt()], [event], "/log")
+    fast = {"gpu_model": "V100", "speed": 4.0, "it_per_s": 20.0, "source": "measured", "runs": 2}
+    assert whole["speeds"] == [fast]
     assert whole["events"] == [{"id": 7, "at_s": 5.0, "type": "job.held", "job": 1, "data": {"why": "x"}}]
     assert (whole["job"], whole["log"], [one["where"] for one in whole["attempts"]]) == (found, "/log", ["node0:0"])
     ended = [attempt(phase=None, reason=reason) for reason in (EndReason.PREEMPTED, EndReason.NODE, EndReason.FAILED)]

@@ -284,9 +284,9 @@ def test_jobs_that_an_event_leaves_alike_share_a_row() -> None:
     assert rows.changed_rows("job.cancelled", [record()]) == [("queued", None, None, "", "[1]")]
     updated = record(after=((7, Needed.OK),), estimate_s=5.0, estimate_from="user")
     assert rows.changed_rows("job.updated", [updated]) == [(1, 0, 1, '[[7,"ok"]]', 5.0, "user", "[1]")]
-    requeued = record(failures=2, held_s=3.0, held_gpu_s=6.0, work_s=1.0, flags={"idle": "x"})
+    requeued = record(failures=2, held_s=3.0, held_gpu_s=6.0, work_s=1.0, work_on={"T4": 1.0}, flags={"idle": "x"})
     assert rows.changed_rows("job.requeued", [requeued]) == [
-        ("queued", 0.0, 0.0, None, 0.0, None, 2, 3.0, 6.0, 1.0, '{"idle":"x"}', "[1]")
+        ("queued", 0.0, 0.0, None, 0.0, None, 2, 3.0, 6.0, 1.0, '{"T4":1.0}', '{"idle":"x"}', "[1]")
     ]
 
 

@@ -151,6 +151,7 @@ def plan(path: Path, statement: queries.Statement) -> str:
         (queries.history_page((1.0, 0), 2.0, 10), "jobs_by_submission (submitted_s=? AND id>?)"),
         ((queries.statements()["ended_runs_of_name"], ["ada", "train", 5]), "finished_by_name"),
         ((queries.statements()["ended_runs_of_user"], ["ada", 5]), "finished_by_user"),
+        ((queries.statements()["measured_runs"], ["ada", "train", 5]), "finished_by_name"),
         ((queries.statements()["counts"], []), "COVERING INDEX jobs_by_phase"),
         (queries.attempts([1, 2]), "SEARCH attempts USING PRIMARY KEY"),
     ],

@@ -13,11 +13,13 @@ from pathlib import Path
 import psutil
 
 from gpuloom.agent.nvml import Device, Nvml
-from gpuloom.core.cluster import plain_model
+from gpuloom.core.cluster import MODEL, plain_model
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import DeviceKind, Gpu, GpuState, NodeRecord
 
 MAX_SLOTS = 10_000
+CPU = "CPU"
+"""The model of CPU slots."""
 MIG_TEXT = "in MIG mode, which gpuloom does not support: turn it off (nvidia-smi -i {} -mig 0) to use the whole GPU"
 
 _FORM = re.compile(r"\d+GB|PCIE|SXM\d*|HBM\d*E?|NVLINK", re.IGNORECASE)
@@ -26,10 +28,11 @@ _FORM = re.compile(r"\d+GB|PCIE|SXM\d*|HBM\d*E?|NVLINK", re.IGNORECASE)
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def inventory(*, slots: int | None, nvml: Nvml) -> NodeRecord:
+def inventory(*, slots: int | None, nvml: Nvml, slot_model: str = CPU) -> NodeRecord:
     """This machine.
 
-    slots: so many CPU slots in place of GPUs (whatever GPUs there are); None: its GPUs.
+    slots: so many CPU slots in place of GPUs (whatever GPUs there are); None: its GPUs. slot_model: the GPU model that
+    they pretend to be.
 
     Raises:
         InputError: no GPUs and no slots, or an impossible number of slots.
@@ -44,10 +47,17 @@ def inventory(*, slots: int | None, nvml: Nvml) -> NodeRecord:
     # What the kernel says, not what DNS makes of it: this must not wait for a network.
     name = socket.gethostname().partition(".")[0] or "localhost"
     if slots is not None:
-        gpus = tuple(Gpu(index, f"cpu-{index}", "CPU") for index in range(slots))
+        gpus = tuple(Gpu(index, f"cpu-{index}", slot_model) for index in range(slots))
         return NodeRecord(name, gpus, cpus=cpus(), memory_mib=memory_mib(), kind=DeviceKind.CPU)
     gpus = tuple(_gpu(device) for device in nvml.devices)
     return NodeRecord(name, gpus, cpus=cpus(), memory_mib=memory_mib(), kind=DeviceKind.GPU, topology=nvml.links())
+
+
+def checked_model(name: str) -> str:
+    """A name that may be that of a GPU model. Raises InputError."""
+    if not re.fullmatch(MODEL, name):
+        raise InputError(f"--slot-model {name}: must be a name such as V100 or A100-80GB")
+    return name
 
 
 def _gpu(device: Device) -> Gpu:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuloom.cli.groups import Choice
+from gpuloom.cli.job_options import speeds_of
 from gpuloom.cli.jobs import ENDED, OPEN
 from gpuloom.cli.live import JOBS_HELP, Memory, connect, live_options, numbers, plain, runs_of, say_json
 from gpuloom.cli.run_options import Duration
@@ -259,6 +260,7 @@ class OrNone(click.ParamType[Any]):
 )
 @click.option("--cpus", type=OrNone(click.FLOAT), metavar="N|none", help="CPU cores (waiting jobs only).")
 @click.option("--memory", type=OrNone(Memory()), metavar="SIZE|none", help="Main memory (waiting jobs only).")
+@click.option("--speed", "speeds", metavar="MODEL=X,…|none", help="How fast it is on GPU models; none: measured.")
 @click.option(
     "--on-preempt", type=Choice(["checkpoint", "freeze", "never"]), help="What preemption does (waiting jobs only)."
 )
@@ -279,6 +281,8 @@ def update(jobs: tuple[str, ...], as_json: bool, home: Path | None, **fields: An
     for name, value in changes.items():
         if name == "gpu_types":
             changes[name] = [] if value == "none" else [w.strip() for w in value.split(",") if w.strip()]
+        elif name == "speeds":
+            changes[name] = {} if value == "none" else speeds_of([value])
         elif value == "none" and name != "name":
             changes[name] = None
     names = ", ".join(name.replace("_", " ") for name in sorted(changes))

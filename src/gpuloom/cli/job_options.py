@@ -60,6 +60,13 @@ OPTIONS = (
         metavar="MODELS",
         help="Acceptable GPU models, best first (A100,V100).",
     ),
+    click.option(
+        "--speed",
+        "speeds",
+        multiple=True,
+        metavar="MODEL=X,…",
+        help="How fast the job is on GPU models, as ratios or it/s (V100=4,K80=1) [measured].",
+    ),
     click.option("--gpu-memory", type=Memory(), metavar="SIZE", help="Memory that the job needs on each GPU (12GiB)."),
     click.option(
         "--cpus", type=click.FloatRange(0, min_open=True), metavar="N", help="CPU cores that the job may use."
@@ -166,7 +173,25 @@ def fields_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in flags.items() if value is not None and value is not False and value != ()}
     if "gpu_types" in given:
         given["gpu_types"] = [word.strip() for text in given["gpu_types"] for word in text.split(",") if word.strip()]
+    if "speeds" in given:
+        given["speeds"] = speeds_of(given["speeds"])
     return absolute(given, here)
+
+
+def speeds_of(texts: Sequence[str]) -> dict[str, float]:
+    """Speeds by GPU model from MODEL=X,…
+
+    Raises:
+        UsageError: one of them is not of that form.
+    """
+    found: dict[str, float] = {}
+    for word in [word.strip() for text in texts for word in text.split(",") if word.strip()]:
+        model, _, speed = word.partition("=")
+        try:
+            found[model.strip()] = float(speed)
+        except ValueError:
+            raise click.UsageError(f"--speed {word}: write MODEL=NUMBER, such as V100=4") from None
+    return found
 
 
 def absolute(spec: Mapping[str, Any], base: Path) -> dict[str, Any]:

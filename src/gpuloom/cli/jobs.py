@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
-    from gpuloom.live.views.answers import AttemptView, JobView, MemberView, ShowView, StateOfJob
+    from gpuloom.live.views.answers import AttemptView, JobView, MemberView, ShowView, SpeedView, StateOfJob
 
 OPEN: tuple[StateOfJob, ...] = ("running", "starting", "stopping", "frozen", "queued", "held")
 ENDED: tuple[StateOfJob, ...] = ("finished", "failed", "cancelled")
@@ -221,6 +221,9 @@ def _show(found: ShowView) -> None:
     lines.append(("log", found["log"] or "-"))
     for title, text in lines:
         click.echo(f"{title + ':':<15}{plain(text)}")
+    if found["speeds"]:
+        click.echo()
+        show_table(SPEED_COLUMNS, found["speeds"])
     if found["attempts"]:
         click.echo()
         show_table(ATTEMPT_COLUMNS, found["attempts"])
@@ -266,6 +269,27 @@ MEMBER_COLUMNS: Sequence[Column[tuple[AttemptView, MemberView]]] = (
     Column("GPUs", lambda row: ",".join(map(str, row[1]["gpus"]))),
     Column("pid", lambda row: str(row[1]["pid"] or "-"), right=True),
     Column("how it ended", lambda row: _member_outcome(*row), gives=True),
+)
+
+
+_WHENCE: Mapping[str, str] = {
+    "measured": "measured in {runs}",
+    "earlier_runs": "by the running time of {runs}",
+    "given": "as its user says",
+    "facts": "estimated from the GPU models' facts",
+    "unknown": "unknown: as fast as the slowest",
+}
+
+
+def _whence(speed: SpeedView) -> str:
+    return _WHENCE[speed["source"]].format(runs=plural(speed["runs"], "run"))
+
+
+SPEED_COLUMNS: Sequence[Column[SpeedView]] = (
+    Column("GPU model", lambda s: s["gpu_model"]),
+    Column("speed", lambda s: f"{s['speed']:.3g}", right=True),
+    Column("it/s", lambda s: "-" if s["it_per_s"] is None else f"{s['it_per_s']:.4g}", right=True),
+    Column("known", _whence, gives=True),
 )
 
 

@@ -266,6 +266,7 @@ def _requeued(view: _View, event: Event) -> None:
         held_s=0.0,
         held_gpu_s=0.0,
         work_s=0.0,
+        work_on={},
         flags={},
     )
 
@@ -299,6 +300,7 @@ def _starting(view: _View, event: Event) -> None:
             event.at_s,
             event.at_s,
             identity=str(event.data.get("identity", "")),
+            gpu_model=str(event.data.get("gpu_model", "")),
             members=tuple(Member(node, gpus) for node, gpus in allocation) if gang else (),
         ),
     )
@@ -383,6 +385,7 @@ def _ended(view: _View, event: Event) -> None:
         work_s=float(data["work_s"]),
         message=str(data.get("message", "")),
         peak_memory_mib=data.get("peak_memory_mib"),
+        it_per_s=data.get("it_per_s"),
     )
     view.put(
         event,
@@ -396,11 +399,22 @@ def _ended(view: _View, event: Event) -> None:
         held_s=job.held_s + held,
         held_gpu_s=job.held_gpu_s + held * gpus_in(attempt.allocation),
         work_s=float(data["work_s"]),
+        work_on=_work_on(job, attempt.gpu_model, float(data["work_s"])),
         reason=reason,
         exit_code=code,
         message=str(data.get("message", "")),
         flags={},
     )
+
+
+def _work_on(job: Job, gpu_model: str, work_s: float) -> Mapping[str, float]:
+    """A job's work by GPU model, with what an attempt there has brought it to."""
+    if work_s == 0.0:
+        return {}
+    gained = work_s - job.work_s
+    if not gpu_model or gained <= 0.0:
+        return job.work_on
+    return {**job.work_on, gpu_model: job.work_on.get(gpu_model, 0.0) + gained}
 
 
 def _node(view: _View, event: Event) -> None:

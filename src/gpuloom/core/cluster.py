@@ -24,7 +24,8 @@ def plain_model(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-_MODEL = r"[A-Za-z0-9][\w.+-]*"
+MODEL = r"[A-Za-z0-9][\w.+-]*"
+"""The pattern of a GPU model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def parse_cluster(text: str) -> Cluster:
     """
     nodes: list[Node] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)[xX](\d+)(?::(" + _MODEL + r"))?\s*", part, re.ASCII)
+        match = re.fullmatch(r"\s*(\d+)[xX](\d+)(?::(" + MODEL + r"))?\s*", part, re.ASCII)
         if match is None:
             raise ClusterError(
                 f"{part.strip()!r} in cluster {text!r} is not NODESxGPUS or NODESxGPUS:MODEL "
@@ -151,7 +152,7 @@ def _nodes_of(entry: Mapping[str, object], where: str) -> list[tuple[str | None,
     model = entry.get("gpu_model", ANY_MODEL)
     if isinstance(model, int) and not isinstance(model, bool):
         model = str(model)  # 3090
-    if not isinstance(model, str) or re.fullmatch(_MODEL, model) is None:
+    if not isinstance(model, str) or re.fullmatch(MODEL, model) is None:
         raise ClusterError(f"{where}.gpu_model is {model!r}, must be a word such as V100 or A100-80GB")
     node = Node(
         name="",

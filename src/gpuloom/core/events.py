@@ -9,13 +9,13 @@ Types and their data (all JSON):
     job.cancelled       {message, reason}   a job that waited
     job.requeued        {}                  a job that had ended; it counts as submitted anew
     job.flagged         {flag, text}        an empty text takes the flag away
-    attempt.starting    {attempt, allocation: [[node, [gpu, …]], …], identity}
+    attempt.starting    {attempt, allocation: [[node, [gpu, …]], …], identity, gpu_model}
     attempt.running     {pid, start_ticks, boot_id}
     attempt.stopping    {reason, deadline_s}
     attempt.frozen      {}
     attempt.thawed      {allocation}
     attempt.ended       {reason, exit_code, signal, message, saved, saved_by, work_s, peak_memory_mib, next,
-                        not_before_s, failure, ended_s}
+                        not_before_s, failure, ended_s, it_per_s}
                         ended_s: when the process ended; the event may be written later
     node.changed        {node: {…}}         a NodeRecord without its `cause`
     policy.set          {policy, interval_s}

@@ -140,7 +140,8 @@ class Job:
     priority: higher goes first. queued_s: when it last began to wait. not_before_s: the earliest next start.
     attempts: runs so far, the present one included. failures: those that count against `retries`.
     held_s, held_gpu_s: seconds and GPU-seconds for which it has held GPUs, the present run not included.
-    work_s: of those, the work that need not be done again. reason, exit_code, message: of the last attempt that ended.
+    work_s: of those, the work that need not be done again. work_on: the same by GPU model, as far as that is known.
+    reason, exit_code, message: of the last attempt that ended.
     after: jobs it waits for. estimate_s: predicted run time, and its source.
     flags: what the monitor has to say of it, by name. cause: number of the event that last changed it.
     """
@@ -163,6 +164,7 @@ class Job:
     held_s: float = 0.0
     held_gpu_s: float = 0.0
     work_s: float = 0.0
+    work_on: Mapping[str, float] = field(default_factory=dict)
     reason: EndReason | None = None
     exit_code: int | None = None
     message: str = ""
@@ -204,7 +206,8 @@ class Attempt:
     since_s: since when it has held its GPUs without a break (freezing is one). stop_reason, deadline_s: of a stop under
     way. saved, saved_by: it made way and saved its work, and how that is known.
     signal: the signal that ended it. work_s: the job's `work_s` after it. identity: drawn at random when it was
-    written down ('' of those that an older gpuloom started).
+    written down ('' of those that an older gpuloom started). gpu_model: of all its GPUs; '' where that is not known.
+    it_per_s: iterations per second that it reported while it had its GPUs for itself.
     """
 
     job: int
@@ -230,6 +233,8 @@ class Attempt:
     message: str = ""
     peak_memory_mib: float | None = None
     identity: str = ""
+    gpu_model: str = ""
+    it_per_s: float | None = None
     members: tuple[Member, ...] = ()
     cause: int = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 
 PROGRESS_BYTES = 65_536
 """A report that is larger is none."""
@@ -34,6 +35,21 @@ def progress_of(text: bytes | None) -> dict[str, object]:
     if _number(step) and _number(steps) and steps > 0:  # type: ignore[operator]
         found["fraction"] = min(1.0, max(0.0, step / steps))  # type: ignore[operator]
     return found
+
+
+LEAST_ITERATIONS, LEAST_S = 2, 0.5
+"""Fewer iterations, or a shorter time, measure no speed."""
+
+
+def it_per_s(told: Mapping[str, object]) -> float | None:
+    """Iterations per second since the first step, as a job's last report tells them; None: it doesn't."""
+    step, first, since, at = (told.get(name) for name in ("step", "first_step", "first_s", "at_s"))
+    if not (_number(step) and _number(first) and _number(since) and _number(at)):
+        return None
+    done, took_s = step - first, at - since  # type: ignore[operator]
+    if done < LEAST_ITERATIONS or took_s < LEAST_S or not math.isfinite(speed := done / took_s):
+        return None
+    return float(speed)
 
 
 def _number(value: object) -> bool:

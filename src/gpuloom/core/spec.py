@@ -39,7 +39,8 @@ class Per(StrEnum):
 class Spec:
     """What a job asks for. Times are seconds, memory is MiB; docs/reference/job-fields.md says what each field means.
 
-    env: names of environment variables; their values are kept apart (core/masked.py). The order of the fields is that
+    env: names of environment variables; their values are kept apart (core/masked.py). speeds: relative speeds by GPU
+    model. The order of the fields is that
     of the JSON form, and the same as in `JobSpec`.
     """
 
@@ -67,6 +68,7 @@ class Spec:
     conda: str | None = None
     container: str | None = None
     model: str | None = None
+    speeds: Mapping[str, float] = field(default_factory=dict)
     share_class: str | None = None
     task_type: str | None = None
     importance: str | None = None
@@ -96,6 +98,7 @@ class Spec:
         for name in _LISTS:
             found[name] = list(found[name])
         found["env"] = dict(self.env)
+        found["speeds"] = dict(self.speeds)
         found["on_preempt"] = self.on_preempt.value
         found["per"] = self.per.value
         return found
@@ -119,6 +122,7 @@ _TYPES: Mapping[str, frozenset[type[Any]]] = {
     **dict.fromkeys(("real_time", "slurm_env", "hold"), frozenset({bool})),
     "grace": frozenset(_NUMBER),
     "env": frozenset({dict}),
+    "speeds": frozenset({dict}),
 }
 
 MOST_SHAPES = 1000
@@ -148,6 +152,8 @@ def spec_of(data: Mapping[str, Any]) -> Spec:
             found[name] = ()
     if "env" in found:
         found["env"] = dict(found["env"])
+    if "speeds" in found:
+        found["speeds"] = {str(model): float(speed) for model, speed in found["speeds"].items()}
     if "on_preempt" in found:
         found["on_preempt"] = OnPreempt(found["on_preempt"])
     if "per" in found:

@@ -104,7 +104,8 @@ class LiveService:
         attempts = self._store.attempts([job])
         events = self._store.events(job=job, limit=200, newest=True)
         log = log_place(attempts[-1], self._here) if attempts else ""
-        return show_view(self._views([record])[0], record.spec, attempts, events, log)
+        pace = self._scheduler.planning.scene.pace(record)
+        return show_view(self._views([record])[0], record.spec, pace, attempts, events, log)
 
     def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Sequence[JobView]:
         return self._changed(self._changes.cancel(jobs, grace_s=grace_s), jobs)
@@ -202,7 +203,9 @@ class LiveService:
         until = self._scheduler.clock.now() if until_s is None else until_s
         past = self._store.history(since_s=since_s or 0.0, until_s=until)
         fleet = fleet_of(list(self._scheduler.book.nodes.values()), everything=True)
-        return trace_csv(past, self._scheduler.planning.seat.interval_s, "" if fleet is None else str(fleet.cluster))
+        interval_s = self._scheduler.planning.seat.interval_s
+        pace_of = self._scheduler.planning.scene.pace
+        return trace_csv(past, interval_s, "" if fleet is None else str(fleet.cluster), pace_of=pace_of)
 
     def logs(self, job: int, attempt: int | None = None) -> Sequence[LogOf]:
         record = self._jobs.get(job)

@@ -40,6 +40,7 @@ from gpuloom.live.dispatch.recovery import take_up
 from gpuloom.live.forecasts.left import Left, left_of
 from gpuloom.live.planning.asking import PolicyFailure
 from gpuloom.live.planning.estimates import Estimates
+from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.record import PolicyRecord
 from gpuloom.live.planning.standby import FALLBACK
@@ -98,10 +99,12 @@ class Scheduler:
         self.book = self.ledger.book
         self.work = WorkDone()
         self.estimates = Estimates(store.ended_runs)
+        self.speeds = ModelSpeeds(store.measured_runs, self.estimates)
         self.planning = Planning(
             self.book,
             self.work,
             self.estimates,
+            self.speeds,
             self._ended_gpu_s,
             policy=policy,
             interval_s=interval_s,
@@ -470,9 +473,12 @@ class Scheduler:
                 self.dispatch.end_attempts(on_it, EndReason.NODE, None)
 
     def left(self, job: Job) -> Left:
-        """What is known of the work left of a job that has not ended."""
-        done = self.work.expected(job.id, self.clock.now()) if job.id in self.book.attempts else 0.0
-        return left_of(self.planning.scene.estimate(job), job.work_s + done, self.work.told_s.get(job.id))
+        """What is known of the time that a job which has not ended still takes: where it is or, if it waits, on the
+        slowest GPU model that it accepts."""
+        scene, attempt = self.planning.scene, self.book.attempts.get(job.id)
+        known = scene.known(job, () if attempt is None else attempt.allocation, self.clock.now())
+        speed = scene.pace(job).slowest(job.spec.gpu_types) if attempt is None else known.speed
+        return left_of(scene.estimate(job), known.done_s, known.told_s).at_speed(speed)
 
     def _ended_gpu_s(self) -> list[float]:
         ended = self.store.jobs(JobQuery(phases=(Phase.FINISHED.value,), limit=1000))

@@ -10,11 +10,14 @@ from typing import Any, NoReturn
 from gpuloom.core.errors import NotFoundError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, Attempt, Job, NodeSource, NodeState
+from gpuloom.core.pace import ALIKE
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.no_files import NoFiles
 from gpuloom.executors.node import RunFiles
 from gpuloom.live.parts import DEFAULT_INTERVAL_S
-from gpuloom.live.records.fleet import fleet_of
+from gpuloom.live.planning.estimates import Estimates
+from gpuloom.live.planning.model_speeds import ModelSpeeds
+from gpuloom.live.records.fleet import fleet_of, models_of
 from gpuloom.live.records.history import trace_csv
 from gpuloom.live.service import LogOf, logs_of
 from gpuloom.live.store_check import Checked
@@ -50,7 +53,7 @@ class StoredService:
         record, attempts = self._get(job), self._store.attempts([job])
         events = self._store.events(job=job, limit=200, newest=True)
         log = log_place(attempts[-1], self._here) if attempts else ""
-        return show_view(self._views([record])[0], record.spec, attempts, events, log)
+        return show_view(self._views([record])[0], record.spec, ALIKE, attempts, events, log)
 
     def events(
         self,
@@ -76,7 +79,9 @@ class StoredService:
         fleet = fleet_of(loaded.nodes, everything=True)
         past = self._store.history(since_s=since_s or 0.0, until_s=self._now_s if until_s is None else until_s)
         interval_s = float(loaded.settings.get("interval_s", DEFAULT_INTERVAL_S))
-        return trace_csv(past, interval_s, "" if fleet is None else str(fleet.cluster))
+        speeds = ModelSpeeds(self._store.measured_runs, Estimates(self._store.ended_runs))
+        speeds.see(models_of(loaded.nodes))
+        return trace_csv(past, interval_s, "" if fleet is None else str(fleet.cluster), pace_of=speeds.of_job)
 
     def logs(self, job: int, attempt: int | None = None) -> Sequence[LogOf]:
         runs = [run for run in self._store.attempts([job]) if attempt in (None, run.number)]

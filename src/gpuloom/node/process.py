@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpuloom import __version__
-from gpuloom.agent.inventory import inventory
+from gpuloom.agent.inventory import CPU, inventory
 from gpuloom.agent.looking import Looker
 from gpuloom.agent.nvml import Nvml
 from gpuloom.core.errors import GpuloomError, InputError
@@ -68,7 +68,8 @@ ENDS = "the node process ends"
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """What a node joins with. token: as it was minted. slots: CPU slots in place of GPUs, None: the machine's GPUs.
+    """What a node joins with. token: as it was minted. slots: CPU slots in place of GPUs, None: the machine's GPUs;
+    slot_model: the GPU model that they pretend to be.
 
     name, address: '' for what the machine says. engine_job: the allocation of Slurm of which it is part;
     until_s: when that ends. give_up_s: it leaves when the head was not reached for so long; None: never.
@@ -79,6 +80,7 @@ class JoinOptions:
     token: str
     name: str = ""
     slots: int | None = None
+    slot_model: str = CPU
     address: str = ""
     lease_s: float | None = None
     engine_job: str = ""
@@ -100,7 +102,7 @@ class NodeProcess:
         nvml = Nvml() if nvml is None else nvml
         if options.engine_job and (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
             nvml.keep(named)
-        record = inventory(slots=options.slots, nvml=nvml)
+        record = inventory(slots=options.slots, nvml=nvml, slot_model=options.slot_model)
         source = NodeSource.SLURM if options.engine_job else NodeSource.JOINED
         self.record = replace(
             record,

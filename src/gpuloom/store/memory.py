@@ -13,7 +13,17 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Attempt, Job, Phase
 from gpuloom.store import rows
 from gpuloom.store.connect import schema_version
-from gpuloom.store.port import CheckReport, EndedRun, Examined, JobQuery, Loaded, StoreError, Submission, Usage
+from gpuloom.store.port import (
+    CheckReport,
+    EndedRun,
+    Examined,
+    JobQuery,
+    Loaded,
+    MeasuredRun,
+    StoreError,
+    Submission,
+    Usage,
+)
 from gpuloom.store.queries import is_pattern
 from gpuloom.store.replay import Findings, Records, compare, replay
 from gpuloom.store.sqlite import SqliteStore
@@ -161,7 +171,24 @@ class MemoryStore:
             ]
         found.sort(key=_end)
         last = found[max(len(found) - max(limit, 0), 0) :]
-        return [EndedRun(job.gpus, job.work_s, job.array_id, job.spec) for job in last]
+        return [EndedRun(job.gpus, job.work_s, job.array_id, job.spec, job.work_on) for job in last]
+
+    def measured_runs(self, user: str, name: str, limit: int) -> Sequence[MeasuredRun]:
+        with self._lock:
+            kept = self._open()
+            found = [
+                (attempt, job)
+                for (number, _), attempt in kept.attempts.items()
+                if attempt.it_per_s is not None
+                and (job := kept.jobs[number]).phase is Phase.FINISHED
+                and (job.user, rows.spec_name(job)) == (user, name)
+            ]
+        found.sort(key=lambda entry: (*_end(entry[1]), entry[0].number))
+        last = found[max(len(found) - max(limit, 0), 0) :]
+        return [
+            MeasuredRun(job.gpus, job.array_id, job.spec, attempt.gpu_model, attempt.it_per_s or 0.0)
+            for attempt, job in last
+        ]
 
     def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
         checked_by(by)

@@ -82,12 +82,27 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A job that finished well: what it asked for, and the seconds of work that it took."""
+    """A job that finished well: what it asked for, and the seconds of work that it took.
+
+    work_on: the same by GPU model, as far as that is known.
+    """
 
     gpus: int
     work_s: float
     array_id: int | None
     spec: Spec
+    work_on: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """An attempt that reported its speed: what its job asked for, and iterations per second on this GPU model."""
+
+    gpus: int
+    array_id: int | None
+    spec: Spec
+    gpu_model: str
+    it_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +194,11 @@ class Store(Protocol):
 
     def ended_runs(self, user: str, name: str, limit: int) -> Sequence[EndedRun]:
         """The last jobs of this user and name that finished well, the oldest first; '' for any name."""
+        ...
+
+    def measured_runs(self, user: str, name: str, limit: int) -> Sequence[MeasuredRun]:
+        """Attempts that reported their speed, of the last jobs of this user and name that finished well, the oldest
+        first; at most `limit`."""
         ...
 
     def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:

@@ -20,13 +20,14 @@ Row = Sequence[Any]
 
 JOB_COLUMNS = (
     "id", "name", "spec_name", "user", "gpus", "priority", "phase", "spec_id", "submitted_s", "queued_s",
-    "not_before_s", "first_start_s", "ended_s", "attempts", "failures", "held_s", "held_gpu_s", "work_s", "reason",
-    "exit_code", "message", "array_id", "array_index", "after_jobs", "estimate_s", "estimate_from", "flags", "cause",
+    "not_before_s", "first_start_s", "ended_s", "attempts", "failures", "held_s", "held_gpu_s", "work_s", "work_on",
+    "reason", "exit_code", "message", "array_id", "array_index", "after_jobs", "estimate_s", "estimate_from", "flags",
+    "cause",
 )  # fmt: skip
 ATTEMPT_COLUMNS = (
     "job", "number", "phase", "allocation", "started_s", "since_s", "running_s", "pid", "start_ticks", "boot_id",
     "stop_reason", "deadline_s", "ended_s", "reason", "exit_code", "signal", "saved", "held_s", "work_s", "message",
-    "peak_memory_mib", "identity", "saved_by", "members", "cause",
+    "peak_memory_mib", "identity", "saved_by", "members", "gpu_model", "it_per_s", "cause",
 )  # fmt: skip
 _SPEC_ID = JOB_COLUMNS.index("spec_id")
 
@@ -62,7 +63,7 @@ CHANGED_BY: Mapping[str, tuple[str, ...]] = {
     "job.cancelled": ("phase", "ended_s", "reason", "message"),
     "job.requeued": (
         "phase", "submitted_s", "queued_s", "first_start_s", "not_before_s", "ended_s", "failures", "held_s",
-        "held_gpu_s", "work_s", "flags",
+        "held_gpu_s", "work_s", "work_on", "flags",
     ),
     "job.updated": ("gpus", "priority", "spec_id", "after_jobs", "estimate_s", "estimate_from"),
 }  # fmt: skip
@@ -107,7 +108,8 @@ def _changed(kind: str, job: Job) -> Row:
         case _:
             return (
                 job.phase.value, job.submitted_s, job.queued_s, job.first_start_s, job.not_before_s, job.ended_s,
-                job.failures, job.held_s, job.held_gpu_s, job.work_s, dumps(job.flags) if job.flags else "{}",
+                job.failures, job.held_s, job.held_gpu_s, job.work_s, dumps(job.work_on) if job.work_on else "{}",
+                dumps(job.flags) if job.flags else "{}",
             )  # fmt: skip
 
 
@@ -173,6 +175,7 @@ def job_row(job: Job) -> Row:
         job.held_s,
         job.held_gpu_s,
         job.work_s,
+        dumps(job.work_on) if job.work_on else "{}",
         None if job.reason is None else job.reason.value,
         job.exit_code,
         text(job.message),
@@ -199,8 +202,8 @@ def job_of(row: Row, specs: Mapping[int, Spec]) -> Job:
     """From a row of JOB_COLUMNS; specs by number."""
     (
         id_, name, _, user, gpus, priority, phase, spec_id, submitted_s, queued_s, not_before_s, first_start_s, ended_s,
-        attempts, failures, held_s, held_gpu_s, work_s, reason, exit_code, message, array_id, array_index, after_jobs,
-        estimate_s, estimate_from, flags, cause,
+        attempts, failures, held_s, held_gpu_s, work_s, work_on, reason, exit_code, message, array_id, array_index,
+        after_jobs, estimate_s, estimate_from, flags, cause,
     ) = row  # fmt: skip
     return Job(
         id=id_,
@@ -221,6 +224,7 @@ def job_of(row: Row, specs: Mapping[int, Spec]) -> Job:
         held_s=held_s,
         held_gpu_s=held_gpu_s,
         work_s=work_s,
+        work_on={} if work_on == "{}" else loads(work_on),
         reason=None if reason is None else EndReason(reason),
         exit_code=exit_code,
         message=untext(message),
@@ -264,6 +268,8 @@ def attempt_row(attempt: Attempt) -> Row:
         attempt.identity,
         attempt.saved_by.value,
         dumps(members_data(attempt.members)) if attempt.members else "[]",
+        text(attempt.gpu_model),
+        attempt.it_per_s,
         attempt.cause,
     )
 
@@ -273,7 +279,7 @@ def attempt_of(row: Row) -> Attempt:
     (
         job, number, phase, allocation, started_s, since_s, running_s, pid, start_ticks, boot_id, stop_reason,
         deadline_s, ended_s, reason, exit_code, signal, saved, held_s, work_s, message, peak_memory_mib, identity,
-        saved_by, members, cause,
+        saved_by, members, gpu_model, it_per_s, cause,
     ) = row  # fmt: skip
     return Attempt(
         job=job,
@@ -300,6 +306,8 @@ def attempt_of(row: Row) -> Attempt:
         identity=identity,
         saved_by=SavedBy(saved_by),
         members=() if members == "[]" else members_of(loads(members)),
+        gpu_model=untext(gpu_model),
+        it_per_s=it_per_s,
         cause=cause,
     )
 

@@ -19,7 +19,17 @@ from gpuloom.store.backup import copy_database
 from gpuloom.store.connect import open_reader, open_writer, version_of
 from gpuloom.store.examine import check, examine
 from gpuloom.store.faults import RESTORE, store_error
-from gpuloom.store.port import CheckReport, EndedRun, Examined, JobQuery, Loaded, StoreError, Submission, Usage
+from gpuloom.store.port import (
+    CheckReport,
+    EndedRun,
+    Examined,
+    JobQuery,
+    Loaded,
+    MeasuredRun,
+    StoreError,
+    Submission,
+    Usage,
+)
 from gpuloom.store.read import MALFORMED
 from gpuloom.store.usage import checked_by, tally
 
@@ -299,7 +309,20 @@ class SqliteStore:
         with self._reading() as reader:
             found = reader.execute(sql, (*given, queries.bounded(max(limit, 0)))).fetchall()
         specs = {spec: rows.spec_from(spec) for *_, spec in found}
-        return [EndedRun(int(gpus), float(work_s), array, specs[spec]) for gpus, work_s, array, spec in reversed(found)]
+        return [
+            EndedRun(int(gpus), float(work_s), array, specs[spec], rows.loads(work_on))
+            for gpus, work_s, array, work_on, spec in reversed(found)
+        ]
+
+    def measured_runs(self, user: str, name: str, limit: int) -> Sequence[MeasuredRun]:
+        given = rows.text(user), rows.text(name), queries.bounded(max(limit, 0))
+        with self._reading() as reader:
+            found = reader.execute(queries.statements()["measured_runs"], given).fetchall()
+        specs = {spec: rows.spec_from(spec) for *_, spec in found}
+        return [
+            MeasuredRun(int(gpus), array, specs[spec], rows.untext(model), float(speed))
+            for gpus, array, model, speed, spec in reversed(found)
+        ]
 
     def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
         checked_by(by)

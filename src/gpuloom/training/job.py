@@ -158,19 +158,22 @@ class _Progress:
         self.saves: dict[str, object] = {}
         """The newest save, which every report repeats."""
         self.began_s: float | None = None
+        self.first_step: float | None = None
+        self.at_s: float | None = None
         self.written_s = float("-inf")
         self.warned = False
         self.registered = False
         self.lock = threading.Lock()
 
-    def begin(self) -> None:
-        """The work itself begins: imports and loading before it are repeated at every start."""
+    def begin(self, step: float) -> None:
+        """The work itself has begun: imports and loading before it are repeated at every start."""
         if self.began_s is None:
-            self.began_s = time.time()
+            self.began_s, self.first_step = time.time(), step
 
     def report(self, step: float, steps: float | None, metrics: dict[str, object]) -> None:
         self.step = step
-        self.begin()
+        self.begin(step)
+        self.at_s = time.time()
         path = self.path()
         if path is None:
             return
@@ -183,7 +186,7 @@ class _Progress:
                 self._write(path)
 
     def saved(self, step: float) -> None:
-        self.begin()
+        self.begin(step)
         path = self.path()
         if path is None:
             return
@@ -208,7 +211,8 @@ class _Progress:
 
         data = {key: _plain(value) for key, value in (self.waiting or {}).items() if value is not None}
         data.update(self.saves)
-        data["first_s"], data["at_s"] = self.began_s, time.time()
+        data["first_s"], data["at_s"] = self.began_s, self.at_s or time.time()
+        data["first_step"] = _plain(self.first_step)
         self.waiting, self.written_s = None, time.monotonic()
         # No fsync: it does not matter if a crash of the machine takes a report.
         temporary = f"{path}.{os.getpid()}.tmp"

@@ -53,6 +53,9 @@ def node_home_option(command: Any) -> Any:
 )
 @click.option("--name", default=None, metavar="NAME", help="Name of the node [the machine's].")
 @click.option("--slots", type=click.IntRange(1), metavar="N", help="Offer N CPU slots in place of GPUs.")
+@click.option(
+    "--slot-model", metavar="MODEL", help="GPU model that the slots pretend to be, to try what goes by models [CPU]."
+)
 @click.option("--address", metavar="ADDRESS", help="Where other nodes reach this one [its address towards the head].")
 @click.option(
     "--lease", type=Duration(), metavar="TIME", help="How long jobs go on when the head is not heard of [15s]."
@@ -75,6 +78,7 @@ def join(
     token_file: Path | None,
     name: str | None,
     slots: int | None,
+    slot_model: str | None,
     address: str | None,
     lease: float | None,
     give_up: float | None,
@@ -99,7 +103,7 @@ def join(
     if not sys.platform.startswith("linux"):
         raise JoinError("gpuloom node join runs on Linux only: it needs process groups, cgroups and /proc")
     place = node_home(home)
-    settings = _settings(place, url, _token(token, token_file), name, slots, address, lease)
+    settings = _settings(place, url, _token(token, token_file), name, slots, slot_model, address, lease)
     if detach:
         _detached(place, settings, log_level, give_up)
         return
@@ -156,10 +160,12 @@ def _settings(
     token: str | None,
     name: str | None,
     slots: int | None,
+    slot_model: str | None,
     address: str | None,
     lease: float | None,
 ) -> dict[str, Any]:
     """What is given, and for the rest what it joined with the last time. Raises InputError."""
+    from gpuloom.agent.inventory import CPU, checked_model
     from gpuloom.fleet.lease import terms_of
     from gpuloom.fleet.token import token_of
     from gpuloom.node.dial import check_url
@@ -180,6 +186,7 @@ def _settings(
         "token": token,
         "name": name if name is not None else before.get("name", ""),
         "slots": slots if slots is not None else before.get("slots"),
+        "slot_model": checked_model(slot_model) if slot_model is not None else before.get("slot_model", CPU),
         "address": address if address is not None else before.get("address", ""),
         "lease_s": lease if lease is not None else before.get("lease_s"),
     }

@@ -25,6 +25,7 @@ from gpuloom.live.dispatch.starts import Starts
 from gpuloom.live.planning.claims import Do, Step
 from gpuloom.live.planning.eligible import blocked
 from gpuloom.live.planning.planning import Planning
+from gpuloom.live.records.fleet import model_of
 from gpuloom.live.records.ledger import Ledger
 from gpuloom.live.records.work import WorkDone
 
@@ -189,6 +190,7 @@ class Dispatch:
                         "attempt": jobs[number].attempts + 1,
                         "allocation": as_json(claims.grants[number]),
                         "identity": identity_for(self.book, number, claims.grants[number]),
+                        "gpu_model": model_of(nodes, claims.grants[number]),
                     },
                 )
                 for number in begin

@@ -12,6 +12,7 @@ from typing import Any
 from gpuloom.core.book import node_data
 from gpuloom.core.errors import InvalidTransition
 from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Condition, EndReason, Gpu, GpuState, Job, Phase, condition_of
+from gpuloom.core.progress import it_per_s
 from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.node import FilesOf
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus, RunUsage
@@ -81,7 +82,7 @@ class Intake:
 
     def _take(self, statuses: list[RunStatus], now: float) -> None:
         drafts: list[Draft] = []
-        exits: list[tuple[Job, Attempt, RunExit]] = []
+        exits: list[tuple[Job, Attempt, RunExit, float | None]] = []
         ends: dict[int, Job] = {}
         frozen: list[int] = []
         thawed: list[int] = []
@@ -108,7 +109,7 @@ class Intake:
                 thawed.append(job.id)
             elif status.phase is RunPhase.EXITED and status.exit is not None:
                 data = self._end(job, attempt, status, status.exit, now)
-                exits.append((job, attempt, status.exit))
+                exits.append((job, attempt, status.exit, data.get("it_per_s")))
                 drafts.append(("attempt.ended", job.id, data))
                 ends[job.id] = replace(job, phase=Phase(data["next"]))
                 if status.exit.released:
@@ -136,8 +137,8 @@ class Intake:
             self.work.rate(job_id, self.claims.take_rate(job_id))
         for job_id in [job for job, do in told if do is Do.FREEZE]:
             self.dispatch.freeze(job_id)
-        for job, attempt, how in exits:
-            self._left(job, attempt, how, now)
+        for job, attempt, how, speed in exits:
+            self._left(job, attempt, how, speed, now)
         for run in done:
             self.dispatch.tell(partial(self.dispatch.gangs.acknowledge, run))
 
@@ -171,6 +172,8 @@ class Intake:
         pause_s = self.dispatch.starts.pause_s(attempt.run, job.id, everywhere=how.cause is Cause.EXECUTOR)
         work_s = worked(job.id, at)
         data = ended(job, attempt, how, work_s=work_s, complete=complete, now_s=now, saves=saves, pause_s=pause_s)
+        if attempt.gpu_model and self.work.was_alone(job.id) and (speed := it_per_s(told)) is not None:
+            data["it_per_s"] = speed
         if attempt.members:
             # Of one that nobody began its members are not told of.
             ends = [one.status for one in status.members] or [status] * len(attempt.members)
@@ -282,8 +285,8 @@ class Intake:
         self._seen_gpus.clear()
         self._seen_flags.clear()
 
-    def _left(self, before: Job, attempt: Attempt, how: RunExit, now: float) -> None:
-        """An attempt has ended, and it is written down."""
+    def _left(self, before: Job, attempt: Attempt, how: RunExit, speed: float | None, now: float) -> None:
+        """An attempt has ended, and it is written down. speed: iterations per second that it reported."""
         job = self.book.jobs[before.id]
         attempted_s = self.work.of(job.id, now)
         self.work.end(job.id)
@@ -297,12 +300,16 @@ class Intake:
         else:
             starts.gone(attempt.run, job.id)
         log.info("run %s ended: %s %s", attempt.run, job.reason, job.message)
+        like = like_of(job.spec, job.user, job.gpus, job.array_id)
+        if speed is not None:
+            stored = job.phase is Phase.FINISHED
+            self.planning.scene.speeds.measured(like, attempt.gpu_model, speed, stored=stored)
         if job.phase in ENDED:
             self.claims.take_back(job.id)
             self.planning.job_left(job, attempt.allocation)
             if job.phase is Phase.FINISHED:
-                like = like_of(job.spec, job.user, job.gpus, job.array_id)
-                self.estimates.finished(like, max(job.work_s, attempted_s), given_s=job.spec.estimate)
+                self.estimates.finished(like, max(job.work_s, attempted_s), given_s=job.spec.estimate, on=job.work_on)
+                self.planning.scene.speeds.finished(like)
             if throttle_of(job) or self.ledger.waits_for(job.id):
                 self.planning.stale()
             return

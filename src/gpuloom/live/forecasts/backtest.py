@@ -20,6 +20,7 @@ from gpuloom.live.forecasts.forecast import NOTHING, SAME_S, Queue, Span, outloo
 from gpuloom.live.forecasts.preview import gate_of, preview
 from gpuloom.live.planning.claims import Claims, Step
 from gpuloom.live.planning.estimates import Estimates, Source, like_of
+from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.work import WorkDone
 from gpuloom.store.port import Store
@@ -153,6 +154,7 @@ class Past:
         self._open = Book()
         """Jobs that have not ended alone: a forecast need not look at the others."""
         self._work, self._estimates = WorkDone(), Estimates(lambda user, name, limit: ())
+        self._speeds = ModelSpeeds(lambda user, name, limit: (), self._estimates)
         self._claims = Claims()
         self._ended_gpu_s: list[float] = []
         self._set(policy, interval_s)
@@ -162,6 +164,7 @@ class Past:
             self._open,
             self._work,
             self._estimates,
+            self._speeds,
             lambda: self._ended_gpu_s[-1000:],
             policy=policy,
             interval_s=interval_s,
@@ -199,10 +202,13 @@ class Past:
                 self._work.resume(job.id, event.at_s)
             case "attempt.ended":
                 self._work.end(job.id)
+                like = like_of(job.spec, job.user, job.gpus, job.array_id)
+                if attempt.it_per_s is not None:
+                    self._speeds.measured(like, attempt.gpu_model, attempt.it_per_s, stored=False)
                 if job.phase is Phase.FINISHED:
-                    like = like_of(job.spec, job.user, job.gpus, job.array_id)
                     self._estimates.of(like, given_s=None, time_limit_s=None)  # from now on its runs are remembered
-                    self._estimates.finished(like, job.work_s, given_s=job.spec.estimate)
+                    self._estimates.finished(like, job.work_s, given_s=job.spec.estimate, on=job.work_on)
+                    self._speeds.finished(like)
                     self._ended_gpu_s.append(job.held_gpu_s)
 
     def expected(self, number: int) -> Case | None:

@@ -69,14 +69,15 @@ class Preview:
         return self.planning.worlds.overhead_s
 
     def left(self, row: int) -> Left:
-        """What is left of the job in a row."""
+        """What is left of the job in a row, as work (core/pace.py)."""
         planning, number = self.planning, self.world.jobs[row]
         job = planning.book.jobs[number]
         attempt = planning.book.attempts.get(number)
-        done = job.work_s if attempt is None else job.work_s + planning.scene.work.expected(number, self.now_s)
+        allocation = () if attempt is None else attempt.allocation
+        _, done, told_s, _ = planning.scene.known(job, allocation, self.now_s)
         if attempt is not None and attempt.stop_reason is not None and self.world.is_running(number):
             return Left(Source.PROGRESS, done + LEAST_S, done)  # it was told to stop
-        return left_of(planning.scene.estimate(job), done, planning.scene.work.told_s.get(number))
+        return left_of(planning.scene.estimate(job), done, told_s)
 
 
 def preview(

@@ -15,12 +15,15 @@ import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from statistics import median
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from gpuloom.core.pace import ALIKE, Pace
+from gpuloom.core.sums import sum_floats
 from gpuloom.store.port import EndedRun
 
 DEFAULT_S = 3600.0
@@ -37,6 +40,9 @@ ASKS = 5
 """While runs end, the store is asked up to this many times; after that its last answer is used and not remembered."""
 MOST_NAMES = 10_000
 """Names that are remembered; the store has all."""
+NOWHERE: Mapping[str, float] = MappingProxyType({})
+WHOLE = 0.99
+"""A run that did this part of its work on one GPU model counts as having been there all the time."""
 LEAST_S, MOST_S = 0.001, 1e9
 """Running times that are reckoned with. What lies beyond (thirty years) may stand in an old store."""
 
@@ -72,7 +78,7 @@ class Like(NamedTuple):
 class Estimate(NamedTuple):
     """What scheduling reckons with, seconds of work; what is known; the running times by which it is, shortest first.
 
-    limit_s: its time limit.
+    limit_s: its time limit. All are seconds on the GPU model of speed 1 (`pace`).
     """
 
     total_s: float
@@ -127,11 +133,12 @@ Earlier = Callable[[str, str, int], Sequence[EndedRun]]
 
 
 class _Past(NamedTuple):
-    """An ended job. given_s: its user's estimate."""
+    """An ended job. given_s: its user's estimate. on: of work_s, what it did on which GPU model."""
 
     work_s: float
     like: Like
     given_s: float | None
+    on: Mapping[str, float]
 
 
 class Estimates:
@@ -151,33 +158,56 @@ class Estimates:
             twin._runs = self._runs.copy()
         return twin
 
-    def finished(self, like: Like, work_s: float, *, given_s: float | None = None) -> None:
-        """A job finished well. given_s: what its user had estimated."""
+    def finished(
+        self, like: Like, work_s: float, *, given_s: float | None = None, on: Mapping[str, float] = NOWHERE
+    ) -> None:
+        """A job finished well. given_s: what its user had estimated. on: of work_s, what it did on which GPU model."""
         with self._lock:
             self._ended += 1
             for key in ((like.user, like.name), (like.user, "")):
                 if (runs := self._runs.get(key)) is not None:
-                    self._runs[key] = (*runs, _Past(_bounded(work_s), like, _number(given_s)))[-REMEMBER:]
+                    self._runs[key] = (*runs, _Past(_bounded(work_s), like, _number(given_s), on))[-REMEMBER:]
 
-    def of(self, like: Like, *, given_s: float | None, time_limit_s: float | None) -> Estimate:
-        """What is known now of the running time of such a job."""
-        given_s, limit_s = _number(given_s), _number(time_limit_s)
+    def of(
+        self,
+        like: Like,
+        *,
+        given_s: float | None,
+        time_limit_s: float | None,
+        pace: Pace = ALIKE,
+        wanted: Sequence[str] = (),
+    ) -> Estimate:
+        """What is known now of the running time of such a job.
+
+        pace: how fast it is on each GPU model. wanted: models that it accepts; what its user says of times is said of
+        the slowest of them.
+        """
+        slowest = pace.slowest(wanted)
+        given_s, limit_s = _number(given_s, slowest), _number(time_limit_s, slowest)
         most = math.inf if limit_s is None else limit_s
         named = self._of((like.user, like.name))
         if given_s is not None:
-            turned_out = _turned_out(named) or _turned_out(self._of((like.user, "")))
+            turned_out = _turned_out(named, pace, slowest) or _turned_out(self._of((like.user, "")), pace, slowest)
             return Estimate(given_s, Source.GIVEN, tuple([_bounded(given_s * part) for part in turned_out]), limit_s)
         source, known = _alike(like, named)
         if known:
-            runs = [run.work_s for run in known[-SAMPLE:]]
+            runs = [_work_s(run, pace) for run in known[-SAMPLE:]]
             return Estimate(min(median(runs[-KEEP:]), most), source, tuple(sorted(runs)), limit_s)
         source = Source.UNKNOWN if limit_s is None else Source.TIME_LIMIT
         if named:
-            return Estimate(min(_usual(named), most), source, (), limit_s)
+            return Estimate(min(_usual(named, pace), most), source, (), limit_s)
         if limit_s is not None:
             return Estimate(limit_s, source, (), limit_s)
         others = self._of((like.user, ""))
-        return Estimate(_usual(others) if others else DEFAULT_S, source)
+        return Estimate(_usual(others, pace) if others else DEFAULT_S * slowest, source)
+
+    def by_model(self, like: Like) -> Mapping[str, list[float]]:
+        """Running times of earlier runs of this very job by GPU model, of those that ran on one model only."""
+        found: dict[str, list[float]] = {}
+        for run in _alike(like, self._of((like.user, like.name)))[1]:
+            if len(run.on) == 1 and sum_floats(run.on.values()) >= WHOLE * run.work_s:
+                found.setdefault(next(iter(run.on)), []).append(run.work_s)
+        return found
 
     def _of(self, key: tuple[str, str]) -> tuple[_Past, ...]:
         runs: tuple[_Past, ...] = ()
@@ -194,6 +224,7 @@ class Estimates:
                         _bounded(run.work_s),
                         like_of(run.spec, key[0], run.gpus, run.array_id),
                         _number(run.spec.estimate),
+                        run.work_on,
                     )
                     for run in self._earlier(*key, REMEMBER)
                 ]
@@ -218,25 +249,29 @@ def _alike(like: Like, named: Sequence[_Past]) -> tuple[Source, list[_Past]]:
     return Source.EARLIER_RUNS, exact or same
 
 
-def _turned_out(runs: Sequence[_Past]) -> list[float]:
+def _turned_out(runs: Sequence[_Past], pace: Pace, slowest: float) -> list[float]:
     """Running times as parts of what their user had estimated, smallest first; none if that is too few to go by."""
-    parts = [run.work_s / run.given_s for run in runs if run.given_s is not None]
+    parts = [_work_s(run, pace) / (run.given_s * slowest) for run in runs if run.given_s is not None]
     return sorted(parts[-SAMPLE:]) if len(parts) >= ENOUGH else []
 
 
-def _usual(runs: Sequence[_Past]) -> float:
-    return median([run.work_s for run in runs[-KEEP:]])
+def _usual(runs: Sequence[_Past], pace: Pace) -> float:
+    return median([_work_s(run, pace) for run in runs[-KEEP:]])
+
+
+def _work_s(run: _Past, pace: Pace) -> float:
+    return pace.work_s(run.work_s, run.on)
 
 
 def _bounded(seconds: float) -> float:
     return min(max(seconds, LEAST_S), MOST_S) if seconds == seconds else LEAST_S
 
 
-def _number(seconds: float | None) -> float | None:
-    """A running time of a spec. One that is no number at all says nothing."""
+def _number(seconds: float | None, times: float = 1.0) -> float | None:
+    """A running time of a spec, times so much. One that is no number at all says nothing."""
     if seconds is None or seconds != seconds or seconds <= 0.0:
         return None
-    return min(seconds, MOST_S)
+    return min(seconds * times, MOST_S)
 
 
 TOLERANCE, TOLERANCE_S = 0.1, 10.0

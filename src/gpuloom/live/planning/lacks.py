@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpuloom.core.job import ENDED, NodeState
+from gpuloom.core.job import ENDED, Job, NodeState
+from gpuloom.core.pace import ESTIMATED, SpeedSource
 from gpuloom.core.words import plural
 from gpuloom.live.planning.planning import Planning
+from gpuloom.live.records.fleet import models_of
 
 
 class Input(StrEnum):
@@ -18,7 +22,7 @@ class Input(StrEnum):
     SIZES = "sizes"
     """Numbers of GPUs on which jobs can run, and how fast."""
     SPEEDS = "speeds"
-    """Speeds of jobs by GPU model."""
+    """Speeds of jobs by GPU model, measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,37 @@ def lacks(planning: Planning) -> list[Lack]:
         found.append(
             Lack(Input.SIZES, len(jobs), f"{text}; live jobs don't state it, so each keeps the GPUs it asks for.")
         )
-    models = {
-        gpu.model for node in list(planning.book.nodes.values()) if node.state != NodeState.DOWN for gpu in node.gpus
-    }
-    if policy.traits.heterogeneity and len(models) > 1 and jobs:
-        text = f"Policy {written} uses the speed of each job on each GPU model"
-        found.append(Lack(Input.SPEEDS, len(jobs), f"{text}; live it takes all models as equally fast."))
+    nodes = [node for node in list(planning.book.nodes.values()) if node.state != NodeState.DOWN]
+    if policy.traits.heterogeneity and len(models_of(nodes)) > 1:
+        guessed = _guessed(planning, jobs)
+        if without := sum(guessed.values()):
+            text = f"Policy {written} uses the speed of each job on each GPU model"
+            how = (
+                "nothing is known of some models, which count as slow as the slowest"
+                if SpeedSource.UNKNOWN in guessed
+                else "it is estimated from the facts of the models"
+            )
+            of = plural(len(jobs), "job")
+            found.append(Lack(Input.SPEEDS, without, f"{text}, which was not measured for {without:,} of {of}: {how}."))
+    return found
+
+
+def _guessed(planning: Planning, jobs: Sequence[Job]) -> Counter[SpeedSource]:
+    """Jobs of which a speed is a guess on a GPU model that they accept, by what it rests on at worst."""
+    found: Counter[SpeedSource] = Counter()
+    by_spec: dict[int, SpeedSource | None] = {}
+    for job in jobs:
+        if job.spec_id not in by_spec:
+            names = {name.strip().lower() for name in job.spec.gpu_types}
+            sources = {
+                speed.source
+                for model, speed in planning.scene.pace(job).speeds.items()
+                if not names or model.lower() in names
+            }
+            guesses = sources & ESTIMATED
+            by_spec[job.spec_id] = (
+                None if not guesses else SpeedSource.UNKNOWN if SpeedSource.UNKNOWN in guesses else SpeedSource.FACTS
+            )
+        if (guess := by_spec[job.spec_id]) is not None:
+            found[guess] += 1
     return found

@@ -60,8 +60,7 @@ def take(world: World, scene: Scene, candidates: Candidates, outcome: Outcome) -
             outcome.stop.append(job)
             claims.give(job, world.fleet.allocation(command.placement))
     if world.state.layers > 1:
-        for row in world.state.placements:
-            job, rate = world.jobs[row], world.state.rate[row]
+        for job, rate in world.shares():
             if job in claims.grants:
                 claims.set_rate(job, rate)
             else:

@@ -27,6 +27,7 @@ from gpuloom.live.planning.chosen import read, recalled
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimates
 from gpuloom.live.planning.lasting import lasting
+from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.planning.passes import Outcome, Passes, take
 from gpuloom.live.planning.scene import Coming, Scene
 from gpuloom.live.planning.seat import Seat
@@ -56,6 +57,7 @@ class Planning:
         book: Book,
         work: WorkDone,
         estimates: Estimates,
+        speeds: ModelSpeeds,
         ended_gpu_s: Callable[[], Sequence[float]],
         *,
         policy: str,
@@ -76,7 +78,7 @@ class Planning:
         self.seat = Seat(ended_gpu_s, written=policy, interval_s=interval_s, beside=beside, saved=saved)
         self.times = Times(timer)
         self.claims = Claims.of(book.attempts.values()) if claims is None else claims
-        self.scene = Scene(book, work, estimates, self.claims, read(FALLBACK))
+        self.scene = Scene(book, work, estimates, speeds, self.claims, read(FALLBACK))
         self.yielding: set[int] = set()
         """Jobs that the pass under way has told to make way."""
         self.no_starts = ""

@@ -80,13 +80,10 @@ def reservation(
         if allocation is None:
             continue
         mine = slots & models & set(slots_of(allocation))
-        other, done = scene.book.jobs[number], scene.work.expected(number, now_s)
-        stopping = attempt is not None and attempt.stop_reason is not None
-        left = (
-            0.0
-            if stopping
-            else left_s(scene.estimate(other).total_s, other.work_s + done, scene.work.told_s.get(number))
-        )
+        left = 0.0
+        if attempt is None or attempt.stop_reason is None:
+            known = scene.known(scene.book.jobs[number], allocation, now_s)
+            left = left_s(*known[:3]) / known.speed
         ends.append((now_s + left, len(mine - held)))
         held |= mine
     found = _reserved(job, len((slots & models) - held), ends, before, now_s=now_s)

@@ -9,10 +9,22 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuloom.core.job import Job
+from gpuloom.core.pace import Pace, speeds_of
 from gpuloom.core.spec import OnPreempt
 from gpuloom.core.workload import F8, Labels, Workload
 from gpuloom.live.planning.estimates import Estimates, Like, like_of
+from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.records.fleet import wanted_types
+
+
+class _Asks(NamedTuple):
+    """What of a spec says how long a job takes, and how fast it is."""
+
+    like: Like
+    given_s: float | None
+    limit_s: float | None
+    wanted: tuple[str, ...]
+    speeds: tuple[tuple[str, float], ...]
 
 
 class _Row(NamedTuple):
@@ -27,20 +39,23 @@ class _Row(NamedTuple):
     gpu_memory_mib: float
     behind: bool
     share_class: str
-    estimate: tuple[Like, float | None, float | None]
+    asks: _Asks
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rows as columns. total_s: estimate of each job's whole work, seconds."""
+    """Rows as columns. total_s: estimate of each job's whole work, seconds on the GPU model of speed 1. paces: how fast
+    each is; None: there is one GPU model only."""
 
     rows: Sequence[_Row]
     total_s: F8
+    paces: Sequence[Pace] | None
 
     def workload(self, duration_s: F8, earlier_s: F8 | None) -> Workload:
         """A workload in which jobs take so long, submitted so much earlier than they were."""
         submitted, gpus, ids, users, models, types, memory, behind, classes, _ = zip(*self.rows, strict=True)
         memory_mib = np.array(memory, dtype=np.float64)
+        speeds = None if self.paces is None else speeds_of(self.paces)
         return Workload(
             "live",
             np.array(submitted, dtype=np.float64) - (0.0 if earlier_s is None else earlier_s),
@@ -53,19 +68,20 @@ class Columns:
             priority=np.array(behind, dtype=np.int32),
             share_class=Labels.of(classes) if any(classes) else None,
             gpu_memory_mib=None if np.isnan(memory_mib).all() else memory_mib,
+            speeds=speeds,
         )
 
 
 class Roster:
     """Remembers rows by job for as long as the job's spec stays the same."""
 
-    def __init__(self, estimates: Estimates) -> None:
-        self._estimates = estimates
+    def __init__(self, estimates: Estimates, speeds: ModelSpeeds) -> None:
+        self._estimates, self._speeds = estimates, speeds
         self._rows: dict[int, tuple[int, float, _Row]] = {}
 
-    def copy(self, estimates: Estimates) -> Roster:
+    def copy(self, estimates: Estimates, speeds: ModelSpeeds) -> Roster:
         """The same rows, for another thread."""
-        twin = Roster(estimates)
+        twin = Roster(estimates, speeds)
         twin._rows = self._rows  # never changed in place
         return twin
 
@@ -80,11 +96,19 @@ class Roster:
             kept[job.id] = entry
             rows.append(entry[2])
         self._rows = kept
-        totals: dict[tuple[Like, float | None, float | None], float] = {}
-        for key in {row.estimate for row in rows}:
-            like, given_s, limit_s = key
-            totals[key] = self._estimates.of(like, given_s=given_s, time_limit_s=limit_s).total_s
-        return Columns(rows, np.array([totals[row.estimate] for row in rows], dtype=np.float64))
+        totals: dict[_Asks, float] = {}
+        paces: dict[_Asks, Pace] = {}
+        for asks in {row.asks for row in rows}:
+            pace = paces[asks] = self._speeds.of(asks.like, dict(asks.speeds))
+            totals[asks] = self._estimates.of(
+                asks.like, given_s=asks.given_s, time_limit_s=asks.limit_s, pace=pace, wanted=asks.wanted
+            ).total_s
+        several = len(self._speeds.models) > 1
+        return Columns(
+            rows,
+            np.array([totals[row.asks] for row in rows], dtype=np.float64),
+            [paces[row.asks] for row in rows] if several else None,
+        )
 
 
 def kind_of(job: Job) -> Hashable:
@@ -106,5 +130,11 @@ def _row(job: Job) -> _Row:
         np.nan if spec.gpu_memory is None else float(spec.gpu_memory),
         job.priority < 0,
         spec.sharing_class,
-        (like_of(spec, job.user, job.gpus, job.array_id), spec.estimate, spec.time_limit),
+        _Asks(
+            like_of(spec, job.user, job.gpus, job.array_id),
+            spec.estimate,
+            spec.time_limit,
+            spec.gpu_types,
+            tuple(sorted(spec.speeds.items())),
+        ),
     )

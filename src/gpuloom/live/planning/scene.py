@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpuloom.core.book import Book
-from gpuloom.core.job import Job
+from gpuloom.core.job import Allocation, Job
+from gpuloom.core.pace import Pace
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimate, Estimates, left_s, like_of
-from gpuloom.live.records.fleet import Slot, open_slots
+from gpuloom.live.planning.model_speeds import ModelSpeeds
+from gpuloom.live.records.fleet import Slot, model_of, open_slots
 from gpuloom.live.records.work import WorkDone
 from gpuloom.policies.base import Policy
 
@@ -27,6 +30,16 @@ class Coming:
 NONE_COMES = Coming()
 
 
+class Known(NamedTuple):
+    """What is known of a job's work, in seconds on the GPU model of speed 1: all of it by its estimate, what is done,
+    all of it by its own reports (None: it makes none). speed: at which it works where it is."""
+
+    total_s: float
+    done_s: float
+    told_s: float | None
+    speed: float
+
+
 @dataclass(slots=True)
 class Scene:
     """Records, claims and the policy; whoever needs these, and not the planning, is handed this."""
@@ -34,6 +47,7 @@ class Scene:
     book: Book
     work: WorkDone
     estimates: Estimates
+    speeds: ModelSpeeds
     claims: Claims
     policy: Policy
     coming: Coming = NONE_COMES
@@ -57,19 +71,42 @@ class Scene:
 
     def estimate(self, job: Job) -> Estimate:
         """What is known now of a job's whole work."""
-        like = like_of(job.spec, job.user, job.gpus, job.array_id)
-        return self.estimates.of(like, given_s=job.spec.estimate, time_limit_s=job.spec.time_limit)
+        spec = job.spec
+        like = like_of(spec, job.user, job.gpus, job.array_id)
+        pace = self.speeds.of(like, spec.speeds)
+        return self.estimates.of(
+            like, given_s=spec.estimate, time_limit_s=spec.time_limit, pace=pace, wanted=spec.gpu_types
+        )
+
+    def pace(self, job: Job) -> Pace:
+        """How fast a job is on each GPU model."""
+        return self.speeds.of_job(job)
+
+    def done_s(self, job: Job) -> float:
+        """Work that earlier attempts of a job have done."""
+        return self.pace(job).work_s(job.work_s, job.work_on) if job.work_s > 0.0 else 0.0
+
+    def known(self, job: Job, allocation: Allocation, now_s: float) -> Known:
+        """What is known of the work of a job that has these GPUs."""
+        speed = self.pace(job).of(model_of(self.book.nodes, allocation))
+        before_s, done_s = self.done_s(job), self.work.expected(job.id, now_s)
+        told_s = self.work.told_s.get(job.id)
+        if told_s is not None:
+            told_s = before_s + max(told_s - job.work_s, 0.0) * speed
+        return Known(self.estimate(job).total_s, before_s + done_s * speed, told_s, speed)
 
     def left_s(self, job: Job) -> float:
-        """Expected work left of a job that waits, seconds."""
-        return left_s(self.estimate(job).total_s, job.work_s)
+        """For how long a job that waits is expected to run, seconds, on the slowest GPU model that it accepts."""
+        return left_s(self.estimate(job).total_s, self.done_s(job)) / self.pace(job).slowest(job.spec.gpu_types)
 
     def copy(self, policy: Policy) -> Scene:
         """The same with this policy, for another thread: nothing of it changes any more."""
+        estimates = self.estimates.copy()
         return Scene(
             self.book.copy(),
             deepcopy(self.work),
-            self.estimates.copy(),
+            estimates,
+            self.speeds.copy(estimates),
             self.claims.copy(),
             policy,
             self.coming,

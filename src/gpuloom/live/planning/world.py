@@ -34,7 +34,7 @@ from gpuloom.policies.base import Policy
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A job that has GPUs: since when; work left, and done in this run (seconds alone on them).
+    """A job that has GPUs: since when; work left, and done in this run.
 
     starting_s: it goes on starting up for so long. layer: its sharing layer. stands_s: so long after the end that is
     expected of it another one has to be.
@@ -117,14 +117,15 @@ class World:
         self.jobs = tuple([job.id for job in ordered])
         self.row_of = {job: row for row, job in enumerate(self.jobs)}
         cluster = with_known_memory(fleet.cluster)
-        # Most jobs have never run: what is left of them is their estimate.
+        # Most jobs have never run: what is left of them is their estimate. All of it is work (core/pace.py).
         lefts = columns.total_s.copy()
         duration_s = columns.total_s.copy()
         for row, job in enumerate(ordered):
             if job.attempts or job.id in placed:
                 has = placed.get(job.id) or left.get(job.id)
-                lefts[row] = has.left_s if has is not None else left_s(lefts.item(row), job.work_s)
-                duration_s[row] = job.work_s + (has.done_s if has is not None else 0.0) + lefts[row]
+                before_s = job.work_s if columns.paces is None else columns.paces[row].work_s(job.work_s, job.work_on)
+                lefts[row] = has.left_s if has is not None else left_s(lefts.item(row), before_s)
+                duration_s[row] = before_s + (has.done_s if has is not None else 0.0) + lefts[row]
         earlier_s = np.array([rank.get(job.id, 0) * RANK_S for job in ordered]) if rank else None
         workload = columns.workload(duration_s, earlier_s)
         if policy.uses_stages or profiles.own:
@@ -137,7 +138,7 @@ class World:
         overheads = np.full(len(ordered), overhead_s)
         with Asking(Call.SHARING, policy):
             sharing = policy.sharing(workload)
-        progress = Progress(workload, cluster, overheads, sharing)
+        self.progress = progress = Progress(workload, cluster, overheads, sharing)
         held = {slot for has in placed.values() for slot in slots_of(has.allocation)}
         ended: dict[int, Placed] = {}
         for number, was in left.items():
@@ -175,6 +176,11 @@ class World:
             ),
             default=math.inf,
         )
+
+    def shares(self) -> list[tuple[int, float]]:
+        """(job, part of its speed alone on its GPUs that it keeps beside its neighbours) of all that run."""
+        rate, alone = self.state.rate, self.progress.solo_rate
+        return [(self.jobs[row], rate[row] / alone(row, where)) for row, where in self.state.placements.items()]
 
     def is_waiting(self, job: int) -> bool:
         """Whether the policy has it among those that wait."""

@@ -19,7 +19,7 @@ from gpuloom.live.planning.roster import Roster
 from gpuloom.live.planning.scene import Scene
 from gpuloom.live.planning.shortage import nothing_to_give, unplaceable
 from gpuloom.live.planning.world import Memory, Placed, World
-from gpuloom.live.records.fleet import fleet_of
+from gpuloom.live.records.fleet import fleet_of, models_of
 from gpuloom.policies.base import Policy
 
 
@@ -40,7 +40,7 @@ class Worlds:
         self.met: set[int] = set()
         self.left: dict[int, tuple[Job, Allocation]] = {}
         self.profiles: Profiles = load_profiles()
-        self._roster = Roster(scene.estimates)
+        self._roster = Roster(scene.estimates, scene.speeds)
 
     @property
     def overhead_s(self) -> float:
@@ -68,7 +68,7 @@ class Worlds:
         twin = Worlds.__new__(Worlds)
         twin.scene, twin._overhead_s, twin.profiles = scene, self._overhead_s, self.profiles
         twin.now, twin.kept, twin.met, twin.left = None, Memory(), set(self.met), {}
-        twin._roster = self._roster.copy(scene.estimates)
+        twin._roster = self._roster.copy(scene.estimates, scene.speeds)
         with suppress(PolicyFailure), Asking(Call.WRITE_MEMORY, self.scene.policy):
             twin.kept = deepcopy(self.memory())
         return twin
@@ -91,22 +91,21 @@ class Worlds:
             rank: as in `World`.
         """
         book, work = self.scene.book, self.scene.work
+        self.scene.speeds.see(models_of(book.nodes.values()))
         placements = {}
         fleet = fleet_of(book.nodes.values(), without=there.pinned)
         if fleet is not None:
             for job, (allocation, since_s, layer) in there.jobs.items():
-                record = book.jobs[job]
-                done = work.expected(job, now_s)
-                known = self.scene.estimate(record).total_s, record.work_s + done, work.told_s.get(job)
+                known = self.scene.known(book.jobs[job], allocation, now_s)
                 leaves = job in there.leaving
                 placements[job] = Placed(
                     allocation,
                     since_s,
-                    NOW_S if leaves else left_s(*known),
-                    done,
+                    NOW_S if leaves else left_s(*known[:3]),
+                    work.expected(job, now_s) * known.speed,
                     work.starting_s(job, now_s),
                     layer,
-                    math.inf if leaves else stands_s(*known),
+                    math.inf if leaves else stands_s(*known[:3]) / known.speed,
                 )
         if fleet is None:
             return None, dict.fromkeys(waiting, nothing_to_give(book, self.scene.shut))
@@ -126,7 +125,7 @@ class Worlds:
             fixed=there.fixed,
             # What they did and held is in their records already: here they end at once.
             left={
-                n: Placed(where, now_s, max(self.scene.estimate(j).total_s - j.work_s, 0.0), 0.0)
+                n: Placed(where, now_s, max(self.scene.estimate(j).total_s - self.scene.done_s(j), 0.0), 0.0)
                 for n, (j, where) in ended.items()
             },
             roster=self._roster,

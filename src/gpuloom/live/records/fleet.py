@@ -57,6 +57,21 @@ class Fleet:
         return Placement(nodes, tuple(masks[node] for node in nodes), layer)
 
 
+def model_of(nodes: Mapping[str, NodeRecord], allocation: Allocation) -> str:
+    """The model of these GPUs, as `Fleet` names it; '' where they are of several, or not known."""
+    found: set[str] = set()
+    for name, gpus in allocation:
+        node = nodes.get(name)
+        models = {} if node is None else {gpu.index: gpu.model for gpu in node.gpus}
+        found.update(models.get(gpu, "") for gpu in gpus)
+    return _word(found.pop()) if len(found) == 1 and "" not in found else ""
+
+
+def models_of(nodes: Iterable[NodeRecord]) -> set[str]:
+    """The models of all GPUs, in service or not, as `Fleet` names them."""
+    return {_word(model) for model in {gpu.model for node in nodes for gpu in node.gpus}}
+
+
 def slots_of(allocation: Allocation) -> list[Slot]:
     """Every GPU of an allocation."""
     return [(name, gpu) for name, gpus in allocation for gpu in gpus]

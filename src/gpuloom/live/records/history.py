@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Job
+from gpuloom.core.pace import ALIKE, Pace, speeds_of
 from gpuloom.core.workload import Labels, Ran, Workload
 from gpuloom.live.records.fleet import slots_of, wanted_types
 from gpuloom.traces.write import write_csv
@@ -21,24 +22,28 @@ HOUR_S = 3600.0
 History = Iterable[tuple[Job, tuple[Attempt, ...]]]
 
 
-def trace_csv(history: History, interval_s: float, cluster: str = "") -> str:
+PaceOf = Callable[[Job], Pace]
+
+
+def trace_csv(history: History, interval_s: float, cluster: str = "", *, pace_of: PaceOf = lambda job: ALIKE) -> str:
     """Jobs that ran and ended, as gpuloom's own CSV (docs/reference/traces.md).
 
     Args:
-        cluster: on which they ran, in short form.
+        cluster: on which they ran, in short form. pace_of: how fast a job is on each GPU model.
 
     Raises:
         InputError: no job in that span has run and ended.
     """
     stream = io.BytesIO()
-    write_csv(replace(trace_of(history, interval_s), cluster=cluster), stream)
+    write_csv(replace(trace_of(history, interval_s, pace_of=pace_of), cluster=cluster), stream)
     return stream.getvalue().decode()
 
 
-def trace_of(history: History, interval_s: float) -> Workload:
+def trace_of(history: History, interval_s: float, *, pace_of: PaceOf = lambda job: ALIKE) -> Workload:
     """The same as a workload.
 
     duration_s: the work that a job did, alone on its GPUs, under whatever policy: also that of attempts that failed.
+    On GPUs of several models it is that time on the model of speed 1, and speeds say how fast the others are.
     restart_overhead_s: what each start cost it besides (starting up, saving, work that a preemption made it do twice).
     Duration and as many overheads as it had starts are together the time for which it held GPUs. Of jobs that shared
     GPUs the duration is what the policy's model of sharing says, and the overhead is the median of the others.
@@ -53,8 +58,9 @@ def trace_of(history: History, interval_s: float) -> Workload:
         raise InputError("no job ran and ended in that time: there is nothing to replay")
     shared = _shared([attempt for _, attempts in rows for attempt in attempts])
     work, overhead = [], []
-    for job, attempts in rows:
-        done, cost = _work_and_overhead(attempts)
+    paces = [pace_of(job) for job, _ in rows]
+    for (job, attempts), pace in zip(rows, paces, strict=True):
+        done, cost = _work_and_overhead(attempts, pace)
         work.append(done)
         overhead.append(math.nan if job.id in shared else cost)
     known = [value for value in overhead if value == value]
@@ -87,6 +93,7 @@ def trace_of(history: History, interval_s: float) -> Workload:
             np.array([sum(attempt.held_s for attempt in attempts) for _, attempts in rows]),
             np.array([len(attempts) for _, attempts in rows], dtype=np.int32),
         ),
+        speeds=speeds_of(paces),
     )
 
 
@@ -97,8 +104,8 @@ def _submitted(job: Job, ends: Mapping[int, float]) -> float:
     return max([job.submitted_s, *waited])
 
 
-def _work_and_overhead(attempts: Sequence[Attempt]) -> tuple[float, float]:
-    """Seconds of work in all; and seconds that a start cost besides, on average.
+def _work_and_overhead(attempts: Sequence[Attempt], pace: Pace) -> tuple[float, float]:
+    """Work in all; and seconds that a start cost besides, on average.
 
     An attempt that failed would have failed under any policy, and what it did is as good as work; only what went with
     a start that a policy may have caused or spared is overhead.
@@ -110,14 +117,14 @@ def _work_and_overhead(attempts: Sequence[Attempt]) -> tuple[float, float]:
         before = attempt.work_s
         gained = min(max(gained, 0.0), attempt.held_s)
         if gained == 0.0 and attempt.reason not in MAKES_WAY:
-            work += attempt.held_s
+            work += attempt.held_s * pace.of(attempt.gpu_model)
             continue
-        work += gained
+        work += gained * pace.of(attempt.gpu_model)
         lost += attempt.held_s - gained
         starts += 1
     if work == 0.0:  # all that it ever did was lost to preemptions
-        longest = max(attempt.held_s for attempt in attempts)
-        work, lost = longest, lost - longest
+        longest = max(attempts, key=lambda attempt: attempt.held_s)
+        work, lost = longest.held_s * pace.of(longest.gpu_model), lost - longest.held_s
     return work, lost / max(starts, 1)
 
 

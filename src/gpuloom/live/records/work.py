@@ -20,6 +20,7 @@ class _Work:
     from_s: float
     done_s: float = 0.0
     rate: float = 1.0
+    alone: bool = True
     start_up_s: float | None = None
     first: tuple[float, float] | None = None
     """Of one that may go on from a checkpoint: work done, and the part that it reported, at its first report."""
@@ -54,7 +55,7 @@ class WorkDone:
         run = self._runs.get(job)
         if run is not None:
             run.done_s += max(now_s - run.from_s, 0.0) * run.rate
-            run.from_s = math.inf
+            run.from_s, run.alone = math.inf, False
 
     def resume(self, job: int, now_s: float) -> None:
         """It goes on."""
@@ -73,7 +74,12 @@ class WorkDone:
             if run.from_s < math.inf:
                 run.done_s += max(self._now_s - run.from_s, 0.0) * run.rate
                 run.from_s = self._now_s
-            run.rate = rate
+            run.rate, run.alone = rate, False
+
+    def was_alone(self, job: int) -> bool:
+        """Whether its attempt has had its GPUs for itself, without a break: what it reports measures its speed."""
+        run = self._runs.get(job)
+        return run is not None and run.alone
 
     def started_up(self, job: int, at_s: float) -> None:
         """It reported its first step at this time: until then it was starting up."""

@@ -26,7 +26,9 @@ from gpuloom.live.submission.lookup import JobRecords
 from gpuloom.live.submission.spec import JobSpec, job_spec, within_bounds
 from gpuloom.store.port import JobQuery
 
-WHILE_ACTIVE = frozenset({"name", "priority", "retries", "estimate", "grace", "on_preempt", "time_limit", "checkpoint"})
+WHILE_ACTIVE = frozenset(
+    {"name", "priority", "retries", "estimate", "speeds", "grace", "on_preempt", "time_limit", "checkpoint"}
+)
 """Fields of a spec that may change while the job runs."""
 NEVER = frozenset({"array", "hold"})
 

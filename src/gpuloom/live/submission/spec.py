@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from gpuloom.bounded.text import cut, shown
+from gpuloom.core.cluster import plain_model
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Needed
 from gpuloom.core.masked import masked
@@ -75,6 +76,9 @@ MOST_BYTES = 2**20
 """Most characters of a command and its environment together; the system accepts little more."""
 LONGEST_WORD = 2**17 - 1
 """Most bytes of a word of the command, or of a variable with its value: the system's own limit."""
+MOST_SPEED = 1e9
+LONGEST_MODEL = 100
+SPEED = "speed:"
 MOST_AFTER = 1_000
 """Jobs that one waits for."""
 JOB_NUMBER_MAX = 2**53
@@ -213,6 +217,12 @@ class JobSpec(BaseModel):
     conda: str | None = Field(None, description="A conda environment, by name or path.")
     container: str | None = Field(None, description="An image to run in (apptainer, podman or docker).")
     model: str | None = Field(None, description="Name of the training model, for profiles (`gpuloom profiles`).")
+    speeds: dict[str, Annotated[float, Field(gt=0, le=MOST_SPEED, allow_inf_nan=False)]] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="How fast the job is on GPU models, as ratios or iterations per second ({V100: 4, K80: 1}), until "
+        "its own runs have shown it. job.yaml may have `speed:MODEL` for each instead.",
+    )
     share_class: Literal["high", "best-effort"] | None = Field(
         None,
         description="May share its GPU kernel by kernel: high keeps its latency, best-effort takes what high leaves. "
@@ -236,6 +246,29 @@ class JobSpec(BaseModel):
         description="Set Slurm's variables too (SLURM_JOB_ID, SLURM_ARRAY_TASK_ID, …), for scripts that read them.",
     )
     hold: bool = Field(False, strict=True, description="Hold it until it is released.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _speeds(cls, data: Any) -> Any:
+        """`speed:MODEL` of each model as `speeds`."""
+        if not isinstance(data, Mapping):
+            return data
+        named = {key: value for key, value in data.items() if isinstance(key, str) and key.startswith(SPEED)}
+        if not named:
+            return data
+        others = {key: value for key, value in data.items() if key not in named}
+        speeds = others.get("speeds", {})
+        if not isinstance(speeds, Mapping):
+            return data
+        return {**others, "speeds": {**speeds, **{key[len(SPEED) :]: value for key, value in named.items()}}}
+
+    @field_validator("speeds")
+    @classmethod
+    def _models(cls, value: dict[str, float]) -> dict[str, float]:
+        for model in value:
+            if not plain_model(model) or len(model) > LONGEST_MODEL:
+                raise ValueError(f"{shown(model)} can't be the name of a GPU model")
+        return value
 
     @field_validator("command")
     @classmethod

@@ -29,6 +29,7 @@ ReasonOfEnd = Literal[
 SourceOfEstimate = Literal[
     "given", "progress", "array", "earlier_runs", "time_limit", "unknown"
 ]  # live/planning/estimates.py, Source
+SourceOfSpeed = Literal["measured", "earlier_runs", "given", "facts", "unknown"]  # core/pace.py, SpeedSource
 StateOfNode = Literal["up", "cordoned", "draining", "down"]
 SourceOfNode = Literal["here", "joined", "slurm"]  # core/job.py, NodeSource
 StateOfGpu = Literal["ok", "foreign", "unhealthy"]
@@ -147,6 +148,8 @@ class AttemptView(TypedDict):
     stop_reason: Annotated[ReasonOfEnd | None, "Why it was told to stop, if it was."]
     deadline_s: Annotated[float | None, "When it is ended, if it has not by then."]
     peak_memory_mib: float | None
+    gpu_model: Annotated[str | None, "Of its GPUs; null: not known."]
+    it_per_s: Annotated[float | None, "Iterations per second that it reported while it had its GPUs for itself."]
     members: Annotated[list[MemberView], "One for each node, in the order of ranks."]
 
 
@@ -174,11 +177,22 @@ class EventView(TypedDict):
     data: dict[str, Any]
 
 
+class SpeedView(TypedDict):
+    """How fast a job is on a GPU model."""
+
+    gpu_model: str
+    speed: Annotated[float, "Relative to the cluster's slowest GPU model."]
+    it_per_s: Annotated[float | None, "Iterations per second, where its own runs reported them."]
+    source: Annotated[SourceOfSpeed, "Whence it is known; facts and unknown: an estimate."]
+    runs: Annotated[int, "Number of its runs that measured it."]
+
+
 class ShowView(TypedDict):
     """Everything about a job."""
 
     job: JobView
     spec: Annotated[dict[str, Any], "What was asked for.", Fits("JobSpec")]
+    speeds: Annotated[list[SpeedView], "How fast it is on each GPU model, the slowest model first; none: there is one."]
     attempts: list[AttemptView]
     events: Annotated[list[EventView], "The last ones about it."]
     log: Annotated[str, "Path of its last log; NODE:PATH where that is on another machine, the path in its home."]

@@ -10,6 +10,7 @@ from typing import cast
 from gpuloom.core.decision import Reason
 from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Member, Phase, SavedBy, gpus_in
+from gpuloom.core.pace import ModelSpeed, Pace
 from gpuloom.core.spec import Spec
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.port import RunUsage
@@ -26,6 +27,7 @@ from gpuloom.live.views.answers import (
     SavedHow,
     ShowView,
     SourceOfEstimate,
+    SpeedView,
     StateOfAttempt,
 )
 
@@ -155,7 +157,20 @@ def attempt_view(attempt: Attempt) -> AttemptView:
         "stop_reason": None if attempt.stop_reason is None else attempt.stop_reason.value,
         "deadline_s": attempt.deadline_s,
         "peak_memory_mib": attempt.peak_memory_mib,
+        "gpu_model": attempt.gpu_model or None,
+        "it_per_s": attempt.it_per_s,
         "members": [member_view(rank, member) for rank, member in enumerate(attempt.parts)],
+    }
+
+
+def speed_view(gpu_model: str, speed: ModelSpeed) -> SpeedView:
+    """How fast a job is on a GPU model."""
+    return {
+        "gpu_model": gpu_model,
+        "speed": speed.factor,
+        "it_per_s": speed.it_per_s,
+        "source": speed.source.value,
+        "runs": speed.runs,
     }
 
 
@@ -179,11 +194,14 @@ def event_view(event: Event) -> EventView:
     return {"id": event.id, "at_s": event.at_s, "type": event.type, "job": event.job, "data": dict(event.data)}
 
 
-def show_view(view: JobView, spec: Spec, attempts: Sequence[Attempt], events: Sequence[Event], log: str) -> ShowView:
-    """Everything about a job. log: where its last log is; '' for none."""
+def show_view(
+    view: JobView, spec: Spec, pace: Pace, attempts: Sequence[Attempt], events: Sequence[Event], log: str
+) -> ShowView:
+    """Everything about a job. pace: how fast it is on each GPU model. log: where its last log is; '' for none."""
     return {
         "job": view,
         "spec": spec.to_json(),
+        "speeds": [speed_view(model, speed) for model, speed in pace.speeds.items()],
         "attempts": [attempt_view(attempt) for attempt in attempts],
         "events": [event_view(event) for event in events],
         "log": log,

@@ -1,0 +1,91 @@
+"""How fast one job is on each GPU model, and how much work that makes of the time that it ran there.
+
+Speeds are relative to the cluster's slowest GPU model, by its facts. *Work* is counted in seconds on that model. Where
+all GPUs are of one model every speed is 1, and work is time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuloom.core.sums import sum_floats
+from gpuloom.core.workload import Speeds
+
+
+class SpeedSource(StrEnum):
+    """Whence a speed is known."""
+
+    MEASURED = "measured"
+    """Iterations per second that its own runs reported."""
+    RUNS = "earlier_runs"
+    """Running times of its earlier runs."""
+    GIVEN = "given"
+    """Its user says so."""
+    FACTS = "facts"
+    """Estimated from the facts of GPU models."""
+    UNKNOWN = "unknown"
+    """Nothing is known: taken to be as fast as the slowest."""
+
+
+ESTIMATED = frozenset({SpeedSource.FACTS, SpeedSource.UNKNOWN})
+
+
+class ModelSpeed(NamedTuple):
+    """factor: work per second. it_per_s: iterations per second, where they were measured, in `runs` runs."""
+
+    factor: float
+    source: SpeedSource
+    it_per_s: float | None = None
+    runs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Speeds of a job by GPU model. Of a model that is not named nothing is known; it counts as 1."""
+
+    speeds: Mapping[str, ModelSpeed]
+
+    def of(self, gpu_model: str) -> float:
+        """Work per second on this GPU model."""
+        speed = self.speeds.get(gpu_model)
+        return 1.0 if speed is None else speed.factor
+
+    def slowest(self, wanted: Sequence[str]) -> float:
+        """Work per second on the slowest model that a job accepts: its user's estimate is for that."""
+        names = {name.strip().lower() for name in wanted}
+        found = [speed.factor for model, speed in self.speeds.items() if not names or model.lower() in names]
+        return min(found, default=1.0)
+
+    def work_s(self, whole_s: float, on: Mapping[str, float]) -> float:
+        """Work of so many seconds on GPUs, of which these are known to have been on certain models."""
+        if not self.speeds or not on:
+            return whole_s
+        known = sum_floats(on.values())
+        return max(whole_s - known, 0.0) + sum_floats(seconds * self.of(model) for model, seconds in on.items())
+
+
+ALIKE = Pace({})
+"""Where there is one GPU model only."""
+
+
+def speeds_of(paces: Sequence[Pace]) -> Speeds | None:
+    """The speeds of these jobs as columns; None where there is one GPU model only."""
+    kinds = {id(pace): pace for pace in paces}
+    models = tuple(dict.fromkeys(model for pace in kinds.values() for model in pace.speeds))
+    if not models:
+        return None
+    factors = {key: [pace.of(model) for model in models] for key, pace in kinds.items()}
+    guesses = {
+        key: [model not in pace.speeds or pace.speeds[model].source in ESTIMATED for model in models]
+        for key, pace in kinds.items()
+    }
+    return Speeds(
+        models,
+        np.array([factors[id(pace)] for pace in paces], dtype=np.float64),
+        np.array([guesses[id(pace)] for pace in paces], dtype=np.bool_),
+    )

@@ -1,0 +1,218 @@
+"""How fast each job is on each GPU model: by what its runs showed, by what is said of it, by the models' facts.
+
+Sources, the best first; what one of them does not tell the next one does, scaled to it on a model that both know:
+1. iterations per second that earlier runs of this very job reported while they had their GPUs for themselves,
+2. running times of earlier runs that were on one model from begin to end,
+3. what its user said (`speeds`),
+4. estimates from the facts of GPU models (facts/speeds.py).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from gpuloom.core.cluster import ANY_MODEL, plain_model
+from gpuloom.core.job import Job
+from gpuloom.core.pace import ALIKE, ModelSpeed, Pace, SpeedSource
+from gpuloom.facts.gpus import find_gpu
+from gpuloom.facts.speeds import fill, rating_of
+from gpuloom.live.planning.estimates import MOST_NAMES, Estimates, Like, like_of
+from gpuloom.store.port import MeasuredRun
+
+KEEP = 5
+"""Runs of which the median counts."""
+REMEMBER = 60
+"""Measured runs of a name that are looked through for those."""
+
+
+def in_order(models: Iterable[str]) -> tuple[str, ...]:
+    """GPU models, the slowest by its facts first; those of which nothing is known go by name, behind the others."""
+
+    def key(model: str) -> tuple[float, str]:
+        return (math.inf if find_gpu(model) is None else rating_of(model)), model
+
+    return tuple(sorted({model for model in models if model != ANY_MODEL}, key=key))
+
+
+class ModelSpeeds:
+    """Remembers what was measured; asks the store once for what was before.
+
+    Attributes:
+        models: of the cluster's GPUs, in the order of `in_order`.
+    """
+
+    def __init__(
+        self,
+        earlier: Callable[[str, str, int], Sequence[MeasuredRun]],
+        estimates: Estimates,
+    ) -> None:
+        """earlier: (user, name, limit) → runs that reported their speed, the oldest first."""
+        self._earlier, self._estimates = earlier, estimates
+        self.models: tuple[str, ...] = ()
+        self._facts = ALIKE
+        self._runs: OrderedDict[tuple[str, str], tuple[_Run, ...]] = OrderedDict()
+        self._known: dict[tuple[str, str], dict[_Asked, Pace]] = {}
+        self._lock = threading.Lock()
+
+    def copy(self, estimates: Estimates) -> ModelSpeeds:
+        """What is known now, for another thread."""
+        twin = ModelSpeeds(self._earlier, estimates)
+        with self._lock:
+            twin.models, twin._facts, twin._runs = self.models, self._facts, self._runs.copy()
+        return twin
+
+    def see(self, models: Iterable[str]) -> None:
+        """The cluster's GPUs are of these models now."""
+        found = in_order(models)
+        if found != self.models:
+            with self._lock:
+                self.models = found
+                self._known.clear()
+                self._facts = ALIKE if len(found) < 2 else _pace(found, {})
+
+    def measured(self, like: Like, gpu_model: str, it_per_s: float, *, stored: bool) -> None:
+        """A run of such a job, alone on GPUs of this model, made so many iterations per second. stored: the store tells
+        of it when it is asked."""
+        key = like.user, like.name
+        if not stored:
+            self._measured(like)
+        with self._lock:
+            if (runs := self._runs.get(key)) is not None:
+                self._runs[key] = (*runs, _Run(like, gpu_model, it_per_s))[-REMEMBER:]
+            self._known.pop(key, None)
+
+    def finished(self, like: Like) -> None:
+        """A run of such a job has finished well, and `Estimates` knows of it."""
+        with self._lock:
+            self._known.pop((like.user, like.name), None)
+
+    def of(self, like: Like, given: Mapping[str, float]) -> Pace:
+        """The speeds of such a job. given: what its user said."""
+        if len(self.models) < 2:
+            return ALIKE
+        key = like.user, like.name
+        asked = _Asked(like, tuple(sorted(given.items())))
+        with self._lock:
+            if (pace := self._known.get(key, {}).get(asked)) is not None:
+                return pace
+        layers = [
+            *self._of_runs(like),
+            _Layer(SpeedSource.GIVEN, self._named(given)),
+        ]
+        layers = [layer for layer in layers if layer.speeds]
+        pace = _pace(self.models, _joined(layers)) if layers else self._facts
+        with self._lock:
+            if len(self._known) >= MOST_NAMES:
+                self._known.clear()
+            self._known.setdefault(key, {})[asked] = pace
+        return pace
+
+    def of_job(self, job: Job) -> Pace:
+        """The speeds of this job."""
+        return self.of(like_of(job.spec, job.user, job.gpus, job.array_id), job.spec.speeds)
+
+    def _of_runs(self, like: Like) -> list[_Layer]:
+        same = [run for run in self._measured(like) if run.like.gpus == like.gpus and run.like.similar == like.similar]
+        runs = [run for run in same if run.like.exact == like.exact] or same
+        rates: dict[str, list[float]] = {}
+        for run in runs:
+            rates.setdefault(run.gpu_model, []).append(run.it_per_s)
+        took_s = self._estimates.by_model(like)
+        return [
+            _Layer(SpeedSource.MEASURED, {m: median(v[-KEEP:]) for m, v in rates.items()}, _counts(rates)),
+            _Layer(SpeedSource.RUNS, {m: 1.0 / median(v[-KEEP:]) for m, v in took_s.items()}, _counts(took_s)),
+        ]
+
+    def _measured(self, like: Like) -> tuple[_Run, ...]:
+        key = like.user, like.name
+        with self._lock:
+            if (known := self._runs.get(key)) is not None:
+                self._runs.move_to_end(key)
+                return known
+        found = tuple(  # without the lock: the store may be slow to answer
+            _Run(like_of(run.spec, like.user, run.gpus, run.array_id), run.gpu_model, run.it_per_s)
+            for run in self._earlier(*key, REMEMBER)
+            if run.it_per_s > 0.0
+        )
+        with self._lock:
+            if len(self._runs) >= MOST_NAMES:
+                self._runs.popitem(last=False)
+            return self._runs.setdefault(key, found)
+
+    def _named(self, speeds: Mapping[str, float]) -> Mapping[str, float]:
+        """Speeds by the names that the cluster gives its models; of others they are left out."""
+        if not speeds:
+            return {}
+        plain = {_plain(name): speed for name, speed in speeds.items()}
+        return {model: plain[name] for model in self.models if (name := _plain(model)) in plain}
+
+
+class _Run(NamedTuple):
+    like: Like
+    gpu_model: str
+    it_per_s: float
+
+
+class _Asked(NamedTuple):
+    like: Like
+    given: tuple[tuple[str, float], ...]
+
+
+class _Layer(NamedTuple):
+    """Speeds by GPU model in a unit of their own, and by how many runs each is known."""
+
+    source: SpeedSource
+    speeds: Mapping[str, float]
+    runs: Mapping[str, int] = {}
+
+
+def _counts(runs: Mapping[str, Sequence[float]]) -> Mapping[str, int]:
+    return {model: len(found) for model, found in runs.items()}
+
+
+def _plain(model: str) -> str:
+    """Equal for names of one GPU model."""
+    facts = find_gpu(model)
+    return plain_model(model if facts is None else facts.model)
+
+
+def _joined(layers: Sequence[_Layer]) -> dict[str, ModelSpeed]:
+    """What the layers tell together, in the unit of the first. A layer that shares no model with those before it is
+    left out: nothing says how its unit compares."""
+    found: dict[str, ModelSpeed] = {}
+    for layer in layers:
+        both = [found[model].factor / speed for model, speed in layer.speeds.items() if model in found]
+        if found and not both:
+            continue
+        scale = median(both) if both else 1.0
+        for model, speed in layer.speeds.items():
+            if model not in found:
+                rate = speed if layer.source is SpeedSource.MEASURED else None
+                found[model] = ModelSpeed(speed * scale, layer.source, rate, layer.runs.get(model, 0))
+    return found
+
+
+def _pace(models: Sequence[str], known: Mapping[str, ModelSpeed]) -> Pace:
+    """Speeds on all these models, relative to the first. What no facts tell is as fast as the slowest that is known."""
+    if known:
+        least = min(speed.factor for speed in known.values())
+        factor = np.array([[known[model].factor / least if model in known else math.nan for model in models]])
+        filled, _ = fill(models, factor)
+        factors = filled[0].tolist()
+    else:
+        factors = [math.nan if find_gpu(model) is None else rating_of(model) for model in models]
+        factors = [factors[0] if factor != factor else factor for factor in factors]
+        factors = [1.0 if factor != factor else factor for factor in factors]
+    speeds = {}
+    for model, factor in zip(models, factors, strict=True):
+        source = SpeedSource.UNKNOWN if find_gpu(model) is None else SpeedSource.FACTS
+        speed = known.get(model, ModelSpeed(factor, source))
+        speeds[model] = speed._replace(factor=factor / factors[0])
+    return Pace(speeds)
