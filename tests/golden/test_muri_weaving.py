@@ -64,6 +64,7 @@ def test_figures_and_jobs_are_those_of_the_released_simulator(
     check_jobs(data, result, trace, ARTIFACT[policy])
 
 
+@pytest.mark.slow
 def test_every_job_of_greedy_groups_ends_when_it_does_in_the_artifact(data: Path) -> None:
     workload = read_trace(data / "muri" / "trace3.csv.gz").workload
     parameters = {"grouping": "greedy", "interleave_overhead": FOUR_ARE_FASTER}

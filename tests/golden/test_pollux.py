@@ -37,7 +37,9 @@ def published(policy: str, load_: str) -> list[tuple[str, float]]:
     return [(r["workload"], float(r["avg_jct_s"])) for r in rows if (r["policy"], r["load"]) == (policy, load_)]
 
 
-@pytest.mark.parametrize(("rule", "avg_jct_s"), [("tiresias", 3469.69375), ("optimus", 5301.875)])
+@pytest.mark.parametrize(
+    ("rule", "avg_jct_s"), [("tiresias", 3469.69375), pytest.param("optimus", 5301.875, marks=pytest.mark.slow)]
+)
 def test_workload_6_as_in_the_artifacts_readme(data: Path, rule: str, avg_jct_s: float) -> None:
     pytest.importorskip("scipy")
     assert run(data, "workloads", "workload-6", rule).avg_jct_s == pytest.approx(avg_jct_s, abs=1e-9)
@@ -54,6 +56,7 @@ def test_every_published_average(data: Path, rule: str, load_: str) -> None:
     assert found == pytest.approx([value for _, value in expected], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_single_jobs_of_workload_2(data: Path) -> None:
     """Completion times from `results-jobload/{tiresias,optimus}-1.0/summary.json`."""
     pytest.importorskip("scipy")
@@ -93,6 +96,7 @@ def test_the_own_rule_is_ahead_of_the_published_pollux(data: Path, rule: str, mo
     assert np.mean(ratios) < most
 
 
+@pytest.mark.slow
 def test_the_own_rule_needs_no_scipy(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It only gives placements that were measured."""
 

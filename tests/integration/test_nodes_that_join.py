@@ -273,6 +273,7 @@ def test_over_tls_a_node_joins_its_head_and_no_other(head: Real, tmp_path: Path)
         assert "mint a new token" in node.status()["detail"]
 
 
+@pytest.mark.slow
 def test_no_secret_is_on_a_command_line_or_in_a_job(head: Real, node: RealNode) -> None:
     job = submit(head, head.shell("env"))
     head.in_state("finished", [job])

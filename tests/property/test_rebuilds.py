@@ -107,7 +107,7 @@ def same(text: str, workload: Workload, cluster: str, failures: tuple[Failure, .
 
 def size_of(text: str) -> int:
     """Jobs that a test has time for: these policies build large tables."""
-    return 24 if woven(text) else 80
+    return 24 if woven(text) else 56
 
 
 def alike_nodes_only(text: str) -> bool:
@@ -125,7 +125,7 @@ def test_same_ends_in_a_world_with_other_rows(text: str) -> None:
 
 @pytest.mark.parametrize("text", [text for text in EVERY if not woven(text)])
 def test_same_ends_with_the_same_rows(text: str) -> None:
-    same(text, uneven(jobs=60, seed=8), "3x8", (), compact=False)
+    same(text, uneven(jobs=40, seed=8), "3x8", (), compact=False)
 
 
 @pytest.mark.parametrize("text", [text for text in EVERY if not alike_nodes_only(text)])

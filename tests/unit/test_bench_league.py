@@ -315,6 +315,7 @@ def test_a_policy_that_asks_another_depends_on_it(grid: ModuleType, package: Pat
     assert grid.code_of("elastic:base=srtf") != grid.code_of("elastic:base=tiresias")
 
 
+@pytest.mark.slow
 def test_shared_modules_of_policies_are_followed(grid: ModuleType, package: Path) -> None:
     forget(grid)
     before = {policy: grid.code_of(policy) for policy in ("muri-s", "muri-xl", "srtf")}

@@ -20,6 +20,7 @@ from fake_service import FakeService
 from gpuloom.core.errors import InputError
 from gpuloom.fleet.certificates import own
 from gpuloom.server.run import serve
+from tiers import slow
 from until import until
 
 TESTS = Path(__file__).parents[1]
@@ -160,7 +161,7 @@ def started(tmp_path: Path) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().strip()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *slow(signal.SIGINT)])
 def test_a_signal_ends_it_in_order(tmp_path: Path, number: signal.Signals) -> None:
     from api_client import Stream
     from gpuloom.server.run import Listening
@@ -175,6 +176,7 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, number: signal.Signals) -> No
     assert (process.returncode, err) == (0, "")
 
 
+@pytest.mark.slow
 def test_it_sleeps_when_nobody_calls_and_stays_small(tmp_path: Path) -> None:
     if not Path("/proc/self/schedstat").exists():
         pytest.fail("needs Linux")

@@ -94,6 +94,7 @@ def _book(store: SqliteStore) -> Book:
     return book
 
 
+@pytest.mark.slow
 def test_killed_at_any_time_what_was_acknowledged_is_there(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     for round_ in range(4):
