@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fake_node import FakeMachine
-from gpuloom.core.job import EndReason, NodeState
+from gpuloom.core.book import node_data
+from gpuloom.core.job import EndReason, NodeSource, NodeState
 from gpuloom.executors.port import Cause, RunExit, RunPhase
 from gpuloom.live.submission.spec import job_spec
 from gpuloom.store.port import StoreError
@@ -161,6 +163,27 @@ def test_a_node_that_wants_to_leave_is_drained_and_comes_back_open() -> None:
     assert it.nodes()["a"] == ("down", "it left")
     it.join("a")
     assert (it.nodes()["a"], it.states(job)) == (("up", ""), ["running"])
+
+
+@pytest.mark.parametrize(
+    ("source", "moved", "stays"), [(NodeSource.JOINED, "queued", "running"), (NodeSource.SLURM, "queued", "queued")]
+)
+def test_who_cant_be_moved_is_told_to_save_where_the_allocation_ends(
+    source: NodeSource, moved: str, stays: str
+) -> None:
+    it = Cluster("a")
+    _, one, other = it.submit({"gpus": 2}, {"gpus": 2}, {"gpus": 2, "on_preempt": "never"})
+    it.submit({"gpus": 2, "priority": 9})  # waits: nobody is stopped for it
+    it.turn()
+    node = it.scheduler.book.nodes["a"]
+    on = {number: attempt.nodes for number, attempt in it.scheduler.book.attempts.items()}
+    assert (on[one], on[other]) == (("a",), ("a",))
+    it.scheduler.ledger.write([("node.changed", None, {"node": node_data(replace(node, source=source))})])
+    it.scheduler.arrivals.leaves("a", "it is told to")
+    it.turn()
+    assert it.states(one, other) == [moved, stays]
+    reasons = [it.service.show(job)["attempts"][-1]["reason"] for job in (one, other)]
+    assert reasons == ["node", "node" if stays == "queued" else None]
 
 
 def test_a_node_that_a_person_closed_stays_closed_when_it_joins_again() -> None:

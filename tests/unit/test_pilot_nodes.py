@@ -8,6 +8,7 @@ import pytest
 
 from gpuloom.core.job import NodeState
 from gpuloom.live.pilot_nodes import SchedulerNodes, wanted_of
+from gpuloom.live.planning.scene import Coming
 from gpuloom.slurm.pilots import Use
 from gpuloom.store.port import StoreError
 from rehearsed_nodes import Cluster
@@ -41,7 +42,7 @@ def test_a_part_of_a_gang_counts_with_all_of_its_gpus() -> None:
     small, gang = it.submit({"gpus": 1, "grace": 50.0, "on_preempt": "never"}, {"gpus": 7, "grace": 40.0})
     assert it.states(small, gang) == ["running", "running"]
     found = it.above.wanted().nodes
-    assert found["a"] == Use(0, {small: 1, gang: 7}, 50.0, stay={small})
+    assert found["a"] == Use(0, {small: 1, gang: 7}, 40.0, stay={small})
     assert found["b"] == Use(0, {gang: 7}, 40.0, stay=set())
 
 
@@ -84,8 +85,8 @@ def test_what_it_is_told_of_a_node_is_done() -> None:
     it.above.closes("a", "its allocation ends")
     it.turn()
     assert it.nodes()["a"] == ("draining", "its allocation ends")
-    it.above.new_ones_last(3600.0)
-    assert it.scheduler.planning.scene.new_nodes_last_s == 3600.0
+    it.above.comes(Coming(3600.0, "Slurm asks for patience"))
+    assert it.scheduler.planning.scene.coming == Coming(3600.0, "Slurm asks for patience")
     it.above.gone("a", "Slurm says so")
     assert it.gone == [("a", "Slurm says so")]
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from gpuloom.core.book import node_data
-from gpuloom.core.job import Gpu, GpuState, NodeRecord, NodeState
+from gpuloom.core.job import Gpu, GpuState, NodeRecord, NodeSource, NodeState
 from gpuloom.executors.gangs import Gangs
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.ledger import Ledger
@@ -52,12 +52,14 @@ class Arrivals:
         *,
         now: Callable[[], float],
         set_node: Callable[[str, NodeState, str], None],
+        empty_node: Callable[[str], None],
         met: Callable[[str], None],
     ) -> None:
-        """set_node: as a person opens or closes a node. met: told of a node that records know and that is there for
-        the first time since the scheduler began: the attempts there are to be taken up."""
+        """set_node: as a person opens or closes a node. empty_node: have all jobs on it save and go on elsewhere.
+        met: told of a node that records know and that is there for the first time since the scheduler began: the
+        attempts there are to be taken up."""
         self._ledger, self._planning, self._gangs, self._sights = ledger, planning, gangs, sights
-        self._now, self._set_node, self._met = now, set_node, met
+        self._now, self._set_node, self._empty_node, self._met = now, set_node, empty_node, met
         self._ends: dict[str, str] = {}
         """Nodes that are closed as their time with us ends, and the words with which they were."""
         self._unwritten: dict[str, NodeRecord] = {}
@@ -134,6 +136,14 @@ class Arrivals:
         if node is not None and node.state in (NodeState.UP, NodeState.CORDONED):
             self._ends[name] = why
             self._set_node(name, NodeState.DRAINING, why)
+
+    def leaves(self, name: str, why: str) -> None:
+        """It says that it leaves. A node of an allocation is taken away soon, so that those who can't be moved are told
+        to save as well; any other one waits for them."""
+        self.closes(name, why)
+        node = self._nodes.get(name)
+        if node is not None and node.source is NodeSource.SLURM:
+            self._empty_node(name)
 
     def write(self) -> None:
         """Write down what could not be before. Raises StoreError."""

@@ -82,7 +82,7 @@ class Joining:
 
     def leaving(self, name: str, why: str) -> None:
         """See `OnNodes`."""
-        self._pass_on(lambda arrivals: arrivals.closes(name, why))
+        self._pass_on(lambda arrivals: arrivals.leaves(name, why))
 
     def cut(self, name: str, why: str) -> None:
         """See `OnNodes`."""

@@ -142,6 +142,7 @@ class Scheduler:
             sights,
             now=clock.now,
             set_node=self.set_node,
+            empty_node=lambda name: self.empty_node(name, everyone=True),
             met=self._met_node,
         )
         self._last_words = LastWords(lambda run: self._where_of(run))
@@ -460,17 +461,21 @@ class Scheduler:
             self.ledger.write(self.intake.gpu_states(well))
         self.planning.stale()
         if state is NodeState.DRAINING:
-            on_it = [
-                number
-                for number, attempt in self.book.attempts.items()
-                if name in attempt.nodes
-                and attempt.stop_reason is None
-                and self.book.jobs[number].spec.on_preempt is not OnPreempt.NEVER
-            ]
-            for number in on_it:
-                self.planning.claims.take_back(number)
-            if on_it:
-                self.dispatch.end_attempts(on_it, EndReason.NODE, None)
+            self.empty_node(name)
+
+    def empty_node(self, name: str, *, everyone: bool = False) -> None:
+        """Tell the jobs on a machine to save, to go on elsewhere. everyone: those that can't be moved as well."""
+        on_it = [
+            number
+            for number, attempt in self.book.attempts.items()
+            if name in attempt.nodes
+            and attempt.stop_reason is None
+            and (everyone or self.book.jobs[number].spec.on_preempt is not OnPreempt.NEVER)
+        ]
+        for number in on_it:
+            self.planning.claims.take_back(number)
+        if on_it:
+            self.dispatch.end_attempts(on_it, EndReason.NODE, None)
 
     def left(self, job: Job) -> Left:
         """What is known of the time that a job which has not ended still takes: where it is or, if it waits, on the
