@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from gpuloom.core.workload import F8
-from gpuloom.solvers.assignment import NOWHERE, assign, prices
+from gpuloom.solvers.assignment import NOWHERE, assign, bids, prices
 from gpuloom.solvers.linear import maximize
 from tiers import examples
 
@@ -122,3 +123,28 @@ def test_prices_by_hand() -> None:
     assert prices(worth * 3, one * 2, capacity * 2).tolist() == [6.5 * 1.5, 5.0 * 1.5]
     assert prices(worth, one, np.array([5.0, 5.0])).tolist() == [0.0, 0.0]
     assert prices(worth[:3, :1], one[:3], np.array([2.0])).tolist() == [8.5]
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(problems())
+def test_a_bid_is_the_highest_price_at_which_a_job_still_takes_the_model(problem: tuple[F8, F8, F8]) -> None:
+    worth, demand, capacity = problem
+    price = prices(worth, demand, capacity)
+    found = bids(worth, demand, price)
+    assert (found >= 0).all()
+    assert (found <= np.maximum(worth, 0.0)).all()
+
+    def net(job: int, model: int, asked: float) -> float:
+        return float(worth[job, model] - asked) if worth[job, model] > 0 else 0.0
+
+    for job, model in np.argwhere(found > 0).tolist():
+        others = [net(job, k, float(demand[job] * price[k])) for k in range(len(capacity)) if k != model]
+        assert net(job, model, float(found[job, model])) == pytest.approx(max([0.0, *others]), abs=1e-9)
+
+
+def test_bids_by_hand() -> None:
+    """Of two models that cost 1 and 2 per GPU; the third job asks for two GPUs, the last one can't use the second
+    model."""
+    worth = np.array([[3.0, 2.5], [3.0, 6.0], [6.0, 4.0], [0.5, 0.0]])
+    found = bids(worth, np.array([1.0, 1.0, 2.0, 1.0]), np.array([1.0, 2.0]))
+    assert found.tolist() == [[2.5, 0.5], [0.0, 4.0], [6.0, 0.0], [0.5, 0.0]]

@@ -130,6 +130,16 @@ def test_worth_by_gpu_model_and_what_it_costs_to_leave() -> None:
     assert best.tolist() == [1, 1, 0]  # job 2 can't use B
 
 
+def test_gangs_bid_for_whole_nodes() -> None:
+    """By prices alone the job of one GPU has A, where it gains most per GPU, and one gang B: no other gang fits
+    on the three GPUs beside it. Two gangs are worth more."""
+    rows = [(0.0, 1000.0, 1), (0.0, 1000.0, 4), (0.0, 300.0, 4), (0.0, 1e5, 4)]
+    speeds = Speeds(("A", "B"), np.array([[1.0, 0.5]] * len(rows)))
+    it, snapshot = planner(rows, "1x4:A,1x4:B", speeds=speeds, values={"power": 0.4, "ageing": 0.0})
+    run = it.plan(snapshot, None).run
+    assert {job: place.nodes for job, place in run.items()} == {1: (1,), 2: (0,)}
+
+
 def score_of(
     it: Planner,
     snapshot: Any,

@@ -17,15 +17,15 @@ from gpuloom.interleave.efficiency import MAX_GROUP
 from gpuloom.interleave.groups import GroupTimes
 from gpuloom.interleave.pairing import Pairing
 from gpuloom.interleave.tables import SetTable
-from gpuloom.interleave.valued import Group, exchange, in_parts, share_nodes
+from gpuloom.interleave.valued import Group, exchange, in_parts
 from gpuloom.interleave.worth import GroupWorth
 from gpuloom.placement.pool import Pool, pool_of_node, pools_of
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool, speeds_on
 from gpuloom.placement.shared import SharedPlacer
-from gpuloom.policies.valued_rooms import Filling, Jobs
+from gpuloom.policies.valued_rooms import Filling, Jobs, deal_out
 from gpuloom.policies.valued_score import Score
 from gpuloom.policies.weaving import group_times, smallest_memory_mib
-from gpuloom.solvers.assignment import assign
+from gpuloom.solvers.assignment import assign, bids, prices
 
 _BETTER = 1e-9
 _AT_EASE = 0.1
@@ -169,29 +169,25 @@ class Planner:
             rooms = self._placer.empty_pools(snapshot)
             paired, places = self._paired(self._pairing, snapshot, rooms, jobs, value, together.values())
             return self._settled(self._placer.settle(snapshot, paired, places, together))
-        held = self._held(snapshot, jobs)
-        groups, places = self._all_anew(snapshot, jobs, value, held)
-        if self._horizon_s < float("inf"):
-            groups, places = self._best_plan(snapshot, together, jobs, value, held, (groups, places))
+        groups, places = self._best_plan(snapshot, together, jobs, value)
         self._filling.trim(groups, together.values())
         return self._settled(self._placer.settle(snapshot, [tuple(group.jobs) for group in groups], places, together))
 
-    def _best_plan(
-        self,
-        snapshot: Snapshot,
-        together: dict[Any, list[int]],
-        jobs: Jobs,
-        value: F8,
-        held: _Held,
-        anew: Plan,
-    ) -> Plan:
+    def _best_plan(self, snapshot: Snapshot, together: dict[Any, list[int]], jobs: Jobs, value: F8) -> Plan:
         """Step 4: to go on, to go on with single changes between GPU models, or all anew."""
-        groups, places, rooms = self._kept(snapshot, together, jobs, value)
-        plans = [(groups, places)]
-        if self._crosses:
-            changed, their_places = [group.copy() for group in groups], places[:]
-            self._across(jobs, value, held, rooms, changed, their_places)
-            plans.append((changed, their_places))
+        held = self._held(snapshot, jobs)
+        anew = self._anew(snapshot, jobs, value, held)
+        plans: list[Plan] = []
+        if self._horizon_s < float("inf"):
+            groups, places, rooms = self._kept(snapshot, together, jobs, value)
+            plans.append((groups, places))
+            if self._crosses:
+                changed, their_places = [group.copy() for group in groups], places[:]
+                self._across(jobs, value, held, rooms, changed, their_places)
+                plans.append((changed, their_places))
+        plans += anew
+        if len(plans) == 1:
+            return plans[0]
         score = Score(
             snapshot,
             together,
@@ -202,8 +198,8 @@ class Planner:
             self._pool_of_node,
             self._horizon_s,
         )
-        best, found = score.of(groups, places), plans[0]
-        for plan in (*plans[1:], anew):
+        best, found = score.of(*plans[0]), plans[0]
+        for plan in plans[1:]:
             worth = score.of(*plan)
             # Equal but for rounding (like jobs that swap partners) is not better.
             if worth > best * (1.0 + _BETTER):
@@ -343,32 +339,49 @@ class Planner:
         worth -= own * np.log(np.maximum(speed[jobs].max(axis=1), _BETTER))
         return worth
 
-    def _all_anew(self, snapshot: Snapshot, jobs: Jobs, value: F8, held: _Held) -> tuple[list[Group], list[Placement]]:
-        """Step 3, as if no job ran."""
+    def _anew(self, snapshot: Snapshot, jobs: Jobs, value: F8, held: _Held) -> list[Plan]:
+        """Step 3, as if no job ran. Prices alone say which GPU model each job should have, as if a job could be split.
+        Gangs can't be, and what prices leave of a node is too small for them. So where jobs of several GPUs have to
+        wait there is a second plan: jobs of all models bid for the nodes of each."""
         rooms = self._placer.empty_pools(snapshot)
+        gpus = self._gpus[jobs]
+        crowded = bool(gpus.sum() > sum_ints(room.free_gpus for room in rooms))  # whole numbers
+        speed = self._speed_by_pool
+        if speed is None:
+            every = np.repeat(value[:, None], len(rooms), axis=1)
+            return [self._filled(jobs, value, held, rooms, None, every if crowded else None)]
+        worth, demand, free = self._market(jobs, value, speed, rooms, held)
+        price = prices(worth, demand, free)
+        best = assign(worth, demand, free, price)
+        if not crowded:
+            return [self._filled(jobs, value, held, rooms, best, None)]
+        wanted = best[:, None] == np.arange(len(rooms))
+        again = [room.copy() for room in rooms]
+        plans = [self._filled(jobs, value, held, rooms, best, np.where(wanted, value[:, None], 0.0))]
+        if gpus.max() > 1:
+            bid = bids(worth, demand, price) * self._solo_s[jobs][:, None]
+            there = speed[jobs]
+            offered = np.divide(bid, there, out=np.zeros_like(bid), where=there > 0)
+            plans.append(self._filled(jobs, value, held, again, best, offered))
+        return plans
+
+    def _filled(
+        self,
+        jobs: Jobs,
+        value: F8,
+        held: _Held,
+        rooms: Sequence[Pool],
+        best: NDArray[np.intp] | None,
+        offered: F8 | None,
+    ) -> Plan:
+        """A plan in these rooms. `best`: see `Filling.fill_rooms`; `offered`: see `deal_out`, None if all jobs fit
+        alone."""
         groups: list[Group] = []
         places: list[Placement] = []
-        dealt_out = False
-        best = self._best_pools(jobs, value, rooms, held)
-        if sum_ints(self._tables[shape].gpus for shape in self._shape_of[jobs].tolist()) > sum_ints(
-            room.free_gpus for room in rooms
-        ):
-            placed: set[int] = set()
-            for index, room in enumerate(rooms):
-                sizes = {mask.bit_count() for mask in room.free.values() if mask}
-                if len(sizes) != 1:
-                    continue  # nodes of several sizes can't be dealt out alike: they are filled below
-                here = slice(None) if best is None else best == index
-                stacks = self._filling.stacks(jobs[here], value[here], index, room.free_gpus, placed)
-                size = sizes.pop()
-                dealt_out = True
-                dealt, _ = share_nodes(self._tables_of[index], stacks, room.free_gpus // size, size)
-                for group in sorted(dealt, key=lambda group: -group.table.gpus):
-                    place = room.take(group.table.gpus)
-                    if place is not None:
-                        groups.append(group)
-                        places.append(place)
-                        placed.update(group.jobs)
+        dealt_out = offered is not None and deal_out(
+            self._filling, self._tables_of, rooms, jobs, offered, groups, places
+        )
+        self._at_their_worth(jobs, value, groups, places)
         # What is left over is for the most valuable groups, or to split groups: those dealt out are not the best alone.
         self._filling.fill_rooms(rooms, jobs, value, groups, places, alone=not dealt_out, best=best)
         if self._crosses:
@@ -380,6 +393,16 @@ class Planner:
             for some in in_parts(alike):
                 exchange(some)
         return groups, places
+
+    def _at_their_worth(self, jobs: Jobs, value: F8, groups: Sequence[Group], places: Sequence[Placement]) -> None:
+        """What the members of groups are worth where they are, whatever they were chosen by."""
+        if self._speed_by_pool is None:
+            return
+        plain = dict(zip(jobs.tolist(), value.tolist(), strict=True))
+        for group, place in zip(groups, places, strict=True):
+            pool = self._pool_of_node[place.nodes[0]]
+            group.values[:] = [plain[job] * self._filling.speed(job, pool) for job in group.jobs]
+            group.changed()
 
     def _across(
         self,
@@ -397,7 +420,6 @@ class Planner:
         worth = self._by_pool(jobs, value, speed, held)
         by_job = dict(zip(jobs.tolist(), worth.tolist(), strict=True))
         spread(groups, places, by_job, rooms, self._pool_of_node, self._tables_of, [s.pools for s in self._shapes])
-        plain = dict(zip(jobs.tolist(), value.tolist(), strict=True))
         placed = {job for group in groups for job in group.jobs}
         waiting = np.array([job not in placed for job in jobs.tolist()], dtype=bool)
         room = any(room.free_gpus for room in rooms)
@@ -412,10 +434,7 @@ class Planner:
                     groups.append(Group(self._tables_of[pool][shape], shape, [job], [int(self._column_of[job])], [0.0]))
                     places.append(place)
                     break
-        for group, place in zip(groups, places, strict=True):
-            pool = self._pool_of_node[place.nodes[0]]
-            group.values[:] = [plain[job] * self._filling.speed(job, pool) for job in group.jobs]
-            group.changed()
+        self._at_their_worth(jobs, value, groups, places)
 
     def _best_pools(
         self,
@@ -428,13 +447,17 @@ class Planner:
         speed = self._speed_by_pool
         if speed is None:
             return None
+        return assign(*self._market(jobs, value, speed, rooms, held))
+
+    def _market(self, jobs: Jobs, value: F8, speed: F8, rooms: Sequence[Pool], held: _Held | None) -> tuple[F8, F8, F8]:
+        """What jobs are worth per second by pool, how many GPUs each takes, and how many there are: see `prices`."""
         worth = self._by_pool(jobs, value / self._solo_s[jobs], speed, held)
         free = np.array([room.free_gpus for room in rooms], dtype=np.float64)
         # Jobs that all fit alone will run alone.
         demand = self._gpus[jobs]
         if demand.sum() > free.sum():  # whole numbers
             demand = demand * self._thrift(jobs)
-        return assign(worth, demand, free)
+        return worth, demand, free
 
     def _held(self, snapshot: Snapshot, jobs: Jobs) -> _Held:
         """`jobs`: those that run come first, in their order."""

@@ -12,7 +12,7 @@ from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8
 from gpuloom.interleave.groups import GroupTimes
 from gpuloom.interleave.tables import SetTable
-from gpuloom.interleave.valued import Filler, Group, Stacks
+from gpuloom.interleave.valued import Filler, Group, Stacks, share_nodes
 from gpuloom.placement.pool import Pool
 from gpuloom.placement.shapes import Shape
 from gpuloom.solvers.assignment import NOWHERE
@@ -203,3 +203,38 @@ class Filling:
             end = min(end, begin + self._tables_of[0][number].size * (free // gpus))
             stacks.setdefault(number, {})[kind] = (jobs[begin:end].tolist(), worth[begin:end].tolist())
         return stacks
+
+
+def deal_out(
+    filling: Filling,
+    tables_of: Sequence[Sequence[SetTable]],
+    rooms: Sequence[Pool],
+    jobs: Jobs,
+    offered: F8,
+    groups: list[Group],
+    places: list[Placement],
+) -> bool:
+    """Deal the nodes of each room out among GPU counts and fill them, one room after another. False: no room has nodes
+    of one size only, and those of several sizes can't be dealt out alike.
+
+    Args:
+        offered: by job and room, what the job counts for there per iteration at speed 1; 0: it does not come there.
+    """
+    placed: set[int] = set()
+    dealt_out = False
+    for index, room in enumerate(rooms):
+        sizes = {mask.bit_count() for mask in room.free.values() if mask}
+        if len(sizes) != 1:
+            continue
+        comes = offered[:, index] > 0
+        stacks = filling.stacks(jobs[comes], offered[comes, index], index, room.free_gpus, placed)
+        size = sizes.pop()
+        dealt_out = True
+        dealt, _ = share_nodes(tables_of[index], stacks, room.free_gpus // size, size)
+        for group in sorted(dealt, key=lambda group: -group.table.gpus):
+            place = room.take(group.table.gpus)
+            if place is not None:
+                groups.append(group)
+                places.append(place)
+                placed.update(group.jobs)
+    return dealt_out

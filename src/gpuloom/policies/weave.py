@@ -9,7 +9,8 @@ restarts and resizes cost. It is told no durations (`durations=known`: it is, as
        most just fill it (`solvers/assignment.py`); a job thus takes the fast GPUs not because it comes first, but
        because it gains more from them than others would.
     3. With whom: groups by value on the nodes of each model (`interleave/valued.py`), jobs of which nothing is known
-       alone. Then members change between the models (`interleave/across.py`).
+       alone. Then members change between the models (`interleave/across.py`). Prices take jobs as if they could be
+       split, so where gangs wait there is a second plan: jobs of all models bid for the nodes of each.
     4. When: what runs goes on unless the new plan is worth more within `horizon`, restarts and moves between GPU
        models paid (`policies/valued_score.py`). Jobs move to faster GPUs that are idle even then if they end sooner so
        (`placement/upgrades.py`).

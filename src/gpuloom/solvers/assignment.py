@@ -60,13 +60,29 @@ def prices(worth: F8, demand: F8, capacity: F8) -> F8:
     return np.array(found)
 
 
-def assign(worth: F8, demand: F8, capacity: F8) -> NDArray[np.intp]:
-    """The model that each job should use, `NOWHERE` for jobs that should wait: shape (jobs,). Arguments as `prices`."""
+def bids(worth: F8, demand: F8, price: F8) -> F8:
+    """What each job gains by having a model rather than the best of the others at their prices, or none: shape (jobs,
+    models); 0 where it gains nothing.
+
+    Args:
+        price: per GPU of each model, as `prices` finds them. The other arguments as there.
+    """
+    net = np.maximum(np.where(worth > 0, worth - demand[:, None] * price, 0.0), 0.0)
+    found = np.empty_like(net)
+    for model in range(worth.shape[1]):
+        others = np.delete(net, model, axis=1)
+        found[:, model] = worth[:, model] - (others.max(axis=1) if others.shape[1] else 0.0)
+    return np.maximum(found, 0.0)
+
+
+def assign(worth: F8, demand: F8, capacity: F8, price: F8 | None = None) -> NDArray[np.intp]:
+    """The model that each job should use, `NOWHERE` for jobs that should wait: shape (jobs,). Arguments as `prices`;
+    `price`: what it found, if that is known."""
     jobs, models = worth.shape
     chosen = np.full(jobs, NOWHERE, dtype=np.intp)
     if not jobs:
         return chosen
-    net = worth - demand[:, None] * prices(worth, demand, capacity)
+    net = worth - demand[:, None] * (prices(worth, demand, capacity) if price is None else price)
     net = np.where(worth > 0, net, -np.inf)
     ranked = np.sort(net, axis=1)
     second = np.maximum(ranked[:, -2], 0.0) if models > 1 else np.zeros(jobs)
