@@ -49,8 +49,10 @@ class Cluster:
     def __init__(self, snapshot: Snapshot, memory: Memory, terms: Terms) -> None:
         workload, cluster = snapshot.workload, snapshot.cluster
         self.memory, self.terms = memory, terms
-        self._shapes = shapes_of(workload, cluster)
-        self.speed = speeds_by_pool(workload, cluster, self._shapes)
+        shapes = shapes_of(workload, cluster)
+        size = np.array([shape.gpus for shape in shapes.shapes], dtype=np.intp)
+        self._gpus: list[int] = size[shapes.of_job].tolist()
+        self.speed = speeds_by_pool(workload, cluster, shapes)
         self.counted = (self.speed > 0).astype(np.float64) if terms.blind else self.speed
         """The speeds that the program goes by."""
         self.weight = workload.weight if workload.weight is not None else np.ones(len(workload))
@@ -110,7 +112,7 @@ class Cluster:
         return taken
 
     def gpus(self, job: int) -> int:
-        return self._shapes.shapes[int(self._shapes.of_job[job])].gpus
+        return self._gpus[job]
 
     def in_service(self) -> list[int]:
         """GPUs of each model on nodes in service."""
@@ -141,12 +143,17 @@ class Cluster:
         able = self.speed[jobs] > 0
         queues = {model: self.memory.queue(jobs, model, priority) for model in models}
         if not self.terms.one_queue:
-            return [(int(jobs[at]), model) for model in models for at in queues[model].tolist() if able[at, model]]
+            found: list[tuple[int, int]] = []
+            for model in models:
+                queue = queues[model]
+                found += [(job, model) for job in jobs[queue[able[queue, model]]].tolist()]
+            return found
         at = np.concatenate([queues[model] for model in models])
-        model = np.repeat(models, len(jobs))
-        owed, share = self.memory.deficit_s[jobs[at], model], self.memory.share[jobs[at], model]
-        order = np.lexsort((-share, -owed, -priority[at, model]))
-        return [(int(jobs[at[i]]), int(model[i])) for i in order.tolist() if able[at[i], model[i]]]
+        on = np.repeat(models, len(jobs))
+        owed, share = self.memory.deficit_s[jobs[at], on], self.memory.share[jobs[at], on]
+        order = np.lexsort((-share, -owed, -priority[at, on]))
+        order = order[able[at[order], on[order]]]
+        return list(zip(jobs[at[order]].tolist(), on[order].tolist(), strict=True))
 
 
 class Rounds(Cluster):
@@ -202,7 +209,7 @@ class Rounds(Cluster):
 
     def _assign_round(self, snapshot: Snapshot, pairs: Sequence[tuple[int, int]]) -> Decision:
         free = self.in_service()
-        on = self.memory.on
+        on, gpus = self.memory.on, self._gpus
         chosen: dict[int, int] = {}
         for job in self.where:
             # Where starts take longer than rounds nobody would ever end.
@@ -210,9 +217,9 @@ class Rounds(Cluster):
                 chosen[job] = pool = on.item(job)
                 free[pool] -= self.gpus(job)
         for job, pool in pairs:
-            if job not in chosen and self.gpus(job) <= free[pool]:
+            if gpus[job] <= free[pool] and job not in chosen:
                 chosen[job] = pool
-                free[pool] -= self.gpus(job)
+                free[pool] -= gpus[job]
                 if not any(free):
                     break
         stopped = {job: self.release(job) for job in list(self.where) if chosen.get(job) != on.item(job)}
