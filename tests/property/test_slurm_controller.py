@@ -206,6 +206,13 @@ def test_a_gang_over_nodes_is_asked_for_as_a_whole(gpus: int) -> None:
     assert [action.nodes for action in actions if isinstance(action, Ask)] == ([whole, 1] if whole < 3 else [whole])
 
 
+def test_small_jobs_share_the_nodes_that_are_asked_for() -> None:
+    controller = Controller(Limits(3, GPUS))
+    actions = controller.step(0.0, Wanted({1: 1, 2: GPUS - 1, 3: 2, 4: 2}, {}))
+    assert [action.nodes for action in actions if isinstance(action, Ask)] == [1, 1]
+    assert controller.step(1.0, Wanted({1: 1, 2: GPUS - 1, 3: 2, 4: 2}, {})) == [], "what is asked for has room"
+
+
 def test_a_gang_that_is_too_large_for_the_limit_is_not_begun() -> None:
     controller = Controller(Limits(2, GPUS))
     assert controller.step(0.0, Wanted({1: 3 * GPUS}, {})) == []

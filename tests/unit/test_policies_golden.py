@@ -76,6 +76,15 @@ def test_easy_lets_a_long_job_pass_on_gpus_that_are_not_reserved() -> None:
     assert starts([(0, 100, 2), (1, 10, 3), (2, 500, 1), (3, 500, 1)], "1x4", "fifo:backfill=easy") == [0, 100, 2, 110]
 
 
+@pytest.mark.parametrize(("node", "starts_s"), [(2, 50.0), (None, 110.0)])
+def test_easy_reserves_anew_when_an_idle_node_fails(node: int | None, starts_s: float) -> None:
+    """The head needs all three nodes, the last of which stands idle: once that is down, nobody is kept for it."""
+    failures = () if node is None else (Failure(node, 10.0, 1000.0),)
+    rows = [(0, 100, 2), (0, 50, 2), (1, 10, 6), (20, 500, 2)]
+    found = run(jobs(rows), "3x2", "fifo:backfill=easy", failures=failures)
+    assert found.start_s[3] == starts_s
+
+
 def test_easy_looks_only_so_deep_into_the_queue() -> None:
     rows = [(0, 100, 3), (1, 10, 4), (2, 10, 2), (3, 10, 2), (4, 10, 1)]
     assert starts(rows, "1x4", "fifo:backfill=easy")[4] == 4
