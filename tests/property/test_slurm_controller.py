@@ -213,6 +213,18 @@ def test_small_jobs_share_the_nodes_that_are_asked_for() -> None:
     assert controller.step(1.0, Wanted({1: 1, 2: GPUS - 1, 3: 2, 4: 2}, {})) == [], "what is asked for has room"
 
 
+@pytest.mark.parametrize(
+    ("free", "asked"), [((GPUS, GPUS), []), ((GPUS,), [1]), ((GPUS, GPUS - 1), [1]), ((GPUS - 1, 1), [2]), ((), [2])]
+)
+def test_a_gang_takes_whole_nodes_that_are_free_and_asks_for_the_others(
+    free: tuple[int, ...], asked: list[int]
+) -> None:
+    controller = Controller(Limits(3, GPUS))
+    nodes = {f"n{number}": Use(count) for number, count in enumerate(free)}
+    actions = controller.step(0.0, Wanted({1: 2 * GPUS}, nodes))
+    assert [action.nodes for action in actions if isinstance(action, Ask)] == asked
+
+
 def test_a_gang_that_is_too_large_for_the_limit_is_not_begun() -> None:
     controller = Controller(Limits(2, GPUS))
     assert controller.step(0.0, Wanted({1: 3 * GPUS}, {})) == []
