@@ -123,6 +123,10 @@ class TestGang:
         assert gang.status.exit is not None
         assert gang.status.exit.released
         assert gang.heard(1, status(1, RunPhase.EXITED, ended(9)), 4.0) == []
+        assert gang.absent(1, 5.0, restarted=True) == [], "its node was told that its end is noted"
+        last = gang.last(1)
+        assert last is not None
+        assert last.exit == ended()
 
     def test_a_member_that_is_told_to_end_on_its_node_shows(self) -> None:
         """By its time limit, say: nobody here has told it to."""
