@@ -250,9 +250,9 @@ def test_forecasts_of_one_moment_share_what_they_need(tmp_path: Path, monkeypatc
     asked = []
     real = whys.preview
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **more: Any) -> Any:
         asked.append(args)
-        return real(*args)
+        return real(*args, **more)
 
     monkeypatch.setattr(whys, "preview", counted)
     monkeypatch.setattr(whys, "FRESH_S", 1e6)

@@ -153,9 +153,12 @@ def test_a_home_of_before_is_taken_up_with_its_runs(tmp_path: Path, monkeypatch:
     monkeypatch.undo()
     with closing(sqlite3.connect(before.parts.home.db)) as connection, connection:
         connection.execute("DROP TABLE environments")
-        for column in ("identity", "saved_by", "members"):
+        connection.execute("ALTER TABLE jobs DROP COLUMN work_on")
+        for column in ("identity", "saved_by", "members", "gpu_model", "it_per_s"):
             connection.execute(f"ALTER TABLE attempts DROP COLUMN {column}")
-        connection.execute("UPDATE events SET data = json_remove(data, '$.identity') WHERE type = 'attempt.starting'")
+        connection.execute(
+            "UPDATE events SET data = json_remove(data, '$.identity', '$.gpu_model') WHERE type = 'attempt.starting'"
+        )
         connection.execute("PRAGMA user_version = 1")
     with living(tmp_path, executor) as after:
         after.settle()

@@ -390,7 +390,8 @@ SHOWN: dict[str, Any] = {
 
 
 def shown(capsys: pytest.CaptureFixture[str], spec: Any, runs: list[Any], **fields: Any) -> dict[str, str]:
-    found: Any = {"job": {**SHOWN, **fields}, "spec": {"command": ["a"], **spec}, "attempts": runs, "log": ""}
+    found: Any = {"job": {**SHOWN, **fields}, "spec": {"command": ["a"], **spec}, "speeds": [], "attempts": runs}
+    found["log"] = ""
     jobs._show(found)
     lines = capsys.readouterr().out.splitlines()
     return {line[:15].rstrip(" :"): line[15:] for line in lines}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuloom.cli import service
+from gpuloom.cli import background, service
 from gpuloom.cli.share import profiles, simulate
 from gpuloom.core.errors import InputError
 from gpuloom.sharing.profiles import KernelRecord, collect
@@ -75,10 +75,10 @@ def test_the_end_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     log = tmp_path / "s.log"
     log.write_text("before\n" + "".join(f"{n}\n" for n in range(20)))
     assert service._end_of(log, 7) == f"; {log} says:\n" + "\n".join(str(n) for n in range(5, 20))
-    assert service._written(log, 0).startswith("before\n0\n1")
+    assert background.written(log, 0).startswith("before\n0\n1")
     log.write_bytes(b"a" * 20_000)
-    assert len(service._written(log, 0)) == 16_384
-    assert len(service._written(log, 19_990)) == 10
+    assert len(background.written(log, 0)) == 16_384
+    assert len(background.written(log, 19_990)) == 10
     assert service._end_of(log, 20_000) == f"; {log} says nothing"
     monkeypatch.setattr("gpuloom.store.faults.no_room", lambda folder: "no space is left")
     assert service._end_of(log, 20_000).endswith(f"as no space is left on the disk of {tmp_path}: make room there")

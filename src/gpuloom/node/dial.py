@@ -122,7 +122,7 @@ def _greeted(connection: socket.socket, url: str, token: Token) -> ClientProtoco
     error = protocol.handshake_exc
     if isinstance(error, InvalidStatus):
         _refused(error.response.status_code, bytes(error.response.body or b""), url)
-    if protocol.state is not Phase.OPEN:
+    if error is not None or protocol.state is Phase.CONNECTING:  # else it may have hung up in the same breath
         why = error if isinstance(error, InvalidHandshake) else "it hung up"
         raise Gone(f"what answers at {url} is no gpuloom that takes nodes ({why})")
     return protocol
