@@ -31,13 +31,12 @@ def cpu_s(call: Callable[[], object], times: int = 3) -> float:
     return statistics.median(taken)
 
 
-def join(it: Rehearsal, nodes: int, gpus: int) -> None:
-    """So many nodes are there."""
-    for number in range(nodes):
-        name = f"n{number}"
+def join(it: Rehearsal, executors: dict[str, PaperExecutor], gpus: int) -> None:
+    """These nodes are there."""
+    for name, executor in executors.items():
         there = tuple(Gpu(index, f"{name}-{index}", "V100", 16_000) for index in range(gpus))
-        it.scheduler.gangs.add(LocalNode(name, PaperExecutor(), NOWHERE))
-        it.scheduler.arrivals.joined(NodeRecord(name, there, source=NodeSource.JOINED, address=name), None)
+        it.scheduler.gangs.add(LocalNode(name, executor, NOWHERE))
+        it.scheduler.arrivals.joined(NodeRecord(name, there, source=NodeSource.JOINED, address=name))
     it.turn()
 
 
@@ -50,7 +49,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     it = Rehearsal(given.policy, models=["V100"], interval_s=0.0)
-    found = {"nodes join": cpu_s(lambda: join(it, given.nodes, given.gpus), 1)}
+    executors = {f"n{number}": PaperExecutor() for number in range(given.nodes)}
+    found = {"nodes join": cpu_s(lambda: join(it, executors, given.gpus), 1)}
     specs = [{"gpus": 1 + number % 4, "time_limit": 3600 + number} for number in range(given.jobs)]
     found["submitted, and all started that fit"] = cpu_s(lambda: it.submit(*specs), 1)
     planning, clock = it.scheduler.planning, it.scheduler.clock
@@ -60,17 +60,12 @@ def main() -> None:
         planning.run(clock.now())
 
     found["a pass over all"] = cpu_s(whole_pass)
-    running = [attempt.run for attempt in list(it.scheduler.book.attempts.values())[:3]]
-    ends = iter(running)
-    nodes = {attempt.run: attempt.allocation[0][0] for attempt in it.scheduler.book.attempts.values()}
+    nodes = {attempt.run: attempt.nodes[0] for attempt in it.scheduler.book.attempts.values()}
+    ends = iter([run for run, node in nodes.items() if node in executors])
 
     def one_ends() -> None:
         run = next(ends)
-        port = it.scheduler.gangs._nodes[nodes[run]]
-        assert isinstance(port, LocalNode)
-        executor = port.executor
-        assert isinstance(executor, PaperExecutor)
-        executor.end(run, 0)
+        executors[nodes[run]].end(run, 0)
         it.turn()
 
     found["a job ends, the next one starts"] = cpu_s(one_ends)
