@@ -703,7 +703,8 @@ class TestLogs:
         # A line may be torn where the file was cut, be it the last.
         whole = [line for line in read_log(directory, tail_lines=2000)[0].splitlines() if len(line) == 50]
         assert max(int(line[:9]) for line in whole if line[:9].isdigit()) > 1_150_000
-        assert _size_of_logs(directory) < 10 << 20
+        # The last file is as large as a runner without time let it grow; the flood waits at 20 MiB.
+        assert _size_of_logs(directory) < 24 << 20
 
     def test_slow_logs_lose_nothing(self, bench: Bench) -> None:
         directory = bench.home / "runs" / "1.1"
