@@ -38,7 +38,8 @@ from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, 
 from gpuloom.live.views.jobs import show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.policies.registry import create_policy
-from gpuloom.store.port import JobQuery, StoreError, Usage
+from gpuloom.store.errors import StoreError
+from gpuloom.store.port import JobQuery, Usage
 
 RUNNING_MAY_CHANGE = {"name", "priority", "time_limit", "retries", "estimate", "grace"}
 

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from gpuloom.core.events import Event
-from gpuloom.store.port import StoreError
+from gpuloom.store.errors import StoreError
 from gpuloom.store.sqlite import SqliteStore
 from store_builders import Writer, ended, starting, submitted
 

@@ -15,8 +15,9 @@ from gpuloom.core.book import Book, Changes
 from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
 from gpuloom.core.job import EndReason, Phase
+from gpuloom.store.errors import StoreError
 from gpuloom.store.memory import MemoryStore
-from gpuloom.store.port import JobQuery, Store, StoreError, Submission, Usage
+from gpuloom.store.port import JobQuery, Store, Submission, Usage
 from gpuloom.store.sqlite import SqliteStore
 from store_builders import NODE, Writer, ended, same, starting, submitted
 

@@ -19,8 +19,8 @@ from fake_executor import FakeExecutor
 from gpuloom.client import ClientError
 from gpuloom.executors import paper
 from gpuloom.live.clock import ServiceClock
+from gpuloom.store.errors import StoreError
 from gpuloom.store.home import home_of
-from gpuloom.store.port import StoreError
 from gpuloom.store.sqlite import SqliteStore
 from live_builders import living
 from real_scheduler import Real, alive, real

@@ -10,8 +10,8 @@ from fake_executor import FakeExecutor, short
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import NodeState
 from gpuloom.executors.port import RunRequest
+from gpuloom.store.errors import StoreError
 from gpuloom.store.home import home_of
-from gpuloom.store.port import StoreError
 from gpuloom.store.sqlite import SqliteStore
 from live_builders import Live, living, spec
 

@@ -11,7 +11,7 @@ from fake_executor import FakeExecutor, short
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import Phase
 from gpuloom.executors.port import RunPhase, RunStatus
-from gpuloom.store.port import StoreError
+from gpuloom.store.errors import StoreError
 from live_builders import Live, living, spec
 
 pytestmark = pytest.mark.slow

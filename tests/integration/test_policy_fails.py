@@ -20,7 +20,8 @@ from gpuloom.core.job import Phase
 from gpuloom.live.planning.standby import FIRST_PAUSE_S, MOST_PAUSE_S
 from gpuloom.live.trial.rehearsal import Rehearsal
 from gpuloom.policies.registry import BUILT_IN
-from gpuloom.store.port import JobQuery, StoreError
+from gpuloom.store.errors import StoreError
+from gpuloom.store.port import JobQuery
 from live_builders import living, spec
 
 

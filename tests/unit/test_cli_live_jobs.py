@@ -100,6 +100,18 @@ def test_help_stays_fast() -> None:
         assert done.stderr.strip() == "[]"
 
 
+def test_a_submission_imports_only_what_sends_it(api: Api) -> None:
+    """Who submits waits for the command: nothing of the scheduler, the store or the tables is imported for it."""
+    code = (
+        "import sys; from gpuloom.cli.main import cli\n"
+        "try: cli.main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "heavy = {'rich', 'pydantic', 'yaml', 'fastapi', 'numpy', 'gpuloom.store.port', 'gpuloom.core.book'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "submit", "--", "true"], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr.strip()) == ("submitted job 6\n", "[]")
+
+
 # -- ls, show, why, logs -----------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from gpuloom.core.book import node_data
 from gpuloom.core.job import EndReason, NodeSource, NodeState
 from gpuloom.executors.port import Cause, RunExit, RunPhase
 from gpuloom.live.submission.spec import job_spec
-from gpuloom.store.port import StoreError
+from gpuloom.store.errors import StoreError
 from rehearsed_nodes import Cluster
 
 

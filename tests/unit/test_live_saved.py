@@ -16,7 +16,7 @@ from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunStatus
 from gpuloom.live.dispatch.last_words import LastWords, Where, Words
 from gpuloom.live.dispatch.saved import Saved, saved
 from gpuloom.live.trial.rehearsal import Rehearsal
-from gpuloom.store.port import StoreError
+from gpuloom.store.errors import StoreError
 
 NOTICE_S = 1000.0
 

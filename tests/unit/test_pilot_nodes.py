@@ -10,7 +10,7 @@ from gpuloom.core.job import NodeState
 from gpuloom.live.pilot_nodes import SchedulerNodes, wanted_of
 from gpuloom.live.planning.scene import Coming
 from gpuloom.slurm.pilots import Use
-from gpuloom.store.port import StoreError
+from gpuloom.store.errors import StoreError
 from rehearsed_nodes import Cluster
 
 

@@ -38,7 +38,7 @@ from gpuloom.server.guard import _with_headers
 from gpuloom.server.parameters import _moment
 from gpuloom.server.peers import Users
 from gpuloom.server.problems import ProblemError, invalid_body, pointer, problem_of, told
-from gpuloom.store.port import StoreError
+from gpuloom.store.errors import StoreError
 
 # -- what is asked for ---------------------------------------------------------------------------------------
 

@@ -181,7 +181,7 @@ def test_a_client_that_stops_reading_holds_up_nobody(
 def test_trouble_with_the_store_delays_but_loses_nothing(
     place: Listening, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpuloom.store.port import StoreError
+    from gpuloom.store.errors import StoreError
 
     with Stream(place, "/v1/events") as stream:
         stream.comment()

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from gpuloom.cli.db import db
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.store.connect import schema_version
+from gpuloom.store.errors import StoreBusy, StoreError
 from gpuloom.store.home import Home, take_lock
-from gpuloom.store.port import StoreBusy, StoreError
 from gpuloom.store.sqlite import SqliteStore
 from store_builders import Writer
 

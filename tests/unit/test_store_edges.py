@@ -18,7 +18,8 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
 from gpuloom.core.job import EndReason, Needed, Phase
 from gpuloom.store import backup, connect, faults, home, queries, replay, restore, rows, usage
-from gpuloom.store.port import CheckReport, Finding, StoreBusy, StoreError, Usage
+from gpuloom.store.errors import StoreBusy, StoreError
+from gpuloom.store.port import CheckReport, Finding, Usage
 from gpuloom.store.sqlite import SqliteStore
 from gpuloom.store.usage import Stretch, UsageRun
 from store_builders import spec, submitted

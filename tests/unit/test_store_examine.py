@@ -19,8 +19,9 @@ from gpuloom.live import store_check
 from gpuloom.live.parts import LiveScheduler
 from gpuloom.live.store_check import Checked, StoreCheck
 from gpuloom.store import examine
+from gpuloom.store.errors import StoreDamagedError, StoreError
 from gpuloom.store.home import home_of, take_lock
-from gpuloom.store.port import CheckReport, Finding, StoreDamagedError, StoreError
+from gpuloom.store.port import CheckReport, Finding
 from gpuloom.store.sqlite import SqliteStore
 from store_builders import Writer
 from until import until

@@ -16,7 +16,8 @@ import pytest
 
 from gpuloom.core.book import Changes
 from gpuloom.core.events import Event
-from gpuloom.store.port import JobQuery, StoreBusy, StoreError, Submission
+from gpuloom.store.errors import StoreBusy, StoreError
+from gpuloom.store.port import JobQuery, Submission
 from gpuloom.store.sqlite import POINTS, SqliteStore
 from store_builders import Writer, same, submitted
 

@@ -16,8 +16,8 @@ import pytest
 
 from faults import Fault, Injector
 from gpuloom.core.errors import InputError
+from gpuloom.store.errors import StoreBusy, StoreError
 from gpuloom.store.home import Home, home_of, take_lock
-from gpuloom.store.port import StoreBusy, StoreError
 from gpuloom.store.restore import restore
 from gpuloom.store.sqlite import SqliteStore
 from store_builders import Writer

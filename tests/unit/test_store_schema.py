@@ -12,7 +12,8 @@ import pytest
 from gpuloom.core.job import ACTIVE, ENDED, EndReason, Phase
 from gpuloom.store import connect, queries
 from gpuloom.store.connect import Migration, migrations
-from gpuloom.store.port import JobQuery, StoreError
+from gpuloom.store.errors import StoreError
+from gpuloom.store.port import JobQuery
 from gpuloom.store.sqlite import SqliteStore
 from store_builders import Writer
 

@@ -54,7 +54,10 @@ def live_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def connect(home: Path | None, *, follows: bool = False) -> Iterator[Client]:
     """The client of the scheduler; closed at the end. follows: it stays connected, and survives restarts."""
     import os
+    import sys
 
+    # Without its own command line httpx does not bring rich, which is a third of this program's start.
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     from gpuloom.client import Client
     from gpuloom.client.home import URL, alive, home_directory, running
 

@@ -17,7 +17,7 @@ from gpuloom.executors.gangs import Gangs
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.ledger import Ledger
 from gpuloom.live.sights import Sights
-from gpuloom.store.port import StoreError
+from gpuloom.store.errors import StoreError
 
 log = logging.getLogger("gpuloom.scheduler")
 

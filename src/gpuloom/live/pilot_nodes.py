@@ -12,7 +12,7 @@ from gpuloom.live.records.fleet import open_slots, slots_of
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.sights import Sights
 from gpuloom.slurm.pilots import Use, Wanted
-from gpuloom.store.port import StoreError
+from gpuloom.store.errors import StoreError
 
 
 def wanted_of(scheduler: Scheduler, cut: Container[str]) -> Wanted:

@@ -50,7 +50,8 @@ from gpuloom.live.records.work import WorkDone
 from gpuloom.live.sights import Sights
 from gpuloom.policies.blame import said
 from gpuloom.sharing.start import NO_SHARING, Ability
-from gpuloom.store.port import JobQuery, Loaded, Store, StoreError
+from gpuloom.store.errors import StoreError
+from gpuloom.store.port import JobQuery, Loaded, Store
 
 log = logging.getLogger("gpuloom.scheduler")
 

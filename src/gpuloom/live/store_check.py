@@ -13,9 +13,10 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
+from gpuloom.store.errors import StoreDamagedError
 from gpuloom.store.faults import READABLE, damaged_text
 from gpuloom.store.home import Home
-from gpuloom.store.port import CheckReport, Examined, Finding, Store, StoreDamagedError
+from gpuloom.store.port import CheckReport, Examined, Finding, Store
 from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom")

@@ -27,7 +27,8 @@ from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, 
 from gpuloom.live.views.cluster import executor_view, monitor_view, sharing_view, status_view, store_view, usage_row
 from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
-from gpuloom.store.port import JobQuery, Store, StoreDamagedError
+from gpuloom.store.errors import StoreDamagedError
+from gpuloom.store.port import JobQuery, Store
 
 NOBODY = "no scheduler is running"
 

@@ -30,7 +30,7 @@ from gpuloom.executors.port import ExecutorError
 from gpuloom.live.submission.spec import said_of
 from gpuloom.live.views.answers import KindOfProblem, Problem, type_of
 from gpuloom.server.encoded import JsonResponse
-from gpuloom.store.port import StoreError
+from gpuloom.store.errors import StoreError
 
 MOST_ERRORS = 20
 """Of a body with more mistakes the first ones are told, and how many there are."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gpuloom.live.stored import StoredService
 from gpuloom.server.run import Listening, serve
+from gpuloom.store.errors import StoreError
 from gpuloom.store.faults import damaged_text
 from gpuloom.store.home import Home
-from gpuloom.store.port import StoreError
 from gpuloom.store.sqlite import SqliteStore
 
 

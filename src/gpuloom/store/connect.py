@@ -15,8 +15,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gpuloom.core.masked import masked
+from gpuloom.store.errors import StoreError
 from gpuloom.store.faults import RESTORE
-from gpuloom.store.port import StoreError
 from gpuloom.store.rows import dumps, loads
 
 APPLICATION_ID = 0x67706C6D

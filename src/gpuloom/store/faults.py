@@ -7,8 +7,12 @@ import os
 import sqlite3
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpuloom.store.port import CheckReport, StoreBusy, StoreError
+from gpuloom.store.errors import StoreBusy, StoreError
+
+if TYPE_CHECKING:
+    from gpuloom.store.port import CheckReport
 
 RESTORE = "`gpuloom db check` says what is wrong, `gpuloom db restore FILE` puts a backup in its place"
 

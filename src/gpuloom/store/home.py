@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 
 from gpuloom.core.errors import InputError
+from gpuloom.store.errors import StoreBusy, StoreError
 from gpuloom.store.faults import no_room
-from gpuloom.store.port import StoreBusy, StoreError
 
 HOME = "GPULOOM_HOME"
 

@@ -13,17 +13,8 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Attempt, Job, Phase
 from gpuloom.store import rows
 from gpuloom.store.connect import schema_version
-from gpuloom.store.port import (
-    CheckReport,
-    EndedRun,
-    Examined,
-    JobQuery,
-    Loaded,
-    MeasuredRun,
-    StoreError,
-    Submission,
-    Usage,
-)
+from gpuloom.store.errors import StoreError
+from gpuloom.store.port import CheckReport, EndedRun, Examined, JobQuery, Loaded, MeasuredRun, Submission, Usage
 from gpuloom.store.queries import is_pattern
 from gpuloom.store.replay import Findings, Records, compare, replay
 from gpuloom.store.sqlite import SqliteStore

@@ -11,18 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpuloom.core.book import Changes
-from gpuloom.core.errors import GpuloomError
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, Job, NodeRecord
 from gpuloom.core.spec import Spec
-
-
-class StoreError(GpuloomError):
-    """The store can't be read or written: says which file and why (disk full, read-only, damaged, in use)."""
-
-
-class StoreBusy(StoreError):  # noqa: N818 - what it says
-    """Another scheduler has this store open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +102,6 @@ class Finding:
 
     what: str
     detail: str
-
-
-class StoreDamagedError(StoreError):
-    """The store holds what no scheduler may go on with; it can still be read."""
 
 
 @dataclass(frozen=True, slots=True)

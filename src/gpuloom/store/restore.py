@@ -13,9 +13,10 @@ from pathlib import Path
 from gpuloom.core.errors import InputError
 from gpuloom.store.backup import BESIDE, copy_database, sync
 from gpuloom.store.connect import open_reader
+from gpuloom.store.errors import StoreError
 from gpuloom.store.faults import store_error
 from gpuloom.store.home import Home, take_lock
-from gpuloom.store.port import CheckReport, StoreError
+from gpuloom.store.port import CheckReport
 from gpuloom.store.sqlite import SqliteStore
 
 

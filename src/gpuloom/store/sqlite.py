@@ -17,19 +17,10 @@ from gpuloom.core.job import ACTIVE, WAITING, Attempt, Job, Phase
 from gpuloom.store import queries, read, rows
 from gpuloom.store.backup import copy_database
 from gpuloom.store.connect import open_reader, open_writer, version_of
+from gpuloom.store.errors import StoreError
 from gpuloom.store.examine import check, examine
 from gpuloom.store.faults import RESTORE, store_error
-from gpuloom.store.port import (
-    CheckReport,
-    EndedRun,
-    Examined,
-    JobQuery,
-    Loaded,
-    MeasuredRun,
-    StoreError,
-    Submission,
-    Usage,
-)
+from gpuloom.store.port import CheckReport, EndedRun, Examined, JobQuery, Loaded, MeasuredRun, Submission, Usage
 from gpuloom.store.read import MALFORMED
 from gpuloom.store.usage import checked_by, tally
 

@@ -37,7 +37,7 @@ from gpuloom.live.planning.world import Memory, World
 from gpuloom.live.planning.worlds import Worlds
 from gpuloom.live.records.work import WorkDone
 from gpuloom.policies.base import Policy
-from gpuloom.store.port import StoreError
+from gpuloom.store.errors import StoreError
 
 LEAST_WAKE_S = 0.05
 """A policy is not asked again sooner, if nothing happens: one that wants to would keep the scheduler from all else."""

@@ -11,7 +11,7 @@ from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.policy_memory import memory_to_bytes
 from gpuloom.live.records.ledger import Ledger
-from gpuloom.store.port import StoreError
+from gpuloom.store.errors import StoreError
 
 log = logging.getLogger("gpuloom.scheduler")
 

@@ -7,7 +7,7 @@ import math
 
 from gpuloom.core.job import ENDED
 from gpuloom.live.records.ledger import Ledger
-from gpuloom.store.port import StoreError
+from gpuloom.store.errors import StoreError
 
 log = logging.getLogger("gpuloom.scheduler")
 
