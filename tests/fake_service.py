@@ -346,7 +346,10 @@ class FakeService:
     def nodes(self) -> Sequence[NodeView]:
         with self._changed:
             held, now = cluster.holders(self.book.attempts.values()), self.clock()
-            return [cluster.node_view(node, held, sample(node, now), {}) for node in self.book.nodes.values()]
+            limits = {"memory": "cgroup v2", "time": "runner"}
+            return [
+                cluster.node_view(node, held, sample(node, now), {}, limits=limits) for node in self.book.nodes.values()
+            ]
 
     def pilots(self) -> PilotsView:
         return self.pilots_now

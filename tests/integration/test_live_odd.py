@@ -8,8 +8,9 @@ import pytest
 
 from fake_executor import FakeExecutor, short
 from gpuloom.core.end_reason import EndReason
+from gpuloom.core.errors import ConflictError
 from gpuloom.core.job import NodeState
-from gpuloom.executors.port import RunRequest
+from gpuloom.executors.port import Capabilities, RunRequest
 from gpuloom.store.errors import StoreError
 from gpuloom.store.home import home_of
 from gpuloom.store.sqlite import SqliteStore
@@ -181,6 +182,35 @@ def test_a_job_that_does_not_freeze_is_told_to_end(tmp_path: Path, monkeypatch: 
         short = live.submit(estimate=10)
         live.until(lambda: live.state(long, short) == ["queued", "running"])
         assert executor.stops == {f"{long}.1": "preempted"}
+
+
+class Plain(FakeExecutor):
+    """On a node that neither stops processes where they are nor changes the time limit of what runs."""
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(freezes=False, limits=False)
+
+
+def test_where_nothing_can_be_frozen_a_job_is_told_to_end_at_once(tmp_path: Path) -> None:
+    executor = Plain()
+    with living(tmp_path, executor, slots=1, policy="srtf") as live:
+        long = live.submit(estimate=1000, on_preempt="freeze")
+        short = live.submit(estimate=10)
+        live.until(lambda: live.state(long, short) == ["queued", "running"])
+        assert executor.stops == {f"{long}.1": "preempted"}
+        assert not live.scheduler.planning.claims.freezing()
+
+
+def test_a_time_limit_that_its_node_would_not_keep_is_refused(tmp_path: Path) -> None:
+    with living(tmp_path, Plain(), slots=1) as live:
+        runs, waits = live.submit(time_limit=60), live.submit(time_limit=60)
+        live.until(lambda: live.state(runs, waits) == ["running", "queued"])
+        node = live.service.nodes()[0]["name"]
+        with pytest.raises(ConflictError, match=f"job {runs} runs on node {node}, where the time limit"):
+            live.service.update([runs], {"time_limit": 90})
+        live.service.update([runs], {"priority": 3})
+        live.service.update([waits], {"time_limit": 90})
+        assert [live.job(job).spec.time_limit for job in (runs, waits)] == [60, 90]
 
 
 def test_work_is_kept_over_a_freeze(tmp_path: Path) -> None:

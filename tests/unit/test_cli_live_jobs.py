@@ -108,7 +108,9 @@ def test_a_submission_imports_only_what_sends_it(api: Api) -> None:
         "heavy = {'rich', 'pydantic', 'yaml', 'fastapi', 'numpy', 'gpuloom.store.port', 'gpuloom.core.book'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code, "submit", "--", "true"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "submit", "--", "true"], capture_output=True, text=True, timeout=60
+    )
     assert (done.stdout, done.stderr.strip()) == ("submitted job 6\n", "[]")
 
 
@@ -498,6 +500,10 @@ def test_nodes(api: Api) -> None:
     text = run("nodes").stdout
     assert "2/4 GPUs" in text
     assert text.count("H100") == 4
+    assert "how limits" not in text
+    assert run("nodes", "node0").stdout.endswith(
+        "how limits are kept on node0:\n  memory     cgroup v2\n  time       runner\n"
+    )
     assert run("drain", "node0", "--reason", "driver").stdout.startswith(
         "node0: draining; no new job starts there, job 1 moves"
     )

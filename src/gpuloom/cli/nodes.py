@@ -24,7 +24,8 @@ STATES = {"up": "up", "cordon": "cordoned", "cordoned": "cordoned", "drain": "dr
 @click.option("--reason", default="", metavar="TEXT", help="With a state: the reason, shown to others.")
 @live_options
 def nodes(node: str | None, state: str | None, reason: str, as_json: bool, home: Path | None) -> None:
-    """Show nodes and GPUs: what is in use, by whom, and what is out of service and why. With a state: set it.
+    """Show nodes and GPUs: what is in use, by whom, and what is out of service and why. Of a NODE also how limits are
+    kept there. With a state: set it.
 
     \b
     Examples:
@@ -54,6 +55,10 @@ def nodes(node: str | None, state: str | None, reason: str, as_json: bool, home:
     for n in found:
         if links := n["topology"]:
             click.echo(f"\n{plain(n['name'])}: " + ", ".join(f"{a}-{b} {link}" for a, b, link in links))
+    if node is not None and found[0]["limits"]:
+        click.echo(f"\nhow limits are kept on {plain(node)}:")
+        for what, how in found[0]["limits"].items():
+            click.echo(f"  {what:<10} {plain(how)}")
 
 
 def _set(node: str, state: str, reason: str, as_json: bool, home: Path | None) -> None:

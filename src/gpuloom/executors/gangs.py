@@ -153,12 +153,10 @@ class Gangs:
         port = self._roster.nodes.get(node)
         return "" if port is None else port.boot_id()
 
-    def capabilities(self, node: str) -> Capabilities:
-        """What can be done with runs there. Raises ExecutorError: it is not there."""
+    def capabilities(self, node: str) -> Capabilities | None:
+        """What can be done with runs there; None: it is not there."""
         port = self._roster.nodes.get(node)
-        if port is None:
-            raise ExecutorError(f"node {node} is not there")
-        return port.capabilities()
+        return None if port is None else port.capabilities()
 
     def limits(self, node: str) -> Mapping[str, str]:
         """As `NodePort.limits`; {} of a node that is not there."""

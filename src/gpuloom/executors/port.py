@@ -126,17 +126,13 @@ class Capabilities:
     """What an executor, or a node, can do with runs. Whoever needs it asks here, not which kind of executor it is.
 
     freezes: stops processes where they are. limits: changes a time limit while it runs. memory, cpus: enforces limits
-    of these. picks_devices: gives a run the GPUs that it is told. shares_gpus: runs may share a GPU. follows_logs:
-    logs can be read while they grow. kills_all: nothing of a run is left when it has ended, whatever it forked.
+    of these. kills_all: nothing of a run is left when it has ended, whatever it forked.
     """
 
     freezes: bool = True
     limits: bool = True
     memory: bool = False
     cpus: bool = False
-    picks_devices: bool = True
-    shares_gpus: bool = True
-    follows_logs: bool = True
     kills_all: bool = True
 
 

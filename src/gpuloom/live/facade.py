@@ -139,9 +139,17 @@ class LiveService:
     def nodes(self) -> Sequence[NodeView]:
         book = self._scheduler.book
         held = holders(list(book.attempts.values()))
-        sights, shut = self._sights, self._scheduler.planning.scene.shut
+        sights, shut, limits = self._sights, self._scheduler.planning.scene.shut, self._scheduler.gangs.limits
         return [
-            node_view(node, held, seen.sample, seen.notes, sights.cut.get(node.name, ""), shut.get(node.name, ""))
+            node_view(
+                node,
+                held,
+                seen.sample,
+                seen.notes,
+                sights.cut.get(node.name, ""),
+                shut.get(node.name, ""),
+                limits(node.name),
+            )
             for node in list(book.nodes.values())
             for seen in (sights.of(node.name),)
         ]

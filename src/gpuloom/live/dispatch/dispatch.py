@@ -73,7 +73,7 @@ class Dispatch:
         """Have these jobs leave their GPUs: they freeze, or are told to save and end."""
         ends: list[int] = []
         for number in jobs:
-            freezes = self.book.jobs[number].spec.on_preempt is OnPreempt.FREEZE
+            freezes = self.book.jobs[number].spec.on_preempt is OnPreempt.FREEZE and self._can_freeze(number)
             step = Step.MAKE_WAY_FROZEN if freezes else Step.MAKE_WAY
             match self.claims.on(step, number, now_s=now):
                 case Do.FREEZE:
@@ -81,6 +81,20 @@ class Dispatch:
                 case Do.WRITE_STOP:
                     ends.append(number)
         self._end(ends, reason, now)
+
+    def _can_freeze(self, job: int) -> bool:
+        """Whether every node on which it runs stops processes where they are. One that is not there may when it is."""
+        found = [self.gangs.capabilities(node) for node, _ in self.book.attempts[job].allocation]
+        return all(one is None or one.freezes for one in found)
+
+    def keeps_limit(self, job: int) -> str:
+        """The first node on which it runs that can't change the time limit of what runs; '' if all can."""
+        attempt = self.book.attempts.get(job)
+        for node, _ in () if attempt is None else attempt.allocation:
+            one = self.gangs.capabilities(node)
+            if one is not None and not one.limits:
+                return node
+        return ""
 
     def freeze(self, job: int) -> None:
         """Tell the executor to stop a running job where it is."""

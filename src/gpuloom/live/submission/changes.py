@@ -147,6 +147,10 @@ class JobChanges:
                     f"job {job.id} is {job.phase}: {', '.join(late)} can only be changed while it waits (what can be "
                     f"changed now: {', '.join(sorted(WHILE_ACTIVE))})"
                 )
+            if "time_limit" in changes and (node := self._scheduler.dispatch.keeps_limit(job.id)):
+                raise ConflictError(
+                    f"job {job.id} runs on node {node}, where the time limit of a running job can't be changed"
+                )
             new = known.get(job.spec_id)
             if new is None:
                 new = known[job.spec_id] = self._changed(job, changes)

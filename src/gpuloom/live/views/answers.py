@@ -346,6 +346,11 @@ class NodeView(TypedDict):
     received_mib_per_s: float | None
     sent_mib_per_s: float | None
     sampled_s: Annotated[float | None, "When the rates were taken."]
+    limits: Annotated[
+        dict[str, str],
+        "By what processes are ended, frozen and kept to their limits there (processes, freezing, memory, cpus, time); "
+        "{} while it is not there.",
+    ]
     gpus: list[GpuView]
     topology: Annotated[
         list[tuple[int, int, str]],

@@ -54,12 +54,13 @@ def node_view(
     notes: Mapping[int, Sequence[str]],
     cut: str = "",
     shut: str = "",
+    limits: Mapping[str, str] | None = None,
 ) -> NodeView:
     """A machine with its GPUs, who runs there, and the newest rates.
 
     Args:
         notes: by GPU, what was noticed of it. cut: why it can't be talked to now; '' where it can.
-        shut: why nothing can be started there now, though it is up.
+        shut: why nothing can be started there now, though it is up. limits: how limits are kept there.
     """
     rates = None if sample is None else sample.node
     of_gpu = {} if sample is None else {gpu.index: gpu for gpu in sample.gpus}
@@ -105,6 +106,7 @@ def node_view(
         "received_mib_per_s": None if rates is None else rates.received_mib_per_s,
         "sent_mib_per_s": None if rates is None else rates.sent_mib_per_s,
         "sampled_s": None if sample is None else sample.at_s,
+        "limits": dict(limits or {}),
         "gpus": gpus,
         "topology": list(node.topology),
         "jobs": sorted({job for gpu in node.gpus for job in held.get((node.name, gpu.index), ())}),
