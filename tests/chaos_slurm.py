@@ -138,10 +138,6 @@ class SlurmChaos(Chaos):
         self._for(self._while(), "slurmctld", self.slurm.start_ctld)
         return True
 
-    def _excused(self, name: str) -> bool:
-        """A head that begins asks Slurm for its nodes first, and says so if it has no answer."""
-        return self._lately("slurmctld") or super()._excused(name)
-
     def _all_free(self) -> bool:
         gpus = [gpu for node in self._nodes() for gpu in node["gpus"]]
         return self._answers() and not any(gpu["jobs"] for gpu in gpus)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -188,6 +190,13 @@ def test_without_slurmctld_jobs_go_on_and_it_is_said(head: Head) -> None:
         other = head.submit("-g", "1", "--", "true")
         head.waits_for(other, "finished")
         assert head.state(job) == "running"
+        os.kill(head.client.status()["pid"], signal.SIGKILL)
+        head.up("-N", "1", "--idle", "60s")  # by what Slurm said at the first start
+        head.waits_for(job, "running")
+        other_home = str(head.folder / "other")
+        refused = head.run("up", "--slurm", "--slots", "1", "-N", "1", "--host", "127.0.0.1", "--home", other_home)
+        assert refused.returncode == 1, "nothing is known of this Slurm there"
+        assert "`sinfo" in refused.stderr
     finally:
         head.slurm.start_ctld()
     wait(lambda: not head.client.pilots()["problem"], "that it answers again", 90.0)

@@ -10,7 +10,7 @@ import pytest
 
 from gpuloom.core.errors import InputError
 from gpuloom.slurm import plan as plans
-from gpuloom.slurm.commands import NEEDED, Slurm
+from gpuloom.slurm.commands import NEEDED, Slurm, SlurmError
 from gpuloom.slurm.parse import Gres, SlurmJob, SlurmNode
 from gpuloom.slurm.plan import Allocation, Plan, SlurmOptions, name_of, plan_of
 
@@ -22,6 +22,9 @@ class FakeSlurm(Slurm):
 
     def nodes(self, partition: str | None = None) -> list[SlurmNode]:
         return self.there
+
+    def within(self, limit_s: float) -> Slurm:
+        return self
 
     def default_partition(self) -> str | None:
         return "cpu"
@@ -45,16 +48,76 @@ def _there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "missing_commands", list)
 
 
-def planned(slots: int | None = None, environment: Mapping[str, str] | None = None, **said: Any) -> Plan:
+def planned(
+    slots: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    kept: Path | None = None,
+    slurm: Slurm | None = None,
+    **said: Any,
+) -> Plan:
     return plan_of(
         SlurmOptions(**said),
-        FakeSlurm(*CLUSTER),
+        FakeSlurm(*CLUSTER) if slurm is None else slurm,
         slots=slots,
         name="gpuloom-1",
         url="https://head:7411",
         python="/env/bin/python",
         environment=environment or {},
+        kept=kept,
     )
+
+
+class Away(FakeSlurm):
+    """slurmctld does not answer; what its commands may take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: list[float] = []
+
+    def within(self, limit_s: float) -> Slurm:
+        self.limits.append(limit_s)
+        return self
+
+    def nodes(self, partition: str | None = None) -> list[SlurmNode]:
+        raise SlurmError("`sinfo` gave no answer")
+
+
+def test_without_an_answer_it_goes_by_that_of_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept, away = tmp_path / "slurm.json", Away()
+    said: dict[str, Any] = {"partition": "gpu", "gpus": 16, "more": ("--licenses=a",)}
+    with pytest.raises(SlurmError, match="no answer"):
+        planned(kept=kept, slurm=away, **said)
+    assert away.limits == [], "who knows nothing of before waits"
+    before = planned(kept=kept, **said)
+    assert planned(kept=kept, slurm=away, **said) == before
+    assert away.limits == [plans.SOON_S]
+    assert "going on with what it said at an earlier start: `sinfo` gave no answer" in caplog.text
+    for other in ({**said, "gpus": 8}, {**said, "more": ()}, {**said, "slots": 2, "gpus": None, "nodes": 1}):
+        with pytest.raises(SlurmError):
+            planned(kept=kept, slurm=away, **other)
+
+
+def test_a_new_answer_takes_the_place_of_that_of_before(tmp_path: Path) -> None:
+    kept = tmp_path / "slurm.json"
+    planned(kept=kept, partition="gpu", nodes=2)
+    smaller = planned(kept=kept, slurm=FakeSlurm(node("a", 2, "gpu")), partition="gpu", nodes=2)
+    assert smaller.limits.gpus_per_node == 2
+    assert planned(kept=kept, slurm=Away(), partition="gpu", nodes=2) == smaller
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"options": {}, "slots": null}', "\0"])
+def test_a_damaged_answer_of_before_is_left_aside(tmp_path: Path, text: str) -> None:
+    kept = tmp_path / "slurm.json"
+    kept.write_text(text)
+    with pytest.raises(SlurmError, match="no answer"):
+        planned(kept=kept, slurm=Away(), partition="gpu", nodes=2)
+    planned(kept=kept, partition="gpu", nodes=2)
+    assert planned(kept=kept, slurm=Away(), partition="gpu", nodes=2).limits.nodes == 2
+
+
+def test_an_answer_that_can_not_be_kept_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert planned(kept=tmp_path / "none" / "slurm.json", partition="gpu", nodes=2).limits.nodes == 2
+    assert "slurm.json: can't be written: No such file or directory; the next start needs slurmctld" in caplog.text
 
 
 @pytest.mark.parametrize(

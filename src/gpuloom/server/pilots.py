@@ -27,13 +27,14 @@ def slurm_plan(options: SlurmOptions, home: Home, slots: int | None) -> Plan:
     """What is asked of Slurm; where nodes reach the scheduler is not known yet.
 
     Raises:
-        InputError: there is no such thing in this Slurm. SlurmError: it does not answer.
+        InputError: there is no such thing in this Slurm. SlurmError: it does not answer, and never did.
     """
-    name, environment = name_of(home.path), dict(os.environ)
+    name, environment, mark = name_of(home.path), dict(os.environ), _mark(home)
     found = plan_of(
-        options, Slurm(), slots=slots, name=name, url="", python=sys.executable, environment=environment, log=LOG
-    )
-    return replace(found, request=replace(found.request, runs=str(home.runs), mark=str(_mark(home))))
+        options, Slurm(), slots=slots, name=name, url="", python=sys.executable, environment=environment, log=LOG,
+        kept=home.nodes / "slurm.json",
+    )  # fmt: skip
+    return replace(found, request=replace(found.request, runs=str(home.runs), mark=str(mark)))
 
 
 def _mark(home: Home) -> Path:

@@ -84,6 +84,10 @@ class Slurm:
         self._tables: set[str] = set()
         """Commands that have no --json here."""
 
+    def within(self, limit_s: float) -> Slurm:
+        """The same Slurm, whose commands may take so long."""
+        return Slurm(env=self._env, run=self._run, limit_s=limit_s)
+
     def submit(self, script: str, options: Sequence[str], secrets: Mapping[str, str]) -> int:
         """Hand a batch script over; the number of its job. secrets: environment that it gets beside this process's.
 

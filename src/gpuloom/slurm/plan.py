@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.words import plural
-from gpuloom.slurm.commands import NEEDED, Slurm, missing_commands
+from gpuloom.files.whole import text_output
+from gpuloom.slurm.commands import NEEDED, Slurm, SlurmError, missing_commands
 from gpuloom.slurm.parse import SlurmNode
 from gpuloom.slurm.pilots import Limits
 from gpuloom.slurm.script import Request
+
+log = logging.getLogger("gpuloom.pilots")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,21 @@ class Plan:
     inside: Allocation | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What follows from what Slurm says of its nodes. per_node: GPUs (or slots) of each pilot's node. nodes: most at a
+    time. whole: no node there has more. ends_all: as `Slurm.ends_all`."""
+
+    per_node: int
+    nodes: int
+    whole: bool
+    ends_all: bool
+
+
 IDLE_S = 600.0
+SOON_S = 2.0
+"""How long a command of Slurm may take where its answer of before will do: nodes with jobs wait for their scheduler,
+and their leases are of 15 s."""
 
 
 def name_of(home: Path) -> str:
@@ -69,11 +89,15 @@ def plan_of(
     python: str,
     environment: Mapping[str, str],
     log: str = "",
+    kept: Path | None = None,
 ) -> Plan:
-    """What is asked of Slurm. slots: CPU slots on each node in place of GPUs. environment: of this process.
+    """What is asked of Slurm. slots: CPU slots on each node in place of GPUs. environment: of this process. kept:
+    where the sizes that followed from Slurm's answers stand for the next start: jobs that run must not lose their
+    scheduler because slurmctld is away.
 
     Raises:
-        InputError: Slurm has no such nodes, or what was given does not go together. SlurmError: it does not answer.
+        InputError: Slurm has no such nodes, or what was given does not go together. SlurmError: it does not answer, and
+            has not answered the same options before.
     """
     if len(missing := missing_commands()) == len(NEEDED):
         raise InputError("there is no Slurm here (no sbatch on PATH): --slurm is for a login node of a Slurm cluster")
@@ -82,27 +106,65 @@ def plan_of(
     inside = _inside(environment)
     if inside is not None:
         return _plan_inside(options, slurm, inside, slots, name, url, python)
-    nodes = _nodes(options, slurm)
-    per_node, most = _sizes(options, nodes, slots)
-    largest = max((node.cpus or 0) if slots else node.gpus for node in nodes)
+    sizes = _sizes(options, slurm, slots, kept)
     life_s = None if options.hours is None else 3600.0 * options.hours
     idle_s = IDLE_S if options.idle_s is None else options.idle_s
     request = Request(
         name,
         url,
         python,
-        per_node,
+        sizes.per_node,
         slots=slots is not None,
         partition=options.partition,
         account=options.account,
         qos=options.qos,
         life_s=life_s,
-        whole=per_node >= largest,
+        whole=sizes.whole,
         options=tuple(options.more),
         log=log,
     )
-    limits = Limits(most, per_node, life_s, idle_s, whole=request.whole, ends_all=slurm.ends_all())
+    limits = Limits(sizes.nodes, sizes.per_node, life_s, idle_s, whole=sizes.whole, ends_all=sizes.ends_all)
     return Plan(limits, request)
+
+
+def _sizes(options: SlurmOptions, slurm: Slurm, slots: int | None, kept: Path | None) -> Sizes:
+    """By what Slurm says now; where it does not answer, by what it said before to the same options."""
+    asked = {"options": json.loads(json.dumps(asdict(options))), "slots": slots}
+    before = None if kept is None else _before(kept, asked)
+    if before is not None:
+        slurm = slurm.within(SOON_S)
+    try:
+        nodes = _nodes(options, slurm)
+        per_node, most = _per_node_and_most(options, nodes, slots)
+        largest = max((node.cpus or 0) if slots else node.gpus for node in nodes)
+        sizes = Sizes(per_node, most, per_node >= largest, slurm.ends_all())
+    except SlurmError as error:
+        if before is None:
+            raise
+        log.warning("Slurm can't be asked; going on with what it said at an earlier start: %s", error)
+        return before
+    if kept is not None:
+        try:
+            with text_output(kept) as file:
+                json.dump({**asked, "sizes": asdict(sizes)}, file)
+        except OSError as error:
+            log.warning("%s: can't be written: %s; the next start needs slurmctld", kept, error.strerror)
+    return sizes
+
+
+def _before(kept: Path, asked: Mapping[str, Any]) -> Sizes | None:
+    """The sizes of an earlier start with the same options; None if there was none, or the file can't be read."""
+    try:
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        if {name: found[name] for name in asked} != asked:
+            return None
+        sizes = found["sizes"]
+        return Sizes(int(sizes["per_node"]), int(sizes["nodes"]), sizes["whole"] is True, sizes["ends_all"] is True)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s: can't be read (%s): left aside", kept, error)
+        return None
 
 
 def _inside(environment: Mapping[str, str]) -> Allocation | None:
@@ -144,7 +206,7 @@ def _nodes(options: SlurmOptions, slurm: Slurm) -> list[SlurmNode]:
     return found
 
 
-def _sizes(options: SlurmOptions, nodes: Sequence[SlurmNode], slots: int | None) -> tuple[int, int]:
+def _per_node_and_most(options: SlurmOptions, nodes: Sequence[SlurmNode], slots: int | None) -> tuple[int, int]:
     """(GPUs or slots of each node, nodes at most)."""
     if options.gpus is None and options.nodes is None:
         raise InputError("say how much may be asked of Slurm: -G GPUS or -N NODES")
