@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gpuloom.core.errors import ClusterError, InputError
+from gpuloom.core.links import WORDS, Links, links_of
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.units import parse_memory_mib
 
@@ -30,7 +31,7 @@ MODEL = r"[A-Za-z0-9][\w.+-]*"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine. Memory in MiB, network in Gbit/s; None where not said."""
+    """One machine. Memory in MiB, network in Gbit/s; None where not said. links: between its GPUs."""
 
     name: str
     gpus: int
@@ -39,6 +40,7 @@ class Node:
     cpus: int | None = None
     memory_mib: int | None = None
     network_gbps: float | None = None
+    links: Links = ()
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def parse_cluster(text: str) -> Cluster:
     return Cluster(tuple(nodes), name=text)
 
 
-_NODE_KEYS = {"name", "count", "gpus", "gpu_model", "gpu_memory", "cpus", "memory", "network_gbps"}
+_NODE_KEYS = {"name", "count", "gpus", "gpu_model", "gpu_memory", "cpus", "memory", "network_gbps", "links"}
 
 
 def cluster_from_mapping(data: object, *, source: str) -> Cluster:
@@ -154,20 +156,38 @@ def _nodes_of(entry: Mapping[str, object], where: str) -> list[tuple[str | None,
         model = str(model)  # 3090
     if not isinstance(model, str) or re.fullmatch(MODEL, model) is None:
         raise ClusterError(f"{where}.gpu_model is {model!r}, must be a word such as V100 or A100-80GB")
+    gpus = _whole(entry.get("gpus"), f"{where}.gpus", None)
     node = Node(
         name="",
-        gpus=_whole(entry.get("gpus"), f"{where}.gpus", None),
+        gpus=gpus,
         gpu_model=model,
         gpu_memory_mib=_memory(entry, "gpu_memory", where),
         cpus=_whole(entry["cpus"], f"{where}.cpus", None) if "cpus" in entry else None,
         memory_mib=_memory(entry, "memory", where),
         network_gbps=None if network is None else float(network),
+        links=_links(entry.get("links", []), gpus, f"{where}.links"),
     )
     if "name" not in entry:
         return [(None, node)] * count
     base = str(entry["name"])
     names = [base] if count == 1 else [f"{base}{i}" for i in range(count)]
     return [(name, replace(node, name=name)) for name in names]
+
+
+def _links(given: object, gpus: int, where: str) -> Links:
+    pairs: list[tuple[int, int, str]] = []
+    for place, pair in enumerate(given if isinstance(given, list) else [given], 1):
+        match pair:
+            case [int(first), int(second), str(word)] if (
+                word in WORDS and first != second and min(first, second) >= 0 and max(first, second) < gpus
+            ):
+                pairs.append((first, second, word))
+            case _:
+                raise ClusterError(
+                    f"{where}[{place}] is {pair!r}, must be two GPUs of the node (0 to {gpus - 1}) and how they are "
+                    f"connected ({', '.join(WORDS)}), such as [0, 1, NVLINK]"
+                )
+    return links_of(gpus, pairs)
 
 
 def _memory(entry: Mapping[str, object], key: str, where: str) -> int | None:

@@ -2,9 +2,10 @@
 
 A job goes on as few nodes as it can (consolidation): on the fullest node that still holds it (best fit), or, when
 it is larger than a node, on wholly free nodes plus the fullest node that holds the remainder. Ties go to the
-node that comes first. Rules:
+node that comes first. On a node it takes the GPUs that are connected best (core/links.py), the first ones where that is
+not known. Rules:
     best_fit: as said.
-    scatter: any free GPUs, first nodes first: GPUs are only counted, topology plays no part.
+    scatter: any free GPUs, first nodes first: GPUs are only counted.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from functools import lru_cache
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Placement
+from gpuloom.core.links import closest
 from gpuloom.core.sums import sum_ints
 
 
 class Pool:
     """Nodes of one GPU model. A policy's own book-keeping; the engine checks its plan against the true state."""
 
-    __slots__ = ("_buckets", "_of_size", "_rank", "free", "free_gpus", "nodes", "scatter", "size", "sizes")
+    __slots__ = ("_buckets", "_links", "_of_size", "_rank", "free", "free_gpus", "nodes", "scatter", "size", "sizes")
 
     def __init__(self, cluster: Cluster, nodes: Sequence[int], free: Sequence[int], *, scatter: bool = False) -> None:
         self.nodes = tuple(nodes)
@@ -29,6 +31,7 @@ class Pool:
         self.size = max(cluster.nodes[node].gpus for node in nodes)
         """GPUs of the largest node."""
         self.sizes = {node: cluster.nodes[node].gpus for node in nodes}
+        self._links = {node: links for node in nodes if (links := cluster.nodes[node].links)}
         self.free = {node: free[node] for node in nodes}
         self._buckets = [0] * (self.size + 1)
         """_buckets[c]: the nodes with exactly c free GPUs, as a bit mask over their rank."""
@@ -46,7 +49,7 @@ class Pool:
         """A pool to try things on."""
         twin = object.__new__(Pool)
         twin.nodes, twin.scatter, twin.size, twin.sizes = self.nodes, self.scatter, self.size, self.sizes
-        twin._rank, twin._of_size = self._rank, self._of_size
+        twin._rank, twin._of_size, twin._links = self._rank, self._of_size, self._links
         twin.free, twin._buckets, twin.free_gpus = dict(self.free), list(self._buckets), self.free_gpus
         return twin
 
@@ -54,7 +57,7 @@ class Pool:
         """A pool of the same nodes with these GPUs free (a mask per node of the cluster): cheaper than a new one."""
         twin = object.__new__(Pool)
         twin.nodes, twin.scatter, twin.size, twin.sizes = self.nodes, self.scatter, self.size, self.sizes
-        twin._rank, twin._of_size = self._rank, self._of_size
+        twin._rank, twin._of_size, twin._links = self._rank, self._of_size, self._links
         buckets, total, bit = [0] * (self.size + 1), 0, 1
         masks = [free[node] for node in self.nodes]
         for mask in masks:
@@ -169,7 +172,8 @@ class Pool:
         if mask.bit_count() == count:
             self._set(node, 0)
             return mask
-        taken = lowest_bits(mask, count)
+        links = self._links.get(node)
+        taken = lowest_bits(mask, count) if links is None else closest(mask, count, links)
         self._set(node, mask & ~taken)
         return taken
 

@@ -11,6 +11,7 @@ import numpy as np
 from gpuloom.core.cluster import ANY_MODEL, Cluster, Node
 from gpuloom.core.decision import Placement
 from gpuloom.core.job import Allocation, DeviceKind, GpuState, NodeRecord, NodeSource, NodeState
+from gpuloom.core.links import Links, links_of
 from gpuloom.core.spec import Spec
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.words import plural
@@ -116,6 +117,7 @@ def fleet_of(nodes: Iterable[NodeRecord], *, without: Collection[Slot] = (), eve
                     gpu_memory_mib=min(known) if known else None,
                     cpus=record.cpus,
                     memory_mib=record.memory_mib,
+                    links=_links(record, indices),
                 )
             )
             names.append(record.name)
@@ -124,6 +126,12 @@ def fleet_of(nodes: Iterable[NodeRecord], *, without: Collection[Slot] = (), eve
         return None
     at = {(names[n], gpu): (n, bit) for n, gpus in enumerate(slots) for bit, gpu in enumerate(gpus)}
     return Fleet(Cluster(tuple(made), name="live"), tuple(names), tuple(slots), at)
+
+
+def _links(record: NodeRecord, gpus: Sequence[int]) -> Links:
+    """Between these GPUs of a machine, as the fleet's node counts them."""
+    at = {gpu: place for place, gpu in enumerate(gpus)}
+    return links_of(len(gpus), [(at[a], at[b], word) for a, b, word in record.topology if a in at and b in at])
 
 
 def _word(model: str) -> str:
