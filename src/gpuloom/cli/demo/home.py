@@ -33,6 +33,8 @@ class LeftBehindError(GpuloomError):
 class TemporaryScheduler:
     """`gpuloom up` on CPU slots in a folder of its own. Leaving the `with` block ends and removes all of it.
 
+    Without slots (0) jobs run only on nodes that join it.
+
     Attributes:
         folder: removed at the end; `home` of the scheduler and `work`, where jobs keep their checkpoints, are in it.
         client: talks to it. ready: what `gpuloom up --json` says.
@@ -63,7 +65,8 @@ class TemporaryScheduler:
             self.home.mkdir(mode=0o700)
             if self.profiles:
                 (self.home / "profiles.csv").write_text(self.profiles, encoding="utf-8")
-            words = ["--slots", str(self.slots), "--policy", self.policy, "--interval", str(self.interval_s)]
+            words = ["--slots", str(self.slots)] if self.slots else ["--no-local"]
+            words += ["--policy", self.policy, "--interval", str(self.interval_s)]
             words += ["--port", "0"]  # any free one: the default is for the user's own scheduler
             with _home_is(self.home):
                 self.ready = start_detached(self.home, [*words, "--log-level", "warning"])
