@@ -29,16 +29,29 @@ from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.no_files import NoFiles
 from gpuloom.executors.node import RunFiles
 from gpuloom.executors.port import ExecutorError
+from gpuloom.live.figures.sample import WIDTHS_S, Figures, row_of
 from gpuloom.live.service import LogOf, logs_of
 from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.actions import Action, impossible, so_already
 from gpuloom.live.submission.spec import JobSpec, job_spec
 from gpuloom.live.views import cluster
-from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
+from gpuloom.live.views.answers import (
+    JobView,
+    NodeView,
+    PolicyView,
+    SeriesView,
+    ShowView,
+    StatsView,
+    StatusView,
+    UsageRow,
+    WhyView,
+)
+from gpuloom.live.views.figures import series_view, stats_view
 from gpuloom.live.views.jobs import show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.policies.registry import create_policy
 from gpuloom.store.errors import StoreError
+from gpuloom.store.memory import MemoryStore
 from gpuloom.store.port import JobQuery, Usage
 
 RUNNING_MAY_CHANGE = {"name", "priority", "time_limit", "retries", "estimate", "grace"}
@@ -64,6 +77,7 @@ class FakeService:
         self.pilots_now: PilotsView = NO_PILOTS
         self.files, self.silent = LocalFiles(home / "runs"), set[str]()
         self.book = Book()
+        self.samples: list[Figures] = []
         self.log: list[Event] = []
         self.past: dict[int, list[Attempt]] = {}
         self.keys: dict[str, tuple[str, list[list[int]]]] = {}
@@ -407,6 +421,23 @@ class FakeService:
                 row["gpu_s"] += job.held_gpu_s
                 row["failed"] += job.phase is Phase.FAILED
             return [cluster.usage_row(Usage(**row)) for row in rows.values()]
+
+    def stats(self, *, since_s: float | None, until_s: float | None, user: str | None) -> StatsView:
+        return stats_view(self._records(), since_s, until_s, user, self.clock())
+
+    def series(self, *, since_s: float | None, until_s: float | None, user: str | None) -> SeriesView:
+        return series_view(self._records(), since_s, until_s, user, self.clock())
+
+    def _records(self) -> MemoryStore:
+        """A store that holds what happened, and the samples."""
+        store, book = MemoryStore(), Book()
+        with self._changed:
+            for event in self.log:
+                changes = book.stage([event])
+                store.append([event], changes)
+                book.commit(changes)
+            store.put_samples([row_of(WIDTHS_S[0], one) for one in self.samples], {})
+        return store
 
     def history(self, *, since_s: float | None, until_s: float | None) -> str:
         with self._changed:

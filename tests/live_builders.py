@@ -61,6 +61,15 @@ class Live:
             time.sleep(0.002)
         raise AssertionError(f"the scheduler does not settle: {scheduler.problem}")
 
+    def sampled(self) -> None:
+        """Have a sample of the cluster taken now."""
+
+        def look() -> str:
+            self.scheduler.sampler.due_s = 0.0
+            return self.scheduler.sampler.look(self.scheduler.clock.now())
+
+        assert self.scheduler.do(look) == ""
+
     def end(self, job: int, code: int | None = 0, **how: Any) -> None:
         """The run of a job ends."""
         self.executor.end(f"{job}.{self.job(job).attempts}", code, **how)

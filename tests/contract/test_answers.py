@@ -38,12 +38,24 @@ def test_every_answer_is_as_published(tmp_path: Path) -> None:
         states = all_states(live)
         assert len(states) >= 5
         live.parts.machine.look(dict, lambda *_: None)
+        live.sampled()
         for job in range(1, 7):
             spec = JobSpec.model_validate(good(api, "GET", f"/v1/jobs/{job}")["spec"])
             assert spec.command == ["train"]
             for query in "", "?forecast=false":
                 good(api, "GET", f"/v1/jobs/{job}/why{query}")
-        for path in "jobs", "jobs?limit=2", "events", "nodes", "pilots", "policy", "usage?by=user", "status":
+        for path in (
+            "jobs",
+            "jobs?limit=2",
+            "events",
+            "nodes",
+            "pilots",
+            "policy",
+            "usage?by=user",
+            "stats",
+            "stats/series",
+            "status",
+        ):
             assert good(api, "GET", f"/v1/{path}")
         good(api, "GET", "/v1/health")
         ((single,), array) = good(

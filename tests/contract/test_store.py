@@ -17,7 +17,7 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import EndReason, Phase
 from gpuloom.store.errors import StoreError
 from gpuloom.store.memory import MemoryStore
-from gpuloom.store.port import JobQuery, Store, Submission, Usage
+from gpuloom.store.port import Completed, JobQuery, Runs, SampleRow, Store, Submission, Usage
 from gpuloom.store.sqlite import SqliteStore
 from store_builders import NODE, Writer, ended, same, starting, submitted
 
@@ -479,3 +479,60 @@ def test_readers_in_other_threads_see_whole_appends(writer: Writer, store: Store
         reader.join()
     assert wrong == []
     same(store.load(), writer.book)
+
+
+class TestFigures:
+    """Samples, and what `stats` asks for."""
+
+    def row(self, width_s: int, from_s: float, **data: object) -> SampleRow:
+        return SampleRow(width_s, from_s, float(width_s), data)
+
+    def test_samples_come_back_by_kind_and_time(self, store: Store) -> None:
+        fine = [self.row(10, 20.0, of={"grö\udcff": [1, 2.5]}), self.row(10, 30.0)]
+        store.put_samples([*fine[::-1], self.row(60, 0.0)], {})
+        assert store.samples(since_s=0.0, until_s=100.0) == [*fine, self.row(60, 0.0)]
+        assert store.samples(since_s=20.0, until_s=30.0) == [fine[0]]
+
+    def test_a_sample_takes_the_place_of_one_of_its_kind_and_time(self, store: Store) -> None:
+        store.put_samples([self.row(10, 20.0, a=1), self.row(60, 20.0, a=3)], {})
+        store.put_samples([self.row(10, 20.0, a=2)], {})
+        assert [row.data["a"] for row in store.samples(since_s=0.0, until_s=100.0)] == [2, 3]
+
+    def test_old_ones_are_dropped_by_kind(self, store: Store) -> None:
+        store.put_samples([self.row(width, at) for width in (10, 60) for at in (0.0, 60.0, 120.0)], {})
+        store.put_samples([self.row(10, 180.0)], {10: 100.0, 60: 60.0})
+        found = [(row.width_s, row.from_s) for row in store.samples(since_s=0.0, until_s=1e9)]
+        assert found == [(10, 120.0), (10, 180.0), (60, 60.0), (60, 120.0)]
+
+    def test_samples_are_no_events_and_are_no_finding(self, writer: Writer, store: Store) -> None:
+        writer.submit()
+        store.put_samples([self.row(10, 0.0)], {})
+        assert store.load().last_event == writer.last
+        assert store.check().findings == ()
+
+    def test_jobs_that_ran_and_ended_in_a_span(self, writer: Writer, store: Store) -> None:
+        first, second, third = writer.submit(user="ann"), writer.submit(user="größe"), writer.submit()
+        writer.start(first, at=2000.0)
+        writer.start(second, at=2000.0)
+        writer.end(second, at=2050.0, reason="failed", after="failed")
+        writer.end(first, at=2100.0)
+        writer.write(("job.cancelled", third, {}))  # never ran
+        ended_2 = Completed(Phase.FAILED, writer.book.jobs[second].submitted_s, 2050.0)
+        ended_1 = Completed(Phase.FINISHED, writer.book.jobs[first].submitted_s, 2100.0)
+        assert store.completed(since_s=0.0, until_s=1e6, user=None) == [ended_2, ended_1]
+        assert store.completed(since_s=2050.0, until_s=2100.0, user=None) == [ended_2]
+        assert store.completed(since_s=0.0, until_s=1e6, user="größe") == [ended_2]
+        assert store.completed(since_s=0.0, until_s=1e6, user="ada") == []
+
+    def test_attempts_by_end_and_starts_of_jobs_that_had_run(self, writer: Writer, store: Store) -> None:
+        job, other = writer.submit(user="ann"), writer.submit(user="bob")
+        for at in (2000.0, 2100.0, 2200.0):
+            writer.start(job, at=at)
+            if at < 2200.0:
+                writer.end(job, at=at + 50.0, reason="preempted", after="queued")
+        writer.start(other, at=2300.0)
+        writer.end(other, at=2350.0)
+        assert store.run_counts(since_s=0.0, until_s=1e6, user=None) == Runs(2, {"finished": 1, "preempted": 2})
+        assert store.run_counts(since_s=0.0, until_s=1e6, user="bob") == Runs(0, {"finished": 1})
+        assert store.run_counts(since_s=2100.0, until_s=2200.0, user="ann") == Runs(1, {"preempted": 1})
+        assert store.run_counts(since_s=2060.0, until_s=2100.0, user="ann") == Runs(0, {})

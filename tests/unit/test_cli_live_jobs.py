@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import select
@@ -22,17 +24,32 @@ from click.testing import CliRunner, Result
 from fake_views import attempt, record
 from gpuloom.cli.live import Moment, ago, plain, runs_of, short
 from gpuloom.cli.main import cli
+from gpuloom.cli.stats import bars, binned
 from gpuloom.client import Client, ConflictError, NotFoundError, RequestError, WaitTimeoutError
 from gpuloom.client.client import current_user
 from gpuloom.core.decision import Reason
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import EndReason, Phase
+from gpuloom.live.figures.sample import Figures, Machines, UserFigures
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views import jobs as views
 from live_api import Api, serving
 
 LIVE = ["ls", "show", "logs", "why", "wait", "top", "cancel", "hold", "release", "requeue", "update", "nodes", "drain"]
-LIVE += ["cordon", "uncordon", "policy", "events", "usage", "history", "status", "submit", "up", "down", "schema"]
+LIVE += [
+    "cordon",
+    "uncordon",
+    "policy",
+    "events",
+    "usage",
+    "stats",
+    "history",
+    "status",
+    "submit",
+    "up",
+    "down",
+    "schema",
+]
 
 
 @pytest.fixture
@@ -570,6 +587,59 @@ def test_usage_and_history(api: Api, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         run("history", "export", tmp_path / "no" / "x.csv")
     assert "stdout" in run("history", "export", "-", "--json", code=2).stderr
+
+
+def test_stats(api: Api) -> None:
+    now = api.service.clock()
+    api.service.submit([JobSpec(command=["a"])], user="ada")
+    found = told("stats")
+    assert (found["jobs"], found["failed"], found["user"], found["avg_queue_length"]) == (1, 1, None, None)
+    lines = run("stats").stdout.splitlines()
+    assert lines[0] == "1 job ran and ended (1 failed)"
+    assert {"avg queue       -", "utilization     -", "preemptions     0"} <= set(lines)
+    assert lines[-1].startswith(
+        "Queue, blocking and utilization are of 0s in which a scheduler ran and sampled, out of "
+    )
+    assert run("stats", "--user", "ada").stdout.startswith("0 jobs of user ada ran and ended\n")
+    assert run("stats", "--series").stdout == (
+        "no samples in that time: one is taken every ten seconds while the scheduler runs\n"
+    )
+    for place in range(6):
+        one = UserFigures(float(place), 2.0, 3.0, 0.5, 1, 10.0 * (place + 1))
+        machines = Machines(cpu_percent=50.0, disk_free_mib=2048.0)
+        api.service.samples.append(Figures(now - 120 + 10 * place, 10.0, one, 1, 4, 1, 1, machines, {"ada": one}))
+    assert told("stats", "--since", "1h", "--until", str(now))["avg_queue_length"] == 2.5
+    assert "utilization     75.0%" in run("stats").stdout.splitlines()
+    lines = run("stats", "--series").stdout.splitlines()
+    assert lines[0].split() == ["figure", "over", "time", "last", "least", "most"]
+    assert lines[1].split() == ["jobs", "waiting", "▁▂▄▅▇█", "5.00", "0.00", "5.00"]
+    assert ["disk", "free,", "GiB", "▁▁▁▁▁▁", "2.00", "2.00", "2.00"] in [line.split() for line in lines]
+    assert not any("GPU use" in line for line in lines)  # nothing measures it
+    assert lines[-1] == "6 samples over 1m 00s; --csv and --json have each"
+    rows = list(csv.DictReader(io.StringIO(run("stats", "--series", "--csv").stdout)))
+    assert [row["avg_jct_so_far_s"] for row in rows] == ["10.0", "15.0", "20.0", "25.0", "30.0", "35.0"]
+    assert (rows[0]["queue_length"], rows[0]["utilization"], rows[0]["gpu_utilization"]) == ("0.0", "0.75", "")
+    points = told("stats", "--series", "--user", "ada")["points"]
+    assert [point["queue_length"] for point in points] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_stats_that_can_not_be_told(api: Api) -> None:
+    assert "add --series" in run("stats", "--csv", code=2).stderr
+    assert "give one" in run("stats", "--series", "--csv", "--json", code=2).stderr
+    assert "needs a name" in run("stats", "--user", "", code=2).stderr
+    assert "is not a time" in run("stats", "--since", "soon", code=2).stderr
+    with pytest.raises(NotFoundError, match="there is no job of a user 'eve'; `gpuloom usage` lists"):
+        run("stats", "--user", "eve")
+    with pytest.raises(RequestError, match="must be before until"):
+        run("stats", "--since", "1h", "--until", "2h")
+
+
+def test_bars_and_bins_by_hand() -> None:
+    assert bars([1.0, None, 3.0, 2.0, None]) == "▁ █▅"
+    assert bars([7.0, 7.0]) == "▁▁"
+    points: Any = [{"from_s": 0.0, "span_s": 10.0, "v": 1.0}, {"from_s": 10.0, "span_s": 30.0, "v": 3.0}]
+    points += [{"from_s": 50.0, "span_s": 10.0, "v": None}]
+    assert binned(points, lambda point: point["v"], 3) == [2.0, 3.0, None]  # type: ignore[typeddict-item]
 
 
 def test_status(api: Api, tmp_path: Path) -> None:

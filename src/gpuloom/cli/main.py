@@ -44,6 +44,7 @@ SECTIONS: dict[str, Commands] = {
         "cordon": ("gpuloom.cli.nodes", "Start nothing new on a node."),
         "uncordon": ("gpuloom.cli.nodes", "Put a node back into service."),
         "events": ("gpuloom.cli.events", "Show or follow the event log."),
+        "stats": ("gpuloom.cli.stats", "Show JCT, queue and utilisation of what ran, and over time."),
         "usage": ("gpuloom.cli.events", "Show how much GPU time was used, and by whom."),
         "db": ("gpuloom.cli.db", "Check, back up and restore the store."),
     },

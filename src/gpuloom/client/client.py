@@ -34,8 +34,10 @@ if TYPE_CHECKING:
         NodeList,
         NodeView,
         PolicyView,
+        SeriesView,
         ShowView,
         StateOfJob,
+        StatsView,
         StatusView,
         Submitted,
         UsageList,
@@ -451,6 +453,20 @@ class Client:
         """GPU-seconds held, by 'user', 'name', 'day' or 'node'. Times are epoch seconds."""
         found: UsageList = self._get("/v1/usage", {"by": by, "since": since_s, "until": until_s})
         return found["usage"]
+
+    def stats(
+        self, *, user: str | None = None, since_s: float | None = None, until_s: float | None = None
+    ) -> StatsView:
+        """Figures of what ran in a span of time, by default the last day: JCT, makespan, queue, utilisation."""
+        found: StatsView = self._get("/v1/stats", {"user": user, "since": since_s, "until": until_s})
+        return found
+
+    def series(
+        self, *, user: str | None = None, since_s: float | None = None, until_s: float | None = None
+    ) -> SeriesView:
+        """The same over time, sample by sample, with the rates of the machines."""
+        found: SeriesView = self._get("/v1/stats/series", {"user": user, "since": since_s, "until": until_s})
+        return found
 
     def history(self, *, since_s: float | None = None, until_s: float | None = None) -> str:
         """Past jobs as a trace (CSV) for `gpuloom simulate` and `compare`."""

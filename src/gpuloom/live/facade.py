@@ -34,7 +34,9 @@ from gpuloom.live.views.answers import (
     JobView,
     NodeView,
     PolicyView,
+    SeriesView,
     ShowView,
+    StatsView,
     StatusView,
     UsageRow,
     WhyView,
@@ -51,6 +53,7 @@ from gpuloom.live.views.cluster import (
     store_view,
     usage_row,
 )
+from gpuloom.live.views.figures import series_view, stats_view
 from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.live.views.why import Whys
@@ -206,6 +209,12 @@ class LiveService:
         now_s = self._scheduler.clock.now()
         until = now_s if until_s is None else min(until_s, now_s)
         return [usage_row(row) for row in self._store.usage(since_s=since_s or 0.0, until_s=until, by=by)]
+
+    def stats(self, *, since_s: float | None, until_s: float | None, user: str | None) -> StatsView:
+        return stats_view(self._store, since_s, until_s, user, self._scheduler.clock.now())
+
+    def series(self, *, since_s: float | None, until_s: float | None, user: str | None) -> SeriesView:
+        return series_view(self._store, since_s, until_s, user, self._scheduler.clock.now())
 
     def history(self, *, since_s: float | None, until_s: float | None) -> str:
         until = self._scheduler.clock.now() if until_s is None else until_s

@@ -37,6 +37,7 @@ from gpuloom.live.dispatch.intake import Intake
 from gpuloom.live.dispatch.last_words import LastWords, Where, Words
 from gpuloom.live.dispatch.meeting import Meeting
 from gpuloom.live.dispatch.recovery import take_up
+from gpuloom.live.figures.sampler import Sampler
 from gpuloom.live.forecasts.left import Left, left_of
 from gpuloom.live.planning.asking import PolicyFailure
 from gpuloom.live.planning.estimates import Estimates
@@ -151,6 +152,7 @@ class Scheduler:
         self._blocked_until_s = -math.inf
         self.policy_record = PolicyRecord(self.planning, self.ledger, lambda: self._inbox.put(lambda: None))
         self.forgetting = Forgetting(self.ledger)
+        self.sampler = Sampler(self.ledger, self.planning.scene, sights)
         self._early: dict[str, RunStatus] = {}
         """News that came before it was known what runs."""
         self.meeting = Meeting(
@@ -321,7 +323,7 @@ class Scheduler:
         now = self.clock.now()
         passes = not (self._leaving or self.meeting.unmet)
         due = min(self.planning.due_s() if passes else math.inf, self.dispatch.retry_s)
-        due = min(due, self.policy_record.due_s(), self.planning.seat.standby.settles_s)
+        due = min(due, self.policy_record.due_s(), self.planning.seat.standby.settles_s, self.sampler.due_s)
         due = max(due, self._blocked_until_s)
         wait = None if due == math.inf else one_wait_s(due - now)
         with suppress(queue.Empty):
@@ -360,6 +362,8 @@ class Scheduler:
         if self._leaving and not self.book.attempts:
             self._stop = True
         self._save_memory()
+        if problem := self.sampler.look(now):
+            self._trouble("store", problem)
         self.forgetting.jobs()
         self.forgetting.environments(now)
 

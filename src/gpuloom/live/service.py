@@ -15,7 +15,17 @@ from gpuloom.core.job import Attempt, NodeState
 from gpuloom.executors.node import RunFiles
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
-from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
+from gpuloom.live.views.answers import (
+    JobView,
+    NodeView,
+    PolicyView,
+    SeriesView,
+    ShowView,
+    StatsView,
+    StatusView,
+    UsageRow,
+    WhyView,
+)
 from gpuloom.live.views.pilots import PilotsView
 from gpuloom.store.port import JobQuery
 
@@ -126,6 +136,14 @@ class Service(Protocol):
         ...
 
     def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[UsageRow]: ...
+
+    def stats(self, *, since_s: float | None, until_s: float | None, user: str | None) -> StatsView:
+        """Figures of what ran in a span of time, by default the last day; user: of one alone."""
+        ...
+
+    def series(self, *, since_s: float | None, until_s: float | None, user: str | None) -> SeriesView:
+        """Figures over that span, sample by sample."""
+        ...
 
     def history(self, *, since_s: float | None, until_s: float | None) -> str:
         """A trace of the past jobs as CSV, for `gpuloom simulate` and `compare`."""

@@ -23,8 +23,19 @@ from gpuloom.live.service import LogOf, logs_of
 from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
-from gpuloom.live.views.answers import JobView, NodeView, PolicyView, ShowView, StatusView, UsageRow, WhyView
+from gpuloom.live.views.answers import (
+    JobView,
+    NodeView,
+    PolicyView,
+    SeriesView,
+    ShowView,
+    StatsView,
+    StatusView,
+    UsageRow,
+    WhyView,
+)
 from gpuloom.live.views.cluster import executor_view, monitor_view, sharing_view, status_view, store_view, usage_row
+from gpuloom.live.views.figures import series_view, stats_view
 from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.store.errors import StoreDamagedError
@@ -74,6 +85,12 @@ class StoredService:
     def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[UsageRow]:
         until = self._now_s if until_s is None else until_s
         return [usage_row(row) for row in self._store.usage(since_s=since_s or 0.0, until_s=until, by=by)]
+
+    def stats(self, *, since_s: float | None, until_s: float | None, user: str | None) -> StatsView:
+        return stats_view(self._store, since_s, until_s, user, self._now_s)
+
+    def series(self, *, since_s: float | None, until_s: float | None, user: str | None) -> SeriesView:
+        return series_view(self._store, since_s, until_s, user, self._now_s)
 
     def history(self, *, since_s: float | None, until_s: float | None) -> str:
         loaded = self._store.load(recent=0)

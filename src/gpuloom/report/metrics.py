@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gpuloom.core.metrics import DEFINITIONS
 from gpuloom.core.units import format_duration
 from gpuloom.core.words import plural
 from gpuloom.facts.gpus import prices_usd_per_s
@@ -56,8 +57,7 @@ METRICS: tuple[Metric, ...] = (
         "low",
         lambda result: result.avg_jct_s,
         format_duration,
-        "Job completion time (JCT) is end − submission: waiting, running and restarting. Mean over the jobs "
-        "that ended.",
+        DEFINITIONS["avg_jct_s"],
     ),
     Metric(
         "median JCT",
@@ -66,7 +66,7 @@ METRICS: tuple[Metric, ...] = (
         "low",
         lambda result: result.median_jct_s,
         format_duration,
-        "The middle JCT of the jobs that ended, or the mean of the two in the middle.",
+        DEFINITIONS["median_jct_s"],
     ),
     Metric(
         "p99 JCT",
@@ -75,7 +75,7 @@ METRICS: tuple[Metric, ...] = (
         "low",
         lambda result: result.p99_jct_s,
         format_duration,
-        "With the JCTs of the n jobs that ended sorted upwards, the one at index int(0.99 n), counted from 0.",
+        DEFINITIONS["p99_jct_s"],
     ),
     Metric(
         "makespan",
@@ -84,7 +84,7 @@ METRICS: tuple[Metric, ...] = (
         "low",
         lambda result: result.makespan_s,
         format_duration,
-        "From the first submission to the end of the last job (from time 0 where a compatibility mode says so).",
+        f"{DEFINITIONS['makespan_s']} (from time 0 where a compatibility mode says so).",
     ),
     Metric(
         "avg queue",
@@ -93,7 +93,7 @@ METRICS: tuple[Metric, ...] = (
         "low",
         lambda result: result.avg_queue_length,
         number,
-        "Number of jobs that wait, averaged over time: a length that lasts twice as long weighs twice as much.",
+        DEFINITIONS["avg_queue_length"],
     ),
     Metric(
         "blocking index",
@@ -102,8 +102,7 @@ METRICS: tuple[Metric, ...] = (
         "low",
         lambda result: result.blocking_index,
         number,
-        "Mean over the waiting jobs of time waited / run time that remains (at least 1 s), averaged over time; 0 "
-        "while no job waits. High when short jobs wait for long.",
+        DEFINITIONS["blocking_index"],
     ),
     Metric(
         "utilisation %",
@@ -112,7 +111,7 @@ METRICS: tuple[Metric, ...] = (
         "high",
         lambda result: result.utilization,
         percent,
-        "GPUs held by jobs, as a part of all GPUs, averaged over time.",
+        DEFINITIONS["utilization"],
     ),
     Metric(
         "restarts",
@@ -121,7 +120,7 @@ METRICS: tuple[Metric, ...] = (
         "low",
         lambda result: float(result.restarts),
         whole,
-        "How often a job that had run before was started again, over all jobs.",
+        DEFINITIONS["restarts"],
     ),
     Metric(
         "× lower bound",

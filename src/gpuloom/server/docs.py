@@ -18,7 +18,9 @@ from gpuloom.live.views.answers import (
     NodeList,
     NodeView,
     PolicyView,
+    SeriesView,
     ShowView,
+    StatsView,
     StatusView,
     Submitted,
     UsageList,
@@ -318,6 +320,23 @@ usage = _route(
     example=UsageList(
         usage=[{"key": "ada", "jobs": 3, "attempts": 4, "held_s": 7200.0, "gpu_s": 14400.0, "failed": 1}]
     ),
+    tags=["cluster"],
+)
+stats = _route(
+    "get_stats",
+    "Figures of what ran in a span of time: JCT, makespan, queue, utilisation.",
+    StatsView,
+    problems=(404,),
+    description="Of jobs that ran and ended from `since` on and before `until`; by default in the last day.",
+    tags=["cluster"],
+)
+series = _route(
+    "get_series",
+    "The same over time, sample by sample, with the rates of the machines.",
+    SeriesView,
+    problems=(404,),
+    description="A sample every ten seconds; of times more than an hour ago one a minute, more than a day ago one an "
+    "hour, for a year.",
     tags=["cluster"],
 )
 history = _route(

@@ -12,6 +12,7 @@ import numpy as np
 from gpuloom.core.columns import ints
 from gpuloom.core.commands import Command, Resize, Start, Stop
 from gpuloom.core.decision import Placement
+from gpuloom.core.metrics import blocking_per_s, time_mean
 from gpuloom.core.state import JobState, State
 from gpuloom.sim.result import Segments
 
@@ -79,7 +80,7 @@ class WaitingAge:
     def enter(self, job: int) -> None:
         state = self._state
         left = state.remaining_s[job]
-        per_s = 1.0 / left if left > 1.0 else 1.0
+        per_s = blocking_per_s(left)
         self._per_s += per_s
         self._at_zero -= per_s * (state.workload.submit_s.item(job) + state.held_s[job])
         self._count += 1
@@ -91,13 +92,13 @@ class WaitingAge:
             return
         state = self._state
         left = state.remaining_s[job]
-        per_s = 1.0 / left if left > 1.0 else 1.0
+        per_s = blocking_per_s(left)
         self._per_s -= per_s
         self._at_zero += per_s * (state.workload.submit_s.item(job) + state.held_s[job])
 
     def mean(self, span_s: float) -> float:
         """Average over the span, seconds; 0 for an empty one."""
-        return max(self._integral / span_s, 0.0) if span_s > 0 else 0.0
+        return max(time_mean(self._integral, span_s), 0.0)
 
 
 class SimExecutor:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.errors import ImpossibleJobError, InputError, PlanError
+from gpuloom.core.metrics import jct_figures, time_mean
 from gpuloom.core.state import JobState, State
 from gpuloom.core.words import plural
 from gpuloom.core.workload import Workload
@@ -416,7 +417,7 @@ class Simulation:
         lengths = np.diff(np.append(timeline.time_s, until)) if len(timeline.time_s) else np.zeros(0)
         busy_s = float((lengths * timeline.busy_gpus).sum())
         queued_s = float((lengths * timeline.queue_length).sum())
-        ordered = np.sort(done)
+        jcts = jct_figures(done)
         held = state.held_gpu_s_column.copy()
         for job, placement in state.placements.items():
             model = self.cluster.models.index(self.cluster.nodes[placement.nodes[0]].gpu_model)
@@ -428,13 +429,13 @@ class Simulation:
             cluster=str(self.cluster),
             jobs=n,
             gpus=self.cluster.gpus,
-            avg_jct_s=float(done.mean()) if len(done) else math.nan,
-            median_jct_s=float(np.median(done)) if len(done) else math.nan,
-            p99_jct_s=float(ordered[int(0.99 * len(ordered))]) if len(done) else math.nan,
+            avg_jct_s=jcts.avg_jct_s,
+            median_jct_s=jcts.median_jct_s,
+            p99_jct_s=jcts.p99_jct_s,
             makespan_s=math.nan if n and not len(done) else last if self.mode.absolute_makespan else last - first,
-            avg_queue_length=queued_s / span if span > 0 else 0.0,
+            avg_queue_length=time_mean(queued_s, span),
             blocking_index=self.executor.age.mean(span),
-            utilization=busy_s / (span * self.cluster.gpus) if span > 0 else 0.0,
+            utilization=time_mean(busy_s, span * self.cluster.gpus),
             lower_bound_avg_jct_s=lower_bound_avg_jct_s(
                 workload,
                 self.cluster,

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.metrics import jct_figures
 from gpuloom.core.words import plural
 from gpuloom.core.workload import F8
 from gpuloom.sim.result import SimResult
@@ -53,10 +54,8 @@ def named(window: Window) -> str:
 
 def figures(jct_s: F8) -> tuple[float, float, float]:
     """Mean, median and 99th percentile of the times that are known; NaN of none."""
-    done = np.sort(jct_s[np.isfinite(jct_s)])
-    if not len(done):
-        return math.nan, math.nan, math.nan
-    return float(done.mean()), float(np.median(done)), float(done[int(0.99 * len(done))])
+    found = jct_figures(jct_s[np.isfinite(jct_s)])
+    return found.avg_jct_s, found.median_jct_s, found.p99_jct_s
 
 
 def windowed(result: SimResult, window: Window) -> SimResult:

@@ -14,7 +14,19 @@ from gpuloom.core.job import ENDED, Attempt, Job, Phase
 from gpuloom.store import rows
 from gpuloom.store.connect import schema_version
 from gpuloom.store.errors import StoreError
-from gpuloom.store.port import CheckReport, EndedRun, Examined, JobQuery, Loaded, MeasuredRun, Submission, Usage
+from gpuloom.store.port import (
+    CheckReport,
+    Completed,
+    EndedRun,
+    Examined,
+    JobQuery,
+    Loaded,
+    MeasuredRun,
+    Runs,
+    SampleRow,
+    Submission,
+    Usage,
+)
 from gpuloom.store.queries import is_pattern
 from gpuloom.store.replay import Findings, Records, compare, replay
 from gpuloom.store.sqlite import SqliteStore
@@ -31,6 +43,7 @@ class MemoryStore:
         self._events: list[Event] = []
         self._submissions: dict[str, Submission] = {}
         self._memory: tuple[str, bytes] | None = None
+        self._samples: dict[tuple[int, float], SampleRow] = {}
         self._environments: dict[int, dict[str, str]] = {}
         self._closed = False
 
@@ -85,7 +98,45 @@ class MemoryStore:
             self._open()
             self._memory = policy, bytes(memory)
 
+    def put_samples(self, samples: Sequence[SampleRow], keep_from_s: Mapping[int, float]) -> None:
+        with self._lock:
+            self._open()
+            for row in samples:
+                copied = SampleRow(row.width_s, row.from_s, row.span_s, rows.loads(rows.dumps(row.data)))
+                self._samples[row.width_s, row.from_s] = copied
+            for width_s, from_s in keep_from_s.items():
+                for key in [key for key in self._samples if key[0] == width_s and key[1] < from_s]:
+                    del self._samples[key]
+
     # -- reading --------------------------------------------------------------------------------------------
+
+    def samples(self, *, since_s: float, until_s: float) -> Sequence[SampleRow]:
+        with self._lock:
+            self._open()
+            return [self._samples[key] for key in sorted(self._samples) if since_s <= key[1] < until_s]
+
+    def completed(self, *, since_s: float, until_s: float, user: str | None) -> Sequence[Completed]:
+        with self._lock:
+            jobs = sorted(self._open().jobs.values(), key=_end)
+        return [
+            Completed(job.phase, job.submitted_s, job.ended_s)
+            for job in jobs
+            if job.ended_s is not None
+            and since_s <= job.ended_s < until_s
+            and job.attempts
+            and user in (None, job.user)
+        ]
+
+    def run_counts(self, *, since_s: float, until_s: float, user: str | None) -> Runs:
+        with self._lock:
+            kept = self._open()
+            runs = [run for (job, _), run in kept.attempts.items() if user in (None, kept.jobs[job].user)]
+        again = sum(run.number > 1 and since_s <= run.started_s < until_s for run in runs)
+        ended: dict[str, int] = {}
+        for run in runs:
+            if run.ended_s is not None and run.reason is not None and since_s <= run.ended_s < until_s:
+                ended[run.reason.value] = ended.get(run.reason.value, 0) + 1
+        return Runs(again, ended)
 
     def load(self, *, recent: int = 10_000) -> Loaded:
         with self._lock:
@@ -228,6 +279,7 @@ class MemoryStore:
                 store.append(self._events, changes, list(self._submissions.values()))
                 if self._memory is not None:
                     store.save_memory(*self._memory)
+                store.put_samples(list(self._samples.values()), {})
                 store.backup(path, overwrite=overwrite)
 
 

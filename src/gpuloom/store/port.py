@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from gpuloom.core.book import Changes
 from gpuloom.core.events import Event
-from gpuloom.core.job import Attempt, Job, NodeRecord
+from gpuloom.core.job import Attempt, Job, NodeRecord, Phase
 from gpuloom.core.spec import Spec
 
 
@@ -97,6 +97,33 @@ class MeasuredRun:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleRow:
+    """A sample of a series: its kind (for how long one stands), since when, for how long things were seen, and what."""
+
+    width_s: int
+    from_s: float
+    span_s: float
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A job that ran and ended: its end state, and when it was submitted and ended."""
+
+    phase: Phase
+    submitted_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Attempts in a span of time. restarts: begun in it by jobs that had run before. ended: by reason of the end."""
+
+    restarts: int
+    ended: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Something that `check` found wrong."""
 
@@ -144,7 +171,24 @@ class Store(Protocol):
         """Drop the environments of specs of which no job is going on, or ended since that time."""
         ...
 
+    def put_samples(self, samples: Sequence[SampleRow], keep_from_s: Mapping[int, float]) -> None:
+        """Write samples, in place of those of the same kind and time, and drop those of each kind that are older than
+        `keep_from_s` says; all in one transaction."""
+        ...
+
     # -- reading --------------------------------------------------------------------------------------------
+
+    def samples(self, *, since_s: float, until_s: float) -> Sequence[SampleRow]:
+        """Samples of all kinds that begin in that span, by kind and time."""
+        ...
+
+    def completed(self, *, since_s: float, until_s: float, user: str | None) -> Sequence[Completed]:
+        """Jobs that ran and ended in that span, by their end; user: those of one."""
+        ...
+
+    def run_counts(self, *, since_s: float, until_s: float, user: str | None) -> Runs:
+        """Attempts in that span; user: of jobs of one."""
+        ...
 
     def job(self, job: int) -> Job | None: ...
 

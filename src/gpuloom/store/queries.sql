@@ -33,6 +33,37 @@ INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET valu
 -- name: add_submission
 INSERT INTO submissions (key, digest, jobs, at_s) VALUES (?, ?, ?, ?);
 
+-- name: put_sample
+INSERT INTO samples (width_s, from_s, span_s, data) VALUES (?, ?, ?, ?)
+ON CONFLICT (width_s, from_s) DO UPDATE SET span_s = excluded.span_s, data = excluded.data;
+
+-- name: drop_samples
+DELETE FROM samples WHERE width_s = ? AND from_s < ?;
+
+-- name: samples
+SELECT width_s, from_s, span_s, data FROM samples WHERE from_s >= ? AND from_s < ? ORDER BY width_s, from_s;
+
+-- name: completed
+SELECT phase, submitted_s, ended_s FROM jobs
+WHERE ended_s >= :since AND ended_s < :until AND attempts > 0 AND (:user IS NULL OR user = :user)
+ORDER BY ended_s, id;
+
+-- name: restarts
+SELECT (
+    SELECT count(*) FROM attempts a JOIN jobs j ON j.id = a.job
+    WHERE a.ended_s IS NULL AND a.number > 1 AND a.started_s >= :since AND a.started_s < :until
+    AND (:user IS NULL OR j.user = :user)
+) + (
+    SELECT count(*) FROM attempts a JOIN jobs j ON j.id = a.job
+    WHERE a.ended_s >= :since AND a.number > 1 AND a.started_s >= :since AND a.started_s < :until
+    AND (:user IS NULL OR j.user = :user)
+);
+
+-- name: ended_attempts
+SELECT a.reason, count(*) FROM attempts a JOIN jobs j ON j.id = a.job
+WHERE a.ended_s >= :since AND a.ended_s < :until AND (:user IS NULL OR j.user = :user)
+GROUP BY a.reason ORDER BY a.reason;
+
 -- name: put_memory
 INSERT INTO policy_memory (id, policy, memory) VALUES (1, ?, ?)
 ON CONFLICT (id) DO UPDATE SET policy = excluded.policy, memory = excluded.memory;

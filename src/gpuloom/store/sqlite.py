@@ -20,7 +20,19 @@ from gpuloom.store.connect import open_reader, open_writer, version_of
 from gpuloom.store.errors import StoreError
 from gpuloom.store.examine import check, examine
 from gpuloom.store.faults import RESTORE, store_error
-from gpuloom.store.port import CheckReport, EndedRun, Examined, JobQuery, Loaded, MeasuredRun, Submission, Usage
+from gpuloom.store.port import (
+    CheckReport,
+    Completed,
+    EndedRun,
+    Examined,
+    JobQuery,
+    Loaded,
+    MeasuredRun,
+    Runs,
+    SampleRow,
+    Submission,
+    Usage,
+)
 from gpuloom.store.read import MALFORMED
 from gpuloom.store.usage import checked_by, tally
 
@@ -119,6 +131,13 @@ class SqliteStore:
         going = rows.dumps(sorted(WAITING | ACTIVE))
         with self._lock, self._writing("write", None) as writer:
             writer.execute(queries.statements()["forget_environments"], (going, ended_before_s))
+
+    def put_samples(self, samples: Sequence[SampleRow], keep_from_s: Mapping[int, float]) -> None:
+        said = queries.statements()
+        written = [(row.width_s, row.from_s, row.span_s, rows.dumps(row.data)) for row in samples]
+        with self._lock, self._writing("write", None) as writer:
+            writer.executemany(said["put_sample"], written)
+            writer.executemany(said["drop_samples"], list(keep_from_s.items()))
 
     def _follow(self, writer: sqlite3.Connection, events: Sequence[Event]) -> None:
         """The log has no gaps, and no other process writes to it."""
@@ -315,6 +334,24 @@ class SqliteStore:
             for gpus, array, model, speed, spec in reversed(found)
         ]
 
+    def samples(self, *, since_s: float, until_s: float) -> Sequence[SampleRow]:
+        with self._reading() as reader:
+            found = reader.execute(queries.statements()["samples"], (since_s, until_s)).fetchall()
+            return [
+                SampleRow(int(width_s), from_s, span_s, rows.loads(data)) for width_s, from_s, span_s, data in found
+            ]
+
+    def completed(self, *, since_s: float, until_s: float, user: str | None) -> Sequence[Completed]:
+        with self._reading() as reader:
+            found = reader.execute(queries.statements()["completed"], _span(since_s, until_s, user)).fetchall()
+            return [Completed(Phase(phase), submitted_s, ended_s) for phase, submitted_s, ended_s in found]
+
+    def run_counts(self, *, since_s: float, until_s: float, user: str | None) -> Runs:
+        given = _span(since_s, until_s, user)
+        with self._reading(together=True) as reader:
+            (restarts,) = reader.execute(queries.statements()["restarts"], given).fetchone()
+            return Runs(int(restarts), dict(reader.execute(queries.statements()["ended_attempts"], given).fetchall()))
+
     def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
         checked_by(by)
         with self._reading(together=True) as reader:
@@ -355,6 +392,10 @@ class SqliteStore:
         """
         with self._reading() as reader:
             copy_database(reader, self.path, path, overwrite=overwrite)
+
+
+def _span(since_s: float, until_s: float, user: str | None) -> Mapping[str, Any]:
+    return {"since": since_s, "until": until_s, "user": None if user is None else rows.text(user)}
 
 
 # -- rows to records ---------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def trace_of(history: History, interval_s: float, *, pace_of: PaceOf = lambda jo
     usual = median(known) if known else 0.0
     step = interval_s if interval_s > 0 else HOUR_S
     ends = {job.id: job.ended_s for job, _ in every if job.ended_s is not None}
-    submitted = [_submitted(job, ends) for job, _ in rows]
+    submitted = [ready_s(job, ends) for job, _ in rows]
     origin = math.floor(min(submitted) / step) * step
     specs = [job.spec for job, _ in rows]
     types = [wanted_types(spec) for spec in specs]
@@ -97,8 +97,9 @@ def trace_of(history: History, interval_s: float, *, pace_of: PaceOf = lambda jo
     )
 
 
-def _submitted(job: Job, ends: Mapping[int, float]) -> float:
-    """A job that waits for another cannot start before that one's end."""
+def ready_s(job: Job, ends: Mapping[int, float]) -> float:
+    """When a job could first start: a job that waits for another cannot before that one's end. ends: of jobs that have
+    ended."""
     first = job.first_start_s if job.first_start_s is not None else math.inf
     waited = [ends[other] for other, _ in job.after if other in ends and ends[other] <= first]
     return max([job.submitted_s, *waited])

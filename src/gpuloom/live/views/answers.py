@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+from gpuloom.core.metrics import DEFINITIONS
+
 StateOfJob = Literal[
     "held", "queued", "starting", "running", "stopping", "frozen", "finished", "failed", "cancelled"
 ]  # core/job.py, Phase
@@ -404,6 +406,84 @@ class UsageList(TypedDict):
     """Usage of one user, day or job name."""
 
     usage: list[UsageRow]
+
+
+class StatsView(TypedDict):
+    """Figures of jobs that ran and ended in a span of time, by the simulator's names; null: there is none to tell."""
+
+    since_s: float
+    until_s: float
+    user: Annotated[str | None, "Whose jobs alone; null: all."]
+    jobs: Annotated[int, "That ran and ended in the span."]
+    finished: int
+    failed: int
+    cancelled: int
+    avg_jct_s: Annotated[float | None, DEFINITIONS["avg_jct_s"]]
+    median_jct_s: Annotated[float | None, DEFINITIONS["median_jct_s"]]
+    p99_jct_s: Annotated[float | None, DEFINITIONS["p99_jct_s"]]
+    makespan_s: Annotated[float | None, f"{DEFINITIONS['makespan_s']}, of these jobs."]
+    covered_s: Annotated[float, "Seconds of the span in which a scheduler ran: averages over time are over these."]
+    avg_queue_length: Annotated[float | None, DEFINITIONS["avg_queue_length"]]
+    blocking_index: Annotated[
+        float | None, f"{DEFINITIONS['blocking_index']} By what is known of running times, every ten seconds."
+    ]
+    utilization: Annotated[float | None, DEFINITIONS["utilization"]]
+    gpu_s: Annotated[float, "GPU-seconds held in the span; a GPU that two jobs share counts for both."]
+    restarts: Annotated[int, DEFINITIONS["restarts"]]
+    preemptions: Annotated[int, "Attempts that were stopped for other jobs."]
+    resizes: Annotated[int, "Attempts that ended to go on with another number of GPUs."]
+
+
+class UserPointView(TypedDict):
+    """A sample, of one user."""
+
+    user: Annotated[str, "'': those beyond the 32 who have most."]
+    queue_length: float
+    running: float
+    busy_gpus: float
+    blocking_index: float
+    ended: int
+    avg_jct_s: float | None
+
+
+class PointView(TypedDict):
+    """A sample: what held over a span of time, on average. null: not known."""
+
+    from_s: float
+    span_s: Annotated[float, "10 s; of times an hour ago a minute, of times a day ago an hour."]
+    queue_length: Annotated[float, "Jobs that wait for GPUs."]
+    running: Annotated[float, "Jobs that hold GPUs."]
+    busy_gpus: Annotated[float, "GPUs held by jobs."]
+    gpus: Annotated[float, "Of nodes that are not down."]
+    utilization: Annotated[float | None, "busy_gpus / gpus."]
+    blocking_index: float
+    ended: Annotated[int, "Jobs that ran and ended."]
+    avg_jct_s: Annotated[float | None, "Mean JCT of these."]
+    avg_jct_so_far_s: Annotated[float | None, "The same, from the first sample that is shown to this one."]
+    users: Annotated[float, "With jobs that wait or run."]
+    nodes: Annotated[float, "That are not down."]
+    nodes_up: Annotated[float, "That jobs may be started on."]
+    gpu_utilization: Annotated[float | None, "0 to 100, the mean over all GPUs that tell."]
+    gpu_memory_used_mib: float | None
+    gpu_memory_mib: float | None
+    cpu_percent: Annotated[float | None, "0 to 100, the mean over the nodes."]
+    memory_used_mib: float | None
+    memory_mib: float | None
+    disk_free_mib: Annotated[float | None, "Of all nodes together."]
+    read_mib_per_s: Annotated[float | None, "What jobs read from disks."]
+    write_mib_per_s: float | None
+    received_mib_per_s: Annotated[float | None, "By all nodes, over the network."]
+    sent_mib_per_s: float | None
+    by_user: list[UserPointView]
+
+
+class SeriesView(TypedDict):
+    """Figures over time."""
+
+    since_s: float
+    until_s: float
+    user: str | None
+    points: list[PointView]
 
 
 # -- the scheduler ----------------------------------------------------------------------------------------------------

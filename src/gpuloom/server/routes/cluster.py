@@ -21,6 +21,7 @@ async def _body(request: Request) -> Any:
 
 Since = Annotated[Moment | None, Query(description="From then on.")]
 Until = Annotated[Moment | None, Query(description="Before then.")]
+OfUser = Annotated[str | None, Query(min_length=1, max_length=64, description="Of this user's jobs alone.")]
 Body = Annotated[Any, Depends(_body)]
 
 
@@ -58,6 +59,14 @@ def router(context: Context) -> APIRouter:
         by: Annotated[Literal["user", "name", "day", "node"], Query(description="A row for each of these.")] = "user",
     ) -> JsonResponse:
         return JsonResponse(UsageList(usage=list(service.usage(since_s=since, until_s=until, by=by))))
+
+    @routes.get("/v1/stats", **docs.stats)
+    def get_stats(since: Since = None, until: Until = None, user: OfUser = None) -> JsonResponse:
+        return JsonResponse(service.stats(since_s=since, until_s=until, user=user))
+
+    @routes.get("/v1/stats/series", **docs.series)
+    def get_series(since: Since = None, until: Until = None, user: OfUser = None) -> JsonResponse:
+        return JsonResponse(service.series(since_s=since, until_s=until, user=user))
 
     @routes.get("/v1/history.csv", **docs.history)
     def get_history(since: Since = None, until: Until = None) -> Response:
