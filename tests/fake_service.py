@@ -49,6 +49,7 @@ from gpuloom.live.views.answers import (
 from gpuloom.live.views.figures import series_view, stats_view
 from gpuloom.live.views.jobs import show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
+from gpuloom.live.views.policy import parameters_of
 from gpuloom.policies.registry import create_policy
 from gpuloom.store.errors import StoreError
 from gpuloom.store.memory import MemoryStore
@@ -368,13 +369,22 @@ class FakeService:
     def pilots(self) -> PilotsView:
         return self.pilots_now
 
-    def policy(self) -> PolicyView:
+    def policy(self, *, state: bool = False) -> PolicyView:
         with self._changed:
             written, interval_s = self.book.settings["policy"], self.book.settings["interval_s"]
             swaps = self.events(types=["policy.set"], limit=2, newest=True)
-            return cluster.policy_view(
-                written, interval_s, swaps, serves=written, failure=None, began_s=self._started_s
-            )
+            return {
+                "policy": written,
+                "interval_s": interval_s,
+                "since_s": swaps[-1].at_s if swaps else self._started_s,
+                "previous": swaps[0].data["policy"] if len(swaps) > 1 else None,
+                "serves": written,
+                "failure": None,
+                "parameters": parameters_of(create_policy(written)),
+                "lacks": [],
+                "state": {"kind": "none"} if state else None,
+                "state_problem": "",
+            }
 
     def events(
         self,

@@ -51,6 +51,7 @@ def test_every_answer_is_as_published(tmp_path: Path) -> None:
             "nodes",
             "pilots",
             "policy",
+            "policy?state=true",
             "usage?by=user",
             "stats",
             "stats/series",

@@ -589,6 +589,17 @@ def test_usage_and_history(api: Api, tmp_path: Path) -> None:
     assert "stdout" in run("history", "export", "-", "--json", code=2).stderr
 
 
+def test_policy_show(api: Api) -> None:
+    text = run("policy", "show").stdout
+    assert text.splitlines()[0].startswith("fifo")
+    assert ["parameter", "value", "default"] in [line.split()[:3] for line in text.splitlines()]
+    assert "it keeps no state of its own" in text
+    found = told("policy", "show")
+    assert found["state"] == {"kind": "none"}
+    assert "backfill" in {one["name"] for one in found["parameters"]}
+    assert told("policy", "get")["state"] is None
+
+
 def test_stats(api: Api) -> None:
     now = api.service.clock()
     api.service.submit([JobSpec(command=["a"])], user="ada")

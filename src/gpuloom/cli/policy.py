@@ -23,6 +23,7 @@ def policy() -> None:
     \b
     Examples:
       gpuloom policy get
+      gpuloom policy show
       gpuloom policy set muri-l
       gpuloom policy set 'fifo:backfill=easy' --interval 30s
       gpuloom policy ls
@@ -36,6 +37,30 @@ def get_policy(as_json: bool, home: Path | None) -> None:
     with connect(home) as client:
         found = client.policy()
     say_json(found) if as_json else _say(found)
+
+
+@policy.command("show")
+@live_options
+def show_policy(as_json: bool, home: Path | None) -> None:
+    """Show its parameters, what it lacks, and its own state.
+
+    \b
+    What it has of states:
+      hlas                            queues, attained service of each job against mean and threshold
+      elastic, elastic-goodput, weave the pool, sizes of jobs, who grew and shrank and why
+      rl                              its table, epsilon, visits, how much it still changes
+      tiresias, gittins               levels of attained service
+      gavel                           shares by GPU model
+    """
+    from gpuloom.cli.policy_state import say_policy
+
+    with connect(home) as client:
+        found = client.policy(state=True)
+    if as_json:
+        say_json(found)
+        return
+    _say(found)
+    say_policy(found)
 
 
 @policy.command("set")

@@ -438,9 +438,9 @@ class Client:
         found: PilotsView = self._get("/v1/pilots")
         return found
 
-    def policy(self) -> PolicyView:
-        """The policy in use."""
-        found: PolicyView = self._get("/v1/policy")
+    def policy(self, *, state: bool = False) -> PolicyView:
+        """The policy in use; state: with its own state, of each job."""
+        found: PolicyView = self._get("/v1/policy", {"state": True} if state else None)
         return found
 
     def set_policy(self, policy: str, *, interval_s: float | None = None) -> PolicyView:

@@ -92,6 +92,17 @@ def carried_over(table: F8, before: F8, after: F8, values: F8) -> F8:
     return found
 
 
+def counts_over(counts: F8, before: F8, after: F8, values: F8) -> F8:
+    """Counts by old group and action shared out to new groups, in proportion to how many values went where; their sums
+    stay. What an old group without any value had goes to the new group that it lies in. Args: as `carried_over`."""
+    came = np.zeros((len(after), len(before)))
+    np.add.at(came, (nearest(after, values), nearest(before, values)), 1.0)
+    empty = came.sum(axis=0) == 0
+    came[nearest(after, before[empty]), empty] = 1.0
+    found: F8 = (came / came.sum(axis=0)) @ counts
+    return found
+
+
 def bellman(value: float, reward: float, next_value: float, alpha: float, gamma: float) -> float:
     """Q(s, a) after R and max_a' Q(s', a'): Q + α · (R + γ · max Q' - Q)."""
     return value + alpha * (reward + gamma * next_value - value)

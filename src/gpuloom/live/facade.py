@@ -47,7 +47,6 @@ from gpuloom.live.views.cluster import (
     holders,
     monitor_view,
     node_view,
-    policy_view,
     sharing_view,
     status_view,
     store_view,
@@ -56,6 +55,7 @@ from gpuloom.live.views.cluster import (
 from gpuloom.live.views.figures import series_view, stats_view
 from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
+from gpuloom.live.views.policy import policy_view, with_state
 from gpuloom.live.views.why import Whys
 from gpuloom.policies.registry import parse_policy
 from gpuloom.store.port import JobQuery
@@ -169,16 +169,11 @@ class LiveService:
     def pilots(self) -> PilotsView:
         return NO_PILOTS if self.pilots_of is None else self.pilots_of()
 
-    def policy(self) -> PolicyView:
-        planning = self._scheduler.planning
-        return policy_view(
-            planning.seat.written,
-            planning.seat.interval_s,
-            self._store.events(types=["policy.set"], limit=2, newest=True),
-            serves=planning.seat.serves,
-            failure=self._policy_failure(),
-            began_s=self._started_s,
-        )
+    def policy(self, *, state: bool = False) -> PolicyView:
+        scheduler, planning = self._scheduler, self._scheduler.planning
+        swaps = self._store.events(types=["policy.set"], limit=2, newest=True)
+        found = policy_view(planning, swaps, failure=self._policy_failure(), began_s=self._started_s)
+        return scheduler.do(lambda: with_state(found, planning, scheduler.clock.now())) if state else found
 
     def set_policy(self, written: str, *, interval_s: float | None = None) -> PolicyView:
         parse_policy(written)

@@ -115,8 +115,8 @@ class Service(Protocol):
         """Allocations of Slurm on whose nodes jobs run."""
         ...
 
-    def policy(self) -> PolicyView:
-        """The policy in use."""
+    def policy(self, *, state: bool = False) -> PolicyView:
+        """The policy in use; state: with its own state."""
         ...
 
     def set_policy(self, written: str, *, interval_s: float | None = None) -> PolicyView: ...

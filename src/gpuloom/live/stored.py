@@ -179,7 +179,7 @@ class StoredService:
     def pilots(self) -> PilotsView:
         return NO_PILOTS
 
-    def policy(self) -> PolicyView:
+    def policy(self, *, state: bool = False) -> PolicyView:
         self._refuse()
 
     def set_policy(self, written: str, *, interval_s: float | None = None) -> PolicyView:

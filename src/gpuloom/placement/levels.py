@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from gpuloom.core.carrying import PER_JOB
 from gpuloom.core.columns import floats, ints
 from gpuloom.core.decision import Decision, Placement
+from gpuloom.core.policy_state import LevelJob, LevelsState
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
 from gpuloom.placement.ordered import OrderedPlanner
@@ -281,3 +282,19 @@ class LevelOrder:
         if promotions:
             wake = min(wake, promotions[0][0])
         return wake
+
+
+def levels_state(
+    snapshot: Snapshot, memory: LevelMemory, limits_gpu_s: tuple[float, ...], ranks: tuple[int, ...]
+) -> LevelsState:
+    """Who is in which level, running jobs first; service at the snapshot's time."""
+    pace, workload = _paces(snapshot.workload), snapshot.workload
+    running = sorted(snapshot.placements)
+
+    def one(job: int) -> LevelJob:
+        runs = job in snapshot.placements
+        service = pace.item(job) * (snapshot.held_s(job) - memory.since_s.item(job))
+        return LevelJob(workload.job_id(job), memory.level.item(job), runs, workload.gpus.item(job), service)
+
+    jobs = tuple([one(job) for job in (*running, *snapshot.waiting())])
+    return LevelsState(tuple(map(float, limits_gpu_s)), tuple(ranks), jobs)

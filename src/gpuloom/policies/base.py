@@ -15,6 +15,7 @@ from gpuloom.core.carrying import Rows, carry
 from gpuloom.core.cluster import Cluster, plain_model
 from gpuloom.core.decision import Decision, Reason
 from gpuloom.core.errors import InputError, PolicyError
+from gpuloom.core.policy_state import NoState, PolicyState
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.units import parse_duration_s
@@ -230,6 +231,10 @@ class Policy(Capabilities, ABC):
     def saved(self, memory: Any) -> str | None:
         """What of its memory is worth keeping for other workloads, as text; None: nothing."""
         return None
+
+    def describe(self, snapshot: Snapshot, memory: Any) -> PolicyState:
+        """Its own state at the snapshot's time, as far as it has any; nothing comes of it."""
+        return NoState()
 
     def reason(self, snapshot: Snapshot, job: int) -> Reason:
         """Why a waiting job waits."""

@@ -14,6 +14,7 @@ from typing import Any
 from gpuloom.core.carrying import JOBS, Rows, carry
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision, Reason
+from gpuloom.core.policy_state import PolicyState
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
@@ -89,6 +90,11 @@ class Beside(Policy):
         plan = pairs.plan(snapshot, decision)
         memory.guests = sorted(pairs.guests)
         return plan, memory
+
+    def describe(self, snapshot: Snapshot, memory: Memory) -> PolicyState:
+        view = self.cache.view if isinstance(self.cache, Pairs) else snapshot
+        view.now_s = snapshot.now_s
+        return self.inner.describe(view, memory.base)
 
     def reason(self, snapshot: Snapshot, job: int) -> Reason:
         if not isinstance(self.cache, Pairs):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,14 @@ from gpuloom.core.carrying import PER_JOB, PLACES_BY_JOB, Rows, carry
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision, Placement, Reason
 from gpuloom.core.errors import PolicyError
+from gpuloom.core.policy_state import (
+    ElasticPool,
+    ElasticSize,
+    ElasticState,
+    Resized,
+    ResizeWhy,
+    RlState,
+)
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.words import are, plural
 from gpuloom.core.workload import F8, I4, Workload
@@ -30,6 +40,9 @@ BASE = Parameter(
     str,
     "the policy that decides which jobs run; with parameters as in tiresias:promote=2&scatter=yes",
 )
+
+
+KEPT_CHANGES = 50
 
 
 @dataclass(slots=True)
@@ -66,6 +79,8 @@ class Composed(Policy):
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
         self.inner = self.made_inner()
+        self.changes: deque[Resized] = deque(maxlen=KEPT_CHANGES)
+        """The last jobs that grew or shrank, to be shown; a restart forgets them."""
         self.take_capabilities(self.inner, resizes=True, remembers=(Memory, *self.inner.remembers))
 
     def made_inner(self) -> Policy:
@@ -124,7 +139,7 @@ class Composed(Policy):
         decision, memory.base = self.inner.decide(lending.view, memory.base)
         lending.apply(decision, lambda job: self.first_to_shrink(snapshot, memory, job))
         for job in dict.fromkeys(lending.reclaimed):
-            self.note_shrink(snapshot, memory, job)
+            self.note_shrink(snapshot, memory, job, ResizeWhy.GIVEN_BACK)
         stirred = bool(
             decision.run
             or decision.wait
@@ -159,13 +174,52 @@ class Composed(Policy):
             stirred: something has happened, or the base decided something.
         """
 
-    def note_shrink(self, snapshot: Snapshot, memory: Memory, job: int) -> None:
+    def note_shrink(self, snapshot: Snapshot, memory: Memory, job: int, why: ResizeWhy = ResizeWhy.GAINS) -> None:
         memory.shrinks[job] += 1
         memory.last_shrink_s[job] = snapshot.now_s
+        self._changed(snapshot, job, why)
 
-    def note_expansion(self, snapshot: Snapshot, memory: Memory, job: int) -> None:
+    def note_expansion(self, snapshot: Snapshot, memory: Memory, job: int, why: ResizeWhy = ResizeWhy.GAINS) -> None:
         memory.expansions[job] += 1
         memory.last_expansion_s[job] = snapshot.now_s
+        self._changed(snapshot, job, why)
+
+    def describe(self, snapshot: Snapshot, memory: Memory) -> ElasticState:
+        lending = self.cache if isinstance(self.cache, Lending) else None
+        view = snapshot if lending is None else lending.view
+        view.now_s = snapshot.now_s
+        base = self.inner.describe(view, memory.base)
+        assert not isinstance(base, ElasticState | RlState)  # noqa: S101 - no policy that chooses sizes is a base
+        workload, lent = snapshot.workload, {} if lending is None else lending.gpus
+
+        def one(job: int, sizes: Sequence[int]) -> ElasticSize:
+            expansions, shrinks = memory.expansions.item(job), memory.shrinks.item(job)
+            asked = workload.gpus.item(job)
+            return ElasticSize(workload.job_id(job), lent[job], sizes[0], asked, sizes[-1], expansions, shrinks)
+
+        jobs = () if lending is None else tuple([one(job, lending.sizes.of[job]) for job in sorted(lent)])
+        pool = self.pool(snapshot, memory, lending)
+        named = str(self.values.get(BASE.name, self.inner.id))
+        return ElasticState(pool, jobs, tuple(self.changes), named, base)
+
+    def pool(self, snapshot: Snapshot, memory: Memory, lending: Lending | None) -> ElasticPool | None:
+        """The elastic pool, for a policy that goes by one."""
+        return None
+
+    def twin(self) -> Composed:
+        found = super().twin()
+        assert isinstance(found, Composed)  # noqa: S101 - a copy
+        found.changes = deque(self.changes, KEPT_CHANGES)
+        return found
+
+    def _changed(self, snapshot: Snapshot, job: int, why: ResizeWhy) -> None:
+        """A job has another number of GPUs from this decision on. Asked twice in one, the last one counts."""
+        if not isinstance(self.cache, Lending):
+            return
+        name, now_s = snapshot.workload.job_id(job), snapshot.now_s
+        if self.changes and (self.changes[-1].at_s, self.changes[-1].job) == (now_s, name):
+            self.changes.pop()
+        self.changes.append(Resized(now_s, name, snapshot.gpus_of(job), self.cache.gpus.get(job, 0), why))
 
     def reason(self, snapshot: Snapshot, job: int) -> Reason:
         """Why a waiting job waits. GPUs that are borrowed count as free."""

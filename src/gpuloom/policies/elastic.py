@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.errors import PolicyError
+from gpuloom.core.policy_state import ElasticPool, PoolAction, ResizeWhy
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.units import is_multiple, next_multiple
@@ -204,15 +205,40 @@ class Elastic(Composed):
             self._as_asked(snapshot, memory, lending, rules)
         return memory.check_at_s if memory.dirty else math.inf
 
+    def pool(self, snapshot: Snapshot, memory: Memory, lending: Lending | None) -> ElasticPool:
+        rules, _ = self.rules()
+        service, used, elastic = self._gpus(snapshot, lending, rules)
+        resize = decide_resize(rules, service, used, elastic)
+        return ElasticPool(
+            service,
+            used,
+            elastic,
+            resize.pool_gpus,
+            resize.utilisation,
+            rules.expand_threshold,
+            rules.shrink_threshold,
+            rules.target,
+            PoolAction(resize.action),
+            resize.budget_gpus,
+            memory.checked_s,
+            memory.check_at_s if memory.dirty else math.inf,
+        )
+
     def _utilisation(self, snapshot: Snapshot, lending: Lending, rules: Thresholds) -> ResizeDecision:
         """What the thresholds say now."""
+        return decide_resize(rules, *self._gpus(snapshot, lending, rules))
+
+    def _gpus(self, snapshot: Snapshot, lending: Lending | None, rules: Thresholds) -> tuple[int, int, int]:
+        """A, GPUs in use by all jobs, and EU as the rules read it. lending: None: no job is elastic."""
         out = snapshot.nodes_out
         in_service = sum_ints([node.gpus for index, node in enumerate(snapshot.cluster.nodes) if index not in out])
+        if lending is None:
+            return in_service, in_service - snapshot.free_gpus, 0
         free = sum_ints([mask.bit_count() for mask in lending.free])
         elastic = sum_ints(lending.gpus.values())
         if not rules.literal:
             elastic -= sum_ints([lending.sizes.of[job][0] for job in lending.gpus])
-        return decide_resize(rules, in_service, in_service - free, elastic)
+        return in_service, in_service - free, elastic
 
     def _check(self, snapshot: Snapshot, memory: Memory, lending: Lending, rules: Thresholds) -> bool:
         """One control step; whether anything changed."""
@@ -239,7 +265,7 @@ class Elastic(Composed):
         if resize.action == "expand" and resize.budget_gpus >= LEAST_BUDGET_GPUS:
             jobs = _below(self._candidates(snapshot, memory, lending, True, set(lending.reclaimed)))
             begun = [job for job in jobs if job.job in lending.run]
-            self._resized(snapshot, memory, lending, rules, resize, begun)
+            self._resized(snapshot, memory, lending, rules, resize, begun, ResizeWhy.AS_ASKED)
 
     def _resized(
         self,
@@ -249,8 +275,9 @@ class Elastic(Composed):
         rules: Thresholds,
         resize: ResizeDecision,
         jobs: list[ElasticJob],
+        why: ResizeWhy = ResizeWhy.BELOW_EXPAND_THRESHOLD,
     ) -> dict[int, int]:
-        """Carry the step out on these jobs: by job that changed, by how many GPUs it grew."""
+        """Carry the step out on these jobs: by job that changed, by how many GPUs it grew. why: jobs that grow do."""
         grows = resize.action == "expand"
         before = {job.job: lending.gpus[job.job] for job in jobs}
 
@@ -268,9 +295,9 @@ class Elastic(Composed):
         changed = resize_in_turn(rules, resize, jobs, may)
         for job in changed:
             if grows:
-                self.note_expansion(snapshot, memory, job)
+                self.note_expansion(snapshot, memory, job, why)
             else:
-                self.note_shrink(snapshot, memory, job)
+                self.note_shrink(snapshot, memory, job, ResizeWhy.ABOVE_SHRINK_THRESHOLD)
         return {job: lending.gpus[job] - before[job] for job in changed}
 
     def _to_other_models(self, snapshot: Snapshot, memory: Memory, lending: Lending, rules: Thresholds) -> bool:

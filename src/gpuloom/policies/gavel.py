@@ -24,6 +24,7 @@ from gpuloom.core.carrying import carry
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision
 from gpuloom.core.errors import PolicyError
+from gpuloom.core.policy_state import ShareJob, SharesState
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
@@ -147,3 +148,14 @@ class Gavel(Policy):
             kind = PackedRounds if self.values["packed"] else Released if self.values["released"] else Rounds
             self.cache = kind(snapshot, memory, Terms.of(self.values))
         return self.cache.decide(snapshot), memory
+
+    def describe(self, snapshot: Snapshot, memory: Memory) -> SharesState:
+        models, running = memory.models, sorted(snapshot.placements)
+
+        def one(job: int) -> ShareJob:
+            on = memory.on.item(job) if job in snapshot.placements else -1
+            share, received_s = tuple(memory.share[job].tolist()), tuple(memory.received_s[job].tolist())
+            return ShareJob(snapshot.workload.job_id(job), share, received_s, models[on] if on >= 0 else "")
+
+        jobs = tuple([one(job) for job in (*running, *snapshot.waiting())])
+        return SharesState(models, memory.solved_at_s, memory.stale, memory.round_at_s, jobs)

@@ -24,9 +24,10 @@ from gpuloom.core.carrying import Rows
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision
 from gpuloom.core.errors import PolicyError
+from gpuloom.core.policy_state import LevelsState
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
-from gpuloom.placement.levels import UNKNOWN, LevelMemory, LevelOrder
+from gpuloom.placement.levels import UNKNOWN, LevelMemory, LevelOrder, levels_state
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.policies.base import Parameter, Preemptive, Traits, whole
 from gpuloom.policies.upgrading import UPGRADE, Upgrading
@@ -153,3 +154,6 @@ class Gittins(Upgrading):
         order.update(snapshot, planner)
         decision = order.plan(snapshot, planner)
         return self.upgraded(snapshot, decision, partial(order.relocate, snapshot, planner)), memory
+
+    def describe(self, snapshot: Snapshot, memory: Memory) -> LevelsState:
+        return levels_state(snapshot, memory, memory.limits_gpu_s, memory.ranks)

@@ -24,6 +24,7 @@ import numpy as np
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision, Reason
+from gpuloom.core.policy_state import HlasState
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
 from gpuloom.policies.base import (
@@ -40,6 +41,7 @@ from gpuloom.policies.base import (
     yes_or_no,
 )
 from gpuloom.policies.hlas_passes import HlasPasses
+from gpuloom.policies.hlas_state import hlas_state
 from gpuloom.policies.hlas_terms import Memory, Options
 
 
@@ -126,6 +128,9 @@ class Hlas(Policy):
         scheduler.promote()
         scheduler.place()
         return scheduler.decision(), memory
+
+    def describe(self, snapshot: Snapshot, memory: Memory) -> HlasState:
+        return hlas_state(snapshot, memory, Options.of(self.values))
 
     def reason(self, snapshot: Snapshot, job: int) -> Reason:
         """Why a waiting job waits."""

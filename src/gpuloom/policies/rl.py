@@ -34,12 +34,13 @@ from numpy.typing import NDArray
 from gpuloom.core.carrying import A_JOB, JOBS, PER_JOB, Rows
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Reason
+from gpuloom.core.policy_state import RlEntry, RlGroup, RlState
 from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.words import are, plural
 from gpuloom.core.workload import F8, Workload
 from gpuloom.learning.learnt_table import LearntTable, read_table
-from gpuloom.learning.q_learning import bellman, carried_over, epsilon, k_means, nearest, uniform
+from gpuloom.learning.q_learning import bellman, carried_over, counts_over, epsilon, k_means, nearest, uniform
 from gpuloom.learning.ratios import fingerprint, log_ratios, models_of
 from gpuloom.placement.even import (
     FRAGMENTATION,
@@ -70,6 +71,8 @@ from gpuloom.policies.base import (
 )
 
 REGROUP_JOBS = 20
+SETTLES_OVER = 50
+"""Updates over which the change of the table is averaged."""
 RECORD = 1000
 """The groups are formed from this many last jobs."""
 
@@ -84,6 +87,8 @@ class Memory:
     Per job: choice (-1: none), reward and next_value (NaN until known), begun_s, left_s (work left then), waited,
     speed (of the GPU model it was placed on, relative to its reference), recorded (it counts as submitted).
     open: jobs whose reward has not been learnt from. last: the job decided on last (-1: none).
+    visits: as the table, how often each entry was learnt from. updates: all together; mean_change: |ΔQ| of an update,
+    the running mean over about SETTLES_OVER of them.
     """
 
     choices: tuple[str, ...]
@@ -102,7 +107,10 @@ class Memory:
     waited: NDArray[np.bool_] = field(metadata=PER_JOB)
     speed: F8 = field(metadata=PER_JOB)
     recorded: NDArray[np.bool_] = field(metadata=PER_JOB)
+    visits: F8
     draws: int = 0
+    updates: int = 0
+    mean_change: float = 0.0
     open: list[int] = field(default_factory=list, metadata=JOBS)
     last: int = field(default=-1, metadata=A_JOB)
 
@@ -201,6 +209,7 @@ class Rl(Policy):
             waited=np.zeros(n, dtype=np.bool_),
             speed=np.ones(n),
             recorded=np.zeros(n, dtype=np.bool_),
+            visits=np.zeros((len(start.centres) + 1, len(names))),
             draws=start.draws,
         )
 
@@ -213,6 +222,8 @@ class Rl(Policy):
         if found.choices != memory.choices:
             known = LearntTable(memory.choices, memory.centres, memory.table)
             found.table = known.columns(found.choices)
+            visits = LearntTable(memory.choices, memory.centres, memory.visits)
+            found.visits = np.nan_to_num(visits.columns(found.choices), nan=0.0)
             number = np.array([found.choices.index(name) for name in memory.choices], dtype=np.int32)
             chosen = found.choice >= 0
             found.choice[chosen] = number[found.choice[chosen]]
@@ -222,6 +233,32 @@ class Rl(Policy):
         if self.cache is None:
             self.cache = _Placer(self, snapshot, memory)
         return self.cache.decide(snapshot, memory), memory
+
+    def describe(self, snapshot: Snapshot, memory: Memory) -> RlState:
+        values = self.values
+        learns = values["mode"] == "learn"
+        chance = epsilon(memory.handled, values["epsilon_start"], values["epsilon_end"], values["epsilon_jobs"])
+        groups = []
+        for ratio, row, visits in zip(
+            [*np.exp(memory.centres).tolist(), math.nan], memory.table.tolist(), memory.visits.tolist(), strict=True
+        ):
+            entries = [RlEntry(*entry) for entry in zip(memory.choices, row, visits, strict=True)]
+            # The best first, what was never tried last.
+            ordered = sorted(entries, key=lambda one: (math.isnan(one.value), -one.value))
+            groups.append(RlGroup(ratio, tuple(ordered)))
+        return RlState(
+            values["mode"],
+            tuple(groups),
+            len(memory.choices),
+            int(np.count_nonzero(~np.isnan(memory.table))),
+            chance if learns else 0.0,
+            memory.handled,
+            memory.submitted,
+            memory.updates,
+            memory.mean_change,
+            memory.mean_value,
+            REGROUP_JOBS - memory.submitted % REGROUP_JOBS,
+        )
 
     def saved(self, memory: Memory) -> str:
         return LearntTable(
@@ -372,7 +409,12 @@ class _Placer:
             if choice != WAIT:
                 value += self._promised(kind)[0].item(int(np.searchsorted(kind.choices, choice)))
         next_value = memory.next_value.item(job)
-        memory.table[row, choice] = bellman(value, reward, next_value, self._values["alpha"], self._values["gamma"])
+        after = bellman(value, reward, next_value, self._values["alpha"], self._values["gamma"])
+        memory.table[row, choice] = after
+        memory.visits[row, choice] += 1.0
+        memory.updates += 1
+        over = min(memory.updates, SETTLES_OVER)
+        memory.mean_change += (abs(after - value) - memory.mean_change) / over
 
     def _record(self, job: int) -> None:
         memory = self._memory
@@ -388,6 +430,7 @@ class _Placer:
                 row = int(np.searchsorted(memory.centres, ratio))
                 memory.centres = np.insert(memory.centres, row, ratio)
                 memory.table = np.insert(memory.table, row, np.nan, axis=0)
+                memory.visits = np.insert(memory.visits, row, 0.0, axis=0)
         if memory.submitted % REGROUP_JOBS == 0 and len(memory.record):
             groups = self._values["groups"]
             centres = k_means(memory.record, groups, self._values["seed"], memory.draws + 1)
@@ -395,6 +438,8 @@ class _Placer:
             if not np.array_equal(centres, memory.centres):
                 rows = carried_over(memory.table[:-1], memory.centres, centres, memory.record)
                 memory.table = np.vstack([rows, memory.table[-1:]])
+                visits = counts_over(memory.visits[:-1], memory.centres, centres, memory.record)
+                memory.visits = np.vstack([visits, memory.visits[-1:]])
                 memory.centres = centres
 
     def _row(self, job: int) -> int:

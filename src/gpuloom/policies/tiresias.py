@@ -14,9 +14,10 @@ from typing import ClassVar
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Decision
+from gpuloom.core.policy_state import LevelsState
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
-from gpuloom.placement.levels import LevelMemory, LevelOrder
+from gpuloom.placement.levels import LevelMemory, LevelOrder, levels_state
 from gpuloom.placement.ordered import OrderedPlanner
 from gpuloom.policies.base import Parameter, Preemptive, Traits, not_negative, rising_numbers, yes_or_no
 from gpuloom.policies.upgrading import UPGRADE, Upgrading
@@ -68,3 +69,7 @@ class Tiresias(Upgrading):
         order.update(snapshot, planner)
         decision = order.plan(snapshot, planner)
         return self.upgraded(snapshot, decision, partial(order.relocate, snapshot, planner)), memory
+
+    def describe(self, snapshot: Snapshot, memory: LevelMemory) -> LevelsState:
+        limits = self.values["thresholds"]
+        return levels_state(snapshot, memory, limits, tuple(range(len(limits) + 1)))

@@ -23,6 +23,7 @@ class Call(StrEnum):
     DECIDE = "decide"
     """The check of its plan included."""
     REASON = "reason"
+    DESCRIBE = "describe"
     WRITE_MEMORY = "write memory"
     READ_MEMORY = "read memory"
 

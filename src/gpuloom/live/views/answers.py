@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from gpuloom.core.metrics import DEFINITIONS
+from gpuloom.live.views.policy_answers import ParameterView, PolicyStateView
 
 StateOfJob = Literal[
     "held", "queued", "starting", "running", "stopping", "frozen", "finished", "failed", "cancelled"
@@ -380,6 +381,14 @@ class FailureView(TypedDict):
     serves: Annotated[str, "The policy that decides now; '': none."]
 
 
+class LackView(TypedDict):
+    """An input that the policy uses and that is unknown."""
+
+    input: Literal["stages", "sizes", "speeds"]  # live/planning/lacks.py, Input
+    jobs: Annotated[int, "Of how many jobs."]
+    text: str
+
+
 class PolicyView(TypedDict):
     """The policy in use."""
 
@@ -389,6 +398,13 @@ class PolicyView(TypedDict):
     previous: Annotated[str | None, "The one before, if there was another."]
     serves: Annotated[str, "The policy that decides now: another one while this one fails."]
     failure: FailureView | None
+    parameters: Annotated[list[ParameterView], "Of the policy that decides."]
+    lacks: Annotated[list[LackView], "Inputs that it uses and that are unknown here."]
+    state: Annotated[
+        PolicyStateView | None,
+        "Of the policy that decides, where asked for; null: it was not, or nothing is decided yet.",
+    ]
+    state_problem: Annotated[str, "Why the policy can't tell its state; '': it can."]
 
 
 class UsageRow(TypedDict):
@@ -533,14 +549,6 @@ class DevicesView(TypedDict):
     busy: int
     in_service: int
     kind: KindOfDevice
-
-
-class LackView(TypedDict):
-    """An input that the policy uses and that is unknown."""
-
-    input: Literal["stages", "sizes", "speeds"]  # live/planning/lacks.py, Input
-    jobs: Annotated[int, "Of how many jobs."]
-    text: str
 
 
 class StatusView(TypedDict):

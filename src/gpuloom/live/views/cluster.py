@@ -9,7 +9,6 @@ from typing import cast
 
 from gpuloom import __version__
 from gpuloom.agent.sample import Foreign, Sample
-from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, GpuState, NodeRecord, NodeState
 from gpuloom.live.planning.lacks import Lack
 from gpuloom.live.planning.standby import Failure
@@ -20,10 +19,8 @@ from gpuloom.live.views.answers import (
     ForeignView,
     GpuView,
     KindOfDevice,
-    LackView,
     MonitorView,
     NodeView,
-    PolicyView,
     SharingView,
     StateOfGpu,
     StateOfNode,
@@ -31,6 +28,7 @@ from gpuloom.live.views.answers import (
     StoreView,
     UsageRow,
 )
+from gpuloom.live.views.policy import lack_view
 from gpuloom.store.port import Usage
 
 Holders = Mapping[tuple[str, int], Sequence[int]]
@@ -117,26 +115,6 @@ def _foreign(found: Foreign) -> ForeignView:
     return {"pid": found.pid, "user": found.user, "name": found.name, "memory_mib": found.memory_mib}
 
 
-def policy_view(
-    written: str,
-    interval_s: float,
-    swaps: Sequence[Event],
-    *,
-    serves: str,
-    failure: FailureView | None,
-    began_s: float,
-) -> PolicyView:
-    """The policy in use. swaps: the last two `policy.set`. serves: the one that decides. began_s: of the scheduler."""
-    return {
-        "policy": written,
-        "interval_s": interval_s,
-        "since_s": swaps[-1].at_s if swaps else began_s,
-        "previous": swaps[0].data["policy"] if len(swaps) > 1 else None,
-        "serves": serves,
-        "failure": failure,
-    }
-
-
 def failure_view(failure: Failure) -> FailureView:
     """How the policy fails."""
     return {
@@ -210,7 +188,6 @@ def status_view(
     last_pass_s: float,
 ) -> StatusView:
     """The scheduler about itself. jobs: how many by state. attempts: those that hold GPUs."""
-    lacks: list[LackView] = [{"input": one.input.value, "jobs": one.jobs, "text": one.text} for one in policy_lacks]
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -223,7 +200,7 @@ def status_view(
         "policy": policy,
         "policy_problem": policy_problem,
         "policy_failure": policy_failure,
-        "policy_lacks": lacks,
+        "policy_lacks": [lack_view(one) for one in policy_lacks],
         "interval_s": interval_s,
         "sharing": sharing,
         "jobs": dict(jobs),

@@ -44,8 +44,10 @@ def router(context: Context) -> APIRouter:
         return JsonResponse(service.pilots())
 
     @routes.get("/v1/policy", **docs.policy)
-    def get_policy() -> JsonResponse:
-        return JsonResponse(service.policy())
+    def get_policy(
+        state: Annotated[bool, Query(description="With the policy's own state, of each job.")] = False,
+    ) -> JsonResponse:
+        return JsonResponse(service.policy(state=state))
 
     @routes.put("/v1/policy", **docs.set_policy)
     def set_policy(data: Body) -> JsonResponse:
