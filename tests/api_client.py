@@ -6,18 +6,43 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import httpx
 from fastapi import FastAPI
 
 from gpuloom.live.service import Service
+from gpuloom.server.app import make_app
 from gpuloom.server.run import Listening, serve
 from published import judge
 
 TOKEN = "token-of-the-tests-0123456789"
+
+
+class _Standing:
+    """Whatever is called of it, that of the service that is there now is called."""
+
+    now: Service
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **named: getattr(self.now, name)(*args, **named)
+
+
+@cache
+def _made(settings: frozenset[tuple[str, Any]]) -> tuple[FastAPI, _Standing]:
+    standing = _Standing()
+    return make_app(cast(Service, standing), token=TOKEN, **dict(settings)), standing
+
+
+def app_over(service: Service, **settings: Any) -> FastAPI:
+    """An application over this scheduler. Making one takes longer than a test, so those of tests that come one after
+    another, with the same settings, are one. (For requests that end: streams want an application of their own.)"""
+    app, standing = _made(frozenset(settings.items()))
+    standing.now = service
+    return app
 
 
 class Local:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -63,6 +64,12 @@ def slurm(slurm_there: RealSlurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
         monkeypatch.setenv(name, value)
     yield slurm_there
     slurm_there.clear()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Tests and their modules stay to the end: looking for garbage among them takes half a second each time."""
+    gc.freeze()
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from api_client import TOKEN, Local
+from api_client import Local, app_over
 from fake_service import FakeService
 from gpuloom.live.submission.spec import job_spec
-from gpuloom.server.app import make_app
 
 SPEC = {"command": ["python", "train.py"]}
 
@@ -25,7 +24,7 @@ def service(tmp_path: Path) -> FakeService:
 
 @pytest.fixture
 def api(service: FakeService) -> Local:
-    return Local(make_app(service, token=TOKEN, default_user="ada"))
+    return Local(app_over(service, default_user="ada"))
 
 
 def problem(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 
 from gpuloom.sim import simulate
 from gpuloom.traces import read_trace
+from tiers import slow
 
 pytestmark = pytest.mark.data
 
@@ -47,7 +48,7 @@ RUNS = {
 @pytest.mark.parametrize(
     ("policy", "trace"),
     [
-        pytest.param(policy, trace, marks=() if trace in ("cluster_trace", "trace3") else pytest.mark.slow)
+        pytest.param(policy, trace, marks=() if trace == "cluster_trace" else pytest.mark.slow)
         for policy, traces in RUNS.items()
         for trace in traces
     ],
@@ -62,7 +63,7 @@ def test_every_job_ends_when_it_does_in_the_artifact(data: Path, policy: str, tr
     assert result.start_s == pytest.approx(np.array([expected[job][0] for job in result.job_ids]), rel=1e-6)
 
 
-@pytest.mark.parametrize("trace", ["cluster_trace", "trace3"])
+@pytest.mark.parametrize("trace", ["cluster_trace", *slow("trace3")])
 def test_themis_is_within_five_percent_of_the_artifact(data: Path, trace: str) -> None:
     workload = read_trace(data / "muri" / f"{TRACES[trace]}.csv.gz").workload
     expected = reference(data, trace, "themis")

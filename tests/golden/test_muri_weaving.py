@@ -16,7 +16,6 @@ import pytest
 from gpuloom.sim import SimResult, simulate
 from gpuloom.traces import read_trace
 from made_once import MuriRuns
-from tiers import slow
 
 pytestmark = pytest.mark.data
 
@@ -53,8 +52,9 @@ def check_jobs(data: Path, result: SimResult, trace: str, artifact: str) -> None
     assert result.start_s == pytest.approx(np.array([ends[job][0] for job in result.job_ids]), rel=1e-9)
 
 
-@pytest.mark.parametrize("policy", ["muri-s", *slow("muri-l")])
-@pytest.mark.parametrize("trace", ["cluster_trace", *slow("trace3", "job_type_1", "job_type_2", "job_type_3")])
+@pytest.mark.slow  # schedules under `--compat muri` are kept in test_schedules.py, too
+@POLICIES
+@pytest.mark.parametrize("trace", ["cluster_trace", "trace3", "job_type_1", "job_type_2", "job_type_3"])
 def test_figures_and_jobs_are_those_of_the_released_simulator(
     data: Path, muri: MuriRuns, trace: str, policy: str
 ) -> None:

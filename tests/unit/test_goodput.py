@@ -322,8 +322,8 @@ def test_every_rule_ends_every_job_on_every_cluster(net: Application, text: str)
         run = simulate(work, {"net": net}, create_rule(text, nodes), nodes)
         assert (run.jct_s >= 30 + 50).all()
         assert run.gpu_s.sum() <= nodes.total * run.end_s.max()
-        again = simulate(work, {"net": net}, create_rule(text, nodes), nodes)
-        assert again.end_s.tolist() == run.end_s.tolist()
+    again = simulate(work, {"net": net}, create_rule(text, nodes), nodes)
+    assert again.end_s.tolist() == run.end_s.tolist()
 
 
 def test_ncf_keeps_its_batch_and_its_gpu_as_in_pollux(net: Application) -> None:

@@ -500,7 +500,7 @@ def test_first_fit_is_for_nodes_that_are_alike(policy: str) -> None:
 @BOTH
 def test_noise_changes_plans_and_comes_from_the_seed(policy: str) -> None:
     rng = np.random.default_rng(8)
-    rows = [(0.0, float(rng.uniform(500, 3000)), 1, tuple(rng.uniform(0.1, 3, 3))) for _ in range(40)]
+    rows = [(0.0, float(rng.uniform(500, 3000)), 1, tuple(rng.uniform(0.1, 3, 3))) for _ in range(24)]
     workload = woven(rows)
 
     def ends(*values: str, **settings: Any) -> list[float]:

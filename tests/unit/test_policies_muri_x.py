@@ -549,7 +549,8 @@ def test_priorities_and_equal_submissions_don_t_matter(policy: str) -> None:
     same(plain, run(with_priority, "1x8", policy))
 
 
-@ONE_QUICK
+@pytest.mark.slow
+@BOTH
 def test_every_job_with_stage_times_of_its_own(policy: str) -> None:
     """150 profiles, of which MOST are told apart: still woven, still better than alone, and no group slower than its
     jobs one after another."""
@@ -662,7 +663,7 @@ def test_parameters_at_their_ends(policy: str, value: str) -> None:
 @ONE_QUICK
 def test_noise_comes_from_the_seed(policy: str) -> None:
     rng = np.random.default_rng(8)
-    rows = [(0.0, float(rng.uniform(500, 3000)), 1, tuple(rng.uniform(0.1, 3, 3))) for _ in range(40)]
+    rows = [(0.0, float(rng.uniform(500, 3000)), 1, tuple(rng.uniform(0.1, 3, 3))) for _ in range(24)]
 
     def ends(*values: str) -> list[float]:
         return run(woven(rows), "1x4", policy, *values).end_s.tolist()

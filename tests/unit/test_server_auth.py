@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api_client import TOKEN, Local, http, served
+from api_client import TOKEN, Local, app_over, http, served
 from fake_service import FakeService
 from gpuloom.core.errors import InputError
 from gpuloom.server.app import make_app
@@ -25,7 +25,7 @@ def service(tmp_path: Path) -> FakeService:
 
 @pytest.fixture
 def api(service: FakeService) -> Local:
-    return Local(make_app(service, token=TOKEN, hosts=("localhost", "gpu.lab"), most_bytes=1000))
+    return Local(app_over(service, hosts=("localhost", "gpu.lab"), most_bytes=1000))
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------

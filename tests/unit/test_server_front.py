@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 import gpuloom
-from api_client import TOKEN, Local
+from api_client import TOKEN, Local, app_over
 from fake_service import FakeService
 from gpuloom.live.submission.spec import job_spec
-from gpuloom.server.app import make_app
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
@@ -22,7 +21,7 @@ def api(tmp_path: Path) -> Local:
     service.submit([job_spec({"command": ["./secret-name"]})] * 3, user="ada")
     service.run(1)
     service.write(1, "one\ntwo\n")
-    return Local(make_app(service, token=TOKEN, default_user="ada"))
+    return Local(app_over(service, default_user="ada"))
 
 
 class Links(HTMLParser):

@@ -23,6 +23,7 @@ from gpuloom.sharing.shim.native import library_path
 from gpuloom.sharing.shipped import shipped
 from gpuloom.sharing.simulate import Machine, Pair, poisson_arrivals, request_alone_ns, trace_arrivals
 from sharing_gate import Tail
+from tiers import slow
 
 EXACT = Machine(launch_us=1.0, submit_us=1.0, gap_us=1.0, wake_us=1.0, cache_interference=0.0, jitter=0.0)
 
@@ -89,9 +90,9 @@ def pair_of_shipped(seed: int = 3, requests: int = 300) -> Pair:
 
 
 def test_same_seed_same_outcome() -> None:
-    one, two = (pair_of_shipped().outcome("gpuloom") for _ in range(2))
+    one, two = (pair_of_shipped(requests=60).outcome("gpuloom") for _ in range(2))
     assert one == two
-    assert pair_of_shipped(seed=4).outcome("gpuloom") != one
+    assert pair_of_shipped(seed=4, requests=60).outcome("gpuloom") != one
 
 
 def test_rules_in_the_order_they_must_be() -> None:
@@ -256,7 +257,7 @@ def test_gaps_and_queues_of_more_than_a_day_are_refused() -> None:
         Pair(profile("h", (80, 1e9)), profile("b", (80, 50)), np.zeros(100), EXACT)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *slow(signal.SIGTERM)])
 def test_a_run_can_be_interrupted(number: signal.Signals) -> None:
     options = ["--high", "resnet50:0.02rps", "--best-effort", "resnet50-train"]  # half a day: minutes
     command = [sys.executable, "-m", "gpuloom", "share", "simulate", *options]
@@ -265,7 +266,7 @@ def test_a_run_can_be_interrupted(number: signal.Signals) -> None:
         assert [process.stderr.readline() for _ in range(2)][1].startswith("resnet50-train:")
         try:
             with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.5)
+                process.wait(0.2)
             process.send_signal(number)
             assert process.wait(10) == 1
             assert process.stderr.read().strip() == "interrupted"
