@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from made_once import MuriRuns, common_folder
 from slurm_kit import RealSlurm, real_slurm
 from tiers import examples
+from turns import in_turns
 
 # Under nohup, or in a script's background, Ctrl-C is ignored, and programs that we start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -64,6 +65,14 @@ def slurm(slurm_there: RealSlurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
         monkeypatch.setenv(name, value)
     yield slurm_there
     slurm_there.clear()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several workers each gets an equal share of what takes long, and begins with it."""
+    workers = getattr(config, "workerinput", {"workercount": 1})["workercount"]
+    if workers > 1:
+        items[:] = in_turns(items, workers)
 
 
 @pytest.hookimpl(trylast=True)
