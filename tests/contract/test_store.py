@@ -469,10 +469,10 @@ def test_readers_in_other_threads_see_whole_appends(writer: Writer, store: Store
         except Exception as error:
             wrong.append(error)
 
-    readers = [threading.Thread(target=read) for _ in range(6)]
+    readers = [threading.Thread(target=read) for _ in range(3)]
     for reader in readers:
         reader.start()
-    for job in range(1, 61):
+    for job in range(1, 41):
         writer.write(("jobs.submitted", None, submitted(job)), ("job.held", job, {}))
     done.set()
     for reader in readers:

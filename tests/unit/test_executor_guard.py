@@ -51,8 +51,11 @@ def job() -> Iterator[Any]:
 
     def start(run: str, code: str = "sleep 1000") -> subprocess.Popen[bytes]:
         environment = {"PATH": os.environ["PATH"], "GPULOOM_RUN": run}
-        started.append(subprocess.Popen(["sh", "-c", code], env=environment, start_new_session=True))
-        return started[-1]
+        one = subprocess.Popen(["sh", "-c", code], env=environment, start_new_session=True)
+        started.append(one)
+        # The pipe that tells Popen of its exec is closed a moment before the new environment can be read.
+        until(lambda: b"GPULOOM_RUN" in Path(f"/proc/{one.pid}/environ").read_bytes(), "it runs")
+        return one
 
     yield start
     for process in started:
@@ -248,14 +251,11 @@ class TestEnding:
         """The lease is put off, and a run begins, while the guard is looking at all processes."""
         table, looks, started = procs.table, iter(range(1000)), list[subprocess.Popen[bytes]]()
         before = job(f"{HOME_ID}:1.1")
-        until(lambda: b"GPULOOM_RUN" in Path(f"/proc/{before.pid}/environ").read_bytes(), "it runs")
 
         def slow() -> dict[int, procs.Process]:
             if next(looks) == 1:  # it has stopped the first, and looks whether that had forked
                 assert lease.extend(boottime_ns() + 600 * SECOND)
                 started.append(job(f"{HOME_ID}:2.1"))
-                environment = Path(f"/proc/{started[0].pid}/environ")
-                until(lambda: b"GPULOOM_RUN" in environment.read_bytes(), "the next one runs")
             return table()
 
         monkeypatch.setattr(procs, "table", slow)
@@ -293,7 +293,7 @@ class TestStart:
         assert ensure_guard(tmp_path) == pid
         note = until(lambda: (found := holder(str(tmp_path / GUARD_LOCK))) and found.get("standby") and found)
         assert note["pid"] == pid
-        assert len({os.getsid(pid), os.getsid(note["standby"]), os.getsid(0)}) == 3
+        until(lambda: len({os.getsid(pid), os.getsid(note["standby"]), os.getsid(0)}) == 3, "sessions of their own")
         assert LeaseFile(str(tmp_path)).over()
         assert main.main(str(tmp_path), "h") == EXIT_LOCKED
         LeaseFile(str(tmp_path)).remove()
