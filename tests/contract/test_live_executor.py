@@ -545,7 +545,7 @@ class TestStopping:
         assert ended.peak_memory_mib > 50
 
     def test_files_that_were_read_are_no_memory_of_the_job(self, bench: Bench, tmp_path: Path) -> None:
-        (tmp_path / "data").write_bytes(b"x" * (200 << 20))
+        (tmp_path / "data").write_bytes(b"x" * (120 << 20))
         code = "import sys; file = open(sys.argv[1], 'rb')\nwhile file.read(1 << 20): pass"
         bench.start("1.1", *PYTHON, code, str(tmp_path / "data"), memory_mib=2000)
         ended = bench.ended("1.1").exit

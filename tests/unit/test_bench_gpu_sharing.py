@@ -117,7 +117,7 @@ def test_all_steps(
     [
         ("train", "training alone", "exit code 3, out of memory", 1),
         ("differs", "check cublas", "results differ", 0),
-        ("about", "machine", "out of memory", 1),
+        pytest.param("about", "machine", "out of memory", 1, marks=pytest.mark.slow),
     ],
 )
 def test_what_fails_is_told_and_the_rest_goes_on(

@@ -13,6 +13,7 @@ from gpuloom.interleave.efficiency import Interleaving
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
 from gpuloom.interleave.tables import MOST, SetTable
 from gpuloom.solvers.linear import maximize
+from tiers import slow
 
 FREE = Interleaving("measured", "best", (1.0, 1.0, 1.0, 1.0))
 
@@ -113,7 +114,7 @@ def test_memory_bounds_sets(memory: float, pairs: int) -> None:
 # -- many profiles ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profiles", [MOST, MOST + 1, 60, 700])
+@pytest.mark.parametrize("profiles", [MOST, MOST + 1, *slow(60), 700])
 @pytest.mark.parametrize("unknown", [False, True])
 def test_too_many_profiles_are_taken_together_and_everyone_has_a_column(profiles: int, unknown: bool) -> None:
     times = random_times(profiles, profiles, unknown=unknown)

@@ -22,6 +22,7 @@ from gpuloom.policies.base import Policy
 from gpuloom.sim import Failure, simulate
 from gpuloom.sim.explain import Watched, explain, find_job, plain
 from gpuloom.traces.elastic import make_elastic, parse_range
+from tiers import mostly_slow
 
 CLUSTER = "1x2:V100,1x2:K80"
 
@@ -32,7 +33,12 @@ def mixed(n: int = 24) -> Workload:
     return jobs([(float(i * 60), float(rng.uniform(100, 3000)), 1 + i % 2) for i in range(n)], speeds=speeds)
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "muri-s", "muri-xl"])
+@pytest.mark.parametrize(
+    "policy",
+    mostly_slow(
+        [*POLICIES, "muri-s", "muri-xl"], "fifo:backfill=easy", "srtf", "tiresias", "gavel", "hlas", "rl", "muri-s"
+    ),
+)
 def test_the_story_is_what_happened(policy: str) -> None:
     workload, cluster = mixed(), with_known_memory(load_cluster(CLUSTER))
     plainly = simulate(workload, cluster, policy, record_segments=True)

@@ -25,6 +25,7 @@ from gpuloom.sim.compat import compat_mode
 from gpuloom.sim.forward import Forecast, forward
 from gpuloom.sim.simulator import Settings, Simulation
 from gpuloom.traces.generate import GeneratorConfig, generate
+from tiers import slow
 
 STAGES = np.array([(3.0, 0.2, 0.1), (0.2, 3.0, 0.1), (0.2, 0.3, 3.0), (np.nan,) * 3])
 
@@ -115,8 +116,8 @@ class EnoughError(Exception):
 @pytest.mark.parametrize(
     "text",
     [
-        *("fifo", "fifo:backfill=easy", "srtf", "tiresias", "gittins", "themis", "antman", "gavel", "hlas", "rl"),
-        *("muri-s", "muri-l", "muri-xl", "elastic", "weave"),
+        *("fifo:backfill=easy", "srtf", "tiresias", "gittins", "antman", "hlas", "muri-l", "weave"),
+        *slow("fifo", "themis", "gavel", "rl", "muri-s", "muri-xl", "elastic"),
     ],
 )
 def test_goes_on_as_the_simulation_would_have(text: str) -> None:

@@ -22,26 +22,26 @@ pytestmark = [
     ("path", "format_id", "jobs"),
     [
         ("muri/trace1.csv.gz", "muri", 1494),
-        ("muri/trace1_pr.csv.gz", "muri", 1494),
+        pytest.param("muri/trace1_pr.csv.gz", "muri", 1494, marks=pytest.mark.slow),
         ("muri/trace3.csv.gz", "muri", 992),
-        ("muri/trace3_pr.csv.gz", "muri", 992),
+        pytest.param("muri/trace3_pr.csv.gz", "muri", 992, marks=pytest.mark.slow),
         ("muri/job_type_2.csv.gz", "muri", 992),
         ("muri/cluster_exp_400jobs.csv.gz", "muri", 400),
-        ("philly/philly_jobs_pollux.csv.gz", "philly", 82_247),
+        pytest.param("philly/philly_jobs_pollux.csv.gz", "philly", 82_247, marks=pytest.mark.slow),
         ("itp/cluster01.csv.gz", "itp", 1595),
         ("itp/elasticflow_195job.csv.gz", "elasticflow", 195),
         ("elasticflow/philly_103959.csv.gz", "elasticflow", 876),
-        ("elasticflow", "elasticflow", 876),
+        pytest.param("elasticflow", "elasticflow", 876, marks=pytest.mark.slow),
         ("tiresias/60_job.csv", "tiresias", 60),
         ("tiresias", "tiresias", 60),
         ("synergy/deploy_trace_static_100job.csv", "synergy", 100),
-        ("synergy", "synergy", 200),
+        pytest.param("synergy", "synergy", 200, marks=pytest.mark.slow),
         ("gavel/traces_physical/max_min_fairness.trace", "gavel", 96),
-        ("gavel/traces_physical", "gavel", 287),
+        pytest.param("gavel/traces_physical", "gavel", 287, marks=pytest.mark.slow),
         ("gavel/traces_msr_seed0/ed69ec.trace.gz", "gavel", 951),
-        ("shockwave", "shockwave", 2600),
+        pytest.param("shockwave", "shockwave", 2600, marks=pytest.mark.slow),
         ("alibaba/openb_pod_list_default.csv.gz", "alibaba", 7064),
-        ("alibaba/openb_pod_list_gpuspec33.csv.gz", "alibaba", 7064),
+        pytest.param("alibaba/openb_pod_list_gpuspec33.csv.gz", "alibaba", 7064, marks=pytest.mark.slow),
         ("alibaba/disaggregated_DLRM_trace.csv.gz", "alibaba", 3218),
         ("pollux/workloads.tar.gz::workloads/workload-6.csv", "pollux", 160),
     ],
@@ -51,6 +51,7 @@ def test_jobs_of_the_real_traces(path: str, format_id: str, jobs: int) -> None:
     assert (result.format, len(result.workload), result.bad_rows) == (format_id, jobs, ())
 
 
+@pytest.mark.slow
 def test_the_ten_itp_clusters() -> None:
     result = read_trace(DATA / "itp", format="itp")
     assert (len(result.workload), len(result.files)) == (69_351, 10)
@@ -58,6 +59,7 @@ def test_the_ten_itp_clusters() -> None:
     assert any("elasticflow_195job.csv.gz (format elasticflow)" in note for note in result.workload.notes)
 
 
+@pytest.mark.slow
 def test_philly_gpu_time_matches_its_own_column() -> None:
     import gzip
 

@@ -19,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from gpuloom.training import job
+from tiers import slow
 from until import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -418,7 +419,7 @@ def test_the_shell_example_can_be_interrupted_and_goes_on(tmp_path: Path) -> Non
     counts_to_the_end(tmp_path, env)
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["once", "and again at the next"])
+@pytest.mark.parametrize("again", [*slow(False), True])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_the_notice_may_come_in_any_of_its_programs(tmp_path: Path, nth: int, when: str, again: bool) -> None:

@@ -45,7 +45,16 @@ def test_with_equal_weights_nothing_is_decided_otherwise(policy: str) -> None:
     assert run(mixed_jobs(weight=np.ones(60)), policy, "2x4").end_s.tolist() == plain.end_s.tolist()
 
 
-@pytest.mark.parametrize("policy", [name for name in HEEDING if name not in ("elastic", "elastic-goodput", "rl")])
+@pytest.mark.parametrize(
+    "policy",
+    mostly_slow(
+        [name for name in HEEDING if name not in ("elastic", "elastic-goodput", "rl")],
+        "srtf",
+        "tiresias",
+        "muri-s",
+        "weave",
+    ),
+)
 def test_heavy_jobs_end_sooner_on_average(policy: str) -> None:
     """The same jobs, every third of them of weight 6."""
     heavy = np.arange(60) % 3 == 0
