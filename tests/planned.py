@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuloom.core.book import Book
 from gpuloom.core.events import Event
-from gpuloom.core.job import ENDED, Phase
+from gpuloom.core.job import ENDED, Phase, gpus_in
 from gpuloom.core.share_class import is_pair
 from gpuloom.live.planning.claims import ON_DISK, Step
 from gpuloom.live.planning.estimates import Estimates
@@ -131,9 +131,11 @@ class Planned:
         self.end_s[number] = at
 
     def _stopped(self, number: int, now: float, count: int) -> None:
-        self._ended(
-            number, now, "preempted", "queued", max(self.work.of(number, now) - self.tasks[number - 1].slow_s, 0)
-        )
+        given = self.planning.claims.grants.get(number)
+        had = self.book.attempts[number].allocation
+        resized = given is not None and gpus_in(given) != gpus_in(had)
+        done_s = max(self.work.of(number, now) - self.tasks[number - 1].slow_s, 0)
+        self._ended(number, now, "resized" if resized else "preempted", "queued", done_s)
 
     def _ended(self, number: int, at: float, reason: str, after: str, work_s: float) -> None:
         attempt, before = self.book.attempts[number], self.book.jobs[number].work_s
@@ -178,6 +180,7 @@ class Planned:
             where = [[name, list(gpus)] for name, gpus in allocation]
             model = model_of(self.book.nodes, allocation)
             speed = (task.more or {}).get("speeds", {}).get(model, 1.0)
+            speed *= self.planning.scene.pace(job).at_size(gpus_in(allocation))
             self._tell("attempt.starting", number, now, attempt=job.attempts + 1, allocation=where, gpu_model=model)
             self._at(now + task.late_s, "run", number)
             for slot in slots:

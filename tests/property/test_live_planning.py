@@ -10,9 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import jobs
-from gpuloom.core.workload import Speeds
+from gpuloom.core.scaling import NO_CURVE, Scaling
+from gpuloom.core.workload import Speeds, Workload
 from gpuloom.live.planning.estimates import TOLERANCE, TOLERANCE_S
 from gpuloom.sim import simulate
+from gpuloom.traces.elastic import amdahl_curve
 from planned import Planned, Task
 from tiers import examples
 
@@ -80,6 +82,58 @@ def test_on_several_gpu_models_live_decides_as_simulated(policy: str, seed: int,
     as_live = f"{policy}{';' if ':' in policy else ':'}upgrade=no" if stays else policy
     again = simulate(workload, "1x5:K80,1x3:P100,1x4:V100", as_live, interval_s=interval_s, restart_overhead_s=0.0)
     assert [live.end_s[number] for number in range(1, len(tasks) + 1)] == pytest.approx(again.end_s.tolist(), abs=0.02)
+
+
+RESIZING = (
+    "elastic",
+    "elastic:check_minutes=0.2;expand_policy=priority",
+    "elastic:base=fifo;check_minutes=0.5;proportion=0.5;expand_threshold=0.6;shrink_threshold=0.9",
+    "elastic-goodput",
+    "elastic-goodput:base=srtf",
+    "weave",
+)
+
+
+def elastic_trace(tasks: list[Task], slots: int) -> Workload:
+    """The same jobs for the simulator, with the speeds by size that are usual."""
+    workload = jobs([(task.at_s, task.takes_s, task.gpus) for task in tasks])
+    ranges = [(task.more or {}).get("elastic", f"{task.gpus}-{task.gpus}").split("-") for task in tasks]
+    least, most = (np.array([int(ends[n]) for ends in ranges], dtype=np.int32) for n in (0, 1))
+    elastic = np.array(["elastic" in (task.more or {}) for task in tasks])
+    curve = np.where(elastic, 0, NO_CURVE).astype(np.int32)
+    usual = amdahl_curve(slots)
+    reference = np.where(elastic, usual[workload.gpus, 0], 1.0)
+    most = np.minimum(most, slots).astype(np.int32)
+    ones = np.ones(len(tasks), dtype=np.int32)
+    return replace(workload, scaling=Scaling(ones, least, most, curve, reference, (usual,)))
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 60.0])
+@pytest.mark.parametrize("policy", RESIZING)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_elastic_jobs_have_the_same_sizes_live_as_simulated(policy: str, seed: int, interval_s: float) -> None:
+    """Who runs on how many GPUs from when on, and when each ends."""
+    random = np.random.default_rng(seed)
+    tasks = [
+        replace(task, more={"elastic": f"{max(task.gpus // 2, 1)}-{task.gpus * 2}"}) if random.random() < 0.7 else task
+        for task in drawn(seed, 60, 8)
+    ]
+    live = Planned(tasks, policy, slots=8, interval_s=interval_s).run()
+    again = simulate(
+        elastic_trace(tasks, 8), "1x8", policy, interval_s=interval_s, restart_overhead_s=0.0, record_segments=True
+    )
+    jct_s = [live.end_s[number] - task.at_s for number, task in enumerate(tasks, 1)]
+    assert np.mean(jct_s) == pytest.approx(again.avg_jct_s, rel=0.03)
+    assert [live.end_s[number] for number in range(1, len(tasks) + 1)] == pytest.approx(again.end_s.tolist(), abs=0.02)
+    segments = again.segments
+    assert segments is not None
+    assert len(set(segments.node.tolist())) == 1
+    masks, starts = segments.gpu_mask.tolist(), segments.start_s.tolist()
+    simulated = [(job + 1, at_s, mask.bit_count()) for job, at_s, mask in zip(segments.job, starts, masks, strict=True)]
+    # Every size that a job had, since when: live, each is an attempt.
+    for job, at_s, gpus in simulated:
+        assert any(j == job and len(slots) == gpus and abs(t - at_s) < 0.05 for t, j, slots in live.starts)
+    assert again.resizes >= 5
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])

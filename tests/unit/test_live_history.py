@@ -9,6 +9,7 @@ import pytest
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Attempt, EndReason, Job, Phase
+from gpuloom.core.pace import ModelSpeed, Pace, SpeedSource
 from gpuloom.core.spec import spec_of
 from gpuloom.live.records.history import trace_csv, trace_of
 from gpuloom.sim.simulator import simulate
@@ -211,3 +212,16 @@ def test_the_file_is_read_back_and_a_replay_holds_gpus_as_long_as_the_jobs_did(t
     file.write_text(trace_csv(jobs, 60.0))
     result = simulate(read_trace(file).workload, "1x2", "fifo", interval_s=60.0)
     assert result.jct_s.tolist() == pytest.approx([100.0, 133.0])
+
+
+def test_an_elastic_job_replays_with_its_range_and_its_speeds() -> None:
+    """10 s on two GPUs, at 1.5 times the speed of one, and 5 s on one: 20 s of work at the size that it asks for."""
+    runs = (run(1, 0, 10, "resized", 10.0, slots=(0, 1)), run(2, 10, 15, "finished", 15.0))
+    past = [of(*runs, spec={"elastic": "1-2"})]
+    sizes = {1: ModelSpeed(1.0, SpeedSource.MEASURED), 2: ModelSpeed(1.5, SpeedSource.MEASURED)}
+    found = trace_of(past, 0.0, pace_of=lambda job: Pace({}, sizes))
+    assert found.duration_s.tolist() == [20.0]
+    assert found.scaling is not None
+    assert (found.scaling.min_gpus.tolist(), found.scaling.max_gpus.tolist()) == ([1], [2])
+    text = trace_csv(past, 0.0, "1x2", pace_of=lambda job: Pace({}, sizes))
+    assert "1:1.0/2:1.5" in text

@@ -25,6 +25,7 @@ NOT_DEFAULT: dict[str, Any] = {
     "preempts_at_intervals": True,
     "resizes": True,
     "own_priorities": True,
+    "ranks_priorities": True,
     "moves_running": False,
     "pairs": True,
     "heeds_weights": True,
@@ -60,7 +61,7 @@ WRAPPERS: dict[str, tuple[Wrap, frozenset[str]]] = {
         lambda inner, _: Beside(inner, 0.5),
         frozenset({"max_jobs_per_gpu", "pairs", "spills_memory", "remembers"}),
     ),
-    "elastic": (_elastic, frozenset({"resizes", "remembers"})),
+    "elastic": (_elastic, frozenset({"resizes", "ranks_priorities", "remembers"})),
 }
 """How each is made around a policy, and which capabilities are its own."""
 

@@ -49,6 +49,24 @@ class SubmitCommand(click.Command):
 OPTIONS = (
     click.option("--gpus", "-g", type=click.IntRange(1), metavar="N", help="Number of GPUs, all given at once [1]."),
     click.option(
+        "--elastic",
+        metavar="N1-N2",
+        help="Fewest and most replicas (1-8): policies that resize jobs change their number while it runs.",
+    ),
+    click.option("--replica-gpus", type=click.IntRange(1), metavar="N", help="With --elastic: GPUs of a replica [1]."),
+    click.option(
+        "--replica-cpus",
+        type=click.FloatRange(0, min_open=True),
+        metavar="N",
+        help="With --elastic: CPU cores for each replica.",
+    ),
+    click.option(
+        "--replica-memory",
+        type=Memory(),
+        metavar="SIZE",
+        help="With --elastic: main memory for each replica (32GiB).",
+    ),
+    click.option(
         "--per",
         type=Choice(["node", "gpu"]),
         help="Run the command once per node, or once per GPU with torchrun's variables [node].",

@@ -42,7 +42,16 @@ from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
-    from gpuloom.live.views.answers import AttemptView, JobView, MemberView, ShowView, SpeedView, StateOfJob
+    from gpuloom.core.replicas import Replicas
+    from gpuloom.live.views.answers import (
+        AttemptView,
+        JobView,
+        MemberView,
+        ShowView,
+        SizeView,
+        SpeedView,
+        StateOfJob,
+    )
 
 OPEN: tuple[StateOfJob, ...] = ("running", "starting", "stopping", "frozen", "queued", "held")
 ENDED: tuple[StateOfJob, ...] = ("finished", "failed", "cancelled")
@@ -221,12 +230,15 @@ def _show(found: ShowView) -> None:
     lines.append(("log", found["log"] or "-"))
     for title, text in lines:
         click.echo(f"{title + ':':<15}{plain(text)}")
+    if found["sizes"]:
+        click.echo()
+        show_table(SIZE_COLUMNS, found["sizes"])
     if found["speeds"]:
         click.echo()
         show_table(SPEED_COLUMNS, found["speeds"])
     if found["attempts"]:
         click.echo()
-        show_table(ATTEMPT_COLUMNS, found["attempts"])
+        show_table(ELASTIC_ATTEMPT_COLUMNS if spec.elastic else ATTEMPT_COLUMNS, found["attempts"])
     members = [(a, member) for a in found["attempts"] if len(a["members"]) > 1 for member in a["members"]]
     if members:
         click.echo()
@@ -234,11 +246,15 @@ def _show(found: ShowView) -> None:
 
 
 def _requests(spec: Spec) -> str:
-    parts = [plural(spec.gpus, "GPU")]
+    parts = [plural(spec.gpus, "GPU") if spec.replicas is None else _sizes(spec.replicas, spec.gpus)]
     if spec.gpu_types:
         parts.append(f"of {' or '.join(spec.gpu_types)}")
     if spec.gpu_memory:
         parts.append(f"{spec.gpu_memory:,} MiB on each")
+    if spec.replica_cpus:
+        parts.append(f"{spec.replica_cpus:g} cores for each")
+    if spec.replica_memory:
+        parts.append(f"{spec.replica_memory:,} MiB for each")
     if spec.cpus:
         parts.append(f"{spec.cpus:g} cores")
     if spec.memory:
@@ -250,6 +266,11 @@ def _requests(spec: Spec) -> str:
     if spec.priority:
         parts.append(f"priority {spec.priority}")
     return ", ".join(parts)
+
+
+def _sizes(replicas: Replicas, asked: int) -> str:
+    each = f" of {plural(replicas.gpus, 'GPU')}" if replicas.gpus > 1 else ""
+    return f"{replicas.least} to {replicas.most} replicas{each} ({replicas.of(asked)} where jobs are not resized)"
 
 
 def _member_outcome(attempt: AttemptView, member: MemberView) -> str:
@@ -277,13 +298,22 @@ _WHENCE: Mapping[str, str] = {
     "earlier_runs": "by the running time of {runs}",
     "given": "as its user says",
     "facts": "estimated from the GPU models' facts",
+    "usual": "estimated: what jobs usually gain",
     "unknown": "unknown: as fast as the slowest",
 }
 
 
-def _whence(speed: SpeedView) -> str:
+def _whence(speed: SpeedView | SizeView) -> str:
     return _WHENCE[speed["source"]].format(runs=plural(speed["runs"], "run"))
 
+
+SIZE_COLUMNS: Sequence[Column[SizeView]] = (
+    Column("replicas", lambda s: str(s["replicas"]), right=True),
+    Column("GPUs", lambda s: str(s["gpus"]), right=True),
+    Column("speed", lambda s: f"{s['speed']:.3g}", right=True),
+    Column("it/s", lambda s: "-" if s["it_per_s"] is None else f"{s['it_per_s']:.4g}", right=True),
+    Column("known", _whence, gives=True),
+)
 
 SPEED_COLUMNS: Sequence[Column[SpeedView]] = (
     Column("GPU model", lambda s: s["gpu_model"]),
@@ -314,6 +344,13 @@ ATTEMPT_COLUMNS: Sequence[Column[AttemptView]] = (
     Column("held GPUs", lambda a: short(a["held_s"]) if a["ended_s"] is not None else "", right=True),
     Column("peak MiB", lambda a: f"{a['peak_memory_mib']:,.0f}" if a["peak_memory_mib"] else "-", right=True),
     Column("how it ended", _outcome, gives=True),
+)
+
+
+ELASTIC_ATTEMPT_COLUMNS: Sequence[Column[AttemptView]] = (
+    ATTEMPT_COLUMNS[0],
+    Column("replicas", lambda a: str(a["replicas"]), right=True),
+    *ATTEMPT_COLUMNS[1:],
 )
 
 

@@ -182,11 +182,28 @@ def short_reason(job: JobView) -> str:
     elif waiting := job["waiting"]:
         parts.append(waiting["text"])
     if state == "queued" and job["attempts"]:
-        before = {"preempted": "preempted before", "failed": "to be tried again", "lost": "lost before", "node": MOVED}
+        before = {
+            "preempted": "preempted before",
+            "resized": "being resized",
+            "failed": "to be tried again",
+            "lost": "lost before",
+            "node": MOVED,
+        }
         parts.append(before.get(job["reason"] or "", ""))
     parts += job["flags"].values()
     said = [part for part in parts if part]
     return "; ".join([*(part.rstrip(".") for part in said[:-1]), *said[-1:]])
+
+
+def gpus_of(job: JobView) -> str:
+    """The GPUs of a job; of an elastic one its replicas, and the fewest and most: '2 (1-8)', or '2 (1-8)x4' where each
+    has 4 GPUs."""
+    replicas = job["replicas"]
+    if replicas is None:
+        return str(job["gpus"])
+    now = "-" if replicas["now"] is None else str(replicas["now"])
+    each = f"x{replicas['gpus']}" if replicas["gpus"] > 1 else ""
+    return f"{now} ({replicas['least']}-{replicas['most']}){each}"
 
 
 JOB_COLUMNS: Sequence[Column[JobView]] = (
@@ -194,7 +211,7 @@ JOB_COLUMNS: Sequence[Column[JobView]] = (
     Column("name", lambda j: j["name"], gives=True),
     Column("user", lambda j: j["user"], gives=True, least=90),
     Column("state", lambda j: j["state"]),
-    Column("gpus", lambda j: str(j["gpus"]), right=True, least=60),
+    Column("gpus", gpus_of, right=True, least=60),
     Column("where", lambda j: j["where"], gives=True, least=70),
     Column("waited", lambda j: short(j["waited_s"]), right=True, least=56),
     Column("ran", lambda j: short(j["run_s"]) if j["run_s"] else "", right=True),

@@ -34,6 +34,7 @@ from gpuloom.core.job import (
     SavedBy,
     gpus_in,
 )
+from gpuloom.core.pace import RanOn
 from gpuloom.core.spec import Spec, spec_of
 
 
@@ -399,7 +400,7 @@ def _ended(view: _View, event: Event) -> None:
         held_s=job.held_s + held,
         held_gpu_s=job.held_gpu_s + held * gpus_in(attempt.allocation),
         work_s=float(data["work_s"]),
-        work_on=_work_on(job, attempt.gpu_model, float(data["work_s"])),
+        work_on=_work_on(job, attempt, float(data["work_s"])),
         reason=reason,
         exit_code=code,
         message=str(data.get("message", "")),
@@ -407,14 +408,15 @@ def _ended(view: _View, event: Event) -> None:
     )
 
 
-def _work_on(job: Job, gpu_model: str, work_s: float) -> Mapping[str, float]:
-    """A job's work by GPU model, with what an attempt there has brought it to."""
+def _work_on(job: Job, attempt: Attempt, work_s: float) -> Mapping[str, float]:
+    """A job's work by GPU model and size, with what an attempt there has brought it to."""
     if work_s == 0.0:
         return {}
     gained = work_s - job.work_s
-    if not gpu_model or gained <= 0.0:
+    where = str(RanOn(attempt.gpu_model, gpus_in(attempt.allocation) if job.spec.elastic else None))
+    if not where or gained <= 0.0:
         return job.work_on
-    return {**job.work_on, gpu_model: job.work_on.get(gpu_model, 0.0) + gained}
+    return {**job.work_on, where: job.work_on.get(where, 0.0) + gained}
 
 
 def _node(view: _View, event: Event) -> None:

@@ -14,6 +14,8 @@ class EndReason(StrEnum):
     """Another exit code, or a signal that gpuloom did not send."""
     PREEMPTED = "preempted"
     """Stopped for other jobs; it goes on later."""
+    RESIZED = "resized"
+    """Stopped to go on at once with another number of replicas."""
     TIMED_OUT = "timed_out"
     """It reached its time limit."""
     CANCELLED = "cancelled"

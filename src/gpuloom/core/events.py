@@ -9,9 +9,12 @@ Types and their data (all JSON):
     job.cancelled       {message, reason}   a job that waited
     job.requeued        {}                  a job that had ended; it counts as submitted anew
     job.flagged         {flag, text}        an empty text takes the flag away
+    job.resized         {attempt, from_gpus, to_gpus, from_replicas, to_replicas, why, jobs}    no record changes
+                        the attempt starts at another size than the one before; why: core/replicas.py: ResizeWhy; jobs:
+                        those that got its GPUs, or gave theirs up
     attempt.starting    {attempt, allocation: [[node, [gpu, …]], …], identity, gpu_model}
     attempt.running     {pid, start_ticks, boot_id}
-    attempt.stopping    {reason, deadline_s}
+    attempt.stopping    {reason, deadline_s}; of one that is resized also {to_gpus, why, jobs}
     attempt.frozen      {}
     attempt.thawed      {allocation}
     attempt.ended       {reason, exit_code, signal, message, saved, saved_by, work_s, peak_memory_mib, next,

@@ -41,8 +41,8 @@ ACTIVE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.FROZEN}
 ENDED = frozenset({Phase.FINISHED, Phase.FAILED, Phase.CANCELLED})
 
 
-MAKES_WAY = frozenset({EndReason.PREEMPTED, EndReason.NODE})
-"""Reasons for a stop after which the job, as the policy sees it, waits again."""
+MAKES_WAY = frozenset({EndReason.PREEMPTED, EndReason.RESIZED, EndReason.NODE})
+"""Reasons for a stop after which the job, as the policy sees it, waits again, unless it was given other GPUs."""
 
 
 class SavedBy(StrEnum):
@@ -140,7 +140,8 @@ class Job:
     priority: higher goes first. queued_s: when it last began to wait. not_before_s: the earliest next start.
     attempts: runs so far, the present one included. failures: those that count against `retries`.
     held_s, held_gpu_s: seconds and GPU-seconds for which it has held GPUs, the present run not included.
-    work_s: of those, the work that need not be done again. work_on: the same by GPU model, as far as that is known.
+    work_s: of those, the work that need not be done again. work_on: the same by GPU model, as far as that is
+        known, and by size (the texts of core/pace.py: RanOn).
     reason, exit_code, message: of the last attempt that ended.
     after: jobs it waits for. estimate_s: predicted run time, and its source.
     flags: what the monitor has to say of it, by name. cause: number of the event that last changed it.

@@ -1,13 +1,15 @@
-"""How fast one job is on each GPU model, and how much work that makes of the time that it ran there.
+"""How fast one job is on each GPU model and at each of its sizes, and how much work that makes of the time that it ran
+there.
 
-Speeds are relative to the cluster's slowest GPU model, by its facts. *Work* is counted in seconds on that model. Where
-all GPUs are of one model every speed is 1, and work is time.
+Speeds are relative to the cluster's slowest GPU model, by its facts, and to the size that the job asks for. *Work* is
+counted in seconds on that model at that size. Where all GPUs are of one model and jobs of one size every speed is 1,
+and work is time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -28,15 +30,18 @@ class SpeedSource(StrEnum):
     """Its user says so."""
     FACTS = "facts"
     """Estimated from the facts of GPU models."""
+    USUAL = "usual"
+    """Of a size: jobs usually gain so much (Amdahl's law, the median of published measurements)."""
     UNKNOWN = "unknown"
     """Nothing is known: taken to be as fast as the slowest."""
 
 
-ESTIMATED = frozenset({SpeedSource.FACTS, SpeedSource.UNKNOWN})
+ESTIMATED = frozenset({SpeedSource.FACTS, SpeedSource.USUAL, SpeedSource.UNKNOWN})
 
 
 class ModelSpeed(NamedTuple):
-    """factor: work per second. it_per_s: iterations per second, where they were measured, in `runs` runs."""
+    """Of a GPU model, or of a size. factor: work per second. it_per_s: iterations per second, where they were measured,
+    in `runs` runs."""
 
     factor: float
     source: SpeedSource
@@ -44,16 +49,40 @@ class ModelSpeed(NamedTuple):
     runs: int = 0
 
 
+class RanOn(NamedTuple):
+    """Where a part of a job's work was done; as text 'V100', or 'V100*4' on so many GPUs. gpu_model: '' if it is not
+    known. gpus: of an elastic job how many; None: of any other."""
+
+    gpu_model: str
+    gpus: int | None = None
+
+    def __str__(self) -> str:
+        return self.gpu_model if self.gpus is None else f"{self.gpu_model}*{self.gpus}"
+
+
+def ran_on(text: str) -> RanOn:
+    """What such a text says. Names of models hold no '*' (`live/records/fleet.py`)."""
+    model, star, gpus = text.partition("*")
+    return RanOn(model, int(gpus)) if star and gpus.isdigit() else RanOn(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Speeds of a job by GPU model. Of a model that is not named nothing is known; it counts as 1."""
+    """Speeds of a job by GPU model, and by its number of GPUs. Of a model or a number that is not named nothing is
+    known; it counts as 1."""
 
     speeds: Mapping[str, ModelSpeed]
+    sizes: Mapping[int, ModelSpeed] = field(default_factory=dict)
 
-    def of(self, gpu_model: str) -> float:
-        """Work per second on this GPU model."""
+    def of(self, gpu_model: str, gpus: int | None = None) -> float:
+        """Work per second on this GPU model, on so many GPUs (None: as many as it asks for)."""
         speed = self.speeds.get(gpu_model)
-        return 1.0 if speed is None else speed.factor
+        return (1.0 if speed is None else speed.factor) * self.at_size(gpus)
+
+    def at_size(self, gpus: int | None) -> float:
+        """Speed on so many GPUs, relative to that on as many as it asks for."""
+        size = None if gpus is None else self.sizes.get(gpus)
+        return 1.0 if size is None else size.factor
 
     def slowest(self, wanted: Sequence[str]) -> float:
         """Work per second on the slowest model that a job accepts: its user's estimate is for that."""
@@ -62,15 +91,18 @@ class Pace:
         return min(found, default=1.0)
 
     def work_s(self, whole_s: float, on: Mapping[str, float]) -> float:
-        """Work of so many seconds on GPUs, of which these are known to have been on certain models."""
-        if not self.speeds or not on:
+        """Work of so many seconds on GPUs, of which these are known to have been on certain models and sizes (the texts
+        of `RanOn`)."""
+        if not on or not (self.speeds or self.sizes):
             return whole_s
         known = sum_floats(on.values())
-        return max(whole_s - known, 0.0) + sum_floats(seconds * self.of(model) for model, seconds in on.items())
+        return max(whole_s - known, 0.0) + sum_floats(
+            seconds * self.of(*ran_on(where)) for where, seconds in on.items()
+        )
 
 
 ALIKE = Pace({})
-"""Where there is one GPU model only."""
+"""Where there is one GPU model, and one size."""
 
 
 def speeds_of(paces: Sequence[Pace]) -> Speeds | None:

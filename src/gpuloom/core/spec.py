@@ -6,12 +6,14 @@ a field is missing, get its default.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any
 
+from gpuloom.core.replicas import Replicas, replicas_of
 from gpuloom.core.share_class import job_class
 
 
@@ -39,6 +41,7 @@ class Per(StrEnum):
 class Spec:
     """What a job asks for. Times are seconds, memory is MiB; docs/reference/job-fields.md says what each field means.
 
+    elastic: fewest and most replicas ('1-8'); replica_…: what one of them has.
     env: names of environment variables; their values are kept apart (core/masked.py). speeds: relative speeds by GPU
     model. The order of the fields is that
     of the JSON form, and the same as in `JobSpec`.
@@ -47,6 +50,10 @@ class Spec:
     command: tuple[str, ...]
     name: str = ""
     gpus: int = 1
+    elastic: str | None = None
+    replica_gpus: int | None = None
+    replica_cpus: float | None = None
+    replica_memory: int | None = None
     per: Per = Per.NODE
     gpu_types: tuple[str, ...] = ()
     gpu_memory: int | None = None
@@ -83,12 +90,34 @@ class Spec:
         return int(most) if most else None
 
     @property
+    def replicas(self) -> Replicas | None:
+        """The sizes of an elastic job; None: it has one size."""
+        return None if self.elastic is None else replicas_of(self.elastic, self.replica_gpus or 1)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """GPUs that an elastic job may have in all, fewest first; () for any other."""
+        found = self.replicas
+        return () if found is None else found.sizes
+
+    def cpus_beside(self, gpus: int) -> float | None:
+        """CPU cores on a machine where it has so many GPUs."""
+        return self.cpus if self.replica_cpus is None else self.replica_cpus * gpus / (self.replica_gpus or 1)
+
+    def memory_beside(self, gpus: int) -> int | None:
+        """Main memory on a machine where it has so many GPUs, MiB."""
+        if self.replica_memory is None:
+            return self.memory
+        return math.ceil(self.replica_memory * gpus / (self.replica_gpus or 1))
+
+    @property
     def sharing_class(self) -> str:
         """The class with which the job may share a GPU: 'high', 'best-effort', or '' if it may not.
 
-        Only jobs of one GPU, and not in containers, which the shim does not reach (docs/explanation/sharing.md).
+        Only jobs of one GPU that stay so, and not in containers, which the shim does not reach
+        (docs/explanation/sharing.md).
         """
-        if self.gpus != 1 or self.container:
+        if self.gpus != 1 or self.container or self.elastic is not None:
             return ""
         return job_class(self.share_class, self.task_type, self.importance, real_time=self.real_time)
 
@@ -115,9 +144,9 @@ _TYPES: Mapping[str, frozenset[type[Any]]] = {
     "on_preempt": frozenset({str, OnPreempt}),
     "per": frozenset({str, Per}),
     **dict.fromkeys(("gpus", "priority", "retries"), frozenset({int})),
-    **dict.fromkeys(("gpu_memory", "memory"), frozenset({int, _NONE})),
-    **dict.fromkeys(("cpus", "time_limit", "estimate"), frozenset({*_NUMBER, _NONE})),
-    **dict.fromkeys(("array", "checkpoint", "venv", "conda", "container", "model"), frozenset({str, _NONE})),
+    **dict.fromkeys(("gpu_memory", "memory", "replica_gpus", "replica_memory"), frozenset({int, _NONE})),
+    **dict.fromkeys(("cpus", "replica_cpus", "time_limit", "estimate"), frozenset({*_NUMBER, _NONE})),
+    **dict.fromkeys(("elastic", "array", "checkpoint", "venv", "conda", "container", "model"), frozenset({str, _NONE})),
     **dict.fromkeys(("share_class", "task_type", "importance"), frozenset({str, _NONE})),
     **dict.fromkeys(("real_time", "slurm_env", "hold"), frozenset({bool})),
     "grace": frozenset(_NUMBER),

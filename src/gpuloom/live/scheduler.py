@@ -398,7 +398,7 @@ class Scheduler:
             return
         self.policy_record.unsaved = True
         if outcome.stop:
-            self.dispatch.make_way(outcome.stop, EndReason.PREEMPTED, now)
+            self.dispatch.make_way(outcome.stop, now)
 
     # -- beginning and care -------------------------------------------------------------------------------------
 

@@ -99,6 +99,8 @@ class Capabilities:
     """Gives jobs other numbers of GPUs than they asked for, within their `Workload.scaling`."""
     own_priorities: bool = False
     """Goes by `Workload.priority` itself: guaranteed jobs, and opportunistic ones that run beside them."""
+    ranks_priorities: bool = False
+    """Goes by `Workload.priority` among running jobs, 0 the highest: live priorities come to it as such ranks."""
     moves_running: bool = False
     """Restarts running jobs on other GPUs, even if it never stops one for another."""
     pairs: bool = False

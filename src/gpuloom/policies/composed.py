@@ -148,6 +148,8 @@ class Composed(Policy):
             or snapshot.evicted
             or snapshot.nodes_down
             or snapshot.nodes_up
+            # It was set, or lost its memory, while jobs ran: nobody has looked at their sizes.
+            or (memory.stirred_s == -math.inf and snapshot.placements)
         )
         if stirred:
             memory.stirred_s = snapshot.now_s

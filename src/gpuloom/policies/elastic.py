@@ -147,6 +147,7 @@ class Elastic(Composed):
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
+        self.ranks_priorities = True
         self._settled: tuple[Any, Thresholds, float] | None = None
         self._written = {name for name in values if name != "config"}
         if not isinstance(self.values["config"], str):

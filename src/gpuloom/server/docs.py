@@ -48,6 +48,7 @@ _VIEW_EXAMPLE: JobView = {
     "message": "",
     "exit_code": None,
     "gpus": 2,
+    "replicas": None,
     "gpu_types": [],
     "priority": 0,
     "command": JOB_EXAMPLE["command"],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuloom.core.book import Changes
 from gpuloom.core.events import Event
-from gpuloom.core.job import ENDED, Attempt, Job, Phase
+from gpuloom.core.job import ENDED, Attempt, Job, Phase, gpus_in
 from gpuloom.store import rows
 from gpuloom.store.connect import schema_version
 from gpuloom.store.errors import StoreError
@@ -228,7 +228,14 @@ class MemoryStore:
         found.sort(key=lambda entry: (*_end(entry[1]), entry[0].number))
         last = found[max(len(found) - max(limit, 0), 0) :]
         return [
-            MeasuredRun(job.gpus, job.array_id, job.spec, attempt.gpu_model, attempt.it_per_s or 0.0)
+            MeasuredRun(
+                job.gpus,
+                job.array_id,
+                job.spec,
+                attempt.gpu_model,
+                attempt.it_per_s or 0.0,
+                gpus_in(attempt.allocation) if job.spec.elastic else 0,
+            )
             for attempt, job in last
         ]
 

@@ -75,7 +75,7 @@ class Usage:
 class EndedRun:
     """A job that finished well: what it asked for, and the seconds of work that it took.
 
-    work_on: the same by GPU model, as far as that is known.
+    work_on: the same by GPU model and size, as far as that is known (core/pace.py: RanOn).
     """
 
     gpus: int
@@ -87,13 +87,17 @@ class EndedRun:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """An attempt that reported its speed: what its job asked for, and iterations per second on this GPU model."""
+    """An attempt that reported its speed: what its job asked for, and iterations per second on this GPU model.
+
+    on_gpus: of an elastic job, on how many GPUs; 0: on as many as it asked for.
+    """
 
     gpus: int
     array_id: int | None
     spec: Spec
     gpu_model: str
     it_per_s: float
+    on_gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)

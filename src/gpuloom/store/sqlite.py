@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gpuloom.core.book import Changes
+from gpuloom.core.book import Changes, allocation_of
 from gpuloom.core.events import Event
-from gpuloom.core.job import ACTIVE, WAITING, Attempt, Job, Phase
+from gpuloom.core.job import ACTIVE, WAITING, Attempt, Job, Phase, gpus_in
 from gpuloom.store import queries, read, rows
 from gpuloom.store.backup import copy_database
 from gpuloom.store.connect import open_reader, open_writer, version_of
@@ -330,8 +330,15 @@ class SqliteStore:
             found = reader.execute(queries.statements()["measured_runs"], given).fetchall()
         specs = {spec: rows.spec_from(spec) for *_, spec in found}
         return [
-            MeasuredRun(int(gpus), array, specs[spec], rows.untext(model), float(speed))
-            for gpus, array, model, speed, spec in reversed(found)
+            MeasuredRun(
+                int(gpus),
+                array,
+                specs[spec],
+                rows.untext(model),
+                float(speed),
+                gpus_in(allocation_of(rows.loads(allocation))) if specs[spec].elastic else 0,
+            )
+            for gpus, array, model, speed, allocation, spec in reversed(found)
         ]
 
     def samples(self, *, since_s: float, until_s: float) -> Sequence[SampleRow]:

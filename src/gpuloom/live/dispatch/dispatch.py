@@ -21,12 +21,13 @@ from gpuloom.executors.port import Cause, ExecutorError, RunStatus, not_run
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.launch import run_specs
 from gpuloom.live.dispatch.ports import identity_for
+from gpuloom.live.dispatch.resizes import resized_draft, resizes_of
 from gpuloom.live.dispatch.starts import Starts
 from gpuloom.live.planning.claims import Do, Step
 from gpuloom.live.planning.eligible import blocked
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.fleet import model_of
-from gpuloom.live.records.ledger import Ledger
+from gpuloom.live.records.ledger import Draft, Ledger
 from gpuloom.live.records.work import WorkDone
 
 FREEZE_S = 5.0
@@ -34,6 +35,9 @@ FREEZE_S = 5.0
 
 RETRY_S = 1.0
 """Time of the next try after the store or the executor failed."""
+
+
+NO_RESIZES: Mapping[int, Mapping[str, Any]] = {}
 
 
 class Dispatch:
@@ -69,8 +73,9 @@ class Dispatch:
         """Commands that have not reached the executor yet."""
         self.retry_s = math.inf
 
-    def make_way(self, jobs: list[int], reason: EndReason, now: float) -> None:
-        """Have these jobs leave their GPUs: they freeze, or are told to save and end."""
+    def make_way(self, jobs: list[int], now: float) -> None:
+        """Have these jobs leave their GPUs: they freeze, or are told to save and end. Elastic ones that were given
+        another number of GPUs begin again there at once."""
         ends: list[int] = []
         for number in jobs:
             freezes = self.book.jobs[number].spec.on_preempt is OnPreempt.FREEZE and self._can_freeze(number)
@@ -80,7 +85,8 @@ class Dispatch:
                     self.freeze(number)
                 case Do.WRITE_STOP:
                     ends.append(number)
-        self._end(ends, reason, now)
+        resizes = resizes_of(self.book, self.claims, ends)
+        self._end(ends, EndReason.PREEMPTED, now, resizes=resizes)
 
     def _can_freeze(self, job: int) -> bool:
         """Whether every node on which it runs stops processes where they are. One that is not there may when it is."""
@@ -108,13 +114,22 @@ class Dispatch:
             self.retry_s = min(self.retry_s, now + FREEZE_S)
 
     def _end(
-        self, jobs: Sequence[int], reason: EndReason, now: float, grace_of: Callable[[int], float] | None = None
+        self,
+        jobs: Sequence[int],
+        reason: EndReason,
+        now: float,
+        grace_of: Callable[[int], float] | None = None,
+        resizes: Mapping[int, Mapping[str, Any]] = NO_RESIZES,
     ) -> None:
-        """Write down that the runs of these jobs are told to end, and tell them. grace_of: None: as their specs say."""
+        """Write down that the runs of these jobs are told to end, and tell them. grace_of: None: as their specs say.
+        resizes: those of the jobs that end to go on at another size, and what is written down of that."""
         graces = [self._grace(number) if grace_of is None else grace_of(number) for number in jobs]
+        told = {number: {"reason": reason.value} for number in jobs} | {
+            number: {"reason": EndReason.RESIZED.value, **how} for number, how in resizes.items()
+        }
         self.ledger.write(
             [
-                ("attempt.stopping", number, {"reason": reason.value, "deadline_s": now + grace})
+                ("attempt.stopping", number, {**told[number], "deadline_s": now + grace})
                 for number, grace in zip(jobs, graces, strict=True)
             ]
         )
@@ -195,8 +210,11 @@ class Dispatch:
                     self._end([number], EndReason.PREEMPTED, now)
                 case Do.WRITE_START:
                     begin.append(number)
-        self.ledger.write(
-            [
+        drafts: list[Draft] = []
+        for number in begin:
+            if (resized := resized_draft(self.ledger.store, jobs[number], claims.grants[number])) is not None:
+                drafts.append(resized)
+            drafts.append(
                 (
                     "attempt.starting",
                     number,
@@ -207,9 +225,8 @@ class Dispatch:
                         "gpu_model": model_of(nodes, claims.grants[number]),
                     },
                 )
-                for number in begin
-            ]
-        )
+            )
+        self.ledger.write(drafts)
         for number in begin:
             claims.on(Step.STARTING, number)
             self.work.begin(number, now)
@@ -221,6 +238,8 @@ class Dispatch:
         return is_pair([self.book.jobs[n].spec.sharing_class for n in (number, *others)])
 
     def end_run(self, run: str, reason: EndReason, grace_s: float) -> None:
+        if reason is EndReason.RESIZED:  # to whoever runs it that is the same, and nodes of before know no other word
+            reason = EndReason.PREEMPTED
         self.tell(partial(self.gangs.stop, run, reason=reason, grace_s=grace_s))
 
     def set_limit(self, job: int) -> None:

@@ -11,7 +11,19 @@ from typing import Any
 
 from gpuloom.core.book import node_data
 from gpuloom.core.errors import InvalidTransition
-from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Condition, EndReason, Gpu, GpuState, Job, Phase, condition_of
+from gpuloom.core.job import (
+    ENDED,
+    MAKES_WAY,
+    Attempt,
+    Condition,
+    EndReason,
+    Gpu,
+    GpuState,
+    Job,
+    Phase,
+    condition_of,
+    gpus_in,
+)
 from gpuloom.core.progress import it_per_s
 from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.node import FilesOf
@@ -268,7 +280,10 @@ class Intake:
                 if isinstance(first, float):
                     self.work.started_up(attempt.job, self.clock.from_wall(first))
                 told_s = self.clock.from_wall(at) if isinstance(at, float) else self.clock.now()
-                before_s = self.book.jobs[attempt.job].work_s
+                job = self.book.jobs[attempt.job]
+                scene = self.planning.scene
+                # In seconds at its present speed, as what it does now.
+                before_s = scene.done_s(job) / scene.speed(job, attempt.allocation)
                 self.work.report(attempt.job, fraction, told_s, before_s, again=attempt.number > 1)
         if jump := self.clock.jumped_s():
             log.warning("the machine's clock was changed by %+.1f s; the scheduler's own time is unaffected", jump)
@@ -303,7 +318,8 @@ class Intake:
         like = like_of(job.spec, job.user, job.gpus, job.array_id)
         if speed is not None:
             stored = job.phase is Phase.FINISHED
-            self.planning.scene.speeds.measured(like, attempt.gpu_model, speed, stored=stored)
+            on = gpus_in(attempt.allocation) if job.spec.elastic else 0
+            self.planning.scene.speeds.measured(like, attempt.gpu_model, speed, stored=stored, on_gpus=on)
         if job.phase in ENDED:
             self.claims.take_back(job.id)
             self.planning.job_left(job, attempt.allocation)

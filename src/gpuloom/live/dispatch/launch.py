@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.job import Attempt, Job, NodeRecord
+from gpuloom.core.job import Attempt, Job, NodeRecord, gpus_in
 from gpuloom.core.spec import Per
 from gpuloom.executors.node import Peer, RunSpec
 from gpuloom.live.dispatch.ports import port_of
@@ -31,8 +31,8 @@ def run_specs(
     """
     if environment is None and job.spec.env:
         raise InputError("the values of its environment variables are no longer kept: submit it again")
-    own = {**(environment or {}), **_said_to_every_job(job)}
     members = attempt.allocation
+    own = {**(environment or {}), **_said_to_every_job(job), **_said_of_sizes(job, gpus_in(members))}
     uuids = tuple(_uuids(nodes, name, gpus) for name, gpus in members)
     peers = tuple(Peer(name, nodes[name].address, len(gpus)) for name, gpus in members)
     return tuple(
@@ -47,6 +47,17 @@ def _said_to_every_job(job: Job) -> dict[str, str]:
     if job.array_index is not None:
         said |= {"GPULOOM_ARRAY_ID": str(job.array_id), "GPULOOM_ARRAY_INDEX": str(job.array_index)}
     return said
+
+
+def _said_of_sizes(job: Job, gpus: int) -> dict[str, str]:
+    replicas = job.spec.replicas
+    if replicas is None:
+        return {}
+    return {
+        "GPULOOM_REPLICAS": str(replicas.of(gpus)),
+        "GPULOOM_MIN_REPLICAS": str(replicas.least),
+        "GPULOOM_MAX_REPLICAS": str(replicas.most),
+    }
 
 
 def _uuids(nodes: Mapping[str, NodeRecord], name: str, gpus: Sequence[int]) -> tuple[str, ...]:
@@ -90,8 +101,8 @@ def _member(
         container=spec.container,
         limit_s=spec.time_limit,
         grace_s=spec.grace,
-        cpus=spec.cpus,
-        memory_mib=spec.memory,
+        cpus=spec.cpus_beside(len(gpus)),
+        memory_mib=spec.memory_beside(len(gpus)),
         sharing_class=spec.sharing_class,
         resumes=resumes,
         peers=peers,

@@ -39,10 +39,10 @@ def slurm_variables(job: Job, attempt: Attempt, node: NodeRecord, rank: int, cwd
         found["SLURM_JOB_GPUS"] = ",".join(map(str, gpus))
     if sum(tasks) > 1:
         found["SLURM_TASKS_PER_NODE"] = _per_node(tasks)
-    if spec.cpus is not None:
-        found["SLURM_CPUS_PER_TASK"] = found["SLURM_CPUS_ON_NODE"] = f"{max(spec.cpus, 1):.0f}"
-    if spec.memory is not None:
-        found["SLURM_MEM_PER_NODE"] = str(spec.memory)
+    if (cpus := spec.cpus_beside(len(gpus))) is not None:
+        found["SLURM_CPUS_PER_TASK"] = found["SLURM_CPUS_ON_NODE"] = f"{max(cpus, 1):.0f}"
+    if (memory := spec.memory_beside(len(gpus))) is not None:
+        found["SLURM_MEM_PER_NODE"] = str(memory)
     if job.array_index is not None:
         found["SLURM_ARRAY_JOB_ID"] = str(job.array_id)
         found["SLURM_ARRAY_TASK_ID"] = str(job.array_index)

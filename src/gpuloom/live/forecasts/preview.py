@@ -75,7 +75,8 @@ class Preview:
         attempt = planning.book.attempts.get(number)
         allocation = () if attempt is None else attempt.allocation
         _, done, told_s, _ = planning.scene.known(job, allocation, self.now_s)
-        if attempt is not None and attempt.stop_reason is not None and self.world.is_running(number):
+        stopped = attempt is not None and attempt.stop_reason is not None and number not in planning.claims.grants
+        if stopped and self.world.is_running(number):
             return Left(Source.PROGRESS, done + LEAST_S, done)  # it was told to stop
         return left_of(planning.scene.estimate(job), done, told_s)
 

@@ -22,7 +22,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from gpuloom.core.pace import ALIKE, Pace
+from gpuloom.core.pace import ALIKE, Pace, ran_on
 from gpuloom.core.sums import sum_floats
 from gpuloom.store.port import EndedRun
 
@@ -202,11 +202,14 @@ class Estimates:
         return Estimate(_usual(others, pace) if others else DEFAULT_S * slowest, source)
 
     def by_model(self, like: Like) -> Mapping[str, list[float]]:
-        """Running times of earlier runs of this very job by GPU model, of those that ran on one model only."""
+        """Running times of earlier runs of this very job by GPU model, of those that ran on one model only, at the size
+        that they asked for."""
         found: dict[str, list[float]] = {}
         for run in _alike(like, self._of((like.user, like.name)))[1]:
             if len(run.on) == 1 and sum_floats(run.on.values()) >= WHOLE * run.work_s:
-                found.setdefault(next(iter(run.on)), []).append(run.work_s)
+                where = ran_on(next(iter(run.on)))
+                if where.gpu_model and where.gpus in (None, like.gpus):
+                    found.setdefault(where.gpu_model, []).append(run.work_s)
         return found
 
     def _of(self, key: tuple[str, str]) -> tuple[_Past, ...]:

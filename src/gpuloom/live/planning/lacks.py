@@ -52,10 +52,7 @@ def lacks(planning: Planning) -> list[Lack]:
             text = f"Policy {written} weaves jobs by their stage times, which are unknown for {without:,} of {of}"
             found.append(Lack(Input.STAGES, without, f"{text}: name a --model that `gpuloom profiles list` has."))
     if policy.resizes and jobs:
-        text = f"Policy {written} resizes jobs whose speed on other numbers of GPUs is known"
-        found.append(
-            Lack(Input.SIZES, len(jobs), f"{text}; live jobs don't state it, so each keeps the GPUs it asks for.")
-        )
+        found += _sizes(planning, jobs)
     nodes = [node for node in list(planning.book.nodes.values()) if node.state != NodeState.DOWN]
     if policy.traits.heterogeneity and len(models_of(nodes)) > 1:
         guessed = _guessed(planning, jobs)
@@ -69,6 +66,28 @@ def lacks(planning: Planning) -> list[Lack]:
             of = plural(len(jobs), "job")
             found.append(Lack(Input.SPEEDS, without, f"{text}, which was not measured for {without:,} of {of}: {how}."))
     return found
+
+
+def _sizes(planning: Planning, jobs: Sequence[Job]) -> list[Lack]:
+    """What a policy that resizes jobs is not told of their sizes."""
+    elastic = [job for job in jobs if job.spec.elastic]
+    written = planning.seat.written
+    if not elastic:
+        text = f"Policy {written} resizes jobs, but none is elastic (`gpuloom submit --elastic`)."
+        return [Lack(Input.SIZES, len(jobs), text)]
+    known: dict[int, bool] = {}
+    for job in elastic:
+        if job.spec_id not in known:
+            sizes = planning.scene.pace(job).sizes.values()
+            known[job.spec_id] = len([size for size in sizes if size.source is SpeedSource.MEASURED]) > 1
+    if not (without := sum(not known[job.spec_id] for job in elastic)):
+        return []
+    of = plural(len(elastic), "elastic job")
+    text = (
+        f"Policy {written} uses the speed of elastic jobs at each size, not measured for {without:,} of {of}: "
+        "it takes what jobs usually gain."
+    )
+    return [Lack(Input.SIZES, without, text)]
 
 
 def _guessed(planning: Planning, jobs: Sequence[Job]) -> Counter[SpeedSource]:

@@ -1,4 +1,5 @@
-"""How fast each job is on each GPU model: by what its runs showed, by what is said of it, by the models' facts.
+"""How fast each job is on each GPU model: by what its runs showed, by what is said of it, by the models' facts. Of
+elastic jobs also how fast at which size (`size_speeds.py`).
 
 Sources, the best first; what one of them does not tell the next one does, scaled to it on a model that both know:
 1. iterations per second that earlier runs of this very job reported while they had their GPUs for themselves,
@@ -24,10 +25,9 @@ from gpuloom.core.pace import ALIKE, ModelSpeed, Pace, SpeedSource
 from gpuloom.facts.gpus import find_gpu
 from gpuloom.facts.speeds import fill, rating_of
 from gpuloom.live.planning.estimates import MOST_NAMES, Estimates, Like, like_of
+from gpuloom.live.planning.size_speeds import KEEP, size_speeds
 from gpuloom.store.port import MeasuredRun
 
-KEEP = 5
-"""Runs of which the median counts."""
 REMEMBER = 60
 """Measured runs of a name that are looked through for those."""
 
@@ -77,15 +77,15 @@ class ModelSpeeds:
                 self._known.clear()
                 self._facts = ALIKE if len(found) < 2 else _pace(found, {})
 
-    def measured(self, like: Like, gpu_model: str, it_per_s: float, *, stored: bool) -> None:
+    def measured(self, like: Like, gpu_model: str, it_per_s: float, *, stored: bool, on_gpus: int = 0) -> None:
         """A run of such a job, alone on GPUs of this model, made so many iterations per second. stored: the store tells
-        of it when it is asked."""
+        of it when it is asked. on_gpus: of an elastic job, on how many."""
         key = like.user, like.name
         if not stored:
             self._measured(like)
         with self._lock:
             if (runs := self._runs.get(key)) is not None:
-                self._runs[key] = (*runs, _Run(like, gpu_model, it_per_s))[-REMEMBER:]
+                self._runs[key] = (*runs, _Run(like, gpu_model, it_per_s, on_gpus or like.gpus))[-REMEMBER:]
             self._known.pop(key, None)
 
     def finished(self, like: Like) -> None:
@@ -93,21 +93,23 @@ class ModelSpeeds:
         with self._lock:
             self._known.pop((like.user, like.name), None)
 
-    def of(self, like: Like, given: Mapping[str, float]) -> Pace:
-        """The speeds of such a job. given: what its user said."""
-        if len(self.models) < 2:
+    def of(self, like: Like, given: Mapping[str, float], sizes: tuple[int, ...] = ()) -> Pace:
+        """The speeds of such a job. given: what its user said. sizes: GPUs that it may have, if it is elastic."""
+        if len(self.models) < 2 and not sizes:
             return ALIKE
         key = like.user, like.name
-        asked = _Asked(like, tuple(sorted(given.items())))
+        asked = _Asked(like, tuple(sorted(given.items())), sizes)
         with self._lock:
             if (pace := self._known.get(key, {}).get(asked)) is not None:
                 return pace
-        layers = [
-            *self._of_runs(like),
-            _Layer(SpeedSource.GIVEN, self._named(given)),
-        ]
-        layers = [layer for layer in layers if layer.speeds]
-        pace = _pace(self.models, _joined(layers)) if layers else self._facts
+        runs = self._same(like)
+        by_size = size_speeds(like.gpus, sizes, _rates(runs)) if sizes else {}
+        pace = self._facts if len(self.models) > 1 else ALIKE
+        layers = [*self._of_runs(like, runs, Pace({}, by_size)), _Layer(SpeedSource.GIVEN, self._named(given))]
+        if len(self.models) > 1 and (told := [layer for layer in layers if layer.speeds]):
+            pace = _pace(self.models, _joined(told))
+        if by_size:
+            pace = Pace(pace.speeds, by_size)
         with self._lock:
             if len(self._known) >= MOST_NAMES:
                 self._known.clear()
@@ -116,14 +118,17 @@ class ModelSpeeds:
 
     def of_job(self, job: Job) -> Pace:
         """The speeds of this job."""
-        return self.of(like_of(job.spec, job.user, job.gpus, job.array_id), job.spec.speeds)
+        return self.of(like_of(job.spec, job.user, job.gpus, job.array_id), job.spec.speeds, job.spec.sizes)
 
-    def _of_runs(self, like: Like) -> list[_Layer]:
+    def _same(self, like: Like) -> list[_Run]:
+        """Measured runs of this very job."""
         same = [run for run in self._measured(like) if run.like.gpus == like.gpus and run.like.similar == like.similar]
-        runs = [run for run in same if run.like.exact == like.exact] or same
+        return [run for run in same if run.like.exact == like.exact] or same
+
+    def _of_runs(self, like: Like, runs: Sequence[_Run], sizes: Pace) -> list[_Layer]:
         rates: dict[str, list[float]] = {}
         for run in runs:
-            rates.setdefault(run.gpu_model, []).append(run.it_per_s)
+            rates.setdefault(run.gpu_model, []).append(run.it_per_s / sizes.at_size(run.on_gpus))
         took_s = self._estimates.by_model(like)
         return [
             _Layer(SpeedSource.MEASURED, {m: median(v[-KEEP:]) for m, v in rates.items()}, _counts(rates)),
@@ -137,7 +142,12 @@ class ModelSpeeds:
                 self._runs.move_to_end(key)
                 return known
         found = tuple(  # without the lock: the store may be slow to answer
-            _Run(like_of(run.spec, like.user, run.gpus, run.array_id), run.gpu_model, run.it_per_s)
+            _Run(
+                like_of(run.spec, like.user, run.gpus, run.array_id),
+                run.gpu_model,
+                run.it_per_s,
+                run.on_gpus or run.gpus,
+            )
             for run in self._earlier(*key, REMEMBER)
             if run.it_per_s > 0.0
         )
@@ -158,11 +168,13 @@ class _Run(NamedTuple):
     like: Like
     gpu_model: str
     it_per_s: float
+    on_gpus: int
 
 
 class _Asked(NamedTuple):
     like: Like
     given: tuple[tuple[str, float], ...]
+    sizes: tuple[int, ...]
 
 
 class _Layer(NamedTuple):
@@ -171,6 +183,13 @@ class _Layer(NamedTuple):
     source: SpeedSource
     speeds: Mapping[str, float]
     runs: Mapping[str, int] = {}
+
+
+def _rates(runs: Sequence[_Run]) -> dict[str, dict[int, list[float]]]:
+    found: dict[str, dict[int, list[float]]] = {}
+    for run in runs:
+        found.setdefault(run.gpu_model, {}).setdefault(run.on_gpus, []).append(run.it_per_s)
+    return found
 
 
 def _counts(runs: Mapping[str, Sequence[float]]) -> Mapping[str, int]:

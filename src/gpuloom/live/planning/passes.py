@@ -16,6 +16,7 @@ from typing import Protocol
 from gpuloom.core.commands import Command, Resize, Start, Stop
 from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.live.planning.candidates import Candidates
+from gpuloom.live.planning.claims import State
 from gpuloom.live.planning.held_gpus import HeldGpus, held_gpus
 from gpuloom.live.planning.lasting import Lasting, by_short, too_short
 from gpuloom.live.planning.reserve import Reservation, reservation
@@ -110,8 +111,10 @@ class Passes:
         for job in eligible:
             self._by_level.setdefault(scene.level(job), set()).add(job)
         if not self._by_level:
-            self._by_level[min((scene.level(job) for job in scene.book.attempts), default=0)] = set()
-        tried = False
+            levels = [scene.level(job) for job in scene.book.attempts]
+            # Sizes are shared out with all jobs in sight.
+            self._by_level[(max if scene.policy.resizes else min)(levels, default=0)] = set()
+        lowest, tried = min(self._by_level), False
         while self._by_level:
             level = max(self._by_level)
             waiting = self._by_level.pop(level)
@@ -121,6 +124,27 @@ class Passes:
                 continue
             tried = True
             self._level(level, waiting)
+        above = [scene.level(job) for job in scene.book.attempts if scene.book.jobs[job].spec.elastic]
+        if scene.policy.resizes and (highest := max(above, default=lowest)) > lowest:
+            self._pass(highest, set())  # those above were out of sight in the last pass
+            self._whole = False
+        self._who_stays()
+
+    def _who_stays(self) -> None:
+        """One pass may take GPUs from an elastic job and a later one give it the same again: it goes on."""
+        claims, attempts, jobs = self._scene.claims, self._scene.book.attempts, self._scene.book.jobs
+        for job in [job for job in self.outcome.stop if jobs[job].spec.elastic]:
+            attempt = attempts.get(job)
+            if (
+                attempt is None
+                or attempt.stop_reason is not None
+                or claims.state(job) not in (State.WRITTEN, State.ASKED, State.STARTING, State.RUNNING)
+            ):
+                continue
+            given = claims.grants.get(job)
+            if given is not None and set(slots_of(given)) == set(slots_of(attempt.allocation)):
+                claims.take_back(job)
+                self.outcome.stop.remove(job)
 
     def _level(self, level: int, waiting: set[int]) -> None:
         """The passes of a priority."""

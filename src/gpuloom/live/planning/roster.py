@@ -10,11 +10,13 @@ import numpy as np
 
 from gpuloom.core.job import Job
 from gpuloom.core.pace import Pace, speeds_of
+from gpuloom.core.replicas import Replicas
 from gpuloom.core.spec import OnPreempt
 from gpuloom.core.workload import F8, Labels, Workload
 from gpuloom.live.planning.estimates import Estimates, Like, like_of
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.records.fleet import wanted_types
+from gpuloom.live.records.scaling import scaling_of
 
 
 class _Asks(NamedTuple):
@@ -25,6 +27,7 @@ class _Asks(NamedTuple):
     limit_s: float | None
     wanted: tuple[str, ...]
     speeds: tuple[tuple[str, float], ...]
+    replicas: Replicas | None
 
 
 class _Row(NamedTuple):
@@ -44,15 +47,16 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rows as columns. total_s: estimate of each job's whole work, seconds on the GPU model of speed 1. paces: how fast
-    each is; None: there is one GPU model only."""
+    """Rows as columns. total_s: estimate of each job's whole work, seconds on the GPU model of speed 1, at the size
+    that it asks for. paces: how fast each is; None: there is one GPU model only, and no job is elastic."""
 
     rows: Sequence[_Row]
     total_s: F8
     paces: Sequence[Pace] | None
 
-    def workload(self, duration_s: F8, earlier_s: F8 | None) -> Workload:
-        """A workload in which jobs take so long, submitted so much earlier than they were."""
+    def workload(self, duration_s: F8, earlier_s: F8 | None, most_gpus: int) -> Workload:
+        """A workload in which jobs take so long, submitted so much earlier than they were. most_gpus: of the cluster:
+        elastic jobs can't have more."""
         submitted, gpus, ids, users, models, types, memory, behind, classes, _ = zip(*self.rows, strict=True)
         memory_mib = np.array(memory, dtype=np.float64)
         speeds = None if self.paces is None else speeds_of(self.paces)
@@ -69,7 +73,12 @@ class Columns:
             share_class=Labels.of(classes) if any(classes) else None,
             gpu_memory_mib=None if np.isnan(memory_mib).all() else memory_mib,
             speeds=speeds,
+            scaling=None if self.paces is None else scaling_of(self.rows_sizes(), self.paces, most_gpus),
         )
+
+    def rows_sizes(self) -> list[tuple[int, Replicas | None]]:
+        """Of each job the GPUs that it asks for, and its sizes."""
+        return [(row.gpus, row.asks.replicas) for row in self.rows]
 
 
 class Roster:
@@ -99,11 +108,12 @@ class Roster:
         totals: dict[_Asks, float] = {}
         paces: dict[_Asks, Pace] = {}
         for asks in {row.asks for row in rows}:
-            pace = paces[asks] = self._speeds.of(asks.like, dict(asks.speeds))
+            sizes = () if asks.replicas is None else asks.replicas.sizes
+            pace = paces[asks] = self._speeds.of(asks.like, dict(asks.speeds), sizes)
             totals[asks] = self._estimates.of(
                 asks.like, given_s=asks.given_s, time_limit_s=asks.limit_s, pace=pace, wanted=asks.wanted
             ).total_s
-        several = len(self._speeds.models) > 1
+        several = len(self._speeds.models) > 1 or any(pace.sizes for pace in paces.values())
         return Columns(
             rows,
             np.array([totals[row.asks] for row in rows], dtype=np.float64),
@@ -136,5 +146,6 @@ def _row(job: Job) -> _Row:
             spec.time_limit,
             spec.gpu_types,
             tuple(sorted(spec.speeds.items())),
+            spec.replicas,
         ),
     )

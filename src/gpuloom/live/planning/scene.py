@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpuloom.core.book import Book
-from gpuloom.core.job import Allocation, Job
+from gpuloom.core.job import Allocation, Job, gpus_in
 from gpuloom.core.pace import Pace
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimate, Estimates, left_s, like_of
@@ -31,8 +31,9 @@ NONE_COMES = Coming()
 
 
 class Known(NamedTuple):
-    """What is known of a job's work, in seconds on the GPU model of speed 1: all of it by its estimate, what is done,
-    all of it by its own reports (None: it makes none). speed: at which it works where it is."""
+    """What is known of a job's work, in seconds on the GPU model of speed 1, at the size that it asks for: all of it by
+    its estimate, what is done, all of it by its own reports (None: it makes none). speed: at which it works where it
+    is."""
 
     total_s: float
     done_s: float
@@ -73,7 +74,7 @@ class Scene:
         """What is known now of a job's whole work."""
         spec = job.spec
         like = like_of(spec, job.user, job.gpus, job.array_id)
-        pace = self.speeds.of(like, spec.speeds)
+        pace = self.speeds.of(like, spec.speeds, spec.sizes)
         return self.estimates.of(
             like, given_s=spec.estimate, time_limit_s=spec.time_limit, pace=pace, wanted=spec.gpu_types
         )
@@ -82,17 +83,21 @@ class Scene:
         """How fast a job is on each GPU model."""
         return self.speeds.of_job(job)
 
+    def speed(self, job: Job, allocation: Allocation) -> float:
+        """Work per second on these GPUs."""
+        return self.pace(job).of(model_of(self.book.nodes, allocation), gpus_in(allocation))
+
     def done_s(self, job: Job) -> float:
         """Work that earlier attempts of a job have done."""
         return self.pace(job).work_s(job.work_s, job.work_on) if job.work_s > 0.0 else 0.0
 
     def known(self, job: Job, allocation: Allocation, now_s: float) -> Known:
         """What is known of the work of a job that has these GPUs."""
-        speed = self.pace(job).of(model_of(self.book.nodes, allocation))
+        speed = self.speed(job, allocation)
         before_s, done_s = self.done_s(job), self.work.expected(job.id, now_s)
         told_s = self.work.told_s.get(job.id)
         if told_s is not None:
-            told_s = before_s + max(told_s - job.work_s, 0.0) * speed
+            told_s = max(told_s * speed, before_s)
         return Known(self.estimate(job).total_s, before_s + done_s * speed, told_s, speed)
 
     def left_s(self, job: Job) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from gpuloom.core.commands import Command
 from gpuloom.core.job import ENDED, Allocation, Job, Phase
 from gpuloom.core.profile import Profiles
 from gpuloom.core.state import State
+from gpuloom.core.workload import I4
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
 from gpuloom.facts.gpus import with_known_memory
@@ -127,13 +128,18 @@ class World:
                 lefts[row] = has.left_s if has is not None else left_s(lefts.item(row), before_s)
                 duration_s[row] = before_s + (has.done_s if has is not None else 0.0) + lefts[row]
         earlier_s = np.array([rank.get(job.id, 0) * RANK_S for job in ordered]) if rank else None
-        workload = columns.workload(duration_s, earlier_s)
+        workload = columns.workload(duration_s, earlier_s, cluster.gpus)
+        if policy.ranks_priorities:
+            workload = replace(workload, priority=_ranked([job.priority for job in ordered]))
         if policy.uses_stages or profiles.own:
             workload = with_profiles(workload, profiles)
         self.workload = workload = with_speeds(workload, cluster)
         self.state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
         self._stands_s = {self.row_of[number]: has.stands_s for number, has in placed.items()}
-        impossible = {self.jobs[row] for row in impossible_jobs(shapes_of(workload, cluster), cluster).tolist()}
+        smallest = workload
+        if policy.resizes and workload.scaling is not None:
+            smallest = replace(workload, gpus=workload.scaling.min_gpus, scaling=None)
+        impossible = {self.jobs[row] for row in impossible_jobs(shapes_of(smallest, cluster), cluster).tolist()}
         self.unplaceable = {job for job in eligible if job in impossible}
         overheads = np.full(len(ordered), overhead_s)
         with Asking(Call.SHARING, policy):
@@ -255,6 +261,12 @@ class World:
         nodes = np.array([now_at.get(name, -1) for name in memory.nodes], dtype=np.intp)
         with Asking(Call.CARRIED, self.policy):
             return self.policy.carried(memory.value, rows, nodes, self.workload, cluster)
+
+
+def _ranked(priorities: Sequence[int]) -> I4:
+    """0 for the highest priority."""
+    _, rank = np.unique(-np.array(priorities, dtype=np.int64), return_inverse=True)
+    return rank.astype(np.int32)
 
 
 def _machines(fleet: Fleet) -> tuple[str, ...]:

@@ -11,10 +11,11 @@ from statistics import median
 import numpy as np
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Job
+from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Job, gpus_in
 from gpuloom.core.pace import ALIKE, Pace, speeds_of
 from gpuloom.core.workload import Labels, Ran, Workload
 from gpuloom.live.records.fleet import slots_of, wanted_types
+from gpuloom.live.records.scaling import scaling_of
 from gpuloom.traces.write import write_csv
 
 HOUR_S = 3600.0
@@ -43,7 +44,8 @@ def trace_of(history: History, interval_s: float, *, pace_of: PaceOf = lambda jo
     """The same as a workload.
 
     duration_s: the work that a job did, alone on its GPUs, under whatever policy: also that of attempts that failed.
-    On GPUs of several models it is that time on the model of speed 1, and speeds say how fast the others are.
+    On GPUs of several models it is that time on the model of speed 1, and speeds say how fast the others are. Of an
+    elastic job it is that time at the size that it asks for, and scaling says how fast it is at its others.
     restart_overhead_s: what each start cost it besides (starting up, saving, work that a preemption made it do twice).
     Duration and as many overheads as it had starts are together the time for which it held GPUs. Of jobs that shared
     GPUs the duration is what the policy's model of sharing says, and the overhead is the median of the others.
@@ -94,6 +96,7 @@ def trace_of(history: History, interval_s: float, *, pace_of: PaceOf = lambda jo
             np.array([len(attempts) for _, attempts in rows], dtype=np.int32),
         ),
         speeds=speeds_of(paces),
+        scaling=scaling_of([(job.gpus, job.spec.replicas) for job, _ in rows], paces),
     )
 
 
@@ -118,15 +121,20 @@ def _work_and_overhead(attempts: Sequence[Attempt], pace: Pace) -> tuple[float, 
         before = attempt.work_s
         gained = min(max(gained, 0.0), attempt.held_s)
         if gained == 0.0 and attempt.reason not in MAKES_WAY:
-            work += attempt.held_s * pace.of(attempt.gpu_model)
+            work += attempt.held_s * _speed(attempt, pace)
             continue
-        work += gained * pace.of(attempt.gpu_model)
+        work += gained * _speed(attempt, pace)
         lost += attempt.held_s - gained
         starts += 1
     if work == 0.0:  # all that it ever did was lost to preemptions
         longest = max(attempts, key=lambda attempt: attempt.held_s)
-        work, lost = longest.held_s * pace.of(longest.gpu_model), lost - longest.held_s
+        work, lost = longest.held_s * _speed(longest, pace), lost - longest.held_s
     return work, lost / max(starts, 1)
+
+
+def _speed(attempt: Attempt, pace: Pace) -> float:
+    """Work per second of an attempt. Of jobs that are not elastic nothing is known at other sizes, nor needed."""
+    return pace.of(attempt.gpu_model, gpus_in(attempt.allocation))
 
 
 def _shared(attempts: Sequence[Attempt]) -> set[int]:

@@ -30,7 +30,7 @@ class WorkDone:
     """By job, for the attempt under way. The rates are the policy's model of sharing; 1 for a job alone.
 
     Attributes:
-        told_s: the job's whole work, seconds, as its reports of progress imply it.
+        told_s: the job's whole work, seconds at its present speed, as its reports of progress imply it.
         usual_s: the median of the last start-ups that were reported; None: of none yet.
     """
 
@@ -94,9 +94,9 @@ class WorkDone:
         """It reported at this time that this part of all its work is done.
 
         Args:
-            before_s: work done by earlier attempts. again: there were some, and nothing of their work is known (the job
-                was requeued, say): it may begin anew, or go on from a checkpoint. Only how fast it goes on from its
-                first report then says how long it will take.
+            before_s: work done by earlier attempts, in seconds at its present speed. again: there were some, and
+                nothing of their work is known (the job was requeued, say): it may begin anew, or go on from a
+                checkpoint. Only how fast it goes on from its first report then says how long it will take.
         """
         done = before_s + self.of(job, at_s)
         run = self._runs.get(job)

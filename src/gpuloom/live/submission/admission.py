@@ -66,7 +66,10 @@ class Checks:
                 f"{where} can never start: it asks for {spec.gpu_memory} MiB of GPU memory; this cluster has only "
                 f"CPU slots"
             )
-        needs = Needs(spec.gpus, tuple(spec.gpu_types), spec.gpu_memory, spec.memory, spec.cpus)
+        # A machine must have room for one replica at least.
+        memory = spec.memory if spec.replica_memory is None else spec.replica_memory
+        cpus = spec.cpus if spec.replica_cpus is None else spec.replica_cpus
+        needs = Needs(spec.gpus, tuple(spec.gpu_types), spec.gpu_memory, memory, cpus)
         never = self._never.get(needs)
         if never is None:
             never = self._never[needs] = why_never(self._nodes, needs)

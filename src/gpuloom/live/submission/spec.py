@@ -25,8 +25,11 @@ from gpuloom.core.cluster import plain_model
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Needed
 from gpuloom.core.masked import masked
+from gpuloom.core.replicas import replicas_of
+from gpuloom.core.share_class import job_class
 from gpuloom.core.spec import DEFAULTS, Spec, spec_of
 from gpuloom.core.units import parse_duration_s, parse_memory_mib
+from gpuloom.core.words import plural
 from gpuloom.executors.launchers import launcher_of
 
 MAX_ARRAY = 100_000
@@ -160,8 +163,23 @@ class JobSpec(BaseModel):
         strict=True,
         ge=1,
         le=1_000_000,
-        description="Number of GPUs, all given at once, on one machine or several; CPU slots where there are no GPUs.",
+        description="Number of GPUs, all given at once, on one machine or several; CPU slots where there are no GPUs. "
+        "Of an elastic job: its size under policies that don't resize (by default its fewest replicas).",
     )
+    elastic: str | None = Field(
+        None,
+        max_length=30,
+        pattern=r"^\s*[0-9]{1,9}\s*-\s*[0-9]{1,9}\s*$",
+        description="Fewest and most replicas (1-8): policies that resize jobs change their number while it runs. It "
+        "saves, ends and starts again with the new ones.",
+    )
+    replica_gpus: int | None = Field(
+        None, strict=True, ge=1, le=1_000_000, description="GPUs of one replica of an elastic job; by default 1."
+    )
+    replica_cpus: float | None = Field(
+        None, strict=True, ge=LEAST_CPUS, le=MOST_CPUS, description="CPU cores for each replica (in place of cpus)."
+    )
+    replica_memory: Mib | None = Field(None, description="Main memory for each replica (in place of memory).")
     per: Literal["node", "gpu"] = Field(
         DEFAULTS.per.value,
         description="How often the command runs. node: once on each node on which it has GPUs; gpu: once for each GPU, "
@@ -262,6 +280,25 @@ class JobSpec(BaseModel):
             return data
         return {**others, "speeds": {**speeds, **{key[len(SPEED) :]: value for key, value in named.items()}}}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _smallest(cls, data: Any) -> Any:
+        """An elastic job that names no number of GPUs asks for its fewest replicas."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("elastic"), str) or "gpus" in data:
+            return data
+        each = data.get("replica_gpus")
+        if not (each is None or (isinstance(each, int) and not isinstance(each, bool) and each >= 1)):
+            return data  # a check of its own says so
+        try:
+            return {**data, "gpus": replicas_of(data["elastic"], each or 1).sizes[0]}
+        except ValueError:
+            return data
+
+    @field_validator("elastic")
+    @classmethod
+    def _elastic(cls, value: str | None) -> str | None:
+        return None if value is None else str(replicas_of(value))
+
     @field_validator("speeds")
     @classmethod
     def _models(cls, value: dict[str, float]) -> dict[str, float]:
@@ -309,6 +346,8 @@ class JobSpec(BaseModel):
             raise ValueError(f"give only one of {' and '.join(given)}")
         if self.per == "gpu" and (launcher := launcher_of(self.command)[0]):
             raise ValueError(f"per is 'gpu', but {launcher} starts a process for each GPU by itself: leave out per")
+        if wrong := _not_elastic(self):
+            raise ValueError(wrong)
         size = sum(map(len, self.command)) + sum(len(key) + len(text) for key, text in self.env.items())
         if size > MOST_BYTES:
             raise ValueError(
@@ -338,8 +377,36 @@ class JobSpec(BaseModel):
         return self if self.name else self.model_copy(update={"name": default_name(self.command)})
 
 
+def _not_elastic(spec: JobSpec) -> str:
+    """What of a spec contradicts the sizes that it gives, or gives none; '' if nothing does."""
+    each = [name for name in ("replica_gpus", "replica_cpus", "replica_memory") if getattr(spec, name) is not None]
+    if spec.elastic is None:
+        return f"{each[0]} is of elastic jobs: give elastic as well (1-8), or leave it out" if each else ""
+    replicas = replicas_of(spec.elastic, spec.replica_gpus or 1)
+    least, most = replicas.sizes[0], replicas.sizes[-1]
+    if not least <= spec.gpus <= most or spec.gpus % replicas.gpus:
+        right = f"a multiple of {replicas.gpus} from {least} to {most}" if replicas.gpus > 1 else f"{least} to {most}"
+        return (
+            f"gpus is {spec.gpus}, but {replicas} replicas of {plural(replicas.gpus, 'GPU')} each were asked for: it "
+            f"must be {right}, or be left out"
+        )
+    for name, other in (("cpus", "replica_cpus"), ("memory", "replica_memory")):
+        if getattr(spec, name) is not None and getattr(spec, other) is not None:
+            return f"give only one of {name} (on each machine) and {other} (for each replica)"
+    if spec.on_preempt == "freeze":
+        return (
+            "an elastic job is resized by saving, ending and starting again, but on_preempt is 'freeze': give "
+            "'checkpoint', or 'never' for a job that keeps the size at which it starts"
+        )
+    if job_class(spec.share_class, spec.task_type, spec.importance, real_time=spec.real_time):
+        return "an elastic job has its GPUs for itself: leave out class, task_type, importance and real_time"
+    return ""
+
+
 def said_of(entry: Mapping[str, object]) -> str:
-    """What a failed check of pydantic says, for people; the only pattern is that of indices."""
+    """What a failed check of pydantic says, for people; the patterns are those of sizes and of indices."""
+    if entry["type"] == "string_pattern_mismatch" and "elastic" in str(entry["loc"]):
+        return "must be the fewest and the most replicas, such as 1-8"
     if entry["type"] == "string_pattern_mismatch":
         return "must be indices: 0-9, 0-99:10 or 1,5,7, with %3 behind them for three at once"
     return str(entry["msg"]).removeprefix("Value error, ")
@@ -365,6 +432,9 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "gpu_memory": (1, MOST_MIB),
     "memory": (1, MOST_MIB),
     "cpus": (LEAST_CPUS, MOST_CPUS),
+    "replica_gpus": (1, 1_000_000),
+    "replica_cpus": (LEAST_CPUS, MOST_CPUS),
+    "replica_memory": (1, MOST_MIB),
     "priority": (-1_000_000, 1_000_000),
     "retries": (0, 1000),
     "time_limit": (SHORTEST_S, LONGEST_S),

@@ -20,6 +20,7 @@ ReasonOfEnd = Literal[
     "finished",
     "failed",
     "preempted",
+    "resized",
     "timed_out",
     "cancelled",
     "requeued",
@@ -32,7 +33,7 @@ ReasonOfEnd = Literal[
 SourceOfEstimate = Literal[
     "given", "progress", "array", "earlier_runs", "time_limit", "unknown"
 ]  # live/planning/estimates.py, Source
-SourceOfSpeed = Literal["measured", "earlier_runs", "given", "facts", "unknown"]  # core/pace.py, SpeedSource
+SourceOfSpeed = Literal["measured", "earlier_runs", "given", "facts", "usual", "unknown"]  # core/pace.py, SpeedSource
 StateOfNode = Literal["up", "cordoned", "draining", "down"]
 SourceOfNode = Literal["here", "joined", "slurm"]  # core/job.py, NodeSource
 StateOfGpu = Literal["ok", "foreign", "unhealthy"]
@@ -72,6 +73,15 @@ class RatesView(TypedDict, total=False):
     log_mib: Annotated[float | None, "All parts of its log that are kept."]
 
 
+class ReplicasView(TypedDict):
+    """The size of an elastic job."""
+
+    now: Annotated[int | None, "Replicas of the present attempt; null: none is under way."]
+    least: Annotated[int, "It never runs with fewer."]
+    most: Annotated[int, "It never runs with more."]
+    gpus: Annotated[int, "GPUs of one replica."]
+
+
 class JobView(TypedDict):
     """A job for people and programs. Times are epoch seconds; null where there is none yet."""
 
@@ -82,7 +92,8 @@ class JobView(TypedDict):
     reason: Annotated[ReasonOfEnd | None, "Why it ended, or why its last attempt did."]
     message: str
     exit_code: int | None
-    gpus: int
+    gpus: Annotated[int, "That it asks for."]
+    replicas: Annotated[ReplicasView | None, "Of an elastic job."]
     gpu_types: list[str]
     priority: int
     command: list[str]
@@ -134,6 +145,7 @@ class AttemptView(TypedDict):
     state: StateOfAttempt
     where: Annotated[str, "Node and GPUs ('host:0,1')."]
     gpus: int
+    replicas: Annotated[int | None, "Of an elastic job."]
     started_s: float
     running_s: float | None
     ended_s: float | None
@@ -180,6 +192,17 @@ class EventView(TypedDict):
     data: dict[str, Any]
 
 
+class SizeView(TypedDict):
+    """How fast an elastic job is at a size."""
+
+    replicas: int
+    gpus: int
+    speed: Annotated[float, "Relative to the number of GPUs that it asks for."]
+    it_per_s: Annotated[float | None, "Iterations per second, where its own runs reported them."]
+    source: Annotated[SourceOfSpeed, "Whence it is known; usual: an estimate."]
+    runs: Annotated[int, "Number of its runs that measured it."]
+
+
 class SpeedView(TypedDict):
     """How fast a job is on a GPU model."""
 
@@ -196,6 +219,9 @@ class ShowView(TypedDict):
     job: JobView
     spec: Annotated[dict[str, Any], "What was asked for.", Fits("JobSpec")]
     speeds: Annotated[list[SpeedView], "How fast it is on each GPU model, the slowest model first; none: there is one."]
+    sizes: Annotated[
+        list[SizeView], "Of an elastic job, how fast it is at its sizes; of many those that were measured, and some."
+    ]
     attempts: list[AttemptView]
     events: Annotated[list[EventView], "The last ones about it."]
     log: Annotated[str, "Path of its last log; NODE:PATH where that is on another machine, the path in its home."]

@@ -11,6 +11,7 @@ from gpuloom.core.decision import Reason
 from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Member, Phase, SavedBy, gpus_in
 from gpuloom.core.pace import ModelSpeed, Pace
+from gpuloom.core.replicas import Replicas
 from gpuloom.core.spec import Spec
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.port import RunUsage
@@ -30,6 +31,7 @@ from gpuloom.live.views.answers import (
     SpeedView,
     StateOfAttempt,
 )
+from gpuloom.live.views.sizes import replicas_view, size_views
 
 _SOURCES = frozenset(source.value for source in Source)
 """Records of older versions have other words."""
@@ -87,6 +89,7 @@ def job_view(
         message=job.message,
         exit_code=job.exit_code,
         gpus=job.gpus,
+        replicas=replicas_view(job, attempt),
         gpu_types=list(spec.gpu_types),
         priority=job.priority,
         command=list(spec.command),
@@ -136,13 +139,14 @@ def rates_view(usage: RunUsage) -> RatesView:
     }
 
 
-def attempt_view(attempt: Attempt) -> AttemptView:
-    """An attempt."""
+def attempt_view(attempt: Attempt, replicas: Replicas | None = None) -> AttemptView:
+    """An attempt. replicas: sizes of its job, if that is elastic."""
     return {
         "number": attempt.number,
         "state": "ended" if attempt.phase is None else cast("StateOfAttempt", attempt.phase.value),
         "where": where(attempt.allocation),
         "gpus": gpus_in(attempt.allocation),
+        "replicas": None if replicas is None else replicas.of(gpus_in(attempt.allocation)),
         "started_s": attempt.started_s,
         "running_s": attempt.running_s,
         "ended_s": attempt.ended_s,
@@ -202,7 +206,8 @@ def show_view(
         "job": view,
         "spec": spec.to_json(),
         "speeds": [speed_view(model, speed) for model, speed in pace.speeds.items()],
-        "attempts": [attempt_view(attempt) for attempt in attempts],
+        "sizes": size_views(spec, pace),
+        "attempts": [attempt_view(attempt, spec.replicas) for attempt in attempts],
         "events": [event_view(event) for event in events],
         "log": log,
     }

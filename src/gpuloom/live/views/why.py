@@ -25,6 +25,7 @@ from gpuloom.live.planning.reasons import why
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.views.answers import WhyView
 from gpuloom.live.views.jobs import ends_in
+from gpuloom.live.views.sizes import why_this_size
 
 log = logging.getLogger("gpuloom.scheduler")
 
@@ -58,6 +59,8 @@ class Known:
     starting_s: float = 0.0
     since_s: float | None = None
     lacks: Sequence[str] = ()
+    size: str = ""
+    """Of an elastic job that runs, a sentence on its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ class Whys:
                 scheduler.work.starting_s(job.id, now),
                 None if attempt is None else attempt.since_s,
                 [lack.text for lack in lacks(scheduler.planning)] if current.phase not in ENDED else [],
+                why_this_size(scheduler.planning, current, _resized(scheduler, current)),
             )
             copied = scheduler.planning.copy() if wanted and prepared is None else None
             return _Facts(known, prepared, copied, key)
@@ -167,6 +171,16 @@ class Whys:
         return queue, told[known.job.id]
 
 
+def _resized(scheduler: Scheduler, job: Job) -> tuple[str, Sequence[int]] | None:
+    """Why the present attempt has another size than the one before, and the other jobs that this was about."""
+    if not job.spec.elastic:
+        return None
+    told = scheduler.store.events(job=job.id, types=("job.resized",), limit=1, newest=True)
+    if not told or told[-1].data["attempt"] != job.attempts:
+        return None
+    return str(told[-1].data["why"]), list(told[-1].data["jobs"])
+
+
 def _among(queue: Queue, found: Outlook) -> Among:
     jobs = queue.preview.planning.book.jobs
     names = {number: jobs[number].name for number in found.unknown}
@@ -201,7 +215,7 @@ def _of_one_that_does_not_wait(known: Known) -> WhyView:
         )
         text += f" {said.end_of_one_that_runs(known.left, job, (low, median, high), now)}"
     view["text"] = text
-    view["sentences"] = [text]
+    view["sentences"] = [text, *([known.size] if known.size else [])]
     return view
 
 

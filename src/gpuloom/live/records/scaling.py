@@ -1,0 +1,48 @@
+"""The sizes of elastic jobs as policies and the simulator read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpuloom.core.pace import Pace
+from gpuloom.core.replicas import Replicas
+from gpuloom.core.scaling import NO_CURVE, Scaling
+from gpuloom.core.workload import F8
+
+
+def scaling_of(
+    sizes: Sequence[tuple[int, Replicas | None]], paces: Sequence[Pace], most_gpus: int | None = None
+) -> Scaling | None:
+    """The sizes and curves of these jobs; None if no job is elastic.
+
+    A curve has a speed for each size of its job, relative to the one that it asks for, on however many nodes: what
+    nodes cost is not known. Sizes beyond the fastest one are left out: no job is made slower.
+
+    Args:
+        sizes: of each job the GPUs that it asks for, and what it may have. most_gpus: no job may have more.
+    """
+    if all(replicas is None for _, replicas in sizes):
+        return None
+    count = len(sizes)
+    each, least, most = np.ones(count, dtype=np.int32), np.zeros(count, np.int32), np.zeros(count, np.int32)
+    curve = np.full(count, NO_CURVE, dtype=np.int32)
+    curves: list[F8] = []
+    places: dict[tuple[int, int, Replicas], tuple[int, int]] = {}
+    for row, ((asked, replicas), pace) in enumerate(zip(sizes, paces, strict=True)):
+        if replicas is None:
+            least[row] = most[row] = asked
+            continue
+        key = id(pace), asked, replicas
+        if key not in places:
+            allowed = [size for size in replicas.sizes if most_gpus is None or size <= max(most_gpus, asked)]
+            fastest = max(allowed, key=lambda size: (pace.at_size(size), -size))
+            allowed = [size for size in allowed if size <= max(fastest, asked)]
+            table = np.zeros((allowed[-1] + 1, 1))
+            table[allowed, 0] = [pace.at_size(size) for size in allowed]
+            places[key] = len(curves), allowed[-1]
+            curves.append(table)
+        curve[row], largest = places[key]
+        each[row], least[row], most[row] = replicas.gpus, replicas.least, replicas.of(largest)
+    return Scaling(each, least, most, curve, np.ones(count), tuple(curves))
