@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from real_node import RealNode
 from real_scheduler import Real, real
 from until import until
 
@@ -126,6 +127,42 @@ def test_its_speeds_at_two_sizes_are_learnt(live: Real) -> None:
     assert {size: sizes[size]["source"] for size in (1, 2, 4)} == {1: "measured", 2: "usual", 4: "measured"}
     assert sizes[4]["speed"] == pytest.approx(sizes[4]["it_per_s"] / sizes[1]["it_per_s"])
     assert 1.5 < sizes[4]["speed"] < 4.0
+    live.down("--stop-jobs")
+
+
+GANG = """
+import os, signal, sys, time
+print("replicas", os.environ["GPULOOM_REPLICAS"], "rank", os.environ["GPULOOM_NODE_RANK"], flush=True)
+signal.signal(signal.SIGTERM, lambda *_: os._exit(85))
+time.sleep(600)
+"""
+
+
+def test_a_node_that_is_lost_takes_its_replicas_and_the_job_goes_on_with_the_rest(live: Real, tmp_path: Path) -> None:
+    live.up("--policy", "elastic-goodput", "--interval", "0s")
+    (live.files / "gang.py").write_text(GANG)
+    node = RealNode(live, tmp_path, slots=2, lease="6s")
+    try:
+        node.join()
+        command = [sys.executable, "gang.py"]
+        job = submit(live, {"command": command, "workdir": str(live.files), "elastic": "2-6", "grace": 2})
+        has(live, job, 6)
+        assert {member["node"] for member in live.client.show(job)["attempts"][-1]["members"]} > {"n1"}
+        node.link.cut()
+        has(live, job, 4)
+        before = live.client.show(job)
+        attempt = next(one for one in before["attempts"] if one["replicas"] == 6)
+        assert attempt["reason"] in ("node", "lost")
+        event = [one["data"] for one in before["events"] if one["type"] == "job.resized"][-1]
+        assert (event["from_replicas"], event["to_replicas"], event["why"]) == (6, 4, "node")
+        assert (before["job"]["retries_left"], before["spec"]["retries"]) == (0, 0)
+        node.link.mend()
+        until(lambda: node.seen()["state"] == "up" and not node.seen()["cut"], "the node is back")
+        has(live, job, 6)
+        live.client.cancel([job])
+        live.in_state("cancelled", [job])
+    finally:
+        node.close()
     live.down("--stop-jobs")
 
 
