@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Workload
 from gpuloom.policies.base import Policy, Traits
-from gpuloom.sim import simulate
+from gpuloom.sim import Failure, simulate
 
 # 1 GPU: 1 it/s, 2: 1.5, 3: impossible, 4: 2.5 on one node and 2 on more.
 CURVE = np.array([[0.0, 0.0], [1.0, 1.0], [1.5, 1.5], [0.0, 0.0], [2.5, 2.0]])
@@ -153,3 +154,32 @@ def test_bad_scalings_are_refused() -> None:
         jobs([(0.0, 1.0, 3)], scaling=scaling(1))
     with pytest.raises(InputError, match="scaling has 2 rows"):
         Workload("test", np.zeros(1), np.ones(1), ones, scaling=scaling(2))
+
+
+def test_an_elastic_job_outlives_the_loss_of_a_node_and_grows_when_it_is_back() -> None:
+    """1000 s of work on two GPUs of two nodes, at twice the speed of one; the second node is away from 100 to 300 s.
+
+    Of the 100 s before the loss 20 are lost since the checkpoint at 80. Then 200 s at half the speed, and the rest at
+    full.
+    """
+    curve = np.array([[0.0], [1.0], [2.0]])
+    scaling = Scaling(*(np.array([n], dtype=np.int32) for n in (1, 1, 2, 0)), np.array([2.0]), (curve,))
+    workload = replace(jobs([(0.0, 1000.0, 2)]), scaling=scaling)
+    settings: dict[str, Any] = {"failures": (Failure(1, 100.0, 300.0),), "checkpoint_s": 80.0, "interval_s": 0.0}
+    found = simulate(workload, "2x1", "elastic-goodput:base=fifo", restart_overhead_s=0.0, **settings)
+    assert found.starts.tolist() == [1]
+    assert found.end_s[0] == pytest.approx(300.0 + (1000.0 - 80.0 - 200.0 / 2))
+    assert found.resizes == 2
+    # A policy that does not resize has it wait.
+    alone = simulate(workload, "2x1", "fifo", restart_overhead_s=0.0, **settings)
+    assert (alone.starts.tolist(), alone.end_s[0]) == ([2], pytest.approx(300.0 + 920.0))
+
+
+def test_below_its_fewest_replicas_an_elastic_job_waits() -> None:
+    curve = np.array([[0.0], [0.0], [1.0], [0.0], [1.8]])
+    scaling = Scaling(*(np.array([n], dtype=np.int32) for n in (2, 1, 2, 0)), np.array([1.8]), (curve,))
+    workload = replace(jobs([(0.0, 100.0, 4)]), scaling=scaling)
+    found = simulate(
+        workload, "1x3,1x1", "elastic-goodput:base=fifo", restart_overhead_s=0.0, failures=(Failure(0, 10.0, 50.0),)
+    )
+    assert found.starts.tolist() == [2]

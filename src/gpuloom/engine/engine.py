@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from gpuloom.core.commands import Command, Resize, Retime, Start, Stop
-from gpuloom.core.decision import NOTHING, Decision, Place, is_resize, place_of
+from gpuloom.core.decision import NOTHING, Decision, Place, Placement, is_resize, place_of
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.state import State
-from gpuloom.core.sums import sum_floats
+from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.engine.check import PlanCheck, checked_answer
 from gpuloom.engine.ports import CommandSink
 from gpuloom.engine.progress import Progress
@@ -91,6 +91,10 @@ class Engine:
             self._changed[node] = None
         for node in down:
             for job in state.jobs_on(node):
+                if (rest := self._rest(job, node)) is not None:
+                    self._goes_on(job, rest, now_s)
+                    commands.append(Resize(job, rest))
+                    continue
                 if state.layers > 1:
                     retime |= self._partners(job)
                 state.stop(job, now_s, lost_s=self._lost(job, now_s))
@@ -197,6 +201,37 @@ class Engine:
         if touched:
             self._retime(touched, now_s, commands, on)
         self.executor.apply(commands, now_s)
+
+    def _rest(self, job: int, node: int) -> Placement | None:
+        """The largest size that an elastic job has left without this node; None: it stops, as any other job does.
+
+        Where it has too many GPUs for a size it leaves those on the nodes of which it holds fewest.
+        """
+        state, scaling = self.state, self.state.workload.scaling
+        if not self.policy.resizes or scaling is None or (state.layers > 1 and self._partners(job)):
+            return None
+        held = state.placements[job]
+        pieces = {n: mask for n, mask in zip(held.nodes, held.masks, strict=True) if n != node}
+        left = sum_ints([mask.bit_count() for mask in pieces.values()])
+        size = next((gpus for gpus in range(left, 0, -1) if scaling.allows(job, gpus)), 0)
+        if not size:
+            return None
+        for n in sorted(pieces, key=lambda n: (pieces[n].bit_count(), n)):
+            while left > size and pieces[n]:
+                pieces[n] &= ~(1 << (pieces[n].bit_length() - 1))
+                left -= 1
+        kept = {n: mask for n, mask in pieces.items() if mask}
+        return Placement(tuple(kept), tuple(kept.values()), held.layer)
+
+    def _goes_on(self, job: int, rest: Placement, now_s: float) -> None:
+        """A job that has lost a node goes on from its last checkpoint with the replicas that it has left."""
+        state = self.state
+        lost_s = self._lost(job, now_s)
+        state.vacate(job, now_s)
+        state.remaining_s[job] = min(state.remaining_s[job] + lost_s, state.workload.duration_s.item(job))
+        state.resize(job, rest, now_s, self.progress.resize_of[job], self.progress.solo_rate(job, rest))
+        self._resized.append(job)
+        self.resizes += 1
 
     def _lost(self, job: int, now_s: float) -> float:
         """Work since the last checkpoint, seconds."""

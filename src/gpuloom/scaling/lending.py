@@ -131,6 +131,10 @@ class Lending:
         for job in (*snapshot.finished, *snapshot.evicted):
             self.view.remove(job)
             self._forget(job)
+        for job in snapshot.resized:  # also those that lost a node and go on with the rest
+            placement = snapshot.placements.get(job)
+            if job in self.own and placement is not None:
+                self._enter(job, dict(zip(placement.nodes, placement.masks, strict=True)))
         for node in (*snapshot.nodes_down, *snapshot.nodes_up):  # a node that is back was down in between
             for job in [job for job, own in self.own.items() if node in own]:
                 self.view.remove(job)
