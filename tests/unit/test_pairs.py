@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from dataclasses import replace
 from itertools import combinations_with_replacement
@@ -66,6 +67,14 @@ def test_a_csv_of_pairs_is_read(tmp_path: Path) -> None:
         ("K80", ("b", 1), ("a", 1)): (0.0, 0.0),
     }
     assert table.source.endswith("pairs.csv")
+
+
+def test_pairs_are_read_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = (HEAD + "a,b,V100,1,0.9,0.6\n").encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    table = read_pairs("-")
+    assert dict(table.share) == {("V100", ("a", 1), ("b", 1)): (0.9, 0.6)}
+    assert table.source == "<stdin>"
 
 
 def test_gpus_are_one_where_the_csv_does_not_say(tmp_path: Path) -> None:

@@ -670,3 +670,10 @@ def test_noise_comes_from_the_seed(policy: str) -> None:
     assert noisy == ends("profile_noise=0.8")
     assert noisy != ends("profile_noise=0.8", "seed=1")
     assert ends("seed=1") == ends()
+
+
+def test_who_ends_sooner_goes_first_also_below_a_second() -> None:
+    """By worth over remaining time: 0.4 s before 0.9 s, though the other was submitted first."""
+    workload = jobs([(0.0, 5.0, 1), (1.0, 0.9, 1), (1.0, 0.4, 1)])
+    done = simulate(workload, "1x1", "muri-xs:upgrade=no", interval_s=0.0, restart_overhead_s=0.0)
+    assert done.end_s.tolist() == pytest.approx([6.3, 2.3, 1.4])
