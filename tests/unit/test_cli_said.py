@@ -17,7 +17,7 @@ from gpuloom.core.words import plural
 
 PLAIN: dict[str, Any] = {
     "id": 7, "name": "a", "user": "ada", "state": "running", "reason": None, "message": "", "exit_code": None,
-    "gpus": 2,
+    "gpus": 2, "replicas": None,
     "priority": 0, "attempts": 1, "progress": {}, "waiting": None, "flags": {}, "time_limit_s": None,
     "ended_s": None,
     "predicted_end_s": None, "predicted_end_s_low": None, "predicted_end_s_high": None, "overrun_s": 0.0,
@@ -391,7 +391,7 @@ SHOWN: dict[str, Any] = {
 
 def shown(capsys: pytest.CaptureFixture[str], spec: Any, runs: list[Any], **fields: Any) -> dict[str, str]:
     found: Any = {"job": {**SHOWN, **fields}, "spec": {"command": ["a"], **spec}, "speeds": [], "attempts": runs}
-    found["log"] = ""
+    found |= {"log": "", "sizes": []}
     jobs._show(found)
     lines = capsys.readouterr().out.splitlines()
     return {line[:15].rstrip(" :"): line[15:] for line in lines}

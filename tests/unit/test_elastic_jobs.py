@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fake_views import attempt, record
-from gpuloom.core.errors import InputError
-from gpuloom.core.job import MAKES_WAY, EndReason, NodeRecord, Phase
+from gpuloom.core.errors import InputError, PolicyError
+from gpuloom.core.job import MAKES_WAY, Attempt, EndReason, NodeRecord, Phase
 from gpuloom.core.job import Gpu as GpuRecord
 from gpuloom.core.pace import ModelSpeed, Pace, RanOn, SpeedSource, ran_on
 from gpuloom.core.replicas import Replicas, replicas_of
 from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.spec import Spec, spec_of
+from gpuloom.facts.inputs import load_policy, with_whole_paths
 from gpuloom.live.dispatch.launch import run_specs
+from gpuloom.live.dispatch.resizes import limit_left_s
 from gpuloom.live.planning.estimates import Estimates, like_of
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.planning.size_speeds import size_speeds
@@ -167,3 +170,38 @@ def test_a_resize_makes_way_and_is_no_preemption_in_the_counts() -> None:
     assert EndReason.RESIZED in MAKES_WAY
     ended = attempt(phase=None, reason=EndReason.RESIZED, ended_s=1.0)
     assert preemptions_of({1: [ended]}, 1) == 0
+
+
+def test_a_resize_does_not_begin_the_time_limit_anew() -> None:
+    job = record(spec=spec(elastic="1-4", time_limit=100.0))
+
+    def ended(number: int, reason: EndReason, held_s: float) -> Attempt:
+        return attempt(number=number, phase=None, reason=reason, ended_s=1.0, held_s=held_s)
+
+    before = [
+        ended(1, EndReason.PREEMPTED, 50.0),
+        ended(2, EndReason.RESIZED, 30.0),
+        ended(3, EndReason.RESIZED, 10.0),
+    ]
+    assert limit_left_s(job, 4, before) == 60.0
+    assert limit_left_s(job, 2, before) == 100.0
+    assert limit_left_s(job, 4, [*before[:2], ended(3, EndReason.RESIZED, 99.0)]) == 0.001
+    assert limit_left_s(record(), 4, before) is None
+
+
+def test_the_patents_keys_are_read_in_any_case(tmp_path: Path) -> None:
+    file = tmp_path / "elastic.yaml"
+    file.write_text("elasticconfig:\n  elasticproportion: 0.5\n  HPACHECKMINUTES: 2\n  Scalingthreshold: 1.8\n")
+    policy = load_policy(f"elastic:config={file}")
+    assert policy.values["config"] == {"proportion": 0.5, "check_minutes": 2.0, "shrink_threshold": 1.8}
+    file.write_text("elastic:\n  elasticproportion: 0.5\n  proportion: 0.5\n")
+    with pytest.raises(PolicyError, match="given twice"):
+        load_policy(f"elastic:config={file}")
+
+
+def test_files_that_a_policy_names_are_found_from_another_folder(tmp_path: Path) -> None:
+    assert with_whole_paths("elastic:config=a/b.yaml;proportion=0.5", tmp_path) == (
+        f"elastic:config={tmp_path}/a/b.yaml;proportion=0.5"
+    )
+    for text in ("elastic:config=/a/b.yaml", "fifo:backfill=easy", "elastic:proportion=0.5"):
+        assert with_whole_paths(text, tmp_path) == text

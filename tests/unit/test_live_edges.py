@@ -354,17 +354,17 @@ def test_jobs_as_a_policy_sees_them() -> None:
         record(id=4, submitted_s=9.0),
         record(id=5, submitted_s=9.0, user="bo", priority=-1, spec=spec_of(gpu_memory=100)),
     )
-    alone = roster.columns([plain]).workload(np.array([5.0]), None)
+    alone = roster.columns([plain]).workload(np.array([5.0]), None, 4)
     assert (alone.gpu_memory_mib, alone.model, alone.gpu_type, alone.share_class) == (None, None, None, None)
     found = roster.columns([plain, other])
     assert found.total_s.tolist() == [3600.0, 3600.0]
-    both = found.workload(np.array([5.0, 6.0]), np.array([2.0, 0.0]))
+    both = found.workload(np.array([5.0, 6.0]), np.array([2.0, 0.0]), 4)
     assert both.gpu_memory_mib is not None
     assert [math.isnan(mib) for mib in both.gpu_memory_mib] == [True, False]
     assert (both.submit_s.tolist(), both.duration_s.tolist(), both.job_ids) == ([7.0, 9.0], [5.0, 6.0], ("4", "5"))
     assert both.priority is not None
     assert both.priority.tolist() == [0, 1]
-    typed = roster.columns([record(spec=spec_of(gpu_types=["V100", "K80"], model="m"))]).workload(np.ones(1), None)
+    typed = roster.columns([record(spec=spec_of(gpu_types=["V100", "K80"], model="m"))]).workload(np.ones(1), None, 4)
     assert (typed.gpu_type is not None and typed.gpu_type[0], typed.model is not None and typed.model[0]) == (
         "V100|K80",
         "m",
@@ -554,7 +554,8 @@ MIXED = (node("a", "V100"), node("b", "K80"))
         (planning("muri-s", *[record(id=n, spec=spec_of(model="x")) for n in (1, 2)], known=1), []),
         (planning("muri-s", record(spec=spec_of(model="x")), record(id=2), known=1), [("stages", 1, "1 of 2 jobs:")]),
         (planning("muri-s", *[record(id=n, spec=spec_of(model="x")) for n in (1, 2)]), [("stages", 2, "2 of 2 jobs:")]),
-        (planning("elastic", record(), record(id=2)), [("sizes", 2, "each keeps the GPUs it asks for")]),
+        (planning("elastic", record(), record(id=2)), [("sizes", 2, "none is elastic")]),
+        (planning("elastic", record(spec=spec_of(elastic="1-2")), record(id=2)), [("sizes", 1, "1 of 1 elastic job")]),
         (planning("elastic", record(phase=Phase.FINISHED)), []),
         (planning("hlas", record(), nodes=MIXED), [("speeds", 1, "1 of 1 job: it is estimated from the facts")]),
         (planning("hlas", record(), nodes=(MIXED[0], node("b", "Odd"))), [("speeds", 1, "slow as the slowest")]),

@@ -11,7 +11,7 @@ import pytest
 
 from gpuloom.core.job import ACTIVE, ENDED, EndReason, Phase
 from gpuloom.store import connect, queries
-from gpuloom.store.connect import Migration, migrations
+from gpuloom.store.connect import Migration, migrations, schema_version
 from gpuloom.store.errors import StoreError
 from gpuloom.store.port import JobQuery
 from gpuloom.store.sqlite import SqliteStore
@@ -162,3 +162,8 @@ def test_queries_use_their_indexes(path: Path, statement: queries.Statement, ind
     assert index in found
     assert "SCAN jobs " not in f"{found} ".replace("SCAN jobs USING COVERING INDEX jobs_by_phase", "")
     assert "SCAN events" not in found
+
+
+def test_the_numbers_of_migrations_follow_each_other() -> None:
+    """Of two with one number the second would never be applied."""
+    assert [migration.number for migration in migrations()] == list(range(1, schema_version() + 1))

@@ -74,7 +74,11 @@ def set_policy(written: str, interval: float | None, as_json: bool, home: Path |
     """
     if not written.strip():
         raise click.UsageError("which policy? gpuloom policies lists them")
+    from gpuloom.facts.inputs import with_whole_paths
+
     with connect(home) as client:
+        if "=" in written:  # the scheduler, which reads the files that are named, has a folder of its own
+            written = with_whole_paths(written, Path.cwd())
         found = client.set_policy(written, interval_s=interval)
     say_json(found) if as_json else _say(found)
 

@@ -127,6 +127,10 @@ def up(
         from gpuloom.policies.registry import create_policy
 
         create_policy(written)  # what is wrong with it is told before anything starts
+        if "=" in written:
+            from gpuloom.facts.inputs import with_whole_paths
+
+            written = ctx.params["written"] = with_whole_paths(written, Path.cwd())
     folder = home_directory(home)
     try:
         found = running(folder)

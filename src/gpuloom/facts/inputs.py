@@ -15,7 +15,7 @@ from gpuloom.core.errors import ClusterError, PolicyError
 from gpuloom.facts.gpus import hand_in_facts
 from gpuloom.files.unpack import GZIP, UnpackedTooLargeError, gunzip
 from gpuloom.policies.base import Parameter, Policy
-from gpuloom.policies.registry import create_policy
+from gpuloom.policies.registry import create_policy, parse_policy, policy_class
 
 MOST_BYTES = 512 * 2**20
 """Largest size, unpacked, of a file that a policy parameter names."""
@@ -64,6 +64,23 @@ def load_policy(text: str, **defaults: Any) -> Policy:
         hand_in_facts(asked)
         asked = asked.inner
     return policy
+
+
+def with_whole_paths(text: str, folder: Path) -> str:
+    """The written form of a policy for a reader with another working directory: names of files are absolute, from this
+    folder on.
+
+    Raises:
+        PolicyError: no such policy, or it can't be read.
+    """
+    policy_id, values = parse_policy(text)
+    named = {parameter.name for parameter in policy_class(policy_id).parameters if parameter.names_file}
+    parts = text.partition(":")[2].split(";")
+    for part in parts:
+        name, _, value = (word.strip() for word in part.partition("="))
+        if name in named & values.keys() and value and not Path(value).is_absolute():
+            text = text.replace(part, f"{name}={folder / Path(value).expanduser()}")
+    return text
 
 
 def _of_file(policy_id: str, parameter: Parameter, path: Path) -> Any:

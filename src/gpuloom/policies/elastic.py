@@ -51,7 +51,7 @@ ALIASES: Mapping[str, str] = {
     "scalingPolicy": "shrink_policy",
     "hpaCheckMinutes": "check_minutes",
 }
-"""The patent's names of the keys."""
+"""The patent's names of the keys, which are read in any case, as are those of the parameters."""
 LETTER: Mapping[str, Any] = {
     "proportion": 0.3,
     "expand_threshold": 0.3,
@@ -59,7 +59,7 @@ LETTER: Mapping[str, Any] = {
     "count_elastic_usage": True,
 }
 """The values of the patent's example: where `literal` is on, of those that are not written."""
-SECTIONS = ("elastic", "elasticConfig", "elasticconfig")
+SECTIONS = ("elastic", "elasticconfig")
 
 
 def _order(text: str) -> str:
@@ -72,14 +72,15 @@ def _config(data: Any) -> dict[str, Any]:
     Raises:
         ValueError: names the key and the reason.
     """
-    if isinstance(data, Mapping) and len(data) == 1 and next(iter(data)) in SECTIONS:
+    if isinstance(data, Mapping) and len(data) == 1 and str(next(iter(data))).lower() in SECTIONS:
         data = next(iter(data.values()))
     if not isinstance(data, Mapping):
         raise ValueError("must hold 'elastic:' with keys and values below it")
     known = {parameter.name: parameter for parameter in Elastic.parameters if parameter.name not in ("config", "base")}
+    names = {name.lower(): name for name in (*known, "base")} | {key.lower(): name for key, name in ALIASES.items()}
     found: dict[str, Any] = {}
     for key, value in data.items():
-        name = ALIASES.get(str(key), str(key))
+        name = names.get(str(key).lower(), str(key))
         if name == "base":
             raise ValueError(f"key {key!r}: the base policy is chosen with --base, or elastic:base=...")
         if name not in known:

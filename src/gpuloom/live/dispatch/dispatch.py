@@ -21,7 +21,7 @@ from gpuloom.executors.port import Cause, ExecutorError, RunStatus, not_run
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.launch import run_specs
 from gpuloom.live.dispatch.ports import identity_for
-from gpuloom.live.dispatch.resizes import resized_draft, resizes_of
+from gpuloom.live.dispatch.resizes import limit_left_s, resized_draft, resizes_of
 from gpuloom.live.dispatch.starts import Starts
 from gpuloom.live.planning.claims import Do, Step
 from gpuloom.live.planning.eligible import blocked
@@ -246,8 +246,9 @@ class Dispatch:
         """Tell the executor the time limit of a job that runs, after it was changed."""
         attempt = self.book.attempts.get(job)
         if attempt is not None:
-            limit = self.book.jobs[job].spec.time_limit
-            self.tell(partial(self.gangs.limit, attempt.run, limit))
+            record = self.book.jobs[job]
+            before = self.ledger.store.attempts([job]) if record.spec.elastic and attempt.number > 1 else ()
+            self.tell(partial(self.gangs.limit, attempt.run, limit_left_s(record, attempt.number, before)))
 
     def tell(self, message: Callable[[], None]) -> None:
         """Tell the executor, now or as soon as it listens again; in order."""
@@ -295,7 +296,8 @@ class Dispatch:
         before = self.ledger.store.attempts([job.id]) if attempt.number > 1 else ()
         ran = any(one.running_s is not None for one in before if one.number < attempt.number)
         environment = self.ledger.store.environment(job.spec_id) if job.spec.env else None
-        return run_specs(job, attempt, self.book.nodes, resumes=ran, environment=environment)
+        limit_s = limit_left_s(job, attempt.number, before)
+        return run_specs(job, attempt, self.book.nodes, resumes=ran, environment=environment, limit_s=limit_s)
 
     def _not_started(self, attempt: Attempt, cause: Cause, message: str, now: float) -> None:
         self.say(not_run(attempt.run, EndReason.NOT_STARTED, message, cause))

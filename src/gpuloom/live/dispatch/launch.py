@@ -20,11 +20,12 @@ def run_specs(
     *,
     resumes: bool,
     environment: Mapping[str, str] | None = None,
+    limit_s: float | None = None,
 ) -> tuple[RunSpec, ...]:
     """What to run for this attempt: one for each of its members, in the order of ranks.
 
     nodes: by name, those of its allocation among them. resumes: it has run before. environment: values of the
-    job's own environment variables; None: they are not kept any more.
+    job's own environment variables; None: they are not kept any more. limit_s: it may run for so long.
 
     Raises:
         InputError: it can't be run any more; says why.
@@ -36,7 +37,7 @@ def run_specs(
     uuids = tuple(_uuids(nodes, name, gpus) for name, gpus in members)
     peers = tuple(Peer(name, nodes[name].address, len(gpus)) for name, gpus in members)
     return tuple(
-        _member(job, attempt, nodes[name], rank, uuids[rank], peers, own, resumes=resumes)
+        _member(job, attempt, nodes[name], rank, uuids[rank], peers, own, resumes=resumes, limit_s=limit_s)
         for rank, (name, _) in enumerate(members)
     )
 
@@ -81,6 +82,7 @@ def _member(
     environment: Mapping[str, str],
     *,
     resumes: bool,
+    limit_s: float | None,
 ) -> RunSpec:
     spec = job.spec
     gpus = attempt.allocation[rank][1]
@@ -99,7 +101,7 @@ def _member(
         venv=spec.venv,
         conda=spec.conda,
         container=spec.container,
-        limit_s=spec.time_limit,
+        limit_s=limit_s,
         grace_s=spec.grace,
         cpus=spec.cpus_beside(len(gpus)),
         memory_mib=spec.memory_beside(len(gpus)),

@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuloom.core.book import Book
-from gpuloom.core.job import Allocation, EndReason, Job, gpus_in
+from gpuloom.core.job import Allocation, Attempt, EndReason, Job, gpus_in
 from gpuloom.core.replicas import ResizeWhy
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.records.fleet import slots_of
 from gpuloom.live.records.ledger import Draft
 from gpuloom.store.port import Store
 
+LEAST_LIMIT_S = 0.001
+"""A run that has used its time up gets so much: then its executor says that it is over."""
 _BY_A_FAULT = frozenset({EndReason.NODE, EndReason.LOST})
 
 
@@ -44,6 +46,23 @@ def _why(claims: Claims, job: int, had: Allocation, given: Allocation) -> tuple[
     holders = claims.holders()
     givers = sorted({other for slot in after - before for other in holders.get(slot, ()) if other != job})
     return (ResizeWhy.FROM_OTHERS if givers else ResizeWhy.FREE_GPUS), givers
+
+
+def limit_left_s(job: Job, attempt: int, before: Sequence[Attempt]) -> float | None:
+    """For how long an attempt of a job may run; None: as long as it takes. Attempts before it that ended to be resized
+    are one run with it: a resize does not begin the time limit anew.
+
+    before: the job's attempts.
+    """
+    limit_s = job.spec.time_limit
+    if limit_s is None:
+        return None
+    by_number = {one.number: one for one in before}
+    number = attempt - 1
+    while (one := by_number.get(number)) is not None and one.reason is EndReason.RESIZED:
+        limit_s -= one.held_s
+        number -= 1
+    return max(limit_s, LEAST_LIMIT_S)
 
 
 def resized_draft(store: Store, job: Job, given: Allocation) -> Draft | None:
