@@ -30,11 +30,6 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_migrations_have_numbers_of_their_own_in_a_row() -> None:
-    """Two of the same number: one would never be applied."""
-    assert [migration.number for migration in migrations()] == list(range(1, len(migrations()) + 1))
-
-
 def test_every_phase_and_reason_is_known_to_the_schema_and_no_other(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
 
