@@ -25,8 +25,8 @@ class CutLink:
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
         self._ends: set[socket.socket] = set()
-        self._closed = False
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def cut(self) -> None:
         """Break what is connected, and let nobody connect."""
@@ -41,7 +41,10 @@ class CutLink:
             self._hang_up()
 
     def close(self) -> None:
-        self._closed = True
+        self.refuses = True
+        # A listener that is only closed goes on for who waits at it: that one would take the next connection.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
         self._listener.close()
         self._hang_up()
 
@@ -54,7 +57,7 @@ class CutLink:
             end.close()
 
     def _accept(self) -> None:
-        while not self._closed:
+        while True:
             try:
                 near, _ = self._listener.accept()
             except OSError:
