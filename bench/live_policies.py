@@ -6,8 +6,10 @@
 
 A head without GPUs, and three nodes that join it: two CPU slots that pretend to be V100, twice two that pretend to be
 K80. Jobs are processes that really go as fast as their node's model lets them, save when they are told to, and go on
-from there. Under each policy a scheduler of its own runs a whole workload; then the simulator is given the same jobs,
-with the cost of a start that was seen. Compared are who ran on which model, in which order, and the average JCT.
+from there. Under policies that resize jobs half of those that ask for one GPU may have two, and are faster then by
+Amdahl's law. Under each policy a scheduler of its own runs a whole workload; then the simulator is given the same jobs,
+with the cost of a start that was seen. Compared are who ran on how many GPUs of which model, in which order, and the
+average JCT.
 
 Where two things happen within milliseconds of each other, what is decided hangs on the machine's noise. So each policy
 gets the first of many random workloads of which the simulator decides the same whatever a start costs and if each
@@ -33,8 +35,11 @@ import numpy as np
 
 from gpuloom.cli.demo.home import TemporaryScheduler
 from gpuloom.core.errors import GpuloomError
+from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.workload import Labels, Speeds, Workload
+from gpuloom.facts.inputs import load_policy
 from gpuloom.sim import SimResult, simulate
+from gpuloom.traces.elastic import PARALLEL, amdahl_curve
 from pages import with_part
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "live.md"
@@ -82,19 +87,23 @@ import json, os, sys, time
 from gpuloom.training import job
 
 steps, speeds, path = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+replicas, leads = int(os.environ.get("GPULOOM_REPLICAS", "1")), os.environ["GPULOOM_NODE_RANK"] == "0"
 pause_s = {step_s!r} / speeds[os.environ["GPULOOM_NODE_NAMES"].split(",")[0]]
+pause_s *= {serial!r} + (1 - {serial!r}) / replicas
 done = int(open(path).read()) if os.path.exists(path) else 0
 
 def save(step):
-    job.save_atomically(path, lambda file: file.write(str(step).encode()))
+    if leads:
+        job.save_atomically(path, lambda file: file.write(str(step).encode()))
 
 began, first = time.monotonic(), done
 for step in job.steps(steps, start=done, save=save):
     until = began + (step + 1 - first) * pause_s
     while (left := until - time.monotonic()) > 0 and not job.should_stop():
         time.sleep(min(left, 0.02))
-    job.progress(step + 1, steps)
-""".replace("{step_s!r}", repr(STEP_S))
+    if leads:
+        job.progress(step + 1, steps)
+""".replace("{step_s!r}", repr(STEP_S)).replace("{serial!r}", repr(round(1.0 - PARALLEL, 6)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,8 @@ class Planned:
     steps: int
     faster: float
     model: str
+    most: int
+    """GPUs at most; more than `gpus`: it is elastic."""
 
     @property
     def takes_s(self) -> float:
@@ -113,7 +124,7 @@ class Planned:
         return self.steps * STEP_S
 
 
-def drawn(jobs: int, seed: int, scale: float) -> list[Planned]:
+def drawn(jobs: int, seed: int, scale: float, *, elastic: bool = False) -> list[Planned]:
     """A workload: 1 or 2 GPUs, 3 to 12 s of work on a K80 (log-uniform) times `scale`, more of it than the cluster
     can do at once. Times of submission differ by what is more than any start takes."""
     random = np.random.default_rng(seed)
@@ -122,15 +133,16 @@ def drawn(jobs: int, seed: int, scale: float) -> list[Planned]:
     faster = random.choice([1.25, 2.0, 4.0], jobs)
     at = np.concatenate([[0.0], np.cumsum(random.uniform(0.4, 1.2, jobs - 1))]) * scale
     models = random.choice(list(PARTS), jobs)
+    most = np.where(elastic & (gpus == 1) & (random.random(jobs) < 0.5), 2, gpus)
     return [
-        Planned(float(a), int(g), round(float(t) / STEP_S), float(f), str(m))
-        for a, g, t, f, m in zip(at, gpus, takes, faster, models, strict=True)
+        Planned(float(a), int(g), round(float(t) / STEP_S), float(f), str(m), int(n))
+        for a, g, t, f, m, n in zip(at, gpus, takes, faster, models, most, strict=True)
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """jct_s: by job, in order of submission. on: by job, the models that it ran on, one after the other."""
+    """jct_s: by job, in order of submission. on: by job, the GPUs that it ran on ('2 V100'), one after the other."""
 
     jct_s: tuple[float, ...]
     on: tuple[tuple[str, ...], ...]
@@ -237,11 +249,11 @@ def live(plan: Sequence[Planned], policy: str) -> tuple[Ran, list[float], float]
                 "gpus": job.gpus, "workdir": str(scheduler.work), "name": name, "model": job.model,
                 "gpu_types": list(MODELS), "speeds": {"K80": 1.0, "V100": job.faster}, "estimate": job.takes_s,
                 "grace": 10.0,
-            }  # fmt: skip
+            } | ({} if job.most == job.gpus else {"elastic": f"{job.gpus}-{job.most}"})  # fmt: skip
             return int(scheduler.client.submit([spec])[0][0])
 
         # What a start costs is learnt from what ran; a scheduler that knows nothing yet takes a second for it.
-        scheduler.client.wait([submit("first", Planned(0.0, 1, 20, 1.0, "learner"))], timeout_s=60.0)
+        scheduler.client.wait([submit("first", Planned(0.0, 1, 20, 1.0, "learner", 1))], timeout_s=60.0)
         # Rounds are multiples of their length since the epoch; the simulator's time begins with the first submission.
         time.sleep(-time.time() % ROUND_S)
         numbers: list[int] = []
@@ -254,14 +266,14 @@ def live(plan: Sequence[Planned], policy: str) -> tuple[Ran, list[float], float]
             raise GpuloomError(f"{policy}: job {bad[0]['id']} has {bad[0]['state']}: {bad[0]['message']}")
         attempts = [scheduler.client.show(number)["attempts"] for number in numbers]
         starts = [
-            (sum(one["ended_s"] - one["started_s"] for one in ran) - job.takes_s / faster) / len(ran)
+            (sum((one["ended_s"] or 0.0) - one["started_s"] for one in ran) - job.takes_s / faster) / len(ran)
             for job, ran in zip(plan, attempts, strict=True)
             for faster in [job.faster if ran[0]["gpu_model"] == "V100" else 1.0]
-            if len({one["gpu_model"] for one in ran}) == 1
+            if len({one["gpu_model"] for one in ran}) == 1 and job.most == job.gpus
         ]
-        on = [tuple(one["gpu_model"] for one in ran) for ran in attempts]
+        on = [tuple(f"{one['gpus']} {one['gpu_model']}" for one in ran) for ran in attempts]
         first_s = views[0]["submitted_s"]
-        jct_s = tuple(float(view["jct_s"]) for view in views)
+        jct_s = tuple(float(view["jct_s"] or 0.0) for view in views)
         return (
             Ran(jct_s, tuple(on)),
             [view["submitted_s"] - first_s for view in views],
@@ -279,25 +291,41 @@ def simulated(plan: Sequence[Planned], at_s: Sequence[float], policy: str, start
         job_ids=tuple(str(number) for number in range(1, len(plan) + 1)),
         model=Labels.of([job.model for job in plan]),
         speeds=Speeds(MODELS, np.array([[1.0, job.faster] for job in plan])),
+        scaling=_sizes(plan),
     )
     found = simulate(workload, CLUSTER, policy, interval_s=0.0, restart_overhead_s=start_s, record_segments=True)
     return Ran(tuple(found.jct_s.tolist()), _models(found))
 
 
+def _sizes(plan: Sequence[Planned]) -> Scaling | None:
+    """What is known of elastic jobs' speeds by size: what is usual, which these obey."""
+    if all(job.most == job.gpus for job in plan):
+        return None
+    usual = amdahl_curve(sum(slots for _, slots in NODES.values()))
+    elastic = np.array([job.most > job.gpus for job in plan])
+    gpus, most = (np.array([getattr(job, name) for job in plan], dtype=np.int32) for name in ("gpus", "most"))
+    curve = np.where(elastic, 0, NO_CURVE).astype(np.int32)
+    reference = np.where(elastic, usual[gpus, 0], 1.0)
+    return Scaling(np.ones(len(plan), dtype=np.int32), gpus, most, curve, reference, (usual,))
+
+
 def _models(found: SimResult) -> tuple[tuple[str, ...], ...]:
-    """By job, the models of its runs."""
+    """By job, GPUs and models of its runs."""
     assert found.segments is not None
     model_of = [model for part in CLUSTER.split(",") for model in [part.split(":")[1]] * int(part.split("x")[0])]
-    runs: list[dict[float, str]] = [{} for _ in found.job_ids]
-    for job, begun_s, node in zip(found.segments.job, found.segments.start_s, found.segments.node, strict=True):
-        runs[int(job)][float(begun_s)] = model_of[int(node)]
-    return tuple(tuple(model for _, model in sorted(one.items())) for one in runs)
+    runs: list[dict[float, tuple[int, str]]] = [{} for _ in found.job_ids]
+    rows = zip(*(getattr(found.segments, name) for name in ("job", "start_s", "node", "gpu_mask")), strict=True)
+    for job, begun_s, node, mask in rows:
+        before, _ = runs[int(job)].get(float(begun_s), (0, ""))
+        runs[int(job)][float(begun_s)] = before + int(mask).bit_count(), model_of[int(node)]
+    return tuple(tuple(f"{gpus} {model}" for _, (gpus, model) in sorted(one.items())) for one in runs)
 
 
 def steady(policy: str, jobs: int, scale: float, first: int = 1) -> list[Planned]:
     """The first workload that is decided alike however small things come. Raises GpuloomError: there is none."""
+    resizes = load_policy(policy).resizes
     for seed in range(first, first + TRIED):
-        plan, random = drawn(jobs, seed, scale), np.random.default_rng(seed)
+        plan, random = drawn(jobs, seed, scale, elastic=resizes), np.random.default_rng(seed)
         at = np.array([job.at_s for job in plan])
         found: set[tuple[tuple[str, ...], ...]] = set()
         for start_s in STARTS_S:
@@ -306,7 +334,10 @@ def steady(policy: str, jobs: int, scale: float, first: int = 1) -> list[Planned
             if len(found) > 1:
                 break
         else:
-            return plan
+            (on,) = found
+            sizes = any(len({run.split()[0] for run in one}) > 1 for one in on)
+            if sizes or not resizes:
+                return plan
     raise GpuloomError(f"{policy}: of {TRIED} workloads each hangs on milliseconds; take fewer jobs, or longer ones")
 
 
