@@ -157,7 +157,8 @@ class Planned:
         # Passes take no time on this clock.
         self.planning.times.last_pass_s, self.planning.times.quiet_until_s = 0.0, -math.inf
         for number in outcome.stop:
-            if self.book.attempts[number].stop_reason is None:
+            attempt = self.book.attempts.get(number)  # of one that was given GPUs and has not begun there is none
+            if attempt is not None and attempt.stop_reason is None:
                 self._ends.pop(number, None)
                 self._tell("attempt.stopping", number, now, reason="preempted", deadline_s=now + 30.0)
                 slow_s = self.tasks[number - 1].slow_s

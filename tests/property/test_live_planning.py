@@ -136,6 +136,48 @@ def test_elastic_jobs_have_the_same_sizes_live_as_simulated(policy: str, seed: i
     assert again.resizes >= 5
 
 
+@pytest.mark.parametrize("policy", ["elastic:check_minutes=0.2", "elastic-goodput", "weave"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_elastic_jobs_on_several_gpu_models_go_live_as_simulated(policy: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    factor = np.column_stack([np.ones(60), random.uniform(1, 4, 60), random.uniform(1, 9, 60)])
+    tasks = []
+    for task, row in zip(drawn(seed, 60, 4), factor.tolist(), strict=True):
+        gpus = min(task.gpus, 3)
+        more: dict[str, object] = {"speeds": dict(zip(MODELS, row, strict=True))}
+        if random.random() < 0.7:
+            more["elastic"] = f"1-{gpus * 2}"
+        tasks.append(replace(task, at_s=task.at_s / 4, gpus=gpus, more=more))
+    live = Planned(tasks, policy, slots=0, models=MODELS).run()
+    workload = replace(elastic_trace(tasks, 12), speeds=Speeds(tuple(MODELS), factor))
+    again = simulate(workload, "1x5:K80,1x3:P100,1x4:V100", policy, interval_s=0.0, restart_overhead_s=0.0)
+    jct_s = [live.end_s[number] - task.at_s for number, task in enumerate(tasks, 1)]
+    assert np.mean(jct_s) == pytest.approx(again.avg_jct_s, rel=0.03)
+    assert again.resizes >= 3
+
+
+@pytest.mark.parametrize("policy", ["elastic:check_minutes=0.2", "elastic-goodput", "weave"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_elastic_jobs_of_several_priorities_come_to_rest(policy: str, seed: int) -> None:
+    """Several passes decide on their sizes: none leaves its range, nobody is resized over and over."""
+    random = np.random.default_rng(seed)
+    tasks = []
+    for task in drawn(seed, 60, 8):
+        more: dict[str, object] = {"priority": int(random.integers(0, 3))}
+        if random.random() < 0.7:
+            more["elastic"] = f"{max(task.gpus // 2, 1)}-{task.gpus * 2}"
+        tasks.append(replace(task, more=more))
+    live = Planned(tasks, policy, slots=8).run()
+    for _, job, slots in live.starts:
+        task = tasks[job - 1]
+        least, most = str((task.more or {}).get("elastic", f"{task.gpus}-{task.gpus}")).split("-")
+        assert int(least) <= len(slots) <= int(most)
+    assert 80 < len(live.starts) <= 3 * len(tasks)
+    fixed = Planned(tasks, "tiresias", slots=8).run()
+    jct_s = [sum(run.end_s[n] - task.at_s for n, task in enumerate(tasks, 1)) for run in (live, fixed)]
+    assert jct_s[0] < 0.9 * jct_s[1]
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_a_little_late_is_hardly_another_schedule(seed: int) -> None:
     """Under the default policy every end is seen 30 ms late, and every job overruns by 30 ms more."""

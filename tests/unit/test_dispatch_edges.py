@@ -263,7 +263,7 @@ def test_what_a_run_is_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
     node = NodeRecord("a", (Gpu(0, "G0", "V100"), Gpu(3, "G3", "V100")))
     held = attempt(allocation=(("a", (3,)),))
     job = record(name="n[4]", array_id=7, array_index=4, spec=spec_of(env={"A": "1"}, time_limit=60, cpus=2, memory=5))
-    found = request(job, held, node, resumes=True, environment={"A": "1"})
+    found = request(job, held, node, resumes=True, environment={"A": "1"}, limit_s=60.0)
     assert (found.gpus, found.gpu_uuids, found.cwd, found.directory) == ((3,), ("G3",), "/h", "/r/0000/1/1")
     assert (found.limit_s, found.cpus, found.memory_mib, found.resumes) == (60.0, 2.0, 5, True)
     env = {name: found.env.get(name) for name in ("A", "PYTHONUNBUFFERED", "GPULOOM_JOB_NAME", "SECRET", "PATH")}

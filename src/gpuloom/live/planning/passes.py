@@ -133,6 +133,7 @@ class Passes:
     def _who_stays(self) -> None:
         """One pass may take GPUs from an elastic job and a later one give it the same again: it goes on."""
         claims, attempts, jobs = self._scene.claims, self._scene.book.attempts, self._scene.book.jobs
+        self.outcome.stop[:] = dict.fromkeys(self.outcome.stop)  # two passes may have resized one
         for job in [job for job in self.outcome.stop if jobs[job].spec.elastic]:
             attempt = attempts.get(job)
             if (
