@@ -598,6 +598,10 @@ def test_policy_show(api: Api) -> None:
     assert found["state"] == {"kind": "none"}
     assert "backfill" in {one["name"] for one in found["parameters"]}
     assert told("policy", "get")["state"] is None
+    long = "/".join(str(number) for number in range(1, 40))
+    run("policy", "set", f"tiresias:thresholds={long}")
+    assert f" {long[:39]}… " in run("policy", "show").stdout
+    assert long in [one["value"] for one in told("policy", "show")["parameters"]]
 
 
 def test_stats(api: Api) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from gpuloom.bounded.text import cut
 from gpuloom.cli.live import ago, plain, short
 from gpuloom.cli.live_tables import Column, show_table
 from gpuloom.core.words import plural
@@ -35,6 +36,8 @@ ENTRIES = 3
 """Of each group of `rl`, so many placements are printed; --json has all."""
 CHANGES = 10
 """So many changes of sizes are printed; --json has 50."""
+WIDEST = 40
+"""Characters of a value (facts about all GPU models may be one) that are printed; --json has all."""
 WHY = {
     "below_expand_threshold": "the pool was used less than ET",
     "above_shrink_threshold": "the pool was used more than ST",
@@ -49,8 +52,8 @@ def say_policy(found: PolicyView) -> None:
     if found["parameters"]:
         columns: Sequence[Column[ParameterView]] = (
             Column("parameter", lambda row: row["name"]),
-            Column("value", lambda row: plain(row["value"])),
-            Column("default", lambda row: plain(row["default"])),
+            Column("value", lambda row: plain(cut(row["value"], WIDEST))),
+            Column("default", lambda row: plain(cut(row["default"], WIDEST))),
             Column("what", lambda row: row["help"], gives=True, least=100),
         )
         click.echo()
