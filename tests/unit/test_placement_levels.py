@@ -6,6 +6,8 @@ import pytest
 
 from builders import jobs
 from gpuloom.sim import simulate
+from gpuloom.sim.rebuilt import Rebuilt
+from gpuloom.traces.generate import GeneratorConfig, generate
 
 
 def ends(rows: list[tuple[float, float, int]], cluster: str = "1x1", policy: str = "tiresias", overhead: float = 0.0):
@@ -94,3 +96,11 @@ def test_crossings_at_whole_seconds_only() -> None:
         jobs(rows), "1x1", "tiresias:thresholds=10.5;whole_seconds=yes", interval_s=0.0, restart_overhead_s=0.0
     )
     assert (half.start_s[1], whole.start_s[1]) == (10.5, 11.0)
+
+
+def test_who_runs_and_who_has_crossed_keeps_its_place_when_the_order_is_built_anew() -> None:
+    """At every decision from what is remembered, as after a restart: the schedule stays the same."""
+    workload = generate(GeneratorConfig(jobs=40, gpus=24, load=1.2, seed=8, opportunistic=0.5))
+    plain = simulate(workload, "3x8", "tiresias")
+    assert plain.restarts > 0
+    assert simulate(workload, "3x8", Rebuilt("tiresias", compact=False)).end_s.tolist() == plain.end_s.tolist()
