@@ -25,12 +25,13 @@ demo: $(STAMP) ## Run eight small jobs on a scheduler of their own, and compare 
 quick test: export PYTHONDONTWRITEBYTECODE =
 quick: export GPULOOM_QUICK = 1
 
-# More workers than cores: many tests wait for processes and for time to pass. Who is done takes tests from others.
+# More workers than cores: many tests wait for processes and for time to pass. Each begins with its share of the slow
+# ones (tests/turns.py); who is done takes tests from others.
 quick: $(STAMP) ## Run the tests that take little time: while working (less than 2 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --ignore tests/docs
 
 test: $(STAMP) ## Run all tests (less than 12 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 4 --dist worksteal
+	@$(BIN)/python -m pytest -n 5 --dist worksteal
 
 coverage: $(STAMP) ## Print which part of the lines of each package the tests of `quick` run (TESTS=tests: all tests)
 	@$(BIN)/python scripts/covered.py $(TESTS)
