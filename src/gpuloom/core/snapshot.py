@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from types import MappingProxyType
 
 import numpy as np
@@ -13,6 +14,18 @@ from gpuloom.core.columns import floats
 from gpuloom.core.state import JobState, State
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import Workload
+
+
+class Sizing(Enum):
+    """What a policy that resizes jobs is to do about sizes in this call. Where jobs have several priorities it is asked
+    for each of them who runs, and then once who gets how much."""
+
+    USUAL = "usual"
+    """What it finds right."""
+    LATER = "later"
+    """Who starts gets its smallest size, and nobody grows: it will be asked."""
+    NOW = "now"
+    """Share out what is left: things have happened since sizes were looked at."""
 
 
 class Snapshot:
@@ -40,6 +53,7 @@ class Snapshot:
         "resize_overhead_s",
         "resized",
         "restart_overhead_s",
+        "sizing",
         "workload",
     )
 
@@ -63,6 +77,7 @@ class Snapshot:
         self.resized: Sequence[int] = ()
         self.fixed: frozenset[int] = frozenset()
         """Running jobs that must be left as they are; only policies that form pairs are shown any."""
+        self.sizing = Sizing.USUAL
         self.placements = MappingProxyType(state.placements)
         self.restart_overhead_s = floats(restart_overhead_s).toreadonly()
         """Seconds that a (re)start of each job costs."""

@@ -26,7 +26,7 @@ from gpuloom.core.policy_state import (
     ResizeWhy,
     RlState,
 )
-from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.snapshot import Sizing, Snapshot
 from gpuloom.core.words import are, plural
 from gpuloom.core.workload import F8, I4, Workload
 from gpuloom.policies.base import Parameter, Policy
@@ -153,7 +153,10 @@ class Composed(Policy):
         )
         if stirred:
             memory.stirred_s = snapshot.now_s
+        if snapshot.sizing is Sizing.LATER:
+            return lending.decision(decision.wake_at_s, decision.why), memory
         # 4. Who borrows what is left.
+        stirred = stirred or (snapshot.sizing is Sizing.NOW and memory.stirred_s == snapshot.now_s)
         wake_at_s = self.lend(snapshot, memory, lending, stirred=stirred)
         if snapshot.now_s > memory.rehomed_s and lending.rehome(snapshot):
             memory.rehomed_s = snapshot.now_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuloom.core.job import MAKES_WAY, Allocation
 from gpuloom.core.share_class import BEST_EFFORT, is_pair
@@ -18,13 +18,15 @@ class HeldGpus:
     """Running jobs in the policy's sight (GPUs, since when, sharing layer), and GPUs out of its sight.
 
     fixed: of those jobs, the ones that it may put others beside, and must leave as they are otherwise. leaving: those
-    that are about to end, and are shown so that what is kept for others does not shrink meanwhile.
+    that are about to end, and are shown so that what is kept for others does not shrink meanwhile. lent: elastic jobs
+    of a higher priority, with all their GPUs: those beyond their fewest replicas are borrowed, and shown as free.
     """
 
     jobs: Mapping[int, tuple[Allocation, float, int]]
     pinned: set[Slot]
     fixed: frozenset[int]
     leaving: frozenset[int] = frozenset()
+    lent: Mapping[int, Allocation] = field(default_factory=dict)
 
 
 def held_gpus(
@@ -44,6 +46,7 @@ def held_gpus(
     book, claims, policy, pairs = scene.book, scene.claims, scene.policy, scene.policy.pairs
     fixed: set[int] = set()
     leaving: set[int] = set()
+    lent: dict[int, Allocation] = {}
     free_for_all = scene.open_slots
     found: dict[int, tuple[Allocation, float]] = {}
     pinned = {(name, gpu.index) for name in scene.shut if name in book.nodes for gpu in book.nodes[name].gpus}
@@ -71,6 +74,11 @@ def held_gpus(
         slots = slots_of(allocation)
         stays = scene.preempts and job.spec.on_preempt is OnPreempt.NEVER and (target is None or number in tied)
         is_fixed = stays or scene.level(number) > priority
+        replicas = job.spec.replicas
+        if is_fixed and not stays and policy.resizes and replicas is not None and free_for_all.issuperset(slots):
+            pinned.update(largest_part(allocation, replicas.sizes[0]))
+            lent[number] = allocation
+            continue
         if not free_for_all.issuperset(slots) or (is_fixed and not (pairs and job.spec.sharing_class)):
             pinned.update(slots)
             continue
@@ -104,9 +112,15 @@ def held_gpus(
                 used[slot] = used.get(slot, 0) | 1 << free[0]
         if not out:
             jobs = {n: (*has, layer_of[n]) for n, has in found.items()}
-            return HeldGpus(jobs, pinned, frozenset(fixed & jobs.keys()), frozenset(leaving & jobs.keys()))
+            return HeldGpus(jobs, pinned, frozenset(fixed & jobs.keys()), frozenset(leaving & jobs.keys()), lent)
         for number in out:
             pinned.update(slots_of(found.pop(number)[0]))
+
+
+def largest_part(allocation: Allocation, gpus: int) -> list[Slot]:
+    """So many of these GPUs, on the nodes with most of them."""
+    by_node = sorted(allocation, key=lambda part: -len(part[1]))
+    return [(node, gpu) for node, there in by_node for gpu in there][:gpus]
 
 
 def _is_pair(on: Mapping[Slot, str], job_class: str, slots: Sequence[Slot]) -> bool:

@@ -9,15 +9,17 @@ others. So a tied job goes by the policy's order like any other, and one that fi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpuloom.core.commands import Command, Resize, Start, Stop
 from gpuloom.core.decision import Reason, WaitCode
+from gpuloom.core.job import Allocation, gpus_in
+from gpuloom.core.snapshot import Sizing
 from gpuloom.live.planning.candidates import Candidates
 from gpuloom.live.planning.claims import State
-from gpuloom.live.planning.held_gpus import HeldGpus, held_gpus
+from gpuloom.live.planning.held_gpus import HeldGpus, held_gpus, largest_part
 from gpuloom.live.planning.lasting import Lasting, by_short, too_short
 from gpuloom.live.planning.reserve import Reservation, reservation
 from gpuloom.live.planning.scene import Scene
@@ -94,6 +96,7 @@ class Passes:
         self._hold: Reservation | None = None
         self._count = 0
         self._whole = True
+        self._sizes_last = False
         self.outcome = Outcome()
         self.reasons: dict[int, Reason] = {}
         self.seen: list[World] = []
@@ -114,7 +117,8 @@ class Passes:
             levels = [scene.level(job) for job in scene.book.attempts]
             # Sizes are shared out with all jobs in sight.
             self._by_level[(max if scene.policy.resizes else min)(levels, default=0)] = set()
-        lowest, tried = min(self._by_level), False
+        self._sizes_last = self._of_several_levels()
+        tried = False
         while self._by_level:
             level = max(self._by_level)
             waiting = self._by_level.pop(level)
@@ -124,11 +128,42 @@ class Passes:
                 continue
             tried = True
             self._level(level, waiting)
-        above = [scene.level(job) for job in scene.book.attempts if scene.book.jobs[job].spec.elastic]
-        if scene.policy.resizes and (highest := max(above, default=lowest)) > lowest:
-            self._pass(highest, set())  # those above were out of sight in the last pass
+        if self._sizes_last:
+            active = {**scene.book.attempts, **scene.claims.grants}
+            highest = max((scene.level(job) for job in active if scene.book.jobs[job].spec.elastic), default=None)
+            if highest is not None:
+                self._pass(highest, set(), sizing=Sizing.NOW)
             self._whole = False
         self._who_stays()
+
+    def _of_several_levels(self) -> bool:
+        """Whether a policy that resizes jobs has elastic ones to decide about, and jobs of several priorities: sizes
+        are shared out among all of them, once it is known who runs."""
+        scene = self._scene
+        jobs, there = scene.book.jobs, {**scene.book.attempts, **scene.claims.grants}
+        if not scene.policy.resizes:
+            return False
+        levels = self._by_level.keys() | {scene.level(job) for job in there if jobs[job].spec.elastic}
+        waiting = (job for waiting in self._by_level.values() for job in waiting)
+        return len(levels) > 1 and any(jobs[job].spec.elastic for job in (*there, *waiting))
+
+    def _give_back(self, lent: Mapping[int, Allocation]) -> None:
+        """Elastic jobs of higher priorities give what they borrowed and others were given, in whole replicas."""
+        claims, jobs = self._scene.claims, self._scene.book.jobs
+        for job, allocation in lent.items():
+            replicas = jobs[job].spec.replicas
+            given = {slot for other, there in claims.grants.items() if other != job for slot in slots_of(there)}
+            taken = given.intersection(slots_of(allocation))
+            if not taken or replicas is None:
+                continue
+            left = {node: tuple([gpu for gpu in gpus if (node, gpu) not in taken]) for node, gpus in allocation}
+            kept = tuple((node, gpus) for node, gpus in left.items() if gpus)
+            fewest = set(largest_part(allocation, replicas.sizes[0]))
+            count = gpus_in(kept) // replicas.gpus * replicas.gpus
+            slots = sorted(slots_of(kept), key=lambda slot: slot not in fewest)[:count]
+            parts = [(node, tuple([gpu for gpu in gpus if (node, gpu) in slots])) for node, gpus in kept]
+            claims.give(job, tuple((node, gpus) for node, gpus in parts if gpus))
+            self.outcome.stop.append(job)
 
     def _who_stays(self) -> None:
         """One pass may take GPUs from an elastic job and a later one give it the same again: it goes on."""
@@ -195,7 +230,9 @@ class Passes:
     def _held(self, level: int, closed: Collection[str] = ()) -> HeldGpus:
         return held_gpus(self._scene, level, self.yielding, tied=self._ends.tied, closed=closed)
 
-    def _pass(self, level: int, waiting: set[int], closed: Collection[str] = ()) -> set[int]:
+    def _pass(
+        self, level: int, waiting: set[int], closed: Collection[str] = (), sizing: Sizing = Sizing.USUAL
+    ) -> set[int]:
         """One pass, without the closed nodes. Jobs of this priority that it told to make way and that have not been
         given other GPUs."""
         scene, worlds, outcome = self._scene, self._worlds, self.outcome
@@ -206,9 +243,13 @@ class Passes:
             return set()
         self._count += 1
         worlds.now = world
+        if self._sizes_last and sizing is Sizing.USUAL:
+            sizing = Sizing.LATER
+        world.engine.snapshot.sizing = sizing
         before = len(outcome.stop)
         self.wake_s = min(self.wake_s, self._ask(world, self._now_s, may_preempt=self._may_preempt))
         take(world, scene, self._candidates, outcome)
+        self._give_back(there.lent)
         worlds.kept = worlds.memory()
         if len(self.seen) == KEPT:
             gone = self.seen.pop(0)
