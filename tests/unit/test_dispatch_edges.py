@@ -34,7 +34,9 @@ from gpuloom.live.planning.policy_memory import memory_from_bytes, memory_to_byt
 from gpuloom.live.planning.world import RANK_S, Collector, Memory
 from gpuloom.live.records.work import WorkDone
 from gpuloom.live.submission.spec import Interval, job_spec
-from gpuloom.live.views.cluster import policy_view, status_view
+from gpuloom.live.views.cluster import status_view
+from gpuloom.live.views.policy import policy_view
+from live_builders import living
 
 
 def how(code: int | None = 0, reason: EndReason | None = None, **changes: Any) -> RunExit:
@@ -406,10 +408,11 @@ def test_who_stops_nobody_moves_nobody_unasked(written: str, moves: bool) -> Non
 # -- what is shown -------------------------------------------------------------------------------------------
 
 
-def test_the_policy_as_it_is_shown() -> None:
+def test_the_policy_as_it_is_shown(tmp_path: Path) -> None:
     swaps = [Event(n, 10.0 * n, "policy.set", None, {"policy": f"p{n}"}) for n in (1, 2)]
-    plain: dict[str, Any] = {"serves": "p2", "failure": None, "began_s": 5.0}
-    shown = [policy_view("p2", 6.0, some, **plain) for some in ([], swaps[1:], swaps)]
+    with living(tmp_path) as live:
+        planning = live.scheduler.planning
+        shown = [policy_view(planning, some, failure=None, began_s=5.0) for some in ([], swaps[1:], swaps)]
     assert [(one["since_s"], one["previous"]) for one in shown] == [(5.0, None), (20.0, None), (20.0, "p1")]
 
 
