@@ -24,6 +24,7 @@ NOT_DEFAULT: dict[str, Any] = {
     "uses_stages": True,
     "preempts_at_intervals": True,
     "resizes": True,
+    "rewarded": True,
     "own_priorities": True,
     "ranks_priorities": True,
     "moves_running": False,

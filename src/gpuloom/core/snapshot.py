@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
@@ -28,6 +29,18 @@ class Sizing(Enum):
     """Share out what is left: things have happened since sizes were looked at."""
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What jobs reported of their speed, where they really run.
+
+    it_per_s: iterations per second by job that has ended, on the GPUs that it had; who reported none is not in it.
+    alike: a name that all runs of one job share.
+    """
+
+    it_per_s: Mapping[int, float]
+    alike: Callable[[int], str]
+
+
 class Snapshot:
     """The cluster at `now_s`, and what has happened since the policy was last asked.
 
@@ -46,6 +59,7 @@ class Snapshot:
         "finished",
         "fixed",
         "may_preempt",
+        "measured",
         "nodes_down",
         "nodes_up",
         "now_s",
@@ -78,6 +92,8 @@ class Snapshot:
         self.fixed: frozenset[int] = frozenset()
         """Running jobs that must be left as they are; only policies that form pairs are shown any."""
         self.sizing = Sizing.USUAL
+        self.measured: Measured | None = None
+        """None: nothing is reported, as in a simulation; rates are what they are."""
         self.placements = MappingProxyType(state.placements)
         self.restart_overhead_s = floats(restart_overhead_s).toreadonly()
         """Seconds that a (re)start of each job costs."""

@@ -95,6 +95,9 @@ class Capabilities:
     """Decides by the stage times of jobs, or has jobs slow each other down by them."""
     preempts_at_intervals: bool = False
     """Running jobs are stopped for others at scheduling intervals only (`Snapshot.may_preempt`)."""
+    rewarded: bool = False
+    """Learns from the throughput that jobs report (`Snapshot.measured`), and groups them by compute over communication:
+    stage times are filled in where jobs really run."""
     resizes: bool = False
     """Gives jobs other numbers of GPUs than they asked for, within their `Workload.scaling`."""
     own_priorities: bool = False

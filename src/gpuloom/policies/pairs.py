@@ -76,6 +76,7 @@ class BesideView(Snapshot):
         self.now_s, self.may_preempt = real.now_s, real.may_preempt
         self.arrived, self.finished, self.evicted = real.arrived, finished, real.evicted
         self.nodes_down, self.nodes_up, self.resized = real.nodes_down, real.nodes_up, real.resized
+        self.measured = real.measured
 
     def show(self, job: int, placement: Placement) -> None:
         self._seen[job] = placement if placement.layer == 0 else Placement(placement.nodes, placement.masks)

@@ -5,8 +5,9 @@ Source: a Chinese patent application on reinforcement-learning scheduling of dee
         every 20 submitted jobs the groups are formed anew and the table is carried over.
     action: an even placement (nodes, GPUs per node), or to wait, at most once a job; what does not fit now is masked.
     choice: ε-greedy; ε falls from `epsilon_start` to `epsilon_end` over `epsilon_jobs` jobs.
-    reward: R = process / cost. process: throughput measured while the job ran, over the best known; cost: the share of
-        the cluster's GPUs it held, times (nodes / fewest nodes)^`fragmentation`, all to the power of `thrift`.
+    reward: R = process / cost. process: throughput measured while the job ran, over the best known (on a cluster, what
+        it reported itself over the best of its earlier runs; of who reports nothing nothing is learnt); cost: the share
+        of the cluster's GPUs it held, times (nodes / fewest nodes)^`fragmentation`, all to the power of `thrift`.
         Measured speed is that of the placement: the speed of the GPU model, which is not chosen, is divided out.
     update: Q(s, a) += α · (R + γ · max_a' Q(s', a') - Q(s, a)), s' being the group of the next job that is decided on;
         a' includes to wait, where that job may.
@@ -36,7 +37,7 @@ from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Reason
 from gpuloom.core.policy_state import RlEntry, RlGroup, RlState
 from gpuloom.core.scaling import NO_CURVE
-from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.snapshot import Measured, Snapshot
 from gpuloom.core.words import are, plural
 from gpuloom.core.workload import F8, Workload
 from gpuloom.learning.learnt_table import LearntTable, read_table
@@ -87,6 +88,8 @@ class Memory:
     Per job: choice (-1: none), reward and next_value (NaN until known), begun_s, left_s (work left then), waited,
     speed (of the GPU model it was placed on, relative to its reference), recorded (it counts as submitted).
     open: jobs whose reward has not been learnt from. last: the job decided on last (-1: none).
+    owed: of the job decided on last, if it has ended and only the value of the next job's state is to come: logarithm
+    of its ratio, choice, what was promised of that, reward.
     visits: as the table, how often each entry was learnt from. updates: all together; mean_change: |ΔQ| of an update,
     the running mean over about SETTLES_OVER of them.
     """
@@ -109,6 +112,7 @@ class Memory:
     recorded: NDArray[np.bool_] = field(metadata=PER_JOB)
     visits: F8
     draws: int = 0
+    owed: list[float] = field(default_factory=list)
     updates: int = 0
     mean_change: float = 0.0
     open: list[int] = field(default_factory=list, metadata=JOBS)
@@ -181,6 +185,7 @@ class Rl(Policy):
         Parameter("seed", 0, seed, "seed of exploration and of the groups; by default that of --seed"),
     )
     resizes = True
+    rewarded = True
     remembers = (Memory,)
 
     cache: _Placer | None
@@ -225,6 +230,8 @@ class Rl(Policy):
             visits = LearntTable(memory.choices, memory.centres, memory.visits)
             found.visits = np.nan_to_num(visits.columns(found.choices), nan=0.0)
             number = np.array([found.choices.index(name) for name in memory.choices], dtype=np.int32)
+            if found.owed:
+                found.owed = [found.owed[0], float(number[int(found.owed[1])]), *found.owed[2:]]
             chosen = found.choice >= 0
             found.choice[chosen] = number[found.choice[chosen]]
         return found
@@ -361,6 +368,12 @@ class _Placer:
         memory, now_s = self._memory, snapshot.now_s
         still: list[int] = []
         for job in memory.open:
+            if snapshot.measured is not None:
+                if snapshot.is_running(job):
+                    still.append(job)
+                elif not snapshot.is_waiting(job) and job in snapshot.measured.it_per_s:
+                    self._reported(job, snapshot.measured)
+                continue
             if math.isnan(memory.reward.item(job)):
                 worked_s = now_s - memory.begun_s.item(job) - snapshot.restart_overhead_s[job]
                 if snapshot.is_running(job):
@@ -382,6 +395,22 @@ class _Placer:
                 self._learn(job, memory.choice.item(job), memory.reward.item(job))
         memory.open = still
 
+    def _reported(self, job: int, measured: Measured) -> None:
+        """The job has ended and reported its speed: it is learnt from, now or once the next job is decided on."""
+        memory, kind = self._memory, self._queue.kind(job)
+        rate, name = measured.it_per_s[job] / memory.speed.item(job), measured.alike(job)
+        best = memory.best[name] = max(memory.best.get(name, 0.0), rate)
+        choice = memory.choice.item(job)
+        place = int(np.searchsorted(kind.choices, choice))
+        reward = rate / best / self._cost_of(kind)[place] if best > 0 else 0.0
+        promise, next_value = self._promised(kind)[0].item(place), memory.next_value.item(job)
+        if not self._learns:
+            return
+        if math.isnan(next_value):
+            memory.owed = [self._ratio[job], float(choice), promise, reward]
+        else:
+            self._update(self._row(job), choice, promise, reward, next_value)
+
     def _reward(self, job: int, rate: float) -> float:
         """process / cost of the placement that the job got; rate: work per second, on the GPU model that it got."""
         memory, kind = self._memory, self._queue.kind(job)
@@ -395,20 +424,27 @@ class _Placer:
             best = max(best, memory.best[curve])
         else:
             best = max(best, rate)
+        return rate / best / self._cost_of(kind)[index] if best > 0 else 0.0
+
+    def _cost_of(self, kind: Kind) -> list[float]:
+        """What each choice of a kind costs."""
         cost = self._costs.get(id(kind))
         if cost is None:
             cost = self._costs[id(kind)] = self._cost(kind).tolist()
-        return rate / best / cost[index] if best > 0 else 0.0
+        return cost
 
     def _learn(self, job: int, choice: int, reward: float) -> None:
-        memory, kind = self._memory, self._queue.kind(job)
-        row = self._row(job)
+        kind, promise = self._queue.kind(job), 0.0
+        if choice != WAIT:
+            promise = self._promised(kind)[0].item(int(np.searchsorted(kind.choices, choice)))
+        self._update(self._row(job), choice, promise, reward, self._memory.next_value.item(job))
+
+    def _update(self, row: int, choice: int, promise: float, reward: float, next_value: float) -> None:
+        """Bellman's update. promise: what the choice counted for, beyond idling, if it was never tried."""
+        memory = self._memory
         value = memory.table.item(row, choice)
         if math.isnan(value):
-            value = self._idle
-            if choice != WAIT:
-                value += self._promised(kind)[0].item(int(np.searchsorted(kind.choices, choice)))
-        next_value = memory.next_value.item(job)
+            value = self._idle + promise
         after = bellman(value, reward, next_value, self._values["alpha"], self._values["gamma"])
         memory.table[row, choice] = after
         memory.visits[row, choice] += 1.0
@@ -443,11 +479,14 @@ class _Placer:
                 memory.centres = centres
 
     def _row(self, job: int) -> int:
-        """The job's group: the nearest centre (as `learning.nearest`); the last row without a ratio."""
+        """The job's group."""
+        return self._row_of(self._ratio[job])
+
+    def _row_of(self, ratio: float) -> int:
+        """The nearest centre (as `learning.nearest`); the last row without a ratio."""
         centres = self._memory.centres
         if centres is not self._between[0]:
             self._between = centres, ((centres[1:] + centres[:-1]) / 2.0).tolist()
-        ratio = self._ratio[job]
         return len(centres) if math.isnan(ratio) else bisect_left(self._between[1], ratio)
 
     # -- what is known of a kind ----------------------------------------------------------------------------
@@ -557,6 +596,10 @@ class _Placer:
         if not self._learns:
             return
         memory.mean_value += alpha * (value - memory.mean_value) if memory.mean_value else value
+        if memory.owed:
+            ratio, choice, promise, reward = memory.owed
+            memory.owed = []
+            self._update(self._row_of(ratio), int(choice), promise, reward, value)
         if memory.last >= 0:
             memory.next_value[memory.last] = value
             if memory.choice[memory.last] == WAIT:

@@ -115,6 +115,7 @@ class BaseView(Snapshot):
         self.now_s, self.may_preempt = real.now_s, real.may_preempt
         self.arrived, self.finished, self.evicted = real.arrived, real.finished, real.evicted
         self.nodes_down, self.nodes_up, self.resized = real.nodes_down, real.nodes_up, real.resized
+        self.measured = real.measured
 
     # -- what Lending writes --------------------------------------------------------------------------------
 

@@ -322,7 +322,7 @@ class Intake:
             self.planning.scene.speeds.measured(like, attempt.gpu_model, speed, stored=stored, on_gpus=on)
         if job.phase in ENDED:
             self.claims.take_back(job.id)
-            self.planning.job_left(job, attempt.allocation)
+            self.planning.job_left(job, attempt.allocation, speed)
             if job.phase is Phase.FINISHED:
                 self.estimates.finished(like, max(job.work_s, attempted_s), given_s=job.spec.estimate, on=job.work_on)
                 self.planning.scene.speeds.finished(like)

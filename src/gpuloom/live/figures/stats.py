@@ -104,7 +104,7 @@ def stats_of(store: Store, since_s: float, until_s: float, user: str | None, now
         gpu_s=sum_floats(row.gpu_s for row in used if user in (None, row.key)),
         restarts=runs.restarts,
         preemptions=runs.ended.get(EndReason.PREEMPTED.value, 0),
-        resizes=runs.ended.get("resized", 0),
+        resizes=runs.ended.get(EndReason.RESIZED.value, 0),
     )
 
 

@@ -23,6 +23,10 @@ class Input(StrEnum):
     """Numbers of GPUs on which jobs can run, and how fast."""
     SPEEDS = "speeds"
     """Speeds of jobs by GPU model, measured."""
+    RATIOS = "ratios"
+    """Compute over communication of jobs."""
+    RATES = "rates"
+    """Throughput that jobs report of themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +43,12 @@ def lacks(planning: Planning) -> list[Lack]:
     policy, written = planning.policy, planning.seat.written
     jobs = [job for job in list(planning.book.jobs.values()) if job.phase not in ENDED]
     found = []
-    if policy.uses_stages:
-        kinds: dict[tuple[str, int], int] = {}
-        for job in jobs:
-            kind = job.spec.model or "", job.gpus
-            kinds[kind] = kinds.get(kind, 0) + 1
-        without = sum(
-            count for kind, count in kinds.items() if not kind[0] or planning.worlds.profiles.find(*kind) is None
-        )
-        if without:
-            of = plural(len(jobs), "job")
-            text = f"Policy {written} weaves jobs by their stage times, which are unknown for {without:,} of {of}"
-            found.append(Lack(Input.STAGES, without, f"{text}: name a --model that `gpuloom profiles list` has."))
+    if policy.uses_stages and (without := _without_stages(planning, jobs)):
+        of = plural(len(jobs), "job")
+        text = f"Policy {written} weaves jobs by their stage times, which are unknown for {without:,} of {of}"
+        found.append(Lack(Input.STAGES, without, f"{text}: name a --model that `gpuloom profiles list` has."))
+    if policy.rewarded:
+        found += _rewards(planning, jobs)
     if policy.resizes and jobs:
         found += _sizes(planning, jobs)
     nodes = [node for node in list(planning.book.nodes.values()) if node.state != NodeState.DOWN]
@@ -65,6 +63,28 @@ def lacks(planning: Planning) -> list[Lack]:
             )
             of = plural(len(jobs), "job")
             found.append(Lack(Input.SPEEDS, without, f"{text}, which was not measured for {without:,} of {of}: {how}."))
+    return found
+
+
+def _without_stages(planning: Planning, jobs: Sequence[Job]) -> int:
+    """Jobs whose stage times are in no profile."""
+    kinds = Counter([(job.spec.model or "", job.gpus) for job in jobs])
+    return sum(count for kind, count in kinds.items() if not kind[0] or planning.worlds.profiles.find(*kind) is None)
+
+
+def _rewards(planning: Planning, jobs: Sequence[Job]) -> list[Lack]:
+    """What a policy that learns from rewards is not told."""
+    found, written, worlds = [], planning.seat.written, planning.worlds
+    if without := _without_stages(planning, jobs):
+        of = plural(len(jobs), "job")
+        text = f"Policy {written} groups jobs by compute over communication, which is unknown for {without:,} of {of}"
+        text += ", which count as one group: name a --model that `gpuloom profiles list` has."
+        found.append(Lack(Input.RATIOS, without, text))
+    if worlds.silent:
+        of = plural(worlds.silent + worlds.told, "job")
+        text = f"Policy {written} is rewarded by measured progress, and {worlds.silent:,} of {of} that ended reported"
+        text += " no iterations per second: nothing is learnt from those (docs/howto/write-jobs.md)."
+        found.append(Lack(Input.RATES, worlds.silent, text))
     return found
 
 

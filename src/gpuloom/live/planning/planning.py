@@ -193,13 +193,19 @@ class Planning:
         self.claims.take_back(job)
         self.worlds.met.discard(job)
 
-    def job_left(self, job: Job, allocation: Allocation) -> None:
-        """A running job has ended for good: its GPUs are free."""
+    def job_left(self, job: Job, allocation: Allocation, it_per_s: float | None = None) -> None:
+        """A running job has ended for good: its GPUs are free. it_per_s: what it reported of its speed on them."""
         self.seat.ended()
+        self.worlds.told += it_per_s is not None
+        self.worlds.silent += it_per_s is None
         if self.world is None or not self.world.is_running(job.id):
             self.worlds.left[job.id] = job, allocation
+            if it_per_s is not None:
+                self.worlds.measured[job.id] = it_per_s
             self.stale()
         else:
+            if it_per_s is not None:
+                self.world.measured(job.id, it_per_s)
             self._finished.append(job.id)
             self.times.again = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
@@ -119,6 +120,12 @@ class Roster:
             np.array([totals[row.asks] for row in rows], dtype=np.float64),
             [paces[row.asks] for row in rows] if several else None,
         )
+
+
+def alike(job: Job) -> str:
+    """A name that all runs of one job share: same user, name, GPUs, folder and command, but for numbers of options."""
+    like = like_of(job.spec, job.user, job.gpus, job.array_id)
+    return sha256(repr((like.user, like.name, like.gpus, like.similar)).encode()).hexdigest()[:16]
 
 
 def kind_of(job: Job) -> Hashable:

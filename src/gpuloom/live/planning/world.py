@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from gpuloom.core.commands import Command
 from gpuloom.core.job import ENDED, Allocation, Job, Phase
 from gpuloom.core.profile import Profiles
+from gpuloom.core.snapshot import Measured
 from gpuloom.core.state import State
 from gpuloom.core.workload import I4
 from gpuloom.engine.engine import Engine
@@ -27,7 +29,7 @@ from gpuloom.facts.speeds import with_speeds
 from gpuloom.interleave.worth import GroupSharing
 from gpuloom.live.planning.asking import Asking, Call
 from gpuloom.live.planning.estimates import left_s, stands_s
-from gpuloom.live.planning.roster import Roster
+from gpuloom.live.planning.roster import Roster, alike
 from gpuloom.live.records.fleet import Fleet, slots_of
 from gpuloom.placement.shapes import impossible_jobs, shapes_of
 from gpuloom.policies.base import Policy
@@ -107,11 +109,12 @@ class World:
         profiles: Profiles,
         overhead_s: float,
         now_s: float,
+        measured: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
         """eligible: those that wait; met: those that the policy knows. fixed: of `placed`, those that
         stay as they are. left: jobs (of `jobs`) that have ended since the world before this one: the policy has not
         been told yet, and learns from ends. rank: jobs that are to go first, the more the higher (0 where not named):
-        they count as submitted long before."""
+        they count as submitted long before. measured: of `left`, iterations per second of those that reported them."""
         ordered = sorted(jobs, key=lambda job: (-rank.get(job.id, 0), job.submitted_s, job.id))
         columns = roster.columns(ordered)
         self.fleet, self.policy = fleet, policy
@@ -131,7 +134,7 @@ class World:
         workload = columns.workload(duration_s, earlier_s, cluster.gpus)
         if policy.ranks_priorities:
             workload = replace(workload, priority=_ranked([job.priority for job in ordered]))
-        if policy.uses_stages or profiles.own:
+        if policy.uses_stages or policy.rewarded or profiles.own:
             workload = with_profiles(workload, profiles)
         self.workload = workload = with_speeds(workload, cluster)
         self.state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
@@ -157,6 +160,8 @@ class World:
         value = self._carried(memory, cluster)
         self.engine = Engine(self.state, policy, progress, self.collector, memory=value)
         self.engine.snapshot.fixed = frozenset(self.row_of[job] for job in fixed)
+        self._measured = {self.row_of[number]: speed for number, speed in measured.items() if number in self.row_of}
+        self.engine.snapshot.measured = Measured(self._measured, lambda row: alike(ordered[row]))
         if not settled:
             with Asking(Call.SHARING, policy):
                 self.engine.settle(now_s)
@@ -165,6 +170,10 @@ class World:
         with Asking(Call.SHARING, policy):
             self.engine.take_in(now_s, finished=sorted(self.row_of[job] for job in ended), arrived=sorted(news))
         self.collector.take()
+
+    def measured(self, job: int, it_per_s: float) -> None:
+        """A job that runs has ended, and had reported so many iterations per second."""
+        self._measured[self.row_of[job]] = it_per_s
 
     def memory(self) -> Memory:
         """The policy's memory as it is now."""

@@ -30,6 +30,8 @@ class Worlds:
         now: the world that goes on incrementally; None: things have changed that it could not take in.
         kept: the policy's memory while there is none. met: jobs that the policy has been told of.
         left: jobs that ended while there was no world to tell of it, and the GPUs that they had.
+        measured: of these, iterations per second of those that reported them.
+        told, silent: jobs that ended with and without such a report, since the scheduler began.
         overhead_s: what a start costs, as long as no run has said.
     """
 
@@ -39,6 +41,8 @@ class Worlds:
         self.kept = Memory()
         self.met: set[int] = set()
         self.left: dict[int, tuple[Job, Allocation]] = {}
+        self.measured: dict[int, float] = {}
+        self.silent = self.told = 0
         self.profiles: Profiles = load_profiles()
         self._roster = Roster(scene.estimates, scene.speeds)
 
@@ -68,6 +72,7 @@ class Worlds:
         twin = Worlds.__new__(Worlds)
         twin.scene, twin._overhead_s, twin.profiles = scene, self._overhead_s, self.profiles
         twin.now, twin.kept, twin.met, twin.left = None, Memory(), set(self.met), {}
+        twin.measured, twin.told, twin.silent = {}, self.told, self.silent
         twin._roster = self._roster.copy(scene.estimates, scene.speeds)
         with suppress(PolicyFailure), Asking(Call.WRITE_MEMORY, self.scene.policy):
             twin.kept = deepcopy(self.memory())
@@ -136,9 +141,11 @@ class Worlds:
             profiles=self.profiles,
             overhead_s=self.overhead_s,
             now_s=now_s,
+            measured={n: self.measured[n] for n in ended if n in self.measured},
         )
         if aside is not None:
             return world, {}
         self.met = (self.met | seen) & {job.id for job in active}
         self.left.clear()
+        self.measured.clear()
         return world, {job: unplaceable(book, self.scene.shut, book.jobs[job], world) for job in world.unplaceable}

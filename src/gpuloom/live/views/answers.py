@@ -410,7 +410,7 @@ class FailureView(TypedDict):
 class LackView(TypedDict):
     """An input that the policy uses and that is unknown."""
 
-    input: Literal["stages", "sizes", "speeds"]  # live/planning/lacks.py, Input
+    input: Literal["stages", "sizes", "speeds", "ratios", "rates"]  # live/planning/lacks.py, Input
     jobs: Annotated[int, "Of how many jobs."]
     text: str
 
