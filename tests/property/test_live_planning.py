@@ -192,6 +192,15 @@ def test_what_a_job_borrowed_is_not_kept_from_one_of_lower_priority(policy: str)
     assert sizes[-1] == (1, 4)
 
 
+@pytest.mark.parametrize("policy", ["elastic:check_minutes=0.2", "elastic-goodput"])
+def test_of_those_that_borrow_the_one_of_the_lowest_priority_gives_back_first(policy: str) -> None:
+    more = {"elastic": "1-2"}
+    tasks = [Task(0.0, 1, 500.0, 500.0, more={**more, "priority": level}) for level in (3, 1, 2)]
+    live = Planned([*tasks, Task(60.0, 1, 20.0, 20.0, more={"priority": -1})], policy, slots=6).run()
+    sizes = [(job, len(slots)) for at_s, job, slots in live.starts if 59.0 < at_s < 61.0]
+    assert sorted(sizes) == [(2, 1), (4, 1)]
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_a_little_late_is_hardly_another_schedule(seed: int) -> None:
     """Under the default policy every end is seen 30 ms late, and every job overruns by 30 ms more."""

@@ -147,6 +147,35 @@ class Passes:
         waiting = (job for waiting in self._by_level.values() for job in waiting)
         return len(levels) > 1 and any(jobs[job].spec.elastic for job in (*there, *waiting))
 
+    def _lowest_first(self, lent: Mapping[int, Allocation]) -> None:
+        """Borrowed GPUs that were given away are exchanged for such of jobs of a lower priority, where these have any
+        on the same node: to the policy they were all alike. Not where jobs share GPUs: groups stay together."""
+        scene, claims = self._scene, self._scene.claims
+        if scene.policy.max_jobs_per_gpu > 1:
+            return
+        jobs, nodes = scene.book.jobs, scene.book.nodes
+        owner = {slot: job for job, there in lent.items() for slot in slots_of(there)}
+        model = {(name, gpu.index): gpu.model for name in {node for node, _ in owner} for gpu in nodes[name].gpus}
+        given = {slot for there in claims.grants.values() for slot in slots_of(there)}
+        kept = {s for job, there in lent.items() for s in largest_part(there, jobs[job].spec.sizes[0])}
+        spare = sorted(owner.keys() - given - kept, key=lambda slot: (scene.level(owner[slot]), slot))
+        for other, there in list(claims.grants.items()):
+            if other in lent:
+                continue
+            slots = slots_of(there)
+            for at, slot in enumerate(slots):
+                level = scene.level(owner[slot]) if slot in owner else -math.inf
+                better = next(
+                    (s for s in spare if s[0] == slot[0] and model[s] == model[slot] and scene.level(owner[s]) < level),
+                    None,
+                )
+                if better is not None:
+                    spare.remove(better)
+                    spare.append(slot)
+                    slots[at] = better
+            if slots != slots_of(there):
+                claims.give(other, tuple((n, tuple(sorted(g for m, g in slots if m == n))) for n, _ in there))
+
     def _give_back(self, lent: Mapping[int, Allocation]) -> None:
         """Elastic jobs of higher priorities give what they borrowed and others were given, in whole replicas."""
         claims, jobs = self._scene.claims, self._scene.book.jobs
@@ -249,6 +278,7 @@ class Passes:
         before = len(outcome.stop)
         self.wake_s = min(self.wake_s, self._ask(world, self._now_s, may_preempt=self._may_preempt))
         take(world, scene, self._candidates, outcome)
+        self._lowest_first(there.lent)
         self._give_back(there.lent)
         worlds.kept = worlds.memory()
         if len(self.seen) == KEPT:
