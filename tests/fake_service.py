@@ -36,6 +36,7 @@ from gpuloom.live.submission.actions import Action, impossible, so_already
 from gpuloom.live.submission.spec import JobSpec, job_spec
 from gpuloom.live.views import cluster
 from gpuloom.live.views.answers import (
+    GroupView,
     JobView,
     NodeView,
     PolicyView,
@@ -79,6 +80,7 @@ class FakeService:
         self.files, self.silent = LocalFiles(home / "runs"), set[str]()
         self.book = Book()
         self.samples: list[Figures] = []
+        self.groups_now: list[GroupView] = []
         self.log: list[Event] = []
         self.past: dict[int, list[Attempt]] = {}
         self.keys: dict[str, tuple[str, list[list[int]]]] = {}
@@ -431,6 +433,9 @@ class FakeService:
                 row["gpu_s"] += job.held_gpu_s
                 row["failed"] += job.phase is Phase.FAILED
             return [cluster.usage_row(Usage(**row)) for row in rows.values()]
+
+    def groups(self) -> list[GroupView]:
+        return self.groups_now
 
     def stats(self, *, since_s: float | None, until_s: float | None, user: str | None) -> StatsView:
         return stats_view(self._records(), since_s, until_s, user, self.clock())

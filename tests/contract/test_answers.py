@@ -53,6 +53,7 @@ def test_every_answer_is_as_published(tmp_path: Path) -> None:
             "policy",
             "policy?state=true",
             "usage?by=user",
+            "groups",
             "stats",
             "stats/series",
             "status",

@@ -589,6 +589,22 @@ def test_usage_and_history(api: Api, tmp_path: Path) -> None:
     assert "stdout" in run("history", "export", "-", "--json", code=2).stderr
 
 
+def test_groups_are_listed(api: Api) -> None:
+    assert run("ls", "--groups").stdout == "no job shares its GPUs with another one\n"
+    members: Any = [
+        {"job": 1, "name": "train", "user": "ada", "expected_rate": 0.75, "it_per_s": 12.5},
+        {"job": 2, "name": "serve", "user": "bob", "expected_rate": 1.0, "it_per_s": None},
+    ]
+    gpus = {"node0": [0, 1], "node1": [3]}
+    api.service.groups_now = [{"members": members, "gpus": gpus, "since_s": time.time() - 60.0}]
+    lines = [line.split() for line in run("ls", "--groups").stdout.splitlines()]
+    assert lines[0] == ["group", "id", "name", "user", "GPUs", "since", "expected", "it/s"]
+    assert lines[1] == ["1", "1", "train", "ada", "node0:0,1;node1:3", "1m", "00s", "ago", "0.75", "12.5"]
+    assert lines[2][-2:] == ["1.00", "-"]
+    assert told("ls", "--groups") == api.service.groups_now
+    assert "give it alone" in run("ls", "--groups", "--all", code=2).stderr
+
+
 def test_policy_show(api: Api) -> None:
     text = run("policy", "show").stdout
     assert text.splitlines()[0].startswith("fifo")

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from gpuloom.core.replicas import Replicas
     from gpuloom.live.views.answers import (
         AttemptView,
+        GroupMemberView,
+        GroupView,
         JobView,
         MemberView,
         ShowView,
@@ -57,6 +59,40 @@ OPEN: tuple[StateOfJob, ...] = ("running", "starting", "stopping", "frozen", "qu
 ENDED: tuple[StateOfJob, ...] = ("finished", "failed", "cancelled")
 RECENT = 5
 """Ended jobs that `ls` shows beside those that have not ended."""
+
+
+def _say_groups(home: Path | None, *, as_json: bool) -> None:
+    """Jobs that share GPUs, group by group."""
+    with connect(home) as client:
+        found = client.groups()
+    if as_json:
+        say_json(found)
+        return
+    if not found:
+        click.echo("no job shares its GPUs with another one")
+        return
+    rows = [(number, group, member) for number, group in enumerate(found, 1) for member in group["members"]]
+    columns: Sequence[Column[tuple[int, GroupView, GroupMemberView]]] = (
+        Column("group", lambda row: str(row[0]), right=True),
+        Column("id", lambda row: str(row[2]["job"]), right=True),
+        Column("name", lambda row: plain(row[2]["name"]), gives=True),
+        Column("user", lambda row: plain(row[2]["user"]), gives=True),
+        Column("GPUs", lambda row: plain(where_of(row[1]["gpus"])), gives=True),
+        Column("since", lambda row: ago(row[1]["since_s"])),
+        Column("expected", lambda row: _rate(row[2]["expected_rate"], ".2f"), right=True),
+        Column("it/s", lambda row: _rate(row[2]["it_per_s"], ".4g"), right=True),
+    )
+    show_table(columns, rows)
+    click.echo("expected: part of its speed alone that the policy's model of sharing leaves to a job")
+
+
+def where_of(gpus: Mapping[str, Sequence[int]]) -> str:
+    """'host:0,1;other:3'."""
+    return ";".join(f"{node}:{','.join(map(str, indices))}" for node, indices in gpus.items())
+
+
+def _rate(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
 
 
 @click.command()
@@ -72,6 +108,7 @@ RECENT = 5
     metavar="N",
     help="At most the first N of the list.",
 )
+@click.option("--groups", is_flag=True, help="Jobs that share GPUs, and since when.")
 @click.option("--watch", "-w", is_flag=True, help="Keep the table on the screen until Ctrl-C.")
 @click.option(
     "--every",
@@ -90,6 +127,7 @@ def ls(
     me: bool,
     names: tuple[str, ...],
     limit: int | None,
+    groups: bool,
     watch: bool,
     every_s: float,
     as_json: bool,
@@ -105,7 +143,13 @@ def ls(
       gpuloom ls --me --state failed --state cancelled -n 20
       gpuloom ls --all --name 'sweep*' --json
       gpuloom ls --watch
+      gpuloom ls --groups
     """
+    if groups:
+        if every or states or users or me or names or limit is not None or watch:
+            raise click.UsageError("--groups lists all groups: give it alone, or with --json")
+        _say_groups(home, as_json=as_json)
+        return
     if me:
         from gpuloom.client.client import current_user
 

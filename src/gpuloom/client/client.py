@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         ArrayChange,
         EventPage,
         EventView,
+        GroupList,
+        GroupView,
         Health,
         JobList,
         JobPage,
@@ -453,6 +455,11 @@ class Client:
         """GPU-seconds held, by 'user', 'name', 'day' or 'node'. Times are epoch seconds."""
         found: UsageList = self._get("/v1/usage", {"by": by, "since": since_s, "until": until_s})
         return found["usage"]
+
+    def groups(self) -> list[GroupView]:
+        """Jobs that hold the same GPUs at the same time, and since when."""
+        found: GroupList = self._get("/v1/groups")
+        return found["groups"]
 
     def stats(
         self, *, user: str | None = None, since_s: float | None = None, until_s: float | None = None

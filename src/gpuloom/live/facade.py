@@ -31,6 +31,7 @@ from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.live.submission.submitting import Submissions
 from gpuloom.live.views.answers import (
     FailureView,
+    GroupView,
     JobView,
     NodeView,
     PolicyView,
@@ -53,6 +54,7 @@ from gpuloom.live.views.cluster import (
     usage_row,
 )
 from gpuloom.live.views.figures import series_view, stats_view
+from gpuloom.live.views.groups import groups_view
 from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.live.views.policy import policy_view, with_state
@@ -204,6 +206,9 @@ class LiveService:
         now_s = self._scheduler.clock.now()
         until = now_s if until_s is None else min(until_s, now_s)
         return [usage_row(row) for row in self._store.usage(since_s=since_s or 0.0, until_s=until, by=by)]
+
+    def groups(self) -> Sequence[GroupView]:
+        return self._scheduler.do(lambda: groups_view(self._scheduler, self._sights))
 
     def stats(self, *, since_s: float | None, until_s: float | None, user: str | None) -> StatsView:
         return stats_view(self._store, since_s, until_s, user, self._scheduler.clock.now())

@@ -46,6 +46,7 @@ from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.record import PolicyRecord
 from gpuloom.live.planning.standby import FALLBACK
 from gpuloom.live.records.forgetting import Forgetting
+from gpuloom.live.records.groups import Groups
 from gpuloom.live.records.ledger import Ledger
 from gpuloom.live.records.work import WorkDone
 from gpuloom.live.sights import Sights
@@ -152,6 +153,7 @@ class Scheduler:
         self._blocked_until_s = -math.inf
         self.policy_record = PolicyRecord(self.planning, self.ledger, lambda: self._inbox.put(lambda: None))
         self.forgetting = Forgetting(self.ledger)
+        self.groups = Groups(self.book, clock.now)
         self.sampler = Sampler(self.ledger, self.planning.scene, sights)
         self._early: dict[str, RunStatus] = {}
         """News that came before it was known what runs."""

@@ -16,6 +16,7 @@ from gpuloom.executors.node import RunFiles
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views.answers import (
+    GroupView,
     JobView,
     NodeView,
     PolicyView,
@@ -136,6 +137,10 @@ class Service(Protocol):
         ...
 
     def usage(self, *, since_s: float | None, until_s: float | None, by: str) -> Sequence[UsageRow]: ...
+
+    def groups(self) -> Sequence[GroupView]:
+        """Jobs that hold the same GPUs at the same time."""
+        ...
 
     def stats(self, *, since_s: float | None, until_s: float | None, user: str | None) -> StatsView:
         """Figures of what ran in a span of time, by default the last day; user: of one alone."""

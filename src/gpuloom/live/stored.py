@@ -24,6 +24,7 @@ from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views.answers import (
+    GroupView,
     JobView,
     NodeView,
     PolicyView,
@@ -178,6 +179,9 @@ class StoredService:
 
     def pilots(self) -> PilotsView:
         return NO_PILOTS
+
+    def groups(self) -> Sequence[GroupView]:
+        return []  # nothing runs that is known of
 
     def policy(self, *, state: bool = False) -> PolicyView:
         self._refuse()

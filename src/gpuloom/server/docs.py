@@ -11,6 +11,7 @@ from gpuloom.live.views.answers import (
     ArrayChange,
     Ending,
     EventPage,
+    GroupList,
     Health,
     JobList,
     JobPage,
@@ -322,6 +323,12 @@ usage = _route(
         usage=[{"key": "ada", "jobs": 3, "attempts": 4, "held_s": 7200.0, "gpu_s": 14400.0, "failed": 1}]
     ),
     tags=["cluster"],
+)
+groups = _route(
+    "list_groups",
+    "Jobs that hold the same GPUs at the same time, and since when.",
+    GroupList,
+    tags=["jobs"],
 )
 stats = _route(
     "get_stats",

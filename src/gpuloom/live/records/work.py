@@ -76,6 +76,11 @@ class WorkDone:
                 run.from_s = self._now_s
             run.rate, run.alone = rate, False
 
+    def rate_of(self, job: int) -> float | None:
+        """Part of its speed alone at which it is expected to work now; None: no attempt of it is under way."""
+        run = self._runs.get(job)
+        return None if run is None else run.rate
+
     def was_alone(self, job: int) -> bool:
         """Whether its attempt has had its GPUs for itself, without a break: what it reports measures its speed."""
         run = self._runs.get(job)

@@ -394,6 +394,30 @@ class NodeList(TypedDict):
     nodes: list[NodeView]
 
 
+class GroupMemberView(TypedDict):
+    """A job that shares its GPUs with others."""
+
+    job: int
+    name: str
+    user: str
+    expected_rate: Annotated[float | None, "Part of its speed alone that the policy's model expects."]
+    it_per_s: Annotated[float | None, "Iterations per second that it reports."]
+
+
+class GroupView(TypedDict):
+    """Jobs that hold the same GPUs at the same time."""
+
+    members: list[GroupMemberView]
+    gpus: Annotated[dict[str, list[int]], "All GPUs of the members, by node."]
+    since_s: Annotated[float, "Since when it is these members."]
+
+
+class GroupList(TypedDict):
+    """All groups."""
+
+    groups: list[GroupView]
+
+
 class FailureView(TypedDict):
     """A policy that fails, and its last failure."""
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from gpuloom.core.job import NodeState
-from gpuloom.live.views.answers import NodeList, UsageList
+from gpuloom.live.views.answers import GroupList, NodeList, UsageList
 from gpuloom.server import bodies, docs
 from gpuloom.server.context import Context
 from gpuloom.server.encoded import JsonResponse
@@ -61,6 +61,10 @@ def router(context: Context) -> APIRouter:
         by: Annotated[Literal["user", "name", "day", "node"], Query(description="A row for each of these.")] = "user",
     ) -> JsonResponse:
         return JsonResponse(UsageList(usage=list(service.usage(since_s=since, until_s=until, by=by))))
+
+    @routes.get("/v1/groups", **docs.groups)
+    def list_groups() -> JsonResponse:
+        return JsonResponse(GroupList(groups=list(service.groups())))
 
     @routes.get("/v1/stats", **docs.stats)
     def get_stats(since: Since = None, until: Until = None, user: OfUser = None) -> JsonResponse:

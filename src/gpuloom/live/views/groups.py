@@ -1,0 +1,38 @@
+"""Groups of jobs that share GPUs, as the API shows them."""
+
+from __future__ import annotations
+
+from gpuloom.core.job import Attempt
+from gpuloom.core.progress import it_per_s
+from gpuloom.live.records.groups import Group
+from gpuloom.live.scheduler import Scheduler
+from gpuloom.live.sights import Sights
+from gpuloom.live.views.answers import GroupMemberView, GroupView
+
+
+def groups_view(scheduler: Scheduler, sights: Sights) -> list[GroupView]:
+    """All groups. In the scheduler's thread."""
+    return [_group(scheduler, sights, group) for group in scheduler.groups.all()]
+
+
+def _group(scheduler: Scheduler, sights: Sights, group: Group) -> GroupView:
+    gpus: dict[str, list[int]] = {}
+    for node, index in group.slots:
+        gpus.setdefault(node, []).append(index)
+    attempts = scheduler.book.attempts
+    return {
+        "members": [_member(scheduler, sights, attempts[job]) for job in group.members],
+        "gpus": gpus,
+        "since_s": group.since_s,
+    }
+
+
+def _member(scheduler: Scheduler, sights: Sights, attempt: Attempt) -> GroupMemberView:
+    job, usage = scheduler.book.jobs[attempt.job], sights.usage(attempt)
+    return {
+        "job": job.id,
+        "name": job.name,
+        "user": job.user,
+        "expected_rate": scheduler.work.rate_of(job.id),
+        "it_per_s": None if usage is None else it_per_s(usage.progress),
+    }
