@@ -221,6 +221,8 @@ def test_an_elastic_job_replays_with_its_range_and_its_speeds() -> None:
     sizes = {1: ModelSpeed(1.0, SpeedSource.MEASURED), 2: ModelSpeed(1.5, SpeedSource.MEASURED)}
     found = trace_of(past, 0.0, pace_of=lambda job: Pace({}, sizes))
     assert found.duration_s.tolist() == [20.0]
+    assert found.ran is not None
+    assert found.ran.held_s.tolist() == [25.0]  # GPU-seconds over the one GPU that it asks for
     assert found.scaling is not None
     assert (found.scaling.min_gpus.tolist(), found.scaling.max_gpus.tolist()) == ([1], [2])
     text = trace_csv(past, 0.0, "1x2", pace_of=lambda job: Pace({}, sizes))

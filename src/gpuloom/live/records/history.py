@@ -92,7 +92,7 @@ def trace_of(history: History, interval_s: float, *, pace_of: PaceOf = lambda jo
         ran=Ran(
             np.array([attempts[0].started_s for _, attempts in rows]) - origin,
             np.array([ends[job.id] for job, _ in rows]) - origin,
-            np.array([sum(attempt.held_s for attempt in attempts) for _, attempts in rows]),
+            np.array([sum(_held_s(attempt, job) for attempt in attempts) for job, attempts in rows]),
             np.array([len(attempts) for _, attempts in rows], dtype=np.int32),
         ),
         speeds=speeds_of(paces),
@@ -130,6 +130,11 @@ def _work_and_overhead(attempts: Sequence[Attempt], pace: Pace) -> tuple[float, 
         longest = max(attempts, key=lambda attempt: attempt.held_s)
         work, lost = longest.held_s * _speed(longest, pace), lost - longest.held_s
     return work, lost / max(starts, 1)
+
+
+def _held_s(attempt: Attempt, job: Job) -> float:
+    """For how long it held GPUs; of an elastic job, as many as it asks for: so that GPU-seconds are right."""
+    return attempt.held_s * gpus_in(attempt.allocation) / job.gpus if job.spec.elastic else attempt.held_s
 
 
 def _speed(attempt: Attempt, pace: Pace) -> float:
