@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import jobs
+from gpuloom.core.job import gpus_in
 from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.workload import Speeds, Workload
 from gpuloom.live.planning.estimates import TOLERANCE, TOLERANCE_S
@@ -190,6 +191,40 @@ def test_what_a_job_borrowed_is_not_kept_from_one_of_lower_priority(policy: str)
     # The third needs two GPUs where one can be had: it waits for the second (weave has them share).
     assert policy == "weave" or live.first_s[3] == pytest.approx(live.end_s[2], abs=0.1)
     assert sizes[-1] == (1, 4)
+
+
+class Switching(Planned):
+    """Another policy is set at 300 s, and the one of before at 1200 s. others: jobs that then had other sizes than they
+    ask for."""
+
+    to = ""
+    others: tuple[int, ...] = ()
+
+    def _pass(self, now: float) -> None:
+        seat = self.planning.seat
+        wanted = self.to if 300.0 <= now < 1200.0 else "elastic-goodput"
+        if seat.written != wanted:
+            sizes = {number: gpus_in(attempt.allocation) for number, attempt in self.book.attempts.items()}
+            self.others += tuple(job for job, gpus in sizes.items() if gpus != self.tasks[job - 1].gpus)
+            self.planning.use(seat.made(wanted), wanted, 0.0)
+        super()._pass(now)
+
+
+@pytest.mark.parametrize("policy", ["fifo:backfill=easy", "srtf", "gavel", "hlas", "muri-l", "antman", "rl"])
+def test_a_policy_that_does_not_resize_takes_over_jobs_of_other_sizes(policy: str) -> None:
+    random = np.random.default_rng(7)
+    tasks = [
+        replace(task, more={"elastic": f"{max(task.gpus // 2, 1)}-{task.gpus * 2}"}) if random.random() < 0.7 else task
+        for task in drawn(7, 40, 8)
+    ]
+    live = Switching(tasks, "elastic-goodput", slots=8)
+    live.to = policy
+    live.run()
+    assert live.others
+    assert live.planning.seat.standby.failure is None
+    for at_s, job, slots in live.starts:
+        if 300.0 < at_s < 1199.0 and policy != "rl":
+            assert len(slots) == tasks[job - 1].gpus
 
 
 @pytest.mark.parametrize("policy", ["elastic:check_minutes=0.2", "elastic-goodput"])
