@@ -287,7 +287,7 @@ def test_show(api: Api) -> None:
     ):
         assert part in text
     assert "failed: exit code 3" in run("show", "5").stdout
-    assert set(told("show", "2_1")) == {"job", "spec", "speeds", "sizes", "attempts", "events", "log"}
+    assert set(told("show", "2_1")) == {"job", "spec", "speeds", "sizes", "attempts", "events", "log", "group"}
     with pytest.raises(InputError, match="stands for 3 jobs"):
         run("show", "2_")
     with pytest.raises(NotFoundError, match="no job 77"):

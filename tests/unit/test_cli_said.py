@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from io import StringIO
 from typing import Any
@@ -389,9 +390,17 @@ SHOWN: dict[str, Any] = {
 }  # fmt: skip
 
 
+def test_with_whom_a_job_shares(capsys: pytest.CaptureFixture[str]) -> None:
+    members = [{"job": number} for number in (1, 4, 5, 6)]
+    group = {"members": members, "gpus": {"n": [0]}, "since_s": time.time() - 60.0}
+    said = shown(capsys, {}, [], group=group, id=1)["shares with"]
+    assert said == "4-6, since 1m 00s ago (gpuloom ls --groups)"
+    assert "shares with" not in shown(capsys, {}, [])
+
+
 def shown(capsys: pytest.CaptureFixture[str], spec: Any, runs: list[Any], **fields: Any) -> dict[str, str]:
     found: Any = {"job": {**SHOWN, **fields}, "spec": {"command": ["a"], **spec}, "speeds": [], "attempts": runs}
-    found |= {"log": "", "sizes": []}
+    found |= {"log": "", "sizes": [], "group": fields.pop("group", None)}
     jobs._show(found)
     lines = capsys.readouterr().out.splitlines()
     return {line[:15].rstrip(" :"): line[15:] for line in lines}

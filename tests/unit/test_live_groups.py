@@ -96,5 +96,7 @@ def test_a_pair_on_a_gpu_live() -> None:
     assert rates[1] is not None
     assert 0 < rates[1] <= 1
     assert (group["gpus"], group["since_s"]) == ({"here": [0]}, pytest.approx(began_s))
+    assert live.service.show(high)["group"] == group
     live.end(f"{low}.1")
+    assert live.service.show(high)["group"] is None
     assert live.service.groups() == []

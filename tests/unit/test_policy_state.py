@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from api_client import TOKEN, Local
 from builders import POLICIES, jobs
-from gpuloom.cli.policy_state import say_state
+from gpuloom.cli.policy_state import say_policy, say_state
 from gpuloom.core.decision import Decision
 from gpuloom.core.policy_state import (
     ElasticState,
@@ -399,6 +399,19 @@ def test_states_are_printed() -> None:
     assert "table: 1 × " in rl
     assert "compute/communication unknown: 1x" in rl
     assert " visits)" in rl
+
+
+def test_what_lacks_is_printed_on_a_line_of_its_own() -> None:
+    live = Rehearsal("muri-l", models=["V100"])
+    live.submit({})
+
+    @click.command()
+    def say() -> None:
+        say_policy(live.service.policy(state=True))
+
+    lines = CliRunner().invoke(say, [], catch_exceptions=False).stdout.splitlines()
+    assert any(line.startswith("lacks stages: Policy muri-l weaves jobs by their stage times") for line in lines)
+    assert lines[-1].startswith("it keeps no state of its own")
 
 
 def words(text: str) -> list[list[str]]:

@@ -21,6 +21,7 @@ from gpuloom.cli.live import (
     numbers,
     one_number,
     plain,
+    runs_of,
     say_json,
     say_json_line,
     short,
@@ -89,6 +90,14 @@ def _say_groups(home: Path | None, *, as_json: bool) -> None:
 def where_of(gpus: Mapping[str, Sequence[int]]) -> str:
     """'host:0,1;other:3'."""
     return ";".join(f"{node}:{','.join(map(str, indices))}" for node, indices in gpus.items())
+
+
+def _beside(found: ShowView, job: int) -> list[tuple[str, str]]:
+    """With whom a job shares its GPUs, if with anybody."""
+    if (group := found["group"]) is None:
+        return []
+    others = runs_of(sorted(member["job"] for member in group["members"] if member["job"] != job))
+    return [("shares with", f"{others}, since {ago(group['since_s'])} (gpuloom ls --groups)")]
 
 
 def _rate(value: float | None, form: str) -> str:
@@ -254,6 +263,7 @@ def _show(found: ShowView) -> None:
         ("in", spec.workdir or "-"),
         ("asks for", _requests(spec)),
         ("where", job["where"] or "-"),
+        *_beside(found, job["id"]),
         ("submitted", ago(job["submitted_s"])),
         ("waited, ran", f"{short(job['waited_s'])}, {short(job['run_s'])}"),
     ]

@@ -59,7 +59,8 @@ def say_policy(found: PolicyView) -> None:
         click.echo()
         show_table(columns, found["parameters"])
     for lack in found["lacks"]:
-        click.echo(plain(f"\nlacks {lack['input']}: {lack['text']}"))
+        click.echo()
+        click.echo(plain(f"lacks {lack['input']}: {lack['text']}"))
     click.echo()
     if found["state_problem"]:
         click.echo(plain(f"its state can't be told: {found['state_problem']}"))
@@ -182,7 +183,7 @@ def _rl(state: RlStateView) -> None:
     size = f"{len(state['groups'])} × {state['placements']}"
     click.echo(
         f"table: {size} (groups × placements), {plural(state['tried'], 'entry', 'entries')} tried, "
-        f"{state['updates']:,} updates; mean |ΔQ| of the last ones {state['mean_change']:.4f}"
+        f"{plural(state['updates'], 'update')}; mean |ΔQ| of the last ones {state['mean_change']:.4f}"
     )
     click.echo(
         f"mode {plain(state['mode'])}, epsilon {state['epsilon']:.3f} after {plural(state['handled'], 'job')}; groups "
@@ -191,7 +192,7 @@ def _rl(state: RlStateView) -> None:
     for group in state["groups"]:
         ratio = "unknown" if group["ratio"] is None else f"{group['ratio']:.3g}"
         best = [
-            f"{plain(entry['placement'])} {entry['value']:.3f} ({entry['visits']:.0f} visits)"
+            f"{plain(entry['placement'])} {entry['value']:.3f} ({plural(round(entry['visits']), 'visit')})"
             for entry in group["entries"][:ENTRIES]
             if entry["value"] is not None
         ]

@@ -110,7 +110,11 @@ class LiveService:
         events = self._store.events(job=job, limit=200, newest=True)
         log = log_place(attempts[-1], self._here) if attempts else ""
         pace = self._scheduler.planning.scene.pace(record)
-        return show_view(self._views([record])[0], record.spec, pace, attempts, events, log)
+        group = self._group_of(job) if record.phase in ACTIVE and not self._scheduler.stuck() else None
+        return show_view(self._views([record])[0], record.spec, pace, attempts, events, log, group)
+
+    def _group_of(self, job: int) -> GroupView | None:
+        return next((g for g in self.groups() if any(member["job"] == job for member in g["members"])), None)
 
     def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Sequence[JobView]:
         return self._changed(self._changes.cancel(jobs, grace_s=grace_s), jobs)

@@ -225,6 +225,7 @@ class ShowView(TypedDict):
     attempts: list[AttemptView]
     events: Annotated[list[EventView], "The last ones about it."]
     log: Annotated[str, "Path of its last log; NODE:PATH where that is on another machine, the path in its home."]
+    group: Annotated[GroupView | None, "Those that share GPUs with it now, it among them; null: nobody does."]
 
 
 class WhyView(TypedDict):

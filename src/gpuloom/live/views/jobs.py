@@ -21,6 +21,7 @@ from gpuloom.live.views.answers import (
     AttemptView,
     Dependency,
     EventView,
+    GroupView,
     JobView,
     MemberView,
     RatesView,
@@ -199,9 +200,16 @@ def event_view(event: Event) -> EventView:
 
 
 def show_view(
-    view: JobView, spec: Spec, pace: Pace, attempts: Sequence[Attempt], events: Sequence[Event], log: str
+    view: JobView,
+    spec: Spec,
+    pace: Pace,
+    attempts: Sequence[Attempt],
+    events: Sequence[Event],
+    log: str,
+    group: GroupView | None = None,
 ) -> ShowView:
-    """Everything about a job. pace: how fast it is on each GPU model. log: where its last log is; '' for none."""
+    """Everything about a job. pace: how fast it is on each GPU model. log: where its last log is; '' for none. group:
+    of which it is a member."""
     return {
         "job": view,
         "spec": spec.to_json(),
@@ -210,6 +218,7 @@ def show_view(
         "attempts": [attempt_view(attempt, spec.replicas) for attempt in attempts],
         "events": [event_view(event) for event in events],
         "log": log,
+        "group": group,
     }
 
 
