@@ -2,6 +2,7 @@
 
     python bench/live_policies.py
     python bench/live_policies.py --policies hlas,weave --jobs 8 --json -
+    python bench/live_policies.py --policies hlas,hlas:blind=yes,tiresias --together --jobs 12
     python bench/live_policies.py --write          (docs/results/live.md)
 
 A head without GPUs, and three nodes that join it: two CPU slots that pretend to be V100, twice two that pretend to be
@@ -124,14 +125,14 @@ class Planned:
         return self.steps * STEP_S
 
 
-def drawn(jobs: int, seed: int, scale: float, *, elastic: bool = False) -> list[Planned]:
+def drawn(jobs: int, seed: int, scale: float, *, gaps: float = 1.0, elastic: bool = False) -> list[Planned]:
     """A workload: 1 or 2 GPUs, 3 to 12 s of work on a K80 (log-uniform) times `scale`, more of it than the cluster
     can do at once. Times of submission differ by what is more than any start takes."""
     random = np.random.default_rng(seed)
     gpus = random.choice([1, 2], jobs, p=[0.7, 0.3])
     takes = scale * np.exp(random.uniform(np.log(3.0), np.log(12.0), jobs))
     faster = random.choice([1.25, 2.0, 4.0], jobs)
-    at = np.concatenate([[0.0], np.cumsum(random.uniform(0.4, 1.2, jobs - 1))]) * scale
+    at = np.concatenate([[0.0], np.cumsum(random.uniform(0.4, 1.2, jobs - 1))]) * scale * gaps
     models = random.choice(list(PARTS), jobs)
     most = np.where(elastic & (gpus == 1) & (random.random(jobs) < 0.5), 2, gpus)
     return [
@@ -321,24 +322,35 @@ def _models(found: SimResult) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(f"{gpus} {model}" for _, (gpus, model) in sorted(one.items())) for one in runs)
 
 
-def steady(policy: str, jobs: int, scale: float, first: int = 1) -> list[Planned]:
-    """The first workload that is decided alike however small things come. Raises GpuloomError: there is none."""
-    resizes = load_policy(policy).resizes
+def steady(policies: Sequence[str], jobs: int, scale: float, first: int = 1, gaps: float = 1.0) -> list[Planned]:
+    """The first workload that each of these policies decides alike however small things come, and in which somebody's
+    size changes if one of them resizes. Raises GpuloomError: there is none."""
+    resizing = [policy for policy in policies if load_policy(policy).resizes]
     for seed in range(first, first + TRIED):
-        plan, random = drawn(jobs, seed, scale, elastic=resizes), np.random.default_rng(seed)
-        at = np.array([job.at_s for job in plan])
-        found: set[tuple[tuple[str, ...], ...]] = set()
-        for start_s in STARTS_S:
-            for late in (np.zeros(jobs), random.uniform(0.0, LATE_S, jobs), random.uniform(0.0, LATE_S, jobs)):
-                found.add(simulated(plan, (at + late - late[0]).tolist(), policy, start_s).on)
+        plan = drawn(jobs, seed, scale, gaps=gaps, elastic=bool(resizing))
+        found = {policy: _decided(plan, policy, seed) for policy in policies}
+        if None not in found.values() and all(_resizes(found[policy] or ()) for policy in resizing):
+            return plan
+    raise GpuloomError(
+        f"{', '.join(policies)}: of {TRIED} workloads each hangs on milliseconds; take fewer jobs, or longer ones"
+    )
+
+
+def _decided(plan: Sequence[Planned], policy: str, seed: int) -> tuple[tuple[str, ...], ...] | None:
+    """Who runs where; None if that hangs on milliseconds."""
+    random = np.random.default_rng(seed)
+    at, jobs = np.array([job.at_s for job in plan]), len(plan)
+    found: set[tuple[tuple[str, ...], ...]] = set()
+    for start_s in STARTS_S:
+        for late in (np.zeros(jobs), random.uniform(0.0, LATE_S, jobs), random.uniform(0.0, LATE_S, jobs)):
+            found.add(simulated(plan, (at + late - late[0]).tolist(), policy, start_s).on)
             if len(found) > 1:
-                break
-        else:
-            (on,) = found
-            sizes = any(len({run.split()[0] for run in one}) > 1 for one in on)
-            if sizes or not resizes:
-                return plan
-    raise GpuloomError(f"{policy}: of {TRIED} workloads each hangs on milliseconds; take fewer jobs, or longer ones")
+                return None
+    return found.pop()
+
+
+def _resizes(on: Sequence[Sequence[str]]) -> bool:
+    return any(len({run.split()[0] for run in runs}) > 1 for runs in on)
 
 
 def compared(plan: Sequence[Planned], policy: str) -> Compared:
@@ -368,17 +380,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1, help="the first workload that is tried")
     parser.add_argument("--scale", type=float, default=1.0, help="jobs so many times as long")
+    parser.add_argument("--gaps", type=float, default=1.0, help="between submissions, so many times as long")
     parser.add_argument(
         "--policies", type=lambda text: text.split(","), default=list(POLICIES), help="ids or full texts"
     )
+    parser.add_argument("--together", action="store_true", help="the same workload under all of these policies")
     parser.add_argument("--json", metavar="FILE|-", help="write the figures, with every job's")
     parser.add_argument("--write", action="store_true", help="write the table into docs/results/live.md")
     given = parser.parse_args()
     print(f"{'policy':<72} {'live':>8} {'simulated':>10} {'differ':>9}  placed differently", file=sys.stderr)
     rows: list[dict[str, Any]] = []
-    for policy in given.policies:
-        text = POLICIES.get(policy, policy)
-        one = compared(steady(text, given.jobs, given.scale, given.seed), text)
+    texts = [POLICIES.get(policy, policy) for policy in given.policies]
+    together = steady(texts, given.jobs, given.scale, given.seed, given.gaps) if given.together else []
+    for text in texts:
+        plan = together if given.together else steady([text], given.jobs, given.scale, given.seed, given.gaps)
+        one = compared(plan, text)
         rows.append(one.as_json())
         print(
             f"{one.policy:<72} {one.live.avg_jct_s:6.2f} s {one.simulated.avg_jct_s:8.2f} s "

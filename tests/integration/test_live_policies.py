@@ -19,7 +19,7 @@ def test_every_policy_is_there() -> None:
 
 
 def test_a_workload_that_hangs_on_milliseconds_is_not_taken() -> None:
-    plan = live_policies.steady("srtf", 6, 1.0)
+    plan = live_policies.steady(["srtf"], 6, 1.0)
     for start_s in (0.07, 0.25):
         late = [job.at_s + (0.03 if index % 2 else 0.0) for index, job in enumerate(plan)]
         again = live_policies.simulated(plan, late, "srtf", start_s)
@@ -27,17 +27,17 @@ def test_a_workload_that_hangs_on_milliseconds_is_not_taken() -> None:
 
 
 def test_under_policies_that_resize_some_jobs_change_their_size() -> None:
-    plan = live_policies.steady("elastic-goodput", 8, 1.0)
+    plan = live_policies.steady(["elastic-goodput"], 8, 1.0)
     on = live_policies.simulated(plan, [job.at_s for job in plan], "elastic-goodput", 0.12).on
     assert any(len({run.split()[0] for run in runs}) > 1 for runs in on)
-    assert all(job.most == job.gpus for job in live_policies.steady("srtf", 8, 1.0))
+    assert all(job.most == job.gpus for job in live_policies.steady(["srtf"], 8, 1.0))
 
 
 def test_where_none_is_found_it_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_policies, "TRIED", 3)
     monkeypatch.setattr(live_policies, "STARTS_S", (0.1, 50.0))
     with pytest.raises(GpuloomError, match="srtf: of 3 workloads each hangs on milliseconds; take fewer jobs"):
-        live_policies.steady("srtf", 8, 1.0)
+        live_policies.steady(["srtf"], 8, 1.0)
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_jobs_really_run_and_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("sys.argv", ["live_policies.py", *words])
     live_policies.main()
     (row,) = json.loads(found.read_text())
-    plan = live_policies.steady(live_policies.POLICIES["hlas"], 3, 1.0)
+    plan = live_policies.steady([live_policies.POLICIES["hlas"]], 3, 1.0)
     for job, planned in zip(row["jobs"], plan, strict=True):
         assert {run.split()[1] for run in job["live_on"]} <= {"K80", "V100"}
         assert job["live_jct_s"] >= planned.takes_s / planned.faster, "no faster than its fastest model lets it"
