@@ -206,6 +206,16 @@ def test_a_lost_gpu_is_told_from_one_that_does_not_answer() -> None:
     assert (reading.lost, reading.error) == (False, "NVML: Unknown Error")
 
 
+def test_a_gpu_that_is_back_tells_its_memory_as_before() -> None:
+    gpu = FakeGpu("GPU-a", hidden=1200)
+    nvml = Nvml(FakeNvml(gpu))
+    before = nvml.read("GPU-a").memory_used_mib
+    gpu.error = pynvml.NVML_ERROR_GPU_IS_LOST
+    assert nvml.read("GPU-a").lost
+    gpu.error = None
+    assert nvml.read("GPU-a").memory_used_mib == before
+
+
 def test_after_reopening_gpus_are_found_by_uuid_again() -> None:
     gpu, other = FakeGpu("GPU-a"), FakeGpu("GPU-b", utilization=5)
     fake = FakeNvml(gpu, other)

@@ -78,6 +78,7 @@ def test_the_figures_of_what_happened() -> None:
     found = as_it_ran(taken(), parse_cluster("1x2:V100"))
     assert found is not None
     assert (found.avg_jct_s, found.makespan_s, found.restarts, found.finished) == (160.0, 225.0, 1, 2)
+    assert (found.moves, found.resizes, found.events) == (0, 0, 0)
     assert found.utilization == pytest.approx(200 / 225)
     assert found.avg_queue_length == pytest.approx((5 + 95 + 20) / 225)
     assert found.timeline.time_s.tolist() == [0.0, 5.0, 10.0, 105.0, 225.0]
