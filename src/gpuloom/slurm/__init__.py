@@ -1,4 +1,4 @@
 """Slurm below gpuloom: its commands and what they print, the script of a pilot, and the controller of pilots.
 
-May import: core, bounded.
+May import: core, bounded, files.
 """
