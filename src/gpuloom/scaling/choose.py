@@ -96,14 +96,17 @@ def prices(options: Options, value: F8, capacity: F8) -> F8:
 
 def _price(value: F8, gpus: F8, other: F8, capacity: float) -> float:
     """The price of one model. other: what each job nets elsewhere."""
+    # Asked at every step for the same jobs: those that can't have it are left out, the best is taken from where it is.
+    able = (value > -np.inf).any(axis=1)
+    theirs, elsewhere = value[able], other[able]
+    first = np.arange(len(theirs)) * len(gpus)
 
     def demand(price: float) -> float:
-        net = value - price * gpus
-        best = net.max(axis=1)
-        takes = (best >= other) & (best > -np.inf)
-        return float(gpus[net.argmax(axis=1)[takes]].sum())
+        net = theirs - price * gpus
+        best = net.argmax(axis=1)
+        return float(np.add.reduce(gpus.take(best[net.take(first + best) >= elsewhere])))
 
-    if not len(value) or demand(0.0) <= capacity:
+    if not len(theirs) or demand(0.0) <= capacity:
         return 0.0
     # At the highest price of all everybody has their smallest option, or goes elsewhere.
     finite = np.where(np.isfinite(value), value, np.nan)
