@@ -240,7 +240,7 @@ def spread(
             here = [pool_of_node[place.nodes[0]] for place in at]
             for group, pool in zip(mine[: len(some)], here, strict=False):
                 group.values[:] = [worth[job][pool] for job in group.jobs]
-                group.changed()
+                group.revalued()
             if len(mine) > 1:
                 of_shape = [of_pool[shape] for of_pool in tables]
                 if len(mine) <= _FEW and not _share(mine, here, of_shape):
@@ -249,7 +249,6 @@ def spread(
                     Across(mine, here, worth, of_shape).improve()
             groups += mine[len(some) :]
             places += at[len(some) :]
-        for index in range(len(groups) - 1, -1, -1):
-            if not groups[index].jobs:
-                rooms[pool_of_node[places[index].nodes[0]]].release(places[index])
-                del groups[index], places[index]
+        for index in [index for index, group in enumerate(groups) if not group.jobs][::-1]:
+            rooms[pool_of_node[places[index].nodes[0]]].release(places[index])
+            del groups[index], places[index]

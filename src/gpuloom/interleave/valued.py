@@ -50,7 +50,12 @@ class Group:
         self.changed()
 
     def changed(self) -> None:
+        """To be called after a change of members or table."""
         self.number = self.table.set_of(self.columns)
+        self.revalued()
+
+    def revalued(self) -> None:
+        """To be called after a change of values alone."""
         self.total = sum_floats(self.values)
         self._split = None
 
