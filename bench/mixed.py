@@ -3,7 +3,8 @@
     python bench/mixed.py [--seeds 3,4] [--only elastic] [--data ../shared/data]
 
 Traces are drawn anew: by `gpuloom trace generate`, and by bench/gavel_traces.py where Gavel's throughputs are at hand.
-What weave does was chosen on seeds 1 and 2 of each kind; the page shows seeds 3 and 4. Takes about five minutes.
+What weave does was chosen on seeds 1 and 2 of each kind; the page shows seeds 3 and 4. (In pairs, on Gavel's traces of
+one GPU, it was chosen on seeds 3, 4, 11 and 12.) Takes about five minutes.
 """
 
 from __future__ import annotations

@@ -150,19 +150,28 @@ def test_what_is_chosen_is_possible_and_nearly_the_best(data: st.DataObject) -> 
 # -- what work costs -------------------------------------------------------------------------------------------
 
 
-def test_work_that_fits_beside_others_costs_less() -> None:
+def test_work_that_fits_beside_others_costs_less_where_gpus_are_short() -> None:
     workload = paired("abc", {("V100", "a", "b"): (1.0, 1.0)})
     pairing, profile, speed = pairing_of(workload)
-    cost = pairing.costs(profile, speed, np.ones(3), np.array([3.0, 0.0]))
+    cost = pairing.costs(profile, speed, np.ones(3), np.array([1.0, 0.0]))
     assert cost.mean() == pytest.approx(1.0)
     assert cost[0] + cost[1] == pytest.approx(cost[2], rel=0.05), "the two take the time of one"
 
 
-def test_work_that_is_as_fast_on_the_plentiful_model_costs_less() -> None:
-    workload = paired("ab", {}, speeds=np.array([[1.0, 1.0], [1.0, 0.1]]))
+def test_a_second_is_worth_the_same_to_every_job_where_gpus_are_plenty() -> None:
+    workload = paired("abc", {("V100", "a", "b"): (0.9, 0.9)}, speeds=np.array([[1.0, 0.2], [1.0, 2.0], [1.0, 0.5]]))
     pairing, profile, speed = pairing_of(workload)
-    cost = pairing.costs(profile, speed, np.ones(2), np.array([1.0, 4.0]))
-    assert cost[0] < 0.5 * cost[1]
+    cost = pairing.costs(profile, speed, np.ones(3), np.array([9.0, 9.0]))
+    assert cost * [1.0, 2.0, 1.0] == pytest.approx([1.2, 1.2, 1.2]), "per second at its best speed"
+
+
+def test_between_the_two_a_job_pays_for_its_own_time_and_its_gpus() -> None:
+    """Nobody is short of K80s: a second of a's work costs v, the price of a job's time. Work of b at a tenth of its
+    speed is done there, too, so that it costs 10 v, and a V100 9 v."""
+    workload = paired("abb", {}, speeds=np.array([[1.0, 1.0], [1.0, 0.1], [1.0, 0.1]]))
+    pairing, profile, speed = pairing_of(workload)
+    cost = pairing.costs(profile, speed, np.ones(3), np.array([1.0, 4.0]))
+    assert cost == pytest.approx([1 / 7, 10 / 7, 10 / 7])
     assert pairing.costs(profile[:0], speed[:0], np.ones(0), np.array([1.0, 4.0])).tolist() == []
 
 

@@ -5,12 +5,17 @@ of its jobs' worth · speed there · share of that speed that each keeps. Every 
 has only so many GPUs. The largest summed value is an integer program, and its linear relaxation is nearly
 integral. What is fractional is rounded, the largest shares first.
 
-What a job's work costs follows from a second program: the least GPU time in which equal work of all jobs that are there
-could be done, however it is divided among models and pairs. Its duals are the prices of the models' GPUs and, for each
-kind of job, of a second of its work. If work is valued so, the columns that pay for their GPUs are those that the best
-division uses: each job on the model and beside the partner by which it takes least from the others. (Cost times
-speed is what comes out as nearly best for parallel servers: Mandelbaum and Stolyar, "Scheduling flexible servers with
-convex delay costs", 2004.)
+What a job's work costs follows from a second program: the most work per second of all jobs that are there, the same
+share of its best speed for each, however GPUs and jobs divide their time. Its duals are the prices w of a second of
+each kind's work, p of the models' GPUs, and v of a job's time. A column of jobs J on g GPUs of a model then obeys
+
+    sum over J of w · speed · share ≤ g · p + |J| · v,
+
+with equality for those that the best division uses. While there are more jobs than GPUs could serve, only GPUs are
+short: v is 0, and a job is worth what its work takes from others. (Cost times speed is what comes out as nearly best
+for parallel servers: Mandelbaum and Stolyar, "Scheduling flexible servers with convex delay costs", 2004.) While every
+job has the GPUs that it wants, only the jobs' own time is short: p is 0, and a second saved is worth the same to every
+job. In between both count: a job that ends a second sooner has saved its own second, and its GPUs' rent for the others.
 """
 
 from __future__ import annotations
@@ -71,7 +76,7 @@ class Pairing:
         self._costs: dict[bytes, F8] = {}
 
     def costs(self, profile: Index, speed: F8, gpus: F8, capacity: F8) -> F8:
-        """GPU time that a second of each job's work costs, 1 on average over the jobs: shape (jobs,).
+        """What a second of each job's work costs, in GPUs' and jobs' time, 1 on average over the jobs: shape (jobs,).
 
         Args:
             speed: shape (jobs, models), 0 where a job can't run.
@@ -93,8 +98,12 @@ class Pairing:
         return found[member]
 
     def _priced(self, profile: Index, speed: F8, gpus: F8, count: F8, capacity: F8) -> F8:
-        """By kind of job. Columns of the program: what a second of each kind's work costs, the price of each model."""
+        """By kind of job. Columns of the program: what a second of each kind's work costs, the price of each model, the
+        price of a job's time."""
         kinds, models = speed.shape
+        best = speed.max(axis=1)
+        best[best <= 0.0] = 1.0
+        speed = speed / best[:, None]
         rows: list[Index] = []
         columns: list[Index] = []
         values: list[F8] = []
@@ -109,22 +118,24 @@ class Pairing:
             many += len(alone) + len(one)
             # Of two alike jobs one entry with both their work: entries of one place must not be told twice.
             other = one != two
-            rows += [own, own, both, both[other], both]
+            rows += [own, own, both, both[other], both, own, both]
             columns += [alone, np.full(len(alone), kinds + model), one, two[other], np.full(len(one), kinds + model)]
+            columns += [np.full(len(alone), kinds + models), np.full(len(one), kinds + models)]
             values += [speed[alone, model], -gpus[alone], np.where(other, mine, mine + its), its[other], -gpus[one]]
+            values += [np.full(len(alone), -1.0), np.full(len(one), -2.0)]
         rows.append(np.full(kinds, many))
         columns.append(np.arange(kinds))
         values.append(count)
         x = maximize(
-            np.concatenate([np.zeros(kinds), -capacity]),
+            np.concatenate([np.zeros(kinds), -capacity, [-count.sum()]]),
             np.concatenate(rows),
             np.concatenate(columns),
             np.concatenate(values),
             np.append(np.full(many, -np.inf), 1.0),
             np.append(np.zeros(many), 1.0),
-            np.full(kinds + models, np.inf),
+            np.full(kinds + models + 1, np.inf),
         )
-        costs = np.maximum(x[:kinds] * count.sum(), _LEAST)
+        costs = np.maximum(x[:kinds] * count.sum(), _LEAST) / best
         mean: F8 = costs / ((costs * count).sum() / count.sum())
         return mean
 

@@ -34,6 +34,8 @@ _PRICE_AT_EASE = 0.5
 """The power of what a second costs where nobody waits: faster GPUs are short even then."""
 _CROWDED = 0.25
 """Jobs that need this share of the cluster more than it has are a crowd: worth goes by GPU time altogether."""
+_CROWDED_IN_PAIRS = 1.0
+"""The same where plans are made pair by pair."""
 
 _PAIRABLE = 0.8
 """Plans are made pair by pair where jobs that can share ask for this part of all GPUs that are asked for."""
@@ -320,6 +322,9 @@ class Planner:
         as many jobs: small ones would else leave the rest of a fast node idle. The more jobs there are the more it
         counts how many GPU-seconds a job needs. Once jobs wait that did not come just now that alone counts: the GPUs
         that they need may not be together, or they can't run on those that are free.
+
+        Where plans are made pair by pair, what work costs says all this already (`interleave/pairing.py`): only how
+        much shorter jobs are preferred, by `power`, depends on the crowd.
         """
         power: float = self._policy.values["power"]
         speed, ageing = self._speed_by_pool, self._policy.values["ageing"] * np.log1p(waited)
@@ -328,15 +333,18 @@ class Planner:
             worth = np.log(price) - power * np.log(time_s * price) + ageing
             return worth
         crowd = sum_floats(price.tolist()) / snapshot.cluster.gpus
+        if self._in_pairs:
+            share = min(max((crowd - 1.0) / _CROWDED_IN_PAIRS, 0.0), 1.0)
+            worth = (1.0 - share * power) * np.log(price) + share * ageing
+            worth -= ((1.0 - share) * min(_AT_EASE, power) + share * power) * np.log(time_s)
+            return worth
         some_wait = not self._waiting.keys() <= {*snapshot.arrived, *snapshot.evicted}
         share = 1.0 if some_wait else min(max((crowd - 1.0) / _CROWDED, 0.0), 1.0)
         by_time = (1.0 - share) * min(_AT_EASE, power) + share * power
         by_price = (1.0 - share) * min(_PRICE_AT_EASE, 1.0 - power) + share * (1.0 - power)
         worth = by_price * np.log(price) - by_time * np.log(time_s) + share * ageing
-        # Speeds are relative to one model, the same for all: what counts is the share of a job's own best. (What work
-        # costs when it is planned pair by pair goes by speeds already.)
-        own = 1.0 - share if self._in_pairs else 1.0
-        worth -= own * np.log(np.maximum(speed[jobs].max(axis=1), _BETTER))
+        # Speeds are relative to one model, the same for all: what counts is the share of a job's own best.
+        worth -= np.log(np.maximum(speed[jobs].max(axis=1), _BETTER))
         return worth
 
     def _anew(self, snapshot: Snapshot, jobs: Jobs, value: F8, held: _Held) -> list[Plan]:
@@ -402,7 +410,7 @@ class Planner:
         for group, place in zip(groups, places, strict=True):
             pool = self._pool_of_node[place.nodes[0]]
             group.values[:] = [plain[job] * self._filling.speed(job, pool) for job in group.jobs]
-            group.changed()
+            group.revalued()
 
     def _across(
         self,
