@@ -110,7 +110,7 @@ def widths(store: MemoryStore) -> dict[int, int]:
 
 def test_a_series_stays_bounded_and_its_means_stay_what_they_were() -> None:
     store = MemoryStore()
-    hours = 30
+    hours = 25
     fed(store, [sample(10.0 * n, float(n % 6)) for n in range(360 * hours)])
     assert widths(store) == {10: 360, 60: 1440, 3600: hours}
     series = finest(store.samples(since_s=0.0, until_s=math.inf))

@@ -11,6 +11,8 @@ from functools import lru_cache
 from itertools import combinations
 from math import comb
 
+from gpuloom.core.sums import sum_ints
+
 WORDS = ("NVLINK", "PIX", "PXB", "PHB", "NODE", "SYS")
 WORST = len(WORDS) - 1
 
@@ -69,8 +71,8 @@ def _grown(gpus: list[int], count: int, links: Links) -> int:
 def _within(gpus: Iterable[int], links: Links) -> tuple[int, int]:
     """(the worst link between any two of these, the sum of all links between them)."""
     levels = [links[a][b] for a, b in combinations(gpus, 2)]
-    return max(levels, default=0), sum(levels)
+    return max(levels, default=0), sum_ints(levels)
 
 
 def _mask(gpus: Iterable[int]) -> int:
-    return sum(1 << gpu for gpu in gpus)
+    return sum_ints(1 << gpu for gpu in gpus)
