@@ -28,9 +28,8 @@ PAIRS = [
 pytestmark = [pytest.mark.data, pytest.mark.skipif(not DATA.is_dir(), reason=f"no {DATA}: see docs/reference/data.md")]
 
 
-@pytest.mark.parametrize(
-    ("service", "training"), [PAIRS[0], *(pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("service", "training"), PAIRS)
 def test_the_service_keeps_its_tail_and_the_training_gets_what_is_left(
     tmp_path: Path, service: str, training: str
 ) -> None:

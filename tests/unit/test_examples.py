@@ -126,6 +126,7 @@ def test_the_command_knows_it(installed: Path) -> None:
     assert "charge = gpu_time" in told.stdout
 
 
+@pytest.mark.slow
 def test_the_library_script(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     target = tmp_path / "jobs.csv"
