@@ -38,7 +38,7 @@ from gpuloom.cli.demo.home import TemporaryScheduler
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.workload import Labels, Speeds, Workload
-from gpuloom.facts.inputs import load_policy
+from gpuloom.policies.registry import parse_policy
 from gpuloom.sim import SimResult, simulate
 from gpuloom.traces.elastic import PARALLEL, amdahl_curve
 from pages import with_part
@@ -82,6 +82,8 @@ POLICIES = {
     "rl": "rl:mode=random",
 }
 """By id, with times that fit jobs of seconds."""
+RESIZING = ("elastic", "elastic-goodput", "weave")
+"""Those that change the sizes of jobs that run."""
 
 JOB = """
 import json, os, sys, time
@@ -325,7 +327,7 @@ def _models(found: SimResult) -> tuple[tuple[str, ...], ...]:
 def steady(policies: Sequence[str], jobs: int, scale: float, first: int = 1, gaps: float = 1.0) -> list[Planned]:
     """The first workload that each of these policies decides alike however small things come, and in which somebody's
     size changes if one of them resizes. Raises GpuloomError: there is none."""
-    resizing = [policy for policy in policies if load_policy(policy).resizes]
+    resizing = [policy for policy in policies if parse_policy(policy)[0] in RESIZING]
     for seed in range(first, first + TRIED):
         plan = drawn(jobs, seed, scale, gaps=gaps, elastic=bool(resizing))
         found = {policy: _decided(plan, policy, seed) for policy in policies}
