@@ -104,6 +104,7 @@ def take_up(home: Home) -> dict[str, Any]:
         wrong.append(f"not all jobs end: {[(v['id'], v['state'], v['waiting']) for v in service.jobs(JobQuery())]}")
     sizes: list[int] = []
     for job in trains:
+        wait(lambda job=job: service.job(job)["state"] in ENDED, 5.0)  # the list is of the store, which is ahead
         view, attempts = service.job(job), service.show(job)["attempts"]
         if view["state"] != "finished" or view["retries_left"]:
             wrong.append(f"it is {view['state']}: {view['reason']} {view['message']}")
