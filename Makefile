@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo quick test coverage chaos mutants check static api-check properties format bench live speed fidelity figures learning league heterogeneous elastic pollux reference pictures docs clean
+.PHONY: help setup demo quick test test-training coverage chaos mutants check static api-check properties format bench live speed fidelity figures learning league heterogeneous elastic pollux reference pictures docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show the targets
@@ -22,7 +22,7 @@ demo: $(STAMP) ## Run eight small jobs on a scheduler of their own, and compare 
 	@$(BIN)/gpuloom demo
 
 # Compiled modules are kept for the next run, and for the programs that tests start, wherever the machine says otherwise.
-quick test: export PYTHONDONTWRITEBYTECODE =
+quick test test-training: export PYTHONDONTWRITEBYTECODE =
 quick: export GPULOOM_QUICK = 1
 
 # More workers than cores: many tests wait for processes and for time to pass. Each begins with its share of the slow
@@ -32,6 +32,18 @@ quick: $(STAMP) ## Run the tests that take little time: while working (less than
 
 test: $(STAMP) ## Run all tests (less than 12 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 5 --dist worksteal
+
+# PyTorch and the frameworks are large: they have an environment of their own, and tests start their scripts with it.
+TRAINING := build/training
+
+test-training: $(STAMP) $(TRAINING)/.installed ## Run the tests with real PyTorch, Lightning, Transformers, Accelerate and Keras
+	@GPULOOM_TRAINING=1 GPULOOM_TRAINING_PYTHON=$(TRAINING)/bin/python $(BIN)/python -m pytest -n 2 --dist worksteal tests/training
+
+$(TRAINING)/.installed: tests/training/requirements.txt pyproject.toml
+	@test -x $(TRAINING)/bin/python || "$(PYTHON)" -m venv $(TRAINING)
+	@echo "installing PyTorch and the frameworks into $(TRAINING) (1.3 GB) …"
+	@$(TRAINING)/bin/python -m pip install --quiet --quiet --disable-pip-version-check -r tests/training/requirements.txt --editable .
+	@touch $@
 
 coverage: $(STAMP) ## Print which part of the lines of each package the tests of `quick` run (TESTS=tests: all tests)
 	@$(BIN)/python scripts/covered.py $(TESTS)

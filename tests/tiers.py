@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 QUICK = bool(os.environ.get("GPULOOM_QUICK"))
+NO_TRAINING = "training environment: make test-training"
+"""Why tests with real frameworks are skipped where `make test` runs them: they have an environment of their own."""
 
 
 def slow(*values: Any) -> list[Any]:
