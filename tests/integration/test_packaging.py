@@ -65,7 +65,8 @@ def carried(tree: Path) -> set[str]:
     """What every wheel must hold: the package's files, and the sources of the compiled parts."""
     package = {
         str(path.relative_to(tree / "src"))
-        for path in (tree / "src" / "gpuloom").rglob("*")
+        for package in ("gpuloom", "_gpuloom_hooks")
+        for path in (tree / "src" / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     sources = {

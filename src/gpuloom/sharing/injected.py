@@ -384,12 +384,13 @@ class AfterTorch:
 
 
 def chain(own: str) -> None:
-    """Run the sitecustomize that this one shadows."""
+    """Run the sitecustomize that this one shadows: the next on the path."""
     import importlib.machinery
     import importlib.util
 
-    others = [path for path in sys.path if os.path.abspath(path or ".") != own]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    places = [os.path.abspath(path or ".") for path in sys.path]
+    after = places.index(own) + 1 if own in places else 0
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", places[after:])
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["sitecustomize"] = module
