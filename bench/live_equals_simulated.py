@@ -30,7 +30,7 @@ POLICIES = (
     "sjf",
     "srtf",
     "tiresias:thresholds=5/15",
-    "muri-s:group_size=2;restart_partners=no;interleave_overhead=none",
+    "muri-s:group_size=2;processes=own;interleave_overhead=none",
 )
 """Limits of Tiresias that no whole number of intervals on 1 to 4 slots meets exactly: at such a moment a millisecond
 would decide who is stopped."""

@@ -36,8 +36,12 @@ import numpy as np
 
 from gpuloom.cli.demo.home import TemporaryScheduler
 from gpuloom.core.errors import GpuloomError
+from gpuloom.core.profile import Profiles
 from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.workload import Labels, Speeds, Workload
+from gpuloom.facts.profile_tables import parse_profiles
+from gpuloom.facts.profiles import with_profiles
+from gpuloom.files.source import Source
 from gpuloom.policies.registry import parse_policy
 from gpuloom.sim import SimResult, simulate
 from gpuloom.traces.elastic import PARALLEL, amdahl_curve
@@ -74,11 +78,11 @@ POLICIES = {
     "elastic": "elastic",
     "elastic-goodput": "elastic-goodput",
     "hlas": f"hlas:min_seconds_between_moves={ROUND_S}",
-    "muri-s": "muri-s:group_size=2;restart_partners=no;interleave_overhead=none",
-    "muri-l": "muri-l:group_size=2;restart_partners=no;interleave_overhead=none",
-    "muri-xs": "muri-xs:group_size=2;restart_partners=no;interleave_overhead=none",
-    "muri-xl": "muri-xl:group_size=2;restart_partners=no;interleave_overhead=none",
-    "weave": "weave:interleave_overhead=none",
+    "muri-s": "muri-s:group_size=2;processes=own;interleave_overhead=none",
+    "muri-l": "muri-l:group_size=2;processes=own;interleave_overhead=none",
+    "muri-xs": "muri-xs:group_size=2;processes=own;interleave_overhead=none",
+    "muri-xl": "muri-xl:group_size=2;processes=own;interleave_overhead=none",
+    "weave": "weave:processes=own;interleave_overhead=none",
     "rl": "rl:mode=random",
 }
 """By id, with times that fit jobs of seconds."""
@@ -206,6 +210,10 @@ def profiles() -> str:
     return "\n".join(lines) + "\n"
 
 
+KNOWN = Profiles(own=tuple(parse_profiles(Source("bench", "profiles", profiles().encode()))))
+"""The same, for the simulator: what the live scheduler knows of jobs beside each other."""
+
+
 class Cluster:
     """The three nodes, joined to a scheduler."""
 
@@ -296,6 +304,7 @@ def simulated(plan: Sequence[Planned], at_s: Sequence[float], policy: str, start
         speeds=Speeds(MODELS, np.array([[1.0, job.faster] for job in plan])),
         scaling=_sizes(plan),
     )
+    workload = with_profiles(workload, KNOWN)
     found = simulate(workload, CLUSTER, policy, interval_s=0.0, restart_overhead_s=start_s, record_segments=True)
     return Ran(tuple(found.jct_s.tolist()), _models(found))
 

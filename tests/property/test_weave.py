@@ -18,10 +18,11 @@ from gpuloom.core.workload import Speeds, Workload
 from gpuloom.policies.registry import create_policy
 from gpuloom.scaling.base_view import Sizes
 from gpuloom.sim import Failure, SimResult, simulate
+from gpuloom.traces.elastic import amdahl_curve
 from tiers import examples
 
 CLUSTERS = ("1x8", "2x4:V100,2x4:K80", "1x8:V100,4x2:K80", "3x4", "2x4:V100,1x8:K80")
-TEXTS = ("weave", "weave:restart_partners=no", "weave:durations=known;least=0;alpha=1;period=30")
+TEXTS = ("weave", "weave:processes=own", "weave:restart_partners=no", "weave:durations=known;least=0;alpha=1;period=30")
 CURVES = (
     np.array([[0.0, 0], [1, 1], [1.9, 1.5], [2.6, 2], [3.2, 2.4], [3.7, 2.6], [4.1, 2.8], [4.4, 3], [4.6, 3.1]]),
     np.array([[0.0], [1], [2], [3], [4], [5], [6], [7], [8]]),
@@ -118,6 +119,43 @@ def test_what_always_holds(
         record_segments=True,
     )
     check(result, workload, nodes)
+
+
+def test_a_job_that_lives_elsewhere_keeps_its_layer() -> None:
+    """An elastic job that stays where it is while its home moves: who joins it there later got its layer, and the
+    plan was refused."""
+    learns, reads = (0.0, 1.01, 0.0), (1.01, 0.0, 0.0)
+    kinds = [(learns, 2), (learns, 1), (reads, 2), (learns, 2), (reads, 1), (learns, 2)]
+    faster = [1.25, 4.0, 1.25, 4.0, 1.25, 2.0]
+    rows = [
+        (0.0, 11.4, 1),
+        (0.9655428842383046, 3.1, 1),
+        (1.4647391538738677, 5.65, 1),
+        (2.1236829882749717, 7.85, 2),
+        (3.147154280306246, 8.95, 1),
+        (4.011456776944665, 4.05, 2),
+    ]
+    gpus, most = np.array([row[2] for row in rows], np.int32), np.array([most for _, most in kinds], np.int32)
+    usual = amdahl_curve(6)
+    curve = np.where(most > gpus, 0, -1).astype(np.int32)
+    reference = np.where(most > gpus, usual[gpus, 0], 1.0)
+    workload = jobs(
+        rows,
+        stage_s=np.array([stages for stages, _ in kinds]),
+        iteration_s=np.ones(len(rows)),
+        speeds=Speeds(("K80", "V100"), np.array([[1.0, factor] for factor in faster])),
+        scaling=Scaling(np.ones(len(rows), np.int32), gpus, most, curve, reference, (usual,)),
+    )
+    cluster = parse_cluster("1x2:V100,2x2:K80")
+    found = simulate(
+        workload,
+        cluster,
+        "weave:processes=own;interleave_overhead=none",
+        interval_s=0.0,
+        restart_overhead_s=0.06,
+        record_segments=True,
+    )
+    check(found, workload, cluster)
 
 
 @settings(max_examples=examples(40))

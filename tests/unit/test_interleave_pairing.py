@@ -38,7 +38,7 @@ def pairing_of(workload: Workload) -> tuple[Pairing, np.ndarray[tuple[int], np.d
     return Pairing(times, MODELS), np.array(times.of_job, dtype=np.intp), workload.speeds.factor
 
 
-def chosen(workload: Workload, worth: F8, capacity: tuple[int, int], **held: F8) -> list[Chosen]:
+def chosen(workload: Workload, worth: F8, capacity: tuple[int, int], *, own: bool = False, **held: F8) -> list[Chosen]:
     pairing, profile, speed = pairing_of(workload)
     n = len(workload)
     nobody = np.full(n, -1, dtype=np.intp)
@@ -51,6 +51,7 @@ def chosen(workload: Workload, worth: F8, capacity: tuple[int, int], **held: F8)
         held.get("starts", np.zeros(n)),
         held.get("on", nobody).astype(np.intp),
         held.get("beside", nobody).astype(np.intp),
+        own=own,
     )
 
 
@@ -75,6 +76,17 @@ def test_who_runs_stays_where_a_start_costs_more_than_it_brings() -> None:
     together = {"on": np.array([0, 0]), "beside": np.array([1, 0])}
     assert chosen(workload, np.ones(2), (2, 1), starts=np.full(2, 0.9), **together) == [Chosen(0, (0, 1))]
     assert len(chosen(workload, np.ones(2), (2, 1), starts=np.zeros(2), **together)) == 2
+
+
+def test_with_processes_of_their_own_only_who_joins_has_to_start() -> None:
+    """Job 0 has the fast GPU, job 1 none. Together they are worth 1.5 less a start; 1 + 0.25 apart."""
+    workload = paired("ab", {("V100", "a", "b"): (0.9, 0.6)})
+    at = {"on": np.array([0, -1]), "beside": np.array([-1, -1])}
+    starts = np.array([0.4, 0.1])
+    assert chosen(workload, np.ones(2), (1, 1), starts=starts, **at) == [Chosen(0, (0,)), Chosen(1, (1,))]
+    assert chosen(workload, np.ones(2), (1, 1), own=True, starts=starts, **at) == [Chosen(0, (0, 1))]
+    both = {"on": np.array([0, 0]), "beside": np.array([-1, -1])}  # apart on two GPUs of one model: one has to move
+    assert chosen(workload, np.ones(2), (1, 1), own=True, starts=starts, **both) == [Chosen(0, (0, 1))]
 
 
 def best_value(worth: F8, speed: F8, share: F8, capacity: tuple[int, int]) -> float:

@@ -279,6 +279,17 @@ def test_or_does_not_restart_it_if_so_told(policy: str) -> None:
 
 
 @BOTH
+def test_processes_of_their_own_restart_nobody_and_wait_for_nobody(policy: str) -> None:
+    """B starts at 360 s and works from 370 s; A works all the time, slower from then on."""
+    workload = woven([(0, 1000, 1, A), (100, 300, 1, B)], restart_overhead_s=np.array([10.0, 40.0]))
+    result = run(workload, "1x1", policy, FREE, "processes=own", restart_overhead_s=None)
+    one = run(workload, "1x1", policy, FREE, "restart_partners=no", restart_overhead_s=None)
+    assert result.starts.tolist() == one.starts.tolist() == [1, 1]
+    assert result.start_s.tolist() == one.start_s.tolist() == [0, 360]
+    assert result.end_s[1] == pytest.approx(one.end_s[1] - 10), "in one process it pays for its partner's start, too"
+
+
+@BOTH
 def test_a_group_that_stays_as_it_is_is_not_restarted(policy: str) -> None:
     """Others come, wait, run and end beside it at every interval."""
     others = [(100.0 * i, 100.0, 1, UNKNOWN) for i in range(1, 20)] + [(3000.0, 5.0, 2, UNKNOWN)]

@@ -166,6 +166,8 @@ def test_on_a_cluster_with_users_only_who_preempts_moves_jobs_unasked() -> None:
     assert not read("sjf", beside=True).moves_running
     assert read("fifo:upgrade=yes", beside=True).stops_running
     assert read("tiresias").moves_running
+    # Live, each of them has a process of its own.
+    assert (read("muri-s").values["processes"], read("weave:processes=one").values["processes"]) == ("own", "one")
     assert not read("tiresias:upgrade=no").moves_running
 
 

@@ -152,7 +152,7 @@ def score_of(
     now: Any = SimpleNamespace(placements=held, restart_overhead_s=snapshot.restart_overhead_s)
     jobs = np.array([*held], dtype=np.intp)
     speed, pools = it._speed_by_pool, it._pool_of_node
-    return Score(now, together, jobs, np.array(value), it._solo_s, speed, pools, it._horizon_s)
+    return Score(now, together, jobs, np.array(value), it._solo_s, speed, pools, it._horizon_s, own=it._own)
 
 
 def test_a_start_is_taken_off_the_score_of_a_new_group() -> None:
@@ -171,6 +171,26 @@ def test_a_start_is_taken_off_the_score_of_a_new_group() -> None:
     assert score_of(it, snapshot, moved).of([pair], places[:1]) == pytest.approx(pair.value)
     apart = {((0,), (1,)): [2, 0]}
     assert score_of(it, snapshot, apart).of([lone], places[:1]) == pytest.approx(2.7)
+
+
+def test_only_who_joins_has_to_start_where_each_has_its_own_process() -> None:
+    """Job 0 runs on GPU 0 of node 0 and goes on there while job 1 joins it: a tenth of what job 1 brings is lost."""
+    it, snapshot = planner(
+        [(0, 100, 1)] * 3, "2x2", overhead_s=90.0, stage_s=STAGES[[0, 1, 0]], values={"processes": "own"}
+    )
+    column = it._column_of.tolist()
+    pair = Group(it._tables[0], 0, [0, 1], column[:2], [3.0, 1.0])
+    here = Placement((0,), (1,))
+    going: dict[Any, list[int]] = {((0,), (1,)): [0]}
+    assert score_of(it, snapshot, going, {0: here}, [3.0]).of([pair], [here]) == pytest.approx(pair.value * 0.975)
+    both = {0: here, 1: Placement((1,), (1,))}
+    going |= {((1,), (1,)): [1]}
+    # Of two that run apart one stays.
+    assert score_of(it, snapshot, going, both, [3.0, 1.0]).of([pair], [here]) == pytest.approx(pair.value * 0.975)
+    assert score_of(it, snapshot, {}).of([pair], [here]) == pytest.approx(pair.value * 0.9)
+    lone = Group(it._tables[0], 0, [0], column[:1], [3.0])
+    parted = {((0,), (1,)): [0, 1]}
+    assert score_of(it, snapshot, parted, {0: here, 1: here}, [3.0, 1.0]).of([lone], [here]) == lone.value
 
 
 def test_on_another_gpu_model_a_group_is_new() -> None:

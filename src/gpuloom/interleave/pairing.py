@@ -151,7 +151,17 @@ class Pairing:
         return one, two, speed[one] * share[one, two], speed[two] * share[two, one]
 
     def choose(
-        self, profile: Index, worth: F8, speed: F8, gpus: F8, capacity: F8, starts: F8, held: Index, beside: Index
+        self,
+        profile: Index,
+        worth: F8,
+        speed: F8,
+        gpus: F8,
+        capacity: F8,
+        starts: F8,
+        held: Index,
+        beside: Index,
+        *,
+        own: bool = False,
     ) -> list[Chosen]:
         """Who runs, on which model and beside whom, the surest first; jobs that are in none wait.
 
@@ -163,6 +173,7 @@ class Pairing:
             starts: of each job the part of its value that is lost if it has to start, 0 to 1.
             held: the model that each job runs on, -1: none.
             beside: the position of the job that it shares GPUs with, -1: none.
+            own: jobs have processes of their own: who gets or loses a partner goes on where it is.
         """
         jobs, models = speed.shape
         value: list[F8] = []
@@ -182,7 +193,12 @@ class Pairing:
             keep = _best_partners(one, two, together, jobs)
             one, two, together = one[keep], two[keep], together[keep]
             stay = (held[one] == model) & (beside[one] == two)
-            together = together * (1.0 - np.where(stay, 0.0, np.minimum(starts[one] + starts[two], 1.0)))
+            lost = starts[one] + starts[two]
+            if own:
+                here, there = held[one] == model, held[two] == model
+                both = np.minimum(starts[one], starts[two])
+                lost = np.where(here & there, both, np.where(here, starts[two], np.where(there, starts[one], lost)))
+            together = together * (1.0 - np.where(stay, 0.0, np.minimum(lost, 1.0)))
             value.append(together)
             of_model.append(np.full(len(alone) + len(one), model))
             ones += [alone, one]

@@ -171,11 +171,13 @@ class GroupSharing:
     """How fast jobs that share GPUs really run, by the sources of `GroupWorth`. Implements `Sharing`.
 
     Jobs of which nothing is known beside each other take turns.
+
+    Args:
+        together: they run in one process; else each has its own, and starts by itself.
     """
 
-    starts_together = True
-
-    def __init__(self, times: GroupTimes) -> None:
+    def __init__(self, times: GroupTimes, *, together: bool = True) -> None:
+        self.starts_together = together
         self._times, self._of_job = times, times.of_job
         self._rates: dict[tuple[str, tuple[int, ...]], float] = {}
         """By GPU model and the profiles of a job and of its neighbours, in their order."""

@@ -40,7 +40,7 @@ from gpuloom.placement.queues import Entry, ShapeQueues
 from gpuloom.placement.shared import Room, SharedPlacer
 from gpuloom.policies.base import Parameter, Preemptive, Traits, one_of, yes_or_no
 from gpuloom.policies.upgrading import UPGRADE, Upgrading
-from gpuloom.policies.weaving import WEAVING, Weaving, group_times, smallest_memory_mib
+from gpuloom.policies.weaving import WEAVING, Weaving, group_times, partners_restart, smallest_memory_mib
 
 Groups = list[tuple[Node, int]]
 """(jobs, shape)"""
@@ -226,7 +226,7 @@ class _Planner:
             snapshot,
             layers=MAX_GROUP,
             first_fit=values["first_fit"],
-            restart_partners=values["restart_partners"],
+            restart_partners=partners_restart(values),
         )
 
     def plan(self, snapshot: Snapshot, order: list[int] | None) -> Decision:

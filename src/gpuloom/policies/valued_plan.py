@@ -24,7 +24,7 @@ from gpuloom.placement.shapes import shapes_of, speeds_by_pool, speeds_on
 from gpuloom.placement.shared import SharedPlacer
 from gpuloom.policies.valued_rooms import Filling, Jobs, deal_out
 from gpuloom.policies.valued_score import Score
-from gpuloom.policies.weaving import group_times, smallest_memory_mib
+from gpuloom.policies.weaving import OWN, group_times, partners_restart, smallest_memory_mib
 from gpuloom.solvers.assignment import assign, bids, prices
 
 _BETTER = 1e-9
@@ -129,9 +129,11 @@ class Planner:
             snapshot,
             layers=MAX_GROUP,
             first_fit=False,
-            restart_partners=values["restart_partners"],
+            restart_partners=partners_restart(values),
             moves_models=self._speed_by_pool is not None,
         )
+        self._own = values["processes"] == OWN
+        """Jobs that share GPUs have processes of their own: who stays while others join does not start again."""
         self._horizon_s: float = values["horizon"] if values["restart_partners"] else float("inf")
         weights = workload.weights
         self._log_weight = None if weights is None else np.log(weights)
@@ -199,6 +201,7 @@ class Planner:
             self._speed_by_pool,
             self._pool_of_node,
             self._horizon_s,
+            own=self._own,
         )
         best, found = score.of(*plans[0]), plans[0]
         for plan in plans[1:]:
@@ -245,7 +248,7 @@ class Planner:
             if len(members) == 2 and members[0] in at and members[1] in at:
                 beside[at[members[0]]], beside[at[members[1]]] = at[members[1]], at[members[0]]
         worth = value / self._solo_s[jobs]
-        found = pairing.choose(self._profile_of[jobs], worth, speed, gpus, capacity, starts, on, beside)
+        found = pairing.choose(self._profile_of[jobs], worth, speed, gpus, capacity, starts, on, beside, own=self._own)
         groups: list[tuple[int, ...]] = []
         places: list[Placement] = []
         for one in sorted(found, key=lambda one: -gpus[one.members[0]]):

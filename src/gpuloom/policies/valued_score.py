@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpuloom.core.decision import Placement
+from gpuloom.core.decision import Place, Placement
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_floats
 from gpuloom.core.workload import F8
@@ -30,6 +30,7 @@ class Score:
         speed: by job and pool; None where it does not matter on which GPU model a job is.
         pool_of_node: the pool of each node.
         horizon_s: within it what starts cost is taken off.
+        own: each job of a group has its own process, so that only who joins has to start.
     """
 
     def __init__(
@@ -42,7 +43,10 @@ class Score:
         speed: F8 | None,
         pool_of_node: Mapping[int, int],
         horizon_s: float,
+        *,
+        own: bool = False,
     ) -> None:
+        self._own = own
         self._start_s, self._held, self._horizon_s = snapshot.restart_overhead_s, snapshot.placements, horizon_s
         self._pool_of_node, self._anywhere = pool_of_node, speed is None
         self._same = {(frozenset(members), self._kind_of(nodes[0])) for (nodes, _), members in together.items()}
@@ -55,12 +59,34 @@ class Score:
         for group, place in zip(groups, places, strict=True):
             value = group.value
             if (frozenset(group.jobs), self._kind_of(place.nodes[0])) not in self._same:
-                value *= 1.0 - min(sum_floats([self._cost_s(job) for job in group.jobs]) / self._horizon_s, 1.0)
+                value *= 1.0 - (self._joining(group, place) if self._own else self._begun_anew(group.jobs))
             score += value
         if self._stopping:
             goes_on = {job for group in groups for job in group.jobs}
             score -= sum_floats([lost for job, lost in self._stopping.items() if job not in goes_on])
         return score
+
+    def _begun_anew(self, jobs: Iterable[int]) -> float:
+        """The share of its value that a group loses whose jobs all start."""
+        return min(sum_floats([self._cost_s(job) for job in jobs]) / self._horizon_s, 1.0)
+
+    def _joining(self, group: Group, place: Placement) -> float:
+        """The same of one in which only those start who are not there: most of those who run on this GPU model go on
+        together where they are."""
+        there: dict[Place, list[int]] = {}
+        for job in group.jobs:
+            now = self._held.get(job)
+            if now is not None and self._kind_of(now.nodes[0]) == self._kind_of(place.nodes[0]):
+                there.setdefault((now.nodes, now.masks), []).append(job)
+        stay = max(there.values(), key=len, default=[])
+        lost = sum_floats(
+            [
+                self._begun_anew([job]) * value
+                for job, value in zip(group.jobs, group.values, strict=True)
+                if job not in stay
+            ]
+        )
+        return lost / group.total if group.total > 0 else 0.0
 
     def _cost_s(self, job: int) -> float:
         return self._start_s[job] if job in self._held else min(self._start_s[job], self._once_s)

@@ -15,6 +15,9 @@ from gpuloom.interleave.groups import GroupTimes
 from gpuloom.interleave.worth import GroupSharing
 from gpuloom.policies.base import Parameter, Policy, fraction, number, one_of, seed, whole, yes_or_no
 
+ONE, OWN = "one", "own"
+"""Values of `processes`."""
+
 
 def group_size(text: str) -> int:
     value = whole(text)
@@ -73,7 +76,19 @@ WEAVING = (
         "a job that joins a group restarts its running members (they share one process)",
         "yes",
     ),
+    Parameter(
+        "processes",
+        ONE,
+        one_of(ONE, OWN),
+        "one: jobs that share GPUs run in one process and start one after another in it; own: each in its own, so that "
+        "a job that joins restarts nobody (as live)",
+    ),
 )
+
+
+def partners_restart(values: Mapping[str, Any]) -> bool:
+    """Whether a job that joins a group restarts the members that run."""
+    return bool(values["restart_partners"]) and values["processes"] == ONE
 
 
 class Weaving(Policy):
@@ -87,7 +102,7 @@ class Weaving(Policy):
     _model: tuple[Workload, GroupTimes] | None = None
 
     def sharing(self, workload: Workload) -> Sharing | None:
-        return GroupSharing(self.times(workload))
+        return GroupSharing(self.times(workload), together=self.values["processes"] == ONE)
 
     def times(self, workload: Workload) -> GroupTimes:
         """The model of groups of these jobs, made once: progress and plans ask for the same groups."""

@@ -112,6 +112,13 @@ class Lending:
         self.own[job] = {}
         self._enter(job, pieces)
 
+    def _move_in(self, job: int, wanted: Placement) -> None:
+        """Give a job that stays where it lives another home, of which it is the only one: on the layer that it has, or
+        who joins it there would be given that one."""
+        home = Placement(wanted.nodes, wanted.masks, self._before[job].layer)
+        self.view.put(job, home)
+        self._settle(job, home)
+
     def _settle(self, job: int, home: Placement) -> None:
         self.home[job] = home
         self.own[job] = {node: mask.bit_count() for node, mask in zip(home.nodes, home.masks, strict=True)}
@@ -188,8 +195,7 @@ class Lending:
                 self._forget(job)
             elif job in decision.run:
                 # It has a home again, and stays where it is.
-                self.view.put(job, decision.run[job])
-                self._settle(job, decision.run[job])
+                self._move_in(job, decision.run[job])
                 self._enter(job, self.held[job])
             else:
                 for node, mask in self.held[job].items():
@@ -200,8 +206,7 @@ class Lending:
         for job in staying:
             self.view.remove(job)
         for job in staying:
-            self.view.put(job, decision.run[job])
-            self._settle(job, decision.run[job])
+            self._move_in(job, decision.run[job])
             self._enter(job, self.held[job])
         homeless += staying
         leaving = [

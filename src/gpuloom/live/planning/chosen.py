@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,18 +15,20 @@ from gpuloom.live.planning.policy_memory import memory_from_bytes
 from gpuloom.live.planning.world import Memory
 from gpuloom.policies.base import Policy
 from gpuloom.policies.registry import parse_policy
+from gpuloom.policies.weaving import OWN
 
 log = logging.getLogger("gpuloom.scheduler")
 
 
 def read(written: str, *, beside: bool | None = None) -> Policy:
     """The policy of a text. Where it never stops a job for another, it moves none either, unless the text says so:
-    on a cluster its users count on that.
+    on a cluster its users count on that. Jobs that share GPUs have processes of their own.
 
     Raises:
         PolicyError: no such policy, or a bad parameter.
     """
-    given = {} if beside is None else {"beside": beside}
+    given: dict[str, Any] = {} if beside is None else {"beside": beside}
+    given["processes"] = OWN  # of Muri's policies and weave: each run has a process of its own here
     policy = load_policy(written, **given)
     if policy.moves_running and not policy.traits.preempts and "upgrade" not in parse_policy(written)[1]:
         return load_policy(written, **given, upgrade=False)

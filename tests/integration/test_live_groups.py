@@ -1,0 +1,43 @@
+"""Jobs that share GPUs live, as processes: who joins or leaves disturbs nobody, and what is known of their group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from real_scheduler import Real, real
+from until import until
+
+pytestmark = pytest.mark.slow
+
+PROFILES = """model,gpus,iteration_s,storage_s,cpu_s,gpu_s,network_s
+reader,1,1,1.0,0,0,0
+learner,1,1,0,0,1.0,0
+"""
+"""They use different parts of a machine, and lose nothing beside each other."""
+
+
+def woven(it: Real, policy: str) -> None:
+    """A scheduler that knows both models."""
+    it.home.mkdir(parents=True)
+    it.env["GPULOOM_HOME"] = str(it.home)
+    (it.home / "profiles.csv").write_text(PROFILES)
+    it.up("--policy", policy, "--interval", "0")
+
+
+@pytest.mark.parametrize("policy", ["muri-s", "muri-xs", "weave"])
+def test_who_joins_and_who_leaves_restarts_nobody(tmp_path: Path, policy: str) -> None:
+    with real(tmp_path, slots=1) as it:
+        woven(it, policy)
+        one = it.client.submit([it.waiting(model="reader", estimate=1000)])[0][0]
+        until(lambda: it.marks()[one] == 1, "the first job runs")
+        two = it.client.submit([it.waiting(model="learner", estimate=1000)])[0][0]
+        until(lambda: it.marks()[two] == 1, "the second job runs beside it")
+        (group,) = it.client.groups()
+        assert [member["job"] for member in group["members"]] == [one, two]
+        it.end(two)
+        until(lambda: it.client.groups() == [], "the group is gone")
+        it.end(one)
+        (view,) = it.client.wait([one], timeout_s=60)
+        assert (view["state"], view["attempts"], it.marks()[one]) == ("finished", 1, 1)
