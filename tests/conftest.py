@@ -108,3 +108,15 @@ def _no_library_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPULOOM_HOME", str(tmp_path_factory.getbasetemp() / "no-home"))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _handlers_as_before() -> Iterator[None]:
+    """A test that leaves a handler of a signal would change how the process of other tests ends."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    left = {number: now for number in numbers if (now := signal.getsignal(number)) != before[number]}
+    for number in left:
+        signal.signal(number, before[number])
+    assert not left, f"handlers of signals left behind: {left}"
