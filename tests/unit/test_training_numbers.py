@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,11 @@ def test_the_first_losses_of_a_small_network() -> None:
 
 def test_what_it_does_unless_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--checkpoint", str(tmp_path / "new" / "a.npz"), "--steps", "3", "--step-seconds", "0"]
-    assert sample.main(words) == pytest.approx(0.6961669738, rel=1e-9)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert sample.main(words) == pytest.approx(0.6961669738, rel=1e-9)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert capsys.readouterr().out.splitlines()[0] == "saved at step 3"
     with np.load(tmp_path / "new" / "a.npz") as saved:
         assert (int(saved["step"]), saved["wb"].shape) == (3, (32, 32))

@@ -23,6 +23,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core import logs, products
 from gpuloom.core.errors import InputError
 from gpuloom.core.workload import F8
 from gpuloom.learning.comm_model import Fit, fit
@@ -136,7 +137,7 @@ def _log_linear(known: Mapping[int, float]) -> F8:
     values = np.array([known[int(size)] for size in sizes])
     gpus = np.arange(sizes[0], sizes[-1] + 1)
     curve = np.zeros((int(sizes[-1]) + 1, 1))
-    curve[gpus, 0] = np.exp(np.interp(np.log(gpus), np.log(sizes), np.log(values)))
+    curve[gpus, 0] = logs.exp(np.interp(logs.log(gpus), logs.log(sizes), logs.log(values)))
     curve[sizes, 0] = values
     return curve
 
@@ -156,8 +157,8 @@ def _through(points: Mapping[tuple[int, int], float], modelled: F8) -> Curve:
     if points:
         at = np.array(sorted(points))
         values = np.array([points[g, w] for g, w in at.tolist()])
-        bend = np.log(values / modelled[at[:, 0] - 1, at[:, 1] - 1])
-        bent = modelled * np.exp(_shepard_weights(most_gpus, most_nodes, at.tobytes()) @ bend)
+        bend = logs.log(values / modelled[at[:, 0] - 1, at[:, 1] - 1])
+        bent = modelled * logs.exp(products.times(_shepard_weights(most_gpus, most_nodes, at.tobytes()), bend))
     curve[1:] = bent
     for (g, w), value in points.items():
         curve[g, w - 1], measured[g, w - 1] = value, True
@@ -171,8 +172,8 @@ def _shepard_weights(most_gpus: int, most_nodes: int, points: bytes) -> F8:
     """Shape (G, W, points): how much each measured point counts in each cell; sums to 1."""
     at = np.frombuffer(points, dtype=np.int64).reshape(-1, 2)
     gpus, nodes = _grid(most_gpus, most_nodes)
-    near = np.log2(gpus)[..., None] - np.log2(at[:, 0])
-    across = np.log2(nodes)[..., None] - np.log2(at[:, 1])
+    near = logs.log2(gpus)[..., None] - logs.log2(at[:, 0])
+    across = logs.log2(nodes)[..., None] - logs.log2(at[:, 1])
     link = _ONE_NODE_APART * ((nodes > 1)[..., None] != (at[:, 1] > 1))
     square = near**2 + across**2 + link**2
     weights = 1.0 / np.maximum(square, 1e-6) ** 2

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core import logs
 from gpuloom.core.cluster import ANY_MODEL, Cluster
 from gpuloom.core.errors import InputError
 from gpuloom.core.words import plural
@@ -104,7 +105,7 @@ def fill(models: Sequence[str], factor: F8, marked: NDArray[np.bool_] | None = N
     for column in np.flatnonzero(np.isnan(factor).any(axis=0)).tolist():
         rows = np.flatnonzero(np.isnan(factor[:, column]))
         with np.errstate(invalid="ignore"):
-            distance = np.abs(np.log(rating / rating[column]))
+            distance = np.abs(logs.log(rating / rating[column]))
         usable = np.where(np.isnan(source[rows]) | np.isnan(distance), np.inf, distance)
         nearest = usable.argmin(axis=1)
         found = np.isfinite(usable[np.arange(len(rows)), nearest])

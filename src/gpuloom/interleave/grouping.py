@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core import products
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.pairs import NO_KIND
 from gpuloom.core.sums import sum_ints
@@ -386,7 +387,7 @@ def _exact(plan: _Plan, wanted: int) -> tuple[dict[Type, int], float, str]:
             continue
         answer = _whole(plan, columns, chosen, limit)
         if answer is not None:
-            least = float(columns.value[answer[0]] @ answer[1])
+            least = products.dot(columns.value[answer[0]], answer[1])
             near = np.flatnonzero(reduced >= -(bound - least) - 1e-7)
             if bound - least > 1e-7 * max(1.0, bound):
                 # A multiset whose reduced cost is worse than the whole gap can't be part of a better grouping.
@@ -394,7 +395,7 @@ def _exact(plan: _Plan, wanted: int) -> tuple[dict[Type, int], float, str]:
                 near = near[np.argsort(-reduced[near], kind="stable")[:_COLUMNS]] if not every else near
                 better = _whole(plan, columns, np.union1d(near, answer[0]), limit)
                 if better is not None:
-                    if columns.value[better[0]] @ better[1] > least:
+                    if products.dot(columns.value[better[0]], better[1]) > least:
                         answer = better
                     bound = min(bound, max(better[2], least)) if every else bound
             break

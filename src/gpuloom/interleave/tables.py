@@ -17,6 +17,7 @@ from itertools import combinations_with_replacement
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core import logs, products
 from gpuloom.core.sums import sum_floats
 from gpuloom.core.workload import F8
 from gpuloom.interleave.groups import UNKNOWN, GroupTimes, Profiles
@@ -177,11 +178,11 @@ class SetTable:
         basis, x = np.eye(len(here)), np.ones(len(here))
         for _ in range(_PIVOTS):
             duals = basis.sum(axis=0)
-            reduced = rate @ duals
+            reduced = products.times(rate, duals)
             enters = int(reduced.argmax())
             if reduced[enters] <= 1 + 1e-7:
                 break
-            step = basis @ rate[enters]
+            step = products.times(basis, rate[enters])
             ratio = np.full(len(here), np.inf)
             np.divide(x, step, out=ratio, where=step > 1e-12)
             leaves = int(ratio.argmin())
@@ -240,7 +241,7 @@ def _middles(
     if len(distinct) <= most:
         return distinct, {profile: column for column, profile in enumerate(distinct)}
     stage_s = np.maximum(times.planned_s[known], 1e-3 * np.asarray(times.solo_s)[known][:, None])
-    points = np.log(np.column_stack([stage_s, np.asarray(times.solo_s)[known]]))
+    points = logs.log(np.column_stack([stage_s, np.asarray(times.solo_s)[known]]))
     if np.isfinite(gpu_memory_mib):
         share = np.minimum(np.asarray(times.memory_mib)[known] / gpu_memory_mib, 1.0)
         points = np.column_stack([points, share])

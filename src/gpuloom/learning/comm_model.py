@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuloom.core import logs, products
 from gpuloom.core.errors import InputError
 from gpuloom.core.workload import F8
 
@@ -82,7 +83,7 @@ def overlapped(compute_s: F8, communication_s: F8, overlap: float) -> F8:
     """(C^γ + S^γ)^(1/γ), computed so that large γ does not overflow."""
     longest = np.maximum(compute_s, communication_s)
     share = np.minimum(compute_s, communication_s) / longest
-    found: F8 = longest * (1.0 + share**overlap) ** (1.0 / overlap)
+    found: F8 = longest * logs.power(1.0 + logs.power(share, overlap), 1.0 / overlap)
     return found
 
 
@@ -116,21 +117,21 @@ def fit(
     if points.shape[1] == 0 or not (np.isfinite(points) & (points > 0)).all():
         raise InputError("communication model: a fit needs measurements, all of them numbers above 0")
     known = np.array([True, True, bool(((nodes == 1) & (gpus > 1)).any()), bool((nodes > 1).any()), True])
-    target = np.log(step_s)
+    target = logs.log(step_s)
 
     def model_of(x: F8) -> CommModel:
-        fixed, per_sample, intra, inter, hop = np.exp(x[:5]).tolist()
+        fixed, per_sample, intra, inter, hop = logs.exp(x[:5]).tolist()
         if not known[2]:
             intra = inter if known[3] else 0.0
         if not known[3]:
             inter = intra
         if not (known[2] or known[3]):
             hop = 0.0
-        overlap = 1.0 + (_MOST_OVERLAP - 1.0) / (1.0 + np.exp(-x[5]))
+        overlap = 1.0 + (_MOST_OVERLAP - 1.0) / (1.0 + logs.exp(-x[5]))
         return CommModel(fixed, per_sample, intra, inter, hop, float(overlap), most_samples)
 
     def residual(x: F8) -> F8:
-        found: F8 = np.log(model_of(x).step_s(gpus, nodes, samples)) - target
+        found: F8 = logs.log(model_of(x).step_s(gpus, nodes, samples)) - target
         return found
 
     best = _start(gpus, nodes, samples, step_s, starts[0])
@@ -157,15 +158,15 @@ def _start(gpus: F8, nodes: F8, samples: F8, step_s: F8, overlap: float) -> F8:
     intra = float(np.median((above / scale)[inside])) if inside.any() else float(step_s.min())
     inter = float(np.median((above / scale)[between])) if between.any() else float(step_s.min())
     at = float(step_s.min())
-    gamma = np.log((overlap - 1.0 + 1e-2) / (_MOST_OVERLAP - overlap))
-    return np.array([np.log(0.2 * at), np.log(0.8 * rate), np.log(intra), np.log(inter), np.log(1e-3 * at), gamma])
+    gamma = logs.log((overlap - 1.0 + 1e-2) / (_MOST_OVERLAP - overlap))
+    return np.append(logs.log([0.2 * at, 0.8 * rate, intra, inter, 1e-3 * at]), gamma)
 
 
 def _descend(residual: Callable[[F8], F8], x: F8) -> F8:
     """Levenberg-Marquardt with a numerical Jacobian."""
     damping = 1e-2
     here = residual(x)
-    cost = float(here @ here)
+    cost = products.dot(here, here)
     lowest, highest = x - 16.0, x + 16.0
     for _ in range(_ROUNDS):
         step = 1e-5
@@ -175,18 +176,18 @@ def _descend(residual: Callable[[F8], F8], x: F8) -> F8:
             moved[index] += step
             columns.append((residual(moved) - here) / step)
         jacobian = np.stack(columns, axis=1)
-        normal, gradient = jacobian.T @ jacobian, jacobian.T @ here
+        normal, gradient = products.product(jacobian.T, jacobian), products.times(jacobian.T, here)
         for _ in range(8):
             # The damping also bounds directions of which the points say nothing.
-            move = np.linalg.solve(normal + damping * (np.diag(np.diag(normal)) + 1e-6 * np.eye(len(x))), -gradient)
+            move = products.solved(normal + damping * (np.diag(np.diag(normal)) + 1e-6 * np.eye(len(x))), -gradient)
             tried = np.clip(x + np.clip(move, -2.0, 2.0), lowest, highest)
             there = residual(tried)
-            if float(there @ there) < cost:
+            if products.dot(there, there) < cost:
                 break
             damping *= 4.0
         else:
             return x
-        gained = cost - float(there @ there)
+        gained = cost - products.dot(there, there)
         x, here, cost = tried, there, cost - gained
         damping = max(damping / 9.0, 1e-12)
         if gained < 1e-10 * cost:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core import logs
 from gpuloom.core.workload import F8
 
 FIRST_S, GROWTH, BINS = 300.0, 1.25, 50
@@ -29,7 +30,7 @@ class Hazards:
 
     def __init__(self, exposure: F8, ends: F8) -> None:
         self.exposure, self.ends = exposure, ends
-        self.edge_s = np.concatenate([[0.0], FIRST_S * GROWTH ** np.arange(BINS)])
+        self.edge_s = np.concatenate([[0.0], FIRST_S * logs.power(GROWTH, np.arange(BINS))])
         self.width_s = np.diff(self.edge_s)
 
     def bins(self, work_s: F8) -> NDArray[np.intp]:
@@ -69,9 +70,9 @@ class Hazards:
         """Index of jobs of these classes in these bins: shape as `kind`."""
         total = np.concatenate([np.zeros((len(hazard), 1)), hazard.cumsum(axis=1)], axis=1)
         # alive[j, e]: chance that a job at the start of its bin reaches edge e.
-        alive = np.exp(np.minimum(total[kind, at][:, None] - total[kind], 0.0))
+        alive = logs.exp(np.minimum(total[kind, at][:, None] - total[kind], 0.0))
         later = _LATER[at]
-        spent = alive[:, :-1] * later * (self.width_s * (1.0 - np.exp(-hazard)) / hazard)[kind]
+        spent = alive[:, :-1] * later * (self.width_s * (1.0 - logs.exp(-hazard)) / hazard)[kind]
         spent = spent.cumsum(axis=1)
         ends = (1.0 - alive[:, 1:]) * later
         best: F8 = np.divide(ends, spent, out=np.zeros_like(ends), where=spent > 0).max(axis=1)

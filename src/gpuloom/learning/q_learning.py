@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core import products
 from gpuloom.core.workload import F8
 
 _WORD = (1 << 64) - 1
@@ -86,8 +87,8 @@ def carried_over(table: F8, before: F8, after: F8, values: F8) -> F8:
     empty = came.sum(axis=1) == 0
     came[empty, nearest(before, after[empty])] = 1.0
     known = ~np.isnan(table)
-    weight = came @ known.astype(np.float64)
-    total = came @ np.where(known, table, 0.0)
+    weight = products.product(came, known.astype(np.float64))
+    total = products.product(came, np.where(known, table, 0.0))
     found: F8 = np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), np.nan)
     return found
 
@@ -99,7 +100,7 @@ def counts_over(counts: F8, before: F8, after: F8, values: F8) -> F8:
     np.add.at(came, (nearest(after, values), nearest(before, values)), 1.0)
     empty = came.sum(axis=0) == 0
     came[nearest(after, before[empty]), empty] = 1.0
-    found: F8 = (came / came.sum(axis=0)) @ counts
+    found: F8 = products.product(came / came.sum(axis=0), counts)
     return found
 
 

@@ -7,11 +7,12 @@ from hashlib import sha256
 
 import numpy as np
 
+from gpuloom.core import logs
 from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.workload import F8, Workload
 from gpuloom.learning.comm_model import CommModel, fit
 
-MOST_LOG_RATIO = float(np.log(1e6))
+MOST_LOG_RATIO = float(logs.log(1e6))
 """The limit of the logarithm, for jobs that don't communicate or hardly compute."""
 
 _STARTS = (1.0, 2.5)
@@ -51,11 +52,11 @@ def log_ratios(workload: Workload, models: tuple[CommModel, ...]) -> F8:
     if scaling is not None:
         by_curve = np.array([*(model.ratio(1.0) for model in models), np.nan])
         with np.errstate(divide="ignore"):
-            found = np.log(by_curve)[np.where(scaling.curve == NO_CURVE, len(models), scaling.curve)]
+            found = logs.log(by_curve)[np.where(scaling.curve == NO_CURVE, len(models), scaling.curve)]
     if workload.stage_s is not None:
         compute, network = workload.stage_s[:, 1], workload.stage_s[:, 2]
         known = np.isfinite(compute) & np.isfinite(network) & (compute + network > 0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = np.where(known, np.log(compute / network), found)
+            found = np.where(known, logs.log(compute / network), found)
     clipped: F8 = np.clip(found, -MOST_LOG_RATIO, MOST_LOG_RATIO)
     return clipped

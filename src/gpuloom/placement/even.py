@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core import logs
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import Placement
 from gpuloom.core.scaling import NO_CURVE
@@ -117,7 +118,7 @@ def cost_of(kind: Kind, cluster: Cluster, *, thrift: float, fragmentation: float
     """What each of the kind's choices costs: the share of the cluster's GPUs, times (nodes / fewest nodes) to the power
     of `fragmentation`, all to the power of `thrift`."""
     spread = kind.nodes / np.ceil(kind.gpus / max(node.gpus for node in cluster.nodes))
-    cost: F8 = (kind.gpus / cluster.gpus * spread**fragmentation) ** thrift
+    cost: F8 = logs.power(kind.gpus / cluster.gpus * logs.power(spread, fragmentation), thrift)
     return cost
 
 

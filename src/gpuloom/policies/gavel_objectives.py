@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core import products
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.workload import F8
 from gpuloom.solvers.interior import interior_shares
@@ -43,7 +44,7 @@ class Present:
     @property
     def equal(self) -> F8:
         """Throughput with the time spread over the models in proportion to their GPUs (X_equal of section 4.1)."""
-        equal: F8 = self.speed @ (self.capacity / self.capacity.sum())
+        equal: F8 = products.times(self.speed, self.capacity / self.capacity.sum())
         return np.where(equal > 0, equal, 1.0)
 
     @property

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core import logs
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_ints
@@ -132,7 +133,7 @@ class GpuAllocator:
 
     def _utility(self, speed: F8) -> F8:
         with np.errstate(divide="ignore"):
-            found: F8 = np.log(speed) if self._alpha == 0 else speed**self._alpha / self._alpha
+            found: F8 = logs.log(speed) if self._alpha == 0 else logs.power(speed, self._alpha) / self._alpha
         return np.where(speed > 0, found, -np.inf)
 
     def _weight(self, job: int) -> float:
@@ -193,7 +194,7 @@ class GpuAllocator:
             lasts_s = np.array([snapshot.held_s(job) + self._floor_s for job in jobs])[:, None]
         gain = utility - self._utility(now)
         with np.errstate(invalid="ignore", divide="ignore"):
-            slope = np.where(np.abs(speed - now) < 1e-9, now ** (self._alpha - 1.0), gain / (speed - now))
+            slope = np.where(np.abs(speed - now) < 1e-9, logs.power(now, self._alpha - 1.0), gain / (speed - now))
             lost = np.minimum(speed, now) * slope * cost_s
             time_s = np.maximum(np.minimum(lasts_s, most_s), 1e-3)
             worth = (gain * np.maximum(time_s - cost_s, 0.0) - lost) / time_s

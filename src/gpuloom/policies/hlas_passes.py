@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from gpuloom.core import products
 from gpuloom.core.columns import floats, ints
 from gpuloom.core.decision import NOTHING, Decision, Placement, Reason
 from gpuloom.core.snapshot import Snapshot
@@ -142,7 +143,7 @@ class HlasPasses:
         """Service of the closed periods."""
         if self.memory.ran_s.item(job) == 0.0:
             return 0.0
-        return float(self.memory.gpu_s[job] @ self._performance) / self._weight[job]
+        return products.dot(self.memory.gpu_s[job], self._performance) / self._weight[job]
 
     # -- queues and GPUs ------------------------------------------------------------------------------------
 

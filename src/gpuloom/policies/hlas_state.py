@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from gpuloom.core import products
 from gpuloom.core.policy_state import HlasJob, HlasQueue, HlasState
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.policies.hlas_terms import IN_Q2, ON_GPUS, Memory, Options, performance_of
@@ -21,7 +22,7 @@ def hlas_state(snapshot: Snapshot, memory: Memory, options: Options) -> HlasStat
     ran_s: dict[int, float] = {}
     for job in (*running, *waiting):
         open_s = 0.0
-        gpu_s = float(memory.gpu_s[job] @ performance)
+        gpu_s = products.dot(memory.gpu_s[job], performance)
         if memory.state.item(job) == ON_GPUS:
             open_s = snapshot.held_s(job) - memory.held_before_s.item(job)
             model = memory.model.item(job)

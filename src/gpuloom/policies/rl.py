@@ -32,6 +32,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core import logs
 from gpuloom.core.carrying import A_JOB, JOBS, PER_JOB, Rows
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.decision import NOTHING, Decision, Reason
@@ -247,7 +248,7 @@ class Rl(Policy):
         chance = epsilon(memory.handled, values["epsilon_start"], values["epsilon_end"], values["epsilon_jobs"])
         groups = []
         for ratio, row, visits in zip(
-            [*np.exp(memory.centres).tolist(), math.nan], memory.table.tolist(), memory.visits.tolist(), strict=True
+            [*logs.exp(memory.centres).tolist(), math.nan], memory.table.tolist(), memory.visits.tolist(), strict=True
         ):
             entries = [RlEntry(*entry) for entry in zip(memory.choices, row, visits, strict=True)]
             # The best first, what was never tried last.
@@ -566,8 +567,8 @@ class _Placer:
                 rank = np.lexsort((kind.nodes, -kind.gpus))
             else:
                 nodes, per_node = map(int, self._values["fixed"].split("x"))
-                away = np.abs(np.log(kind.gpus / (nodes * per_node)))
-                rank = np.lexsort((kind.nodes, np.abs(np.log(kind.nodes / nodes)), away))
+                away = np.abs(logs.log(kind.gpus / (nodes * per_node)))
+                rank = np.lexsort((kind.nodes, np.abs(logs.log(kind.nodes / nodes)), away))
             order = self._orders[id(kind)] = rank.tolist()
         if self._values["mode"] == "greedy" or not self._queue.running:
             return self._chosen(job, kind, next(choice for choice in order if fits[choice]))

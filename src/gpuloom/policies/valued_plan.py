@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core import logs
 from gpuloom.core.decision import NOTHING, Decision, Placement
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.sums import sum_floats, sum_ints
@@ -136,7 +137,7 @@ class Planner:
         """Jobs that share GPUs have processes of their own: who stays while others join does not start again."""
         self._horizon_s: float = values["horizon"] if values["restart_partners"] else float("inf")
         weights = workload.weights
-        self._log_weight = None if weights is None else np.log(weights)
+        self._log_weight = None if weights is None else logs.log(weights)
         self._waiting: dict[int, None] = dict.fromkeys(snapshot.waiting())
         weaves = any(table.weaves for tables in self._tables_of for table in tables)
         self._crosses = weaves and self._speed_by_pool is not None
@@ -312,10 +313,10 @@ class Planner:
         waited = (snapshot.now_s - snapshot.workload.submit_s[jobs]) / time_s
         # In logarithms, as only ratios matter: no worth is 0 or infinite, whatever the parameters.
         worth = self._urgency(snapshot, jobs, time_s, price, waited)
-        worth += np.log(np.maximum(waited / values["patience"], 1.0)) + np.log(policy.bonus(running))
+        worth += logs.log(np.maximum(waited / values["patience"], 1.0)) + logs.log(policy.bonus(running))
         if self._log_weight is not None:
             worth += self._log_weight[jobs]
-        return jobs, np.exp(np.maximum(worth - worth.max(), -300.0)) * self._solo_s[jobs]
+        return jobs, logs.exp(np.maximum(worth - worth.max(), -300.0)) * self._solo_s[jobs]
 
     def _urgency(self, snapshot: Snapshot, jobs: Jobs, time_s: F8, price: F8, waited: F8) -> F8:
         """The logarithm of what a second on its best GPUs is worth to each job; `waited`: times of `time_s`.
@@ -330,24 +331,24 @@ class Planner:
         much shorter jobs are preferred, by `power`, depends on the crowd.
         """
         power: float = self._policy.values["power"]
-        speed, ageing = self._speed_by_pool, self._policy.values["ageing"] * np.log1p(waited)
+        speed, ageing = self._speed_by_pool, self._policy.values["ageing"] * logs.log1p(waited)
         worth: F8
         if speed is None:
-            worth = np.log(price) - power * np.log(time_s * price) + ageing
+            worth = logs.log(price) - power * logs.log(time_s * price) + ageing
             return worth
         crowd = sum_floats(price.tolist()) / snapshot.cluster.gpus
         if self._in_pairs:
             share = min(max((crowd - 1.0) / _CROWDED_IN_PAIRS, 0.0), 1.0)
-            worth = (1.0 - share * power) * np.log(price) + share * ageing
-            worth -= ((1.0 - share) * min(_AT_EASE, power) + share * power) * np.log(time_s)
+            worth = (1.0 - share * power) * logs.log(price) + share * ageing
+            worth -= ((1.0 - share) * min(_AT_EASE, power) + share * power) * logs.log(time_s)
             return worth
         some_wait = not self._waiting.keys() <= {*snapshot.arrived, *snapshot.evicted}
         share = 1.0 if some_wait else min(max((crowd - 1.0) / _CROWDED, 0.0), 1.0)
         by_time = (1.0 - share) * min(_AT_EASE, power) + share * power
         by_price = (1.0 - share) * min(_PRICE_AT_EASE, 1.0 - power) + share * (1.0 - power)
-        worth = by_price * np.log(price) - by_time * np.log(time_s) + share * ageing
+        worth = by_price * logs.log(price) - by_time * logs.log(time_s) + share * ageing
         # Speeds are relative to one model, the same for all: what counts is the share of a job's own best.
-        worth -= np.log(np.maximum(speed[jobs].max(axis=1), _BETTER))
+        worth -= logs.log(np.maximum(speed[jobs].max(axis=1), _BETTER))
         return worth
 
     def _anew(self, snapshot: Snapshot, jobs: Jobs, value: F8, held: _Held) -> list[Plan]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpuloom.core import products
 from gpuloom.core.workload import F8
 
 _STEPS = 60
@@ -23,16 +24,16 @@ def least_worst_shares(age_s: F8, left_s: F8, ideal: F8, gpus: F8, capacity: flo
     # The least level that no x_j > 1 could beat.
     z = float(((age_s + left_s) / ideal).max())
     low = np.minimum(left_s / np.maximum(z * ideal - age_s, 1e-300), 1.0)
-    over = capacity - float(gpus @ low)
+    over = capacity - products.dot(gpus, low)
     if over >= 0:
-        lacking = float(gpus @ (1.0 - low))
+        lacking = products.dot(gpus, 1.0 - low)
         shares: F8 = low + (1.0 - low) * (min(over / lacking, 1.0) if lacking > 0 else 0.0)
         return shares
     for _ in range(_STEPS):
         room = z * ideal - age_s
         x = left_s / room
-        over = float(gpus @ x) - capacity
-        slope = float(gpus @ (x * ideal / room))
+        over = products.dot(gpus, x) - capacity
+        slope = products.dot(gpus, x * ideal / room)
         step = over / slope
         z += step
         if abs(step) <= 1e-15 * abs(z):

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpuloom.core import products
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.sums import sum_floats
 from gpuloom.core.words import plural
@@ -234,7 +235,7 @@ class _Corner:
     def __init__(self, base: _Table, counts: F8) -> None:
         self._base, self._pairs = base, len(base.low)
         self._table, self._basis, self._owned = base.table, base.basis, False
-        self._rest: F8 = base.table[:-1, self._pairs :] @ counts
+        self._rest: F8 = products.times(base.table[:-1, self._pairs :], counts)
         self._dual_pivots()
 
     def _dual_pivots(self) -> None:
@@ -266,7 +267,7 @@ class _Corner:
 
     def bound(self) -> float:
         paired = np.flatnonzero(self._basis < self._pairs)
-        return float(self._base.weight[self._basis[paired]] @ self._rest[paired])
+        return products.dot(self._base.weight[self._basis[paired]], self._rest[paired])
 
     def cut(self, sets: list[tuple[Index, float]]) -> None:
         for inside, most in sets:
@@ -283,8 +284,8 @@ class _Corner:
         held = row[self._basis]
         table = np.zeros((len(self._table) + 1, width + 1))
         table[:-2, :-1], table[-1, :-1] = self._table[:-1], self._table[-1]
-        table[-2] = row - held @ table[:-2]
-        self._rest = np.append(self._rest, most - held @ self._rest)
+        table[-2] = row - products.weighted(held, table[:-2])
+        self._rest = np.append(self._rest, most - products.dot(held, self._rest))
         self._basis = np.append(self._basis, width)
         self._table, self._owned = table, True
 
@@ -392,7 +393,7 @@ class _Columns:
         room = np.concatenate([self._counts, [most for _, most in self._sets]])
         # What the solver's tolerance leaves above 0 counts for as many pairs as there can be.
         over = max(0.0, float(self._reduced.max())) * float(self._counts.sum()) / 2
-        return float(self._prices @ room) + over
+        return products.dot(self._prices, room) + over
 
     def cut(self, sets: list[tuple[Index, float]]) -> None:
         for inside, most in sets:

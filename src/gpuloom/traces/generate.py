@@ -18,6 +18,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core import logs, products
 from gpuloom.core.errors import InputError
 from gpuloom.core.share_class import CLASSES
 from gpuloom.core.units import format_duration
@@ -190,7 +191,7 @@ def generate(config: GeneratorConfig) -> Workload:
     mix = config.mix()
     gpus = np.asarray(list(mix), dtype=np.int32)[_draw(streams[0], mix.values(), config.jobs)]
     duration_s = _durations(config, streams[1])
-    work = float(duration_s @ gpus.astype(np.float64))
+    work = products.dot(duration_s, gpus.astype(np.float64))
     horizon_s = work / (config.load * config.gpus)
     submit_s = np.round(_arrivals(config, streams[2], horizon_s), 3)
     models = {name: share for name, share in config.models.items() if share > 0}
@@ -217,19 +218,19 @@ def _durations(config: GeneratorConfig, rng: np.random.Generator) -> F8:
     n, mean, median = config.jobs, config.duration_mean_s, config.duration_median_s
     if config.duration == "lognormal":
         mean, median = _lognormal(mean, median)
-        drawn = median * np.exp(math.sqrt(2 * math.log(mean / median)) * rng.standard_normal(n))
+        drawn = median * logs.exp(math.sqrt(2 * math.log(mean / median)) * rng.standard_normal(n))
     elif config.duration == "exponential":
         drawn = rng.standard_exponential(n) * (mean or (median / math.log(2) if median else 7200.0))
     elif config.duration == "pareto":
         shape = config.pareto_shape
         least = median / 2 ** (1 / shape) if median else (mean or 7200.0) * (shape - 1) / shape
-        drawn = least * (1.0 - rng.random(n)) ** (-1 / shape)
+        drawn = least * logs.power(1.0 - rng.random(n), -1 / shape)
     elif config.duration == "fixed":
         drawn = np.full(n, mean or median or 7200.0)
     elif config.duration == "philly":
         level, seconds = np.asarray(_PHILLY).T
-        grid = np.exp(np.interp((np.arange(100_000) + 0.5) / 100_000, level, np.log(seconds)))
-        drawn = np.exp(np.interp(rng.random(n), level, np.log(seconds))) * _scale(grid, mean, median)
+        grid = logs.exp(np.interp((np.arange(100_000) + 0.5) / 100_000, level, logs.log(seconds)))
+        drawn = logs.exp(np.interp(rng.random(n), level, logs.log(seconds))) * _scale(grid, mean, median)
     else:
         samples = np.asarray(config.duration_samples, dtype=np.float64)
         drawn = samples[rng.integers(0, len(samples), n)] * _scale(samples, mean, median)
@@ -297,7 +298,7 @@ def _labels(rng: np.random.Generator, shares: Mapping[str, float], n: int) -> La
 
 
 def _users(config: GeneratorConfig, rng: np.random.Generator) -> Labels:
-    weights = np.arange(1, config.users + 1, dtype=np.float64) ** -config.user_skew
+    weights = logs.power(np.arange(1, config.users + 1), -config.user_skew)
     codes = _draw(rng, weights, config.jobs).astype(np.int32)
     return Labels(codes, tuple(f"user{i}" for i in range(1, config.users + 1)))
 
@@ -316,7 +317,7 @@ def _speeds(config: GeneratorConfig, model: Labels | None, rng: np.random.Genera
     """Speeds by GPU model relative to the first: one for each training model, or each job where jobs have none."""
     ratings = np.array([rating_of(name) for name in config.gpu_models])
     rows = config.jobs if model is None else len(model.names)
-    off = np.exp(_SPEED_SPREAD * rng.standard_normal((rows, len(ratings))))
+    off = logs.exp(_SPEED_SPREAD * rng.standard_normal((rows, len(ratings))))
     off[:, 0] = 1.0
     factor = np.round(ratings / ratings[0] * off, 3).clip(min=0.001)
     return Speeds(config.gpu_models, factor if model is None else factor[model.codes])

@@ -14,6 +14,7 @@ from statistics import median
 
 import numpy as np
 
+from gpuloom.core import logs
 from gpuloom.core.pace import ModelSpeed, SpeedSource
 from gpuloom.traces.elastic import PARALLEL
 
@@ -32,7 +33,7 @@ def size_speeds(asked: int, sizes: Sequence[int], rates: Rates) -> dict[int, Mod
     wanted = np.array(sizes, dtype=np.float64)
     speed = _usual(wanted)
     if len(at):
-        speed = speed * np.exp(np.interp(np.log(wanted), np.log(at), np.log(rate / _usual(at))))
+        speed = speed * logs.exp(np.interp(logs.log(wanted), logs.log(at), logs.log(rate / _usual(at))))
     factors = (speed / speed[list(sizes).index(asked)]).tolist()
     return {
         gpus: ModelSpeed(factor, SpeedSource.MEASURED, median(runs[-KEEP:]), len(runs))
