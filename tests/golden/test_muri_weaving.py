@@ -86,8 +86,9 @@ def test_the_exact_matcher_does_about_the_same(data: Path, muri: MuriRuns, trace
 
 @pytest.mark.slow
 @POLICIES
-@pytest.mark.parametrize("trace", ["trace1", "trace1_pr", "trace3_pr"])
-def test_the_published_figures_are_met_or_beaten(data: Path, muri: MuriRuns, trace: str, policy: str) -> None:
+def test_the_published_figures_are_met_or_beaten(data: Path, muri: MuriRuns, policy: str) -> None:
+    """On the trace that takes least; `make fidelity` has all of them."""
+    trace = "trace3_pr"
     ratio = ratios(muri(trace, policy), expected(data, "published_results.csv", trace, policy))
     assert len(ratio) == 3
     assert max(ratio.values()) <= 1.02, ratio

@@ -34,7 +34,7 @@ from gpuloom.policies.registry import BUILT_IN
 
 pytestmark = pytest.mark.slow
 
-FORMS = ("muri-l:matcher=released", "elastic:base=srtf", "themis:lease=10s", "fifo:beside=no", "weave:group_size=1")
+FORMS = ("muri-l:matcher=released", "elastic:base=srtf", "themis:lease=200s", "fifo:beside=no", "weave:group_size=1")
 EVERY = tuple(dict.fromkeys([*BUILT_IN, *POLICIES, *FORMS]))
 MODELS = ("resnet18", "vgg19", "bert", "gpt2", "a2c", "dqn", "shufflenet_v2_x1_0", None)
 
