@@ -47,6 +47,7 @@ def runs_on(head: Real, job: int, node: str) -> None:
     until(there, f"job {job} runs on {node}")
 
 
+@pytest.mark.slow
 def test_the_swap_of_the_specs_example_happens(head: Real, nodes: dict[str, RealNode]) -> None:
     """gain = 1 · (10 - 1) + 1 · (1 - 2) = 8 > 0: the job on the K80 moves to the V100, and the new one takes its place.
     With 2 and 10 in place of 10 and 2 the gain is -8, and the new one takes the V100."""

@@ -41,6 +41,7 @@ def trace(figures: ModuleType, monkeypatch: pytest.MonkeyPatch) -> str:
     return "trace3"
 
 
+@pytest.mark.slow
 def test_a_run_is_kept_until_the_code_changes(
     figures: ModuleType, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

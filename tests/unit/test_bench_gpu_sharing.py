@@ -87,6 +87,7 @@ def test_quantiles_and_arrivals(script: ModuleType) -> None:
     assert 20_000 / times[-1] == pytest.approx(50.0, rel=0.03)
 
 
+@pytest.mark.slow
 def test_all_steps(
     script: ModuleType,
     words: list[str],

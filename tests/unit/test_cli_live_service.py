@@ -134,6 +134,7 @@ def test_in_the_foreground_it_says_when_it_is_ready_and_ends_by_ctrl_c(home: Pat
     assert not (home / "server.json").exists()
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_can_not_start_shows_why(home: Path) -> None:
     home.mkdir(mode=0o700)
     (home / "scheduler.log").write_text("of the start before\n")

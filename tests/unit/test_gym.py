@@ -167,6 +167,7 @@ def test_errors_of_the_simulation_reach_the_agent() -> None:
         PlacementEnv(elastic(3, 1.0), "4x4", reward="x")
 
 
+@pytest.mark.slow
 def test_the_examples_agent_learns_and_then_runs_as_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "gym_agent"))
     import train

@@ -109,6 +109,7 @@ class LosesItsCache(MuriL):
         return super().decide(snapshot, list(memory))
 
 
+@pytest.mark.slow
 def test_memory_is_all_that_a_plan_needs() -> None:
     workload = generate(GeneratorConfig(jobs=60, gpus=16, load=2.0, seed=3))
     values = {"matcher": "released", "slow_groups": "split", "first_fit": True, "restart_partners": False}

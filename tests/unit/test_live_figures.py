@@ -108,6 +108,7 @@ def widths(store: MemoryStore) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_series_stays_bounded_and_its_means_stay_what_they_were() -> None:
     store = MemoryStore()
     hours = 25

@@ -256,6 +256,7 @@ def test_waiting_jobs_are_grouped_on_free_gpus_between_intervals(policy: str) ->
 
 
 @ONE_QUICK
+@pytest.mark.slow
 def test_a_short_horizon_makes_for_few_restarts(policy: str) -> None:
     """A start of 60 s is worth its while within 10 minutes, but rarely within one and a half."""
     workload = crowd(7, 120, within_s=20_000)
@@ -313,6 +314,7 @@ class Rounded(MuriXL):
 
 @pytest.mark.parametrize("seed", [1, *slow(2, 3)])
 @pytest.mark.parametrize("factor", [1.01, *slow(64.0)])
+@pytest.mark.slow
 def test_muri_xl_does_not_know_how_long_jobs_take(seed: int, factor: float) -> None:
     """Jobs that have not ended at a moment may take any time longer: nothing is decided otherwise until then."""
     workload = crowd(seed, 80)
@@ -659,6 +661,7 @@ def test_parameters_at_their_ends(policy: str, value: str) -> None:
 
 
 @ONE_QUICK
+@pytest.mark.slow
 def test_noise_comes_from_the_seed(policy: str) -> None:
     rng = np.random.default_rng(8)
     rows = [(0.0, float(rng.uniform(500, 3000)), 1, tuple(rng.uniform(0.1, 3, 3))) for _ in range(24)]

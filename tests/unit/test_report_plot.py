@@ -39,6 +39,7 @@ def test_another_suffix_is_refused_with_the_right_ones(tmp_path: Path, name: str
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_odd_results_are_drawn_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     empty = make_timeline([], [], [])

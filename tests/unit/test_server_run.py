@@ -162,6 +162,7 @@ def started(tmp_path: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, *slow(signal.SIGINT)])
+@pytest.mark.slow
 def test_a_signal_ends_it_in_order(tmp_path: Path, number: signal.Signals) -> None:
     from api_client import Stream
     from gpuloom.server.run import Listening

@@ -109,6 +109,7 @@ def test_why_there_is_no_profile(run: Run, words: tuple[str, ...], environment: 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_programs_exit_code_is_passed_on(run: Run, tmp_path: Path) -> None:
     file = str(tmp_path / "out.jsonl")
     assert run("--output", file, "--", sys.executable, "train.py", "30", "7").returncode == 7
@@ -119,6 +120,7 @@ def test_the_programs_exit_code_is_passed_on(run: Run, tmp_path: Path) -> None:
     assert (missing.returncode, "No such file" in missing.stderr) == (127, True)
 
 
+@pytest.mark.slow
 def test_refused_before_the_program_starts(run: Run, tmp_path: Path) -> None:
     words = ("--warm-up", "1", "--iterations", "1", "--", sys.executable, "train.py", "9")
     assert run(*words).returncode == 0

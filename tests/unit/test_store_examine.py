@@ -205,6 +205,7 @@ def test_a_long_look_at_the_file_is_cut_short(path: Path, monkeypatch: pytest.Mo
     assert not found.complete
 
 
+@pytest.mark.slow
 def test_what_a_start_did_not_look_at_is_checked_beside_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examine, "ALL_EVENTS", 0)
     sql(f"UPDATE jobs SET message = 'x' WHERE id = {ENDED}")(path)

@@ -347,6 +347,7 @@ def test_the_example_learns(train: ModuleType, tmp_path: Path) -> None:
     assert after < 0.1
 
 
+@pytest.mark.slow
 def test_the_example_as_a_process_stops_on_sigterm_saves_and_goes_on(tmp_path: Path) -> None:
     def start(path: Path, pace: str) -> subprocess.Popen[str]:
         arguments = ["--checkpoint", str(path), "--steps", "150", "--step-seconds", pace, "--seed", "3"]
