@@ -23,6 +23,8 @@ together count as much as 3 of its own."""
 
 _LATER = np.triu(np.ones((BINS, BINS)))
 """1 for the bins from each bin on."""
+_EDGE_S = np.concatenate([[0.0], FIRST_S * logs.power(GROWTH, np.arange(BINS))])
+"""Where the bins begin and end."""
 
 
 class Hazards:
@@ -30,8 +32,7 @@ class Hazards:
 
     def __init__(self, exposure: F8, ends: F8) -> None:
         self.exposure, self.ends = exposure, ends
-        self.edge_s = np.concatenate([[0.0], FIRST_S * logs.power(GROWTH, np.arange(BINS))])
-        self.width_s = np.diff(self.edge_s)
+        self.edge_s, self.width_s = _EDGE_S, np.diff(_EDGE_S)
 
     def bins(self, work_s: F8) -> NDArray[np.intp]:
         """The bin that each job is in."""
