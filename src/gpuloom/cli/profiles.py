@@ -162,6 +162,112 @@ def import_(file: str, overwrite: bool, library: Path | None) -> None:
     click.echo(f"imported {plural(len(found), 'profile')} into {path}{more}", err=True)
 
 
+@profiles.command("from-usage", short_help="Add a profile from samples of what a program used.")
+@click.argument("file", metavar="FILE.csv")
+@click.argument("model")
+@click.option("--gpus", type=click.IntRange(1), required=True, metavar="N", help="Number of GPUs it ran on.")
+@click.option("--iterations", type=click.FloatRange(0, min_open=True), metavar="N", help="Iterations it did meanwhile.")
+@click.option("--iteration", metavar="TIME", help="In place of --iterations: time of one (0.2s, 200ms).")
+@click.option(
+    "--peak",
+    "peaks",
+    multiple=True,
+    metavar="RESOURCE=NUMBER",
+    help="Most that a resource can give, in its column's unit (network=1250) [its largest sample]. Repeatable.",
+)
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0, 1),
+    default=0.1,
+    show_default=True,
+    metavar="SHARE",
+    help="A resource used below this share of its peak counts as not used.",
+)
+@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Samples per iteration and GPU.")
+@click.option("--gpu-model", metavar="MODEL", help="GPU model it ran on.")
+@click.option("--memory", metavar="SIZE", help="Peak memory on each GPU (12GiB).")
+@click.option("--dry-run", is_flag=True, help="Show the profile, and keep nothing.")
+@json_option
+@replace_option
+@library_option
+def from_usage(
+    file: str,
+    model: str,
+    gpus: int,
+    iterations: float | None,
+    iteration: str | None,
+    peaks: tuple[str, ...],
+    threshold: float,
+    batch_size: int | None,
+    gpu_model: str | None,
+    memory: str | None,
+    dry_run: bool,
+    as_json: bool,
+    overwrite: bool,
+    library: Path | None,
+) -> None:
+    """Add a profile of a program that can't be measured from inside, from samples of what it used.
+
+    FILE.csv (- for standard input) has a row per sample: time_s, and one column or more of storage, cpu, gpu, network,
+    in any unit. At each moment the resource that is nearest its peak counts (docs/howto/profiles.md).
+
+    \b
+    Examples:
+      gpuloom profiles from-usage samples.csv mymodel --gpus 1 --iterations 120 --dry-run
+      gpuloom profiles from-usage samples.csv mymodel --gpus 8 --iteration 0.5s --peak network=1250
+    """
+    from gpuloom.facts.profiles import add_profiles, library_path
+    from gpuloom.facts.usage_stages import read_usage, stages_of
+
+    if (iterations is None) == (iteration is None):
+        raise InputError("give --iterations (how many it did) or --iteration (how long one takes), one of the two")
+    told = dict(map(_peak, peaks))
+    usage = read_usage(file)
+    found = stages_of(
+        usage,
+        iterations=iterations,
+        iteration_s=None if iteration is None else _time("--iteration", iteration),
+        peaks=told,
+        threshold=threshold,
+    )
+    profile = Profile(
+        model=model.strip(),
+        gpus=gpus,
+        iteration_s=found.iteration_s,
+        stage_s=found.stage_s,
+        batch_size=batch_size,
+        gpu_model=gpu_model,
+        gpu_memory_mib=None if memory is None else _memory(memory),
+        source=f"{found.samples} usage samples of {Path(usage.source).name}, threshold {threshold:g}",
+    )
+    path = library or library_path()
+    replaced = 0 if dry_run else add_profiles(path, [profile], replacing=overwrite)
+    _warn([profile])
+    if found.doubt is not None:
+        click.echo(f"warning: {found.doubt}", err=True)
+    if as_json:
+        more = {"idle_s": found.idle_s, "iterations": found.iterations, "peaks": dict(found.peaks), "kept": not dry_run}
+        click.echo(json.dumps({**as_dict(profile, True), **more}, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        show_table(COLUMNS, [_cells(profile, True)])
+        share = found.idle_s / found.iteration_s
+        click.echo(f"\nTimes are in ms. In {share:.0%} of the time nothing was used above the threshold.")
+    if not dry_run:
+        click.echo(f"{'replaced' if replaced else 'added'} the {profile} in {path}", err=True)
+
+
+def _peak(text: str) -> tuple[str, float]:
+    name, equals, number = text.partition("=")
+    try:
+        if name not in STAGES_4 or not equals:
+            raise ValueError
+        return name, float(number)
+    except ValueError:
+        raise InputError(
+            f"--peak {text}: must be RESOURCE=NUMBER, the resource one of {', '.join(STAGES_4)} (network=1250)"
+        ) from None
+
+
 @profiles.command()
 @click.argument("model")
 @click.option("--gpus", type=click.IntRange(1), metavar="N", help="Only the profiles of this number of GPUs.")
