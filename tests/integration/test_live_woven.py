@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuloom.traces.own import STAGES
 from real_scheduler import Real, real
 from until import until
 
@@ -36,8 +37,24 @@ def test_who_joins_and_who_leaves_restarts_nobody(tmp_path: Path, policy: str) -
         until(lambda: it.marks()[two] == 1, "the second job runs beside it")
         (group,) = it.client.groups()
         assert [member["job"] for member in group["members"]] == [one, two]
+        assert sorted(group["order"] or []) == [one, two]
+        assert group["efficiency"] == pytest.approx(0.5, abs=0.2)  # two of four resources are busy
+        assert it.client.show(one)["group"] == it.client.show(two)["group"] != None  # noqa: E711
+        told = [event["data"] for event in it.client.events(types=["group.changed"])]
+        assert [(event["members"], event["was"]) for event in told] == [([one, two], [])]
+        assert (told[0]["gpus"], told[0]["efficiency"]) == (group["gpus"], group["efficiency"])
+        # A scheduler that takes over knows of it, and tells nothing twice.
+        it.kill()
+        it.up()
+        assert [member["job"] for member in it.client.groups()[0]["members"]] == [one, two]
         it.end(two)
         until(lambda: it.client.groups() == [], "the group is gone")
+        told = [event["data"] for event in it.client.events(types=["group.changed"])]
+        assert [(event["members"], event["was"]) for event in told] == [([one, two], []), ([], [one, two])]
         it.end(one)
         (view,) = it.client.wait([one], timeout_s=60)
         assert (view["state"], view["attempts"], it.marks()[one]) == ("finished", 1, 1)
+        # The history says what jobs were put together by, for a simulator that does not know these models.
+        lines = it.run("history", "export", "-").stdout.splitlines()
+        head = next(line for line in lines if not line.startswith("#")).split(",")
+        assert {"model", "iteration_s", *STAGES} <= set(head), head

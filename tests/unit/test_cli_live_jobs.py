@@ -596,12 +596,16 @@ def test_groups_are_listed(api: Api) -> None:
         {"job": 2, "name": "serve", "user": "bob", "expected_rate": 1.0, "it_per_s": None},
     ]
     gpus = {"node0": [0, 1], "node1": [3]}
-    api.service.groups_now = [{"members": members, "gpus": gpus, "since_s": time.time() - 60.0}]
+    group: Any = {"members": members, "gpus": gpus, "since_s": time.time() - 60.0, "order": None, "efficiency": None}
+    api.service.groups_now = [group]
     lines = [line.split() for line in run("ls", "--groups").stdout.splitlines()]
-    assert lines[0] == ["group", "id", "name", "user", "GPUs", "since", "expected", "it/s"]
-    assert lines[1] == ["1", "1", "train", "ada", "node0:0,1;node1:3", "1m", "00s", "ago", "0.75", "12.5"]
+    assert lines[0] == ["group", "id", "name", "user", "GPUs", "since", "order", "γ", "expected", "it/s"]
+    assert lines[1] == ["1", "1", "train", "ada", "node0:0,1;node1:3", "1m", "00s", "ago", "-", "-", "0.75", "12.5"]
     assert lines[2][-2:] == ["1.00", "-"]
     assert told("ls", "--groups") == api.service.groups_now
+    api.service.groups_now = [{**group, "order": [2, 1], "efficiency": 0.625}]
+    lines = [line.split() for line in run("ls", "--groups").stdout.splitlines()]
+    assert [line[-4:] for line in lines[1:3]] == [["2", "0.62", "0.75", "12.5"], ["1", "0.62", "1.00", "-"]]
     assert "give it alone" in run("ls", "--groups", "--all", code=2).stderr
 
 

@@ -73,6 +73,61 @@ def test_who_takes_over_knows_groups_by_their_last_members() -> None:
     assert again.all() == [Group((first, second), (("host", 0),), 3.0)]
 
 
+def test_each_change_is_told_once() -> None:
+    told = Told()
+    assert told.groups.news() == []
+    first, second = told.start(1.0, 0), told.start(2.0, 0)
+    (draft,) = told.groups.news()
+    assert told.groups.news() == [draft], "until it is on disk"
+    assert draft == (
+        "group.changed",
+        None,
+        {
+            "members": [first, second],
+            "was": [],
+            "gpus": {"host": [0]},
+            "order": None,
+            "rates": {str(first): None, str(second): None},
+            "efficiency": None,
+        },
+    )
+    told.groups.written()
+    assert told.groups.news() == []
+    third = told.start(3.0, 0)
+    log = [draft]
+    for members, was in (
+        ([first, second, third], [first, second]),
+        ([second, third], [first, second, third]),
+        ([], [second, third]),
+    ):
+        if was == [first, second, third]:
+            told.end(4.0, first)
+        elif not members:
+            told.end(5.0, third)
+        (draft,) = told.groups.news()
+        assert (draft[2]["members"], draft[2]["was"]) == (members, was)
+        # Who takes over, and finds that it was not written down, tells it; who finds that it was does not.
+        for events, news in ((log, [draft]), ([*log, draft], [])):
+            known = [Event(number, 0.0, kind, job, data) for number, (kind, job, data) in enumerate(events)]
+            assert Groups(told.book, lambda: 9.0, events=known).news() == news
+        log.append(draft)
+        told.groups.written()
+    assert told.groups.news() == []
+
+
+def test_two_groups_of_one() -> None:
+    told = Told()
+    left, middle, right = told.start(1.0, 0), told.start(2.0, 0, 1), told.start(3.0, 1)
+    told.groups.written()
+    a, b = told.start(4.0, 0), told.start(5.0, 1)
+    told.groups.written()
+    told.end(6.0, middle)
+    assert [(data["members"], data["was"]) for _, _, data in told.groups.news()] == [
+        ([left, a], [left, middle, right, a, b]),
+        ([right, b], [left, middle, right, a, b]),
+    ]
+
+
 def test_a_pair_on_a_gpu_live() -> None:
     live = Rehearsal("fifo", models=["V100"])
     memory = {"gpu_memory": 1000, "estimate": "1h"}

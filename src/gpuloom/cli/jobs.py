@@ -80,11 +80,19 @@ def _say_groups(home: Path | None, *, as_json: bool) -> None:
         Column("user", lambda row: plain(row[2]["user"]), gives=True),
         Column("GPUs", lambda row: plain(where_of(row[1]["gpus"])), gives=True),
         Column("since", lambda row: ago(row[1]["since_s"])),
+        Column("order", lambda row: _place_in(row[1]["order"], row[2]["job"]), right=True),
+        Column("γ", lambda row: _rate(row[1]["efficiency"], ".2f"), right=True),
         Column("expected", lambda row: _rate(row[2]["expected_rate"], ".2f"), right=True),
         Column("it/s", lambda row: _rate(row[2]["it_per_s"], ".4g"), right=True),
     )
     show_table(columns, rows)
     click.echo("expected: part of its speed alone that the policy's model of sharing leaves to a job")
+    if any(group["efficiency"] is not None for group in found):
+        click.echo("order: whose stages come first; γ: how busy storage and CPU, GPU and network are, 0 to 1")
+
+
+def _place_in(order: Sequence[int] | None, job: int) -> str:
+    return "-" if order is None else str(order.index(job) + 1)
 
 
 def where_of(gpus: Mapping[str, Sequence[int]]) -> str:
@@ -97,7 +105,8 @@ def _beside(found: ShowView, job: int) -> list[tuple[str, str]]:
     if (group := found["group"]) is None:
         return []
     others = runs_of(sorted(member["job"] for member in group["members"] if member["job"] != job))
-    return [("shares with", f"{others}, since {ago(group['since_s'])} (gpuloom ls --groups)")]
+    fits = "" if group["efficiency"] is None else f", γ {group['efficiency']:.2f}"
+    return [("shares with", f"{others}, since {ago(group['since_s'])}{fits} (gpuloom ls --groups)")]
 
 
 def _rate(value: float | None, form: str) -> str:

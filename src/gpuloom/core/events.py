@@ -20,6 +20,9 @@ Types and their data (all JSON):
     attempt.ended       {reason, exit_code, signal, message, saved, saved_by, work_s, peak_memory_mib, next,
                         not_before_s, failure, ended_s, it_per_s}
                         ended_s: when the process ended; the event may be written later
+    group.changed       {members, was, gpus: {node: [gpu, …]}, order|null, rates: {job: rate|null}, efficiency|null}
+                        no record changes: groups follow from attempts. Jobs that share GPUs from now on, and those who
+                        did before, of these or of a group that is no more (members: [], the last three not there)
     node.changed        {node: {…}}         a NodeRecord without its `cause`
     policy.set          {policy, interval_s}
     policy.failed       {policy, call, error, where, since_s, last_s, times, serves}    serves: the policy in its place

@@ -243,6 +243,23 @@ class GroupSharing:
             return f"{found} of {times.pairs.source}"
         return "no stage times or pairs known: they take turns" if found is Source.NONE else found.value
 
+    def order(self, jobs: Sequence[int]) -> list[int] | None:
+        """These jobs in the order in which their stages follow each other; None where stage times are not known."""
+        times = self._times
+        profiles = [self._of_job[job] for job in jobs]
+        if UNKNOWN in profiles or len(profiles) > MAX_GROUP or not all(times.staged[one] for one in profiles):
+            return None
+        _, slots = times.interleaving.scheduled(times.planned_s[profiles][None])
+        return [job for _, job in sorted(zip(slots[0].tolist(), jobs, strict=True))]
+
+    def efficiency(self, jobs: Sequence[int]) -> float | None:
+        """γ of these jobs together: how busy the resources are, 0 to 1; None where stage times are not known."""
+        times = self._times
+        profiles = times.profiles_of(jobs)
+        if profiles[0] == UNKNOWN or len(profiles) > MAX_GROUP or not all(times.staged[one] for one in profiles):
+            return None
+        return times.efficiency([profiles])[0]
+
     def most(self, job: int) -> int:
         """How many jobs may run on the GPUs of `job` at once: by stage times up to four, by measured pairs two."""
         profile = self._of_job[job]

@@ -225,8 +225,8 @@ class LiveService:
         past = self._store.history(since_s=since_s or 0.0, until_s=until)
         fleet = fleet_of(list(self._scheduler.book.nodes.values()), everything=True)
         interval_s = self._scheduler.planning.seat.interval_s
-        pace_of = self._scheduler.planning.scene.pace
-        return trace_csv(past, interval_s, "" if fleet is None else str(fleet.cluster), pace_of=pace_of)
+        pace_of, known = self._scheduler.planning.scene.pace, self._scheduler.planning.worlds.profiles
+        return trace_csv(past, interval_s, "" if fleet is None else str(fleet.cluster), pace_of=pace_of, profiles=known)
 
     def logs(self, job: int, attempt: int | None = None) -> Sequence[LogOf]:
         record = self._jobs.get(job)

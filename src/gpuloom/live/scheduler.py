@@ -59,6 +59,8 @@ log = logging.getLogger("gpuloom.scheduler")
 
 T = TypeVar("T")
 
+TOLD_GROUPS = 1000
+"""So many of the last events of groups say which ones the log knows."""
 MEET_S = 3.0
 """How long the executor may take to answer before the scheduler is there without it."""
 
@@ -153,7 +155,13 @@ class Scheduler:
         self._blocked_until_s = -math.inf
         self.policy_record = PolicyRecord(self.planning, self.ledger, lambda: self._inbox.put(lambda: None))
         self.forgetting = Forgetting(self.ledger)
-        self.groups = Groups(self.book, clock.now)
+        self.groups = Groups(
+            self.book,
+            clock.now,
+            woven=self._woven,
+            rate_of=self.work.rate_of,
+            events=store.events(types=("group.changed",), limit=TOLD_GROUPS, newest=True),
+        )
         self.sampler = Sampler(self.ledger, self.planning.scene, sights)
         self._early: dict[str, RunStatus] = {}
         """News that came before it was known what runs."""
@@ -221,6 +229,11 @@ class Scheduler:
             (self._early if self.meeting.unmet else self.intake.statuses)[status.run] = status
 
         self._inbox.put(take)
+
+    def _woven(self, jobs: Sequence[int]) -> tuple[Sequence[int] | None, float | None]:
+        """Of jobs that share GPUs the order of their stages and γ, as the policy's model has them."""
+        world = self.planning.world
+        return (None, None) if world is None else world.woven(jobs)
 
     def _where_of(self, run: str) -> Where | None:
         """Where an open attempt leaves what is looked at when it ends: on its master's node. From any thread."""
@@ -349,6 +362,9 @@ class Scheduler:
                 self._pass(now)
                 self.dispatch.start_granted(now)
             self.dispatch.hand_over(now)
+            if not self.meeting.unmet and (news := self.groups.news()):
+                self.ledger.write(news)
+                self.groups.written()
             if self.ledger.writes > writes:
                 self._trouble("store", "")
             problem = self.meeting.unmet or self.dispatch.problem or self.dispatch.starts.problem

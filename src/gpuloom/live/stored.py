@@ -14,6 +14,7 @@ from gpuloom.core.pace import ALIKE
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.no_files import NoFiles
 from gpuloom.executors.node import RunFiles
+from gpuloom.facts.profiles import load_profiles
 from gpuloom.live.parts import DEFAULT_INTERVAL_S
 from gpuloom.live.planning.estimates import Estimates
 from gpuloom.live.planning.model_speeds import ModelSpeeds
@@ -100,7 +101,8 @@ class StoredService:
         interval_s = float(loaded.settings.get("interval_s", DEFAULT_INTERVAL_S))
         speeds = ModelSpeeds(self._store.measured_runs, Estimates(self._store.ended_runs))
         speeds.see(models_of(loaded.nodes))
-        return trace_csv(past, interval_s, "" if fleet is None else str(fleet.cluster), pace_of=speeds.of_job)
+        where, known = "" if fleet is None else str(fleet.cluster), load_profiles()
+        return trace_csv(past, interval_s, where, pace_of=speeds.of_job, profiles=known)
 
     def logs(self, job: int, attempt: int | None = None) -> Sequence[LogOf]:
         runs = [run for run in self._store.attempts([job]) if attempt in (None, run.number)]

@@ -197,6 +197,15 @@ class World:
         rate, alone = self.state.rate, self.progress.solo_rate
         return [(self.jobs[row], rate[row] / alone(row, where)) for row, where in self.state.placements.items()]
 
+    def woven(self, jobs: Sequence[int]) -> tuple[list[int] | None, float | None]:
+        """The order in which the stages of jobs that share GPUs follow each other, and γ; None: not known."""
+        sharing, rows = self.progress.sharing, [self.row_of.get(job) for job in jobs]
+        known = [row for row in rows if row is not None]
+        if not isinstance(sharing, GroupSharing) or len(known) < len(rows):
+            return None, None
+        order = sharing.order(known)
+        return None if order is None else [self.jobs[row] for row in order], sharing.efficiency(known)
+
     def is_waiting(self, job: int) -> bool:
         """Whether the policy has it among those that wait."""
         row = self.row_of.get(job)

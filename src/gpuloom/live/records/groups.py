@@ -1,32 +1,77 @@
-"""Groups: jobs that hold the same GPUs at the same time, and since when."""
+"""Groups: jobs that hold the same GPUs at the same time, since when, in which order, and how well they fit together.
+
+Each change is an event, `group.changed`: who is together from now on, and who was before. Groups themselves follow from
+the attempts that are open, so that none is lost or invented by a crash between the two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpuloom.core.book import Book
+from gpuloom.core.events import Event
 from gpuloom.core.job import Job, Phase
 from gpuloom.live.records.fleet import Slot, slots_of
+from gpuloom.live.records.ledger import Draft
 
 _HOLDS = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs that share GPUs, all GPUs of these jobs, and since when it is these members."""
+    """Jobs that share GPUs, all GPUs of these jobs, and since when it is these members.
+
+    order: the members in the order in which their stages follow each other; efficiency: γ, how busy the resources are
+    (0 to 1). Both as the policy's model plans them; None: it knows no stage times of them.
+    """
 
     members: tuple[int, ...]
     slots: tuple[Slot, ...]
     since_s: float
+    order: tuple[int, ...] | None = None
+    efficiency: float | None = None
+
+    @property
+    def gpus(self) -> dict[str, list[int]]:
+        """All their GPUs, by node."""
+        found: dict[str, list[int]] = {}
+        for node, index in self.slots:
+            found.setdefault(node, []).append(index)
+        return found
+
+
+Woven = Callable[[Sequence[int]], tuple[Sequence[int] | None, float | None]]
+"""Order and efficiency of these members."""
+
+
+def _unknown(jobs: Sequence[int]) -> tuple[Sequence[int] | None, float | None]:
+    return None, None
 
 
 class Groups:
     """Used by the scheduler's thread alone. A group changes when a member joins or leaves; who shares with somebody who
     shares with a third is in one group with both."""
 
-    def __init__(self, book: Book, now: Callable[[], float]) -> None:
-        self._book, self._now = book, now
+    def __init__(
+        self,
+        book: Book,
+        now: Callable[[], float],
+        *,
+        woven: Woven = _unknown,
+        rate_of: Callable[[int], float | None] = lambda job: None,
+        events: Iterable[Event] = (),
+    ) -> None:
+        """rate_of: the part of its speed alone that a job is expected to have. events: those of groups, in order: what
+        was told by the scheduler before this one."""
+        self._book, self._now, self._woven, self._rate_of = book, now, woven, rate_of
+        self._facts: dict[frozenset[int], tuple[tuple[int, ...] | None, float | None]] = {}
+        self._told: set[frozenset[int]] = set()
+        """Groups of which the log says that they are there."""
+        for event in events:
+            self._told = {one for one in self._told if one.isdisjoint(event.data["was"])}
+            if event.data["members"]:
+                self._told.add(frozenset(event.data["members"]))
         self._slots: dict[int, tuple[Slot, ...]] = {}
         self._on: dict[Slot, set[int]] = {}
         self._since_s: dict[frozenset[int], float] = {}
@@ -37,10 +82,48 @@ class Groups:
 
     def all(self) -> list[Group]:
         """In the order of their first members."""
-        return [
-            Group(tuple(sorted(members)), tuple(sorted({s for job in members for s in self._slots[job]})), since_s)
-            for members, since_s in sorted(self._since_s.items(), key=lambda entry: min(entry[0]))
+        return [self._group(members) for members in sorted(self._since_s, key=min)]
+
+    def _group(self, members: frozenset[int]) -> Group:
+        slots = tuple(sorted({slot for job in members for slot in self._slots[job]}))
+        order, efficiency = self._facts.get(members, (None, None))
+        if efficiency is None:
+            found, efficiency = self._woven(sorted(members))
+            order = None if found is None else tuple(found)
+            self._facts[members] = order, efficiency
+        return Group(tuple(sorted(members)), slots, self._since_s[members], order, efficiency)
+
+    def news(self) -> list[Draft]:
+        """The events that tell what has changed since the last that were `written`."""
+        drafts: list[Draft] = []
+        gone = self._told - self._since_s.keys()
+        for members in sorted(self._since_s.keys() - self._told, key=min):
+            group, was = self._group(members), [one for one in gone if one & members]
+            drafts.append(
+                (
+                    "group.changed",
+                    None,
+                    {
+                        "members": list(group.members),
+                        "was": sorted({job for one in was for job in one}),
+                        "gpus": group.gpus,
+                        "order": None if group.order is None else list(group.order),
+                        "rates": {str(job): self._rate_of(job) for job in group.members},
+                        "efficiency": group.efficiency,
+                    },
+                )
+            )
+        kept = {job for members in self._since_s for job in members}
+        drafts += [
+            ("group.changed", None, {"members": [], "was": sorted(members), "gpus": {}})
+            for members in sorted(gone, key=min)
+            if members.isdisjoint(kept)
         ]
+        return drafts
+
+    def written(self) -> None:
+        """What `news` said is on disk."""
+        self._told = set(self._since_s)
 
     def _take(self, jobs: Iterable[Job]) -> None:
         touched: set[Slot] = set()
@@ -73,6 +156,7 @@ class Groups:
         ]
         for members in gone:
             del self._since_s[members]
+            self._facts.pop(members, None)
         for members in now:
             self._since_s.setdefault(members, self._now())
 

@@ -13,7 +13,9 @@ import numpy as np
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Job, gpus_in
 from gpuloom.core.pace import ALIKE, Pace, speeds_of
+from gpuloom.core.profile import Profiles
 from gpuloom.core.workload import Labels, Ran, Workload
+from gpuloom.facts.profiles import with_profiles
 from gpuloom.live.records.fleet import slots_of, wanted_types
 from gpuloom.live.records.scaling import scaling_of
 from gpuloom.traces.write import write_csv
@@ -26,17 +28,28 @@ History = Iterable[tuple[Job, tuple[Attempt, ...]]]
 PaceOf = Callable[[Job], Pace]
 
 
-def trace_csv(history: History, interval_s: float, cluster: str = "", *, pace_of: PaceOf = lambda job: ALIKE) -> str:
+def trace_csv(
+    history: History,
+    interval_s: float,
+    cluster: str = "",
+    *,
+    pace_of: PaceOf = lambda job: ALIKE,
+    profiles: Profiles | None = None,
+) -> str:
     """Jobs that ran and ended, as gpuloom's own CSV (docs/reference/traces.md).
 
     Args:
-        cluster: on which they ran, in short form. pace_of: how fast a job is on each GPU model.
+        cluster: on which they ran, in short form. pace_of: how fast a job is on each GPU model. profiles: the
+            library, out of which the stage times come by which jobs were put together.
 
     Raises:
         InputError: no job in that span has run and ended.
     """
     stream = io.BytesIO()
-    write_csv(replace(trace_of(history, interval_s, pace_of=pace_of), cluster=cluster), stream)
+    workload = trace_of(history, interval_s, pace_of=pace_of)
+    if profiles is not None and workload.model is not None:
+        workload = with_profiles(workload, profiles)
+    write_csv(replace(workload, cluster=cluster), stream)
     return stream.getvalue().decode()
 
 

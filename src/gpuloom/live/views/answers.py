@@ -411,6 +411,8 @@ class GroupView(TypedDict):
     members: list[GroupMemberView]
     gpus: Annotated[dict[str, list[int]], "All GPUs of the members, by node."]
     since_s: Annotated[float, "Since when it is these members."]
+    order: Annotated[list[int] | None, "Members as their stages follow each other; null: no stage times are known."]
+    efficiency: Annotated[float | None, "γ, how busy the resources are by stage times, 0 to 1; null: not known."]
 
 
 class GroupList(TypedDict):

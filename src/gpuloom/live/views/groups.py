@@ -16,14 +16,13 @@ def groups_view(scheduler: Scheduler, sights: Sights) -> list[GroupView]:
 
 
 def _group(scheduler: Scheduler, sights: Sights, group: Group) -> GroupView:
-    gpus: dict[str, list[int]] = {}
-    for node, index in group.slots:
-        gpus.setdefault(node, []).append(index)
     attempts = scheduler.book.attempts
     return {
         "members": [_member(scheduler, sights, attempts[job]) for job in group.members],
-        "gpus": gpus,
+        "gpus": group.gpus,
         "since_s": group.since_s,
+        "order": None if group.order is None else list(group.order),
+        "efficiency": group.efficiency,
     }
 
 
