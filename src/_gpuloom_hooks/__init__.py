@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 
 TYPE_CHECKING = False
@@ -46,6 +47,9 @@ def start() -> None:
     place = folder()
     if place is None:
         return
+    if not os.path.isdir(place):
+        with suppress(FileExistsError):  # another Python of the job was first
+            os.mkdir(place, 0o700)  # the run's own folder is there
     os.close(os.open(os.path.join(place, SEEN), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
     after_import(AFTER_IMPORT)
 

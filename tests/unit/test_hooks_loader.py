@@ -120,8 +120,14 @@ def test_a_user_switches_hooks_off(run: Run, folder: Path) -> None:
     assert (done.stdout, list(folder.iterdir())) == ("False\n", [])
 
 
-def test_a_folder_that_is_gone_harms_nobody(run: Run, folder: Path) -> None:
+def test_the_first_python_makes_the_folder_and_one_that_cannot_harms_nobody(run: Run, folder: Path) -> None:
     folder.rmdir()
+    done = run("print('ran')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
+    assert [path.name for path in folder.iterdir()] == ["seen"]
+    (folder / "seen").unlink()
+    folder.rmdir()
+    folder.write_text("a file")
     done = run("print('ran')")
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
 

@@ -167,6 +167,11 @@ OPTIONS = (
         "--real-time", is_flag=True, help="It must answer in real time. Without --class, this makes it class high."
     ),
     click.option("--slurm-env", is_flag=True, help="Set Slurm's variables too (SLURM_JOB_ID, SLURM_ARRAY_TASK_ID, …)."),
+    click.option(
+        "--hooks/--no-hooks",
+        default=None,
+        help="Whether hooks that time its stages enter its Python [yes, unless in a container].",
+    ),
     click.option("--hold", is_flag=True, help="Hold it until gpuloom release."),
 )
 
@@ -189,6 +194,8 @@ def fields_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     except FileNotFoundError:
         raise InputError("the current folder has been removed: cd to one that exists") from None
     given = {name: value for name, value in flags.items() if value is not None and value is not False and value != ()}
+    if flags.get("hooks") is False:
+        given["hooks"] = False
     if "gpu_types" in given:
         given["gpu_types"] = [word.strip() for text in given["gpu_types"] for word in text.split(",") if word.strip()]
     if "speeds" in given:

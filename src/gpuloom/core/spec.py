@@ -81,6 +81,7 @@ class Spec:
     importance: str | None = None
     real_time: bool = False
     slurm_env: bool = False
+    hooks: bool | None = None
     hold: bool = False
 
     @property
@@ -149,6 +150,7 @@ _TYPES: Mapping[str, frozenset[type[Any]]] = {
     **dict.fromkeys(("elastic", "array", "checkpoint", "venv", "conda", "container", "model"), frozenset({str, _NONE})),
     **dict.fromkeys(("share_class", "task_type", "importance"), frozenset({str, _NONE})),
     **dict.fromkeys(("real_time", "slurm_env", "hold"), frozenset({bool})),
+    "hooks": frozenset({bool, _NONE}),
     "grace": frozenset(_NUMBER),
     "env": frozenset({dict}),
     "speeds": frozenset({dict}),

@@ -39,7 +39,8 @@ class RunSpec:
     sharing_class: 'high', 'best-effort' or '' (core/share_class.py). resumes: an attempt ran before.
     peers: every member in the order of ranks, this one included; a single one for a job on one node. rank: which of
     them this is, 0 for the master. port: on the master's node, for the gang's rendezvous. per_gpu: run the command once
-    for each GPU, rather than once for each node.
+    for each GPU, rather than once for each node. hooks: whether our hooks enter its Pythons; None: unless it runs in a
+    container.
     hold: prepare everything, and run the command at `go`.
     """
 
@@ -63,6 +64,7 @@ class RunSpec:
     rank: int = 0
     port: int | None = None
     per_gpu: bool = False
+    hooks: bool | None = None
     hold: bool = False
 
 

@@ -16,6 +16,7 @@ from gpuloom.executors.launchers import DIRECT, launched, needs_port, told
 from gpuloom.executors.local_files import run_directory
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import RunRequest
+from gpuloom.training import inject
 
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """Of the environment of this process, what a job gets that brought none."""
@@ -46,8 +47,10 @@ def request_of(spec: RunSpec, runs: Path, *, shared: Shared = alone) -> RunReque
     if spec.port is not None and spec.rank == 0 and needs_port(spec):
         check_port(spec.port)
     cwd = spec.workdir or env.get("HOME") or "/"
+    command, hooks = _hooked(spec, launched(spec, env), env, directory)
+    env |= hooks
     argv, env = prepared(
-        launched(spec, env),
+        command,
         env,
         venv=spec.venv,
         conda=spec.conda,
@@ -58,7 +61,7 @@ def request_of(spec: RunSpec, runs: Path, *, shared: Shared = alone) -> RunReque
         kind=spec.kind,
         run=spec.run,
         directory=directory,
-        mounts=(DIRECT,) if spec.per_gpu else (),
+        mounts=(*((DIRECT,) if spec.per_gpu else ()), *((str(inject.PACKAGE),) if spec.hooks else ())),
         host_network=len(spec.peers) > 1,
     )
     if spec.per_gpu and not spec.container:
@@ -80,6 +83,20 @@ def request_of(spec: RunSpec, runs: Path, *, shared: Shared = alone) -> RunReque
         resumes=spec.resumes,
         hold=spec.hold,
     )
+
+
+def _hooked(
+    spec: RunSpec, argv: tuple[str, ...], env: Mapping[str, str], directory: str
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command and further variables by which hooks enter its Pythons; or that keep those of another job out, inside
+    which this one was submitted."""
+    off = spec.hooks is False or (spec.hooks is None and bool(spec.container)) or env.get(inject.SETTING) == inject.OFF
+    if off:
+        return argv, {inject.SETTING: inject.OFF}
+    folder = os.path.join(directory, inject.FOLDER)
+    if spec.container:
+        return inject.within(argv), {inject.SETTING: folder}
+    return argv, inject.environment(env, folder)
 
 
 def _check_program(program: str, env: Mapping[str, str], cwd: str) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SETTING = "GPULOOM_HOOKS"
 """The folder where the job's processes leave their records and the log; "off", set by the user: no hooks."""
 OFF = "off"
-DOOR = Path(__file__).resolve().parents[2] / "_gpuloom_hooks" / "site"
+FOLDER = "hooks"
+"""The folder's name in the directory of a run. The first Python with hooks makes it: without it there was none."""
+PACKAGE = Path(__file__).resolve().parents[2] / "_gpuloom_hooks"
+DOOR = PACKAGE / "site"
 """The folder that goes first on PYTHONPATH."""
 
 
@@ -18,7 +22,7 @@ def environment(existing_env: Mapping[str, str], folder: str | os.PathLike[str])
 
     Args:
         existing_env: the job's environment without them.
-        folder: an existing folder, for the records and the log of the job's processes.
+        folder: for the records and the log of the job's processes. It may be made later, in a folder that is there.
     """
     if existing_env.get(SETTING) == OFF:
         return {}
@@ -27,3 +31,9 @@ def environment(existing_env: Mapping[str, str], folder: str | os.PathLike[str])
     while theirs == door or theirs.startswith(door + os.pathsep):  # of a job that we started, which starts another
         theirs = theirs[len(door) + 1 :]
     return {"PYTHONPATH": door + os.pathsep + theirs if theirs else door, SETTING: os.path.abspath(folder)}
+
+
+def within(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command for inside a container that has `PACKAGE`, where /bin/sh puts us before the image's PYTHONPATH."""
+    script = f'PYTHONPATH={shlex.quote(str(DOOR))}"${{PYTHONPATH:+:$PYTHONPATH}}" exec "$@"'
+    return ("/bin/sh", "-c", script, "sh", *argv)

@@ -111,5 +111,6 @@ def _member(
         rank=rank,
         port=port_of(attempt.run),
         per_gpu=spec.per is Per.GPU,
+        hooks=spec.hooks,
         hold=len(peers) > 1,
     )

@@ -263,6 +263,12 @@ class JobSpec(BaseModel):
         strict=True,
         description="Set Slurm's variables too (SLURM_JOB_ID, SLURM_ARRAY_TASK_ID, …), for scripts that read them.",
     )
+    hooks: bool | None = Field(
+        None,
+        strict=True,
+        description="Whether gpuloom's hooks enter the job's Python, to time its stages. None: unless it runs in a "
+        "container; true: there as well (the image needs /bin/sh).",
+    )
     hold: bool = Field(False, strict=True, description="Hold it until it is released.")
 
     @model_validator(mode="before")
