@@ -42,6 +42,29 @@ else:
         except ConnectionRefusedError:
             continue
 """
+SERVES = """
+import json, os, signal, socket, sys
+config = json.loads(os.environ["TF_CONFIG"])
+cluster, kind, index = config["cluster"], config["task"]["type"], config["task"]["index"]
+if kind == "chief":
+    others = [at for of in ("worker", "ps") for at in cluster[of]]
+    said = []
+    while len(said) < len(others):
+        host, port = others[len(said)].rsplit(":", 1)
+        try:
+            with socket.create_connection((host, int(port))) as server, server.makefile() as file:
+                said.append(file.read())
+        except ConnectionRefusedError:
+            continue
+    print("chief heard", *said, flush=True)
+    sys.exit(0)
+host, port = cluster[kind][index].rsplit(":", 1)
+with socket.create_server((host, int(port))) as server:
+    while True:
+        one, _ = server.accept()
+        with one:
+            one.sendall(f"{kind}{index}".encode())
+"""
 TORCHRUN = """#!/bin/sh
 echo "${PET_NODE_RANK:-}$@"
 """
@@ -139,6 +162,20 @@ def test_one_that_fails_ends_its_member_with_its_code_and_is_named(two: Two) -> 
     assert two.log(specs[0]).strip() == (
         "gpuloom: rank 2 (local rank 2) ended with exit code 7; the other 2 here are ended"
     )
+
+
+def test_parameter_servers_serve_the_chief_on_two_nodes_and_end_with_it(
+    gangs: tuple[Two, Gangs, list[RunStatus]],
+) -> None:
+    two, scheduler, told = gangs
+    command = (sys.executable, "-I", "-S", "-c", SERVES)
+    specs = two.specs(*command, launcher="tensorflow", ps=2, per="gpu", grace=1)
+    scheduler.start(specs)
+    end = ended(told)
+    assert end.exit is not None
+    assert (end.exit.exit_code, end.exit.reason, end.exit.released) == (0, None, True)
+    assert two.log(specs[0]) == "chief heard worker0 worker1 worker2 ps0 ps1\n"
+    scheduler.acknowledge(end.run)
 
 
 @pytest.mark.parametrize("command", [("torchrun", "train.py"), ("sh", "-c", "exec torchrun train.py")])

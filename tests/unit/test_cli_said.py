@@ -402,10 +402,18 @@ def test_with_whom_a_job_shares(capsys: pytest.CaptureFixture[str]) -> None:
 
 def shown(capsys: pytest.CaptureFixture[str], spec: Any, runs: list[Any], **fields: Any) -> dict[str, str]:
     found: Any = {"job": {**SHOWN, **fields}, "spec": {"command": ["a"], **spec}, "speeds": [], "attempts": runs}
-    found |= {"log": "", "sizes": [], "group": fields.pop("group", None)}
+    found |= {"log": "", "sizes": [], "group": fields.pop("group", None), "launcher": fields.pop("launcher", None)}
     jobs._show(found)
     lines = capsys.readouterr().out.splitlines()
     return {line[:15].rstrip(" :"): line[15:] for line in lines}
+
+
+def test_what_starts_the_processes_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "launcher" not in shown(capsys, {}, [])
+    assert shown(capsys, {}, [], launcher="torchrun")["launcher"] == "torchrun (recognised by the command)"
+    assert shown(capsys, {"per": "gpu"}, [], launcher="direct")["launcher"] == "direct"
+    given = {"launcher": "tensorflow", "ps": 2}
+    assert shown(capsys, given, [], launcher="tensorflow")["launcher"] == "tensorflow, 2 parameter servers"
 
 
 def test_all_that_is_known_of_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

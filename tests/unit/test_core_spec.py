@@ -17,6 +17,8 @@ FULL: dict[str, Any] = {
     "name": "train",
     "gpus": 2,
     "per": "gpu",
+    "launcher": "tensorflow",
+    "ps": 2,
     "gpu_types": ["V100", "A100"],
     "gpu_memory": "12GiB",
     "cpus": 2,
@@ -78,12 +80,14 @@ def test_missing_fields_of_older_stores_get_their_defaults() -> None:
         {"estimate": "1h"},
         {"on_preempt": "perhaps"},
         {"per": "job"},
+        {"launcher": "mpi"},
+        {"ps": 1.5},
         {"after": ["1"]},
         {"env": []},
     ],
 )
 def test_what_no_gpuloom_wrote_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"job|OnPreempt"):
+    with pytest.raises(ValueError, match=r"job|OnPreempt|Launcher"):
         spec_of({"command": ["train"], **wrong})
     with pytest.raises(ValueError, match="no command"):
         spec_of({})

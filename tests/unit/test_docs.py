@@ -129,7 +129,7 @@ OF_LAUNCHERS |= {
     "--main_process_ip",
 }
 OF_LAUNCHERS |= {"--main_process_port", "--multi_gpu", "--use_fsdp", "--deepspeed_multinode_launcher", "--num_gpus"}
-OF_LAUNCHERS |= {"--hostfile", "--include", "--exclude", "--autotuning", "--elastic_training"}
+OF_LAUNCHERS |= {"--hostfile", "--include", "--exclude", "--autotuning", "--elastic_training", "--no-python"}
 """Options of torchrun, accelerate and deepspeed that howto/write-jobs.md speaks of."""
 
 

@@ -15,10 +15,12 @@ from fake_views import attempt, record
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import DeviceKind, Gpu, NodeRecord
 from gpuloom.core.run_name import run_name_of
+from gpuloom.core.spec import Launcher
 from gpuloom.executors import launchers
-from gpuloom.executors.launchers import launched, launcher_of, told
+from gpuloom.executors.launchers import launched, told
 from gpuloom.executors.node import Peer, RunSpec
 from gpuloom.executors.prepare import check_port, request_of
+from gpuloom.executors.recognise import launcher_for, launcher_of, once_per_gpu
 from gpuloom.live.dispatch import ports
 from gpuloom.live.dispatch.launch import run_specs
 from gpuloom.live.submission.spec import job_spec
@@ -68,6 +70,8 @@ def of_torchrun(spec: RunSpec) -> dict[str, str]:
         ("accelerate config", ("", 0)),
         ("accelerate", ("", 0)),
         ("deepspeed a.py", ("deepspeed", 1)),
+        ("horovodrun -np 2 a.py", ("horovodrun", 1)),
+        ("python -m horovod.runner.launch a.py", ("horovodrun", 3)),
         ("python -m deepspeed.launcher.runner a.py", ("deepspeed", 3)),
         ("python a.py -m torch.distributed.run", ("", 0)),
         ("python -m pytest", ("", 0)),
@@ -98,7 +102,14 @@ def test_every_member_knows_where_it_stands() -> None:
         "GPULOOM_NODE_NAMES": "a,b",
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "20500",
+        "TF_CONFIG": '{"cluster": {"worker": ["10.0.0.1:20500", "10.0.0.2:20500"]}, '
+        '"task": {"type": "worker", "index": 1}}',
+        "JAX_COORDINATOR_ADDRESS": "10.0.0.1:20500",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": "1",
     }
+    own = told(member("./a", env={"TF_CONFIG": "mine", "JAX_PROCESS_ID": "7"}))
+    assert (own["TF_CONFIG"], own["JAX_PROCESS_ID"], own["JAX_NUM_PROCESSES"]) == ("mine", "7", "2")
 
 
 GANG = {
@@ -234,7 +245,7 @@ def test_deepspeed_on_slots_of_one_node_is_left_alone() -> None:
 def test_once_per_gpu() -> None:
     found = launched(member("python", "a.py", per_gpu=True), {})
     assert found[1:4] == ("-I", "-S", launchers.DIRECT)
-    options = "--processes 3 --first 2 --world 5 --node 1 --nodes 2 --run 7.2-ab -- python a.py"
+    options = "--processes 3 --first 2 --world 5 --node 1 --nodes 2 --run 7.2-ab --port 20500 -- python a.py"
     assert " ".join(found[4:]) == options
     variables = told(member("python", "a.py", per_gpu=True))
     assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.1", "20500")
@@ -242,6 +253,94 @@ def test_once_per_gpu() -> None:
     assert told(one("python", "a.py", per_gpu=True))["MASTER_ADDR"] == "127.0.0.1"
     with pytest.raises(InputError, match="torchrun starts a process for each GPU by itself: leave out per"):
         job_spec({"command": ["torchrun", "a.py"], "per": "gpu"})
+
+
+def spec_of_job(command: str, **given: Any) -> Any:
+    return job_spec({"command": command.split(), **given}).named().kept()
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "found"),
+    [
+        ("python a.py", {}, None),
+        ("python a.py", {"per": "gpu"}, "direct"),
+        ("python a.py", {"launcher": "direct"}, "direct"),
+        ("torchrun a.py", {}, "torchrun"),
+        ("torchrun --nproc-per-node=2 --rdzv-backend c10d a.py", {"elastic": "1-3"}, "direct"),
+        ("torchrun --tee 3 a.py", {"elastic": "1-3"}, "torchrun"),
+        ("torchrun a.py", {"elastic": "1-3", "launcher": "torchrun"}, "torchrun"),
+        ("torchrun", {"elastic": "1-3"}, "torchrun"),
+        ("python -m torch.distributed.launch a.py", {"elastic": "1-3"}, "torchrun"),
+        ("python -m torch.distributed.launch --use-env a.py", {"elastic": "1-3"}, "direct"),
+        ("accelerate launch a.py", {"elastic": "1-3"}, "accelerate launch"),
+        ("deepspeed a.py", {}, "deepspeed"),
+        ("horovodrun -np 4 a.py", {}, "horovod"),
+        ("python a.py", {"launcher": "tensorflow", "ps": 1}, "tensorflow"),
+    ],
+)
+def test_the_launcher_follows_from_the_spec_and_the_command(command: str, given: dict[str, Any], found: str) -> None:
+    spec = spec_of_job(command, **given)
+    assert launcher_for(spec) == found
+    assert once_per_gpu(spec) == (found in ("direct", "horovod"))
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "words"),
+    [
+        ("torchrun --tee 3 a.py", {"launcher": "direct"}, "torchrun is given --tee, which only torchrun can do"),
+        ("deepspeed a.py", {"launcher": "torchrun"}, "launcher is 'torchrun', but the command begins with deepspeed"),
+        ("torchrun a.py", {"launcher": "tensorflow"}, "launcher is 'tensorflow', but the command begins with torchrun"),
+        ("python a.py", {"launcher": "torchrun", "per": "gpu"}, "torchrun starts a process for each GPU by itself"),
+        ("horovodrun --autotune a.py", {}, "horovodrun is given --autotune, but gpuloom starts the processes itself"),
+        ("python a.py", {"ps": 1}, "ps is 1, which needs launcher 'tensorflow'"),
+        ("python a.py", {"launcher": "mpi"}, "launcher is 'mpi'"),
+    ],
+)
+def test_launchers_that_contradict_the_command(command: str, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        spec_of_job(command, **given)
+
+
+def behind(found: tuple[str, ...]) -> str:
+    """The command that direct.py runs."""
+    assert found[1:4] == ("-I", "-S", launchers.DIRECT)
+    return " ".join(found[found.index("--") + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("torchrun --nnodes 1:3 --nproc-per-node=2 a.py --nnodes", "python -u a.py --nnodes"),
+        ("/e/bin/torchrun -m pkg.train", "/e/bin/python -u -m pkg.train"),
+        ("torchrun --no-python ./a -x", "./a -x"),
+        ("python3.9 -m torch.distributed.run -- a.py", "python3.9 -u a.py"),
+        ("horovodrun -np 4 -H a:2,b:2 python a.py -np", "python a.py -np"),
+    ],
+)
+def test_direct_starts_what_the_launcher_would(command: str, found: str) -> None:
+    launcher = Launcher.HOROVOD if command.startswith("horovod") else Launcher.DIRECT
+    assert behind(launched(one(*command.split(), launcher=launcher, per_gpu=True, venv="v"), {})) == found
+
+
+def test_torchrun_for_a_command_that_does_not_name_it() -> None:
+    found = launched(member("python3", "-u", "a.py", launcher=Launcher.TORCHRUN), {})
+    assert found[:3] == ("python3", "-m", "torch.distributed.run")
+    assert found[-4:] == ("--no-python", "python3", "-u", "a.py")
+    assert {word.removeprefix("--").partition("=")[0] for word in found[3:-4]} == GANG.keys()
+    assert launched(member("./a", launcher=Launcher.TORCHRUN), {})[0] == "torchrun"
+
+
+def test_tensorflow_is_told_how_many_processes_each_node_has() -> None:
+    given: dict[str, Any] = {"launcher": Launcher.TENSORFLOW, "ps": 1}
+    by_node = " ".join(launched(member("./a", **given), {})[4:])
+    assert by_node.startswith("--processes 1 --first 1 --world 2 --node 1 --nodes 2")
+    assert "--kind tensorflow --counts 1,1 --addresses 10.0.0.1,10.0.0.2 --ps 1 -- ./a" in by_node
+    by_gpu = " ".join(launched(member("./a", per_gpu=True, **given), {})[4:])
+    assert by_gpu.startswith("--processes 3 --first 2 --world 5 --node 1 --nodes 2")
+    assert "--counts 2,3 --addresses 10.0.0.1,10.0.0.2 --ps 1 --each gpu" in by_gpu
+    assert launchers.ports_here(member("./a", rank=0, **given))[0] == 20_500
+    # Of chief, worker and parameter server only the first two and the third are here: the other node has a worker.
+    assert [len(launchers.ports_here(member("./a", rank=rank, **given))) for rank in (0, 1)] == [3, 1]
 
 
 def test_in_a_container_it_has_the_launcher_and_in_gangs_the_machine_s_network(tmp_path: Path) -> None:

@@ -72,6 +72,17 @@ OPTIONS = (
         help="Run the command once per node, or once per GPU with torchrun's variables [node].",
     ),
     click.option(
+        "--launcher",
+        type=Choice(["direct", "torchrun", "horovod", "tensorflow"]),
+        help="What starts its processes and tells each where it stands [as the command says].",
+    ),
+    click.option(
+        "--ps",
+        type=click.IntRange(0),
+        metavar="N",
+        help="With --launcher tensorflow: parameter servers, which need no GPU [0].",
+    ),
+    click.option(
         "--gpu-type",
         "gpu_types",
         multiple=True,

@@ -38,7 +38,7 @@ from gpuloom.cli.live_tables import (
     troubles,
 )
 from gpuloom.cli.run_options import Duration
-from gpuloom.core.spec import Spec, spec_of
+from gpuloom.core.spec import Per, Spec, spec_of
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
@@ -269,6 +269,7 @@ def _show(found: ShowView) -> None:
         ("job", f"{job['id']}  {job['name']}  of {job['user']}"),
         ("state", job["state"] + (f": {words}" if words else "")),
         ("command", shlex.join(job["command"])),
+        *_launcher(found, spec),
         ("in", spec.workdir or "-"),
         ("asks for", _requests(spec)),
         ("where", job["where"] or "-"),
@@ -306,6 +307,16 @@ def _show(found: ShowView) -> None:
     if members:
         click.echo()
         show_table(MEMBER_COLUMNS, members)
+
+
+def _launcher(found: ShowView, spec: Spec) -> list[tuple[str, str]]:
+    """What starts its processes."""
+    launcher = found["launcher"]
+    if launcher is None:
+        return []
+    servers = f", {plural(spec.ps, 'parameter server')}" if spec.ps else ""
+    asked = spec.launcher is not None or spec.per is Per.GPU
+    return [("launcher", f"{launcher}{servers}{'' if asked else ' (recognised by the command)'}")]
 
 
 def _requests(spec: Spec) -> str:

@@ -37,6 +37,24 @@ class Per(StrEnum):
     """Once for each of its GPUs."""
 
 
+class Launcher(StrEnum):
+    """What starts a job's processes and tells each where it stands."""
+
+    DIRECT = "direct"
+    """gpuloom: the command once for each GPU, with the whole environment of torchrun."""
+    TORCHRUN = "torchrun"
+    HOROVOD = "horovod"
+    """gpuloom: the command once for each GPU, with Horovod's environment and its rendezvous."""
+    TENSORFLOW = "tensorflow"
+    """gpuloom: the command with TF_CONFIG, once for each node or GPU, and as parameter servers."""
+    ACCELERATE = "accelerate launch"
+    DEEPSPEED = "deepspeed"
+
+
+GIVEN_LAUNCHERS = (Launcher.DIRECT, Launcher.TORCHRUN, Launcher.HOROVOD, Launcher.TENSORFLOW)
+"""Those that a job may name; the others are recognised by its command."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What a job asks for. Times are seconds, memory is MiB; docs/reference/job-fields.md says what each field means.
@@ -55,6 +73,8 @@ class Spec:
     replica_cpus: float | None = None
     replica_memory: int | None = None
     per: Per = Per.NODE
+    launcher: Launcher | None = None
+    ps: int = 0
     gpu_types: tuple[str, ...] = ()
     gpu_memory: int | None = None
     cpus: float | None = None
@@ -131,6 +151,7 @@ class Spec:
         found["speeds"] = dict(self.speeds)
         found["on_preempt"] = self.on_preempt.value
         found["per"] = self.per.value
+        found["launcher"] = None if self.launcher is None else self.launcher.value
         return found
 
 
@@ -144,7 +165,8 @@ _TYPES: Mapping[str, frozenset[type[Any]]] = {
     **dict.fromkeys(("name", "workdir"), frozenset({str})),
     "on_preempt": frozenset({str, OnPreempt}),
     "per": frozenset({str, Per}),
-    **dict.fromkeys(("gpus", "priority", "retries"), frozenset({int})),
+    "launcher": frozenset({str, Launcher, _NONE}),
+    **dict.fromkeys(("gpus", "ps", "priority", "retries"), frozenset({int})),
     **dict.fromkeys(("gpu_memory", "memory", "replica_gpus", "replica_memory"), frozenset({int, _NONE})),
     **dict.fromkeys(("cpus", "replica_cpus", "time_limit", "estimate"), frozenset({*_NUMBER, _NONE})),
     **dict.fromkeys(("elastic", "array", "checkpoint", "venv", "conda", "container", "model"), frozenset({str, _NONE})),
@@ -189,6 +211,8 @@ def spec_of(data: Mapping[str, Any]) -> Spec:
         found["on_preempt"] = OnPreempt(found["on_preempt"])
     if "per" in found:
         found["per"] = Per(found["per"])
+    if found.get("launcher") is not None:
+        found["launcher"] = Launcher(found["launcher"])
     return Spec(**found)
 
 

@@ -7,14 +7,16 @@ Of what a user gave nothing is changed. How each is told, and where that is writ
   it takes the value of each option that is not given (torch/distributed/argparse_util.py).
 - **deepspeed**: it would connect to the other nodes by ssh, and can't read GPUs named by uuid. So its own program for
   one node is run, as it does itself (deepspeed/launcher/runner.py): `python -m deepspeed.launcher.launch`.
-- **per GPU** (`--per gpu`): by direct.py.
+- **direct**, **horovod**, **tensorflow**: the processes are started and told by direct.py. So is what torchrun or
+  horovodrun would start.
+
+Which of them it is, is recognise.py's to say.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,48 +24,42 @@ from pathlib import Path, PurePath
 
 from gpuloom.core.job import DeviceKind
 from gpuloom.core.run_name import run_name_of
+from gpuloom.core.spec import Launcher
 from gpuloom.executors import direct
 from gpuloom.executors.node import RunSpec
+from gpuloom.executors.recognise import PYTHON, TORCHRUN_FLAGS, bare, launcher_of, options, recognised
 
-TORCHRUN, ACCELERATE, DEEPSPEED = "torchrun", "accelerate launch", "deepspeed"
-MODULES: Mapping[str, str] = {
-    "torch.distributed.run": TORCHRUN,
-    "torch.distributed.launch": TORCHRUN,
-    "accelerate.commands.launch": ACCELERATE,
-    "deepspeed.launcher.runner": DEEPSPEED,
-}
-_PYTHON = re.compile(r"python[0-9.]*")
 LOOPBACK = "127.0.0.1"
 DIRECT = str(Path(direct.__file__).resolve())
+_KINDS = {
+    Launcher.DIRECT: direct.TORCH,
+    Launcher.HOROVOD: direct.HOROVOD,
+    Launcher.TENSORFLOW: direct.TENSORFLOW,
+}
 
 
-def launcher_of(command: Sequence[str]) -> tuple[str, int]:
-    """Which launcher a command begins with, and the number of words that say so; ('', 0): none that is known."""
-    program = PurePath(command[0]).name
-    if program in (TORCHRUN, DEEPSPEED):
-        return program, 1
-    if program == "accelerate-launch":
-        return ACCELERATE, 1
-    if program == "accelerate" and list(command[1:2]) == ["launch"]:
-        return ACCELERATE, 2
-    if _PYTHON.fullmatch(program):
-        for at, word in enumerate(command[1:-1], 1):
-            if word == "-m":
-                found = MODULES.get(command[at + 1], "")
-                return (found, at + 2) if found else ("", 0)
-            if not word.startswith("-"):
-                break
-    return "", 0
+def launcher_in(spec: RunSpec) -> Launcher | None:
+    """What starts the processes of a member; a head of before says so by its command alone."""
+    return spec.launcher or (Launcher.DIRECT if spec.per_gpu else recognised(spec.command))
 
 
-def meets(command: Sequence[str], nodes: int, *, per_gpu: bool) -> bool:
-    """Whether processes of a job on so many nodes meet at a port of the master."""
-    return nodes > 1 or per_gpu or launcher_of(command)[0] != ""
+def is_direct(spec: RunSpec) -> bool:
+    """Whether direct.py starts the member's processes."""
+    return launcher_in(spec) in _KINDS
 
 
 def needs_port(spec: RunSpec) -> bool:
-    """The same of a member."""
-    return meets(spec.command, len(spec.peers), per_gpu=spec.per_gpu)
+    """Whether processes of a member's job meet at a port of the master."""
+    return len(spec.peers) > 1 or launcher_in(spec) is not None
+
+
+def ports_here(spec: RunSpec) -> list[int]:
+    """The ports at which something of this member will listen, as far as gpuloom chose them."""
+    if spec.port is None or not needs_port(spec):
+        return []
+    if launcher_in(spec) is Launcher.TENSORFLOW:
+        return [one.port for one in _tasks(spec) if one.node == spec.rank]
+    return [spec.port] if spec.rank == 0 else []
 
 
 def told(spec: RunSpec) -> dict[str, str]:
@@ -75,10 +71,14 @@ def told(spec: RunSpec) -> dict[str, str]:
     if spec.port is None or not needs_port(spec):
         return found
     found |= {"MASTER_ADDR": _master(spec), "MASTER_PORT": str(spec.port)}
-    if spec.per_gpu or launcher_of(spec.command)[0]:
+    if launcher_in(spec) is not None:
         return found
+    # One process on each node is what TensorFlow and JAX start with, too.
+    tasks = _tasks(spec)
+    said = {"TF_CONFIG": direct.tf_config(tasks, tasks[spec.rank])}
+    said |= direct.jax_environment(_master(spec), spec.port, len(spec.peers), spec.rank)
     # A script may call torchrun, which takes from these what its command line leaves out.
-    said = {f"PET_{name.upper()}": text for name, text in _of_torchrun(spec).items()}
+    said |= {f"PET_{name.upper()}": text for name, text in _of_torchrun(spec).items()}
     return {**found, **said, **{name: spec.env[name] for name in said if name in spec.env}}
 
 
@@ -86,14 +86,14 @@ def launched(spec: RunSpec, env: Mapping[str, str]) -> tuple[str, ...]:
     """The command with what its launcher needs. env: in which it will run."""
     if spec.port is None:
         return spec.command
-    if spec.per_gpu:
-        return _direct(spec)
-    launcher, words = launcher_of(spec.command)
-    if launcher == TORCHRUN:
-        return _torchrun(spec, words)
-    if launcher == ACCELERATE:
+    launcher, words = launcher_in(spec), launcher_of(spec.command)[1]
+    if launcher in _KINDS:
+        return _direct(spec, env)
+    if launcher is Launcher.TORCHRUN:
+        return _torchrun(spec, words) if words else _by_torchrun(spec)
+    if launcher is Launcher.ACCELERATE:
         return _accelerate(spec, words)
-    if launcher == DEEPSPEED:
+    if launcher is Launcher.DEEPSPEED:
         return _deepspeed(spec, words, env)
     return spec.command
 
@@ -107,24 +107,6 @@ def _master(spec: RunSpec) -> str:
 def _attempt(spec: RunSpec) -> str:
     name = run_name_of(spec.run)
     return spec.run if name is None else str(name._replace(member=0))
-
-
-def _options(words: Sequence[str], flags: frozenset[str]) -> tuple[list[tuple[str, str]], Sequence[str]]:
-    """The options before a script, by name without dashes, and the script with its arguments. flags: those that take
-    no value."""
-    found: list[tuple[str, str]] = []
-    at = 0
-    while at < len(words) and words[at].startswith("-"):
-        name, equals, text = words[at].lstrip("-").partition("=")
-        name = name.replace("-", "_")
-        at += 1
-        if not equals and name not in flags and at < len(words):
-            text, at = words[at], at + 1
-        found.append((name, text))
-    return found, words[at:]
-
-
-_TORCHRUN_FLAGS = frozenset({"standalone", "m", "module", "no_python", "run_path", "use_env", "virtual_local_rank"})
 
 
 def _of_torchrun(spec: RunSpec) -> dict[str, str]:
@@ -141,7 +123,7 @@ def _of_torchrun(spec: RunSpec) -> dict[str, str]:
 def _torchrun(spec: RunSpec, words: int) -> tuple[str, ...]:
     """Before the user's options, of which the last one counts; what its variables say (PET_*) is given as well."""
     filled = _of_torchrun(spec)
-    given = dict(_options(spec.command[words:], _TORCHRUN_FLAGS)[0])
+    given = dict(options(spec.command[words:], TORCHRUN_FLAGS)[0])
     if "standalone" in given or given.get("nnodes") in ("1", "1:1"):  # each node for itself
         filled = {"nproc_per_node": filled["nproc_per_node"]}
     elif any(name.startswith("master_") for name in given):
@@ -150,20 +132,56 @@ def _torchrun(spec: RunSpec, words: int) -> tuple[str, ...]:
     return (*spec.command[:words], *told, *spec.command[words:])
 
 
-def _direct(spec: RunSpec) -> tuple[str, ...]:
+def _by_torchrun(spec: RunSpec) -> tuple[str, ...]:
+    """A command that does not name torchrun, started by it: that of its own Python, where it names one."""
+    program = spec.command[0]
+    start = (program, "-m", "torch.distributed.run") if PYTHON.fullmatch(PurePath(program).name) else ("torchrun",)
+    told = [f"--{name}={text}" for name, text in _of_torchrun(spec).items()]
+    return (*start, *told, "--no-python", *spec.command)
+
+
+def _tasks(spec: RunSpec) -> list[direct.Task]:
+    """The processes of a job of TensorFlow."""
     counts = [peer.gpus for peer in spec.peers] or [len(spec.gpus)]
+    workers = counts if spec.per_gpu else [1] * len(counts)
+    return direct.tasks_of(workers, _addresses(spec), spec.port or 0, spec.ps)
+
+
+def _addresses(spec: RunSpec) -> list[str]:
+    if len(spec.peers) < 2:
+        return [LOOPBACK]
+    return [peer.address or peer.node for peer in spec.peers]
+
+
+def _direct(spec: RunSpec, env: Mapping[str, str]) -> tuple[str, ...]:
+    kind = _KINDS[launcher_in(spec) or Launcher.DIRECT]
+    counts = [peer.gpus for peer in spec.peers] or [len(spec.gpus)]
+    if kind == direct.TENSORFLOW and not spec.per_gpu:
+        counts = [1] * len(counts)
     asked = {
-        "processes": len(spec.gpus),
+        "processes": counts[spec.rank],
         "first": sum(counts[: spec.rank]),
         "world": sum(counts),
         "node": spec.rank,
         "nodes": len(counts),
         "run": _attempt(spec),
+        "port": spec.port,
     }
+    if kind != direct.TORCH:
+        asked |= {"kind": kind, "counts": ",".join(map(str, counts)), "addresses": ",".join(_addresses(spec))}
+    if spec.ps:
+        asked["ps"] = spec.ps
+    if kind == direct.TENSORFLOW and spec.per_gpu:
+        asked["each"] = "gpu"
     # A container has a Python of its own, at a place of its own.
     python = "python3" if spec.container else sys.executable
-    options = (word for name, value in asked.items() for word in (f"--{name}", str(value)))
-    return (python, "-I", "-S", DIRECT, *options, "--", *spec.command)
+    words = (word for name, value in asked.items() for word in (f"--{name}", str(value)))
+    return (python, "-I", "-S", DIRECT, *words, "--", *started(spec, env))
+
+
+def started(spec: RunSpec, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The command that direct.py runs: without torchrun or horovodrun."""
+    return bare(spec.command, _python_of(spec, env))
 
 
 _OTHER_WAYS = frozenset({"--cpu", "--multi_gpu", "--tpu", "--use_deepspeed", "--use_fsdp", "--use_megatron_lm"})
@@ -211,21 +229,19 @@ _DEEPSPEED_OWN = frozenset({"autotuning", "elastic_training", "h", "help"})
 def _deepspeed(spec: RunSpec, words: int, env: Mapping[str, str]) -> tuple[str, ...]:
     """Its options that say on which nodes and GPUs are left out: they are those of the job. --num_gpus: so many of
     them on each node."""
-    options, script = _options(spec.command[words:], _DEEPSPEED_FLAGS)
-    named = {name for name, _ in options}
+    given, script = options(spec.command[words:], _DEEPSPEED_FLAGS)
+    named = {name for name, _ in given}
     one_node_of_slots = len(spec.peers) < 2 and spec.kind is DeviceKind.CPU
     if not script or named & _DEEPSPEED_OWN or one_node_of_slots:
         return spec.command
-    most = next(
-        (int(text) for name, text in options if name in ("num_gpus", "num_accelerators") and text.isdecimal()), 0
-    )
+    most = next((int(text) for name, text in given if name in ("num_gpus", "num_accelerators") and text.isdecimal()), 0)
     here: Sequence[str | int] = spec.gpu_uuids if spec.kind is DeviceKind.GPU and all(spec.gpu_uuids) else spec.gpus
     world: dict[str, list[str | int]] = {}
     for rank, peer in enumerate(spec.peers):
         of_node: Sequence[str | int] = here if rank == spec.rank else range(peer.gpus)
         world[f"{rank}:{peer.node}"] = list(of_node[: most or None])
     encoded = base64.urlsafe_b64encode(json.dumps(world or {"here": here[: most or None]}).encode()).decode()
-    kept = [f"--{name}={text}" if text else f"--{name}" for name, text in options if name in _DEEPSPEED_KEPT]
+    kept = [f"--{name}={text}" if text else f"--{name}" for name, text in given if name in _DEEPSPEED_KEPT]
     told = [f"--world_info={encoded}", f"--node_rank={spec.rank}"]
     told += [f"--master_addr={_master(spec)}", f"--master_port={spec.port}"]
     return (_python_of(spec, env), "-u", "-m", "deepspeed.launcher.launch", *told, *kept, *script)
@@ -233,7 +249,7 @@ def _deepspeed(spec: RunSpec, words: int, env: Mapping[str, str]) -> tuple[str, 
 
 def _python_of(spec: RunSpec, env: Mapping[str, str]) -> str:
     """The Python of the launcher that the command names."""
-    if _PYTHON.fullmatch(PurePath(spec.command[0]).name):
+    if PYTHON.fullmatch(PurePath(spec.command[0]).name):
         return spec.command[0]
     folder = PurePath(spec.command[0]).parent
     if str(folder) != ".":

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import DeviceKind
-from gpuloom.core.spec import DEFAULTS
+from gpuloom.core.spec import DEFAULTS, Launcher
 from gpuloom.executors.port import Capabilities as Capabilities
 from gpuloom.executors.port import MemberStatus as MemberStatus
 from gpuloom.executors.port import OnStatus, RunExit, RunStatus
@@ -40,7 +40,8 @@ class RunSpec:
     peers: every member in the order of ranks, this one included; a single one for a job on one node. rank: which of
     them this is, 0 for the master. port: on the master's node, for the gang's rendezvous. per_gpu: run the command once
     for each GPU, rather than once for each node. hooks: whether our hooks enter its Pythons; None: unless it runs in a
-    container.
+    container. launcher: what starts its processes; None: nothing but the command.
+    ps: parameter servers of the job (launcher 'tensorflow').
     hold: prepare everything, and run the command at `go`.
     """
 
@@ -65,6 +66,8 @@ class RunSpec:
     port: int | None = None
     per_gpu: bool = False
     hooks: bool | None = None
+    launcher: Launcher | None = None
+    ps: int = 0
     hold: bool = False
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpuloom.core.errors import InputError
 from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.environment import prepared
-from gpuloom.executors.launchers import DIRECT, launched, needs_port, told
+from gpuloom.executors.launchers import DIRECT, is_direct, launched, ports_here, started, told
 from gpuloom.executors.local_files import run_directory
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import RunRequest
@@ -44,8 +44,8 @@ def request_of(spec: RunSpec, runs: Path, *, shared: Shared = alone) -> RunReque
     env["PYTHONUNBUFFERED"] = "1"  # what a script prints is in the log when it prints it
     env |= spec.env
     env |= told(spec)
-    if spec.port is not None and spec.rank == 0 and needs_port(spec):
-        check_port(spec.port)
+    for port in ports_here(spec):
+        check_port(port)
     cwd = spec.workdir or env.get("HOME") or "/"
     command, hooks = _hooked(spec, launched(spec, env), env, directory)
     env |= hooks
@@ -61,11 +61,11 @@ def request_of(spec: RunSpec, runs: Path, *, shared: Shared = alone) -> RunReque
         kind=spec.kind,
         run=spec.run,
         directory=directory,
-        mounts=(*((DIRECT,) if spec.per_gpu else ()), *((str(inject.PACKAGE),) if spec.hooks else ())),
+        mounts=(*((DIRECT,) if is_direct(spec) else ()), *((str(inject.PACKAGE),) if spec.hooks else ())),
         host_network=len(spec.peers) > 1,
     )
-    if spec.per_gpu and not spec.container:
-        _check_program(spec.command[0], env, cwd)
+    if is_direct(spec) and not spec.container:
+        _check_program(started(spec, env)[0], env, cwd)
     argv, env = shared(name.job if name else 0, spec.sharing_class, argv, env)
     return RunRequest(
         run=spec.run,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Attempt, Job, NodeRecord, gpus_in
-from gpuloom.core.spec import Per
 from gpuloom.executors.node import Peer, RunSpec
+from gpuloom.executors.recognise import launcher_for, once_per_gpu
 from gpuloom.live.dispatch.ports import port_of
 from gpuloom.live.dispatch.slurm_env import slurm_variables
 
@@ -110,7 +110,9 @@ def _member(
         peers=peers,
         rank=rank,
         port=port_of(attempt.run),
-        per_gpu=spec.per is Per.GPU,
         hooks=spec.hooks,
+        per_gpu=once_per_gpu(spec),
+        launcher=launcher_for(spec),
+        ps=spec.ps,
         hold=len(peers) > 1,
     )

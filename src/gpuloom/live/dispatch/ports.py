@@ -13,8 +13,8 @@ from collections.abc import Collection
 from gpuloom.core.book import Book
 from gpuloom.core.job import Allocation
 from gpuloom.core.run_name import RunName
-from gpuloom.core.spec import Per, Spec
-from gpuloom.executors.launchers import meets
+from gpuloom.core.spec import Spec
+from gpuloom.executors.recognise import launcher_for
 
 FIRST_PORT, PORTS = 20_000, 7_000
 """20000 to 26999: above the ports of common services, and below those that systems give to outgoing connections
@@ -53,4 +53,4 @@ def identity_for(book: Book, job: int, allocation: Allocation) -> str:
 
 
 def _meets(spec: Spec, allocation: Allocation) -> bool:
-    return meets(spec.command, len(allocation), per_gpu=spec.per is Per.GPU)
+    return len(allocation) > 1 or launcher_for(spec) is not None

@@ -1,8 +1,8 @@
 """Slurm's variables in a job's environment, for scripts that read them (`slurm_env` of a job).
 
 Source of the names: sbatch(1) and srun(1), "Output environment variables", Slurm 22.05. A job runs its command once on
-each of its nodes: one task on each, numbered as they are. With `--per gpu` there is a task for each GPU, and direct.py
-gives each its number.
+each of its nodes: one task on each, numbered as they are. Where it runs once for each GPU there is a task for each, and
+direct.py gives each its number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from gpuloom.core.job import Attempt, DeviceKind, Job, NodeRecord
-from gpuloom.core.spec import Per
+from gpuloom.executors.recognise import once_per_gpu
 
 
 def slurm_variables(job: Job, attempt: Attempt, node: NodeRecord, rank: int, cwd: str) -> dict[str, str]:
@@ -18,7 +18,7 @@ def slurm_variables(job: Job, attempt: Attempt, node: NodeRecord, rank: int, cwd
     spec = job.spec
     gpus = attempt.allocation[rank][1]
     counts = [len(held) for _, held in attempt.allocation]
-    tasks = counts if spec.per is Per.GPU else [1] * len(counts)
+    tasks = counts if once_per_gpu(spec) else [1] * len(counts)
     names = ",".join(attempt.nodes)
     found = {
         **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), str(job.id)),

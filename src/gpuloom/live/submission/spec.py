@@ -30,7 +30,7 @@ from gpuloom.core.share_class import job_class
 from gpuloom.core.spec import DEFAULTS, Spec, spec_of
 from gpuloom.core.units import parse_duration_s, parse_memory_mib
 from gpuloom.core.words import plural
-from gpuloom.executors.launchers import launcher_of
+from gpuloom.executors.recognise import misfit
 
 MAX_ARRAY = 100_000
 _ARRAY = r"^[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?(,[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?)*(%[0-9]{1,9})?$"
@@ -184,6 +184,20 @@ class JobSpec(BaseModel):
         DEFAULTS.per.value,
         description="How often the command runs. node: once on each node on which it has GPUs; gpu: once for each GPU, "
         "with RANK, LOCAL_RANK, WORLD_SIZE and the other variables of torchrun.",
+    )
+    launcher: Literal["direct", "torchrun", "horovod", "tensorflow"] | None = Field(
+        None,
+        description="What starts its processes. direct: the command once for each GPU, with all of torchrun's "
+        "variables; torchrun: torchrun; horovod: once for each GPU, with Horovod's variables and rendezvous; "
+        "tensorflow: with TF_CONFIG. None: as the command says.",
+    )
+    ps: int = Field(
+        DEFAULTS.ps,
+        strict=True,
+        ge=0,
+        le=1000,
+        description="With launcher tensorflow: parameter servers, which need no GPU. A chief comes with them, and the "
+        "job ends with it.",
     )
     gpu_types: Words = Field(default_factory=list, description="Acceptable GPU models, best first; none: any.")
     gpu_memory: Mib | None = Field(None, description="Memory that the job needs on each GPU.")
@@ -350,8 +364,8 @@ class JobSpec(BaseModel):
         given = [name for name in ("venv", "conda", "container") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"give only one of {' and '.join(given)}")
-        if self.per == "gpu" and (launcher := launcher_of(self.command)[0]):
-            raise ValueError(f"per is 'gpu', but {launcher} starts a process for each GPU by itself: leave out per")
+        if wrong := misfit(self.command, self.launcher, per_gpu=self.per == "gpu", ps=self.ps):
+            raise ValueError(wrong)
         if wrong := _not_elastic(self):
             raise ValueError(wrong)
         size = sum(map(len, self.command)) + sum(len(key) + len(text) for key, text in self.env.items())
@@ -435,6 +449,7 @@ def _check_text(word: str) -> None:
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "gpus": (1, 1_000_000),
+    "ps": (0, 1000),
     "gpu_memory": (1, MOST_MIB),
     "memory": (1, MOST_MIB),
     "cpus": (LEAST_CPUS, MOST_CPUS),

@@ -15,6 +15,7 @@ from gpuloom.core.replicas import Replicas
 from gpuloom.core.spec import Spec
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.port import RunUsage
+from gpuloom.executors.recognise import launcher_for
 from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, Left
 from gpuloom.live.planning.estimates import Source
 from gpuloom.live.views.answers import (
@@ -213,6 +214,7 @@ def show_view(
     return {
         "job": view,
         "spec": spec.to_json(),
+        "launcher": None if (launcher := launcher_for(spec)) is None else launcher.value,
         "speeds": [speed_view(model, speed) for model, speed in pace.speeds.items()],
         "sizes": size_views(spec, pace),
         "attempts": [attempt_view(attempt, spec.replicas) for attempt in attempts],
