@@ -14,6 +14,7 @@ from builders import jobs
 from gpuloom.cli.main import cli
 from gpuloom.core.cluster import parse_cluster
 from gpuloom.core.errors import InputError, MissingDependencyError, TraceError
+from gpuloom.core.ran import Run, Runs, Together
 from gpuloom.core.workload import Labels, Ran, Speeds, Workload
 from gpuloom.report.as_it_ran import as_it_ran
 from gpuloom.sim.simulator import simulate
@@ -124,6 +125,106 @@ def test_a_trace_that_does_not_say_needs_a_cluster(tmp_path: Path) -> None:
         error = run(*words).exception
         assert isinstance(error, InputError)
         assert "give --cluster, NODESxGPUS[:MODEL]" in str(error)
+
+
+# -- on which GPUs, and together with whom ----------------------------------------------------------------------------
+
+
+def woven() -> Workload:
+    """Two jobs share a GPU for 40 s; the second then moves to the other node, and a third grows from one GPU to two."""
+    here, there = (("a node", (0,)),), (("b", (1,)),)
+    runs = (
+        (Run(0.0, 60.0, "finished", here),),
+        (Run(20.0, 60.0, "preempted", here), Run(61.0, 101.0, "finished", there)),
+        (Run(10.0, 30.0, "resized", (("b", (0,)),)), Run(32.0, 50.0, "finished", (("b", (0, 1)),))),
+    )
+    group = Together(20.0, 60.0, ("2", "1"), True, 0.8)
+    told = Runs(runs, ((group,), (group,), ()), ("a node", "b"))
+    ran = Ran(
+        np.array([0.0, 20.0, 10.0]),
+        np.array([60.0, 101.0, 50.0]),
+        np.array([60.0, 80.0, 56.0]),
+        np.array([1, 2, 2], np.int32),
+        told,
+    )
+    rows = [(0.0, 50.0, 1), (5.0, 60.0, 1), (10.0, 40.0, 1)]
+    return jobs(rows, job_ids=("1", "2", "3"), ran=ran, cluster="1x1:V100,1x2:K80")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_runs_and_groups_are_written_and_read_back(tmp_path: Path, suffix: str) -> None:
+    file, before = tmp_path / f"t{suffix}", woven()
+    write_trace(before, file)
+    found = read_trace(file).workload
+    assert found.ran is not None
+    assert before.ran is not None
+    assert found.ran.runs == before.ran.runs
+    kept = found.take([1]).ran
+    assert kept is not None
+    assert kept.runs is not None
+    assert [one.members for one in kept.runs.groups()] == [("2", "1")]
+
+
+def test_figures_are_of_the_runs_where_they_are_told() -> None:
+    found = as_it_ran(woven(), parse_cluster("1x1:V100,1x2:K80"))
+    assert found is not None
+    assert found.segments is not None
+    assert (found.moves, found.resizes, found.restarts) == (1, 1, 2)
+    # GPU-seconds in use: 60 on the first node (40 of them by two jobs), 20 + 18 and 18 + 40 on the second.
+    assert found.utilization == pytest.approx((60 + 20 + 18 + 18 + 40) / (3 * 101))
+    assert found.avg_queue_length == pytest.approx((15 + 1 + 2) / 101)
+    assert found.held_gpu_s.tolist() == [[60.0, 0.0], [40.0, 40.0], [0.0, 56.0]]
+    assert (found.timeline.busy_gpus.max(), found.timeline.busy_gpus[-1], found.timeline.queue_length[-1]) == (3, 0, 0)
+    rows = zip(found.segments.job.tolist(), found.segments.node.tolist(), found.segments.layer.tolist(), strict=True)
+    assert list(rows) == [(0, 0, 0), (2, 1, 0), (1, 0, 1), (2, 1, 0), (1, 1, 0)]
+    assert found.notes == ("as it ran: 26 % of the GPU time in use was shared, in 1 group of mean efficiency 0.80",)
+    elsewhere = as_it_ran(woven(), parse_cluster("1x1"))
+    assert elsewhere is not None
+    assert elsewhere.segments is None
+
+
+def test_compare_says_what_sharing_came_to(tmp_path: Path) -> None:
+    file = tmp_path / "week.csv"
+    write_trace(woven(), file)
+    shown = run("compare", file, "--policies", "fifo", "--html", tmp_path / "r.html")
+    assert shown.exit_code == 0, shown.output
+    assert "26 % of the GPU time in use was shared" in " ".join(shown.stdout.split())
+    assert "a node" in (tmp_path / "r.html").read_text()
+    write_trace(woven(), tmp_path / "again.csv")
+    # Ids that are used twice don't say who was with whom any more.
+    both = read_trace([file, tmp_path / "again.csv"]).workload
+    assert both.ran is not None
+    assert both.ran.runs is None
+
+
+@pytest.mark.parametrize(
+    ("runs", "together", "reason"),
+    [
+        ("0/1 finished", "", "must be START/END"),
+        ("2/1 finished n0:0", "", "must be START/END"),
+        ("0/1 finished n0:0|0", "", "must be START/END"),
+        ("0/1 finished n0:9999999", "", "must be START/END"),
+        ("0/1 finished n0:0", "0/1 1", "must be SINCE/UNTIL"),
+        ("0/1 finished n0:0", "0/1 1+2 1.5", "must be SINCE/UNTIL"),
+    ],
+)
+def test_runs_that_are_none_are_refused(tmp_path: Path, runs: str, together: str, reason: str) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text(
+        f"submit_s,duration_s,gpus,start_s,end_s,held_s,starts,runs,together\n0,1,1,0,1,1,1,{runs},{together}\n"
+    )
+    with pytest.raises(TraceError, match=reason):
+        read_trace(file)
+
+
+def test_runs_without_what_came_of_them_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("submit_s,duration_s,gpus,runs\n0,1,1,0/1 finished n0:0\n")
+    with pytest.raises(TraceError, match="lacks start_s"):
+        read_trace(file)
+    file.write_text("submit_s,duration_s,gpus,start_s,end_s,held_s,starts,together\n0,1,1,0,1,1,1,\n")
+    with pytest.raises(TraceError, match="lacks runs"):
+        read_trace(file)
 
 
 # -- GPU models of which nothing is said ------------------------------------------------------------------------------

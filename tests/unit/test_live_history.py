@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.job import Attempt, EndReason, Job, Phase
+from gpuloom.core.events import Event
+from gpuloom.core.job import Attempt, EndReason, Gpu, Job, NodeRecord, Phase
 from gpuloom.core.pace import ModelSpeed, Pace, SpeedSource
+from gpuloom.core.ran import Run, Runs, Together
 from gpuloom.core.spec import spec_of
+from gpuloom.live.records.fleet import fleet_of
 from gpuloom.live.records.history import trace_csv, trace_of
 from gpuloom.sim.simulator import simulate
 from gpuloom.traces import read_trace
@@ -225,5 +229,71 @@ def test_an_elastic_job_replays_with_its_range_and_its_speeds() -> None:
     assert found.ran.held_s.tolist() == [25.0]  # GPU-seconds over the one GPU that it asks for
     assert found.scaling is not None
     assert (found.scaling.min_gpus.tolist(), found.scaling.max_gpus.tolist()) == ([1], [2])
-    text = trace_csv(past, 0.0, "1x2", pace_of=lambda job: Pace({}, sizes))
+    text = trace_csv(past, 0.0, pace_of=lambda job: Pace({}, sizes))
     assert "1:1.0/2:1.5" in text
+
+
+class Log:
+    """The events of a store, page by page."""
+
+    def __init__(self, *events: tuple[float, str, int | None, dict[str, Any]]) -> None:
+        self._all = [Event(n, START + at_s, kind, job, data) for n, (at_s, kind, job, data) in enumerate(events, 1)]
+
+    def __call__(
+        self, *, after: int = 0, job: int | None = None, types: Sequence[str] = (), limit: int = 1000
+    ) -> Sequence[Event]:
+        found = [one for one in self._all if one.id > after and job in (None, one.job) and one.type in types]
+        return found[:2]
+
+
+def told(past: Any, events: Log, **given: Any) -> Runs:
+    """What the trace says of runs."""
+    ran = trace_of(past, 10.0, events=events, **given).ran
+    assert ran is not None
+    assert ran.runs is not None
+    return ran.runs
+
+
+def test_groups_are_told_with_their_times_and_a_member_that_leaves_changes_them() -> None:
+    past = [
+        of(run(1, 0, 100, "finished", 60.0)),
+        of(run(1, 20, 90, "finished", 40.0, job=2), job=2, submitted=20),
+        of(run(1, 30, 80, "finished", 43.0, job=3), job=3, submitted=30),
+    ]
+    two = {"members": [1, 2], "was": [], "gpus": {"host": [0]}, "order": [2, 1], "rates": {}, "efficiency": 0.9}
+    three = {"members": [1, 2, 3], "was": [1, 2], "gpus": {"host": [0]}, "order": None, "rates": {}, "efficiency": None}
+    events = Log(
+        (20.0, "group.changed", None, two),
+        (30.0, "group.changed", None, three),
+        (81.0, "group.changed", None, {**two, "was": [1, 2, 3]}),
+        (90.5, "group.changed", None, {"members": [], "was": [1, 2], "gpus": {}}),
+        (95.0, "group.changed", None, {**two, "members": [8, 9]}),
+    )
+    first = Together(20.0, 30.0, ("2", "1"), True, 0.9)
+    all_three = Together(30.0, 80.0, ("1", "2", "3"), False, None)
+    last = Together(81.0, 90.0, ("2", "1"), True, 0.9)
+    assert told(past, events).together == ((first, all_three, last), (first, all_three, last), (all_three,))
+    assert told(past, events).groups() == [first, all_three, last]
+    # Nobody wrote down how it ended (the machine went down): it ended with its members.
+    assert told(past[:2], Log((20.0, "group.changed", None, two))).groups() == [first._replace(until_s=90.0)]
+
+
+def test_a_job_that_was_frozen_has_a_run_for_each_span_and_the_gpus_of_each() -> None:
+    past = [of(run(1, 0, 100, "finished", 55.0, held_s=60.0, slots=(1,)))]
+    events = Log(
+        (0.0, "attempt.starting", 1, {"attempt": 1, "allocation": [["host", [0]]]}),
+        (30.0, "attempt.frozen", 1, {}),
+        (70.0, "attempt.thawed", 1, {"allocation": [["host", [1]]]}),
+    )
+    assert told(past, events).runs == (
+        (Run(0.0, 30.0, "frozen", (("host", (0,)),)), Run(70.0, 100.0, "finished", (("host", (1,)),))),
+    )
+
+
+def test_a_node_is_called_as_in_the_cluster() -> None:
+    gpus = tuple(Gpu(index, str(index), model) for index, model in enumerate(("V100", "V100", "K80")))
+    fleet = fleet_of([NodeRecord("host", gpus)])
+    past = [of(run(1, 0, 9, "finished", 9.0, slots=(2,)))]
+    found = told(past, Log(), fleet=fleet)
+    assert found.nodes == ("host", "host#K80")
+    assert found.runs[0][0].parts == (("host#K80", (0,)),)

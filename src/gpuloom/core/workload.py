@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.pairs import PairSpeeds
+from gpuloom.core.ran import Runs
 from gpuloom.core.scaling import Scaling
 from gpuloom.core.share_class import CLASSES
 
@@ -62,17 +63,19 @@ class Ran:
     """What happened to each job where the trace was taken. For comparison only: no simulation uses it.
 
     start_s, end_s: its first start and its end, on the trace's clock. held_s: for how long it held its GPUs.
-    starts: how often it was (re)started.
+    starts: how often it was (re)started. runs: on which GPUs, and with whom; None: the trace does not say.
     """
 
     start_s: F8
     end_s: F8
     held_s: F8
     starts: I4
+    runs: Runs | None = None
 
     def take(self, rows: NDArray[np.intp]) -> Ran:
         """The same for these jobs."""
-        return Ran(self.start_s[rows], self.end_s[rows], self.held_s[rows], self.starts[rows])
+        runs = None if self.runs is None else self.runs.take(rows.tolist())
+        return Ran(self.start_s[rows], self.end_s[rows], self.held_s[rows], self.starts[rows], runs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -94,6 +94,7 @@ class Table:
     utc: bool = False
     notes: list[str] = field(default_factory=list)
     cluster: str = ""
+    nodes: str = ""
     _out: Mask | None = None
 
     def __len__(self) -> int:

@@ -226,7 +226,7 @@ class LiveService:
         fleet = fleet_of(list(self._scheduler.book.nodes.values()), everything=True)
         interval_s = self._scheduler.planning.seat.interval_s
         pace_of, known = self._scheduler.planning.scene.pace, self._scheduler.planning.worlds.profiles
-        return trace_csv(past, interval_s, "" if fleet is None else str(fleet.cluster), pace_of=pace_of, profiles=known)
+        return trace_csv(past, interval_s, fleet, pace_of=pace_of, profiles=known, events=self._store.events)
 
     def logs(self, job: int, attempt: int | None = None) -> Sequence[LogOf]:
         record = self._jobs.get(job)

@@ -101,8 +101,8 @@ class StoredService:
         interval_s = float(loaded.settings.get("interval_s", DEFAULT_INTERVAL_S))
         speeds = ModelSpeeds(self._store.measured_runs, Estimates(self._store.ended_runs))
         speeds.see(models_of(loaded.nodes))
-        where, known = "" if fleet is None else str(fleet.cluster), load_profiles()
-        return trace_csv(past, interval_s, where, pace_of=speeds.of_job, profiles=known)
+        known, events = load_profiles(), self._store.events
+        return trace_csv(past, interval_s, fleet, pace_of=speeds.of_job, profiles=known, events=events)
 
     def logs(self, job: int, attempt: int | None = None) -> Sequence[LogOf]:
         runs = [run for run in self._store.attempts([job]) if attempt in (None, run.number)]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.ran import Runs
 from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.workload import F8, Labels, Ran, Speeds, Workload
 from gpuloom.files.clock import describe
@@ -54,6 +55,7 @@ def merge(name: str, sources: Sequence[Source], parts: Sequence[Part]) -> Worklo
     for key in _MISSING:
         if any(key in part.columns for part in parts):
             columns[key] = _joined(key, parts)
+    told = len(notes)
     if any("job_ids" in part.columns for part in parts):
         columns["job_ids"] = _job_ids(sources, parts, notes)
     if any("speeds" in part.columns for part in parts):
@@ -61,7 +63,7 @@ def merge(name: str, sources: Sequence[Source], parts: Sequence[Part]) -> Worklo
     if any("scaling" in part.columns for part in parts):
         columns["scaling"] = _scaling(parts)
     if all("ran" in part.columns for part in parts):
-        columns["ran"] = _ran(parts, origin)
+        columns["ran"] = _ran(parts, origin, renamed=len(notes) > told)
     workload = Workload.sorted_by_submit(
         name,
         submit_s,
@@ -73,13 +75,27 @@ def merge(name: str, sources: Sequence[Source], parts: Sequence[Part]) -> Worklo
     return replace(workload, notes=tuple(notes), cluster=clusters.pop() if len(clusters) == 1 else "")
 
 
-def _ran(parts: Sequence[Part], origin: float) -> Ran:
+def _ran(parts: Sequence[Part], origin: float, *, renamed: bool) -> Ran:
+    """renamed: jobs have other ids than in their files."""
     each = [ran for part in parts if isinstance(ran := part.columns["ran"], Ran)]
     return Ran(
         np.concatenate([ran.start_s for ran in each]) - origin,
         np.concatenate([ran.end_s for ran in each]) - origin,
         np.concatenate([ran.held_s for ran in each]),
         np.concatenate([ran.starts for ran in each]),
+        None if renamed or len({part.cluster for part in parts}) > 1 else _runs([ran.runs for ran in each], origin),
+    )
+
+
+def _runs(each: Sequence[Runs | None], origin: float) -> Runs | None:
+    """All that is known of the runs on one cluster; None where a file does not say."""
+    known = [runs for runs in each if runs is not None]
+    if len(known) < len(each) or len({runs.nodes for runs in known}) > 1:
+        return None
+    return Runs(
+        tuple(tuple(run.moved(origin) for run in job) for runs in known for job in runs.runs),
+        tuple(tuple(one.moved(origin) for one in job) for runs in known for job in runs.together),
+        known[0].nodes,
     )
 
 

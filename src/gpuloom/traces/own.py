@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import io
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gpuloom.core.errors import MissingDependencyError, TraceError
+from gpuloom.core.ran import Runs
 from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.share_class import CLASSES
 from gpuloom.core.words import are
@@ -20,6 +22,9 @@ from gpuloom.facts.speeds import fill, unmeasured
 from gpuloom.files.source import Head, Part, ReadOptions, Source
 from gpuloom.files.table import Column, Table, check_numbers, match_columns, read_table
 from gpuloom.traces.base import Reader
+from gpuloom.traces.runs import names_of, runs_of, together_of
+
+Parsed = TypeVar("Parsed")
 
 SPEED = "speed:"
 STAGES = ("load_s", "compute_s", "network_s")
@@ -29,9 +34,12 @@ FLOATS = ("weight", "restart_overhead_s", "estimate_s", "gpu_memory_mib", "itera
 INTS = ("gpu_milli", "priority")
 SIZES = ("min_gpus", "max_gpus", "replica_gpus")
 RAN = ("start_s", "end_s", "held_s", "starts")
+RUNS, TOGETHER = "runs", "together"
 CLUSTER = "# cluster: "
 """A comment before the header that says on which cluster the trace was taken."""
-KEY = "gpuloom.cluster"
+NODES = "# nodes: "
+"""Another one with the names of its nodes."""
+KEY, NODES_KEY = "gpuloom.cluster", "gpuloom.nodes"
 """The same in the metadata of a Parquet file."""
 CURVE, REFERENCE = "scaling", "scaling_reference"
 COLUMNS = (
@@ -53,6 +61,8 @@ COLUMNS = (
     Column("end_s", minimum=0, optional=True),
     Column("held_s", minimum=0, optional=True),
     Column("starts", "whole", minimum=1, optional=True),
+    Column(RUNS, "word", empty="", optional=True),
+    Column(TOGETHER, "word", empty="", optional=True),
     Column(CURVE, "word", empty="", optional=True),
     Column(REFERENCE, above=0, empty=math.nan, optional=True),
 )
@@ -119,7 +129,10 @@ def read(source: Source, options: ReadOptions) -> Part:
             "start_s",
             lambda row: "submit_s, start_s and end_s must follow each other",
         )
-        columns["ran"] = Ran(table["start_s"], table["end_s"], table["held_s"], table.ints("starts"))
+        runs = _runs(table, source)
+        columns["ran"] = Ran(table["start_s"], table["end_s"], table["held_s"], table.ints("starts"), runs)
+    elif RUNS in table or TOGETHER in table:
+        raise TraceError(f"the header has {RUNS} or {TOGETHER} but lacks {', '.join(RAN)}", file=source.name)
     part = table.part(
         table["submit_s"],
         table["duration_s"],
@@ -128,18 +141,48 @@ def read(source: Source, options: ReadOptions) -> Part:
         stage_s=np.stack([table[name] for name in STAGES], axis=1) if stages else None,
         **columns,
     )
-    part.cluster = table.cluster or _cluster(source)
+    part.cluster = table.cluster or _said(source, CLUSTER)
     return part
 
 
-def _cluster(source: Source) -> str:
-    """What the comments before the header say of the cluster."""
+def _said(source: Source, what: str) -> str:
+    """What a comment before the header says that begins like this; '' if there is none."""
+    if source.data.startswith(PARQUET):
+        return ""
     for line in source.data[: Head.SIZE].splitlines():
         if line.strip() and not line.startswith(b"#"):
             break
-        if line.startswith(CLUSTER.encode()):
-            return line.removeprefix(CLUSTER.encode()).decode("utf-8", "replace").strip()
+        if line.startswith(what.encode()):
+            return line.removeprefix(what.encode()).decode("utf-8", "replace").strip()
     return ""
+
+
+def _runs(table: Table, source: Source) -> Runs | None:
+    """Runs and times together of all rows; None if the file does not say. Bad rows are rejected."""
+    if RUNS not in table:
+        if TOGETHER in table:
+            raise TraceError(f"the header has {TOGETHER} but lacks {RUNS}", file=source.name)
+        return None
+    empty = Labels(np.zeros(len(table), dtype=np.int32), ("",))
+    runs = _parsed(table, RUNS, table.words[RUNS], runs_of)
+    together = _parsed(table, TOGETHER, table.words.get(TOGETHER, empty), together_of)
+    return Runs(runs, together, names_of(table.nodes or _said(source, NODES)))
+
+
+def _parsed(
+    table: Table, column: str, words: Labels, parse: Callable[[str], tuple[Parsed, ...]]
+) -> tuple[tuple[Parsed, ...], ...]:
+    """A column of texts, each parsed once."""
+    found: list[tuple[Parsed, ...]] = []
+    wrong: dict[int, str] = {}
+    for code, text in enumerate(words.names):
+        try:
+            found.append(parse(text))
+        except ValueError as error:
+            found.append(())
+            wrong[code] = str(error)
+    table.reject(np.isin(words.codes, list(wrong)), column, lambda row: wrong[int(words.codes[row])])
+    return tuple(found[code] for code in words.codes.tolist())
 
 
 def curve_text(curve: F8) -> str:
@@ -261,7 +304,8 @@ def _parquet(source: Source, options: ReadOptions) -> Table:
         raise TraceError("holds no jobs, only column names", file=source.name)
     line = np.arange(1, data.num_rows + 1, dtype=np.int32)
     table = Table(source, options, line, {}, {}, {}, {})
-    table.cluster = (data.schema.metadata or {}).get(KEY.encode(), b"").decode("utf-8", "replace")
+    said = data.schema.metadata or {}
+    table.cluster, table.nodes = (said.get(key.encode(), b"").decode("utf-8", "replace") for key in (KEY, NODES_KEY))
     for column in columns:
         values = data.column(column.name)
         if column.kind in ("word", "text"):

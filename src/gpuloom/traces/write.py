@@ -15,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError, MissingDependencyError
+from gpuloom.core.ran import Runs
 from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.workload import Labels, Workload
+from gpuloom.files.source import Head
 from gpuloom.files.table import out_of_bounds
 from gpuloom.traces import own
+from gpuloom.traces.runs import names_text, runs_text, together_text
 
 ROWS = 1 << 15  # rows turned into text at once
 
@@ -43,12 +46,12 @@ def write_trace(workload: Workload, path: Path | str) -> None:
     try:
         with temporary.open("xb") as file:
             if name.endswith(".parquet"):
-                _write_parquet(columns, file, workload.cluster)
+                _write_parquet(columns, file, workload.cluster, _nodes(workload))
             elif name.endswith(".gz"):
                 with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-                    _write_csv(columns, packed, workload.cluster)
+                    _write_csv(columns, packed, workload.cluster, _nodes(workload))
             else:
-                _write_csv(columns, file, workload.cluster)
+                _write_csv(columns, file, workload.cluster, _nodes(workload))
         temporary.replace(path)
     finally:
         with suppress(FileNotFoundError):
@@ -61,7 +64,7 @@ def write_csv(workload: Workload, stream: IO[bytes]) -> None:
     Raises:
         InputError: a workload that the format can't hold.
     """
-    _write_csv(_columns(workload), stream, workload.cluster)
+    _write_csv(_columns(workload), stream, workload.cluster, _nodes(workload))
 
 
 Columns = dict[str, NDArray[np.generic] | Labels | tuple[str, ...]]
@@ -86,6 +89,8 @@ def _columns(workload: Workload) -> Columns:
         columns |= _scaling_columns(workload, workload.scaling)
     if workload.ran is not None:
         columns |= {name: getattr(workload.ran, name) for name in own.RAN}
+        if workload.ran.runs is not None:
+            columns |= _run_columns(workload.ran.runs)
     _check(workload, columns)
     return columns
 
@@ -108,6 +113,20 @@ def _scaling_columns(workload: Workload, scaling: Scaling) -> Columns:
     if not np.isnan(reference).all():
         columns[own.REFERENCE] = reference
     return columns
+
+
+def _run_columns(runs: Runs) -> Columns:
+    columns: Columns = {own.RUNS: Labels.of(map(runs_text, runs.runs))}
+    if any(runs.together):
+        columns[own.TOGETHER] = Labels.of(map(together_text, runs.together))
+    return columns
+
+
+def _nodes(workload: Workload) -> str:
+    """The names of the cluster's nodes; '' if none are known, or so many that a reader would not look past them."""
+    runs = None if workload.ran is None else workload.ran.runs
+    text = "" if runs is None else names_text(runs.nodes)
+    return text if len(text) < Head.SIZE // 2 else ""
 
 
 def _check(workload: Workload, columns: Columns) -> None:
@@ -144,10 +163,11 @@ def _is_text(word: str) -> bool:
     return True
 
 
-def _write_csv(columns: Columns, stream: IO[bytes] | gzip.GzipFile, cluster: str) -> None:
+def _write_csv(columns: Columns, stream: IO[bytes] | gzip.GzipFile, cluster: str, nodes: str) -> None:
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
-    if cluster:
-        text.write(f"{own.CLUSTER}{cluster}\n")
+    for what, said in ((own.CLUSTER, cluster), (own.NODES, nodes)):
+        if said:
+            text.write(f"{what}{said}\n")
     # csv of Python 3.11 leaves a carriage return unquoted, which a reader takes for the end of the row.
     words = (v.names if isinstance(v, Labels) else v for v in columns.values() if not isinstance(v, np.ndarray))
     quoting: Literal[0, 2] = csv.QUOTE_MINIMAL
@@ -174,7 +194,7 @@ def _cells(values: NDArray[np.generic] | Labels | tuple[str, ...], rows: slice) 
     return list(cells)
 
 
-def _write_parquet(columns: Columns, file: IO[bytes], cluster: str) -> None:
+def _write_parquet(columns: Columns, file: IO[bytes], cluster: str, nodes: str) -> None:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -189,4 +209,5 @@ def _write_parquet(columns: Columns, file: IO[bytes], cluster: str) -> None:
             arrays[name] = pa.array(values, pa.string())
         else:
             arrays[name] = pa.array(values)
-    pq.write_table(pa.table(arrays, metadata={own.KEY: cluster} if cluster else None), file)
+    said = {key: value for key, value in ((own.KEY, cluster), (own.NODES_KEY, nodes)) if value}
+    pq.write_table(pa.table(arrays, metadata=said or None), file)

@@ -16,8 +16,9 @@ from gpuloom.core.pace import ALIKE, Pace, speeds_of
 from gpuloom.core.profile import Profiles
 from gpuloom.core.workload import Labels, Ran, Workload
 from gpuloom.facts.profiles import with_profiles
-from gpuloom.live.records.fleet import slots_of, wanted_types
+from gpuloom.live.records.fleet import Fleet, slots_of, wanted_types
 from gpuloom.live.records.scaling import scaling_of
+from gpuloom.live.records.spans import EventsOf, runs_of
 from gpuloom.traces.write import write_csv
 
 HOUR_S = 3600.0
@@ -31,29 +32,38 @@ PaceOf = Callable[[Job], Pace]
 def trace_csv(
     history: History,
     interval_s: float,
-    cluster: str = "",
+    fleet: Fleet | None = None,
     *,
     pace_of: PaceOf = lambda job: ALIKE,
     profiles: Profiles | None = None,
+    events: EventsOf | None = None,
 ) -> str:
     """Jobs that ran and ended, as gpuloom's own CSV (docs/reference/traces.md).
 
     Args:
-        cluster: on which they ran, in short form. pace_of: how fast a job is on each GPU model. profiles: the
-            library, out of which the stage times come by which jobs were put together.
+        fleet: all GPUs that there are. pace_of: how fast a job is on each GPU model. profiles: the library, out of
+            which the stage times come by which jobs were put together. events: of the store, which tell who was
+            together, and when jobs were frozen.
 
     Raises:
         InputError: no job in that span has run and ended.
     """
     stream = io.BytesIO()
-    workload = trace_of(history, interval_s, pace_of=pace_of)
+    workload = trace_of(history, interval_s, fleet, pace_of=pace_of, events=events)
     if profiles is not None and workload.model is not None:
         workload = with_profiles(workload, profiles)
-    write_csv(replace(workload, cluster=cluster), stream)
+    write_csv(replace(workload, cluster="" if fleet is None else str(fleet.cluster)), stream)
     return stream.getvalue().decode()
 
 
-def trace_of(history: History, interval_s: float, *, pace_of: PaceOf = lambda job: ALIKE) -> Workload:
+def trace_of(
+    history: History,
+    interval_s: float,
+    fleet: Fleet | None = None,
+    *,
+    pace_of: PaceOf = lambda job: ALIKE,
+    events: EventsOf | None = None,
+) -> Workload:
     """The same as a workload.
 
     duration_s: the work that a job did, alone on its GPUs, under whatever policy: also that of attempts that failed.
@@ -62,7 +72,7 @@ def trace_of(history: History, interval_s: float, *, pace_of: PaceOf = lambda jo
     restart_overhead_s: what each start cost it besides (starting up, saving, work that a preemption made it do twice).
     Duration and as many overheads as it had starts are together the time for which it held GPUs. Of jobs that shared
     GPUs the duration is what the policy's model of sharing says, and the overhead is the median of the others.
-    ran: what happened, for comparison.
+    ran: what happened, for comparison: also on which GPUs, and together with whom.
     submit_s: when it was submitted, or the last job that it waited for ended. Time 0 is a multiple of the scheduling
     interval, so that a replay decides at the same moments.
     """
@@ -107,6 +117,7 @@ def trace_of(history: History, interval_s: float, *, pace_of: PaceOf = lambda jo
             np.array([ends[job.id] for job, _ in rows]) - origin,
             np.array([sum(_held_s(attempt, job) for attempt in attempts) for job, attempts in rows]),
             np.array([len(attempts) for _, attempts in rows], dtype=np.int32),
+            runs_of(rows, origin, fleet, events),
         ),
         speeds=speeds_of(paces),
         scaling=scaling_of([(job.gpus, job.spec.replicas) for job, _ in rows], paces),
