@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from fake_executor import FakeExecutor
 from fake_nvml import FakeGpu, FakeNvml
 from gpuloom.agent.nvml import Nvml
 from gpuloom.core.errors import ConflictError
+from gpuloom.sharing.profiles import library_folder, save
 from gpuloom.sharing.shim import shm
+from gpuloom.sharing.shipped import shipped
 from gpuloom.store.port import JobQuery
 from live_builders import Live, living
 from shim_kit import built
@@ -256,3 +259,42 @@ class TestOnGpus:
             logs = [Path(live.service.show(job)["log"]).read_text() for job in (service, training)]
             assert "iterations=" in logs[1]
             assert {job["exit_code"] for job in live.service.jobs(JobQuery())} == {0}, json.dumps(logs)
+
+    def test_kernel_profiles_reach_the_shim(
+        self, tmp_path: Path, gpus: Nvml, driver: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A file of the working directory, one by the name of the model, and one that is gone when the job starts."""
+        from gpuloom.executors.local import LocalExecutor
+
+        assert shutil.which("cc"), "the shim is compiled here"
+        monkeypatch.setenv("GPULOOM_HOME", str(tmp_path / "library"))
+        save(replace(shipped("resnet50-train"), name="mine"), library_folder())
+        work = tmp_path / "work"
+        work.mkdir()
+        own = save(replace(shipped("resnet50"), name="a service"), work)
+        gone = save(replace(shipped("resnet50"), name="gone"), work)
+        show = ["sh", "-c", 'head -qn 1 "${GPULOOM_SHARE_PROFILE:-/dev/null}"; echo "as $GPULOOM_SHARE_CLASS"']
+        executor = LocalExecutor(tmp_path / "home", cgroups="off")
+        with living(tmp_path / "home", executor, slots=None, nvml=gpus) as live:  # type: ignore[arg-type]
+            common: dict[str, Any] = {"command": show, "gpu_memory": "1GiB", "workdir": str(work)}
+            lost = live.submit(**SERVICE, **common, hold=True, kernel_profile=gone.name)
+            gone.unlink()
+            live.service.release([lost])
+            jobs = [
+                live.submit(**SERVICE, **common, kernel_profile=own.name),
+                live.submit(**TRAINING, **common, model="mine"),
+                live.submit(**TRAINING, **common, kernel_profile="resnet50-train"),
+                live.submit(**TRAINING, **common, model="of which nothing is known"),
+            ]
+            live.until(lambda: set(live.state(lost, *jobs)) == {"finished"}, timeout_s=60)
+            logs = [Path(live.service.show(job)["log"]).read_text() for job in (lost, *jobs)]
+        assert "without its kernel profile" in logs[0], logs[0]
+        assert str(gone) in logs[0]
+        assert logs[0].endswith("\nas high\n")
+        made = "made by gpuloom share run"
+        assert logs[1:] == [
+            f"# a service: {made}\nas high\n",
+            f"# mine: {made}\nas best-effort\n",
+            f"# resnet50-train: {made}\nas best-effort\n",
+            "as best-effort\n",
+        ]

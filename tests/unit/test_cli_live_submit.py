@@ -97,12 +97,15 @@ def test_the_class(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("command: [x]\nclass: best-effort\n")
     assert dry("job.yaml")["share_class"] == "best-effort"
     assert dry("job.yaml", "--class", "high")["share_class"] == "high"
+    profiled = dry("--class", "high", "--kernel-profile", "kernels/a.kernels.jsonl", "--", "x")
+    assert profiled["kernel_profile"] == "kernels/a.kernels.jsonl"  # from the working directory on, wherever that is
     for text, told in (
         ("class: low", "job.yaml:2: class is 'low': Input should be 'high' or 'best-effort'"),
         ("class: high\nshare_class: high", "job.yaml:2: class and share_class are the same: write one of them"),
         ("task_type: serving", "job.yaml:2: task_type is 'serving': Input should be 'inference', 'interactive'"),
         ("real_time: 1", "job.yaml:2: real_time is 1: Input should be a valid boolean"),
         ("clas: high", "unknown field 'clas'; did you mean 'class'?"),
+        ("kernel_profile: resnet50", "kernel_profile is of jobs that may share their GPU: give class or task_type"),
     ):
         (tmp_path / "job.yaml").write_text(f"command: [x]\n{text}\n")
         assert told in refused("job.yaml")

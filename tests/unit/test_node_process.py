@@ -157,7 +157,7 @@ class World:
         self.cables.append(cable)
         return cable
 
-    def local_node(self, name: str, executor: None, runs: Path) -> FakeNode:
+    def local_node(self, name: str, executor: None, runs: Path, *, shared: Any) -> FakeNode:
         assert (name, runs) == ("n1", self.folder / "node" / "runs") or name == "head"
         return self.node
 

@@ -390,7 +390,7 @@ def test_what_a_machine_can_share() -> None:
         assert found.environment == {"GPULOOM_SHARE_DIR": "/s", "GPULOOM_SHARE_DRIVER": "/d"}
         assert start.ability(gpu, {"GPULOOM_SHARE_DRIVER": ""}).environment == {"GPULOOM_SHARE_DIR": "/s"}
     gated = replace(found, environment={"B": "2"})
-    argv, env = start.under_the_shim(gated, 7, "high", ["a", "b"], {"GPULOOM_SHARE": "off", "A": "1"})
+    argv, env = start.under_the_shim(gated, 7, "high", "", ["a", "b"], {"GPULOOM_SHARE": "off", "A": "1"})
     assert argv == (
         sys.executable,
         "-I",
@@ -408,7 +408,7 @@ def test_what_a_machine_can_share() -> None:
     )
     assert env == {"A": "1", "B": "2"}
     for one, klass in ((gated, ""), (start.NO_SHARING, "high")):
-        assert start.under_the_shim(one, 7, klass, ["a"], {"GPULOOM_SHARE": "off"}) == (
+        assert start.under_the_shim(one, 7, klass, "resnet50", ["a"], {"GPULOOM_SHARE": "off"}) == (
             ("a",),
             {"GPULOOM_SHARE": "off"},
         )

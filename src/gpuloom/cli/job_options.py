@@ -177,6 +177,11 @@ OPTIONS = (
     click.option(
         "--real-time", is_flag=True, help="It must answer in real time. Without --class, this makes it class high."
     ),
+    click.option(
+        "--kernel-profile",
+        metavar="FILE|NAME",
+        help="Profile of its kernels (gpuloom share profiles ls), for sharing its GPU [the one named as its model].",
+    ),
     click.option("--slurm-env", is_flag=True, help="Set Slurm's variables too (SLURM_JOB_ID, SLURM_ARRAY_TASK_ID, …)."),
     click.option(
         "--hooks/--no-hooks",

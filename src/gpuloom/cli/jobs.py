@@ -335,6 +335,8 @@ def _requests(spec: Spec) -> str:
         parts.append(f"{spec.memory:,} MiB")
     if klass := spec.sharing_class:
         parts.append(f"class {klass}")
+        if spec.kernel_profile:
+            parts.append(f"kernel profile {spec.kernel_profile}")
     if spec.time_limit:
         parts.append(f"at most {short(spec.time_limit)}")
     if spec.priority:

@@ -100,6 +100,7 @@ class Spec:
     task_type: str | None = None
     importance: str | None = None
     real_time: bool = False
+    kernel_profile: str | None = None
     slurm_env: bool = False
     hooks: bool | None = None
     hold: bool = False
@@ -170,7 +171,7 @@ _TYPES: Mapping[str, frozenset[type[Any]]] = {
     **dict.fromkeys(("gpu_memory", "memory", "replica_gpus", "replica_memory"), frozenset({int, _NONE})),
     **dict.fromkeys(("cpus", "replica_cpus", "time_limit", "estimate"), frozenset({*_NUMBER, _NONE})),
     **dict.fromkeys(("elastic", "array", "checkpoint", "venv", "conda", "container", "model"), frozenset({str, _NONE})),
-    **dict.fromkeys(("share_class", "task_type", "importance"), frozenset({str, _NONE})),
+    **dict.fromkeys(("share_class", "task_type", "importance", "kernel_profile"), frozenset({str, _NONE})),
     **dict.fromkeys(("real_time", "slurm_env", "hold"), frozenset({bool})),
     "hooks": frozenset({bool, _NONE}),
     "grace": frozenset(_NUMBER),

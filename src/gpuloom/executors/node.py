@@ -36,7 +36,8 @@ class RunSpec:
     command … container, cpus, memory_mib: as the job's spec says; memory in MiB. env: the job's own variables and those
     that the scheduler adds; the node lays them over what it gives every job. gpus: indices on the node; gpu_uuids: of
     these GPUs. kind: 'gpu' or 'cpu' (slots).
-    sharing_class: 'high', 'best-effort' or '' (core/share_class.py). resumes: an attempt ran before.
+    sharing_class: 'high', 'best-effort' or '' (core/share_class.py). kernel_profile: a file's path or the name
+    of a profile, with which the job shares its GPU; '' for none. resumes: an attempt ran before.
     peers: every member in the order of ranks, this one included; a single one for a job on one node. rank: which of
     them this is, 0 for the master. port: on the master's node, for the gang's rendezvous. per_gpu: run the command once
     for each GPU, rather than once for each node. hooks: whether our hooks enter its Pythons; None: unless it runs in a
@@ -60,6 +61,7 @@ class RunSpec:
     cpus: float | None = None
     memory_mib: int | None = None
     sharing_class: str = ""
+    kernel_profile: str = ""
     resumes: bool = False
     peers: tuple[Peer, ...] = ()
     rank: int = 0

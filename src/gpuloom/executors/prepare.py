@@ -21,11 +21,14 @@ from gpuloom.training import inject
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """Of the environment of this process, what a job gets that brought none."""
 
-Shared = Callable[[int, str, Sequence[str], Mapping[str, str]], tuple[tuple[str, ...], dict[str, str]]]
-"""From a job's number, its class for sharing a GPU, command and environment to those with which it shares one."""
+Shared = Callable[[int, str, str, Sequence[str], Mapping[str, str]], tuple[tuple[str, ...], dict[str, str]]]
+"""From a job's number, its class for sharing a GPU and kernel profile ('' for none each), command and environment to
+those with which it shares one."""
 
 
-def alone(job: int, klass: str, argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+def alone(
+    job: int, klass: str, profile: str, argv: Sequence[str], env: Mapping[str, str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """Of a node whose GPUs can't be shared: as they are."""
     return tuple(argv), dict(env)
 
@@ -66,7 +69,7 @@ def request_of(spec: RunSpec, runs: Path, *, shared: Shared = alone) -> RunReque
     )
     if is_direct(spec) and not spec.container:
         _check_program(started(spec, env)[0], env, cwd)
-    argv, env = shared(name.job if name else 0, spec.sharing_class, argv, env)
+    argv, env = shared(name.job if name else 0, spec.sharing_class, spec.kernel_profile, argv, env)
     return RunRequest(
         run=spec.run,
         argv=argv,

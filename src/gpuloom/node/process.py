@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -49,6 +50,7 @@ from gpuloom.node.dial import Gone, RefusedError, Wire, dial
 from gpuloom.node.home import NodeHome, State
 from gpuloom.node.serve import Served
 from gpuloom.node.stuck import what_is_left
+from gpuloom.sharing.start import ability, under_the_shim
 from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom.node")
@@ -118,7 +120,8 @@ class NodeProcess:
         self.channel = Channel(f"the head at {options.url}")
         self.looker = Looker(self.record, nvml, disk=self.home.path)
         executor = LocalExecutor(self.home.path, gpu_processes=self.looker.gpu_processes)
-        node = LocalNode(self.record.name, executor, self.home.runs)
+        shared = partial(under_the_shim, ability(self.record, os.environ))
+        node = LocalNode(self.record.name, executor, self.home.runs, shared=shared)
         self.lease = LeaseFile(str(self.home.path))
         self.served = Served(
             self.record, node, self.looker, self.home.runs, self.lease, self.channel, self._told_to_leave

@@ -76,19 +76,24 @@ def stored_profile(name: str) -> tuple[KernelProfile, str] | None:
     return (shipped(name), "shipped: an estimate, not measured") if name in SHIPPED else None
 
 
+def no_such(name: str) -> InputError:
+    """What to say where neither the library nor gpuloom has a profile of a name."""
+    library = library_folder()
+    own = sorted(path.name.removesuffix(SUFFIX) for path in library.glob(f"*{SUFFIX}")) if library.is_dir() else []
+    near = did_you_mean(name, [*own, *SHIPPED])
+    return InputError(
+        f"no kernel profile {name}, and no file of that name{near}; there are {', '.join([*own, *SHIPPED])}; "
+        "gpuloom share profile makes one, gpuloom share profiles import adds one"
+    )
+
+
 def _known(name: str) -> tuple[KernelProfile, str]:
     stored = stored_profile(name)
     if stored is not None:
         return stored
     if Path(name).is_file():
         return read_profile(Path(name)), name
-    library = library_folder()
-    own = sorted(path.name.removesuffix(SUFFIX) for path in library.glob(f"*{SUFFIX}")) if library.is_dir() else []
-    near = did_you_mean(name, [*own, *SHIPPED])
-    raise InputError(
-        f"no kernel profile {name}, and no file of that name{near}; there are {', '.join([*own, *SHIPPED])}; "
-        "gpuloom share profile makes one, gpuloom share profiles import adds one"
-    )
+    raise no_such(name)
 
 
 def _begins_as_orion(path: Path) -> bool:

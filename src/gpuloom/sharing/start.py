@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuloom.core.job import DeviceKind, NodeRecord
+from gpuloom.sharing.job_profile import here
 from gpuloom.sharing.shim import attach as shim
 
 
@@ -41,14 +42,17 @@ NO_SHARING = Ability(False, False, "")
 
 
 def under_the_shim(
-    sharing: Ability, job: int, klass: str, argv: Sequence[str], env: Mapping[str, str]
+    sharing: Ability, job: int, klass: str, profile: str, argv: Sequence[str], env: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Command and environment: of a job that may share its GPU by `gpuloom share run`, of others as they are.
 
-    klass: the class with which it may share; '' if it may not.
+    klass: the class with which it may share; '' if it may not. profile: a file's path or the name of a kernel profile,
+    '' for none. One that can't be read on this machine is named in the job's log, and the job runs without.
     """
     if not (klass and sharing.gated):
         return tuple(argv), dict(env)
-    starter = (sys.executable, "-I", "-m", "gpuloom", "share", "run", "--class", klass, "--name", f"job {job}", "--")
+    starter = [sys.executable, "-I", "-m", "gpuloom", "share", "run", "--class", klass, "--name", f"job {job}"]
+    if profile:
+        starter += ["--profile", here(profile), "--profile-if-there"]
     kept = {name: value for name, value in env.items() if name != "GPULOOM_SHARE"}  # the scheduler decides, not the job
-    return (*starter, *argv), {**kept, **sharing.environment}
+    return (*starter, "--", *argv), {**kept, **sharing.environment}

@@ -58,6 +58,9 @@ class NotStartedError(GpuloomError):
     "--max-hold", "max_hold_s", type=Duration(), metavar="TIME", help="Longest time a launch is held.  [default: 0.1]"
 )
 @click.option("--profile", metavar="NAME|FILE", help="Profile of its kernels: a stored one, or a file.")
+@click.option(
+    "--profile-if-there", is_flag=True, help="Run without the profile, with a warning, where it can't be read."
+)
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Log file of the shim.")
 @click.option("--name", metavar="NAME", help="Name in `share top`.")
 @click.option(
@@ -77,6 +80,7 @@ def run(
     rule: str | None,
     max_hold_s: float | None,
     profile: str | None,
+    profile_if_there: bool,
     log: Path | None,
     name: str | None,
     use_mps: bool | None,
@@ -103,7 +107,12 @@ def run(
     if profile is not None:
         from gpuloom.sharing.table import table_of, write_table
 
-        text = table_of(profile)
+        try:
+            text = table_of(profile)
+        except InputError as error:
+            if not profile_if_there:
+                raise
+            click.echo(f"gpuloom: without its kernel profile, kernels are learnt as they run: {error}", err=True)
     base = dict(os.environ)
     if gpu:
         base["CUDA_VISIBLE_DEVICES"] = gpu

@@ -11,6 +11,7 @@ from gpuloom.executors.node import Peer, RunSpec
 from gpuloom.executors.recognise import launcher_for, once_per_gpu
 from gpuloom.live.dispatch.ports import port_of
 from gpuloom.live.dispatch.slurm_env import slurm_variables
+from gpuloom.sharing.job_profile import job_profile
 
 
 def run_specs(
@@ -106,6 +107,7 @@ def _member(
         cpus=spec.cpus_beside(len(gpus)),
         memory_mib=spec.memory_beside(len(gpus)),
         sharing_class=spec.sharing_class,
+        kernel_profile=job_profile(spec.kernel_profile, spec.model, spec.workdir) if spec.sharing_class else "",
         resumes=resumes,
         peers=peers,
         rank=rank,

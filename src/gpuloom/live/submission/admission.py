@@ -12,6 +12,7 @@ from gpuloom.executors.environment import prepared
 from gpuloom.live.planning.eligible import broken
 from gpuloom.live.records.fleet import Needs, why_never
 from gpuloom.live.submission.spec import JobSpec
+from gpuloom.sharing.job_profile import check_job_profile
 
 MOST_NEEDS = 1000
 """Answers that are remembered."""
@@ -57,6 +58,7 @@ class Checks:
         self._elsewhere = bool(may_come or nodes) and all(node.source is not NodeSource.HERE for node in nodes)
         """No job runs on this machine: what its folders hold says nothing."""
         self._folders: set[str] = set()
+        self._profiles: set[tuple[str, str]] = set()
 
     def spec(self, spec: JobSpec, where: str) -> None:
         """Raises ImpossibleJobError or InputError, naming the submission, what can't be and what there is."""
@@ -93,6 +95,12 @@ class Checks:
             if not os.path.isdir(spec.workdir):
                 raise InputError(f"{where}: workdir {spec.workdir} is not a folder on this machine")
             self._folders.add(spec.workdir)
+        if spec.kernel_profile and (spec.kernel_profile, spec.workdir) not in self._profiles:
+            try:
+                check_job_profile(spec.kernel_profile, spec.workdir or os.path.expanduser("~"))
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from error
+            self._profiles.add((spec.kernel_profile, spec.workdir))
         if spec.venv or spec.conda or spec.container:
             try:
                 prepared(

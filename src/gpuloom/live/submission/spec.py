@@ -272,6 +272,14 @@ class JobSpec(BaseModel):
         description="It must answer in real time: this makes it class high, whatever task type and importance. A "
         "given class takes precedence.",
     )
+    kernel_profile: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="Profile of its kernels, for sharing its GPU: a file (with a slash, or ending in .kernels.jsonl), "
+        "relative to workdir, or the name of a stored or shipped one (`gpuloom share profiles ls`). Without it, one "
+        "of the name of its model counts, if there is one.",
+    )
     slurm_env: bool = Field(
         False,
         strict=True,
@@ -345,6 +353,13 @@ class JobSpec(BaseModel):
             _check_text(f"{key}={text}")
         return value
 
+    @field_validator("kernel_profile")
+    @classmethod
+    def _kernel_profile(cls, value: str | None) -> str | None:
+        if value is not None:
+            _check_text(value)
+        return value
+
     @field_validator("workdir")
     @classmethod
     def _workdir(cls, value: str) -> str:
@@ -368,6 +383,12 @@ class JobSpec(BaseModel):
             raise ValueError(wrong)
         if wrong := _not_elastic(self):
             raise ValueError(wrong)
+        if self.kernel_profile and not job_class(
+            self.share_class, self.task_type, self.importance, real_time=self.real_time
+        ):
+            raise ValueError(
+                "kernel_profile is of jobs that may share their GPU: give class or task_type as well, or leave it out"
+            )
         size = sum(map(len, self.command)) + sum(len(key) + len(text) for key, text in self.env.items())
         if size > MOST_BYTES:
             raise ValueError(

@@ -1,0 +1,106 @@
+"""Kernel profiles of jobs: what a spec may name, what is found, and what the node makes of it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_views import attempt, record
+from gpuloom.core.book import Book
+from gpuloom.core.errors import InputError
+from gpuloom.core.job import DeviceKind, Gpu, NodeRecord, NodeSource
+from gpuloom.live.dispatch.launch import run_specs
+from gpuloom.live.submission.admission import Admission
+from gpuloom.live.submission.spec import job_spec
+from gpuloom.sharing.job_profile import check_job_profile, here, job_profile
+from gpuloom.sharing.profiles import library_folder, save
+from gpuloom.sharing.shipped import shipped
+from gpuloom.sharing.start import Ability, under_the_shim
+
+GATED = Ability(True, True, "")
+NODE = NodeRecord("a", (Gpu(0, "G0", "V100"),), kind=DeviceKind.GPU)
+
+
+@pytest.fixture(autouse=True)
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library with one profile of the user's."""
+    monkeypatch.setenv("GPULOOM_HOME", str(tmp_path / "library"))
+    return save(replace(shipped("resnet50-train"), name="bert"), library_folder())
+
+
+def test_what_a_job_goes_by(library: Path) -> None:
+    assert job_profile("k/a.kernels.jsonl", None, "/w") == "/w/k/a.kernels.jsonl"
+    assert job_profile("a.kernels.jsonl", "bert", "/w") == "/w/a.kernels.jsonl"
+    assert job_profile("./trace.json", None, "/w") == "/w/./trace.json"
+    assert job_profile("/k/trace.json", None, "/w") == "/k/trace.json"
+    assert job_profile("bert", "resnet50", "/w") == str(library)
+    assert job_profile("resnet50", None, "/w") == "resnet50"
+    assert job_profile(None, "bert", "/w") == str(library)
+    assert job_profile(None, "resnet50-train", "") == "resnet50-train"
+    for model in (None, "vgg", "a/b", "../library/kernels/bert", "\0", "é" * 200):
+        assert job_profile(None, model, "/w") == ""
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("brt", "no kernel profile brt, and no file of that name; did you mean 'bert'?"),
+        ("a.kernels.jsonl", "kernel_profile a.kernels.jsonl: no such file in {work}; gpuloom share profile --output"),
+        ("/no/a.kernels.jsonl", "kernel_profile /no/a.kernels.jsonl: no such file; gpuloom"),
+        ("./bad.kernels.jsonl", "bad.kernels.jsonl"),
+        ("./", "no such file"),
+    ],
+)
+def test_what_is_refused_when_it_is_submitted(named: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.kernels.jsonl").write_text('{"format": "gpuloom-kernels"}\n')
+    book = Book()
+    book.nodes["a"] = replace(NODE, source=NodeSource.HERE)
+    spec = job_spec({"command": ["x"], "share_class": "high", "kernel_profile": named, "workdir": str(tmp_path)})
+    with pytest.raises(InputError) as caught:
+        Admission(book, lambda job: None).checks().spec(spec, "job 'x'")
+    assert str(caught.value).startswith("job 'x': ")
+    assert told.format(work=tmp_path) in str(caught.value)
+    # Where no job runs on this machine, what it has says nothing.
+    book.nodes["a"] = replace(NODE, source=NodeSource.JOINED)
+    Admission(book, lambda job: None).checks().spec(spec, "job 'x'")
+
+
+def test_what_is_taken(tmp_path: Path) -> None:
+    save(replace(shipped("resnet50"), name="own"), tmp_path)
+    for named in ("bert", "resnet50", "own.kernels.jsonl", str(tmp_path / "own.kernels.jsonl")):
+        check_job_profile(named, str(tmp_path))
+
+
+def run_of(**fields: Any) -> str:
+    """The profile in what is sent to the node."""
+    spec = job_spec({"command": ["x"], "workdir": "/w", **fields}).kept()
+    job = record(spec=spec)
+    (one,) = run_specs(job, attempt(allocation=(("a", (0,)),)), {"a": NODE}, resumes=False)
+    return one.kernel_profile
+
+
+def test_what_is_sent_to_the_node(library: Path) -> None:
+    assert run_of(share_class="high", kernel_profile="a.kernels.jsonl") == "/w/a.kernels.jsonl"
+    assert run_of(task_type="training", model="bert") == str(library)
+    assert run_of(task_type="training") == ""
+    assert run_of(model="bert") == ""  # shares no GPU
+    assert run_of(task_type="training", model="bert", container="image") == ""
+
+
+def test_a_node_that_does_not_see_the_file_has_its_own_of_that_name(library: Path) -> None:
+    def profile(found: str) -> list[str]:
+        argv, _ = under_the_shim(GATED, 7, "high", found, ["a"], {})
+        head = [sys.executable, "-I", "-m", "gpuloom", "share", "run", "--class", "high", "--name", "job 7"]
+        assert list(argv[: len(head)]) == head
+        return list(argv[len(head) :])
+
+    assert profile("/of/the/head/bert.kernels.jsonl") == ["--profile", str(library), "--profile-if-there", "--", "a"]
+    assert profile("resnet50") == ["--profile", "resnet50", "--profile-if-there", "--", "a"]
+    assert profile("") == ["--", "a"]
+    assert here("/of/the/head/vgg.kernels.jsonl") == "/of/the/head/vgg.kernels.jsonl"
+    assert here("/of/the/head/resnet50.kernels.jsonl") == "resnet50"
+    assert here(str(library)) == str(library)
