@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from gpuloom.training.sampler import ElasticSampler
@@ -18,7 +20,7 @@ def test_it_mixes_well() -> None:
         one.set_epoch(epoch)
         (order,) = one
         first[order[0]] += 1
-        together += sum(b == a + 1 for a, b in zip(order, order[1:], strict=False))
+        together += sum(b == a + 1 for a, b in pairwise(order))
     expected = epochs / samples
     # χ² of 39 degrees of freedom is above 90 in one of a million cases.
     assert sum((count - expected) ** 2 / expected for count in first) < 90
@@ -42,6 +44,8 @@ def test_its_processes_are_those_of_the_launcher(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("GPULOOM_MAX_REPLICAS", "3")
     with pytest.raises(ValueError, match="a batch of 5 samples can't be split among 6 processes"):
         ElasticSampler(40, 5)
+    with pytest.raises(ValueError, match="a dataset of 5 samples can't be split among 6 processes"):
+        ElasticSampler(5, 12)
     with pytest.raises(ValueError, match="rank 3 is none of 3 processes"):
         ElasticSampler(40, 8, replicas=3)
 

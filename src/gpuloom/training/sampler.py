@@ -1,4 +1,4 @@
-"""Which samples each process takes, when the number of processes changes in the middle of an epoch. Standard library only.
+"""Which samples each process takes, when the number of processes changes within an epoch. Standard library only.
 
     sampler = ElasticSampler(dataset, batch=64)                  # 64 in all processes together
     loader = DataLoader(dataset, batch_sampler=sampler)
@@ -8,9 +8,9 @@
             ...                                                  # backward, optimizer.step()
             sampler.advance()
 
-Every sample is seen exactly once per epoch at any sequence of sizes, as the state has a cursor of samples, not of steps:
-save `sampler.state_dict()` in the checkpoint of rank 0, and load it in every process. A step is the same samples at
-every size, split among those that are there, so that gradients averaged by samples are the same as well.
+Every sample is seen exactly once per epoch at any sequence of sizes, as the state has a cursor of samples, not of
+steps: save `sampler.state_dict()` in the checkpoint of rank 0, and load it in every process. A step is the same samples
+at every size, split among those that are there, so that gradients averaged by samples are the same as well.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def _most_processes(now: int) -> int:
 
 
 class _Order:
-    """A shuffled order that is looked up place by place, without a list: a job that goes on in the middle of an epoch of
-    a large dataset begins at once.
+    """A shuffled order that is looked up place by place, without a list: a job that goes on within an epoch of a large
+    dataset begins at once.
 
     A Feistel network permutes the numbers of an even number of bits; those beyond the samples are walked over.
     (J. Black, P. Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, method 2: cycle walking.)
