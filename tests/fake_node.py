@@ -17,7 +17,7 @@ from gpuloom.agent.sample import NodeRates, RunOnNode, Sample
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import Gpu
 from gpuloom.executors.logs import NoLogError
-from gpuloom.executors.node import Capabilities, RunFiles, RunSpec
+from gpuloom.executors.node import Capabilities, RunFiles, RunSpec, Weaving
 from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunPhase, RunStatus
 
 NOW_S = 1_700_000_000.0
@@ -37,7 +37,7 @@ class FakeMachine:
     Attributes:
         ran: runs whose command was begun, in order. were_prepared: runs that were. starts: how often each was asked
             for. specs: what was asked for. stops: reason and grace with which each was told to stop.
-        acknowledged: in order.
+        woven: what was said of who shares devices. acknowledged: in order.
     """
 
     name: str = "n0"
@@ -55,6 +55,7 @@ class FakeMachine:
     were_prepared: set[str] = field(default_factory=set)
     stops: dict[str, tuple[EndReason, float]] = field(default_factory=dict)
     limits: dict[str, float | None] = field(default_factory=dict)
+    woven: list[Weaving] = field(default_factory=list)
     acknowledged: list[str] = field(default_factory=list)
     logs: dict[str, bytes] = field(default_factory=dict)
     checkpoints: dict[str, float] = field(default_factory=dict)
@@ -286,6 +287,9 @@ class FakeNode:
 
     def thaw(self, run: str) -> None:
         self._ask("thaw", run, lambda: self.machine.thaw(run))
+
+    def weave(self, weaving: Weaving) -> None:
+        self._ask("weave", "", lambda: self.machine.woven.append(weaving))
 
     def acknowledge(self, run: str) -> None:
         self._ask("acknowledge", run, lambda: self.machine.acknowledge(run))

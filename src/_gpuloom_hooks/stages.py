@@ -176,5 +176,10 @@ def _begin_anew(owner: int = 0) -> None:
     _owner, _timeline = owner, Timeline()
 
 
+if os.environ.get("GPULOOM_DEVICES_DIR"):
+    from . import tokens
+
+    tokens.join(listeners)
+
 # A forked child is another process: a loader's worker, which never trains, or one that trains by itself.
 os.register_at_fork(after_in_child=_begin_anew)

@@ -24,7 +24,7 @@ from gpuloom.executors import procs
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.local_node import LocalNode
 from gpuloom.executors.logs import NoLogError
-from gpuloom.executors.node import NodePort, Peer, RunSpec
+from gpuloom.executors.node import NodePort, Peer, RunSpec, Weaving
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus
 from joined_node import JoinedTarget
 from pilot_node import PilotTarget
@@ -378,6 +378,49 @@ class TestOtherSchedulers:
         bench.node.acknowledge(RUN)
         bench.again()
         assert bench.known(RUN) is None
+
+
+SHOWS = """
+import json, os, struct, time
+page = os.path.join(os.environ["GPULOOM_DEVICES_DIR"], "page")
+said = None
+while True:
+    head = struct.unpack("=13I", open(page, "rb").read(52))
+    now = [head[2], list(head[5 : 5 + head[4]])]
+    if now != said:
+        said = now
+        print(json.dumps(now), flush=True)
+    time.sleep(0.02)
+"""
+
+
+class TestWeaving:
+    def test_jobs_are_told_who_shares_their_devices(self, bench: Bench) -> None:
+        def told(run: str) -> list[object]:
+            return [json.loads(line) for line in bench.log(run).splitlines()]
+
+        def weave(*members: int, on: bool) -> None:
+            bench.node.weave(Weaving(DeviceKind.CPU, (1, 2), members, on))
+
+        runs = [(RUN, (2, 1)), ("13.1-00", (1, 2)), ("14.1-00", (1,))]
+        for run, gpus in runs:
+            bench.start(run, *PYTHON, SHOWS, gpus=gpus)
+            until(lambda run=run: told(run) == [[0, []]], f"{run} finds its page")
+        weave(13, 12, on=True)
+        for run, _ in runs[:2]:
+            until(lambda run=run: told(run)[1:] == [[1, [13, 12]]], f"{run} knows of the other")
+        bench.again()  # another scheduler says the same, and nothing changes
+        weave(13, 12, on=True)
+        weave(12, on=False)
+        for run, _ in runs[:2]:
+            until(lambda run=run: told(run)[2:] == [[0, [12]]], f"{run} knows that it is alone")
+        assert told("14.1-00") == [[0, []]], "other devices"
+
+    def test_a_job_without_hooks_has_no_page(self, bench: Bench) -> None:
+        show = "import os; print(os.environ.get('GPULOOM_DEVICES_DIR'))"
+        bench.start(RUN, *PYTHON, show, hooks=False)
+        bench.end(RUN)
+        assert bench.log(RUN) == b"None\n"
 
 
 class TestFiles:

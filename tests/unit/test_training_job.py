@@ -19,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from gpuloom.training import job
+from gpuloom.training.inject import environment
 from tiers import slow
 from until import until
 
@@ -34,6 +35,7 @@ def _as_if_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(job, "_notice", job._Notice())
     monkeypatch.setattr(job, "_progress", job._Progress())
+    monkeypatch.setattr(job, "_stages", job._Stages())
     monkeypatch.setattr(job, "LOOK_EVERY_S", 0.0)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -447,7 +449,7 @@ def test_the_notice_may_come_in_any_of_its_programs(tmp_path: Path, nth: int, wh
 def test_the_programs_and_files_in_the_document_are_right(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
     text = (ROOT / "docs" / "howto" / "write-jobs.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    code, *_ = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
@@ -484,3 +486,36 @@ def test_the_example_tells_its_loss_every_fifty_steps(
 ) -> None:
     train.main(words(tmp_path / "a.npz", 0, 120))
     assert re.findall(r"^step (\d+): loss", capsys.readouterr().out, re.MULTILINE) == ["50", "100"]
+
+
+MARKED = """
+from gpuloom.training import job
+{before}
+for step in job.steps(3, save=lambda step: None):
+    with job.stage("storage"):
+        pass
+    with job.stage("gpu"):
+        with job.stage("network"):
+            pass
+    job.progress(step + 1, 3)
+"""
+LISTENS = """
+from _gpuloom_hooks import stages
+class Listener:
+    def begin(self, resource): print("+%d" % resource, end=" ")
+    def end(self, resource): print("-%d" % resource, end=" ")
+    def iteration(self): print("iteration", end=" ")
+stages.listeners.append(Listener())
+"""
+
+
+def test_marked_stages_reach_the_hooks(tmp_path: Path) -> None:
+    within = dict(environment(os.environ, tmp_path / "hooks"))
+    done = python(MARKED.format(before=LISTENS), **within)
+    assert done.stdout.split() == ["+0", "-0", "+2", "+3", "-3", "-2", "iteration"] * 3
+    counts = "stages.thread().iteration()"  # as the hooks of a framework do, at its own steps
+    done = python(MARKED.format(before=LISTENS + counts), **within)
+    assert done.stdout.split().count("iteration") == 1
+    assert python(MARKED.format(before="")).returncode == 0, "outside gpuloom it does no harm"
+    with pytest.raises(ValueError, match="must be one of storage, cpu, gpu, network"):
+        job.stage("disk")

@@ -21,7 +21,7 @@ from gpuloom.executors.known import Expected as Expected
 from gpuloom.executors.known import Wish
 from gpuloom.executors.known import expected_of as expected_of
 from gpuloom.executors.no_files import NoFiles
-from gpuloom.executors.node import Capabilities, NodePort, RunFiles, RunSpec
+from gpuloom.executors.node import Capabilities, NodePort, RunFiles, RunSpec, Weaving
 from gpuloom.executors.outbox import Outbox
 from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunStatus
 from gpuloom.executors.roster import Roster
@@ -308,6 +308,14 @@ class Gangs:
         if team is None:
             self._ask(run, "stand", lambda port: port.thaw(run))
         self._work()
+
+    def weave(self, node: str, weaving: Weaving) -> bool:
+        """As `NodePort.weave`; False: the node is not there. What it can't be told now it is told later."""
+        port = self._roster.nodes.get(node)
+        if port is not None:
+            self._outbox.tell(node, partial(port.weave, weaving))
+            self._work()
+        return port is not None
 
     def acknowledge(self, run: str) -> None:
         """The end of the attempt is written down: forget it and all its members."""

@@ -9,10 +9,11 @@ from pathlib import Path
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
 from gpuloom.core.faults import fault_text
+from gpuloom.executors.devices import SETTING, Devices, MappedPages
 from gpuloom.executors.link import CONNECT_S, REPLY_S
 from gpuloom.executors.local_files import LocalFiles
-from gpuloom.executors.node import Capabilities, RunFiles, RunSpec
-from gpuloom.executors.port import Cause, LiveExecutor, OnStatus, RunStatus, blamed, not_run
+from gpuloom.executors.node import Capabilities, RunFiles, RunSpec, Weaving
+from gpuloom.executors.port import Cause, ExecutorError, LiveExecutor, OnStatus, RunStatus, blamed, not_run
 from gpuloom.executors.prepare import Shared, alone, request_of
 
 
@@ -31,11 +32,14 @@ class LocalNode:
         *,
         files: RunFiles | None = None,
         shared: Shared = alone,
+        devices: Devices | None = None,
     ) -> None:
         """name: of the node, as records have it. runs: folder of the files of its runs. files: others than those in
-        it. shared: how a job is started that may share its GPU."""
+        it. shared: how a job is started that may share its GPU. devices: where jobs that share devices know of each
+        other, if not in pages beside these files."""
         self.name, self.executor, self.directory, self.shared = name, executor, runs, shared
         self.files: RunFiles = LocalFiles(runs) if files is None else files
+        self.devices: Devices = MappedPages(runs) if devices is None else devices
         self._unprepared: dict[str, RunStatus] = {}
         self._on_status: OnStatus | None = None
         self._lock = threading.Lock()
@@ -60,6 +64,8 @@ class LocalNode:
             return
         try:
             request = request_of(spec, self.directory, shared=self.shared)
+            if SETTING in request.env:
+                self.devices.make(spec.kind, spec.gpus)
         except InputError as error:
             self._not_started(spec.run, Cause.JOB, str(error))
         except OSError as error:  # a venv on a dead disk, say
@@ -97,6 +103,13 @@ class LocalNode:
     def thaw(self, run: str) -> None:
         """See `NodePort`."""
         self.executor.thaw(run)
+
+    def weave(self, weaving: Weaving) -> None:
+        """See `NodePort`."""
+        try:
+            self.devices.tell(weaving)
+        except OSError as error:
+            raise ExecutorError(fault_text("can't say which jobs share devices", error)) from None
 
     def acknowledge(self, run: str) -> None:
         """See `NodePort`."""

@@ -15,6 +15,7 @@ from typing import Protocol
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import DeviceKind
 from gpuloom.core.spec import DEFAULTS, Launcher
+from gpuloom.executors.devices import Weaving as Weaving
 from gpuloom.executors.port import Capabilities as Capabilities
 from gpuloom.executors.port import MemberStatus as MemberStatus
 from gpuloom.executors.port import OnStatus, RunExit, RunStatus
@@ -148,6 +149,11 @@ class NodePort(Protocol):
     def freeze(self, run: str) -> None: ...
 
     def thaw(self, run: str) -> None: ...
+
+    def weave(self, weaving: Weaving) -> None:
+        """Say to the jobs on these devices who is together from now on; none is restarted. What was said last holds
+        until something else is, whoever restarts. Raises ExecutorError: it could not be said; say it again."""
+        ...
 
     def acknowledge(self, run: str) -> None: ...
 

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpuloom.core.end_reason import EndReason
+from gpuloom.core.job import DeviceKind
+from gpuloom.executors.devices import Weaving
 from gpuloom.executors.port import Capabilities, OnStatus, RunExit, RunPhase, RunRequest, RunStatus
 
 
 def short(run: str) -> str:
     """Job and attempt, without what makes the name of a run unlike all others."""
     return run.partition("-")[0]
+
+
+class PaperDevices:
+    """Implements `Devices`. said: what was said last, by devices."""
+
+    def __init__(self) -> None:
+        self.said: dict[tuple[DeviceKind, tuple[int, ...]], Weaving] = {}
+
+    def make(self, kind: DeviceKind, gpus: Sequence[int]) -> None:
+        """See `Devices`: there is nothing to make."""
+
+    def tell(self, weaving: Weaving) -> None:
+        """See `Devices`."""
+        self.said[weaving.kind, weaving.gpus] = weaving
 
 
 class PaperExecutor:

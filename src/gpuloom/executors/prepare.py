@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.run_name import run_name_of
+from gpuloom.executors.devices import SETTING, devices_folder
 from gpuloom.executors.environment import prepared
 from gpuloom.executors.launchers import DIRECT, is_direct, launched, ports_here, started, told
 from gpuloom.executors.local_files import run_directory
@@ -52,6 +53,12 @@ def request_of(spec: RunSpec, runs: Path, *, shared: Shared = alone) -> RunReque
     cwd = spec.workdir or env.get("HOME") or "/"
     command, hooks = _hooked(spec, launched(spec, env), env, directory)
     env |= hooks
+    devices = (
+        str(devices_folder(runs, spec.kind, spec.gpus)) if spec.gpus and hooks[inject.SETTING] != inject.OFF else ""
+    )
+    env.pop(SETTING, None)  # of a job inside which this one was submitted
+    if devices:
+        env[SETTING] = devices
     argv, env = prepared(
         command,
         env,
@@ -64,7 +71,11 @@ def request_of(spec: RunSpec, runs: Path, *, shared: Shared = alone) -> RunReque
         kind=spec.kind,
         run=spec.run,
         directory=directory,
-        mounts=(*((DIRECT,) if is_direct(spec) else ()), *((str(inject.PACKAGE),) if spec.hooks else ())),
+        mounts=[
+            *((DIRECT,) if is_direct(spec) else ()),
+            *((str(inject.PACKAGE),) if spec.hooks else ()),
+            *((devices,) if devices else ()),
+        ],
         host_network=len(spec.peers) > 1,
     )
     if is_direct(spec) and not spec.container:

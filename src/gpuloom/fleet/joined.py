@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.gang_ends import BEGINNING, unseen_end
 from gpuloom.executors.logs import NoLogError
-from gpuloom.executors.node import Capabilities, RunFiles, RunSpec
+from gpuloom.executors.node import Capabilities, RunFiles, RunSpec, Weaving
 from gpuloom.executors.port import OnStatus, RunExit, RunPhase, RunStatus
 from gpuloom.executors.roster import rebooted
 from gpuloom.fleet.channel import ANSWER_S, AnswerError, Channel
@@ -30,6 +30,7 @@ from gpuloom.fleet.messages import (
     Start,
     Stop,
     Thaw,
+    Weave,
     data_of,
 )
 from gpuloom.fleet.questions import CHUNK
@@ -59,6 +60,8 @@ class JoinedNode:
         self._lock = threading.Lock()
         self._telling = threading.Lock()
         self._runs: dict[str, _Run] = {}
+        self._woven: dict[tuple[str, tuple[int, ...]], Weave] = {}
+        """By devices, what was said last of who shares them."""
         self._acknowledged: OrderedDict[str, None] = OrderedDict()
         self._on_status: OnStatus | None = None
         self._early: list[RunStatus] = []
@@ -110,6 +113,12 @@ class JoinedNode:
     def thaw(self, run: str) -> None:
         """See `NodePort`."""
         self._command("freeze", run, Thaw(run))
+
+    def weave(self, weaving: Weaving) -> None:
+        """See `NodePort`."""
+        with self._lock:
+            said = self._woven[weaving.kind, weaving.gpus] = Weave(weaving)
+        self._say(said)
 
     def acknowledge(self, run: str) -> None:
         """See `NodePort`."""
@@ -193,6 +202,7 @@ class JoinedNode:
                 if (name in there and there[name].exit is None) or run.spec is not None
                 for command in run.wanted.values()
             ]
+            wanted += self._woven.values()
             gone = [
                 run.last
                 for name, run in self._runs.items()

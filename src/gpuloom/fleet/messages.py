@@ -17,7 +17,7 @@ from typing import Any, TypeVar, Union
 from gpuloom.agent.sample import Sample
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import Gpu, NodeRecord
-from gpuloom.executors.node import Capabilities, RunSpec
+from gpuloom.executors.node import Capabilities, RunSpec, Weaving
 from gpuloom.executors.port import RunStatus
 from gpuloom.fleet.codec import CodecError, of_plain, plain
 
@@ -182,6 +182,11 @@ class Thaw:
 
 
 @dataclass(frozen=True, slots=True)
+class Weave:
+    weaving: Weaving
+
+
+@dataclass(frozen=True, slots=True)
 class Acknowledge:
     run: str
 
@@ -199,13 +204,13 @@ class Leave:
 
 
 NodeSays = Union[Joined, Status, Sampled, Gpus, Flagged, Health, Leaving, Left]  # noqa: UP007 - one type, used as one
-HeadSays = Union[Start, Go, Stop, Limit, Freeze, Thaw, Acknowledge, Clear, Leave]  # noqa: UP007
+HeadSays = Union[Start, Go, Stop, Limit, Freeze, Thaw, Weave, Acknowledge, Clear, Leave]  # noqa: UP007
 
 _OF_NODE: Mapping[str, type[NodeSays]] = {
     kind.__name__.lower(): kind for kind in (Joined, Status, Sampled, Gpus, Flagged, Health, Leaving, Left)
 }
 _OF_HEAD: Mapping[str, type[HeadSays]] = {
-    kind.__name__.lower(): kind for kind in (Start, Go, Stop, Limit, Freeze, Thaw, Acknowledge, Clear, Leave)
+    kind.__name__.lower(): kind for kind in (Start, Go, Stop, Limit, Freeze, Thaw, Weave, Acknowledge, Clear, Leave)
 }
 M = TypeVar("M")
 

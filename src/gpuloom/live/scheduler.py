@@ -37,6 +37,7 @@ from gpuloom.live.dispatch.intake import Intake
 from gpuloom.live.dispatch.last_words import LastWords, Where, Words
 from gpuloom.live.dispatch.meeting import Meeting
 from gpuloom.live.dispatch.recovery import take_up
+from gpuloom.live.dispatch.turns import Turns
 from gpuloom.live.figures.sampler import Sampler
 from gpuloom.live.forecasts.left import Left, left_of
 from gpuloom.live.planning.asking import PolicyFailure
@@ -162,6 +163,7 @@ class Scheduler:
             rate_of=self.work.rate_of,
             events=store.events(types=("group.changed",), limit=TOLD_GROUPS, newest=True),
         )
+        self.turns = Turns(self.book, self.groups, gangs, lambda: self.planning.policy.weaves)
         self.sampler = Sampler(self.ledger, self.planning.scene, sights)
         self._early: dict[str, RunStatus] = {}
         """News that came before it was known what runs."""
@@ -365,6 +367,8 @@ class Scheduler:
             if not self.meeting.unmet and (news := self.groups.news()):
                 self.ledger.write(news)
                 self.groups.written()
+            if not self.meeting.unmet:
+                self.turns.tell()
             if self.ledger.writes > writes:
                 self._trouble("store", "")
             problem = self.meeting.unmet or self.dispatch.problem or self.dispatch.starts.problem
@@ -440,6 +444,7 @@ class Scheduler:
 
     def _met_node(self, name: str) -> None:
         """A node has come that records know, after the scheduler began: its runs are taken up."""
+        self.turns.forget(name)
         there = [one for one in self.book.attempts.values() if name in one.nodes]
         self._take_up({status.run: status for status in self.gangs.heard([one.run for one in there])}, there)
 

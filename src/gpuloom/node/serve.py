@@ -43,6 +43,7 @@ from gpuloom.fleet.messages import (
     Status,
     Stop,
     Thaw,
+    Weave,
     data_of,
     of_head,
 )
@@ -213,6 +214,8 @@ class Served:
             node.freeze(said.run)
         elif isinstance(said, Thaw):
             node.thaw(said.run)
+        elif isinstance(said, Weave):
+            node.weave(said.weaving)
         elif isinstance(said, Acknowledge):
             with self._lock:
                 self._last.pop(said.run, None)

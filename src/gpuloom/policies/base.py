@@ -93,6 +93,8 @@ class Capabilities:
     """Jobs on one GPU may need more memory together than it has: what is too much lies in the host's."""
     uses_stages: bool = False
     """Decides by the stage times of jobs, or has jobs slow each other down by them."""
+    weaves: bool = False
+    """Jobs that share GPUs take turns on each resource, stage by stage."""
     preempts_at_intervals: bool = False
     """Running jobs are stopped for others at scheduling intervals only (`Snapshot.may_preempt`)."""
     rewarded: bool = False

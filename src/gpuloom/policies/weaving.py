@@ -97,6 +97,7 @@ class Weaving(Policy):
     parameters: ClassVar[tuple[Parameter, ...]] = WEAVING
     max_jobs_per_gpu = MAX_GROUP
     uses_stages = True
+    weaves = True
     preempts_at_intervals = True
 
     _model: tuple[Workload, GroupTimes] | None = None

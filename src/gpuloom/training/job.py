@@ -9,7 +9,8 @@
 
 When gpuloom wants the GPUs for other jobs it gives notice (SIGTERM, and a file); the script saves and exits with code
 85, which means "preempted, my work is saved". `steps` does that by itself; `should_stop` and `exit_preempted` are for
-loops of one's own. docs/howto/write-jobs.md tells the same for shell scripts and other languages.
+loops of one's own. A script without a framework marks its stages (`stage`). docs/howto/write-jobs.md tells the same for
+shell scripts and other languages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
+    from types import FrameType, TracebackType
     from typing import IO, Any, NoReturn
 
 EXIT_PREEMPTED = 85
@@ -171,6 +172,7 @@ class _Progress:
             self.began_s, self.first_step = time.time(), step
 
     def report(self, step: float, steps: float | None, metrics: dict[str, object]) -> None:
+        _stages.stepped(step)
         self.step = step
         self.begin(step)
         self.at_s = time.time()
@@ -247,6 +249,73 @@ def progress(step: float, steps: float | None = None, **metrics: object) -> None
     May be called at every step: written at most once a second. Nothing happens outside gpuloom, or in later ranks.
     """
     _progress.report(step, steps, metrics)
+
+
+# -- stages ------------------------------------------------------------------------------------------------------
+
+RESOURCES = ("storage", "cpu", "gpu", "network")
+"""What a stage may need."""
+
+
+class _Stages:
+    """What a script says of its stages, handed on to gpuloom's hooks where they are in this Python."""
+
+    def __init__(self) -> None:
+        self.hooks: Any = None
+        self.marked = False
+        self.step: float | None = None
+        self.counted = 0
+
+    def timeline(self) -> Any:
+        """Of this thread; None: there are no hooks, or it is not the thread that trains."""
+        if self.hooks is None:
+            self.hooks = False
+            if "_gpuloom_hooks" in sys.modules:
+                from importlib import import_module
+
+                self.hooks = import_module("_gpuloom_hooks.stages")
+        return self.hooks.thread() if self.hooks else None
+
+    def stepped(self, step: float) -> None:
+        """So many steps are done: an iteration has been made for each."""
+        before, self.step = self.step, step
+        if self.marked and before is not None and step > before:
+            timeline = self.timeline()
+            if timeline is not None and timeline.iterations == self.counted:  # else hooks of a framework count them
+                count = max(int(step - before), 1)
+                self.counted += count
+                timeline.iteration(count)
+
+
+_stages = _Stages()
+
+
+class stage:  # noqa: N801 - used as a function is
+    """`with job.stage("cpu"): …`: what happens here needs mainly this resource: storage, cpu, gpu or network.
+
+    gpuloom learns from it how long the script's stages take, and lets scripts that share devices take turns: the block
+    may wait for its turn. Costs about a microsecond; outside gpuloom nothing happens. An iteration ends at `progress`.
+
+    Raises:
+        ValueError: there is no such resource.
+    """
+
+    def __init__(self, resource: str) -> None:
+        if resource not in RESOURCES:
+            raise ValueError(f"stage {resource!r}: must be one of {', '.join(RESOURCES)}")
+        self._resource = RESOURCES.index(resource)
+
+    def __enter__(self) -> None:
+        _stages.marked = True
+        self._timeline = _stages.timeline()
+        if self._timeline is not None:
+            self._timeline.begin(self._resource, self._resource, self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timeline is not None:
+            self._timeline.end_of(self)
 
 
 def saved(step: float) -> None:

@@ -72,6 +72,8 @@ class Groups:
             self._told = {one for one in self._told if one.isdisjoint(event.data["was"])}
             if event.data["members"]:
                 self._told.add(frozenset(event.data["members"]))
+        self.changes = 0
+        """How often the groups have changed."""
         self._slots: dict[int, tuple[Slot, ...]] = {}
         self._on: dict[Slot, set[int]] = {}
         self._since_s: dict[frozenset[int], float] = {}
@@ -154,6 +156,7 @@ class Groups:
             for members in self._since_s
             if members not in now and (members & involved or not all(self._shares(job) for job in members))
         ]
+        self.changes += bool(gone or now - self._since_s.keys())
         for members in gone:
             del self._since_s[members]
             self._facts.pop(members, None)

@@ -16,7 +16,7 @@ from gpuloom.core.book import node_data
 from gpuloom.core.job import ENDED, Gpu, GpuState, Job, NodeRecord, NodeSource, Phase
 from gpuloom.executors.gangs import Gangs
 from gpuloom.executors.local_node import LocalNode
-from gpuloom.executors.paper import PaperExecutor
+from gpuloom.executors.paper import PaperDevices, PaperExecutor
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.facade import LiveService
 from gpuloom.live.scheduler import MEET_S, Scheduler
@@ -35,7 +35,7 @@ class Rehearsal:
 
     def __init__(self, policy: str, *, models: Sequence[str] = FLEET, interval_s: float = 60.0) -> None:
         self.now_s = 1_000_000.0
-        self.executor, self.store = PaperExecutor(), MemoryStore()
+        self.executor, self.devices, self.store = PaperExecutor(), PaperDevices(), MemoryStore()
         gpus = tuple(Gpu(index, f"gpu-{index}", model, 16_000) for index, model in enumerate(models))
         self.node = NodeRecord("here", gpus)
         self.sights: Sights
@@ -73,7 +73,7 @@ class Rehearsal:
 
     def gangs(self, node: NodeRecord) -> Gangs:
         """The nodes of a scheduler that begins. node: this machine's."""
-        return Gangs([LocalNode(node.name, self.executor, NOWHERE)])
+        return Gangs([LocalNode(node.name, self.executor, NOWHERE, devices=self.devices)])
 
     def restart(self, *, orderly: bool) -> None:
         """The scheduler ends, in order or by kill -9, and another one takes over what is on disk."""
