@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpuloom.core.spec import Spec
+from gpuloom.core.usage import RunUsage
 from gpuloom.live.dispatch.last_words import Words
 from gpuloom.live.planning.roster import alike
 from gpuloom.live.trial.rehearsal import Rehearsal
@@ -35,6 +36,12 @@ class Learning:
         told = {"step": 1 + 100 * it_per_s, "first_step": 1, "first_s": 1.0, "at_s": 101.0} if it_per_s else {}
         live.scheduler.intake.words[run] = Words(told)
         live.end(f"{job}.1")
+
+    def reports(self, job: int, it_per_s: float, *, over_s: float) -> None:
+        """What the monitor saw of a job that runs."""
+        told = {"step": 1 + over_s * it_per_s, "first_step": 1, "first_s": 1.0, "at_s": 1.0 + over_s}
+        run = self.live.scheduler.book.attempts[job].run
+        self.live.scheduler.intake.sampled("here", {run: RunUsage(run, progress=told)}, [], [])
 
     @property
     def state(self) -> RlStateView:
@@ -72,6 +79,64 @@ def test_jobs_that_overlap_are_learnt_from_as_they_end() -> None:
     assert told.state["updates"] == 1
     told.run(8.0)
     assert told.value("1x2") == pytest.approx(0.4 + 0.2 * (1.0 + 0.1 * 0.4 - 0.4))
+
+
+def test_a_job_that_runs_is_rewarded_once_at_the_first_scheduling_point_at_which_it_was_measured() -> None:
+    """The update by hand, of jobs that go on running: cost 0.25."""
+    told = Learning()
+    live = told.live
+    (first,) = live.submit({"gpus": 1, "name": "train", "estimate": "1h"})
+    told.reports(first, 10.0, over_s=30.0)
+    (second,) = live.submit({"gpus": 1, "name": "train", "estimate": "1h"})
+    assert told.state["updates"] == 0, "30 s are less than `measure`"
+    told.reports(first, 10.0, over_s=90.0)
+    assert told.state["updates"] == 0, "a report is no scheduling point"
+    (third,) = live.submit({"gpus": 1, "name": "train", "estimate": "1h"})
+    assert told.value("1x1") == pytest.approx(0.2 * 4.0), "R = (10 / 10) / 0.25, and the second's value was 0"
+    assert (told.state["updates"], told.state["rewarded"], told.state["mean_reward"]) == (1, 1, 4.0)
+    # What it reports later, and as it ends, is not counted again, nor the second, which told nothing.
+    told.reports(first, 20.0, over_s=200.0)
+    told.end(first, 20.0)
+    told.end(second, None)
+    assert (told.state["updates"], told.value("1x1")) == (1, pytest.approx(0.8))
+    # The third is measured half as fast as its best, and nobody was decided on since: it is learnt from once it is
+    # known what the next job's state is worth.
+    told.reports(third, 5.0, over_s=90.0)
+    live.submit({"gpus": 1, "name": "train", "estimate": "1h"})
+    assert (told.state["rewarded"], told.state["updates"]) == (2, 1)
+    live.submit({"gpus": 1, "name": "train", "estimate": "1h"})
+    assert told.state["updates"] == 2
+    assert told.value("1x1") == pytest.approx(0.8 + 0.2 * (0.5 * 4.0 + 0.1 * 0.8 - 0.8))
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_a_job_that_was_rewarded_while_it_ran_is_not_rewarded_again_after_a_restart(orderly: bool) -> None:
+    told = Learning()
+    live = told.live
+    (first,) = live.submit({"gpus": 1, "name": "train", "estimate": "1h"})
+    told.reports(first, 10.0, over_s=90.0)
+    live.submit({"gpus": 1, "name": "train", "estimate": "1h"})
+    if not orderly:
+        live.scheduler._save_memory(force=True)
+    live.restart(orderly=orderly)
+    told.reports(first, 10.0, over_s=190.0)
+    live.submit({"gpus": 1, "name": "train", "estimate": "1h"})
+    told.end(first, 10.0)
+    assert (told.state["updates"], told.state["rewarded"]) == (1, 1)
+    assert told.value("1x1") == pytest.approx(0.2 * 4.0)
+
+
+def test_one_that_was_started_anew_is_not_measured_by_what_it_reported_before() -> None:
+    told = Learning()
+    live = told.live
+    (first,) = live.submit({"gpus": 1, "name": "train", "estimate": "1h", "retries": 1})
+    told.reports(first, 10.0, over_s=90.0)
+    live.end(f"{first}.1", 1)
+    live.later(60.0)
+    assert live.scheduler.book.attempts[first].number == 2
+    live.submit({"gpus": 1, "name": "train", "estimate": "1h"})
+    live.submit({"gpus": 1, "name": "train", "estimate": "1h"})
+    assert told.state["rewarded"] == 0
 
 
 def test_other_jobs_are_no_measure() -> None:

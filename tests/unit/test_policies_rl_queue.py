@@ -21,6 +21,7 @@ from gpuloom.learning.ratios import fingerprint
 from gpuloom.placement.even import WAIT
 from gpuloom.policies import rl as module
 from gpuloom.policies.rl import Memory, Rl
+from gpuloom.policies.rl_learner import Learner
 from gpuloom.sim import Failure, simulate
 from scaling import scaling_of
 from test_policies_rl import SCALES, SUFFERS, Watched, elastic
@@ -141,13 +142,13 @@ class TestWhatIsLearnt:
 
     def test_waiting_is_never_learnt_with_a_placements_reward(self, monkeypatch: pytest.MonkeyPatch) -> None:
         learnt: list[tuple[int, float]] = []
-        before = module._Placer._learn
+        before = Learner.learn
 
         def learn(self: Any, job: int, choice: int, reward: float) -> None:
             learnt.append((choice, reward))
             before(self, job, choice, reward)
 
-        monkeypatch.setattr(module._Placer, "_learn", learn)
+        monkeypatch.setattr(Learner, "learn", learn)
         for seed in range(12):
             rng = np.random.default_rng(seed)
             rows = [(20.0 * job, float(rng.uniform(100, 5000)), int(rng.choice([1, 2, 4]))) for job in range(100)]

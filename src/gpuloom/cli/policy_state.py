@@ -189,6 +189,11 @@ def _rl(state: RlStateView) -> None:
         f"mode {plain(state['mode'])}, epsilon {state['epsilon']:.3f} after {plural(state['handled'], 'job')}; groups "
         f"are formed anew in {plural(state['regroups_in'], 'job')}"
     )
+    if state["rewarded"]:
+        click.echo(
+            f"{plural(state['rewarded'], 'placement')} rewarded; mean reward of the last "
+            f"ones {state['mean_reward']:.3f}"
+        )
     for group in state["groups"]:
         ratio = "unknown" if group["ratio"] is None else f"{group['ratio']:.3g}"
         best = [

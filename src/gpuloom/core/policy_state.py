@@ -180,7 +180,8 @@ class RlGroup:
 class RlState:
     """epsilon: chance that the next choice is exploratory. handled: jobs placed so far; submitted: recorded. updates:
     of the table so far. mean_change: |ΔQ| of an update, the mean over about the last fifty: the table has settled when
-    it is near 0. mean_value: of max_a' Q(s', a'). regroups_in: so many more jobs until the groups are formed anew."""
+    it is near 0. mean_value: of max_a' Q(s', a'). rewarded: placements that had their reward; mean_reward: of about the
+    last fifty. regroups_in: so many more jobs until the groups are formed anew."""
 
     mode: str
     groups: tuple[RlGroup, ...]
@@ -192,6 +193,8 @@ class RlState:
     updates: int
     mean_change: float
     mean_value: float
+    rewarded: int
+    mean_reward: float
     regroups_in: int
     kind: StateKind = StateKind.RL
 

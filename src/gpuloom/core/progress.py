@@ -41,6 +41,12 @@ LEAST_ITERATIONS, LEAST_S = 2, 0.5
 """Fewer iterations, or a shorter time, measure no speed."""
 
 
+def measured_s(told: Mapping[str, object]) -> float:
+    """Seconds over which `it_per_s` is measured: from the first step to the last report; 0 if that is not told."""
+    since, at = told.get("first_s"), told.get("at_s")
+    return max(float(at - since), 0.0) if _number(since) and _number(at) else 0.0  # type: ignore[operator]
+
+
 def it_per_s(told: Mapping[str, object]) -> float | None:
     """Iterations per second since the first step, as a job's last report tells them; None: it doesn't."""
     step, first, since, at = (told.get(name) for name in ("step", "first_step", "first_s", "at_s"))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,15 +30,23 @@ class Sizing(Enum):
     """Share out what is left: things have happened since sizes were looked at."""
 
 
+class Speed(NamedTuple):
+    """Iterations per second of a job on the GPUs that it has, as it reported them, measured over so many seconds."""
+
+    it_per_s: float
+    over_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What jobs reported of their speed, where they really run.
 
     it_per_s: iterations per second by job that has ended, on the GPUs that it had; who reported none is not in it.
-    alike: a name that all runs of one job share.
+    running: of jobs that run. alike: a name that all runs of one job share.
     """
 
     it_per_s: Mapping[int, float]
+    running: Mapping[int, Speed]
     alike: Callable[[int], str]
 
 

@@ -24,8 +24,9 @@ from gpuloom.core.job import (
     condition_of,
     gpus_in,
 )
-from gpuloom.core.progress import it_per_s
+from gpuloom.core.progress import it_per_s, measured_s
 from gpuloom.core.run_name import run_name_of
+from gpuloom.core.snapshot import Speed
 from gpuloom.executors.node import FilesOf
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
@@ -274,6 +275,7 @@ class Intake:
     ) -> None:
         """The monitor of a node has looked. Raises StoreError: it can't be written down."""
         for run, usage in runs.items():
+            self._goes(run, usage.progress)
             fraction = usage.progress.get("fraction")
             if isinstance(fraction, float) and (attempt := self.attempt_of(run)) is not None:
                 first, at = usage.progress.get("first_s"), usage.progress.get("at_s")
@@ -300,12 +302,21 @@ class Intake:
         self._seen_gpus.clear()
         self._seen_flags.clear()
 
+    def _goes(self, run: str, told: Mapping[str, object]) -> None:
+        """How fast a run is says most where it has its GPUs for itself."""
+        attempt = self.attempt_of(run)
+        if attempt is None or not attempt.gpu_model or not self.work.was_alone(attempt.job):
+            return
+        if (speed := it_per_s(told)) is not None:
+            self.planning.goes(attempt.job, Speed(speed, measured_s(told)))
+
     def _left(self, before: Job, attempt: Attempt, how: RunExit, speed: float | None, now: float) -> None:
         """An attempt has ended, and it is written down. speed: iterations per second that it reported."""
         job = self.book.jobs[before.id]
         attempted_s = self.work.of(job.id, now)
         self.work.end(job.id)
         self.words.pop(attempt.run, None)
+        self.planning.attempt_left(job.id)
         starts = self.dispatch.starts
         if kept_from_starting(how):
             everywhere = how.cause is Cause.EXECUTOR

@@ -20,6 +20,7 @@ from gpuloom.core.book import Book
 from gpuloom.core.decision import Reason
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.job import ENDED, Allocation, Job
+from gpuloom.core.snapshot import Speed
 from gpuloom.engine.clockwork import Clockwork, overrun_s
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.candidates import Candidates
@@ -192,6 +193,16 @@ class Planning:
         """A waiting job asks for something else than before: to the policy it is a new one."""
         self.claims.take_back(job)
         self.worlds.met.discard(job)
+
+    def goes(self, job: int, speed: Speed) -> None:
+        """A job that runs has reported its speed on the GPUs that it has."""
+        self.worlds.going[job] = speed
+        if self.world is not None:
+            self.world.goes(job, speed)
+
+    def attempt_left(self, job: int) -> None:
+        """An attempt has ended: what it reported is not of the next one."""
+        self.worlds.going.pop(job, None)
 
     def job_left(self, job: Job, allocation: Allocation, it_per_s: float | None = None) -> None:
         """A running job has ended for good: its GPUs are free. it_per_s: what it reported of its speed on them."""

@@ -18,7 +18,7 @@ import numpy as np
 from gpuloom.core.commands import Command
 from gpuloom.core.job import ENDED, Allocation, Job, Phase
 from gpuloom.core.profile import Profiles
-from gpuloom.core.snapshot import Measured
+from gpuloom.core.snapshot import Measured, Speed
 from gpuloom.core.state import State
 from gpuloom.core.workload import I4
 from gpuloom.engine.engine import Engine
@@ -110,11 +110,13 @@ class World:
         overhead_s: float,
         now_s: float,
         measured: Mapping[int, float] = MappingProxyType({}),
+        going: Mapping[int, Speed] = MappingProxyType({}),
     ) -> None:
         """eligible: those that wait; met: those that the policy knows. fixed: of `placed`, those that
         stay as they are. left: jobs (of `jobs`) that have ended since the world before this one: the policy has not
         been told yet, and learns from ends. rank: jobs that are to go first, the more the higher (0 where not named):
-        they count as submitted long before. measured: of `left`, iterations per second of those that reported them."""
+        they count as submitted long before. measured: of `left`, iterations per second of those that reported them.
+        going: the same of `placed`."""
         ordered = sorted(jobs, key=lambda job: (-rank.get(job.id, 0), job.submitted_s, job.id))
         columns = roster.columns(ordered)
         self.fleet, self.policy = fleet, policy
@@ -161,7 +163,8 @@ class World:
         self.engine = Engine(self.state, policy, progress, self.collector, memory=value)
         self.engine.snapshot.fixed = frozenset(self.row_of[job] for job in fixed)
         self._measured = {self.row_of[number]: speed for number, speed in measured.items() if number in self.row_of}
-        self.engine.snapshot.measured = Measured(self._measured, lambda row: alike(ordered[row]))
+        self._going = {self.row_of[number]: speed for number, speed in going.items() if number in self.row_of}
+        self.engine.snapshot.measured = Measured(self._measured, self._going, lambda row: alike(ordered[row]))
         if not settled:
             with Asking(Call.SHARING, policy):
                 self.engine.settle(now_s)
@@ -170,6 +173,11 @@ class World:
         with Asking(Call.SHARING, policy):
             self.engine.take_in(now_s, finished=sorted(self.row_of[job] for job in ended), arrived=sorted(news))
         self.collector.take()
+
+    def goes(self, job: int, speed: Speed) -> None:
+        """A job that runs has reported this."""
+        if (row := self.row_of.get(job)) is not None:
+            self._going[row] = speed
 
     def measured(self, job: int, it_per_s: float) -> None:
         """A job that runs has ended, and had reported so many iterations per second."""

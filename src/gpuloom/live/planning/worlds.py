@@ -11,6 +11,7 @@ from dataclasses import replace
 from gpuloom.core.decision import Reason
 from gpuloom.core.job import ENDED, Allocation, Job
 from gpuloom.core.profile import Profiles
+from gpuloom.core.snapshot import Speed
 from gpuloom.facts.profiles import load_profiles
 from gpuloom.live.planning.asking import Asking, Call, PolicyFailure
 from gpuloom.live.planning.estimates import NOW_S, left_s, stands_s
@@ -30,7 +31,7 @@ class Worlds:
         now: the world that goes on incrementally; None: things have changed that it could not take in.
         kept: the policy's memory while there is none. met: jobs that the policy has been told of.
         left: jobs that ended while there was no world to tell of it, and the GPUs that they had.
-        measured: of these, iterations per second of those that reported them.
+        measured: of these, iterations per second of those that reported them. going: the same of jobs that run.
         told, silent: jobs that ended with and without such a report, since the scheduler began.
         overhead_s: what a start costs, as long as no run has said.
     """
@@ -42,6 +43,7 @@ class Worlds:
         self.met: set[int] = set()
         self.left: dict[int, tuple[Job, Allocation]] = {}
         self.measured: dict[int, float] = {}
+        self.going: dict[int, Speed] = {}
         self.silent = self.told = 0
         self.profiles: Profiles = load_profiles()
         self._roster = Roster(scene.estimates, scene.speeds)
@@ -73,6 +75,7 @@ class Worlds:
         twin.scene, twin._overhead_s, twin.profiles = scene, self._overhead_s, self.profiles
         twin.now, twin.kept, twin.met, twin.left = None, Memory(), set(self.met), {}
         twin.measured, twin.told, twin.silent = {}, self.told, self.silent
+        twin.going = dict(self.going)
         twin._roster = self._roster.copy(scene.estimates, scene.speeds)
         with suppress(PolicyFailure), Asking(Call.WRITE_MEMORY, self.scene.policy):
             twin.kept = deepcopy(self.memory())
@@ -142,6 +145,7 @@ class Worlds:
             overhead_s=self.overhead_s,
             now_s=now_s,
             measured={n: self.measured[n] for n in ended if n in self.measured},
+            going={n: self.going[n] for n in placements if n in self.going},
         )
         if aside is not None:
             return world, {}

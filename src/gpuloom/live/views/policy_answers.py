@@ -171,6 +171,8 @@ class RlStateView(TypedDict):
     updates: Annotated[int, "Of the table."]
     mean_change: Annotated[float, "|ΔQ| of an update, the mean over about the last 50: near 0 when it has settled."]
     mean_value: float
+    rewarded: Annotated[int, "Placements that had their reward: measured while the job ran, or at its end."]
+    mean_reward: Annotated[float, "Process over cost, the mean over about the last 50."]
     regroups_in: Annotated[int, "So many more jobs until the groups are formed anew."]
 
 
