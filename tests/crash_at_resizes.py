@@ -1,8 +1,9 @@
 """As crash_at_writes.py, for an elastic job: the scheduler is killed at every step of every write of its resizes.
 
-The job runs on 4 slots, makes room for another one, and grows again. Another scheduler takes up what is left and lets
-it end; then: no attempt ran beside another, none had fewer replicas than the least or more than the slots, no step that
-was saved was done again, and what its records say of replicas is what its processes saw.
+The job runs on 4 slots, a process each, makes room for another one, and grows again; then a process of it is killed,
+and it goes on. Another scheduler takes up what is left and lets it end; then: no attempt ran beside another, none had
+fewer replicas than the least or more than the slots, no step that was saved was done again, and what its records say of
+replicas is what its processes saw.
 
     python tests/crash_at_resizes.py FOLDER FIRST STEP      one JSON object a line, until a run gets through unharmed
 """
@@ -28,7 +29,8 @@ LEAST, SLOTS = 2, 4
 TRAIN = """
 import fcntl, os, signal, sys, time
 at = os.path.dirname(os.path.abspath(__file__))
-lock = open(at + "/lock", "a")
+rank, attempt = os.environ["RANK"], os.environ["GPULOOM_ATTEMPT"]
+lock = open(at + "/lock" + rank, "a")
 def told(text):
     with open(at + "/told", "a") as file:
         file.write(text + chr(10))
@@ -36,9 +38,17 @@ try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except OSError:
     told("doubled 0 0")
+if rank != "0":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(85))
+    with open(at + f"/{attempt}.{rank}.new", "w") as file:
+        file.write(str(os.getpid()))
+    os.replace(at + f"/{attempt}.{rank}.new", at + f"/{attempt}.{rank}.pid")
+    while not os.path.exists(at + "/enough"):
+        time.sleep(0.01)
+    sys.exit(0)
 saved = at + "/saved"
 step = int(open(saved).read()) if os.path.exists(saved) else 0
-told(f"begins {os.environ['GPULOOM_REPLICAS']} {step} {os.environ['GPULOOM_ATTEMPT']}")
+told(f"begins {os.environ['GPULOOM_REPLICAS']} {step} {attempt}")
 def save(*_):
     with open(saved + ".new", "w") as file:
         file.write(str(step))
@@ -61,13 +71,13 @@ def opened(home: Home, store: SqliteStore) -> tuple[LiveScheduler, LiveService]:
 
 
 def live_through(home: Home, point: int) -> None:
-    """Start at 4, shrink to 2 for another job, grow to 4 again, until it dies."""
+    """Start at 4, shrink to 2 for another job, grow to 4 again, lose a replica, until it dies."""
     store = Mortal(home.db)
     store.left = point
     live, service = opened(home, store)
     (home.path / "train.py").write_text(TRAIN)
     command = [sys.executable, str(home.path / "train.py")]
-    train = job_spec({"command": command, "elastic": f"{LEAST}-8", "grace": 5, "name": "train"})
+    train = job_spec({"command": command, "elastic": f"{LEAST}-8", "per": "gpu", "grace": 5, "name": "train"})
     ((job,),) = service.submit([train], user="ann")
 
     def has(replicas: int) -> bool:
@@ -81,6 +91,10 @@ def live_through(home: Home, point: int) -> None:
     wait(lambda: has(2) and service.job(second)["state"] == "running", 10.0)
     service.cancel([second])
     wait(lambda: has(4), 10.0)
+    last = service.job(job)["attempts"]
+    wait((home.path / f"{last}.{SLOTS - 1}.pid").exists, 10.0)
+    os.kill(int((home.path / f"{last}.{SLOTS - 1}.pid").read_text()), signal.SIGKILL)
+    wait(lambda: service.job(job)["attempts"] > last and has(4), 10.0)
     live.close()
 
 

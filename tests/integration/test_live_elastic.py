@@ -166,9 +166,70 @@ def test_a_node_that_is_lost_takes_its_replicas_and_the_job_goes_on_with_the_res
     live.down("--stop-jobs")
 
 
+RANKS = """
+import os, signal, sys, time
+rank, attempt = os.environ["RANK"], os.environ["GPULOOM_ATTEMPT"]
+with open(f"{attempt}.{rank}.new", "w") as file:
+    file.write(str(os.getpid()))
+os.replace(f"{attempt}.{rank}.new", f"{attempt}.{rank}.pid")
+def save(*_):
+    open(f"{attempt}.{rank}.saved", "w").close()
+    os._exit(85)
+signal.signal(signal.SIGTERM, save)
+time.sleep(600)
+"""
+
+
+def killed_rank(live: Real, job: int, rank: int) -> dict[str, Any]:
+    """A process of the job is killed; what its attempt says then, once another one runs."""
+    number = int(live.client.job(job)["attempts"])
+    mark = live.files / f"{number}.{rank}.pid"
+    until(mark.exists, f"rank {rank} is up")
+    live.kill(int(mark.read_text()))
+    until(lambda: live.client.job(job)["attempts"] > number, "it begins again", 30.0)
+    attempts: list[dict[str, Any]] = live.client.show(job)["attempts"]
+    return attempts[number - 1]
+
+
+def test_a_replica_that_is_killed_is_dropped_and_the_others_save_and_go_on(live: Real, tmp_path: Path) -> None:
+    live.up("--policy", "elastic-goodput", "--interval", "0s")
+    (live.files / "ranks.py").write_text(RANKS)
+    command = [sys.executable, "ranks.py"]
+    job = submit(live, {"command": command, "workdir": str(live.files), "elastic": "2-6", "per": "gpu", "grace": 5})
+    has(live, job, 4)
+    for rank in (0, 1, 3):
+        until((live.files / f"1.{rank}.pid").exists, f"rank {rank} is up")
+    ended = killed_rank(live, job, 2)
+    assert (ended["reason"], ended["saved_by"], ended["exit_code"]) == ("resized", "exit_code", None)
+    assert ended["message"].endswith("1 replica of 4 failed; the job goes on")
+    assert sorted(path.name for path in live.files.glob("1.*.saved")) == ["1.0.saved", "1.1.saved", "1.3.saved"]
+    has(live, job, 4)  # its slot is free, so the replacement comes with the same start
+    node = RealNode(live, tmp_path, slots=2)
+    try:
+        node.join()
+        has(live, job, 6)
+        there = live.client.show(job)["attempts"][-1]
+        where = [member["node"] for member in there["members"] for _ in member["gpus"]]
+        for rank in range(6):
+            until((live.files / f"{there['number']}.{rank}.pid").exists, f"rank {rank} is up")
+        ended = killed_rank(live, job, where.index("n1"))
+        assert (ended["reason"], ended["saved_by"]) == ("resized", "exit_code")
+        assert "1 replica of 6 failed" in ended["message"]
+        failed = [one["data"] for one in live.client.show(job)["events"] if one["type"] == "job.replica_failed"]
+        assert [one["gpus"][0][0] for one in failed][-1] == "n1"
+        view = live.client.job(job)
+        assert (view["retries_left"], view["preemptions"]) == (0, 0)
+        live.client.cancel([job])
+        live.in_state("cancelled", [job])
+    finally:
+        node.close()
+    live.down("--stop-jobs")
+    live.check()
+
+
 def test_killed_at_the_writes_of_resizes_no_replica_is_lost_or_doubled(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(tmp_path), "16", "3"],
+        [sys.executable, str(PROGRAM), str(tmp_path), "16", "7"],
         capture_output=True,
         text=True,
         timeout=280,
@@ -179,4 +240,4 @@ def test_killed_at_the_writes_of_resizes_no_replica_is_lost_or_doubled(tmp_path:
     assert {one["point"]: one["wrong"] for one in found if one["wrong"]} == {}
     assert [one["killed"] for one in found] == [True] * (len(found) - 1) + [False]
     assert len(found) >= 10
-    assert found[-1]["sizes"][:3] == [4, 2, 4]
+    assert found[-1]["sizes"][:4] == [4, 2, 4, 4]

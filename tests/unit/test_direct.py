@@ -82,6 +82,34 @@ def test_the_first_to_fail_ends_the_others_and_is_named() -> None:
     assert err == "gpuloom: rank 3 (local rank 1) ended with exit code 7; the other 2 here are ended\n"
 
 
+def test_of_an_elastic_job_the_others_get_notice_and_who_failed_is_left_in_a_file(tmp_path: Path) -> None:
+    env = {"GPULOOM_NOTICE_FILE": str(tmp_path / "notice"), "GPULOOM_REPLICAS": "3", "GPULOOM_GRACE_S": "45"}
+    code, out, _ = ended(
+        started(
+            "notice = os.environ['GPULOOM_NOTICE_FILE']\n"
+            "if os.environ['LOCAL_RANK'] == '1': sys.exit(7)\n"
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            "while not os.path.exists(notice): time.sleep(0.02)\n"
+            "say('saved')\n"
+            "sys.exit(85)",
+            env=env,
+        )
+    )
+    assert (code, out) == (7, ["saved", "saved"])
+    assert json.loads((tmp_path / "failed.json").read_text()) == {"rank": 1, "others_code": 85}
+    notice = json.loads((tmp_path / "notice").read_text())
+    assert (notice["reason"], notice["message"]) == ("resized", "")
+    assert 0 < notice["monotonic"] - time.monotonic() <= 45, "the job's own grace"
+
+
+def test_without_sizes_nobody_is_given_notice(tmp_path: Path) -> None:
+    env = {"GPULOOM_NOTICE_FILE": str(tmp_path / "notice")}
+    code, _, _ = ended(started("if os.environ['LOCAL_RANK'] == '0': sys.exit(3)\nrest()", env=env))
+    assert code == 3
+    assert json.loads((tmp_path / "failed.json").read_text()) == {"rank": 0, "others_code": -signal.SIGTERM}
+    assert not (tmp_path / "notice").exists()
+
+
 def test_one_that_does_not_heed_is_killed_after_the_grace() -> None:
     code, _, err = ended(
         started(

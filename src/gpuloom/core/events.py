@@ -12,6 +12,10 @@ Types and their data (all JSON):
     job.resized         {attempt, from_gpus, to_gpus, from_replicas, to_replicas, why, jobs}    no record changes
                         the attempt starts at another size than the one before; why: core/replicas.py: ResizeWhy; jobs:
                         those that got its GPUs, or gave theirs up
+    job.replica_failed  {attempt, replicas, left, gpus: [[node, gpu], …], in_a_row, most, step|null}
+                        replicas of an elastic job failed by themselves, and it goes on; no record changes. gpus:
+                        theirs; in_a_row: failures without new progress, of which `most` are forgiven; step: the
+                        last that it had reported
     attempt.starting    {attempt, allocation: [[node, [gpu, …]], …], identity, gpu_model}
     attempt.running     {pid, start_ticks, boot_id}
     attempt.stopping    {reason, deadline_s}; of one that is resized also {to_gpus, why, jobs}

@@ -61,5 +61,7 @@ class ResizeWhy(StrEnum):
     """It shrank because its policy says so (the pool's thresholds); nobody got its GPUs at once."""
     NODE = "node"
     """It lost a node or a GPU, and goes on with what is left."""
+    REPLICA = "replica"
+    """A replica failed by itself, and it goes on with the rest."""
     RESTARTED = "restarted"
     """It was stopped or failed, and started again at another size."""

@@ -11,9 +11,11 @@ names of the variables:
 - tensorflow: TF_CONFIG (tensorflow.org/guide/distributed_training, "TF_CONFIG"), for parameter servers too.
 
 Each process is in a session of its own, so that a signal reaches it once: it comes here, and is passed on. When one
-fails, the others are ended, and its exit code (or the signal that killed it) is the result. After a notice (SIGTERM)
-all are waited for, and the result is that of the lowest rank here. With parameter servers the chief decides: they and
-the workers are there for it, so they get a notice when it has ended, and where it is not, after half the grace.
+fails, the others are ended, and its exit code (or the signal that killed it) is the result; which one it was is left
+in a file (`failed.json`). Of an elastic job the others are given notice first: it goes on with them. After a notice
+(SIGTERM) all are waited for, and the result is that of the lowest rank here. With parameter servers the chief decides:
+they and the workers are there for it, so they get a notice when it has ended, and where it is not, after half the
+grace.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ CANT_RUN = 127
 TORCH, HOROVOD, TENSORFLOW = "torch", "horovod", "tensorflow"
 FIRST_MORE_PORT, MORE_PORTS, PORTS_EACH = 27_000, 5_000, 16
 """Of further processes on a node that listen: 27000 to 31999, above the port at which processes of a job meet."""
+FAILED_FILE = "failed.json"
+"""Beside the notice file: {rank, others_code}, what executors/port.py: RunExit has of it."""
 
 
 class Asked:
@@ -243,6 +247,8 @@ class Direct:
         """Status, as waitpid gives it, by local rank."""
         self.failed: int | None = None
         """The local rank that failed first."""
+        self.others: list[int] = []
+        """Local ranks that ran on then."""
         self.noticed = False
         self.kill_s: float | None = None
         self.pass_s: float | None = None
@@ -316,8 +322,8 @@ class Direct:
                 self.led = True
                 self.end_others()
             elif status and not self.led and not self.in_notice() and self.failed is None:
-                self.failed = local_rank
-                rest = len(self.running)
+                self.failed, self.others = local_rank, sorted(self.running.values())
+                rest = len(self.others)
                 others = f"; the other {rest} here are ended" if rest else ""
                 say(f"rank {self.asked.first + local_rank} (local rank {local_rank}) {worded(status)}{others}")
                 self.end_others()
@@ -328,7 +334,11 @@ class Direct:
 
     def end_others(self) -> None:
         """Tell those that are left to end, and end them later if they don't."""
-        self.kill_s = time.monotonic() + grace_s()
+        goes_on = self.failed is not None and "GPULOOM_REPLICAS" in os.environ
+        left_s = grace_s(None if goes_on else GRACE_S)
+        if goes_on:
+            give_notice(left_s)
+        self.kill_s = time.monotonic() + left_s
         self.signal_all(signal.SIGTERM)
 
     def signal_all(self, number: int, only: int | None = None) -> None:
@@ -350,12 +360,44 @@ class Direct:
         return next((status for _, status in sorted(self.ended.items()) if status), 0)
 
 
-def grace_s() -> float:
-    """Seconds that those have that are told to end, as another has failed."""
+def grace_s(most_s: float | None = GRACE_S) -> float:
+    """Seconds that those have that are told to end, as another has failed; the job's own grace, up to `most_s`."""
     try:
-        return min(float(os.environ.get("GPULOOM_GRACE_S", GRACE_S)), GRACE_S)
+        given_s = float(os.environ.get("GPULOOM_GRACE_S", GRACE_S))
     except ValueError:
         return GRACE_S
+    return given_s if most_s is None else min(given_s, most_s)
+
+
+def beside_notice(name: str) -> str:
+    """A file in the run's folder; '' where there is none."""
+    notice = os.environ.get("GPULOOM_NOTICE_FILE", "")
+    return os.path.join(os.path.dirname(notice), name) if notice else ""
+
+
+def write(path: str, data: dict[str, object]) -> None:
+    """A file of the run, whole; what can't be written is told in the log."""
+    if not path:
+        return
+    try:
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            json.dump(data, file)
+        os.replace(path + ".new", path)
+    except OSError as error:
+        say(f"can't write {path}: {error.strerror}")
+
+
+def give_notice(left_s: float) -> None:
+    """As the runner does (its life.py): those that are left are to save, and the job goes on with them."""
+    path = os.environ.get("GPULOOM_NOTICE_FILE", "")
+    if not os.path.exists(path):
+        ends = {"deadline_s": time.time() + left_s, "monotonic": time.monotonic() + left_s}
+        write(path, {"reason": "resized", "message": "", **ends})
+
+
+def code_of(status: int) -> int:
+    """An exit code, or minus the signal."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def worded(status: int) -> str:
@@ -399,6 +441,9 @@ def main(words: Sequence[str]) -> None:
     direct.wait()
     if not begun:
         sys.exit(CANT_RUN)
+    if direct.failed is not None and direct.others:
+        others = code_of(direct.ended[direct.others[0]])
+        write(beside_notice(FAILED_FILE), {"rank": direct.failed, "others_code": others})
     leave(direct.status())
 
 

@@ -65,6 +65,8 @@ class RunExit:
     cause: what is to blame, where reason is NOT_STARTED, LOST or NODE. A run that was not started by a fault of the
     surroundings has not run: its job may be started again under another run's name.
     member: of a gang, the rank of the member whose end decided; then `message` names it, and has its exit code.
+    failed_rank: of a run with a process for each GPU, the local rank of the one that failed first while others ran;
+    others_code: the exit code of the first of these others once they were told to end, minus the signal that killed it.
     """
 
     exit_code: int | None
@@ -77,6 +79,8 @@ class RunExit:
     released: bool = True
     cause: Cause = Cause.NONE
     member: int | None = None
+    failed_rank: int | None = None
+    others_code: int | None = None
 
 
 def exit_of(data: Mapping[str, Any]) -> RunExit:

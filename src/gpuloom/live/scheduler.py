@@ -244,7 +244,13 @@ class Scheduler:
         if job is None or attempt is None:
             return None
         node = attempt.nodes[0]
-        return Where(self.gangs.files(node), node == self.here, job.spec.checkpoint, job.spec.workdir)
+        return Where(
+            self.gangs.files(node),
+            node == self.here,
+            job.spec.checkpoint,
+            job.spec.workdir,
+            job.spec.replicas is not None,
+        )
 
     def post(self, call: Callable[[], None]) -> None:
         """Have this done in the scheduler's thread, without waiting for it. From any thread."""

@@ -12,7 +12,7 @@ from gpuloom.executors import procs
 from gpuloom.executors.runner.again import Again
 from gpuloom.executors.runner.life import TERM_SIGNAL, RunningJob
 from gpuloom.executors.runner.loop import RETRY_S, Loop
-from gpuloom.executors.wire import GUARD_MARK, Cause, RunPhase
+from gpuloom.executors.wire import FAILED_FILE, GUARD_MARK, Cause, RunPhase, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -222,6 +222,7 @@ class Ends:
             "peak_memory_mib": run.ended["peak_memory_mib"],
             "cpu_s": run.ended["cpu_s"],
             "released": released,
+            **(_failed_first(run) if run.reason in ("", None, EndReason.OUT_OF_MEMORY) else {}),
         }
         self._loop.troubles.note(f"killing run {run.name}", "")
         if released and run.group is not None:
@@ -249,3 +250,19 @@ class Ends:
         run.ended = {"exit_code": None, "signal": None, "cpu_s": None, "peak_memory_mib": run.peak_mib}
         run.kill_at = run.deadline
         self.clean_soon(run)
+
+
+def _failed_first(run: RunningJob) -> dict[str, int]:
+    """Which of its processes failed first while others ran, as direct.py tells; jobs can write there, too."""
+    if run.ended is None or run.ended["exit_code"] == 0:
+        return {}
+    try:
+        found = read_json(f"{run.directory}/{FAILED_FILE}")
+    except OSError:  # who failed first is worth knowing, but not a run that never ends
+        return {}
+    if found is None:
+        return {}
+    rank, code = found.get("rank"), found.get("others_code")
+    if type(rank) is not int or type(code) is not int or rank < 0:
+        return {}
+    return {"failed_rank": rank, "others_code": code}

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuloom.core.job import MAKES_WAY, Attempt, EndReason, Job, Phase, SavedBy
 from gpuloom.executors.port import Cause, RunExit
+from gpuloom.live.dispatch.replicas import Dropped
 from gpuloom.live.dispatch.saved import SAVED, Saved
 
 MOST_PAUSE_S = 60.0
@@ -31,6 +32,7 @@ def ended(
     now_s: float,
     saves: Saved = NO_SAVES,
     pause_s: float = 0.0,
+    failed: Dropped | None = None,
 ) -> dict[str, Any]:
     """Data of the event `attempt.ended`.
 
@@ -38,6 +40,7 @@ def ended(
         work_s: work of this attempt, seconds. complete: the job reported that all of its steps are done.
         saves: what is known of what it saved.
         pause_s: how long to wait before the next try, where it was kept from starting.
+        failed: replicas of an elastic job that failed while others were well: it goes on with these.
 
     A job that made way and is known to have saved keeps its work: it goes on from there. Any other one keeps what it
     had reported as saved before, and else begins again where the attempt began. A preempted job is never counted as
@@ -48,7 +51,8 @@ def ended(
     reason = reason_of(how, attempt)
     by_itself = how.exit_code is not None
     made_way = stopped in MAKES_WAY and by_itself
-    by = saves.by if made_way else SavedBy.NOTHING
+    drops = failed is not None and failed.forgiven
+    by = saves.by if made_way or drops else SavedBy.NOTHING
     kept = job.work_s + (work_s if by else 0.0)
     if not by and saves.part is not None:
         kept = max(job.work_s, (job.work_s + work_s) * saves.part)
@@ -60,6 +64,8 @@ def ended(
         reason, after = EndReason.CANCELLED, Phase.CANCELLED
     elif attempt.stop_reason is EndReason.REQUEUED or reason is EndReason.REQUEUED:
         reason, after, kept = EndReason.REQUEUED, Phase.QUEUED, 0.0
+    elif drops:
+        reason, after = EndReason.RESIZED, Phase.QUEUED
     elif reason in MAKES_WAY:
         after = Phase.QUEUED
     elif reason is EndReason.LOST and attempt.stop_reason is not None:
@@ -73,6 +79,8 @@ def ended(
     pause = pause_s if after is Phase.QUEUED and kept_from_starting(how) else 0.0
     if failure and after is Phase.QUEUED:
         pause = min(2.0 ** min(job.failures, 30), MOST_PAUSE_S)
+    elif drops and failed is not None and after is Phase.QUEUED:
+        pause = 2.0 ** (failed.in_a_row - 2) if failed.in_a_row > 1 else 0.0
     data: dict[str, Any] = {
         "reason": reason.value,
         "exit_code": how.exit_code,
@@ -88,6 +96,8 @@ def ended(
         "not_before_s": now_s + pause if pause else 0.0,
         "failure": failure,
     }
+    if failed is not None:
+        data["message"] = "; ".join(text for text in (data["message"], failed.text) if text)
     if kept_from_starting(how):
         data["began"] = False
     return data

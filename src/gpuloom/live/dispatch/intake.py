@@ -33,6 +33,8 @@ from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.dispatch import Dispatch, as_json
 from gpuloom.live.dispatch.ends import ended, kept_from_starting, reason_of
 from gpuloom.live.dispatch.last_words import Words, words_of
+from gpuloom.live.dispatch.replicas import EVENT as REPLICAS_FAILED
+from gpuloom.live.dispatch.replicas import Dropped, dropped, goes_on_with, how_others_ended
 from gpuloom.live.dispatch.saved import saved
 from gpuloom.live.planning.claims import ON_DISK, Do, Step
 from gpuloom.live.planning.eligible import broken, throttle_of
@@ -95,7 +97,7 @@ class Intake:
 
     def _take(self, statuses: list[RunStatus], now: float) -> None:
         drafts: list[Draft] = []
-        exits: list[tuple[Job, Attempt, RunExit, float | None]] = []
+        exits: list[tuple[Job, Attempt, RunExit, float | None, Dropped | None]] = []
         ends: dict[int, Job] = {}
         frozen: list[int] = []
         thawed: list[int] = []
@@ -121,8 +123,10 @@ class Intake:
                 drafts.append(("attempt.thawed", job.id, {"allocation": as_json(self.claims.where(job.id))}))
                 thawed.append(job.id)
             elif status.phase is RunPhase.EXITED and status.exit is not None:
-                data = self._end(job, attempt, status, status.exit, now)
-                exits.append((job, attempt, status.exit, data.get("it_per_s")))
+                data, failed = self._end(job, attempt, status, status.exit, now)
+                exits.append((job, attempt, status.exit, data.get("it_per_s"), failed))
+                if failed is not None:
+                    drafts.append((REPLICAS_FAILED, job.id, failed.event(attempt.number)))
                 drafts.append(("attempt.ended", job.id, data))
                 ends[job.id] = replace(job, phase=Phase(data["next"]))
                 if status.exit.released:
@@ -150,8 +154,10 @@ class Intake:
             self.work.rate(job_id, self.claims.take_rate(job_id))
         for job_id in [job for job, do in told if do is Do.FREEZE]:
             self.dispatch.freeze(job_id)
-        for job, attempt, how, speed in exits:
+        for job, attempt, how, speed, failed in exits:
             self._left(job, attempt, how, speed, now)
+            if failed is not None and self.book.jobs[job.id].reason is EndReason.RESIZED:
+                self._goes_on(job.id, attempt, failed, now)
         for run in done:
             self.dispatch.tell(partial(self.dispatch.gangs.acknowledge, run))
 
@@ -169,7 +175,10 @@ class Intake:
         begun = [(one.status.pid, one.status.start_ticks, one.status.boot_id) for one in status.members]
         return [("attempt.running", attempt.job, {**identity, "members": begun})]
 
-    def _end(self, job: Job, attempt: Attempt, status: RunStatus, how: RunExit, now: float) -> dict[str, Any]:
+    def _end(
+        self, job: Job, attempt: Attempt, status: RunStatus, how: RunExit, now: float
+    ) -> tuple[dict[str, Any], Dropped | None]:
+        """Data of the event `attempt.ended`, and the replicas that failed while others of the job were well."""
         words = self.words.get(attempt.run) or words_of(self.files(attempt.nodes[0]), attempt.run)
         told = words.progress
         complete = told.get("fraction") == 1.0
@@ -182,16 +191,42 @@ class Intake:
         if notice_s is None and attempt.deadline_s is not None:  # it could not be written; the signal was sent
             notice_s = time.time() - (now - attempt.deadline_s) - job.spec.grace
         saves = saved(how, told, notice_s=notice_s, checkpoint_s=words.checkpoint_s)
+        failed = None
+        if job.spec.replicas is not None:
+            others = how_others_ended(status, how)
+            theirs = saved(others, told, notice_s=notice_s, checkpoint_s=words.checkpoint_s)
+            before, ran_s = self._failed_before(job), at - attempt.since_s
+            failed = dropped(job, attempt, status, told=told, before=before, saves=theirs, ran_s=ran_s)
+            saves = saves if failed is None else theirs
         pause_s = self.dispatch.starts.pause_s(attempt.run, job.id, everywhere=how.cause is Cause.EXECUTOR)
         work_s = worked(job.id, at)
-        data = ended(job, attempt, how, work_s=work_s, complete=complete, now_s=now, saves=saves, pause_s=pause_s)
+        data = ended(
+            job, attempt, how, work_s=work_s, complete=complete, now_s=now, saves=saves, pause_s=pause_s, failed=failed
+        )
         if attempt.gpu_model and self.work.was_alone(job.id) and (speed := it_per_s(told)) is not None:
             data["it_per_s"] = speed
         if attempt.members:
             # Of one that nobody began its members are not told of.
             ends = [one.status for one in status.members] or [status] * len(attempt.members)
             data["members"] = [self._member_end(attempt, one) for one in ends]
-        return {**data, "ended_s": at}
+        return {**data, "ended_s": at}, failed
+
+    def _failed_before(self, job: Job) -> Mapping[str, Any] | None:
+        """Data of the event of the last failure of replicas of an elastic job; None: there was none."""
+        if job.attempts < 2:
+            return None
+        found = self.ledger.store.events(job=job.id, types=(REPLICAS_FAILED,), limit=1, newest=True)
+        return found[-1].data if found and found[-1].at_s >= job.submitted_s else None
+
+    def _goes_on(self, number: int, attempt: Attempt, failed: Dropped, now: float) -> None:
+        """A job of which replicas failed keeps its other GPUs: it starts there again at once."""
+        job, planning = self.book.jobs[number], self.planning
+        if number in self.claims.grants or job.not_before_s > now:
+            planning.stale()
+            return
+        resizes, usable = planning.policy.resizes, planning.scene.open_slots
+        if allocation := goes_on_with(job, attempt, failed, resizes=resizes, usable=usable):
+            planning.goes_on(number, allocation, {node for node, _ in failed.gpus})
 
     def _member_end(self, attempt: Attempt, status: RunStatus) -> dict[str, Any]:
         how = status.exit

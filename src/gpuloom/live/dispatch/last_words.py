@@ -33,12 +33,14 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where to look. here: on this machine. checkpoint, workdir: as the job's spec names them."""
+    """Where to look. here: on this machine. checkpoint, workdir: as the job's spec names them. elastic: if one of its
+    replicas failed the others saved."""
 
     files: RunFiles
     here: bool
     checkpoint: str | None
     workdir: str
+    elastic: bool = False
 
 
 Take = Callable[[RunStatus, Words | None], None]
@@ -69,7 +71,7 @@ class LastWords:
     def _far(self, status: RunStatus) -> Where | None:
         if status.phase is not RunPhase.EXITED or (where := self._of(status.run)) is None:
             return None
-        return where if not where.here or (_made_way(status) and where.checkpoint) else None
+        return where if not where.here or (_saved(status, where) and where.checkpoint) else None
 
     def first_look(self, status: RunStatus, take: Take) -> None:
         """Hand the status on, with what the run left behind where that may matter and was looked at."""
@@ -85,7 +87,7 @@ class LastWords:
             return
         timer = threading.Timer(self._look_s, self._late, [status.run, take])
         timer.name, timer.daemon = "last-words-late", True
-        looks = _made_way(status) and bool(where.checkpoint)
+        looks = _saved(status, where) and bool(where.checkpoint)
         look = threading.Thread(target=self._look, args=(status.run, where, looks, timer, take), name="last-words")
         look.daemon = True
         try:
@@ -118,6 +120,11 @@ class LastWords:
             take(status, found)
 
 
-def _made_way(status: RunStatus) -> bool:
+def _saved(status: RunStatus, where: Where) -> bool:
+    """Whether it may have saved because it was told to end."""
     how = status.exit
-    return status.phase is RunPhase.EXITED and how is not None and how.reason in MAKES_WAY and how.exit_code is not None
+    if status.phase is not RunPhase.EXITED or how is None:
+        return False
+    if where.elastic and how.reason is None and how.exit_code != 0:
+        return bool(status.members) or how.failed_rank is not None
+    return how.reason in MAKES_WAY and how.exit_code is not None

@@ -12,6 +12,7 @@ from typing import Any
 from gpuloom.core.book import Book
 from gpuloom.core.job import Allocation, Attempt, EndReason, Job, gpus_in
 from gpuloom.core.replicas import ResizeWhy
+from gpuloom.live.dispatch.replicas import EVENT as REPLICAS_FAILED
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.records.fleet import slots_of
 from gpuloom.live.records.ledger import Draft
@@ -82,8 +83,10 @@ def resized_draft(store: Store, job: Job, given: Allocation) -> Draft | None:
     if last.reason in _BY_A_FAULT:
         why = ResizeWhy.NODE
     elif last.reason is EndReason.RESIZED:
-        told = store.events(job=job.id, types=("attempt.stopping",), limit=1, newest=True)
-        if told and told[-1].data.get("reason") == EndReason.RESIZED:
+        told = store.events(job=job.id, types=("attempt.stopping", REPLICAS_FAILED), limit=1, newest=True)
+        if told and told[-1].type == REPLICAS_FAILED:
+            why = ResizeWhy.REPLICA
+        elif told and told[-1].data.get("reason") == EndReason.RESIZED:
             why, others = ResizeWhy(told[-1].data["why"]), list(told[-1].data["jobs"])
     sizes = gpus_in(last.allocation), gpus_in(given)
     data = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 
 from gpuloom.core.book import Book
@@ -219,6 +219,12 @@ class Planning:
                 self.world.measured(job.id, it_per_s)
             self._finished.append(job.id)
             self.times.again = True
+
+    def goes_on(self, job: int, allocation: Allocation, freed: Collection[str]) -> None:
+        """A job that has ended its run keeps these GPUs, and begins there again. freed: nodes on which it lost some."""
+        self.claims.give(job, allocation)
+        self.worlds.freed.update(freed)
+        self.stale()
 
     def due_s(self) -> float:
         """When a pass is due; -infinity: now."""

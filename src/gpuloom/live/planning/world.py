@@ -111,12 +111,14 @@ class World:
         now_s: float,
         measured: Mapping[int, float] = MappingProxyType({}),
         going: Mapping[int, Speed] = MappingProxyType({}),
+        freed: Collection[str] = (),
     ) -> None:
         """eligible: those that wait; met: those that the policy knows. fixed: of `placed`, those that
         stay as they are. left: jobs (of `jobs`) that have ended since the world before this one: the policy has not
         been told yet, and learns from ends. rank: jobs that are to go first, the more the higher (0 where not named):
         they count as submitted long before. measured: of `left`, iterations per second of those that reported them.
-        going: the same of `placed`."""
+        going: the same of `placed`.
+        freed: nodes on which jobs that go on have lost GPUs."""
         ordered = sorted(jobs, key=lambda job: (-rank.get(job.id, 0), job.submitted_s, job.id))
         columns = roster.columns(ordered)
         self.fleet, self.policy = fleet, policy
@@ -168,7 +170,7 @@ class World:
         if not settled:
             with Asking(Call.SHARING, policy):
                 self.engine.settle(now_s)
-        self.engine.came_back(self._freed(memory, placed.keys() | ended.keys()))
+        self.engine.came_back(self._freed(memory, placed.keys() | ended.keys(), freed))
         news = [self.row_of[job] for job in eligible - met - self.unplaceable - placed.keys()]
         with Asking(Call.SHARING, policy):
             self.engine.take_in(now_s, finished=sorted(self.row_of[job] for job in ended), arrived=sorted(news))
@@ -268,14 +270,15 @@ class World:
         )
         return progress.sharing is None or shares is not None
 
-    def _freed(self, memory: Memory, known: Collection[int]) -> list[int]:
+    def _freed(self, memory: Memory, known: Collection[int], freed: Collection[str]) -> list[int]:
         """Nodes with GPUs that came free, or into service, in another way than by ends that the policy is told of: it
         would not look at them again otherwise."""
         if memory.value is None:
             return []
         left = {memory.nodes[node] for job, nodes in memory.held.items() if job not in known for node in nodes}
         machines = enumerate(_machines(self.fleet))
-        return [index for index, name in machines if name in left or name not in memory.nodes]
+        names = self.fleet.names
+        return [i for i, name in machines if name in left or name not in memory.nodes or names[i] in freed]
 
     def _carried(self, memory: Memory, cluster: Any) -> Any:
         if memory.value is None:

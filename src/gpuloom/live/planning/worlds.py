@@ -33,6 +33,7 @@ class Worlds:
         left: jobs that ended while there was no world to tell of it, and the GPUs that they had.
         measured: of these, iterations per second of those that reported them. going: the same of jobs that run.
         told, silent: jobs that ended with and without such a report, since the scheduler began.
+        freed: nodes on which jobs that go on lost GPUs while there was no world to tell of it.
         overhead_s: what a start costs, as long as no run has said.
     """
 
@@ -44,6 +45,7 @@ class Worlds:
         self.left: dict[int, tuple[Job, Allocation]] = {}
         self.measured: dict[int, float] = {}
         self.going: dict[int, Speed] = {}
+        self.freed: set[str] = set()
         self.silent = self.told = 0
         self.profiles: Profiles = load_profiles()
         self._roster = Roster(scene.estimates, scene.speeds)
@@ -74,6 +76,7 @@ class Worlds:
         twin = Worlds.__new__(Worlds)
         twin.scene, twin._overhead_s, twin.profiles = scene, self._overhead_s, self.profiles
         twin.now, twin.kept, twin.met, twin.left = None, Memory(), set(self.met), {}
+        twin.freed = set(self.freed)
         twin.measured, twin.told, twin.silent = {}, self.told, self.silent
         twin.going = dict(self.going)
         twin._roster = self._roster.copy(scene.estimates, scene.speeds)
@@ -146,10 +149,12 @@ class Worlds:
             now_s=now_s,
             measured={n: self.measured[n] for n in ended if n in self.measured},
             going={n: self.going[n] for n in placements if n in self.going},
+            freed=self.freed,
         )
         if aside is not None:
             return world, {}
         self.met = (self.met | seen) & {job.id for job in active}
         self.left.clear()
         self.measured.clear()
+        self.freed.clear()
         return world, {job: unplaceable(book, self.scene.shut, book.jobs[job], world) for job in world.unplaceable}

@@ -19,6 +19,7 @@ WHY = {
     ResizeWhy.MADE_ROOM: "it made room for {jobs}",
     ResizeWhy.POLICY: "the policy took GPUs from it",
     ResizeWhy.NODE: "it lost a node or a GPU",
+    ResizeWhy.REPLICA: "a replica failed, and it went on with the rest",
     ResizeWhy.RESTARTED: "it started again after it had been stopped",
 }
 
