@@ -87,8 +87,11 @@ def test_of_an_elastic_job_the_others_get_notice_and_who_failed_is_left_in_a_fil
     code, out, _ = ended(
         started(
             "notice = os.environ['GPULOOM_NOTICE_FILE']\n"
-            "if os.environ['LOCAL_RANK'] == '1': sys.exit(7)\n"
             "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            "open(notice + os.environ['LOCAL_RANK'], 'w').close()\n"
+            "if os.environ['LOCAL_RANK'] == '1':\n"
+            "    while not (os.path.exists(notice + '0') and os.path.exists(notice + '2')): time.sleep(0.02)\n"
+            "    sys.exit(7)\n"
             "while not os.path.exists(notice): time.sleep(0.02)\n"
             "say('saved')\n"
             "sys.exit(85)",
