@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
     Result = TypeVar("Result")
 
-AFTER_IMPORT = ()  # type: tuple[tuple[str, str, str], ...]
+AFTER_IMPORT = (
+    ("torch.utils.data.dataloader", "loaders", "install"),
+    ("torch.utils.data._utils.signal_handling", "notice", "shield_workers"),
+    ("lightning.pytorch.trainer.trainer", "saving_lightning", "install"),
+    ("pytorch_lightning.trainer.trainer", "saving_lightning", "install"),
+    ("transformers.trainer", "saving_hf", "install"),
+)
 """Rows of: a module that the job imports, a module of this package, its function, which is called with the former."""
 
 SETTING = "GPULOOM_HOOKS"

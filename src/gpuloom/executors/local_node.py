@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,12 +10,16 @@ from pathlib import Path
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
 from gpuloom.core.faults import fault_text
+from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.devices import SETTING, Devices, MappedPages
+from gpuloom.executors.kept_saves import remove_saves, saves_of
 from gpuloom.executors.link import CONNECT_S, REPLY_S
-from gpuloom.executors.local_files import LocalFiles
+from gpuloom.executors.local_files import LocalFiles, run_directory
 from gpuloom.executors.node import Capabilities, RunFiles, RunSpec, Weaving
 from gpuloom.executors.port import Cause, ExecutorError, LiveExecutor, OnStatus, RunStatus, blamed, not_run
 from gpuloom.executors.prepare import Shared, alone, request_of
+
+log = logging.getLogger("gpuloom.executor")
 
 
 class LocalNode:
@@ -117,6 +122,16 @@ class LocalNode:
             unprepared = self._unprepared.pop(run, None)
         if unprepared is None:
             self.executor.acknowledge(run)
+            self._tidy_up(run)
+
+    def _tidy_up(self, run: str) -> None:
+        """What hooks have kept of a job that has ended well, which may be large and lie far away, is removed."""
+        if run_name_of(run) is None or saves_of(place := run_directory(self.directory, run)) is None:
+            return
+        try:
+            threading.Thread(target=remove_saves, args=(place,), name="remove-saves", daemon=True).start()
+        except RuntimeError:  # no thread is to be had: they stay
+            log.warning("run %s: its saves are not removed", run)
 
     def boot_id(self) -> str:
         """See `NodePort`."""

@@ -52,7 +52,7 @@ def request_of(spec: RunSpec, runs: Path, *, shared: Shared = alone) -> RunReque
         check_port(port)
     cwd = spec.workdir or env.get("HOME") or "/"
     command, hooks = _hooked(spec, launched(spec, env), env, directory)
-    env |= hooks
+    env |= hooks | inject.saves(env, cwd)
     devices = (
         str(devices_folder(runs, spec.kind, spec.gpus)) if spec.gpus and hooks[inject.SETTING] != inject.OFF else ""
     )

@@ -16,6 +16,25 @@ PACKAGE = Path(__file__).resolve().parents[2] / "_gpuloom_hooks"
 DOOR = PACKAGE / "site"
 """The folder that goes first on PYTHONPATH."""
 
+SAVES = "GPULOOM_SAVES"
+"""Where hooks keep the job's state from one attempt to the next; "off", set by the user: they save nothing."""
+SAVES_IN = "GPULOOM_SAVES_IN"
+"""Set by the user: the folder for those of all jobs, instead of `.gpuloom` in the working directory."""
+NOTE = "saves"
+"""File in `FOLDER`: the job's folder of saves, once there is something in it."""
+
+
+def saves(env: Mapping[str, str], workdir: str) -> dict[str, str]:
+    """The variable that says where hooks keep the job's state; each job has a folder of its own.
+
+    Args:
+        env: the job's environment. workdir: which all of its nodes see, as its attempts may run on different ones.
+    """
+    key = env.get("GPULOOM_JOB_KEY", "")
+    if env.get(SAVES) == OFF or not key:
+        return {SAVES: OFF}
+    return {SAVES: os.path.join(workdir, env.get(SAVES_IN) or ".gpuloom", key)}
+
 
 def environment(existing_env: Mapping[str, str], folder: str | os.PathLike[str]) -> dict[str, str]:
     """The variables to set for a job so that its Pythons start with hooks; none if the user has switched them off.

@@ -1,0 +1,85 @@
+"""What hooks tell gpuloom of a job: how far it is, and what is saved. The file `$GPULOOM_PROGRESS_FILE`.
+
+Where the script reports by itself, by `gpuloom.training.job`, its own steps count, and only the save is added.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FILE = "GPULOOM_PROGRESS_FILE"
+EVERY_S = 1.0
+
+_said = {}  # type: dict[str, Any]
+_written_s = float("-inf")
+_pid = 0
+
+
+def progress(step: int, steps: int | None = None) -> None:
+    """So many steps of the optimizer are done (of steps). Written at most once a second, and at the end."""
+    global _pid
+    if _own() is not None:
+        return
+    if _pid != os.getpid():
+        _pid = os.getpid()
+        _said.clear()
+        atexit.register(_flush, _pid)
+    now = time.time()
+    if "first_step" not in _said:
+        _said.update(first_step=step, first_s=now)
+    _said.update(step=step, at_s=now)
+    if steps is not None:
+        _said["steps"] = steps
+    if time.monotonic() - _written_s >= EVERY_S:
+        _write()
+
+
+def saved(step: int, *, by: str, at_s: float | None = None) -> None:
+    """The work up to this step is kept. by: by whom, in words: "Lightning, on notice"."""
+    own = _own()
+    if own is not None:
+        own.saved(own._progress.step)
+        return
+    progress(step)
+    _said.update(saved_step=step, saved_s=at_s or time.time(), saved_how=by)
+    _said.pop("not_saved", None)
+    _write()
+
+
+def not_saved(why: str) -> None:
+    """Its work can't be kept on notice; why."""
+    if _own() is None:
+        _said["not_saved"] = why[:300]
+        if "step" in _said:
+            _write()
+
+
+def _own() -> Any:
+    """The module with which the script reports by itself; None: it does not."""
+    job = sys.modules.get("gpuloom.training.job")
+    return job if getattr(getattr(job, "_progress", None), "step", None) is not None else None
+
+
+def _flush(pid: int) -> None:
+    if pid == os.getpid():
+        _write()
+
+
+def _write() -> None:
+    global _written_s
+    path = os.environ.get(FILE)
+    if not path:
+        return
+    _written_s = time.monotonic()
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(_said, file)
+    os.replace(temporary, path)

@@ -1,0 +1,280 @@
+"""What every saving hook stands on: notices, saves that are whole or not there, reports, ranks that agree."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from _gpuloom_hooks import kept, ranks
+from gpuloom.executors.kept_saves import remove_saves
+from gpuloom.executors.prepare import request_of
+from gpuloom.training import inject
+from test_hooks_enter import one
+
+HOOKS = str(Path(__file__).parents[2] / "src")
+
+LOOP = """
+import os, sys, time
+sys.path.insert(0, HOOKS)
+import signal
+from _gpuloom_hooks import saving
+
+def write(folder):
+    if FAILS:
+        raise OSError("the disk is full")
+    with open(os.path.join(folder, "state"), "w") as file:
+        file.write(str(step))
+
+BEFORE
+loop = saving.begin("Frame Work")
+step = 0
+found = loop.newest() if loop else None
+if found:
+    with open(os.path.join(found[0], "state")) as file:
+        step = int(file.read())
+print("from", step, flush=True)
+while step < 10:
+    step += 1
+    if step == STOP:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if loop and loop.due(step, 10):
+        loop.save_and_leave(write, True)
+if loop:
+    loop.end(step)
+print("done", step, flush=True)
+AFTER
+"""
+
+
+def run(place: Path, attempt: int = 1, **given: Any) -> subprocess.CompletedProcess[str]:
+    """Ten steps of a framework, in which the process gives itself notice at step `stop`."""
+    run = place / f"run-{attempt}"
+    (run / "hooks").mkdir(parents=True, exist_ok=True)
+    words = {
+        "STOP": -1,
+        "FAILS": False,
+        "BEFORE": "",
+        "AFTER": "",
+        **{key.upper(): value for key, value in given.items()},
+    }
+    code = LOOP.replace("HOOKS", repr(HOOKS))
+    for key, value in words.items():
+        code = code.replace(key, str(value))
+    env = {key: value for key, value in os.environ.items() if not key.startswith("GPULOOM_")}
+    env |= {
+        "GPULOOM_HOOKS": str(run / "hooks"),
+        "GPULOOM_SAVES": str(place / "saves" / "3-af"),
+        "GPULOOM_ATTEMPT": str(attempt),
+    }
+    env |= {"GPULOOM_NOTICE_FILE": str(run / "notice"), "GPULOOM_PROGRESS_FILE": str(run / "progress.json")}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+
+
+def told(place: Path, attempt: int = 1) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((place / f"run-{attempt}" / "progress.json").read_text())
+    return found
+
+
+def test_on_notice_it_saves_at_the_end_of_the_step_and_goes_on_from_there(tmp_path: Path) -> None:
+    at = random.Random().randrange(1, 10)
+    first = run(tmp_path, stop=at)
+    assert (first.returncode, first.stdout) == (85, "from 0\n"), first.stderr
+    assert (told(tmp_path)["saved_step"], told(tmp_path)["step"], told(tmp_path)["steps"]) == (at, at, 10)
+    assert told(tmp_path)["saved_how"] == "Frame Work, on notice"
+    again = run(tmp_path, 2)
+    assert (again.returncode, again.stdout) == (0, f"from {at}\ndone 10\n"), again.stderr
+    assert "saved_step" not in told(tmp_path, 2)
+
+
+def test_a_notice_by_the_file_alone_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "run-1").mkdir()
+    (tmp_path / "run-1" / "notice").write_text("{}")
+    assert run(tmp_path).returncode == 85
+    assert told(tmp_path)["saved_step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [
+        ("signal.signal(signal.SIGTERM, lambda *a: print('mine', flush=True))", "the script handles SIGTERM itself"),
+        ("saving.begin('Frame Work').end(10)", "it trains for the 2. time"),
+    ],
+)
+def test_a_loop_that_is_not_ours_to_save_is_left_alone(before: str, why: str, tmp_path: Path) -> None:
+    done = run(tmp_path, before=before, stop=4)
+    mine = "mine" in before
+    assert (done.returncode, "mine" in done.stdout) == ((0, True) if mine else (-signal.SIGTERM, False))
+    assert not (tmp_path / "saves").exists()
+    assert why in (tmp_path / "run-1" / "hooks" / "hooks.log").read_text()
+
+
+def test_a_save_that_fails_ends_the_process_as_without_us_and_keeps_the_old_one(tmp_path: Path) -> None:
+    assert run(tmp_path, stop=3).returncode == 85
+    failed = run(tmp_path, 2, stop=7, fails=True)
+    assert failed.returncode == -signal.SIGTERM
+    assert "the disk is full" in told(tmp_path, 2)["not_saved"]
+    assert "saved_step" not in told(tmp_path, 2)
+    assert run(tmp_path, 3).stdout == "from 3\ndone 10\n"
+
+
+def test_after_the_loop_sigterm_is_the_scripts_again(tmp_path: Path) -> None:
+    done = run(tmp_path, after="os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)")
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "from 0\ndone 10\n")
+
+
+def test_killed_in_the_middle_of_a_save_the_old_one_stays_whole(tmp_path: Path) -> None:
+    """Saves in which two files must agree, killed at random."""
+    code = f"""
+import sys, os
+sys.path.insert(0, {HOOKS!r})
+from _gpuloom_hooks.kept import Save
+for step in range(1, 10**9):
+    save = Save("loop-0", step)
+    save.begin()
+    for name in ("a", "b"):
+        with open(os.path.join(save.path, name), "w") as file:
+            file.write(str(step) * 5000)
+    save.commit()
+    print(step, flush=True)
+"""
+    env = {**os.environ, "GPULOOM_SAVES": str(tmp_path / "1-a"), "GPULOOM_ATTEMPT": "1"}
+    env.pop("GPULOOM_HOOKS", None)
+    with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) as saver:
+        assert saver.stdout is not None
+        for _ in range(random.Random().randrange(1, 30)):
+            last = int(saver.stdout.readline())
+        threading.Event().wait(random.Random().random() * 0.01)
+        saver.kill()
+        rest = saver.stdout.read().split()
+    last = int(rest[-1]) if rest else last
+    whole = [one for one in (tmp_path / "1-a").iterdir() if not one.name.startswith(".")]
+    steps = {int(one.name.rpartition("-")[2]) for one in whole if (one / "gpuloom.json").exists()}
+    newest = max(steps)
+    assert newest >= last
+    for name in ("a", "b"):
+        assert (tmp_path / "1-a" / f"loop-0.1-{newest}" / name).read_text() == str(newest) * 5000
+
+
+@pytest.fixture
+def saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "w" / ".gpuloom" / "4-ab"
+    monkeypatch.setenv("GPULOOM_SAVES", str(place))
+    return place
+
+
+def save(monkeypatch: pytest.MonkeyPatch, attempt: int, step: int) -> None:
+    monkeypatch.setenv("GPULOOM_ATTEMPT", str(attempt))
+    one = kept.Save("loop-0", step)
+    one.begin()
+    Path(one.path, "state").write_text(str(step))
+    one.commit()
+
+
+def test_an_attempt_that_was_given_up_neither_replaces_nor_removes(
+    saves: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for attempt, step in ((2, 50), (1, 70), (2, 60), (1, 90)):
+        save(monkeypatch, attempt, step)
+    found = kept.newest("loop-0")
+    assert found is not None
+    assert (Path(found[0]).name, found[1]["step"], found[1]["attempt"]) == ("loop-0.2-60", 60, 2)
+
+
+def test_what_was_kept_is_removed_when_the_job_has_ended_well(
+    saves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    (run / "hooks").mkdir(parents=True)
+    monkeypatch.setenv("GPULOOM_HOOKS", str(run / "hooks"))
+    save(monkeypatch, 1, 5)
+    (saves / ".loop-0.1-9.tmp").mkdir()
+    (saves / "mine").write_text("")
+
+    def ended(code: int) -> None:
+        (run / "exit.json").write_text(json.dumps({"exit": {"exit_code": code}}))
+        remove_saves(run)
+
+    ended(1)
+    (run / "notice").write_text("")
+    ended(0)
+    assert sorted(one.name for one in saves.iterdir()) == [".loop-0.1-9.tmp", "loop-0.1-5", "mine"]
+    (run / "progress.json").write_text('{"step": 9, "steps": 9}')
+    ended(0)
+    assert [one.name for one in saves.iterdir()] == ["mine"]
+    (saves / "mine").unlink()
+    ended(0)
+    assert list((tmp_path / "w").iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["/", "~", "4-ab", "{tmp}/w", "{tmp}/w/.gpuloom/../../5-c"])
+def test_nothing_is_removed_but_what_hooks_have_made(place: str, tmp_path: Path) -> None:
+    (tmp_path / "run" / "hooks").mkdir(parents=True)
+    (tmp_path / "run" / "exit.json").write_text('{"exit": {"exit_code": 0}}')
+    for folder in ("w", "5-c"):
+        (tmp_path / folder / "mine").mkdir(parents=True)
+        (tmp_path / folder / "mine" / "gpuloom.json").write_text("")
+        (tmp_path / folder / "loop-0.1-1").mkdir()
+    (tmp_path / "run" / "hooks" / "saves").write_text(place.format(tmp=tmp_path))
+    remove_saves(tmp_path / "run")
+    for folder in ("w", "5-c"):
+        assert sorted(one.name for one in (tmp_path / folder).iterdir()) == ["loop-0.1-1", "mine"]
+
+
+def test_where_a_jobs_saves_lie(tmp_path: Path) -> None:
+    def of(**env: str) -> str | None:
+        return request_of(one(workdir="/w", env=env), tmp_path).env.get("GPULOOM_SAVES")
+
+    assert of(GPULOOM_JOB_KEY="4-ab") == "/w/.gpuloom/4-ab"
+    assert of(GPULOOM_JOB_KEY="4-ab", GPULOOM_SAVES="/w/.gpuloom/3-of-another") == "/w/.gpuloom/4-ab"
+    assert of(GPULOOM_JOB_KEY="4-ab", GPULOOM_SAVES_IN="/scratch") == "/scratch/4-ab"
+    assert of(GPULOOM_JOB_KEY="4-ab", GPULOOM_SAVES_IN="deep") == "/w/deep/4-ab"
+    assert of(GPULOOM_JOB_KEY="4-ab", GPULOOM_SAVES="off") == "off" == inject.saves({}, "/w")["GPULOOM_SAVES"]
+
+
+class Store:
+    """As torch.distributed's, of one process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> str:
+        return self.values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        self.values[key] = str(int(self.values.get(key, "0")) + amount)
+        return int(self.values[key])
+
+
+def test_ranks_that_see_the_notice_at_different_steps_leave_at_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks take their steps in any order, at most one apart, and see the notice when they like."""
+    store, chance = Store(), random.Random()
+    group: dict[str, Any] = {"is_available": lambda: True, "is_initialized": lambda: True}
+    distributed = types.SimpleNamespace(**group, get_world_size=lambda: count, get_rank=lambda: now)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(distributed=distributed))  # type: ignore[arg-type]
+    inner = types.SimpleNamespace(_get_default_store=lambda: store)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", inner)  # type: ignore[arg-type]
+    count, now = chance.randrange(1, 6), 0
+    sees = [chance.randrange(1, 12) for _ in range(count)]
+    agreements = [ranks.Agreement("loop-0") for _ in range(count)]
+    left: dict[int, int] = {}
+    while len(left) < count:
+        slowest = min(one.step for rank, one in enumerate(agreements) if rank not in left)
+        now = chance.choice([rank for rank, one in enumerate(agreements) if rank not in left and one.step <= slowest])
+        mine = agreements[now]
+        if mine.leaves(mine.step + 1 >= sees[now]):
+            left[now] = mine.step
+    assert len(set(left.values())) == 1, (sees, left)
+    assert max(sees) <= left[0] <= max(sees) + ranks.APART
