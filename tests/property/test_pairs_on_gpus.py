@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from builders import workloads
 from gpuloom.core.decision import Decision
+from gpuloom.core.kernel_pairs import Beside as Expected
+from gpuloom.core.kernel_pairs import KernelPairs
+from gpuloom.core.pairs import NO_KIND
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.facts.inputs import load_policy
@@ -93,6 +96,52 @@ def test_only_proper_pairs_share_and_all_jobs_end(base: str) -> None:
         result = simulate(crowded(3), cluster, policy, failures=OUTAGES, restart_overhead_s=20.0)
         assert np.isfinite(result.end_s).all()
         assert policy.shared > 5
+
+
+def profiled(workload: Workload, seed: int) -> Workload:
+    """Most jobs have one of four kernel profiles, of pairs of which half are known, some too slow for the service."""
+    rng = np.random.default_rng(seed)
+    known = {
+        (one, two): Expected(round(float(rng.uniform(0.05, 1.0)), 3), round(float(rng.uniform(1.0, 1.08)), 3))
+        for one in range(4)
+        for two in range(4)
+        if rng.random() < 0.8
+    }
+    of_job = rng.integers(NO_KIND, 4, len(workload)).astype(np.int32)
+    return replace(workload, kernel_pairs=KernelPairs(of_job, tuple("abcd"), known))
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_pairs_by_kernel_profiles(base: str) -> None:
+    """No service is with a job that it should not be with, and each job runs at the speed of its pair."""
+    workload = profiled(crowded(11), 1)
+
+    class Profiled(Checked):
+        def decide(self, snapshot: Snapshot, memory: Any) -> tuple[Decision, Any]:
+            on: dict[tuple[Any, ...], list[int]] = {}
+            for job, placement in snapshot.placements.items():
+                on.setdefault((placement.nodes, placement.masks), []).append(job)
+            for jobs in on.values():
+                labels, pairs = snapshot.workload.share_class, snapshot.workload.kernel_pairs
+                assert labels is not None
+                assert pairs is not None
+                if len(jobs) == 2:
+                    service, training = sorted(jobs, key=lambda job: labels[job] != "high")
+                    found = pairs.beside(service, training)
+                    assert snapshot.rate(service) == 1.0
+                    assert snapshot.rate(training) == (0.5 if found is None else found.speed)
+                    assert found is None or found.p99 <= 1.05
+                    self.by_profile += found is not None
+            return super().decide(snapshot, memory)
+
+        by_profile = 0
+
+    policy = Profiled(base)
+    result = simulate(workload, "3x8", policy, failures=OUTAGES, restart_overhead_s=20.0)
+    assert np.isfinite(result.end_s).all()
+    assert policy.by_profile > 0
+    again = simulate(workload, "3x8", Rebuilt(beside(base), compact=True), failures=OUTAGES, restart_overhead_s=20.0)
+    assert "repack" in base or again.end_s.tolist() == result.end_s.tolist()
 
 
 @pytest.mark.parametrize("base", [base for base in BASES if "repack" not in base])

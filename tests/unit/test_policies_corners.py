@@ -18,6 +18,7 @@ from gpuloom.core.state import State
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.facts.inputs import load_policy
 from gpuloom.policies import gavel_rounds
+from gpuloom.policies.pair_speeds import Expected
 from gpuloom.policies.pairs import BesideView, Pairs
 from gpuloom.policies.registry import policy_ids
 from gpuloom.scaling.base_view import BaseView, Sizes
@@ -195,7 +196,7 @@ def test_who_is_a_guest_as_pairs_are_taken_over(
     state.adopt(np.arange(3), places, run_from_s=zeros, work_from_s=zeros, rate=np.array([1.0, 0.5, 1.0]))
     snapshot = Snapshot(state, np.zeros(5))
     snapshot.fixed = frozenset(fixed)
-    found = Pairs(snapshot, known, speed=0.5, stops=True)
+    found = Pairs(snapshot, known, expected=Expected(snapshot.workload, 0.5, 1.05), stops=True)
     assert (found.guests, found.view.hidden) == (guests, hidden)
     assert found.view.rate_alone == {0: 1.0, 1: 1.0, 2: 1.0}
     assert list(found._waiting) == [3]

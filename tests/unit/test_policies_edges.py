@@ -27,7 +27,7 @@ from gpuloom.policies.gavel_ledger import Memory as Ledger
 from gpuloom.policies.gavel_objectives import Present
 from gpuloom.policies.hlas_why import Explanations, waits_in_q2
 from gpuloom.policies.memory import dump, load
-from gpuloom.policies.pairs import KernelSharing
+from gpuloom.policies.pair_speeds import Expected, KernelSharing
 from gpuloom.sim import simulate
 
 # -- parameters ----------------------------------------------------------------------------------------------
@@ -572,11 +572,12 @@ def test_the_job_right_behind_the_first_is_tried_where_no_more_are() -> None:
 
 def test_who_slows_whom_beside_a_high_priority_job() -> None:
     labelled = jobs([(0, 1, 1)] * 3, share_class=Labels.of(["high", "best-effort", ""]))
-    sharing = KernelSharing(labelled, 0.4)
+    sharing = KernelSharing(labelled, Expected(labelled, 0.4, 1.05))
     assert [sharing.rate(job, 0, [(9, 1)]) for job in range(3)] == [1.0, 0.4, 1.0]
     assert sharing.rate(1, 0, []) == 1.0
     assert [sharing.most(job) for job in range(3)] == [2, 2, 1]
-    plain = KernelSharing(jobs([(0, 1, 1)]), 0.4)
+    unlabelled = jobs([(0, 1, 1)])
+    plain = KernelSharing(unlabelled, Expected(unlabelled, 0.4, 1.05))
     assert (plain.rate(0, 0, [(9, 1)]), plain.most(0), plain.starts_together) == (1.0, 1, False)
 
 

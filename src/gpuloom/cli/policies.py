@@ -154,9 +154,9 @@ def _show(row: Mapping[str, Any]) -> None:
 
 def pair_parameters(cls: Any) -> tuple[Any, ...]:
     """The parameters of pairs of jobs on one GPU, for a policy that takes them."""
-    from gpuloom.policies.beside import BESIDE, SPEED
+    from gpuloom.policies.beside import BESIDE, P99, SPEED
 
-    return () if cls.max_jobs_per_gpu > 1 or cls.resizes else (BESIDE, SPEED)
+    return () if cls.max_jobs_per_gpu > 1 or cls.resizes else (BESIDE, SPEED, P99)
 
 
 def describe(cls: Any, name: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuloom.cli.groups import Choice
+from gpuloom.cli.kernel_profiles import profiles_by_model, with_kernels
 from gpuloom.cli.reading import read, reading_options, say_notes
 from gpuloom.core.errors import InputError
 from gpuloom.core.units import parse_duration_s
@@ -99,6 +100,14 @@ def elastic_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options about clusters of several GPU models, and about jobs beside each other on them."""
+    command = click.option(
+        "--kernel-profile",
+        "kernel_profiles",
+        multiple=True,
+        metavar="MODEL=NAME",
+        help="Kernel profile of jobs of a model that have none in the trace: NAME or FILE, of a service with its load "
+        "(resnet50:30%, resnet50:15rps) [half busy]; for beside=yes.",
+    )(command)
     command = click.option(
         "--pair-speeds",
         "pairs",
@@ -210,6 +219,7 @@ class RunOptions:
     speeds: str
     skip_impossible: bool
     reading: dict[str, Any]
+    kernel_profiles: dict[str, str]
     found: TraceRead | None = None
     """The trace, where it was read for what it says of the cluster."""
 
@@ -229,6 +239,7 @@ class RunOptions:
             workload = make_elastic(workload, self.sizes, self.profiles)
             if not quiet:
                 click.echo(f"note: {workload.notes[-1]}", err=True)
+        workload = with_kernels(workload, self.kernel_profiles, self.policies, quiet=quiet)
         if not quiet:
             _say_unknown_models(self.cluster, self.policies)
             _say_profiled(workload, self.policies)
@@ -283,6 +294,7 @@ def checked(
     given = {name: others.pop(option) for name, option in option_of.items()}
     parameters = {name: value for name, value in given.items() if value is not None}
     sizes = None if elastic_range is None else parse_range(elastic_range)
+    kernels = profiles_by_model(others.pop("kernel_profiles"))
     if scaling_profiles is not None and sizes is None:
         raise InputError("--scaling-profiles needs --elastic MIN-MAX, which says how many GPUs the jobs may have")
     if hlas is not None:
@@ -323,7 +335,18 @@ def checked(
     for policy in policies:
         inputs += _files_of(policy)
     return RunOptions(
-        chosen, policies, loaded, settings, inputs, sizes, scaling_profiles, speeds, skip_impossible, others, found
+        chosen,
+        policies,
+        loaded,
+        settings,
+        inputs,
+        sizes,
+        scaling_profiles,
+        speeds,
+        skip_impossible,
+        others,
+        kernels,
+        found,
     )
 
 

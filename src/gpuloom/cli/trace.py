@@ -346,7 +346,7 @@ def job_row(workload: Workload, job: int) -> dict[str, Any]:
         "duration_s": float(workload.duration_s[job]),
         "gpus": int(workload.gpus[job]),
     }
-    for name in ("model", "user", "group", "gpu_type", "share_class"):
+    for name in ("model", "user", "group", "gpu_type", "share_class", "kernel_profile"):
         labels = getattr(workload, name)
         if labels is not None:
             row[name] = labels[job]

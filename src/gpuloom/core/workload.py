@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.kernel_pairs import KernelPairs
 from gpuloom.core.pairs import PairSpeeds
 from gpuloom.core.ran import Runs
 from gpuloom.core.scaling import Scaling
@@ -93,6 +94,7 @@ class Workload:
         gpu_milli: thousandths of a GPU asked for, 1000 unless the job asks for a part of one.
         priority: 0 guaranteed, 1 opportunistic (AntMan's classes).
         share_class: 'high' or 'best-effort', for jobs that may share a GPU kernel by kernel; '' for others.
+        kernel_profile: profile of the kernels of such a job, a service's load behind it ('resnet50:30%'); '' for none.
         weight: share weight, 1 by default (Gavel).
         restart_overhead_s: seconds to (re)start the job; NaN where unknown.
         estimate_s: an estimate of `duration_s` made before the job ran; NaN where unknown.
@@ -101,6 +103,7 @@ class Workload:
         stage_s: shape (jobs, 3): seconds per iteration of data loading (storage and CPU), GPU compute and
             network synchronisation.
         speeds: relative speed by GPU model.
+        kernel_pairs: what is expected of such jobs beside each other, by their kernel profiles.
         pairs: measured speeds beside other jobs on the same GPUs, by GPU model.
         scaling: numbers of GPUs on which each job can run, and how fast. `gpus` is then the number at which
             `duration_s` was measured; policies that don't resize jobs give this number.
@@ -122,6 +125,7 @@ class Workload:
     gpu_milli: I4 | None = None
     priority: I4 | None = None
     share_class: Labels | None = None
+    kernel_profile: Labels | None = None
     weight: F8 | None = None
     restart_overhead_s: F8 | None = None
     estimate_s: F8 | None = None
@@ -130,6 +134,7 @@ class Workload:
     stage_s: F8 | None = None
     speeds: Speeds | None = None
     pairs: PairSpeeds | None = None
+    kernel_pairs: KernelPairs | None = None
     scaling: Scaling | None = None
     ran: Ran | None = None
     line: I4 | None = None
@@ -151,6 +156,10 @@ class Workload:
             raise InputError(f"workload {self.name!r}: speeds has shape {self.speeds.factor.shape}, not ({n}, models)")
         if self.pairs is not None and len(self.pairs) != n:
             raise InputError(f"workload {self.name!r}: pairs has {len(self.pairs)} rows, submit_s has {n}")
+        if self.kernel_pairs is not None and len(self.kernel_pairs) != n:
+            raise InputError(
+                f"workload {self.name!r}: kernel_pairs has {len(self.kernel_pairs)} rows, submit_s has {n}"
+            )
         if self.scaling is not None:
             self._check_scaling(self.scaling)
         for name, bad in (
@@ -224,6 +233,7 @@ OPTIONAL_COLUMNS = (
     "gpu_milli",
     "priority",
     "share_class",
+    "kernel_profile",
     "weight",
     "restart_overhead_s",
     "estimate_s",
@@ -236,7 +246,7 @@ OPTIONAL_COLUMNS = (
 
 def take_column(value: object, rows: NDArray[np.intp]) -> object:
     """These rows of it, if it is a column."""
-    if isinstance(value, Labels | Speeds | PairSpeeds | Scaling | Ran):
+    if isinstance(value, Labels | Speeds | PairSpeeds | KernelPairs | Scaling | Ran):
         return value.take(rows)
     if isinstance(value, np.ndarray):
         return value[rows]
@@ -246,6 +256,6 @@ def take_column(value: object, rows: NDArray[np.intp]) -> object:
 
 
 def _take(workload: Workload, rows: NDArray[np.intp], name: str) -> Workload:
-    keys = ("submit_s", "duration_s", "gpus", "speeds", "pairs", "scaling", "ran", *OPTIONAL_COLUMNS)
+    keys = ("submit_s", "duration_s", "gpus", "speeds", "pairs", "kernel_pairs", "scaling", "ran", *OPTIONAL_COLUMNS)
     columns = {key: take_column(getattr(workload, key), rows) for key in keys}
     return replace(workload, name=name, **columns)  # type: ignore[arg-type]

@@ -323,6 +323,13 @@ def share(text: str) -> float:
     return value
 
 
+def at_least_one(text: str) -> float:
+    value = number(text)
+    if value < 1:
+        raise ValueError("must be at least 1")
+    return value
+
+
 def duration(text: str) -> float:
     value = parse_duration_s(text)
     if value <= 0:

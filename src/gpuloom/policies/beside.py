@@ -18,12 +18,22 @@ from gpuloom.core.policy_state import PolicyState
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import F8, Workload
-from gpuloom.policies.base import Parameter, Policy, share, yes_or_no
-from gpuloom.policies.pairs import IS_BEST_EFFORT, IS_HIGH, NONE, KernelSharing, Pairs, pairable
+from gpuloom.policies.base import Parameter, Policy, at_least_one, share, yes_or_no
+from gpuloom.policies.pair_speeds import IS_BEST_EFFORT, IS_HIGH, NONE, Expected, KernelSharing, pairable
+from gpuloom.policies.pairs import Hinders, Pairs
 
 BESIDE = Parameter("beside", False, yes_or_no, "best-effort jobs may run beside high-priority ones on one GPU", "no")
 SPEED = Parameter(
-    "beside_speed", 0.5, share, "speed of a best-effort job beside a high-priority one, relative to running alone"
+    "beside_speed",
+    0.5,
+    share,
+    "speed of a best-effort job beside a high-priority one, relative to alone, where no kernel profiles tell it",
+)
+P99 = Parameter(
+    "beside_p99",
+    1.05,
+    at_least_one,
+    "most p99 of a service beside a best-effort job, over its p99 alone, as kernel profiles lead to expect",
 )
 
 
@@ -40,15 +50,15 @@ class Beside(Policy):
 
     cache: Pairs | str | None
 
-    def __init__(self, inner: Policy, speed: float) -> None:
+    def __init__(self, inner: Policy, speed: float, most_p99: float = P99.default) -> None:
         remembers = (Memory, *inner.remembers)
         self.stands_for(inner, max_jobs_per_gpu=2, pairs=True, spills_memory=False, remembers=remembers)
         self.inner: Policy = inner
         self.id = inner.id  # type: ignore[misc]
-        self.values |= {BESIDE.name: True, SPEED.name: speed}
-        self.parameters = (*inner.parameters, BESIDE, SPEED)  # type: ignore[misc]
+        self.values |= {BESIDE.name: True, SPEED.name: speed, P99.name: most_p99}
+        self.parameters = (*inner.parameters, BESIDE, SPEED, P99)  # type: ignore[misc]
         self.traits = replace(inner.traits, sharing=True)  # type: ignore[misc]
-        self._speed = speed
+        self._speed, self._most_p99 = speed, most_p99
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         return Memory(self.inner.new_memory(workload, cluster))
@@ -65,7 +75,10 @@ class Beside(Policy):
         return self.inner.sees(gpus)  # where no job may share a GPU, it is that policy and nothing else
 
     def sharing(self, workload: Workload) -> Sharing:
-        return KernelSharing(workload, self._speed)
+        return KernelSharing(workload, self._expected(workload))
+
+    def _expected(self, workload: Workload) -> Expected:
+        return Expected(workload, self._speed, self._most_p99)
 
     def saved(self, memory: Memory) -> str | None:
         return self.inner.saved(memory.base)
@@ -77,7 +90,8 @@ class Beside(Policy):
             kinds = set(pairable(snapshot.workload))
             able = {IS_HIGH, IS_BEST_EFFORT} <= kinds or bool(snapshot.fixed)
             stops = inner.traits.preempts
-            self.cache = Pairs(snapshot, memory.guests, speed=self._speed, stops=stops) if able else "none"
+            expected = self._expected(snapshot.workload)
+            self.cache = Pairs(snapshot, memory.guests, expected=expected, stops=stops) if able else "none"
         inner.explains = self.explains
         if not isinstance(self.cache, Pairs):
             decision, memory.base = inner.decide(snapshot, memory.base)
@@ -104,14 +118,21 @@ class Beside(Policy):
         if kind == NONE:
             return found
         other = "a high-priority" if kind == IS_BEST_EFFORT else "a best-effort"
-        there = list(self.cache.room_for(snapshot, job))
+        hinders = list(self.cache.alone_beside(job).values())
+        there = hinders.count(Hinders.NOTHING)
+        late = hinders.count(Hinders.LATENCY)
         memory, nodes = snapshot.workload.gpu_memory_mib, snapshot.cluster.nodes
         unknown = memory is None or math.isnan(memory[job])
-        text = (
-            "How much GPU memory it needs is unknown, so it shares no GPU."
-            if unknown and all(node.gpu_memory_mib is not None for node in nodes)
-            else f"There is room beside {other} job, but jobs before it would then wait longer."
-            if there
-            else f"No GPU has {other} job alone on it that leaves room for it."
-        )
-        return Reason(found.code, f"{found.text} {text}", {**found.numbers, "gpus_to_share": len(there)})
+        if unknown and all(node.gpu_memory_mib is not None for node in nodes):
+            text = "How much GPU memory it needs is unknown, so it shares no GPU."
+        elif there:
+            text = f"There is room beside {other} job, but jobs before it would then wait longer."
+        elif late:
+            text = (
+                f"Where it could join {other} job, the service's p99 is expected above {self._most_p99:g} of alone "
+                "(beside_p99), by their kernel profiles."
+            )
+        else:
+            text = f"No GPU has {other} job alone on it that leaves room for it."
+        numbers = {"gpus_to_share": there} | ({"gpus_too_slow_for_the_service": late} if late else {})
+        return Reason(found.code, f"{found.text} {text}", {**found.numbers, **numbers})

@@ -1,6 +1,8 @@
 """Which jobs share a GPU kernel by kernel: a best-effort job beside a high-priority one.
 
-A *pair* is a high and a best-effort job, of one GPU each, on one GPU that has memory for both. The base policy, which
+A *pair* is a high and a best-effort job, of one GPU each, on one GPU that has memory for both, where the high one is
+expected to keep its p99 (`pair_speeds.py`). Of several GPUs that a job could join it joins the one on which it is
+fastest, and of these the one whose host loses least. The base policy, which
 gives each job GPUs of its own, sees the one of them that it has placed, the *host*; the one that joined it is its
 *guest*, and neither waits nor runs for the base. A GPU is free for the base when nobody is on it. So guests take
 nothing from anybody, except:
@@ -20,31 +22,28 @@ Jobs in `Snapshot.fixed` may be joined, and are otherwise left as they are: the 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum, auto
 from types import MappingProxyType
 
-import numpy as np
-
 from gpuloom.core.decision import Decision, Placement
-from gpuloom.core.share_class import BEST_EFFORT, HIGH
 from gpuloom.core.snapshot import Snapshot
-from gpuloom.core.workload import Workload
 from gpuloom.placement.shapes import shapes_of, speeds_on
-
-NONE, IS_HIGH, IS_BEST_EFFORT = 0, 1, 2
+from gpuloom.policies.pair_speeds import IS_BEST_EFFORT, IS_HIGH, Expected, pairable
 
 Gpu = tuple[int, int]
 """(node, mask of one GPU)."""
 
 
-def pairable(workload: Workload) -> list[int]:
-    """By job NONE, IS_HIGH or IS_BEST_EFFORT; jobs of several GPUs are NONE, as such are not gated."""
-    labels = workload.share_class
-    if labels is None:
-        return [NONE] * len(workload)
-    code_of = {HIGH: IS_HIGH, BEST_EFFORT: IS_BEST_EFFORT}
-    codes = np.array([code_of.get(name, NONE) for name in labels.names])[labels.codes]
-    found: list[int] = np.where(workload.gpus == 1, codes, NONE).tolist()
-    return found
+class Hinders(Enum):
+    """What keeps two jobs from being a pair."""
+
+    NOTHING = auto()
+    CLASS = auto()
+    """Not of the two classes."""
+    MEMORY = auto()
+    """The GPU has no memory for both, or nobody knows."""
+    LATENCY = auto()
+    """The service's p99 is expected to grow by more than it may, or the two were measured not to fit together."""
 
 
 class BesideView(Snapshot):
@@ -101,7 +100,7 @@ class Pairs:
 
     Args:
         guests: jobs that are guests, as the policy remembers.
-        speed: of a best-effort job beside a high one, relative to alone.
+        expected: how fast which job is beside which, and what p99 a service may have.
         stops: the base stops running jobs for others.
 
     Attributes:
@@ -110,11 +109,12 @@ class Pairs:
         stale: jobs have left or entered the base's sight in a way that its caches don't know.
     """
 
-    def __init__(self, snapshot: Snapshot, guests: Iterable[int], *, speed: float, stops: bool) -> None:
+    def __init__(self, snapshot: Snapshot, guests: Iterable[int], *, expected: Expected, stops: bool) -> None:
         workload, cluster = snapshot.workload, snapshot.cluster
-        self._speed, self._stops = speed, stops
+        self.expected, self._stops = expected, stops
         self._kind = pairable(workload)
         self._shapes = shapes_of(workload, cluster)
+        self._models = cluster.models
         self._pool = [cluster.models.index(node.gpu_model) for node in cluster.nodes]
         self._rate = speeds_on(workload, cluster.models)
         self._room = [node.gpu_memory_mib for node in cluster.nodes]
@@ -230,9 +230,30 @@ class Pairs:
                 self._enter(job, placement)
 
     def _fit(self, one: int, other: int, node: int) -> bool:
-        """Whether two jobs can be a pair on a GPU of this node: of the two classes, and memory for both."""
+        """Whether two jobs can be a pair on a GPU of this node: of the two classes, memory for both, and the service
+        is expected to keep its p99."""
+        return self.hinders(one, other, node) is Hinders.NOTHING
+
+    def hinders(self, one: int, other: int, node: int) -> Hinders:
+        """What keeps two jobs from being a pair on a GPU of this node."""
         if {self._kind[one], self._kind[other]} != {IS_HIGH, IS_BEST_EFFORT}:
-            return False
+            return Hinders.CLASS
+        if not self._has_room(one, other, node):
+            return Hinders.MEMORY
+        service, best_effort = (one, other) if self._kind[one] == IS_HIGH else (other, one)
+        found = self.expected.pair(service, best_effort, self._model(node))
+        return Hinders.NOTHING if found.speed > 0.0 and found.p99 <= self.expected.most_p99 else Hinders.LATENCY
+
+    def _model(self, node: int) -> str:
+        return self._models[self._pool[node]]
+
+    def _speed(self, job: int, other: int, node: int) -> float:
+        """Of a job beside another on a GPU of this node, relative to alone on it."""
+        if self._kind[job] == IS_HIGH:
+            return 1.0
+        return self.expected.pair(other, job, self._model(node)).speed
+
+    def _has_room(self, one: int, other: int, node: int) -> bool:
         room = self._room[node]
         if room is None:
             return True
@@ -257,14 +278,27 @@ class Pairs:
                 continue
             if line is None and not self._stops:
                 line = [other for other in snapshot.waiting() if other not in run]
-            ends = {gpu: self._end_s(snapshot, run, alone[gpu]) for gpu in there}
-            best = max(there, key=lambda gpu: (self._rate[job, self._pool[gpu[0]]], ends[gpu], (-gpu[0], -gpu[1])))
+            ends = {gpu: self._end_s(snapshot, run, alone[gpu], job) for gpu in there}
             if line and line[0] < job:
                 # The one before it counts on the GPU when the job there ends.
-                best = max(there, key=lambda gpu: (ends[gpu], (-gpu[0], -gpu[1])))
-                slows = self._kind[job] == IS_HIGH  # its host, which then ends later
-                if slows or snapshot.now_s + self._takes_s(snapshot, job, best) > ends[best]:
+                if self._kind[job] == IS_HIGH:  # slows its host, which then ends later
                     continue
+                if not self.expected.by_pair:
+                    there = [max(there, key=lambda gpu: (ends[gpu], (-gpu[0], -gpu[1])))]
+                in_time = {g: snapshot.now_s + self._takes_s(snapshot, job, alone[g], g) <= ends[g] for g in there}
+                there = [gpu for gpu in there if in_time[gpu]]
+                if not there:
+                    continue
+            # Where it is fastest, and of these where a best-effort host is: who joins and who is joined lose least.
+            best = max(
+                there,
+                key=lambda gpu: (
+                    self._rate[job, self._pool[gpu[0]]] * self._speed(job, alone[gpu], gpu[0]),
+                    self._speed(alone[gpu], job, gpu[0]),
+                    ends[gpu],
+                    (-gpu[0], -gpu[1]),
+                ),
+            )
             host = alone.pop(best)
             layer = run[host].layer if host in run else snapshot.placements[host].layer
             run[job] = Placement((best[0],), (best[1],), 1 - layer)
@@ -277,62 +311,24 @@ class Pairs:
             joined = True
         return joined
 
-    def _takes_s(self, snapshot: Snapshot, job: int, gpu: Gpu) -> float:
-        """Seconds until a job that starts there now would end."""
-        rate = float(self._rate[job, self._pool[gpu[0]]]) * (self._speed if self._kind[job] == IS_BEST_EFFORT else 1.0)
+    def _takes_s(self, snapshot: Snapshot, job: int, other: int, gpu: Gpu) -> float:
+        """Seconds until a job that starts there now would end, beside this other one."""
+        rate = float(self._rate[job, self._pool[gpu[0]]]) * self._speed(job, other, gpu[0])
         return float(snapshot.restart_overhead_s[job]) + snapshot.remaining_s(job) / rate
 
-    def _end_s(self, snapshot: Snapshot, run: dict[int, Placement], host: int) -> float:
+    def _end_s(self, snapshot: Snapshot, run: dict[int, Placement], host: int, guest: int) -> float:
         if host in run:
-            return snapshot.now_s + self._takes_s(snapshot, host, self._place[host])
+            return snapshot.now_s + self._takes_s(snapshot, host, guest, self._place[host])
         return snapshot.predicted_end_s(host)
 
-    def room_for(self, snapshot: Snapshot, job: int) -> Iterable[int]:
-        """Jobs beside which this one could run now, but for those that came before it."""
-        return [
-            jobs[0]
+    def alone_beside(self, job: int) -> dict[int, Hinders]:
+        """Jobs that are alone on a GPU on which this one could run, and what keeps it from joining them."""
+        return {
+            jobs[0]: self.hinders(job, jobs[0], gpu[0])
             for gpu, jobs in self._on.items()
-            if len(jobs) == 1
-            and self._pool[gpu[0]] in self._shapes.shapes[self._shapes.of_job[job]].pools
-            and self._fit(job, jobs[0], gpu[0])
-        ]
+            if len(jobs) == 1 and self._pool[gpu[0]] in self._shapes.shapes[self._shapes.of_job[job]].pools
+        }
 
 
 def _covers(placement: Placement, gpu: Gpu) -> bool:
     return any(node == gpu[0] and mask & gpu[1] for node, mask in zip(placement.nodes, placement.masks, strict=True))
-
-
-class KernelSharing:
-    """A best-effort job beside another job runs at a share of its speed, its host as if alone. Implements `Sharing`.
-
-    Args:
-        speed: of a best-effort job beside a high one, relative to alone, 0 to 1. Beside services that are busy half of
-            the time the shim gives it 0.5, the rule 0.55 simulated (docs/results/sharing.md, Pairs).
-    """
-
-    starts_together = False
-
-    def __init__(self, workload: Workload, speed: float) -> None:
-        labels = workload.share_class
-        guests = (
-            np.zeros(len(workload), dtype=bool)
-            if labels is None
-            else np.array([*labels.names])[labels.codes] == BEST_EFFORT
-        )
-        self._guest: list[bool] = guests.tolist()
-        self._classed = (
-            [False] * len(workload) if labels is None else [labels[job] != "" for job in range(len(workload))]
-        )
-        self._speed = speed
-
-    def rate(self, job: int, layer: int, neighbours: list[tuple[int, int]], gpu_model: str = "") -> float:
-        """Share of its solo speed that `job` gets."""
-        return self._speed if neighbours and self._guest[job] else 1.0
-
-    def source(self, job: int, neighbours: list[tuple[int, int]], gpu_model: str = "") -> str:
-        """Where its rate is from."""
-        return "kernel-level sharing"
-
-    def most(self, job: int) -> int:
-        """How many jobs may run on the GPUs of `job` at once."""
-        return 2 if self._classed[job] else 1

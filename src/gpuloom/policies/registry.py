@@ -17,7 +17,8 @@ from gpuloom.policies.base import Policy, Traits
 
 ENTRY_POINTS = "gpuloom.policies"
 
-BESIDE, BESIDE_SPEED = "beside", "beside_speed"
+BESIDE, BESIDE_SPEED, BESIDE_P99 = "beside", "beside_speed", "beside_p99"
+_OF_PAIRS = (BESIDE, BESIDE_SPEED, BESIDE_P99)
 """Parameters of every policy that gives each job GPUs of its own (`policies/beside.py`)."""
 
 BUILT_IN = {
@@ -146,7 +147,7 @@ def create_policy(text: str, **defaults: Any) -> Policy:
     cls = policy_class(policy_id)
     names = {parameter.name for parameter in cls.parameters}
     chosen: dict[str, Any] = {name: value for name, value in defaults.items() if name in names}
-    written = {name: values.pop(name) for name in (BESIDE, BESIDE_SPEED) if name in values and name not in names}
+    written = {name: values.pop(name) for name in _OF_PAIRS if name in values and name not in names}
     chosen.update(values)
     try:
         made = cls(**chosen)
@@ -154,7 +155,7 @@ def create_policy(text: str, **defaults: Any) -> Policy:
         raise
     except (Exception, SystemExit) as error:  # of its own code
         raise PolicyError(f"policy {policy_id!r} can't be made: {type(error).__name__}: {error}") from error
-    asked = {name: defaults[name] for name in (BESIDE, BESIDE_SPEED) if name in defaults and name not in names}
+    asked = {name: defaults[name] for name in _OF_PAIRS if name in defaults and name not in names}
     return _with_pairs(made, asked, written) if asked or written else made
 
 
@@ -173,4 +174,5 @@ def _with_pairs(policy: Policy, defaults: Mapping[str, Any], written: Mapping[st
     said = {**defaults, **written}
     on = policy.parsed(beside.BESIDE, said.get(BESIDE, True))
     speed = policy.parsed(beside.SPEED, said.get(BESIDE_SPEED, beside.SPEED.default))
-    return beside.Beside(policy, speed) if on else policy
+    most_p99 = policy.parsed(beside.P99, said.get(BESIDE_P99, beside.P99.default))
+    return beside.Beside(policy, speed, most_p99) if on else policy

@@ -24,6 +24,7 @@ _MISSING: dict[str, str | float] = {
     "gpu_milli": 1000,
     "priority": 0,
     "share_class": "",
+    "kernel_profile": "",
     "weight": 1.0,
     "restart_overhead_s": np.nan,
     "iteration_s": np.nan,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gpuloom.core.errors import MissingDependencyError, TraceError
+from gpuloom.core.kernel_pairs import profile_and_load
 from gpuloom.core.ran import Runs
 from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.share_class import CLASSES
@@ -29,7 +30,7 @@ Parsed = TypeVar("Parsed")
 SPEED = "speed:"
 STAGES = ("load_s", "compute_s", "network_s")
 REQUIRED = ("submit_s", "duration_s", "gpus")
-WORDS = ("model", "user", "group", "gpu_type", "share_class")
+WORDS = ("model", "user", "group", "gpu_type", "share_class", "kernel_profile")
 FLOATS = ("weight", "restart_overhead_s", "estimate_s", "gpu_memory_mib", "iteration_s")
 INTS = ("gpu_milli", "priority")
 SIZES = ("min_gpus", "max_gpus", "replica_gpus")
@@ -104,6 +105,8 @@ def read(source: Source, options: ReadOptions) -> Part:
             "share_class",
             lambda row: f"share_class is {classes[row]!r}, must be {' or '.join(CLASSES)}, or empty",
         )
+    if "kernel_profile" in table:
+        _parsed(table, "kernel_profile", table.words["kernel_profile"], profile_and_load)
     models = tuple(name.removeprefix(SPEED) for name in table.numbers if name.startswith(SPEED))
     first = {model.lower(): model for model in reversed(models)}
     for model in models:

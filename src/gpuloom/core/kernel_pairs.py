@@ -1,0 +1,100 @@
+"""What is expected of a best-effort job beside a service on one GPU, from profiles of their kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloom.core.pairs import NO_KIND
+from gpuloom.core.share_class import BEST_EFFORT, HIGH
+
+I4 = NDArray[np.int32]
+
+DEFAULT_LOAD = 0.5
+"""Share of the time that a service is busy, where nothing else is said of it."""
+
+_LOAD = re.compile(r":\s*([0-9.]+)\s*(%|rps|/s)$")
+
+
+class Load(NamedTuple):
+    """How busy a service is: a share of the time, or requests per second (the other is None)."""
+
+    share: float | None = DEFAULT_LOAD
+    per_s: float | None = None
+
+
+def profile_and_load(text: str) -> tuple[str, Load | None]:
+    """A kernel profile as users write it, with the load of a service behind it: 'resnet50', 'resnet50:30%',
+    'resnet50:15rps'. None: no load is given.
+
+    Raises:
+        ValueError: says what is wrong with the load.
+    """
+    found = _LOAD.search(text)
+    if found is None:
+        return text, None
+    try:
+        value = float(found[1])
+    except ValueError:
+        value = 0.0
+    name = text[: found.start()]
+    if not name:
+        raise ValueError(f"{text!r} names no kernel profile before the load")
+    if found[2] == "%":
+        if not 0 < value < 100:
+            raise ValueError(f"the load of {text!r} must be above 0 % and below 100 %")
+        return name, Load(value / 100.0)
+    if not value > 0:
+        raise ValueError(f"the load of {text!r} must be above 0 requests per second")
+    return name, Load(None, value)
+
+
+class Beside(NamedTuple):
+    """A pair. speed: of the best-effort job, relative to alone. p99: of the service's requests, over theirs alone."""
+
+    speed: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelPairs:
+    """What is expected of the jobs of a workload beside each other, as far as it is known.
+
+    Attributes:
+        of_job: kind of each job, `NO_KIND` where it has no kernel profile.
+        kinds: profile and load as they were written.
+        known: by the kinds of a service and of a best-effort job.
+    """
+
+    of_job: I4
+    kinds: tuple[str, ...]
+    known: Mapping[tuple[int, int], Beside]
+
+    def __len__(self) -> int:
+        return len(self.of_job)
+
+    def take(self, rows: NDArray[np.intp]) -> KernelPairs:
+        """The same for these jobs."""
+        return KernelPairs(self.of_job[rows], self.kinds, self.known)
+
+    def beside(self, service: int, best_effort: int) -> Beside | None:
+        """Of two jobs, by their rows; None: not known."""
+        one, two = int(self.of_job[service]), int(self.of_job[best_effort])
+        return None if NO_KIND in (one, two) else self.known.get((one, two))
+
+
+def kinds_of(profiles: Sequence[str], classes: Sequence[str]) -> tuple[I4, tuple[str, ...], list[tuple[int, int]]]:
+    """Of jobs by their profiles ('' for none) and classes: the kind of each, the kinds, and which pairs can occur."""
+    number: dict[str, int] = {}
+    roles: dict[str, dict[int, None]] = {HIGH: {}, BEST_EFFORT: {}}
+    of_job = np.full(len(profiles), NO_KIND, dtype=np.int32)
+    for row, (profile, klass) in enumerate(zip(profiles, classes, strict=True)):
+        if profile and klass in roles:
+            of_job[row] = kind = number.setdefault(profile, len(number))
+            roles[klass][kind] = None
+    return of_job, tuple(number), [(one, two) for one in roles[HIGH] for two in roles[BEST_EFFORT]]
