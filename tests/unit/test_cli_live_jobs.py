@@ -489,7 +489,7 @@ def test_top(api: Api) -> None:
     assert "2 of 4 GPUs busy" in text
     assert [line.split()[0] for line in text.splitlines() if "train" in line] == ["1"]
     looks = run("top", "-n", "2", "--every", "0.1", "--json").stdout.splitlines()
-    assert [set(json.loads(look)) for look in looks] == [{"status", "nodes", "jobs"}] * 2
+    assert [set(json.loads(look)) for look in looks] == [{"status", "nodes", "jobs", "groups"}] * 2
 
 
 def test_q_ends_top(api: Api) -> None:
@@ -595,17 +595,32 @@ def test_groups_are_listed(api: Api) -> None:
         {"job": 1, "name": "train", "user": "ada", "expected_rate": 0.75, "it_per_s": 12.5},
         {"job": 2, "name": "serve", "user": "bob", "expected_rate": 1.0, "it_per_s": None},
     ]
+    for member in members:
+        member |= {"alone_it_per_s": None, "beside_it_per_s": None, "share": None}
     gpus = {"node0": [0, 1], "node1": [3]}
     group: Any = {"members": members, "gpus": gpus, "since_s": time.time() - 60.0, "order": None, "efficiency": None}
+    group["gain"] = None
     api.service.groups_now = [group]
     lines = [line.split() for line in run("ls", "--groups").stdout.splitlines()]
-    assert lines[0] == ["group", "id", "name", "user", "GPUs", "since", "order", "γ", "expected", "it/s"]
+    heads = "group id name user GPUs since order γ expected measured it/s alone gain"
+    assert lines[0] == heads.split()
+    lines = [[*line[:-4], line[-3]] for line in lines]  # the other three: not known
     assert lines[1] == ["1", "1", "train", "ada", "node0:0,1;node1:3", "1m", "00s", "ago", "-", "-", "0.75", "12.5"]
     assert lines[2][-2:] == ["1.00", "-"]
     assert told("ls", "--groups") == api.service.groups_now
     api.service.groups_now = [{**group, "order": [2, 1], "efficiency": 0.625}]
     lines = [line.split() for line in run("ls", "--groups").stdout.splitlines()]
-    assert [line[-4:] for line in lines[1:3]] == [["2", "0.62", "0.75", "12.5"], ["1", "0.62", "1.00", "-"]]
+    assert [line[-7:-3] for line in lines[1:3]] == [["2", "0.62", "0.75", "-"], ["1", "0.62", "1.00", "-"]]
+    measured = {"alone_it_per_s": 12.5, "beside_it_per_s": 10.0, "share": 0.8}
+    api.service.groups_now = [{**group, "members": [{**members[0], **measured}, members[1]], "gain": 1.71}]
+    said = run("ls", "--groups").stdout
+    assert [line.split()[-4:] for line in said.splitlines()[1:3]] == [
+        ["0.80", "10", "12.5", "1.71"],
+        ["-", "-", "-", "1.71"],
+    ]
+    assert "1 is as much as one after another" in said
+    assert "together on node0:0,1;node1:3: jobs 1 (0.80), 2, measured gain 1.71" in run("top", "--once").stdout
+    assert told("top", "--once")["groups"] == api.service.groups_now
     assert "give it alone" in run("ls", "--groups", "--all", code=2).stderr
 
 

@@ -393,10 +393,13 @@ SHOWN: dict[str, Any] = {
 def test_with_whom_a_job_shares(capsys: pytest.CaptureFixture[str]) -> None:
     members = [{"job": number} for number in (1, 4, 5, 6)]
     group: Any = {"members": members, "gpus": {"n": [0]}, "since_s": time.time() - 60.0, "efficiency": None}
+    group["gain"] = None
     said = shown(capsys, {}, [], group=group, id=1)["shares with"]
     assert said == "4-6, since 1m 00s ago (gpuloom ls --groups)"
     said = shown(capsys, {}, [], group=group | {"efficiency": 0.514}, id=1)["shares with"]
     assert said == "4-6, since 1m 00s ago, γ 0.51 (gpuloom ls --groups)"
+    said = shown(capsys, {}, [], group=group | {"gain": 1.432}, id=1)["shares with"]
+    assert said == "4-6, since 1m 00s ago, together 1.43 of one alone (gpuloom ls --groups)"
     assert "shares with" not in shown(capsys, {}, [])
 
 

@@ -89,6 +89,7 @@ def test_each_change_is_told_once() -> None:
             "order": None,
             "rates": {str(first): None, str(second): None},
             "efficiency": None,
+            "alone": {str(first): None, str(second): None},
         },
     )
     told.groups.written()

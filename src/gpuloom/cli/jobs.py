@@ -83,12 +83,22 @@ def _say_groups(home: Path | None, *, as_json: bool) -> None:
         Column("order", lambda row: _place_in(row[1]["order"], row[2]["job"]), right=True),
         Column("γ", lambda row: _rate(row[1]["efficiency"], ".2f"), right=True),
         Column("expected", lambda row: _rate(row[2]["expected_rate"], ".2f"), right=True),
-        Column("it/s", lambda row: _rate(row[2]["it_per_s"], ".4g"), right=True),
+        Column("measured", lambda row: _rate(row[2]["share"], ".2f"), right=True),
+        Column("it/s", lambda row: _rate(_newest(row[2]), ".4g"), right=True),
+        Column("alone", lambda row: _rate(row[2]["alone_it_per_s"], ".4g"), right=True),
+        Column("gain", lambda row: _rate(row[1]["gain"], ".2f"), right=True),
     )
     show_table(columns, rows)
     click.echo("expected: part of its speed alone that the policy's model of sharing leaves to a job")
+    if any(group["gain"] is not None for group in found):
+        click.echo("measured: that part as it is; gain: the sum of a group, 1 is as much as one after another")
     if any(group["efficiency"] is not None for group in found):
         click.echo("order: whose stages come first; γ: how busy storage and CPU, GPU and network are, 0 to 1")
+
+
+def _newest(member: GroupMemberView) -> float | None:
+    """Its iterations per second beside the others, else all that it reports."""
+    return member["it_per_s"] if member["beside_it_per_s"] is None else member["beside_it_per_s"]
 
 
 def _place_in(order: Sequence[int] | None, job: int) -> str:
@@ -106,7 +116,8 @@ def _beside(found: ShowView, job: int) -> list[tuple[str, str]]:
         return []
     others = runs_of(sorted(member["job"] for member in group["members"] if member["job"] != job))
     fits = "" if group["efficiency"] is None else f", γ {group['efficiency']:.2f}"
-    return [("shares with", f"{others}, since {ago(group['since_s'])}{fits} (gpuloom ls --groups)")]
+    gain = "" if group["gain"] is None else f", together {group['gain']:.2f} of one alone"
+    return [("shares with", f"{others}, since {ago(group['since_s'])}{fits}{gain} (gpuloom ls --groups)")]
 
 
 def _rate(value: float | None, form: str) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypedDict
 import click
 
 from gpuloom.cli.control import SO_ALREADY, act_on_arrays, report, split_large_arrays
-from gpuloom.cli.live import JOBS_HELP, connect, live_options, numbers
+from gpuloom.cli.jobs import where_of
+from gpuloom.cli.live import JOBS_HELP, connect, live_options, numbers, plain
 from gpuloom.cli.live_tables import busy_gpus, gpu_columns, is_slots, rate_columns, troubles
 from gpuloom.cli.run_options import Duration
 from gpuloom.cli.screen import Screen, Tables
@@ -17,7 +18,7 @@ from gpuloom.core.units import format_duration
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
-    from gpuloom.live.views.answers import JobView, NodeView, StatusView
+    from gpuloom.live.views.answers import GroupView, JobView, NodeView, StatusView
 
 
 class _Look(TypedDict):
@@ -26,6 +27,7 @@ class _Look(TypedDict):
     status: StatusView
     nodes: list[NodeView]
     jobs: list[JobView]
+    groups: list[GroupView]
 
 
 @click.command(epilog=JOBS_HELP)
@@ -68,7 +70,8 @@ def top(jobs: tuple[str, ...], once: bool, times: int | None, every_s: float, as
 
         def look() -> _Look:
             running = list(client.jobs(states=("running", "starting", "stopping", "frozen"), oldest_first=True))
-            return {"status": client.status(), "nodes": client.nodes(), "jobs": running}
+            groups = client.groups()
+            return {"status": client.status(), "nodes": client.nodes(), "jobs": running, "groups": groups}
 
         Screen(every_s=every_s, as_json=as_json, times=times).run(look, _tables, _heads)
 
@@ -109,4 +112,14 @@ def _heads(found: _Look) -> list[str]:
         if node["reason"]:
             parts.append(node["reason"])
         lines.append(", ".join(parts))
-    return lines
+    return [*lines, *map(_group, found["groups"])]
+
+
+def _group(group: GroupView) -> str:
+    """'together on host:0: 12 (0.81), 13 (0.62), gain 1.43': members in the order of their stages."""
+    members = {member["job"]: member["share"] for member in group["members"]}
+    said = [
+        str(job) if (share := members[job]) is None else f"{job} ({share:.2f})" for job in group["order"] or members
+    ]
+    gain = "not measured yet" if group["gain"] is None else f"measured gain {group['gain']:.2f}"
+    return plain(f"together on {where_of(group['gpus'])}: jobs {', '.join(said)}, {gain}")

@@ -24,9 +24,13 @@ Types and their data (all JSON):
     attempt.ended       {reason, exit_code, signal, message, saved, saved_by, work_s, peak_memory_mib, next,
                         not_before_s, failure, ended_s, it_per_s}
                         ended_s: when the process ended; the event may be written later
-    group.changed       {members, was, gpus: {node: [gpu, …]}, order|null, rates: {job: rate|null}, efficiency|null}
+    group.changed       {members, was, gpus: {node: [gpu, …]}, order|null, rates: {job: rate|null}, efficiency|null,
+                        alone: {job: iterations per second|null}}
                         no record changes: groups follow from attempts. Jobs that share GPUs from now on, and those who
-                        did before, of these or of a group that is no more (members: [], the last three not there)
+                        did before, of these or of a group that is no more (members: [], the last four not there)
+    group.measured      {members, kinds, gpu_model, gpus, shares, iterations, gain, pays, until_s}    no record changes
+                        what each kept of its speed alone, and their sum; until_s: if it did not pay, it is not formed
+                        again until then (live/records/together.py)
     node.changed        {node: {…}}         a NodeRecord without its `cause`
     policy.set          {policy, interval_s}
     policy.failed       {policy, call, error, where, since_s, last_s, times, serves}    serves: the policy in its place

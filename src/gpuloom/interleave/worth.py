@@ -5,11 +5,13 @@ Sources, the first that speaks of a group is right:
        other on this GPU model;
     2. stage times (`groups.py`): up to four jobs, which make one iteration each in the group's time;
     3. none: such groups are not formed.
-Where two of a larger group's jobs were measured not to fit together, the group is not formed either.
+Where two of a larger group's jobs were measured not to fit together, the group is not formed either; nor is one
+that was measured and did not pay (`PairSpeeds.apart`), or that holds such a one.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
@@ -46,7 +48,7 @@ class GroupWorth:
 
     def __init__(self, times: GroupTimes, gpu_models: Iterable[str] = ()) -> None:
         self.times = times
-        pairs = times.pairs
+        pairs, gpu_models = times.pairs, tuple(gpu_models)
         found = [None if pairs is None else pairs.on(model) for model in dict.fromkeys(gpu_models)] or [None]
         distinct: list[F8 | None] = []
         for share in found:
@@ -55,7 +57,10 @@ class GroupWorth:
             ):
                 distinct.append(share)
         self._shares = distinct
-        self.measured = any(share is not None for share in distinct)
+        wanted = {model.upper() for model in gpu_models}
+        apart = () if pairs is None else pairs.apart
+        self._apart = {kinds for model, kinds in apart if not wanted or model in wanted}
+        self.measured = any(share is not None for share in distinct) or bool(self._apart)
         """Whether any pair was measured on any of these models."""
         self._rates: dict[Profiles, Rates | None] = {}
 
@@ -140,7 +145,7 @@ class GroupWorth:
         """
         if len(group) == 1:
             return (1.0,)
-        if group[0] == UNKNOWN:
+        if group[0] == UNKNOWN or (self._apart and self._is_apart(group)):
             return None
         found: list[Rates] = []
         for share in self._shares:
@@ -152,6 +157,11 @@ class GroupWorth:
                 return None
             found.append(rates)
         return found[0] if len(found) == 1 else tuple(map(min, zip(*found, strict=True)))
+
+    def _is_apart(self, group: Profiles) -> bool:
+        """Whether these, or some of them, were measured together and did not pay."""
+        kinds = Counter(self.times.kind[profile] for profile in group)
+        return any(Counter(apart) <= kinds for apart in self._apart)
 
     def _fits(self, group: Profiles, share: F8 | None) -> bool:
         """Whether no two of a group of several were measured not to fit together."""

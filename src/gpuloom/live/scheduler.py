@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from gpuloom.core.book import node_data
 from gpuloom.core.errors import PolicyError
-from gpuloom.core.job import Attempt, Condition, EndReason, Gpu, GpuState, Job, NodeState, Phase, condition_of
+from gpuloom.core.job import Attempt, Condition, EndReason, Gpu, GpuState, Job, NodeState, Phase, condition_of, gpus_in
 from gpuloom.core.spec import OnPreempt
 from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.gangs import Gangs, expected_of
@@ -45,10 +45,13 @@ from gpuloom.live.planning.estimates import Estimates
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.record import PolicyRecord
+from gpuloom.live.planning.roster import alike
 from gpuloom.live.planning.standby import FALLBACK
+from gpuloom.live.records.fleet import model_of
 from gpuloom.live.records.forgetting import Forgetting
 from gpuloom.live.records.groups import Groups
 from gpuloom.live.records.ledger import Ledger
+from gpuloom.live.records.together import TOLD, Together
 from gpuloom.live.records.work import WorkDone
 from gpuloom.live.sights import Sights
 from gpuloom.policies.blame import said
@@ -161,8 +164,18 @@ class Scheduler:
             clock.now,
             woven=self._woven,
             rate_of=self.work.rate_of,
+            alone_of=lambda job: self.together.alone(job),
             events=store.events(types=("group.changed",), limit=TOLD_GROUPS, newest=True),
         )
+        self.together = Together(
+            self.book,
+            self.groups,
+            clock.now,
+            known_alone=self._known_alone,
+            kind_of=alike,
+            events=store.events(types=("group.changed", "group.measured"), limit=TOLD, newest=True),
+        )
+        self.planning.worlds.apart = self.together.apart
         self.turns = Turns(self.book, self.groups, gangs, lambda: self.planning.policy.weaves)
         self.sampler = Sampler(self.ledger, self.planning.scene, sights)
         self._early: dict[str, RunStatus] = {}
@@ -237,6 +250,25 @@ class Scheduler:
         world = self.planning.world
         return (None, None) if world is None else world.woven(jobs)
 
+    def _known_alone(self, job: Job, attempt: Attempt) -> float | None:
+        """Iterations per second of a job alone on the GPUs that it has, by earlier runs of it or the user's profile."""
+        gpus = gpus_in(attempt.allocation)
+        found = self.speeds.it_per_s(job, model_of(self.book.nodes, attempt.allocation), gpus)
+        profiles = self.planning.worlds.profiles
+        if found is not None or not job.spec.model:
+            return found
+        profile = profiles.find(job.spec.model, gpus)
+        return 1.0 / profile.iteration_s if profile in profiles.own and profile.gpus == gpus else None
+
+    def _judge_groups(self) -> None:
+        """Write down what was measured of groups; one that does not pay is not formed again for a while."""
+        if self.together.lapsed():
+            self.planning.stale()
+        if self.planning.policy.weaves and (judged := self.together.news()):
+            self.ledger.write(judged)
+            if self.together.written(judged):
+                self.planning.stale()
+
     def _where_of(self, run: str) -> Where | None:
         """Where an open attempt leaves what is looked at when it ends: on its master's node. From any thread."""
         attempt = self.intake.attempt_of(run)
@@ -280,6 +312,10 @@ class Scheduler:
         def safely() -> None:
             try:
                 self.intake.sampled(node, runs, gpus, flags)
+                for run, usage in runs.items() if self.planning.policy.weaves else ():
+                    at_s, attempt = usage.progress.get("at_s"), self.intake.attempt_of(run)
+                    if isinstance(at_s, float) and attempt is not None:
+                        self.together.take(attempt, usage.progress.get("step"), self.clock.from_wall(at_s))
             except StoreError as error:
                 self._trouble("store", str(error))
 
@@ -370,9 +406,11 @@ class Scheduler:
                 self._pass(now)
                 self.dispatch.start_granted(now)
             self.dispatch.hand_over(now)
+            self.together.look()
             if not self.meeting.unmet and (news := self.groups.news()):
                 self.ledger.write(news)
                 self.groups.written()
+            self._judge_groups()
             if not self.meeting.unmet:
                 self.turns.tell()
             if self.ledger.writes > writes:

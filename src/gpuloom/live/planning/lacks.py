@@ -19,6 +19,8 @@ class Input(StrEnum):
 
     STAGES = "stages"
     """Stage times of jobs: which resources they use when."""
+    MEMORY = "memory"
+    """GPU memory of jobs."""
     SIZES = "sizes"
     """Numbers of GPUs on which jobs can run, and how fast."""
     SPEEDS = "speeds"
@@ -47,6 +49,8 @@ def lacks(planning: Planning) -> list[Lack]:
         of = plural(len(jobs), "job")
         text = f"Policy {written} weaves jobs by their stage times, which are unknown for {without:,} of {of}"
         found.append(Lack(Input.STAGES, without, f"{text}: name a --model that `gpuloom profiles list` has."))
+    if policy.weaves:
+        found += _memory(planning, jobs)
     if policy.rewarded:
         found += _rewards(planning, jobs)
     if policy.resizes and jobs:
@@ -70,6 +74,24 @@ def _without_stages(planning: Planning, jobs: Sequence[Job]) -> int:
     """Jobs whose stage times are in no profile."""
     kinds = Counter([(job.spec.model or "", job.gpus) for job in jobs])
     return sum(count for kind, count in kinds.items() if not kind[0] or planning.worlds.profiles.find(*kind) is None)
+
+
+def _memory(planning: Planning, jobs: Sequence[Job]) -> list[Lack]:
+    """Of jobs that could be woven but for their GPU memory."""
+    if all(gpu.memory_mib is None for node in list(planning.book.nodes.values()) for gpu in node.gpus):
+        return []
+    find = planning.worlds.profiles.find
+    without = 0
+    for job in jobs:
+        profile = None if job.spec.model is None else find(job.spec.model, job.gpus)
+        without += job.spec.gpu_memory is None and profile is not None and profile.gpu_memory_mib is None
+    if not without:
+        return []
+    of = plural(len(jobs), "job")
+    text = (
+        f"Policy {planning.seat.written} puts jobs together only where their GPU memory is known, which it is not for"
+    )
+    return [Lack(Input.MEMORY, without, f"{text} {without:,} of {of}: say it (--gpu-memory).")]
 
 
 def _rewards(planning: Planning, jobs: Sequence[Job]) -> list[Lack]:

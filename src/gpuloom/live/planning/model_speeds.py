@@ -120,6 +120,13 @@ class ModelSpeeds:
         """The speeds of this job."""
         return self.of(like_of(job.spec, job.user, job.gpus, job.array_id), job.spec.speeds, job.spec.sizes)
 
+    def it_per_s(self, job: Job, gpu_model: str, gpus: int) -> float | None:
+        """Iterations per second of earlier runs of this very job, alone on so many GPUs of this model; None: none was
+        measured."""
+        runs = self._same(like_of(job.spec, job.user, job.gpus, job.array_id))
+        rates = [run.it_per_s for run in runs if (run.gpu_model, run.on_gpus) == (gpu_model, gpus)]
+        return median(rates[-KEEP:]) if rates else None
+
     def _same(self, like: Like) -> list[_Run]:
         """Measured runs of this very job."""
         same = [run for run in self._measured(like) if run.like.gpus == like.gpus and run.like.similar == like.similar]

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from gpuloom.core.cluster import Cluster
 from gpuloom.core.commands import Command
 from gpuloom.core.job import ENDED, Allocation, Job, Phase
+from gpuloom.core.pairs import Apart
 from gpuloom.core.profile import Profiles
 from gpuloom.core.snapshot import Measured, Speed
 from gpuloom.core.state import State
-from gpuloom.core.workload import I4
+from gpuloom.core.workload import I4, Workload
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
 from gpuloom.facts.gpus import with_known_memory
@@ -80,6 +82,7 @@ class Collector:
         return taken
 
 
+NEVER_APART = Apart()
 RANK_S = 1e8
 """A rank counts as much earlier: three years."""
 
@@ -112,13 +115,15 @@ class World:
         measured: Mapping[int, float] = MappingProxyType({}),
         going: Mapping[int, Speed] = MappingProxyType({}),
         freed: Collection[str] = (),
+        apart: Apart = NEVER_APART,
     ) -> None:
         """eligible: those that wait; met: those that the policy knows. fixed: of `placed`, those that
         stay as they are. left: jobs (of `jobs`) that have ended since the world before this one: the policy has not
         been told yet, and learns from ends. rank: jobs that are to go first, the more the higher (0 where not named):
         they count as submitted long before. measured: of `left`, iterations per second of those that reported them.
         going: the same of `placed`.
-        freed: nodes on which jobs that go on have lost GPUs."""
+        freed: nodes on which jobs that go on have lost GPUs.
+        apart: groups that did not pay."""
         ordered = sorted(jobs, key=lambda job: (-rank.get(job.id, 0), job.submitted_s, job.id))
         columns = roster.columns(ordered)
         self.fleet, self.policy = fleet, policy
@@ -140,6 +145,10 @@ class World:
             workload = replace(workload, priority=_ranked([job.priority for job in ordered]))
         if policy.uses_stages or policy.rewarded or profiles.own:
             workload = with_profiles(workload, profiles)
+        if policy.weaves:
+            workload = _alone_until_measured(workload, cluster)
+            if apart and (pairs := apart.among([(alike(job), job.gpus) for job in ordered])) is not None:
+                workload = replace(workload, pairs=pairs)
         self.workload = workload = with_speeds(workload, cluster)
         self.state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
         self._stands_s = {self.row_of[number]: has.stands_s for number, has in placed.items()}
@@ -290,6 +299,18 @@ class World:
         nodes = np.array([now_at.get(name, -1) for name in memory.nodes], dtype=np.intp)
         with Asking(Call.CARRIED, self.policy):
             return self.policy.carried(memory.value, rows, nodes, self.workload, cluster)
+
+
+def _alone_until_measured(workload: Workload, cluster: Cluster) -> Workload:
+    """Jobs of unknown GPU memory count as jobs of unknown stages, which run alone: beside others they could fail, and
+    make these fail. On CPU slots there is none to run out of."""
+    if workload.stage_s is None or all(node.gpu_memory_mib is None for node in cluster.nodes):
+        return workload
+    memory_mib = workload.gpu_memory_mib
+    unknown = np.ones(len(workload), dtype=bool) if memory_mib is None else np.isnan(memory_mib)
+    return (
+        replace(workload, stage_s=np.where(unknown[:, None], np.nan, workload.stage_s)) if unknown.any() else workload
+    )
 
 
 def _ranked(priorities: Sequence[int]) -> I4:

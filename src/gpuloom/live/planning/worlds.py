@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 
 from gpuloom.core.decision import Reason
 from gpuloom.core.job import ENDED, Allocation, Job
+from gpuloom.core.pairs import Apart
 from gpuloom.core.profile import Profiles
 from gpuloom.core.snapshot import Speed
 from gpuloom.facts.profiles import load_profiles
@@ -48,6 +49,8 @@ class Worlds:
         self.freed: set[str] = set()
         self.silent = self.told = 0
         self.profiles: Profiles = load_profiles()
+        self.apart: Callable[[], Apart] = Apart
+        """Groups that did not pay when they were measured."""
         self._roster = Roster(scene.estimates, scene.speeds)
 
     @property
@@ -79,6 +82,8 @@ class Worlds:
         twin.freed = set(self.freed)
         twin.measured, twin.told, twin.silent = {}, self.told, self.silent
         twin.going = dict(self.going)
+        apart = self.apart()
+        twin.apart = lambda: apart
         twin._roster = self._roster.copy(scene.estimates, scene.speeds)
         with suppress(PolicyFailure), Asking(Call.WRITE_MEMORY, self.scene.policy):
             twin.kept = deepcopy(self.memory())
@@ -150,6 +155,7 @@ class Worlds:
             measured={n: self.measured[n] for n in ended if n in self.measured},
             going={n: self.going[n] for n in placements if n in self.going},
             freed=self.freed,
+            apart=self.apart(),
         )
         if aside is not None:
             return world, {}

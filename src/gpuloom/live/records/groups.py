@@ -60,11 +60,14 @@ class Groups:
         *,
         woven: Woven = _unknown,
         rate_of: Callable[[int], float | None] = lambda job: None,
+        alone_of: Callable[[int], float | None] = lambda job: None,
         events: Iterable[Event] = (),
     ) -> None:
-        """rate_of: the part of its speed alone that a job is expected to have. events: those of groups, in order: what
+        """rate_of: the part of its speed alone that a job is expected to have. alone_of: iterations per second that it
+        made alone. events: those of groups, in order: what
         was told by the scheduler before this one."""
-        self._book, self._now, self._woven, self._rate_of = book, now, woven, rate_of
+        self._book, self._now, self._woven = book, now, woven
+        self._rate_of, self._alone_of = rate_of, alone_of
         self._facts: dict[frozenset[int], tuple[tuple[int, ...] | None, float | None]] = {}
         self._told: set[frozenset[int]] = set()
         """Groups of which the log says that they are there."""
@@ -112,6 +115,7 @@ class Groups:
                         "order": None if group.order is None else list(group.order),
                         "rates": {str(job): self._rate_of(job) for job in group.members},
                         "efficiency": group.efficiency,
+                        "alone": {str(job): self._alone_of(job) for job in group.members},
                     },
                 )
             )

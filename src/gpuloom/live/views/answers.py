@@ -407,6 +407,9 @@ class GroupMemberView(TypedDict):
     user: str
     expected_rate: Annotated[float | None, "Part of its speed alone that the policy's model expects."]
     it_per_s: Annotated[float | None, "Iterations per second that it reports."]
+    alone_it_per_s: Annotated[float | None, "Alone on these GPUs: its own, of earlier runs, or of its profile."]
+    beside_it_per_s: Annotated[float | None, "Since all members have begun; null: too few iterations to tell."]
+    share: Annotated[float | None, "Part of its speed alone that was measured: the latter over the former."]
 
 
 class GroupView(TypedDict):
@@ -417,6 +420,10 @@ class GroupView(TypedDict):
     since_s: Annotated[float, "Since when it is these members."]
     order: Annotated[list[int] | None, "Members as their stages follow each other; null: no stage times are known."]
     efficiency: Annotated[float | None, "γ, how busy the resources are by stage times, 0 to 1; null: not known."]
+    gain: Annotated[
+        float | None,
+        "Measured normalised throughput: the sum of the shares. 1: as much as one after another. null: not known yet.",
+    ]
 
 
 class GroupList(TypedDict):
@@ -441,7 +448,7 @@ class FailureView(TypedDict):
 class LackView(TypedDict):
     """An input that the policy uses and that is unknown."""
 
-    input: Literal["stages", "sizes", "speeds", "ratios", "rates"]  # live/planning/lacks.py, Input
+    input: Literal["stages", "memory", "sizes", "speeds", "ratios", "rates"]  # live/planning/lacks.py, Input
     jobs: Annotated[int, "Of how many jobs."]
     text: str
 

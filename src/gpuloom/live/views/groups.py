@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuloom.core.job import Attempt
 from gpuloom.core.progress import it_per_s
 from gpuloom.live.records.groups import Group
+from gpuloom.live.records.together import Measured
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.sights import Sights
 from gpuloom.live.views.answers import GroupMemberView, GroupView
@@ -16,17 +17,18 @@ def groups_view(scheduler: Scheduler, sights: Sights) -> list[GroupView]:
 
 
 def _group(scheduler: Scheduler, sights: Sights, group: Group) -> GroupView:
-    attempts = scheduler.book.attempts
+    attempts, found = scheduler.book.attempts, scheduler.together.of(group)
     return {
-        "members": [_member(scheduler, sights, attempts[job]) for job in group.members],
+        "members": [_member(scheduler, sights, attempts[job], found) for job in group.members],
         "gpus": group.gpus,
         "since_s": group.since_s,
         "order": None if group.order is None else list(group.order),
         "efficiency": group.efficiency,
+        "gain": found.gain,
     }
 
 
-def _member(scheduler: Scheduler, sights: Sights, attempt: Attempt) -> GroupMemberView:
+def _member(scheduler: Scheduler, sights: Sights, attempt: Attempt, found: Measured) -> GroupMemberView:
     job, usage = scheduler.book.jobs[attempt.job], sights.usage(attempt)
     return {
         "job": job.id,
@@ -34,4 +36,7 @@ def _member(scheduler: Scheduler, sights: Sights, attempt: Attempt) -> GroupMemb
         "user": job.user,
         "expected_rate": scheduler.work.rate_of(job.id),
         "it_per_s": None if usage is None else it_per_s(usage.progress),
+        "alone_it_per_s": found.alone[job.id],
+        "beside_it_per_s": found.beside[job.id],
+        "share": found.share[job.id],
     }

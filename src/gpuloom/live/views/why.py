@@ -61,6 +61,8 @@ class Known:
     lacks: Sequence[str] = ()
     size: str = ""
     """Of an elastic job that runs, a sentence on its size."""
+    apart: Sequence[str] = ()
+    """Sentences on the jobs beside which it did not pay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class Whys:
                 None if attempt is None else attempt.since_s,
                 [lack.text for lack in lacks(scheduler.planning)] if current.phase not in ENDED else [],
                 why_this_size(scheduler.planning, current, _resized(scheduler, current)),
+                kept_apart(scheduler, current, now) if scheduler.planning.policy.weaves else [],
             )
             copied = scheduler.planning.copy() if wanted and prepared is None else None
             return _Facts(known, prepared, copied, key)
@@ -181,6 +184,21 @@ def _resized(scheduler: Scheduler, job: Job) -> tuple[str, Sequence[int]] | None
     return str(told[-1].data["why"]), list(told[-1].data["jobs"])
 
 
+def kept_apart(scheduler: Scheduler, job: Job, now_s: float) -> list[str]:
+    """With whom a job is not put together for a while, as that was measured and did not pay."""
+    if job.phase in ENDED:
+        return []
+    said = []
+    for one in scheduler.together.against(job):
+        kept = ", ".join(f"job {member} {share:.2f}" for member, share in zip(one.members, one.shares, strict=True))
+        left = format_duration(one.until_s - now_s)
+        said.append(
+            f"On {one.gpu_model} jobs {', '.join(map(str, one.members))} were measured together and did not pay: of "
+            f"its speed alone {kept} was left, in all {one.gain:.2f} of one job; such are kept apart for {left} more."
+        )
+    return said
+
+
 def _among(queue: Queue, found: Outlook) -> Among:
     jobs = queue.preview.planning.book.jobs
     names = {number: jobs[number].name for number in found.unknown}
@@ -215,7 +233,7 @@ def _of_one_that_does_not_wait(known: Known) -> WhyView:
         )
         text += f" {said.end_of_one_that_runs(known.left, job, (low, median, high), now)}"
     view["text"] = text
-    view["sentences"] = [text, *([known.size] if known.size else [])]
+    view["sentences"] = [text, *([known.size] if known.size else []), *known.apart]
     return view
 
 
@@ -229,7 +247,7 @@ def _of_one_that_waits(known: Known, reason: Reason, found: Outlook | None, amon
     view = _view(known, reason.code, reason.text)
     view["numbers"] = {key: float(value) for key, value in reason.numbers.items()}
     state = "is frozen and waits" if job.phase is Phase.FROZEN else "waits"
-    sentences = [f"Job {job.id} ({job.name}, {plural(job.gpus, 'GPU')}) {state}. {reason.text}"]
+    sentences = [f"Job {job.id} ({job.name}, {plural(job.gpus, 'GPU')}) {state}. {reason.text}", *known.apart]
     view["sentences"] = sentences
     if found is None:
         return view

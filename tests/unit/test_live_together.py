@@ -1,0 +1,161 @@
+"""Groups are measured against running alone, and one that does not pay is dissolved and remembered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuloom.core.pairs import Apart
+from gpuloom.core.usage import RunUsage
+from gpuloom.live.records.together import KEPT, REMEMBERED_S, Reports
+from gpuloom.live.trial.rehearsal import Rehearsal
+
+PROFILES = """model,gpus,iteration_s,storage_s,cpu_s,gpu_s,network_s
+reader,1,1,1.0,0,0,0
+learner,1,1,0,0,1.0,0
+"""
+
+
+@pytest.fixture(autouse=True)
+def _profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULOOM_HOME", str(tmp_path))
+    (tmp_path / "profiles.csv").write_text(PROFILES)
+
+
+class Live(Rehearsal):
+    """Jobs that report steps."""
+
+    def __init__(self, policy: str = "muri-l", gpus: int = 1) -> None:
+        super().__init__(policy, models=["V100"] * gpus, interval_s=0.0)
+        self.steps: dict[int, float] = {}
+
+    def job(self, model: str, **more: object) -> int:
+        spec = {"model": model, "estimate": "5h", "gpu_memory": 1000, "command": ["train", model], **more}
+        return self.submit(spec)[0]
+
+    def run(self, seconds: float, **it_per_s: float) -> None:
+        """Time goes on, and jobs (j1=2.0: job 1, 2 iterations per second) report every five seconds."""
+        for _ in range(int(seconds / 5)):
+            self.later(5.0)
+            for name, rate in it_per_s.items():
+                job = int(name[1:])
+                if (attempt := self.scheduler.book.attempts.get(job)) is None:
+                    continue
+                self.steps[job] = self.steps.get(job, 0.0) + rate * 5.0
+                progress: dict[str, object] = {"step": self.steps[job], "at_s": self.now_s}
+                self.scheduler.sampled("here", {attempt.run: RunUsage(attempt.run, progress=progress)}, [], [])
+            self.turn()
+
+    def together(self) -> list[tuple[int, ...]]:
+        return [group.members for group in self.scheduler.groups.all()]
+
+    def judged(self) -> list[dict[str, object]]:
+        return [dict(event.data) for event in self.store.events(types=("group.measured",), limit=100)]
+
+    def why(self, job: int) -> str:
+        return " ".join(self.service.why(job, forecast=False)["sentences"])
+
+
+def test_a_group_that_pays_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = Live()
+    one = live.job("reader")
+    live.run(60.0, j1=2.0)  # twice what its profile says
+    two = live.job("learner")
+    assert live.together() == [(one, two)]
+    (group,) = live.service.groups()
+    assert [group["gain"], *(member["alone_it_per_s"] for member in group["members"])] == [None, 2.0, 1.0]
+    live.run(15.0, j1=1.6)
+    live.run(20.0, j1=1.6, j2=0.9)
+    assert live.service.groups()[0]["gain"] is None, "too little was seen of the second"
+    live.run(60.0, j1=1.6, j2=0.9)
+    (group,) = live.service.groups()
+    assert group["gain"] == pytest.approx(0.8 + 0.9)
+    shares = [(member["job"], member["beside_it_per_s"], member["share"]) for member in group["members"]]
+    assert shares == [(one, pytest.approx(1.6), pytest.approx(0.8)), (two, pytest.approx(0.9), pytest.approx(0.9))]
+    (judged,) = live.judged()
+    assert (judged["members"], judged["pays"], judged["gain"]) == ([one, two], True, pytest.approx(1.7))
+    assert live.together() == [(one, two)]
+    assert "did not pay" not in live.why(one)
+    live.run(620.0, j1=1.6, j2=0.9)
+    assert len(live.judged()) == 1, "judged again, and nothing has changed"
+
+
+@pytest.mark.parametrize("policy", ["muri-l", "muri-xs", "weave"])
+def test_a_group_that_does_not_pay_is_dissolved_and_remembered(policy: str) -> None:
+    live = Live(policy)
+    one, two = live.job("reader"), live.job("learner")
+    assert live.together() == [(one, two)]
+    live.run(150.0, j1=0.4, j2=0.5)
+    (judged,) = live.judged()
+    assert (judged["members"], judged["pays"]) == ([one, two], False)
+    assert live.together() == []
+    waiting = {one: two, two: one}[next(iter(live.scheduler.book.attempts))]
+    said = "of its speed alone job 1 0.40, job 2 0.50 was left, in all 0.90 of one job; such are kept apart for"
+    assert said in live.why(waiting)
+    live.restart(orderly=False)
+    live.run(30.0)
+    assert live.together() == [], "also by the scheduler that takes over"
+    three = live.job("learner" if waiting == two else "reader")
+    live.run(30.0)
+    readers = {one, three} if waiting == one else {one}
+    for group in live.together():
+        assert readers.issuperset(group) or readers.isdisjoint(group), "nor are others of their kind"
+    assert said in live.why(three)
+    live.later(REMEMBERED_S)
+    assert not live.scheduler.together.apart()
+    assert said not in live.why(three)
+    if policy == "muri-l":
+        assert live.together() != [], "it is tried again"
+
+
+def test_a_later_measurement_counts() -> None:
+    live = Live(gpus=1)
+    live.job("reader"), live.job("learner")
+    live.run(150.0, j1=0.9, j2=0.9)
+    assert [one["pays"] for one in live.judged()] == [True]
+    live.run(650.0, j1=0.3, j2=0.3)  # other phases of theirs
+    assert [one["pays"] for one in live.judged()] == [True, False]
+    assert live.together() == []
+
+
+def test_a_job_of_unknown_gpu_memory_is_alone() -> None:
+    live = Live()
+    one = live.job("reader", gpu_memory=None)
+    live.job("learner", gpu_memory=None)
+    assert live.together() == []
+    lacks = {lack["input"]: lack["text"] for lack in live.service.policy()["lacks"]}
+    assert "unknown" not in lacks.get("stages", "")
+    assert "puts jobs together only where their GPU memory is known" in lacks["memory"]
+    live.end(f"{one}.1")
+    three = live.job("reader", gpu_memory=1000)
+    live.job("learner", gpu_memory=1000)
+    live.run(10.0)
+    assert three not in live.scheduler.book.attempts, "the one of unknown memory has the GPU for itself"
+
+
+def test_groups_of_three_are_kept_apart_as_a_whole() -> None:
+    kinds = [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
+    apart = Apart(
+        (("V100", (kinds[2], kinds[0], kinds[1]), (0.3, 0.3, 0.3)), ("V100", (kinds[1], kinds[0]), (0.4, 0.5)))
+    )
+    pairs = apart.among([*kinds, kinds[1]])
+    assert pairs is not None
+    assert pairs.of_job.tolist() == [0, 1, 2, -1, 1]
+    assert pairs.apart == {("V100", (0, 1, 2)), ("V100", (0, 1))}
+    share = pairs.on("v100")
+    assert share is not None
+    assert (share[0, 1], share[1, 0]) == (0.5, 0.4)
+    assert apart.among(kinds[2:]) is None
+
+
+def test_reports_are_thinned_out_and_still_tell_the_rate() -> None:
+    told = Reports("1.1")
+    for second in range(20 * KEPT):
+        told.take(float(second), 3.0 * second)
+    assert len(told._told) <= KEPT + 1
+    done, took_s = told.between(100.0, 4000.0)
+    assert done / took_s == 3.0
+    assert took_s > 3000
+    told.take(6000.0, 5.0)
+    assert told.between(0.0) == (0.0, 0.0), "it began anew"
