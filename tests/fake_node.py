@@ -19,6 +19,7 @@ from gpuloom.core.job import Gpu
 from gpuloom.executors.logs import NoLogError
 from gpuloom.executors.node import Capabilities, RunFiles, RunSpec, Weaving
 from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunPhase, RunStatus
+from gpuloom.files.hook_records import Hooked
 
 NOW_S = 1_700_000_000.0
 """When everything ends here."""
@@ -210,6 +211,10 @@ class FakeFiles:
     def progress(self, run: str) -> Mapping[str, object]:
         self._check()
         return {}
+
+    def hooks(self, run: str) -> Hooked:
+        self._check()
+        return Hooked()
 
     def noticed_s(self, run: str) -> float | None:
         self._check()

@@ -28,6 +28,17 @@ AFTER_IMPORT = (
     ("lightning.pytorch.trainer.trainer", "saving_lightning", "install"),
     ("pytorch_lightning.trainer.trainer", "saving_lightning", "install"),
     ("transformers.trainer", "saving_hf", "install"),
+    ("torch.optim.optimizer", "torch_steps", "install"),
+    ("torch.autograd", "torch_steps", "install_backward"),
+    ("torch.utils.data.dataloader", "torch_data", "install_loader"),
+    ("torch.utils.data._utils.fetch", "torch_data", "install_fetch"),
+    ("torch.nn.parallel.distributed", "torch_comm", "install_ddp"),
+    ("torch.distributed.distributed_c10d", "torch_comm", "install_collectives"),
+    ("keras.src.callbacks.callback_list", "keras_steps", "install"),
+    ("tf_keras.src.callbacks", "keras_steps", "install"),
+    ("transformers.trainer_callback", "totals", "install_hf"),
+    ("lightning.pytorch.loops.fit_loop", "totals", "install_lightning"),
+    ("pytorch_lightning.loops.fit_loop", "totals", "install_lightning"),
 )
 """Rows of: a module that the job imports, a module of this package, its function, which is called with the former."""
 

@@ -10,6 +10,7 @@ Only the thread that trains is timed: the first that begins an interval, or, if 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from threading import get_ident
 from time import perf_counter_ns
 
@@ -42,15 +43,17 @@ SLOTS = 7
 DEEPEST = 64
 """More intervals than this in each other: ends of some were not seen, and all are forgotten."""
 
-listeners = []  # type: list[Listener]
-sinks = []  # type: list[Sink]
+counted_elsewhere = False
+"""A framework on top tells of its iterations itself: steps of an optimizer below are none."""
+listeners: list[Listener] = []
+sinks: list[Sink] = []
 
 
 class Timeline:
     """The intervals of one thread. load: what waits for data take most of, STORAGE or CPU."""
 
     def __init__(self) -> None:
-        self.stack = []  # type: list[tuple[int, int, object]]
+        self.stack: list[tuple[int, int, object]] = []
         """Of each open interval: slot, resource, tag."""
         self.ns = [0] * SLOTS
         self.since = perf_counter_ns()
@@ -114,12 +117,13 @@ class Timeline:
         if got and not self.stack:
             self.begin(GPU, GPU, COMPUTING)
 
-    def fetched(self, storage_ns: int, cpu_ns: int) -> None:
-        """So much of the open wait for data was reading, and preparing, in this thread."""
+    def fetched(self, storage_ns: int, cpu_ns: int, queued_ns: int = 0) -> None:
+        """So much of the open wait for data was reading, preparing, and waiting for a core, in this thread."""
         self._account()
         self.ns[STORAGE] += storage_ns
         self.ns[CPU] += cpu_ns
-        self.ns[WAIT] -= storage_ns + cpu_ns
+        self.ns[REST] += queued_ns
+        self.ns[WAIT] -= storage_ns + cpu_ns + queued_ns
         self.load = STORAGE if storage_ns >= cpu_ns else CPU
 
     def _end_computing(self) -> None:
@@ -133,6 +137,8 @@ class Timeline:
         took, spent = (self.since - self.began if self.began else 0), self.ns
         self.began, self.ns = self.since, [0] * SLOTS
         self.iterations += count
+        if not sinks:
+            _record()
         for sink in list(sinks):
             try:
                 sink(took, spent, count)
@@ -149,6 +155,11 @@ COMPUTING = "computing"
 
 _owner = 0
 _timeline = Timeline()
+
+
+def _record() -> None:
+    """Iterations of a script that marks its stages itself are recorded as those of a framework are."""
+    import_module("_gpuloom_hooks.records").begin("script")
 
 
 def _tell(what: str, *resource: int) -> None:

@@ -1,4 +1,4 @@
 """This machine: its GPUs and memory, their health, and the processes on them.
 
-May import: core.
+May import: core, and of files what reads the records of hooks.
 """

@@ -29,9 +29,11 @@ from gpuloom.agent.processes import (
 )
 from gpuloom.agent.sample import Finding, FindingKind, Foreign, GpuSample, NodeRates, RunOnNode, Sample
 from gpuloom.core.job import DeviceKind, NodeRecord
+from gpuloom.core.measured import progress_by
 from gpuloom.core.progress import PROGRESS_BYTES, progress_of
 from gpuloom.core.usage import RunUsage
 from gpuloom.core.words import plural
+from gpuloom.files.hook_records import training_in
 
 UNKNOWN_MIB = 500.0
 """A GPU counts as used by others if more memory than this is in use by no visible process."""
@@ -257,9 +259,16 @@ class Monitor:
         )
 
     def _reported(self, run: str, directory: str) -> dict[str, object]:
-        """progress.json, read again only when it was written again."""
+        """What the job reports of itself, else what hooks counted in it."""
         if not directory:
             return {}
+        told = self._told(run, directory)
+        if "step" in told or (seen := training_in(os.path.join(directory, "hooks"))) is None:
+            return told
+        return {**progress_by(seen), **told}
+
+    def _told(self, run: str, directory: str) -> dict[str, object]:
+        """progress.json, read again only when it was written again."""
         path = os.path.join(directory, "progress.json")
         try:
             info = os.stat(path, follow_symlinks=False)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from gpuloom.executors.node import RunFiles
 from gpuloom.executors.port import ExecutorError, RunExit
+from gpuloom.files.hook_records import Hooked
 
 
 class NoFiles:
@@ -28,6 +29,9 @@ class NoFiles:
         raise self._error()
 
     def progress(self, run: str) -> Mapping[str, object]:
+        raise self._error()
+
+    def hooks(self, run: str) -> Hooked:
         raise self._error()
 
     def noticed_s(self, run: str) -> float | None:

@@ -19,6 +19,7 @@ from gpuloom.executors.devices import Weaving as Weaving
 from gpuloom.executors.port import Capabilities as Capabilities
 from gpuloom.executors.port import MemberStatus as MemberStatus
 from gpuloom.executors.port import OnStatus, RunExit, RunStatus
+from gpuloom.files.hook_records import Hooked as Hooked
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,11 @@ class RunFiles(Protocol):
         ...
 
     def progress(self, run: str) -> Mapping[str, object]:
-        """What the run reported last of its progress; {} for nothing."""
+        """What the run reported last of its progress, else what hooks counted of it; {} for nothing."""
+        ...
+
+    def hooks(self, run: str) -> Hooked:
+        """What hooks in its Python recorded: iterations, and times of their stages."""
         ...
 
     def noticed_s(self, run: str) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.gang_ends import BEGINNING, unseen_end
 from gpuloom.executors.logs import NoLogError
-from gpuloom.executors.node import Capabilities, RunFiles, RunSpec, Weaving
+from gpuloom.executors.node import Capabilities, Hooked, RunFiles, RunSpec, Weaving
 from gpuloom.executors.port import OnStatus, RunExit, RunPhase, RunStatus
 from gpuloom.executors.roster import rebooted
 from gpuloom.fleet.channel import ANSWER_S, AnswerError, Channel
@@ -270,6 +270,10 @@ class JoinedFiles:
     def progress(self, run: str) -> Mapping[str, object]:
         """See `RunFiles`."""
         return self._asked(lambda found: dict[str, object](found), "progress", run=run)
+
+    def hooks(self, run: str) -> Hooked:
+        """See `RunFiles`."""
+        return self._asked(lambda found: of_plain(Hooked, found), "hooks", run=run)
 
     def noticed_s(self, run: str) -> float | None:
         """See `RunFiles`."""

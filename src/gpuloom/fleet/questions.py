@@ -29,6 +29,7 @@ ANSWERS: Mapping[str, Answer] = {
     "read_log": _read_log,
     "log_mark": lambda node, asked: list(node.files.log_mark(asked["run"])),
     "progress": lambda node, asked: dict(node.files.progress(asked["run"])),
+    "hooks": lambda node, asked: plain(node.files.hooks(asked["run"])),
     "noticed_s": lambda node, asked: node.files.noticed_s(asked["run"]),
     "checkpoint_s": lambda node, asked: node.files.checkpoint_s(asked["run"], asked["written"], asked["workdir"]),
     "exit_of": lambda node, asked: plain(node.files.exit_of(asked["run"], asked["pid"], asked["start_ticks"])),

@@ -7,5 +7,5 @@
 | `serve` | what the head says is done here, what happens here is told |
 | `process` | all parts joined, from start to leave |
 
-May import: core, executors, agent, fleet.
+May import: core, executors, agent, fleet, sharing.
 """
