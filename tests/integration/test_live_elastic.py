@@ -86,6 +86,12 @@ def test_it_shrinks_for_a_job_that_comes_and_grows_when_that_ends(live: Real, po
     told = [(event["data"]["from_replicas"], event["data"]["to_replicas"], event["data"]["why"]) for event in events]
     assert told[-2:] == [(4, 2, "made_room"), (2, 4, "free_gpus")]
     assert events[-2]["data"]["jobs"] == [other]
+    costs = {one["attempt"]: one for one in found["resizes"]}
+    assert [(costs[one["number"]]["cost_from"], costs[one["number"]]["lost_steps"]) for one in attempts[1:]] == [
+        ("steps", 0.0),
+        ("steps", 0.0),
+    ]
+    assert all(0.0 < costs[one["number"]]["cost_s"] < 30.0 for one in attempts[1:])
     view = live.client.job(job)
     assert (view["preemptions"], view["retries_left"]) == (0, 0)
     held = sum(one["held_s"] * one["gpus"] for one in live.client.show(job)["attempts"])

@@ -405,7 +405,13 @@ def test_with_whom_a_job_shares(capsys: pytest.CaptureFixture[str]) -> None:
 
 def shown(capsys: pytest.CaptureFixture[str], spec: Any, runs: list[Any], **fields: Any) -> dict[str, str]:
     found: Any = {"job": {**SHOWN, **fields}, "spec": {"command": ["a"], **spec}, "speeds": [], "attempts": runs}
-    found |= {"log": "", "sizes": [], "group": fields.pop("group", None), "launcher": fields.pop("launcher", None)}
+    found |= {
+        "log": "",
+        "sizes": [],
+        "resizes": [],
+        "group": fields.pop("group", None),
+        "launcher": fields.pop("launcher", None),
+    }
     jobs._show(found)
     lines = capsys.readouterr().out.splitlines()
     return {line[:15].rstrip(" :"): line[15:] for line in lines}
@@ -417,6 +423,20 @@ def test_what_starts_the_processes_of_a_job(capsys: pytest.CaptureFixture[str]) 
     assert shown(capsys, {"per": "gpu"}, [], launcher="direct")["launcher"] == "direct"
     given = {"launcher": "tensorflow", "ps": 2}
     assert shown(capsys, given, [], launcher="tensorflow")["launcher"] == "tensorflow, 2 parameter servers"
+
+
+def test_the_resizes_of_a_job_and_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    one = {"at_s": time.time() - 60.0, "attempt": 2, "from_replicas": 1, "to_replicas": 3, "why": "made_room"}
+    paid = {"jobs": [4], "cost_s": 3.25, "lost_steps": 2.0, "cost_from": "steps"}
+    unpaid = {"attempt": 3, "jobs": [], "cost_s": None, "lost_steps": None, "cost_from": None}
+    found: Any = {"job": SHOWN, "spec": {"command": ["a"], "elastic": "1-4"}, "speeds": [], "attempts": [], "log": ""}
+    jobs._show(found | {"sizes": [], "group": None, "launcher": None, "resizes": [{**one, **paid}, {**one, **unpaid}]})
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-3:] == [
+        "attempt replicas resized stood still steps lost why",
+        "2 1 → 3 1m 00s ago 3.2s 2 it made room for job 4",
+        "3 1 → 3 1m 00s ago - - it made room for other jobs",
+    ]
 
 
 def test_all_that_is_known_of_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

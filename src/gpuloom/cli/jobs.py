@@ -38,6 +38,7 @@ from gpuloom.cli.live_tables import (
     troubles,
 )
 from gpuloom.cli.run_options import Duration
+from gpuloom.core.replicas import resize_words
 from gpuloom.core.spec import Per, Spec, spec_of
 from gpuloom.core.words import plural
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         GroupView,
         JobView,
         MemberView,
+        ResizeView,
         ShowView,
         SizeView,
         SpeedView,
@@ -314,6 +316,9 @@ def _show(found: ShowView) -> None:
     if found["attempts"]:
         click.echo()
         show_table(ELASTIC_ATTEMPT_COLUMNS if spec.elastic else ATTEMPT_COLUMNS, found["attempts"])
+    if found["resizes"]:
+        click.echo()
+        show_table(RESIZE_COLUMNS, found["resizes"])
     members = [(a, member) for a in found["attempts"] if len(a["members"]) > 1 for member in a["members"]]
     if members:
         click.echo()
@@ -422,6 +427,16 @@ def _outcome(attempt: AttemptView) -> str:
     if attempt["saved"]:
         parts.append("checkpoint saved")
     return ", ".join(part for part in parts if part)
+
+
+RESIZE_COLUMNS: Sequence[Column[ResizeView]] = (
+    Column("attempt", lambda r: str(r["attempt"]), right=True),
+    Column("replicas", lambda r: f"{r['from_replicas']} → {r['to_replicas']}"),
+    Column("resized", lambda r: ago(r["at_s"])),
+    Column("stood still", lambda r: "-" if r["cost_s"] is None else f"{r['cost_s']:.1f}s", right=True),
+    Column("steps lost", lambda r: "-" if r["lost_steps"] is None else f"{r['lost_steps']:g}", right=True),
+    Column("why", lambda r: resize_words(r["why"], r["jobs"]), gives=True),
+)
 
 
 ATTEMPT_COLUMNS: Sequence[Column[AttemptView]] = (

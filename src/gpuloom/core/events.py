@@ -16,14 +16,18 @@ Types and their data (all JSON):
                         replicas of an elastic job failed by themselves, and it goes on; no record changes. gpus:
                         theirs; in_a_row: failures without new progress, of which `most` are forgiven; step: the
                         last that it had reported
+    job.resize_cost     {attempt, from_replicas, to_replicas, cost_s, lost_steps|null, cost_from}    no record changes
+                        the attempt that was resized works again: how long the job stood still, and the steps it did
+                        again; cost_from: core/replicas.py: CostFrom
     attempt.starting    {attempt, allocation: [[node, [gpu, …]], …], identity, gpu_model}
     attempt.running     {pid, start_ticks, boot_id}
     attempt.stopping    {reason, deadline_s}; of one that is resized also {to_gpus, why, jobs}
     attempt.frozen      {}
     attempt.thawed      {allocation}
     attempt.ended       {reason, exit_code, signal, message, saved, saved_by, work_s, peak_memory_mib, next,
-                        not_before_s, failure, ended_s, it_per_s}
-                        ended_s: when the process ended; the event may be written later
+                        not_before_s, failure, ended_s, it_per_s, last_step, last_s}
+                        ended_s: when the process ended; the event may be written later. last_step, last_s: the last
+                        step that it reported, and when; not there if it reported none
     group.changed       {members, was, gpus: {node: [gpu, …]}, order|null, rates: {job: rate|null}, efficiency|null,
                         alone: {job: iterations per second|null}}
                         no record changes: groups follow from attempts. Jobs that share GPUs from now on, and those who

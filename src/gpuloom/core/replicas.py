@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -48,6 +49,15 @@ def replicas_of(text: str, gpus: int = 1) -> Replicas:
     return Replicas(least, most, gpus)
 
 
+class CostFrom(StrEnum):
+    """Between what the time was measured that a resize cost."""
+
+    STEPS = "steps"
+    """From the last step that the job reported before to the first one after."""
+    PROCESSES = "processes"
+    """From the notice to the start of the new processes: the job reports no steps."""
+
+
 class ResizeWhy(StrEnum):
     """Why an attempt of an elastic job has another size than the one before it."""
 
@@ -65,3 +75,20 @@ class ResizeWhy(StrEnum):
     """A replica failed by itself, and it goes on with the rest."""
     RESTARTED = "restarted"
     """It was stopped or failed, and started again at another size."""
+
+
+_WORDS = {
+    ResizeWhy.FREE_GPUS: "it grew on free GPUs",
+    ResizeWhy.FROM_OTHERS: "it grew on GPUs that {jobs} gave up",
+    ResizeWhy.MADE_ROOM: "it made room for {jobs}",
+    ResizeWhy.POLICY: "the policy took GPUs from it",
+    ResizeWhy.NODE: "it lost a node or a GPU",
+    ResizeWhy.REPLICA: "a replica failed, and it went on with the rest",
+    ResizeWhy.RESTARTED: "it started again after it had been stopped",
+}
+
+
+def resize_words(why: str, jobs: Sequence[int]) -> str:
+    """Why a job has another size than before, in few words. jobs: that it is about."""
+    names = f"{'job' if len(jobs) == 1 else 'jobs'} {', '.join(map(str, jobs))}" if jobs else "other jobs"
+    return _WORDS[ResizeWhy(why)].format(jobs=names)

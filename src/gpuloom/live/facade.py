@@ -58,6 +58,7 @@ from gpuloom.live.views.groups import groups_view
 from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.live.views.policy import policy_view, with_state
+from gpuloom.live.views.sizes import RESIZES
 from gpuloom.live.views.why import Whys
 from gpuloom.policies.registry import parse_policy
 from gpuloom.store.port import JobQuery
@@ -108,10 +109,11 @@ class LiveService:
         record = self._jobs.get(job)
         attempts = self._store.attempts([job])
         events = self._store.events(job=job, limit=200, newest=True)
+        resizes = self._store.events(job=job, types=RESIZES, newest=True) if record.spec.elastic else ()
         log = log_place(attempts[-1], self._here) if attempts else ""
         pace = self._scheduler.planning.scene.pace(record)
         group = self._group_of(job) if record.phase in ACTIVE and not self._scheduler.stuck() else None
-        return show_view(self._views([record])[0], record.spec, pace, attempts, events, log, group)
+        return show_view(self._views([record])[0], record.spec, pace, attempts, events, log, group, resizes=resizes)
 
     def _group_of(self, job: int) -> GroupView | None:
         return next((g for g in self.groups() if any(member["job"] == job for member in g["members"])), None)

@@ -40,6 +40,7 @@ from gpuloom.live.views.cluster import executor_view, monitor_view, sharing_view
 from gpuloom.live.views.figures import series_view, stats_view
 from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
+from gpuloom.live.views.sizes import RESIZES
 from gpuloom.store.errors import StoreDamagedError
 from gpuloom.store.port import JobQuery, Store
 
@@ -66,8 +67,9 @@ class StoredService:
     def show(self, job: int) -> ShowView:
         record, attempts = self._get(job), self._store.attempts([job])
         events = self._store.events(job=job, limit=200, newest=True)
+        resizes = self._store.events(job=job, types=RESIZES, newest=True) if record.spec.elastic else ()
         log = log_place(attempts[-1], self._here) if attempts else ""
-        return show_view(self._views([record])[0], record.spec, ALIKE, attempts, events, log)
+        return show_view(self._views([record])[0], record.spec, ALIKE, attempts, events, log, resizes=resizes)
 
     def events(
         self,

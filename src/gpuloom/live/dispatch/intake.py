@@ -35,6 +35,7 @@ from gpuloom.live.dispatch.ends import ended, kept_from_starting, reason_of
 from gpuloom.live.dispatch.last_words import Words, words_of
 from gpuloom.live.dispatch.replicas import EVENT as REPLICAS_FAILED
 from gpuloom.live.dispatch.replicas import Dropped, dropped, goes_on_with, how_others_ended
+from gpuloom.live.dispatch.resize_costs import begins, cost_draft, last_step
 from gpuloom.live.dispatch.saved import saved
 from gpuloom.live.planning.claims import ON_DISK, Do, Step
 from gpuloom.live.planning.eligible import broken, throttle_of
@@ -76,6 +77,8 @@ class Intake:
         self.words: dict[str, Words] = {}
         """What runs left behind that have ended, where that was looked at before."""
         self._seen_gpus: dict[Slot, Condition] = {}
+        self._costed: set[str] = set()
+        """Runs of which it is written down what the resize before them cost, or that there was none."""
         self._seen_flags: dict[tuple[str, str], str] = {}
         """What the monitor has seen and is not written down yet."""
         self._unreleased: dict[str, set[Slot]] = {}
@@ -123,7 +126,9 @@ class Intake:
                 drafts.append(("attempt.thawed", job.id, {"allocation": as_json(self.claims.where(job.id))}))
                 thawed.append(job.id)
             elif status.phase is RunPhase.EXITED and status.exit is not None:
-                data, failed = self._end(job, attempt, status, status.exit, now)
+                words = self.words.get(attempt.run) or words_of(self.files(attempt.nodes[0]), attempt.run)
+                data, failed = self._end(job, attempt, status, status.exit, words, now)
+                drafts.extend(self._resize_cost(job, attempt, words.progress))
                 exits.append((job, attempt, status.exit, data.get("it_per_s"), failed))
                 if failed is not None:
                     drafts.append((REPLICAS_FAILED, job.id, failed.event(attempt.number)))
@@ -176,10 +181,9 @@ class Intake:
         return [("attempt.running", attempt.job, {**identity, "members": begun})]
 
     def _end(
-        self, job: Job, attempt: Attempt, status: RunStatus, how: RunExit, now: float
+        self, job: Job, attempt: Attempt, status: RunStatus, how: RunExit, words: Words, now: float
     ) -> tuple[dict[str, Any], Dropped | None]:
         """Data of the event `attempt.ended`, and the replicas that failed while others of the job were well."""
-        words = self.words.get(attempt.run) or words_of(self.files(attempt.nodes[0]), attempt.run)
         told = words.progress
         complete = told.get("fraction") == 1.0
         if isinstance(first := told.get("first_s"), float):
@@ -209,7 +213,7 @@ class Intake:
             # Of one that nobody began its members are not told of.
             ends = [one.status for one in status.members] or [status] * len(attempt.members)
             data["members"] = [self._member_end(attempt, one) for one in ends]
-        return {**data, "ended_s": at}, failed
+        return {**data, **last_step(told, self.clock.from_wall), "ended_s": at}, failed
 
     def _failed_before(self, job: Job) -> Mapping[str, Any] | None:
         """Data of the event of the last failure of replicas of an elastic job; None: there was none."""
@@ -227,6 +231,13 @@ class Intake:
         resizes, usable = planning.policy.resizes, planning.scene.open_slots
         if allocation := goes_on_with(job, attempt, failed, resizes=resizes, usable=usable):
             planning.goes_on(number, allocation, {node for node, _ in failed.gpus})
+
+    def _resize_cost(self, job: Job, attempt: Attempt, told: Mapping[str, object]) -> list[Draft]:
+        """What the resize cost with which an attempt began, once in its life."""
+        if attempt.run in self._costed or not job.spec.elastic:
+            return []
+        found = cost_draft(self.ledger.store, job, attempt, told, self.clock.from_wall)
+        return [] if found is None else [found]
 
     def _member_end(self, attempt: Attempt, status: RunStatus) -> dict[str, Any]:
         how = status.exit
@@ -309,8 +320,13 @@ class Intake:
         self, node: str, runs: Mapping[str, RunUsage], gpus: Sequence[Gpu], flags: Sequence[tuple[str, str, str]]
     ) -> None:
         """The monitor of a node has looked. Raises StoreError: it can't be written down."""
+        costs: list[Draft] = []
+        costed: set[str] = set()
         for run, usage in runs.items():
             self._goes(run, usage.progress)
+            if begins(usage.progress) and (attempt := self.attempt_of(run)) is not None:
+                costs += self._resize_cost(self.book.jobs[attempt.job], attempt, usage.progress)
+                costed.add(attempt.run)
             fraction = usage.progress.get("fraction")
             if isinstance(fraction, float) and (attempt := self.attempt_of(run)) is not None:
                 first, at = usage.progress.get("first_s"), usage.progress.get("at_s")
@@ -328,12 +344,13 @@ class Intake:
         # Each change is told once: what can't be written now is written with the next sample.
         self._seen_gpus |= {(node, gpu.index): condition_of(gpu) for gpu in gpus}
         self._seen_flags |= {(run, flag): text for run, flag, text in flags}
-        drafts = self.gpu_states(self._seen_gpus)
+        drafts = [*costs, *self.gpu_states(self._seen_gpus)]
         for (run, flag), text in self._seen_flags.items():
             attempt = self.attempt_of(run)
             if attempt is not None:
                 drafts.append(("job.flagged", attempt.job, {"flag": flag, "text": text}))
         self.ledger.write(drafts)
+        self._costed |= costed
         self._seen_gpus.clear()
         self._seen_flags.clear()
 
@@ -352,6 +369,8 @@ class Intake:
         self.work.end(job.id)
         self.words.pop(attempt.run, None)
         self.planning.attempt_left(job.id)
+
+        self._costed.discard(attempt.run)
         starts = self.dispatch.starts
         if kept_from_starting(how):
             everywhere = how.cause is Cause.EXECUTOR

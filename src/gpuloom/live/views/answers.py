@@ -203,6 +203,25 @@ class SizeView(TypedDict):
     runs: Annotated[int, "Number of its runs that measured it."]
 
 
+class ResizeView(TypedDict):
+    """A change of an elastic job's size."""
+
+    at_s: float
+    attempt: Annotated[int, "The first one of the new size."]
+    from_replicas: int
+    to_replicas: int
+    why: Literal["free_gpus", "from_others", "made_room", "policy", "node", "replica", "restarted"]
+    jobs: Annotated[list[int], "Those that got its GPUs, or gave theirs up."]
+    cost_s: Annotated[
+        float | None, "For how long it stood still; null: it does not work again yet, or it was not there to resize."
+    ]
+    lost_steps: Annotated[float | None, "Steps that it did again; null: it does not say."]
+    cost_from: Annotated[
+        Literal["steps", "processes"] | None,
+        "steps: from its last step to the next; processes: it reports none, from the notice to the new processes.",
+    ]
+
+
 class SpeedView(TypedDict):
     """How fast a job is on a GPU model."""
 
@@ -227,6 +246,7 @@ class ShowView(TypedDict):
         list[SizeView], "Of an elastic job, how fast it is at its sizes; of many those that were measured, and some."
     ]
     attempts: list[AttemptView]
+    resizes: Annotated[list[ResizeView], "Of an elastic job; of many the last thousand."]
     events: Annotated[list[EventView], "The last ones about it."]
     log: Annotated[str, "Path of its last log; NODE:PATH where that is on another machine, the path in its home."]
     group: Annotated[GroupView | None, "Those that share GPUs with it now, it among them; null: nobody does."]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -33,7 +33,7 @@ from gpuloom.live.views.answers import (
     SpeedView,
     StateOfAttempt,
 )
-from gpuloom.live.views.sizes import replicas_view, size_views
+from gpuloom.live.views.sizes import replicas_view, resize_views, size_views
 
 _SOURCES = frozenset(source.value for source in Source)
 """Records of older versions have other words."""
@@ -208,9 +208,11 @@ def show_view(
     events: Sequence[Event],
     log: str,
     group: GroupView | None = None,
+    *,
+    resizes: Iterable[Event] = (),
 ) -> ShowView:
-    """Everything about a job. pace: how fast it is on each GPU model. log: where its last log is; '' for none. group:
-    of which it is a member."""
+    """Everything about a job. pace: how fast it is on each GPU model. resizes: its events of that. log: where its last
+    log is; '' for none. group: of which it is a member."""
     return {
         "job": view,
         "spec": spec.to_json(),
@@ -218,6 +220,7 @@ def show_view(
         "speeds": [speed_view(model, speed) for model, speed in pace.speeds.items()],
         "sizes": size_views(spec, pace),
         "attempts": [attempt_view(attempt, spec.replicas) for attempt in attempts],
+        "resizes": resize_views(resizes),
         "events": [event_view(event) for event in events],
         "log": log,
         "group": group,

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, Attempt, Job, Phase, gpus_in
 from gpuloom.core.pace import ModelSpeed, Pace, SpeedSource
-from gpuloom.core.replicas import ResizeWhy
+from gpuloom.core.replicas import resize_words
 from gpuloom.core.spec import OnPreempt, Spec
 from gpuloom.core.words import are, plural
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.reasons import free_gpus
-from gpuloom.live.views.answers import ReplicasView, SizeView
+from gpuloom.live.views.answers import ReplicasView, ResizeView, SizeView
 
-WHY = {
-    ResizeWhy.FREE_GPUS: "it grew on free GPUs",
-    ResizeWhy.FROM_OTHERS: "it grew on GPUs that {jobs} gave up",
-    ResizeWhy.MADE_ROOM: "it made room for {jobs}",
-    ResizeWhy.POLICY: "the policy took GPUs from it",
-    ResizeWhy.NODE: "it lost a node or a GPU",
-    ResizeWhy.REPLICA: "a replica failed, and it went on with the rest",
-    ResizeWhy.RESTARTED: "it started again after it had been stopped",
-}
+RESIZES = ("job.resized", "job.resize_cost")
+"""Events of which `resize_views` makes an answer."""
 
 
-def resize_words(why: str, jobs: Sequence[int]) -> str:
-    """Why a job has another size than before, in few words."""
-    names = f"{'job' if len(jobs) == 1 else 'jobs'} {', '.join(map(str, jobs))}" if jobs else "other jobs"
-    return WHY[ResizeWhy(why)].format(jobs=names)
+def resize_views(events: Iterable[Event]) -> list[ResizeView]:
+    """The resizes of a job, in order, with what they cost."""
+    found: dict[int, ResizeView] = {}
+    for event in events:
+        data = event.data
+        if event.type == "job.resized":
+            found[data["attempt"]] = {
+                "at_s": event.at_s,
+                "attempt": data["attempt"],
+                "from_replicas": data["from_replicas"],
+                "to_replicas": data["to_replicas"],
+                "why": data["why"],
+                "jobs": data["jobs"],
+                "cost_s": None,
+                "lost_steps": None,
+                "cost_from": None,
+            }
+        elif event.type == "job.resize_cost" and (one := found.get(data["attempt"])) is not None:
+            one["cost_s"], one["lost_steps"] = data["cost_s"], data["lost_steps"]
+            one["cost_from"] = data["cost_from"]
+    return list(found.values())
 
 
 def replicas_view(job: Job, attempt: Attempt | None) -> ReplicasView | None:
