@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from gpuloom.core.job import gpus_in
 from gpuloom.core.spec import Spec
 from gpuloom.core.usage import RunUsage
 from gpuloom.live.dispatch.last_words import Words
+from gpuloom.live.planning.estimates import like_of
 from gpuloom.live.planning.roster import alike
 from gpuloom.live.trial.rehearsal import Rehearsal
 from gpuloom.live.views.policy_answers import RlStateView
@@ -224,3 +226,18 @@ def test_runs_of_one_job_are_alike_but_for_numbers_of_options(monkeypatch: pytes
     assert names[0] == names[1]
     assert len(set(names)) == 3
     assert isinstance(live.jobs[same[0]].spec, Spec)
+
+
+@pytest.mark.parametrize("policy", ["elastic-goodput", "rl:mode=greedy"])
+def test_a_job_may_have_a_size_that_turns_out_to_be_slow(policy: str) -> None:
+    """Two GPUs are slower than one, as others of its kind report while it has two: planning goes on."""
+    live = Rehearsal(policy, models=["V100"] * 3)
+    (job,) = live.submit({"elastic": "1-2", "name": "train", "estimate": "1h"})
+    assert gpus_in(live.scheduler.book.attempts[job].allocation) == 2
+    record = live.jobs[job]
+    like = like_of(record.spec, record.user, record.gpus, record.array_id)
+    for gpus, speed in ((1, 10.0), (2, 4.0)):
+        live.scheduler.planning.scene.speeds.measured(like, "V100", speed, stored=False, on_gpus=gpus)
+    (other,) = live.submit({"gpus": 1, "name": "other", "estimate": "1h"})
+    assert live.service.job(other)["state"] in ("starting", "running")
+    assert not live.scheduler.problem

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
@@ -55,9 +55,11 @@ class Columns:
     total_s: F8
     paces: Sequence[Pace] | None
 
-    def workload(self, duration_s: F8, earlier_s: F8 | None, most_gpus: int) -> Workload:
+    def workload(
+        self, duration_s: F8, earlier_s: F8 | None, most_gpus: int, held: Mapping[int, int], *, slower: bool
+    ) -> Workload:
         """A workload in which jobs take so long, submitted so much earlier than they were. most_gpus: of the cluster:
-        elastic jobs can't have more."""
+        elastic jobs can't have more. held, slower: as for `scaling_of`."""
         submitted, gpus, ids, users, models, types, memory, behind, classes, _ = zip(*self.rows, strict=True)
         memory_mib = np.array(memory, dtype=np.float64)
         speeds = None if self.paces is None else speeds_of(self.paces)
@@ -74,7 +76,9 @@ class Columns:
             share_class=Labels.of(classes) if any(classes) else None,
             gpu_memory_mib=None if np.isnan(memory_mib).all() else memory_mib,
             speeds=speeds,
-            scaling=None if self.paces is None else scaling_of(self.rows_sizes(), self.paces, most_gpus),
+            scaling=None
+            if self.paces is None
+            else scaling_of(self.rows_sizes(), self.paces, most_gpus, held=held, slower=slower),
         )
 
     def rows_sizes(self) -> list[tuple[int, Replicas | None]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpuloom.core.cluster import Cluster
 from gpuloom.core.commands import Command
-from gpuloom.core.job import ENDED, Allocation, Job, Phase
+from gpuloom.core.job import ENDED, Allocation, Job, Phase, gpus_in
 from gpuloom.core.pairs import Apart
 from gpuloom.core.profile import Profiles
 from gpuloom.core.snapshot import Measured, Speed
@@ -140,7 +140,9 @@ class World:
                 lefts[row] = has.left_s if has is not None else left_s(lefts.item(row), before_s)
                 duration_s[row] = before_s + (has.done_s if has is not None else 0.0) + lefts[row]
         earlier_s = np.array([rank.get(job.id, 0) * RANK_S for job in ordered]) if rank else None
-        workload = columns.workload(duration_s, earlier_s, cluster.gpus)
+        gpus = {self.row_of[number]: gpus_in(has.allocation) for number, has in {**placed, **left}.items()}
+        # Who learns where jobs run best has to see for itself that a placement is slow.
+        workload = columns.workload(duration_s, earlier_s, cluster.gpus, gpus, slower=policy.rewarded)
         if policy.ranks_priorities:
             workload = replace(workload, priority=_ranked([job.priority for job in ordered]))
         if policy.uses_stages or policy.rewarded or profiles.own:

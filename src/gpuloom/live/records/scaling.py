@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -13,7 +14,12 @@ from gpuloom.core.workload import F8
 
 
 def scaling_of(
-    sizes: Sequence[tuple[int, Replicas | None]], paces: Sequence[Pace], most_gpus: int | None = None
+    sizes: Sequence[tuple[int, Replicas | None]],
+    paces: Sequence[Pace],
+    most_gpus: int | None = None,
+    *,
+    held: Mapping[int, int] = MappingProxyType({}),
+    slower: bool = False,
 ) -> Scaling | None:
     """The sizes and curves of these jobs; None if no job is elastic.
 
@@ -22,6 +28,8 @@ def scaling_of(
 
     Args:
         sizes: of each job the GPUs that it asks for, and what it may have. most_gpus: no job may have more.
+        held: by row, GPUs that a job has now: this size is there, however slow it has turned out to be.
+        slower: sizes beyond the fastest one are there as well.
     """
     if all(replicas is None for _, replicas in sizes):
         return None
@@ -29,16 +37,17 @@ def scaling_of(
     each, least, most = np.ones(count, dtype=np.int32), np.zeros(count, np.int32), np.zeros(count, np.int32)
     curve = np.full(count, NO_CURVE, dtype=np.int32)
     curves: list[F8] = []
-    places: dict[tuple[int, int, Replicas], tuple[int, int]] = {}
+    places: dict[tuple[int, int, Replicas, int], tuple[int, int]] = {}
     for row, ((asked, replicas), pace) in enumerate(zip(sizes, paces, strict=True)):
         if replicas is None:
             least[row] = most[row] = asked
             continue
-        key = id(pace), asked, replicas
+        has = max(asked, held.get(row, 0))
+        key = id(pace), asked, replicas, has
         if key not in places:
-            allowed = [size for size in replicas.sizes if most_gpus is None or size <= max(most_gpus, asked)]
+            allowed = [size for size in replicas.sizes if most_gpus is None or size <= max(most_gpus, has)]
             fastest = max(allowed, key=lambda size: (pace.at_size(size), -size))
-            allowed = [size for size in allowed if size <= max(fastest, asked)]
+            allowed = [size for size in allowed if slower or size <= max(fastest, has)]
             table = np.zeros((allowed[-1] + 1, 1))
             table[allowed, 0] = [pace.at_size(size) for size in allowed]
             places[key] = len(curves), allowed[-1]
