@@ -18,6 +18,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from gpuloom.files.hook_records import training_in
 from gpuloom.training import job
 from gpuloom.training.inject import environment
 from tiers import slow
@@ -513,6 +514,9 @@ def test_marked_stages_reach_the_hooks(tmp_path: Path) -> None:
     within = dict(environment(os.environ, tmp_path / "hooks"))
     done = python(MARKED.format(before=LISTENS), **within)
     assert done.stdout.split() == ["+0", "-0", "+2", "+3", "-3", "-2", "iteration"] * 3
+    seen = training_in(str(tmp_path / "hooks"))
+    assert seen is not None
+    assert (seen.framework, seen.iterations) == ("marked", 3)
     counts = "stages.thread().iteration()"  # as the hooks of a framework do, at its own steps
     done = python(MARKED.format(before=LISTENS + counts), **within)
     assert done.stdout.split().count("iteration") == 1

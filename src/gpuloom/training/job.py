@@ -282,6 +282,9 @@ class _Stages:
         if self.marked and before is not None and step > before:
             timeline = self.timeline()
             if timeline is not None and timeline.iterations == self.counted:  # else hooks of a framework count them
+                from importlib import import_module
+
+                import_module("_gpuloom_hooks.records").begin("marked")  # once
                 count = max(int(step - before), 1)
                 self.counted += count
                 timeline.iteration(count)
