@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,14 @@ from fake_executor import FakeExecutor
 from fake_nvml import FakeGpu, FakeNvml
 from gpuloom.agent.nvml import Nvml
 from gpuloom.core.errors import ConflictError
-from gpuloom.sharing.profiles import library_folder, save
+from gpuloom.core.kernel_pairs import Beside, Load
+from gpuloom.live.views.groups import groups_view
+from gpuloom.sharing.expected import expected, profile_of, with_kernel_pairs
+from gpuloom.sharing.profiles import KernelProfile, KernelRecord, library_folder, save
 from gpuloom.sharing.shim import shm
 from gpuloom.sharing.shipped import shipped
 from gpuloom.store.port import JobQuery
+from gpuloom.traces import read_trace
 from live_builders import Live, living
 from shim_kit import built
 
@@ -298,3 +303,107 @@ class TestOnGpus:
             f"# resnet50-train: {made}\nas best-effort\n",
             "as best-effort\n",
         ]
+
+
+def kernels(name: str, *each: tuple[int, float]) -> KernelProfile:
+    """Kernels of (SMs, microseconds)."""
+    records = tuple(KernelRecord(f"{name}{i}", sm, round(us * 1000), 0.3, 0.3) for i, (sm, us) in enumerate(each))
+    return KernelProfile(name, 80, records, tuple(range(len(records))))
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profiles of a service, of a training of small kernels, and of one whose kernels last 250 of its requests."""
+    monkeypatch.setenv("GPULOOM_HOME", str(tmp_path / "library"))
+    monkeypatch.setattr("gpuloom.sharing.expected.pairs_folder", lambda: tmp_path / "pairs")
+    for profile in (
+        kernels("serve", (40, 60.0), (80, 20.0)),
+        kernels("light", (20, 30.0)),
+        kernels("heavy", (80, 2e4)),
+    ):
+        save(profile, library_folder())
+
+
+class TestByKernelProfiles:
+    def test_pairs_are_chosen_by_what_is_expected(self, tmp_path: Path, library: None) -> None:
+        """The real simulator finds out; the heavy training would ruin the service, the light one joins."""
+        with living(tmp_path / "home", slots=1) as live:
+            service = live.submit(**SERVICE, kernel_profile="serve:40%", estimate=100_000)
+            heavy = live.submit(**TRAINING, model="heavy", estimate=60)
+            told = "the service's p99 is expected above 1.05 of alone (beside_p99)"
+            live.until(lambda: live.state(heavy) == ["queued"] and told in live.why(heavy)["text"], timeout_s=60)
+            light = live.submit(**TRAINING, model="light", estimate=60)
+            live.until(lambda: live.state(light) == ["running"], timeout_s=60)
+            assert live.state(service, heavy) == ["running", "queued"]
+            (group,) = live.scheduler.do(lambda: groups_view(live.scheduler, live.parts.sights))
+            of = {member["job"]: member for member in group["members"]}
+            (service_kernels, load), (training_kernels, _) = profile_of("serve:40%"), profile_of("light")
+            expected_ = expected(service_kernels, training_kernels, load)
+            assert of[light]["expected_rate"] == expected_.speed
+            assert of[light]["expected_from"] == f"kernel profiles; p99 of the service {expected_.p99:.3f} of alone"
+            assert (of[service]["expected_rate"], expected_.speed > 0.5) == (1.0, True)
+            live.service.set_policy("fifo:beside_p99=1000")
+            live.end(light)
+            live.until(lambda: live.state(heavy) == ["running"], timeout_s=60)
+
+    def test_until_it_is_known_they_wait_and_not_for_ever(
+        self, tmp_path: Path, library: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with living(tmp_path / "home", slots=1) as live:
+            go, asked = threading.Event(), []
+
+            def compute(service: KernelProfile, best_effort: KernelProfile, load: Load | None) -> Beside:
+                asked.append((service.name, best_effort.name, load))
+                go.wait(60)
+                return Beside(0.75, 1.01)
+
+            monkeypatch.setattr(live.scheduler.kernels, "_compute", compute)
+            service = live.submit(**SERVICE, kernel_profile="serve:40%")
+            training = live.submit(**TRAINING, kernel_profile="light")
+            unprofiled = live.submit()
+            assert live.state(service, training) == ["running", "queued"]
+            assert "is being computed from their kernel profiles" in live.why(training)["text"]
+            go.set()
+            live.until(lambda: live.state(training) == ["running"], timeout_s=60)
+            assert asked == [("serve", "light", Load(0.4))]
+            assert live.scheduler.do(lambda: live.scheduler.work.rate_of(training)) == 0.75
+            live.end(training)
+            assert live.state(unprofiled) == ["queued"]
+            again = live.submit(**TRAINING, kernel_profile="light")  # known by now
+            assert live.state(again) == ["queued"]  # the plain job was there before
+            live.service.cancel([unprofiled])
+            live.settle()
+            assert live.state(again) == ["running"]
+            live.end(again)
+            monkeypatch.setattr("gpuloom.live.planning.kernel_speeds.PATIENCE_S", 0.0)
+            go.clear()
+            other = live.submit(**TRAINING, kernel_profile="heavy")
+            assert live.state(other) == ["running"]  # many pairs come at once: the number for all counts
+            assert live.scheduler.do(lambda: live.scheduler.work.rate_of(other)) == 0.5
+            go.set()
+            live.until(lambda: live.scheduler.do(lambda: live.scheduler.work.rate_of(other)) == 0.75, timeout_s=60)
+
+    def test_a_profile_that_is_gone_leaves_the_default(self, tmp_path: Path, library: None) -> None:
+        with living(tmp_path / "home", slots=1) as live:
+            service = live.submit(**SERVICE, kernel_profile="serve", hold=True)
+            (library_folder() / "serve.kernels.jsonl").unlink()
+            live.service.release([service])
+            training = live.submit(**TRAINING, kernel_profile="light")
+            live.until(lambda: live.state(service, training) == ["running", "running"], timeout_s=60)
+            assert live.scheduler.do(lambda: live.scheduler.work.rate_of(training)) == 0.5
+            assert "no kernel profile serve" in live.scheduler.kernels.problems["serve", "light"]
+
+    def test_the_past_as_a_trace_tells_the_profile(self, tmp_path: Path, library: None) -> None:
+        with living(tmp_path / "home", slots=2) as live:
+            jobs = [live.submit(**SERVICE, kernel_profile="serve:40%"), live.submit(**TRAINING, model="light")]
+            jobs += [live.submit(model="light")]
+            for job in jobs:
+                live.until(lambda job=job: live.state(job) == ["running"], timeout_s=60)  # type: ignore[misc]
+                live.end(job)
+            trace = tmp_path / "past.csv"
+            trace.write_text(live.service.history(since_s=None, until_s=None))
+        workload = with_kernel_pairs(read_trace(trace).workload)
+        assert workload.kernel_profile is not None
+        assert [workload.kernel_profile[job] for job in range(3)] == ["serve:40%", "light", ""]
+        assert workload.kernel_pairs is not None
+        assert workload.kernel_pairs.beside(0, 1) is not None

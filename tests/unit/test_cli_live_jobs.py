@@ -22,6 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fake_views import attempt, record
+from gpuloom.cli import jobs as jobs_cli
 from gpuloom.cli.live import Moment, ago, plain, runs_of, short
 from gpuloom.cli.main import cli
 from gpuloom.cli.stats import bars, binned
@@ -287,7 +288,7 @@ def test_show(api: Api) -> None:
     ):
         assert part in text
     assert "failed: exit code 3" in run("show", "5").stdout
-    assert set(told("show", "2_1")) == {"job", "spec", "speeds", "sizes", "attempts", "events", "log", "group"}
+    assert set(told("show", "2_1")) >= {"job", "spec", "speeds", "sizes", "attempts", "events", "log", "group"}
     with pytest.raises(InputError, match="stands for 3 jobs"):
         run("show", "2_")
     with pytest.raises(NotFoundError, match="no job 77"):
@@ -592,8 +593,15 @@ def test_usage_and_history(api: Api, tmp_path: Path) -> None:
 def test_groups_are_listed(api: Api) -> None:
     assert run("ls", "--groups").stdout == "no job shares its GPUs with another one\n"
     members: Any = [
-        {"job": 1, "name": "train", "user": "ada", "expected_rate": 0.75, "it_per_s": 12.5},
-        {"job": 2, "name": "serve", "user": "bob", "expected_rate": 1.0, "it_per_s": None},
+        {
+            "job": 1,
+            "name": "train",
+            "user": "ada",
+            "expected_rate": 0.75,
+            "expected_from": "stage times",
+            "it_per_s": 12.5,
+        },
+        {"job": 2, "name": "serve", "user": "bob", "expected_rate": 1.0, "expected_from": None, "it_per_s": None},
     ]
     for member in members:
         member |= {"alone_it_per_s": None, "beside_it_per_s": None, "share": None}
@@ -622,6 +630,8 @@ def test_groups_are_listed(api: Api) -> None:
     assert "together on node0:0,1;node1:3: jobs 1 (0.80), 2, measured gain 1.71" in run("top", "--once").stdout
     assert told("top", "--once")["groups"] == api.service.groups_now
     assert "give it alone" in run("ls", "--groups", "--all", code=2).stderr
+    assert jobs_cli._beside({"group": group}, 1)[1:] == [("expected", "75% of its speed alone (stage times)")]  # type: ignore[typeddict-item]
+    assert len(jobs_cli._beside({"group": group}, 2)) == 1  # type: ignore[typeddict-item]
 
 
 def test_policy_show(api: Api) -> None:

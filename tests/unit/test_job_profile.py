@@ -16,7 +16,7 @@ from gpuloom.core.job import DeviceKind, Gpu, NodeRecord, NodeSource
 from gpuloom.live.dispatch.launch import run_specs
 from gpuloom.live.submission.admission import Admission
 from gpuloom.live.submission.spec import job_spec
-from gpuloom.sharing.job_profile import check_job_profile, here, job_profile
+from gpuloom.sharing.job_profile import check_job_profile, here, job_profile, named_profile
 from gpuloom.sharing.profiles import library_folder, save
 from gpuloom.sharing.shipped import shipped
 from gpuloom.sharing.start import Ability, under_the_shim
@@ -40,9 +40,16 @@ def test_what_a_job_goes_by(library: Path) -> None:
     assert job_profile("bert", "resnet50", "/w") == str(library)
     assert job_profile("resnet50", None, "/w") == "resnet50"
     assert job_profile(None, "bert", "/w") == str(library)
-    assert job_profile(None, "resnet50-train", "") == "resnet50-train"
-    for model in (None, "vgg", "a/b", "../library/kernels/bert", "\0", "é" * 200):
+    assert job_profile("bert:30%", None, "/w") == str(library)
+    assert job_profile("k/a.kernels.jsonl:15rps", None, "/w") == "/w/k/a.kernels.jsonl"
+    for model in (None, "vgg", "resnet50", "a/b", "../library/kernels/bert", "\0", "é" * 200):
         assert job_profile(None, model, "/w") == ""
+
+
+def test_as_a_user_would_write_it_anywhere() -> None:
+    assert named_profile("k/a.kernels.jsonl:15rps", None, "/w") == "/w/k/a.kernels.jsonl:15rps"
+    assert named_profile("bert:30%", "vgg", "/w") == "bert:30%"
+    assert (named_profile(None, "bert", "/w"), named_profile(None, "vgg", "/w")) == ("bert", "")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +78,14 @@ def test_what_is_refused_when_it_is_submitted(named: str, told: str, tmp_path: P
 
 def test_what_is_taken(tmp_path: Path) -> None:
     save(replace(shipped("resnet50"), name="own"), tmp_path)
-    for named in ("bert", "resnet50", "own.kernels.jsonl", str(tmp_path / "own.kernels.jsonl")):
+    for named in (
+        "bert",
+        "bert:20%",
+        "resnet50",
+        "own.kernels.jsonl",
+        "own.kernels.jsonl:3rps",
+        str(tmp_path / "own.kernels.jsonl"),
+    ):
         check_job_profile(named, str(tmp_path))
 
 

@@ -119,7 +119,11 @@ def _beside(found: ShowView, job: int) -> list[tuple[str, str]]:
     others = runs_of(sorted(member["job"] for member in group["members"] if member["job"] != job))
     fits = "" if group["efficiency"] is None else f", γ {group['efficiency']:.2f}"
     gain = "" if group["gain"] is None else f", together {group['gain']:.2f} of one alone"
-    return [("shares with", f"{others}, since {ago(group['since_s'])}{fits}{gain} (gpuloom ls --groups)")]
+    lines = [("shares with", f"{others}, since {ago(group['since_s'])}{fits}{gain} (gpuloom ls --groups)")]
+    own = next((member for member in group["members"] if member["job"] == job), None)
+    if own is not None and own["expected_rate"] is not None and own["expected_from"]:
+        lines.append(("expected", f"{own['expected_rate']:.0%} of its speed alone ({own['expected_from']})"))
+    return lines
 
 
 def _rate(value: float | None, form: str) -> str:

@@ -68,24 +68,29 @@ class KernelPairs:
     Attributes:
         of_job: kind of each job, `NO_KIND` where it has no kernel profile.
         kinds: profile and load as they were written.
-        known: by the kinds of a service and of a best-effort job.
+        known: by the kinds of a service and of a best-effort job. pending: pairs that are being computed, and known in
+            a moment.
     """
 
     of_job: I4
     kinds: tuple[str, ...]
     known: Mapping[tuple[int, int], Beside]
+    pending: frozenset[tuple[int, int]] = frozenset()
 
     def __len__(self) -> int:
         return len(self.of_job)
 
     def take(self, rows: NDArray[np.intp]) -> KernelPairs:
         """The same for these jobs."""
-        return KernelPairs(self.of_job[rows], self.kinds, self.known)
+        return KernelPairs(self.of_job[rows], self.kinds, self.known, self.pending)
 
     def beside(self, service: int, best_effort: int) -> Beside | None:
         """Of two jobs, by their rows; None: not known."""
-        one, two = int(self.of_job[service]), int(self.of_job[best_effort])
-        return None if NO_KIND in (one, two) else self.known.get((one, two))
+        return self.known.get((int(self.of_job[service]), int(self.of_job[best_effort])))
+
+    def is_pending(self, service: int, best_effort: int) -> bool:
+        """Of two jobs, by their rows."""
+        return (int(self.of_job[service]), int(self.of_job[best_effort])) in self.pending
 
 
 def kinds_of(profiles: Sequence[str], classes: Sequence[str]) -> tuple[I4, tuple[str, ...], list[tuple[int, int]]]:

@@ -42,6 +42,7 @@ from gpuloom.live.figures.sampler import Sampler
 from gpuloom.live.forecasts.left import Left, left_of
 from gpuloom.live.planning.asking import PolicyFailure
 from gpuloom.live.planning.estimates import Estimates
+from gpuloom.live.planning.kernel_speeds import KernelSpeeds
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.record import PolicyRecord
@@ -109,6 +110,7 @@ class Scheduler:
         self.work = WorkDone()
         self.estimates = Estimates(store.ended_runs)
         self.speeds = ModelSpeeds(store.measured_runs, self.estimates)
+        self.kernels = KernelSpeeds(lambda: self.post(self.planning.stale))
         self.planning = Planning(
             self.book,
             self.work,
@@ -123,6 +125,7 @@ class Scheduler:
             saved=loaded.memory[1] if loaded.memory is not None and loaded.memory[0] == policy else None,
             now_s=clock.now(),
             timer=timer,
+            kernels=self.kernels,
         )
         self.problems: dict[str, str] = {}
         """What is wrong now with 'store', 'executor' or 'policy'; '' or not there: nothing."""
@@ -370,6 +373,7 @@ class Scheduler:
             log.critical("the scheduler stops because of an internal error", exc_info=True)
         finally:
             self.meeting.end()
+            self.kernels.close()
             try:
                 self._save_memory(force=True)
             except Exception as error:  # whatever it is, whoever waits for the end is told of it

@@ -127,6 +127,10 @@ class Beside(Policy):
             text = "How much GPU memory it needs is unknown, so it shares no GPU."
         elif there:
             text = f"There is room beside {other} job, but jobs before it would then wait longer."
+        elif Hinders.PENDING in hinders:
+            text = (
+                f"What {other} job and this one can expect of each other is being computed from their kernel profiles."
+            )
         elif late:
             text = (
                 f"Where it could join {other} job, the service's p99 is expected above {self._most_p99:g} of alone "

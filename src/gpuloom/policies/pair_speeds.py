@@ -79,6 +79,10 @@ class Expected:
             return ExpectedPair(expected.speed, p99, PairSource.PROFILES, True)
         return ExpectedPair(self.speed, p99, PairSource.DEFAULT, False)
 
+    def is_pending(self, service: int, best_effort: int) -> bool:
+        """Whether more is known of two jobs in a moment."""
+        return self._profiles is not None and self._profiles.is_pending(service, best_effort)
+
     def _measured_speed(self, service: int, best_effort: int, gpu_model: str) -> float | None:
         """A service keeps its speed under the shim, so only that of the other counts; 0: they don't fit together."""
         if self._measured is None:

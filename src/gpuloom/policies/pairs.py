@@ -42,6 +42,8 @@ class Hinders(Enum):
     """Not of the two classes."""
     MEMORY = auto()
     """The GPU has no memory for both, or nobody knows."""
+    PENDING = auto()
+    """What to expect of the pair is being computed, and known in a moment."""
     LATENCY = auto()
     """The service's p99 is expected to grow by more than it may, or the two were measured not to fit together."""
 
@@ -241,6 +243,8 @@ class Pairs:
         if not self._has_room(one, other, node):
             return Hinders.MEMORY
         service, best_effort = (one, other) if self._kind[one] == IS_HIGH else (other, one)
+        if self.expected.is_pending(service, best_effort):
+            return Hinders.PENDING
         found = self.expected.pair(service, best_effort, self._model(node))
         return Hinders.NOTHING if found.speed > 0.0 and found.p99 <= self.expected.most_p99 else Hinders.LATENCY
 

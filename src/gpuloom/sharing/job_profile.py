@@ -1,7 +1,8 @@
 """Which kernel profile a job shares its GPU with: what its spec names, else what is kept under the name of its model.
 
 What a spec names is a file if there is a slash in it or it ends in `.kernels.jsonl`, and from the working directory on;
-else it is a name. Names are looked up where the scheduler runs: in the user's library, then among the shipped ones.
+else it is a name. Names are looked up where the scheduler runs: in the user's library, then among the shipped ones. The
+load of a service may stand behind it (core/kernel_pairs.py).
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ import os
 from pathlib import Path
 
 from gpuloom.core.errors import InputError
+from gpuloom.core.kernel_pairs import profile_and_load
 from gpuloom.sharing.find import no_such
 from gpuloom.sharing.profiles import SUFFIX, library_folder
 from gpuloom.sharing.shipped import SHIPPED
 from gpuloom.sharing.table import table_of
+
+MOST_BYTES = 200
+"""A longer name is no file's."""
 
 
 def is_file_name(named: str) -> bool:
@@ -27,11 +32,18 @@ def job_profile(named: str | None, model: str | None, workdir: str) -> str:
     Args:
         named: by the spec. model: of the job. workdir: its working directory; '' where it is not known.
     """
-    if named and is_file_name(named):
-        return os.path.join(workdir, named)
-    if named:
-        return _stored(named) or named
-    return _stored(model) if model else ""
+    if not named:
+        return _kept(model) if model else ""
+    name, _ = profile_and_load(named)
+    return os.path.join(workdir, name) if is_file_name(name) else _stored(name) or name
+
+
+def named_profile(named: str | None, model: str | None, workdir: str) -> str:
+    """The same as a user would write it anywhere: a path from the root on or a name, with the load; '' for none."""
+    if not named:
+        return model if model and _kept(model) else ""
+    name, _ = profile_and_load(named)
+    return os.path.join(workdir, name) + named[len(name) :] if is_file_name(name) else named
 
 
 def here(found: str) -> str:
@@ -49,22 +61,28 @@ def check_job_profile(named: str, workdir: str) -> None:
     Raises:
         InputError: no such file or profile, or not a kernel profile; says what would be right.
     """
-    found = job_profile(named, None, workdir)
-    if is_file_name(named):
+    name, _ = profile_and_load(named)
+    found = job_profile(name, None, workdir)
+    if is_file_name(name):
         if not Path(found).is_file():
             raise InputError(
-                f"kernel_profile {named}: no such file{f' in {workdir}' if not os.path.isabs(named) else ''}; "
+                f"kernel_profile {name}: no such file{f' in {workdir}' if not os.path.isabs(name) else ''}; "
                 f"gpuloom share profile --output FILE{SUFFIX} makes one"
             )
-    elif not _stored(named):
-        raise no_such(named)
+    elif not _stored(name):
+        raise no_such(name)
     table_of(found)
 
 
 def _stored(name: str) -> str:
     """The path of a profile of this name in the library, else its name if it is shipped, else ''."""
-    if "/" not in name and "\0" not in name and len(os.fsencode(name)) < 200:
-        kept = library_folder() / f"{name}{SUFFIX}"
-        if kept.is_file():
-            return str(kept)
-    return name if name in SHIPPED else ""
+    return _kept(name) or (name if name in SHIPPED else "")
+
+
+def _kept(name: str) -> str:
+    """The path of a profile of this name in the library; '' where there is none. The shipped ones are estimates of one
+    inference and one training, and not of whatever job has a model of that name."""
+    if "/" in name or "\0" in name or len(os.fsencode(name)) >= MOST_BYTES:
+        return ""
+    kept = library_folder() / f"{name}{SUFFIX}"
+    return str(kept) if kept.is_file() else ""

@@ -27,6 +27,7 @@ from gpuloom.live.planning.candidates import Candidates
 from gpuloom.live.planning.chosen import read, recalled
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimates
+from gpuloom.live.planning.kernel_speeds import KernelSpeeds
 from gpuloom.live.planning.lasting import lasting
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.planning.passes import Outcome, Passes, take
@@ -70,16 +71,18 @@ class Planning:
         now_s: float = 0.0,
         timer: Callable[[], float] = time.perf_counter,
         claims: Claims | None = None,
+        kernels: KernelSpeeds | None = None,
     ) -> None:
         """stored: nobody has just asked for this policy, it was set before: if it can't be had any more the fallback
         decides. saved: its memory as it was written down last. beside: best-effort jobs may share GPUs with
         high-priority ones, if the policy's text does not say otherwise. ended_gpu_s: GPU-seconds of the last jobs that
-        ended, for policies that go by their distribution. claims: None: those that the book tells of."""
+        ended, for policies that go by their distribution. claims: None: those that the book tells of.
+        kernels: what is expected of pairs by kernel profiles; None: it tells nobody when more is known."""
         self.book = book
         self.seat = Seat(ended_gpu_s, written=policy, interval_s=interval_s, beside=beside, saved=saved)
         self.times = Times(timer)
         self.claims = Claims.of(book.attempts.values()) if claims is None else claims
-        self.scene = Scene(book, work, estimates, speeds, self.claims, read(FALLBACK))
+        self.scene = Scene(book, work, estimates, speeds, self.claims, read(FALLBACK), kernels or KernelSpeeds())
         self.yielding: set[int] = set()
         """Jobs that the pass under way has told to make way."""
         self.no_starts = ""
@@ -141,6 +144,11 @@ class Planning:
     def world(self) -> World | None:
         """The world that goes on incrementally; None: the next pass builds one."""
         return self.worlds.now
+
+    def source(self, job: int, others: Sequence[int]) -> str | None:
+        """Where it is known from how fast a job is beside these; None: the worlds of the last pass don't tell."""
+        worlds = [world for world in (self.world, *self.seen) if world is not None]
+        return next((found for world in worlds if (found := world.source(job, others)) is not None), None)
 
     @property
     def policy(self) -> Policy:

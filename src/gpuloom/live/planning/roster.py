@@ -18,6 +18,7 @@ from gpuloom.live.planning.estimates import Estimates, Like, like_of
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.records.fleet import wanted_types
 from gpuloom.live.records.scaling import scaling_of
+from gpuloom.sharing.job_profile import named_profile
 
 
 class _Asks(NamedTuple):
@@ -43,6 +44,7 @@ class _Row(NamedTuple):
     gpu_memory_mib: float
     behind: bool
     share_class: str
+    kernel_profile: str
     asks: _Asks
 
 
@@ -60,7 +62,7 @@ class Columns:
     ) -> Workload:
         """A workload in which jobs take so long, submitted so much earlier than they were. most_gpus: of the cluster:
         elastic jobs can't have more. held, slower: as for `scaling_of`."""
-        submitted, gpus, ids, users, models, types, memory, behind, classes, _ = zip(*self.rows, strict=True)
+        submitted, gpus, ids, users, models, types, memory, behind, classes, _, _ = zip(*self.rows, strict=True)
         memory_mib = np.array(memory, dtype=np.float64)
         speeds = None if self.paces is None else speeds_of(self.paces)
         return Workload(
@@ -80,6 +82,10 @@ class Columns:
             if self.paces is None
             else scaling_of(self.rows_sizes(), self.paces, most_gpus, held=held, slower=slower),
         )
+
+    def kernels(self) -> tuple[list[str], list[str]]:
+        """Of each job its kernel profile and its class for sharing a GPU, '' for none."""
+        return [row.kernel_profile for row in self.rows], [row.share_class for row in self.rows]
 
     def rows_sizes(self) -> list[tuple[int, Replicas | None]]:
         """Of each job the GPUs that it asks for, and its sizes."""
@@ -151,6 +157,7 @@ def _row(job: Job) -> _Row:
         np.nan if spec.gpu_memory is None else float(spec.gpu_memory),
         job.priority < 0,
         spec.sharing_class,
+        named_profile(spec.kernel_profile, spec.model, spec.workdir) if spec.sharing_class else "",
         _Asks(
             like_of(spec, job.user, job.gpus, job.array_id),
             spec.estimate,

@@ -12,6 +12,7 @@ from gpuloom.core.job import Allocation, Job, gpus_in
 from gpuloom.core.pace import Pace
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimate, Estimates, left_s, like_of
+from gpuloom.live.planning.kernel_speeds import KernelSpeeds
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.records.fleet import Slot, model_of, open_slots
 from gpuloom.live.records.work import WorkDone
@@ -51,6 +52,7 @@ class Scene:
     speeds: ModelSpeeds
     claims: Claims
     policy: Policy
+    kernels: KernelSpeeds
     coming: Coming = NONE_COMES
     shut: Mapping[str, str] = field(default_factory=dict)
     """Nodes on which nothing can be started or stopped now, and why: who runs there goes on."""
@@ -114,6 +116,7 @@ class Scene:
             self.speeds.copy(estimates),
             self.claims.copy(),
             policy,
+            self.kernels,
             self.coming,
             self.shut,
         )

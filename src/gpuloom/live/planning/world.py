@@ -31,6 +31,7 @@ from gpuloom.facts.speeds import with_speeds
 from gpuloom.interleave.worth import GroupSharing
 from gpuloom.live.planning.asking import Asking, Call
 from gpuloom.live.planning.estimates import left_s, stands_s
+from gpuloom.live.planning.kernel_speeds import KernelSpeeds
 from gpuloom.live.planning.roster import Roster, alike
 from gpuloom.live.records.fleet import Fleet, slots_of
 from gpuloom.placement.shapes import impossible_jobs, shapes_of
@@ -110,6 +111,7 @@ class World:
         policy: Policy,
         memory: Memory,
         profiles: Profiles,
+        kernels: KernelSpeeds,
         overhead_s: float,
         now_s: float,
         measured: Mapping[int, float] = MappingProxyType({}),
@@ -151,6 +153,8 @@ class World:
             workload = _alone_until_measured(workload, cluster)
             if apart and (pairs := apart.among([(alike(job), job.gpus) for job in ordered])) is not None:
                 workload = replace(workload, pairs=pairs)
+        if policy.pairs:
+            workload = replace(workload, kernel_pairs=kernels.of(*columns.kernels()))
         self.workload = workload = with_speeds(workload, cluster)
         self.state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
         self._stands_s = {self.row_of[number]: has.stands_s for number, has in placed.items()}
@@ -226,6 +230,15 @@ class World:
             return None, None
         order = sharing.order(known)
         return None if order is None else [self.jobs[row] for row in order], sharing.efficiency(known)
+
+    def source(self, job: int, others: Sequence[int]) -> str | None:
+        """Where it is known from how fast a job is beside these, in words; None: this world does not have them all."""
+        row, rows = self.row_of.get(job), [self.row_of.get(other) for other in others]
+        placements, sharing = self.state.placements, self.progress.sharing
+        if sharing is None or row not in placements or any(other not in placements for other in rows):
+            return None
+        there = sorted((placements[other].layer, other) for other in rows if other is not None)
+        return sharing.source(row, there, self.fleet.cluster.nodes[placements[row].nodes[0]].gpu_model)
 
     def is_waiting(self, job: int) -> bool:
         """Whether the policy has it among those that wait."""

@@ -150,6 +150,7 @@ class Worlds:
             policy=self.scene.policy if aside is None else aside,
             memory=self.memory(),
             profiles=self.profiles,
+            kernels=self.scene.kernels,
             overhead_s=self.overhead_s,
             now_s=now_s,
             measured={n: self.measured[n] for n in ended if n in self.measured},

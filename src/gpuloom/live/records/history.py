@@ -19,6 +19,7 @@ from gpuloom.facts.profiles import with_profiles
 from gpuloom.live.records.fleet import Fleet, slots_of, wanted_types
 from gpuloom.live.records.scaling import scaling_of
 from gpuloom.live.records.spans import EventsOf, runs_of
+from gpuloom.sharing.job_profile import named_profile
 from gpuloom.traces.write import write_csv
 
 HOUR_S = 3600.0
@@ -98,6 +99,7 @@ def trace_of(
     types = [wanted_types(spec) for spec in specs]
     memory = [spec.gpu_memory for spec in specs]
     classes = [spec.sharing_class for spec in specs]
+    kernels = [named_profile(s.kernel_profile, s.model, s.workdir) if s.sharing_class else "" for s in specs]
     models = [spec.model or "" for spec in specs]
     return Workload.sorted_by_submit(
         "history",
@@ -111,6 +113,7 @@ def trace_of(
         restart_overhead_s=np.array([usual if value != value else value for value in overhead]),
         gpu_memory_mib=np.array([np.nan if mib is None else float(mib) for mib in memory]) if any(memory) else None,
         share_class=Labels.of(classes) if any(classes) else None,
+        kernel_profile=Labels.of(kernels) if any(kernels) else None,
         priority=np.array([job.priority < 0 for job, _ in rows], dtype=np.int32),
         ran=Ran(
             np.array([attempts[0].started_s for _, attempts in rows]) - origin,

@@ -24,6 +24,7 @@ from gpuloom.bounded.text import cut, shown
 from gpuloom.core.cluster import plain_model
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Needed
+from gpuloom.core.kernel_pairs import profile_and_load
 from gpuloom.core.masked import masked
 from gpuloom.core.replicas import replicas_of
 from gpuloom.core.share_class import job_class
@@ -277,8 +278,9 @@ class JobSpec(BaseModel):
         min_length=1,
         max_length=4096,
         description="Profile of its kernels, for sharing its GPU: a file (with a slash, or ending in .kernels.jsonl), "
-        "relative to workdir, or the name of a stored or shipped one (`gpuloom share profiles ls`). Without it, one "
-        "of the name of its model counts, if there is one.",
+        "relative to workdir, or the name of a stored or shipped one (`gpuloom share profiles ls`); of a service with "
+        "its load, resnet50:30% or resnet50:15rps, if it is not half busy. Without it, one of the name of its model "
+        "counts, if there is one.",
     )
     slurm_env: bool = Field(
         False,
@@ -358,6 +360,7 @@ class JobSpec(BaseModel):
     def _kernel_profile(cls, value: str | None) -> str | None:
         if value is not None:
             _check_text(value)
+            profile_and_load(value)
         return value
 
     @field_validator("workdir")

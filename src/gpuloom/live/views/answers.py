@@ -426,6 +426,7 @@ class GroupMemberView(TypedDict):
     name: str
     user: str
     expected_rate: Annotated[float | None, "Part of its speed alone that the policy's model expects."]
+    expected_from: Annotated[str | None, "Where that is known from, in words; null: it is not known now."]
     it_per_s: Annotated[float | None, "Iterations per second that it reports."]
     alone_it_per_s: Annotated[float | None, "Alone on these GPUs: its own, of earlier runs, or of its profile."]
     beside_it_per_s: Annotated[float | None, "Since all members have begun; null: too few iterations to tell."]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpuloom.core.job import Attempt
 from gpuloom.core.progress import it_per_s
 from gpuloom.live.records.groups import Group
@@ -19,7 +21,7 @@ def groups_view(scheduler: Scheduler, sights: Sights) -> list[GroupView]:
 def _group(scheduler: Scheduler, sights: Sights, group: Group) -> GroupView:
     attempts, found = scheduler.book.attempts, scheduler.together.of(group)
     return {
-        "members": [_member(scheduler, sights, attempts[job], found) for job in group.members],
+        "members": [_member(scheduler, sights, attempts[job], group.members, found) for job in group.members],
         "gpus": group.gpus,
         "since_s": group.since_s,
         "order": None if group.order is None else list(group.order),
@@ -28,13 +30,16 @@ def _group(scheduler: Scheduler, sights: Sights, group: Group) -> GroupView:
     }
 
 
-def _member(scheduler: Scheduler, sights: Sights, attempt: Attempt, found: Measured) -> GroupMemberView:
+def _member(
+    scheduler: Scheduler, sights: Sights, attempt: Attempt, members: Sequence[int], found: Measured
+) -> GroupMemberView:
     job, usage = scheduler.book.jobs[attempt.job], sights.usage(attempt)
     return {
         "job": job.id,
         "name": job.name,
         "user": job.user,
         "expected_rate": scheduler.work.rate_of(job.id),
+        "expected_from": scheduler.planning.source(job.id, [other for other in members if other != job.id]),
         "it_per_s": None if usage is None else it_per_s(usage.progress),
         "alone_it_per_s": found.alone[job.id],
         "beside_it_per_s": found.beside[job.id],

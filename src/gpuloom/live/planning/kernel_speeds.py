@@ -1,0 +1,112 @@
+"""What is expected of jobs beside each other by their kernel profiles: computed aside, as no decision waits for it.
+
+A pair takes a second or so in the rule's own simulator (`sharing/expected.py`). So long it is not formed; where it has
+been formed, or takes longer than `PATIENCE_S` because many pairs come at once, the policy goes by its number for all
+pairs. Then planning is told, and the next decision goes by what was found.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from gpuloom.core.errors import GpuloomError
+from gpuloom.core.kernel_pairs import Beside, KernelPairs, Load, kinds_of
+from gpuloom.sharing.expected import expected, profile_of
+from gpuloom.sharing.profiles import KernelProfile
+from gpuloom.threads import Worker
+
+log = logging.getLogger("gpuloom.scheduler")
+
+AGAIN_S = 60.0
+"""A pair of which nothing could be found out is tried again after so long: its profile may be there by then."""
+PATIENCE_S = 30.0
+"""For so long a job waits for what is expected of it."""
+TOLD_EVERY = 10
+"""While many pairs are computed, planning is told after so many."""
+
+Pair = tuple[str, str]
+"""Profile and load of a service, and profile of a best-effort job."""
+
+
+class KernelSpeeds:
+    """From any thread.
+
+    Args:
+        news: called from a thread of its own when more is known.
+        read: profile and load of what a job says. compute: what is expected of a pair; both may raise GpuloomError.
+
+    Attributes:
+        problems: why nothing is known of a pair, by its profiles.
+    """
+
+    def __init__(
+        self,
+        news: Callable[[], None] = lambda: None,
+        *,
+        read: Callable[[str], tuple[KernelProfile, Load | None]] = profile_of,
+        compute: Callable[[KernelProfile, KernelProfile, Load | None], Beside] = expected,
+    ) -> None:
+        self._news, self._read, self._compute = news, read, compute
+        self._known: dict[Pair, Beside] = {}
+        self._failed_s: dict[Pair, float] = {}
+        self._wanted: dict[Pair, float] = {}
+        """Since when; the one that is computed now among them."""
+        self.problems: dict[Pair, str] = {}
+        self._lock, self._wake, self._ended = threading.Lock(), threading.Event(), False
+        self._worker = Worker("kernel pairs", self._work)
+
+    def of(self, profiles: Sequence[str], classes: Sequence[str]) -> KernelPairs | None:
+        """What is known now of jobs by their kernel profiles ('' for none) and classes; the rest is computed from now
+        on. None: no two of them can be a pair."""
+        of_job, kinds, able = kinds_of(profiles, classes)
+        if not able:
+            return None
+        pairs = {(one, two): (kinds[one], kinds[two]) for one, two in able}
+        with self._lock:
+            now_s = time.monotonic()
+            known = {kind: self._known[pair] for kind, pair in pairs.items() if pair in self._known}
+            for pair in pairs.values():
+                if pair not in self._known and now_s - self._failed_s.get(pair, -AGAIN_S) >= AGAIN_S:
+                    self._wanted.setdefault(pair, now_s)
+            patient = [kind for kind, pair in pairs.items() if now_s - self._wanted.get(pair, -PATIENCE_S) < PATIENCE_S]
+            work = bool(self._wanted)
+        works = work and self._worker.start()
+        self._wake.set()
+        return KernelPairs(of_job, kinds, known, frozenset(patient) if works else frozenset())
+
+    def close(self) -> None:
+        """Compute nothing more."""
+        self._ended = True
+        self._wake.set()
+
+    def _work(self) -> None:
+        while not self._ended:
+            self._wake.wait()
+            self._wake.clear()
+            done = 0
+            while not self._ended and (pair := next(iter(self._wanted), None)) is not None:
+                try:
+                    self._find(pair)
+                finally:
+                    with self._lock:
+                        del self._wanted[pair]
+                done += 1
+                if done % TOLD_EVERY == 0 or not self._wanted:
+                    self._news()  # of failures as well: nobody waits for these pairs any more
+
+    def _find(self, pair: Pair) -> None:
+        try:
+            (service, load), (best_effort, _) = self._read(pair[0]), self._read(pair[1])
+            found = self._compute(service, best_effort, load)
+        except GpuloomError as error:
+            with self._lock:
+                if self.problems.get(pair) != str(error):
+                    log.warning("%s beside %s: nothing is expected of the pair: %s", *pair, error)
+                self.problems[pair], self._failed_s[pair] = str(error), time.monotonic()
+            return
+        with self._lock:
+            self._known[pair] = found
+            self.problems.pop(pair, None)
