@@ -50,6 +50,11 @@ PID, JOB, SINCE, TURNS, WAITED_NS, APART, ITERATIONS = 0, 1, 2, 6, 7, 8, 9
 TURNS: tokens taken. WAITED_NS: for all of them. APART: 1: it fetches ahead, and takes no tokens."""
 
 
+_kept = []  # type: list[mmap.mmap]
+"""A mapping has a descriptor of its own, which it closes when it goes; if the script has closed all descriptors, that
+is one of the script's files by then. So none goes."""
+
+
 class Page:
     """The page of a folder, mapped. words: of 32 bits; longs: of 64 bits.
 
@@ -60,10 +65,11 @@ class Page:
     def __init__(self, folder: str) -> None:
         file = os.open(os.path.join(folder, FILE), os.O_RDWR | os.O_CLOEXEC)
         try:
-            self._map = mmap.mmap(file, BYTES)
+            mapped = mmap.mmap(file, BYTES)
         finally:
             os.close(file)
-        view = memoryview(self._map)
+        _kept.append(mapped)
+        view = memoryview(mapped)
         self.words, self.longs = view.cast("I"), view.cast("Q")
         view.release()
         found = self.words[AT_MAGIC], self.words[AT_VERSION]
@@ -75,7 +81,6 @@ class Page:
         """Let go of it."""
         self.words.release()
         self.longs.release()
-        self._map.close()
 
     def others(self, mine: int, resource: int) -> Iterator[tuple[int, int]]:
         """Seats but this one that wait for a resource's token, and since when."""

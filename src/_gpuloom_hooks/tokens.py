@@ -24,6 +24,7 @@ import os
 import select
 import sys
 import threading
+from contextlib import suppress
 from time import monotonic_ns
 
 from . import page as pages
@@ -90,6 +91,8 @@ class Tokens:
         self.files = []  # type: list[int]
         self.tokens = []  # type: list[int]
         self.wakes = {}  # type: dict[int, int]
+        self.known = {}  # type: dict[int, tuple[int, int]]
+        """Device and inode of each of our descriptors."""
         self.poll = None  # type: Any
         self.judged = Judged()
 
@@ -173,7 +176,7 @@ class Tokens:
 
     def _try(self, resource: int) -> bool:
         try:
-            fcntl.flock(self.tokens[resource], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._ours(self.tokens[resource]), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         self.words[pages.AT_STUCK + resource] = 0
@@ -202,7 +205,7 @@ class Tokens:
                 break
             late = not self.poll.poll(LOOK_MS)
             if not late:
-                os.read(self.wakes[self.seat], 64)
+                os.read(self._ours(self.wakes[self.seat]), 64)
         longs[since_at] = 0
         longs[self.base + pages.WAITED_NS] += monotonic_ns() - since
 
@@ -235,7 +238,7 @@ class Tokens:
         if held_ns <= MOST_PATIENCE_NS // PATIENT:  # longer ones are no turns
             longs[pages.AT_LONGEST] = max(longs[pages.AT_LONGEST], held_ns // 1000)
         words[pages.AT_HOLDER + resource] = 0
-        fcntl.flock(self.tokens[resource], fcntl.LOCK_UN)
+        fcntl.flock(self._ours(self.tokens[resource]), fcntl.LOCK_UN)
         first = min(((since, seat) for seat, since in self.page.others(self.seat, resource)), default=None)
         if first is not None:
             self._wake(first[1])
@@ -244,7 +247,7 @@ class Tokens:
         try:
             if seat not in self.wakes:
                 self.wakes[seat] = self._open(f"wake.{seat}", os.O_NONBLOCK)
-            os.write(self.wakes[seat], b"1")
+            os.write(self._ours(self.wakes[seat]), b"1")
         except (FileNotFoundError, BlockingIOError):
             pass  # it looks by itself, or has been woken often enough
 
@@ -283,7 +286,21 @@ class Tokens:
         return os.path.join(self.folder, f"{name}.{number}")
 
     def _open(self, name: str, flags: int) -> int:
-        return os.open(os.path.join(self.folder, name), os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+        file = os.open(os.path.join(self.folder, name), os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+        self.known[file] = _identity(file)
+        return file
+
+    def _ours(self, file: int) -> int:
+        """The descriptor. Raises OSError: the script has closed it; it may be of a file of the script's by now."""
+        if self.known[file] != _identity(file):
+            raise OSError("the script has closed the files of the tokens")
+        return file
+
+    def _shut(self, files: list[int]) -> None:
+        """Close those that are still ours."""
+        for file in files:
+            with suppress(OSError):  # nothing of ours is left in it
+                os.close(self._ours(file))
 
     def _locked(self, path: str) -> bool:
         """Whether the file is ours now, for as long as this process lives."""
@@ -294,14 +311,14 @@ class Tokens:
             os.close(file)
             return False
         self.files.append(file)
+        self.known[file] = _identity(file)
         return True
 
     def _leave(self) -> None:
-        files, page, asks_at, iterations = self._all_files(), self.page, self.asks_at, self.iterations
+        page, asks_at, iterations = self.page, self.asks_at, self.iterations
+        self._shut(self._all_files())
         self._forget()
         self.asks_at, self.iterations = asks_at, iterations
-        for file in files:
-            os.close(file)
         if page is not None:
             page.close()
 
@@ -312,12 +329,14 @@ class Tokens:
         """Leave: at the end of the process, or where something has failed."""
         self.off = True
         with self.lock:
-            if self.pending is not None:
-                self.pending = None
-                self._give_back(GPU, self.pending_since_ns)
-            if self.held >= 0:
-                resource, self.held = self.held, -1
-                self._give_back(resource, self.held_since_ns)
+            held = [(GPU, self.pending_since_ns)] if self.pending is not None else []
+            held += [(self.held, self.held_since_ns)] if self.held >= 0 else []
+            self.held, self.pending = -1, None
+            try:
+                for resource, since_ns in held:
+                    self._give_back(resource, since_ns)
+            except OSError:
+                pass  # the script has closed the files, and so has given back all tokens
             if self.seat >= 0:
                 self.longs[self.base + pages.PID] = 0
             self._leave()
@@ -332,14 +351,18 @@ class Tokens:
 
     def _in_child(self) -> None:
         """A forked process has no part in what it inherited; should it train, it asks for a seat of its own."""
-        files, page = self._all_files(), self.page
+        page = self.page
+        self._shut(self._all_files())  # the parent's locks stay with the parent, and end with it
         self.lock, self.held, self.pending, self.stack = threading.Lock(), -1, None, []
         self.device = Device(self._gpu_done)
         self._forget()
-        for file in files:
-            os.close(file)  # the parent's locks stay with the parent, and end with it
         if page is not None:
             page.close()
+
+
+def _identity(file: int) -> tuple[int, int]:
+    found = os.fstat(file)
+    return found.st_dev, found.st_ino
 
 
 def _number(variable: str) -> int:
@@ -381,7 +404,10 @@ class Device:
                 event.synchronize()
             except Exception as error:  # of CUDA: the script will see it as well
                 say(HOOK, f"the GPU's event failed: {error}")
-            self._done(event)
+            try:
+                self._done(event)
+            except Exception as error:  # ours; its token goes back with the process at the latest
+                switch_off(HOOK, error)
 
 
 class Judged:

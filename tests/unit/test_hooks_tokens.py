@@ -290,6 +290,32 @@ def test_one_process_of_a_job_takes_turns(jobs: Jobs, monkeypatch: pytest.Monkey
     assert second.held == GPU, "the first has ended"
 
 
+CLOSES = """
+tokens.begin(2)
+os.closerange(3, 256)  # as a script does that becomes a daemon
+files = [open(os.path.join(os.environ["GPULOOM_RUN_DIR"], "mine%d" % number), "w+") for number in range(40)]
+tokens.end(2)
+for resource in range(4):
+    stage(resource, 0.0)
+for file in files:
+    file.write("mine")
+    file.close()
+say(off=tokens.off)
+sys.stdin.readline()
+"""
+
+
+def test_a_script_that_closes_all_files_keeps_its_own(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.weave(1, 2)
+    one = jobs.here(1, monkeypatch)
+    closes = jobs.start(2, CLOSES)
+    assert said(closes) == {"off": True}
+    assert {path.read_text() for path in (jobs.runs / "2").glob("mine*")} == {"mine"}
+    assert "the script has closed the files" in (jobs.runs / "2" / "hooks.log").read_text()
+    one.begin(GPU)
+    assert one.held == GPU
+
+
 def test_one_that_fetches_ahead_takes_no_turns(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.weave(1, 2)
     one = jobs.here(1, monkeypatch)
