@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from gpuloom.core.workload import F8
+from gpuloom.solvers import assignment
 from gpuloom.solvers.assignment import NOWHERE, assign, bids, prices
 from gpuloom.solvers.linear import maximize
 from tiers import examples
@@ -148,3 +149,19 @@ def test_bids_by_hand() -> None:
     worth = np.array([[3.0, 2.5], [3.0, 6.0], [6.0, 4.0], [0.5, 0.0]])
     found = bids(worth, np.array([1.0, 1.0, 2.0, 1.0]), np.array([1.0, 2.0]))
     assert found.tolist() == [[2.5, 0.5], [0.0, 4.0], [6.0, 0.0], [0.5, 0.0]]
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(problems(), st.sampled_from([1.0, 0.7]))
+def test_one_by_one_and_as_arrays_the_result_is_the_same_to_the_bit(problem: tuple[F8, F8, F8], thrift: float) -> None:
+    worth, demand, capacity = problem
+    demand = demand * np.where(np.arange(len(demand)) % 3, thrift, 1.0)
+
+    def found() -> list[list[float]]:
+        price = prices(worth, demand, capacity)
+        return [a.ravel().tolist() for a in (price, bids(worth, demand, price), assign(worth, demand, capacity, price))]
+
+    one_by_one = found()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assignment, "_FEW", -1)
+        assert found() == one_by_one

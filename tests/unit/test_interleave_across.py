@@ -11,7 +11,8 @@ import pytest
 from builders import jobs
 from gpuloom.core.decision import Placement
 from gpuloom.core.workload import Speeds
-from gpuloom.interleave.across import Across, improve_alone, spread
+from gpuloom.interleave.across import Across, spread
+from gpuloom.interleave.across_few import Few
 from gpuloom.interleave.tables import SetTable
 from gpuloom.interleave.valued import Group
 from gpuloom.sim import simulate
@@ -141,6 +142,9 @@ class Seats:
     def __init__(self, *nodes: int) -> None:
         self.free = list(nodes)
 
+    def fits(self, gpus: int) -> bool:
+        return bool(self.free)
+
     def take(self, gpus: int) -> Placement | None:
         assert gpus == 1
         return Placement((self.free.pop(0),), (1,)) if self.free else None
@@ -175,41 +179,55 @@ def test_groups_take_free_gpus_and_leave_none_empty(
     assert [group.values for group in groups] == [[worth[group.jobs[0]][pools[group.jobs[0]]]] for group in groups]
 
 
-def test_a_few_jobs_that_share_with_nobody_change_places_as_by_arrays() -> None:
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_few_members_change_places_as_by_arrays(size: int) -> None:
     changed = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
-        tables = [table_of(random_times(seed, 3), size=1)] * 3
-        count = int(rng.integers(2, 9))
-        pools = rng.integers(0, 3, count).tolist()
-        worth = {
-            job: [float(value) for value in rng.choice([0.0, 0.3, 0.7, 1.0], 3) * rng.uniform(0.5, 3.0)]
-            for job in range(count)
-        }
-        columns = rng.integers(0, 3, count).tolist()
-        used = rng.random(count) < 0.7
+        tables = [table_of(random_times(seed, 3), size=size)] * 3
+        worth: dict[int, list[float]] = {}
+        members: list[list[int]] = []
+        pools: list[int] = rng.integers(0, 3, int(rng.integers(2, 9))).tolist()
+        for pool in pools:
+            members.append([])
+            for _ in range(int(rng.integers(1, size + 1))):
+                job = len(worth)
+                worth[job] = [float(v) for v in rng.choice([0.0, 0.3, 0.7, 1.0], 3) * rng.uniform(0.5, 3.0)]
+                worth[job][pool] = max(worth[job][pool], 0.1)
+                members[-1].append(job)
+        columns = rng.integers(0, 3, len(worth)).tolist()
+        free = [pool for pool in range(3) if rng.random() < 0.5]
 
         def made(
             pools: list[int] = pools,
+            members: list[list[int]] = members,
             worth: dict[int, list[float]] = worth,
             columns: list[int] = columns,
-            used: np.ndarray = used,
             tables: list[SetTable] = tables,
         ) -> list[Group]:
-            found = []
-            for job, pool in enumerate(pools):
-                if used[job]:
-                    worth[job][pool] = max(worth[job][pool], 0.1)
-                here = [job] if used[job] else []
-                found.append(
-                    Group(tables[pool], 0, here, [columns[job]] * len(here), [worth[one][pool] for one in here])
-                )
-            return found
+            return [
+                Group(tables[pool], 0, jobs[:], [columns[job] for job in jobs], [worth[job][pool] for job in jobs])
+                for pool, jobs in zip(pools, members, strict=True)
+            ]
 
-        plain, arrays = made(), made()
-        improve_alone(plain, pools, worth, tables)
-        Across(arrays, pools, worth, tables).improve()
-        assert [group.jobs for group in plain] == [group.jobs for group in arrays]
-        assert [group.values for group in plain] == [group.values for group in arrays]
-        changed += [group.jobs for group in plain] != [group.jobs for group in made()]
-    assert changed > 30
+        def more(groups: list[Group], here: list[int], free: list[int] = free, most: int = len(pools)) -> None:
+            for pool in free:
+                groups += [Group(tables[pool], 0, [], [], []) for _ in range(most)]  # noqa: B023 - called in this turn
+                here += [pool] * most
+
+        if any(group.value == 0.0 for group in made()):
+            continue  # none that may not be formed is ever there
+        plain, here = made(), pools[:]
+        Few(plain, here, worth, tables, size).improve(free, lambda: more(plain, here))  # noqa: B023
+        arrays, there = made(), pools[:]
+        more(arrays, there)
+        Across(arrays, there, worth, tables).improve()
+        used = [group for group in arrays if group.jobs]
+        assert [group.jobs for group in plain if group.jobs] == [group.jobs for group in used]
+        assert [group.values for group in plain if group.jobs] == [group.values for group in used]
+        if [group.jobs for group in plain] != members:
+            assert here == there
+            changed += 1
+        else:
+            assert here == pools, "nothing is taken if nothing changes"
+    assert changed > 25

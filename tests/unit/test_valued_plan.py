@@ -323,7 +323,7 @@ def test_a_job_that_has_outlived_most_is_expected_to_go_on() -> None:
     memory.exposure[:, 1:] = 50.0
     young, old = it.policy.time_s(it.engine.snapshot, memory, np.arange(2), np.array([1e6, 1e6 - 400.0]))
     assert young * 5 < old
-    assert it.policy.bonus(np.array([True, False])).tolist() == [1.25, 1.0]
+    assert it.policy.bonus() == 1.25
 
 
 def test_what_was_learnt_of_other_gpu_counts_is_kept() -> None:

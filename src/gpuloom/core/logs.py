@@ -39,9 +39,11 @@ _HIGHEST, _LOWEST = 709.782712893384, -745.1332191019412
 
 
 def _polynomial(factors: tuple[float, ...], x: F8) -> F8:
-    found = np.full_like(x, factors[-1])
-    for factor in factors[-2::-1]:
-        found = factor + x * found
+    found = x * factors[-1]
+    for factor in factors[-2:0:-1]:
+        found += factor
+        found *= x
+    found += factors[0]
     return found
 
 
@@ -49,7 +51,8 @@ def log(x: ArrayLike) -> F8:
     """Natural logarithm; -inf of 0, NaN below."""
     value = np.asarray(x, dtype=np.float64)
     usual = (value > 0) & (value < np.inf)
-    part, exponent = np.frexp(np.where(usual, value, 1.0))
+    all_usual = bool(usual.all())
+    part, exponent = np.frexp(value if all_usual else np.where(usual, value, 1.0))
     low = part < _HALF_ROOT
     f = np.where(low, part + part, part) - 1.0
     k = (exponent - low).astype(np.float64)
@@ -58,24 +61,32 @@ def log(x: ArrayLike) -> F8:
     half = 0.5 * f * f
     tail = s * (half + z * _polynomial(_LOG, z))
     found: F8 = k * _LN2_HIGH - ((half - (tail + k * _LN2_LOW)) - f)
-    if not usual.all():
+    if not all_usual:
         unusual = np.where(value == 0, -np.inf, np.where(value > 0, value, np.nan))
         found = np.where(usual, found, unusual)
     return found
+
+
+def logs(*columns: F8) -> list[F8]:
+    """`log` of several arrays at once: cheaper than one by one where they are short."""
+    found = log(np.concatenate(columns))
+    ends = np.cumsum([len(column) for column in columns]).tolist()
+    return [found[end - len(column) : end] for end, column in zip(ends, columns, strict=True)]
 
 
 def exp(x: ArrayLike) -> F8:
     """e to the x; inf above 709.78."""
     value = np.asarray(x, dtype=np.float64)
     inside = (value <= _HIGHEST) & (value >= _LOWEST)
-    here = np.where(inside, value, 0.0)
+    all_inside = bool(inside.all())
+    here = value if all_inside else np.where(inside, value, 0.0)
     k = np.rint(here / _LN2)
     high, low = here - k * _LN2_HIGH, k * _LN2_LOW
     r = high - low
     t = r * r
     c = r - t * _polynomial(_EXP, t)
     found: F8 = np.ldexp(1.0 - ((low - (r * c) / (2.0 - c)) - high), k.astype(np.int64))
-    if not inside.all():
+    if not all_inside:
         unusual = np.where(value > _HIGHEST, np.inf, np.where(value < _LOWEST, 0.0, np.nan))
         found = np.where(inside, found, unusual)
     return found
@@ -92,10 +103,18 @@ def log2(x: ArrayLike) -> F8:
 def log1p(x: ArrayLike) -> F8:
     """log(1 + x), exact for small x, too (Kahan's correction)."""
     value = np.asarray(x, dtype=np.float64)
-    one = 1.0 + value
-    away = one - 1.0
-    same = (away == 0) | ~np.isfinite(away)
-    found: F8 = np.where(same, np.where(away == 0, value, log(one)), log(one) * (value / np.where(same, 1.0, away)))
+    return log1p_by(value, log(1.0 + value))
+
+
+def log1p_by(value: F8, log_of_sum: F8) -> F8:
+    """`log1p(value)` where log(1 + value) is known."""
+    away = (1.0 + value) - 1.0
+    usual = np.isfinite(away)
+    usual &= away != 0
+    if usual.all():
+        found: F8 = log_of_sum * (value / away)
+        return found
+    found = np.where(usual, log_of_sum * (value / np.where(usual, away, 1.0)), np.where(away == 0, value, log_of_sum))
     return found
 
 

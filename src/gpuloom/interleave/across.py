@@ -13,18 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.decision import Placement
+from gpuloom.core.sums import sum_ints
 from gpuloom.core.workload import F8
+from gpuloom.interleave.across_few import GAIN, ROUNDS, Few, trade
 from gpuloom.interleave.tables import NEVER, SetTable
 from gpuloom.interleave.valued import Group, in_parts
 
-_ROUNDS = 8
-_GAIN = 1e-9
-_FEW = 12
-"""So many groups of one job each are compared faster one by one than as arrays."""
+_FEW = 32
+"""So many members are compared faster one by one than as arrays."""
 
 
 class Room(Protocol):
     """GPUs of one model."""
+
+    def fits(self, gpus: int) -> bool:
+        """Whether `take` would find some."""
 
     def take(self, gpus: int) -> Placement | None:
         """Free GPUs, which are taken from now on; None: there is no room."""
@@ -115,14 +118,14 @@ class Across:
     def improve(self) -> None:
         """Change members, the best change first, while the summed value rises."""
         seats = len(self._rest)
-        for _ in range(_ROUNDS):
+        for _ in range(ROUNDS):
             now, empty = np.array(self._now), np.array(self._empty)
             put = self._put(empty)
             gain = put + put.T - now[:, None] - now
             gain[self._never] = NEVER
             gain[empty[:, None] & empty] = NEVER
             flat = gain.ravel()
-            better = (flat > _GAIN * max(max(self._now), 1e-300)).nonzero()[0]
+            better = (flat > GAIN * max(max(self._now), 1e-300)).nonzero()[0]
             if not len(better):
                 break
             touched: set[int] = set()
@@ -131,83 +134,14 @@ class Across:
                 if one in touched or two in touched:
                     continue
                 touched |= {one, two}
-                _trade(self._groups, self._pool, self._worth, one, a, two, b)
+                trade(self._groups, self._pool, self._worth, one, a, two, b)
                 self._write(one)
                 self._write(two)
-
-
-def _out(group: Group, place: int) -> tuple[int, int] | None:
-    """Take the member on this seat out of its group; None: the seat is empty."""
-    if place >= len(group.jobs):
-        return None
-    group.values.pop(place)
-    return group.jobs.pop(place), group.columns.pop(place)
 
 
 def _share(groups: Sequence[Group], pools: Sequence[int], tables: Sequence[SetTable]) -> bool:
     """Whether any two jobs may be in one group here. If not, every group has one seat."""
     return any(len(group.jobs) > 1 for group in groups) or any(tables[pool].weaves for pool in {*pools})
-
-
-def improve_alone(
-    groups: Sequence[Group], pools: Sequence[int], worth: Mapping[int, Sequence[float]], tables: Sequence[SetTable]
-) -> None:
-    """As `Across.improve`, with the same result, for a few groups of one seat: in plain numbers."""
-    if len({*pools}) == 1:
-        return  # nothing is worth more elsewhere
-    number = range(len(groups))
-    of_job: dict[int, list[float]] = {}
-    """By job: its value per second in each pool."""
-    for group in groups:
-        for job, column in zip(group.jobs, group.columns, strict=True):
-            of_job[job] = [
-                value * table.inverse_list[table.grown_list[0][column + 1]] if value > 0 else NEVER
-                for value, table in zip(worth[job], tables, strict=True)
-            ]
-    for _ in range(_ROUNDS):
-        now = [group.value for group in groups]
-        least = _GAIN * max(*now, 1e-300)
-        there = [of_job[group.jobs[0]] if group.jobs else None for group in groups]
-        better: list[tuple[float, int, int]] = []
-        for one in number:
-            mine, pool = there[one], pools[one]
-            for two in number[one + 1 :]:
-                theirs, other = there[two], pools[two]
-                if pool == other or (mine is None and theirs is None):
-                    continue
-                gain = (0.0 if theirs is None else theirs[pool]) + (0.0 if mine is None else mine[other])
-                gain = gain - now[one] - now[two]
-                if gain > least:
-                    better.append((-gain, one, two))
-        if not better:
-            break
-        touched: set[int] = set()
-        for _, one, two in sorted(better):
-            if one in touched or two in touched:
-                continue
-            touched |= {one, two}
-            _trade(groups, pools, worth, one, 0, two, 0)
-
-
-def _trade(
-    groups: Sequence[Group],
-    pools: Sequence[int],
-    worth: Mapping[int, Sequence[float]],
-    one: int,
-    a: int,
-    two: int,
-    b: int,
-) -> None:
-    """The members on seat a of one group and on seat b of another change places; seats may be empty."""
-    goes, comes = _out(groups[one], a), _out(groups[two], b)
-    for index, member in ((two, goes), (one, comes)):
-        group = groups[index]
-        if member is not None:
-            job, column = member
-            group.jobs.append(job)
-            group.columns.append(column)
-            group.values.append(worth[job][pools[index]])
-        group.changed()
 
 
 def spread(
@@ -228,27 +162,53 @@ def spread(
     """
     for shape in sorted({group.shape for group in groups}):
         alike = [index for index, group in enumerate(groups) if group.shape == shape]
+        of_shape = [of_pool[shape] for of_pool in tables]
         for some in in_parts(alike):
             mine, at = [groups[index] for index in some], [places[index] for index in some]
-            for pool in pools[shape]:
-                for _ in some:
-                    place = rooms[pool].take(tables[pool][shape].gpus)
-                    if place is None:
-                        break
-                    mine.append(Group(tables[pool][shape], shape, [], [], []))
-                    at.append(place)
             here = [pool_of_node[place.nodes[0]] for place in at]
-            for group, pool in zip(mine[: len(some)], here, strict=False):
+            for group, pool in zip(mine, here, strict=True):
                 group.values[:] = [worth[job][pool] for job in group.jobs]
                 group.revalued()
-            if len(mine) > 1:
-                of_shape = [of_pool[shape] for of_pool in tables]
-                if len(mine) <= _FEW and not _share(mine, here, of_shape):
-                    improve_alone(mine, here, worth, of_shape)
-                else:
-                    Across(mine, here, worth, of_shape).improve()
+            _changed(shape, mine, at, here, worth, rooms, pools[shape], of_shape)
             groups += mine[len(some) :]
             places += at[len(some) :]
         for index in [index for index, group in enumerate(groups) if not group.jobs][::-1]:
             rooms[pool_of_node[places[index].nodes[0]]].release(places[index])
             del groups[index], places[index]
+
+
+def _changed(
+    shape: int,
+    groups: list[Group],
+    places: list[Placement],
+    here: list[int],
+    worth: Mapping[int, Sequence[float]],
+    rooms: Sequence[Room],
+    pools: Sequence[int],
+    tables: Sequence[SetTable],
+) -> None:
+    """The changes of some groups of one shape. Groups are added on the GPUs that are free, if any change is made.
+
+    Args:
+        here: the pool of each group.
+        pools: where the shape may run.
+        tables: by pool.
+    """
+    free, most = [pool for pool in pools if rooms[pool].fits(tables[pool].gpus)], len(groups)
+
+    def more() -> None:
+        for pool in free:
+            for _ in range(most):
+                place = rooms[pool].take(tables[pool].gpus)
+                if place is None:
+                    break
+                groups.append(Group(tables[pool], shape, [], [], []))
+                places.append(place)
+                here.append(pool)
+
+    if sum_ints(len(group.jobs) for group in groups) <= _FEW:
+        size = tables[0].size if _share(groups, [*here, *free], tables) else 1
+        Few(groups, here, worth, tables, size).improve(free, more)
+    else:
+        more()
+        Across(groups, here, worth, tables).improve()

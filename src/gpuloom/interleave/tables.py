@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations_with_replacement
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,13 @@ MOST_PAIRED = 97
 NEVER = -1e200
 _PIVOTS = 200
 
+_FEW = 24
+"""So many sets are looked at faster one by one than as arrays."""
+
 Index = NDArray[np.intp]
+Few = list[tuple[int, tuple[tuple[int, int, float], ...], float]]
+"""Sets, in rising order: the number less 1; (column, members, factor of their worth) of each column; and a factor of
+the sum."""
 
 
 class SetTable:
@@ -123,6 +130,41 @@ class SetTable:
         """Shapes as `grown`: the factors of those that were there, and of the one that was added; None: `formed`."""
         self.weaves = bool((self.inverse[1 + columns :] > 0).any())
         self._prices: dict[tuple[int, ...], F8] = {}
+        self._few: dict[tuple[int, ...], Few | None] = {}
+        self._joining: dict[int, tuple[list[float], list[float] | None]] = {}
+
+    def joining(self, number: int) -> tuple[list[float], list[float] | None]:
+        """A row of `joined`, as lists; of `formed` for the grown set, and None, where all members have one factor."""
+        found = self._joining.get(number)
+        if found is None:
+            if self.joined is None:
+                found = self.formed.take(self.grown[number]).tolist(), None
+            else:
+                there, added = self.joined
+                found = there[number].tolist(), added[number].tolist()
+            self._joining[number] = found
+        return found
+
+    def few(self, columns: tuple[int, ...]) -> Few | None:
+        """The sets of these columns (rising) that may be formed; None where there are too many to look at one by
+        one."""
+        if columns not in self._few:
+            size = self.size if self.weaves else 1
+            many = comb(len(columns) + size, size) - 1
+            self._few[columns] = self._listed(columns, size) if many <= _FEW else None
+        return self._few[columns]
+
+    def _listed(self, columns: tuple[int, ...], size: int) -> Few:
+        found: Few = []
+        for members in range(1, size + 1):
+            for of_set in combinations_with_replacement(columns, members):
+                number = self.set_of(of_set)
+                if self.inverse_list[number] > 0.0:
+                    uneven = self.uneven.get(number, {})
+                    even = self.inverse_list[number] if self.factors is not None else 1.0
+                    takes = tuple((column, many, uneven.get(column, even)) for column, many in self.takes[number])
+                    found.append((number - 1, takes, 1.0 if self.factors is not None else self.inverse_list[number]))
+        return sorted(found)
 
     def set_of(self, columns: Sequence[int]) -> int:
         """The number of the set of these members."""
@@ -172,6 +214,9 @@ class SetTable:
 
     def _priced(self, present: tuple[int, ...]) -> F8:
         here = list(present)
+        few = self.few(present)
+        if few is not None:
+            return self._priced_few(here, few)
         may = np.zeros(len(self.profiles) + 1, dtype=bool)
         may[here] = may[-1] = True
         rate = self._rate[may.take(self._members).all(axis=0)][:, here]
@@ -193,6 +238,42 @@ class SetTable:
             basis[leaves] = row
         prices = np.ones(len(self.profiles))
         prices[here] = np.clip(basis.sum(axis=0), 1e-3, 1.0)
+        return prices
+
+    def _priced_few(self, here: Sequence[int], few: Few) -> F8:
+        """`_priced` where few sets are to be looked at: the same sums in the same order, in plain numbers."""
+        place = {column: index for index, column in enumerate(here)}
+        solo_s: list[float] = self.solo_s[here].tolist()
+        rates = [
+            [(place[column], many * solo_s[place[column]] * (share * factor)) for column, many, share in takes]
+            for _, takes, factor in few
+        ]
+        size = range(len(here))
+        basis = [[1.0 if row == column else 0.0 for column in size] for row in size]
+        x = [1.0] * len(here)
+        for _ in range(_PIVOTS):
+            duals = _row_sums(basis)
+            most, enters = 0.0, rates[0]
+            for rate in rates:
+                reduced = sum_floats([much * duals[at] for at, much in rate])
+                if reduced > most:
+                    most, enters = reduced, rate
+            if most <= 1 + 1e-7:
+                break
+            step = [sum_floats([row[at] * much for at, much in enters]) for row in basis]
+            ratio = [have / takes if takes > 1e-12 else float("inf") for have, takes in zip(x, step, strict=True)]
+            leaves = ratio.index(min(ratio))
+            least = ratio[leaves]
+            x = [have - least * takes for have, takes in zip(x, step, strict=True)]
+            x[leaves] = least
+            pivot = [value / step[leaves] for value in basis[leaves]]
+            basis = [
+                [value - takes * by for value, by in zip(row, pivot, strict=True)]
+                for row, takes in zip(basis, step, strict=True)
+            ]
+            basis[leaves] = pivot
+        prices = np.ones(len(self.profiles))
+        prices[here] = np.clip(_row_sums(basis), 1e-3, 1.0)
         return prices
 
     def _inverses(self, worth: GroupWorth, allowed: Callable[[Profiles], bool]) -> F8:
@@ -224,6 +305,11 @@ class SetTable:
         rates = worth.rates(group) or ()
         share = dict(zip(group, rates, strict=True))
         return {column: share[self.profiles[column]] / float(self.solo_s[column]) for column in columns}
+
+
+def _row_sums(matrix: Sequence[Sequence[float]]) -> list[float]:
+    """The sum of all rows."""
+    return [sum_floats(column) for column in zip(*matrix, strict=True)]
 
 
 def _middles(

@@ -8,7 +8,7 @@ the value rises. How many nodes each GPU count gets is found by dynamic programm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, combinations
 from typing import TypeVar
@@ -17,7 +17,7 @@ import numpy as np
 
 from gpuloom.core.sums import sum_floats, sum_ints
 from gpuloom.interleave.efficiency import MAX_GROUP
-from gpuloom.interleave.tables import NEVER, SetTable
+from gpuloom.interleave.tables import NEVER, Few, SetTable
 
 ROUNDS = 4
 """The most rounds of exchanges."""
@@ -120,10 +120,18 @@ class Filler:
         self._at = {shape: dict.fromkeys(columns, 0) for shape, columns in self._stacks.items()}
         self._sums: dict[int, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
         self._best: dict[int, tuple[float, int]] = {}
+        self._few: dict[int, Few] = {}
+        """By shape, the sets to choose from, where they are few; `_sums` has the other shapes."""
+        self._first: dict[int, dict[int, list[float]]] = {}
+        """Of these shapes: the prefix sums of each stack's next jobs."""
         for shape, columns in self._stacks.items():
             table = tables[shape]
-            self._sums[shape] = sums = np.full(len(table.profiles) * (table.size + 1) + 1, NEVER)
-            sums[-1] = 0.0
+            few = table.few(tuple(sorted(columns)))
+            if few is None:
+                self._sums[shape] = sums = np.full(len(table.profiles) * (table.size + 1) + 1, NEVER)
+                sums[-1] = 0.0
+            else:
+                self._few[shape], self._first[shape] = few, {}
             for column in columns:
                 self._tops(shape, column)
             self._choose(shape)
@@ -136,11 +144,18 @@ class Filler:
         size = self._tables[shape].size
         at = self._at[shape][column]
         sums = list(accumulate(self._stacks[shape][column][1][at : at + size]))
+        if shape in self._few:
+            self._first[shape][column] = sums
+            return
         first = column * (size + 1) + 1
         self._sums[shape][first : first + size] = sums + [NEVER] * (size - len(sums))
 
     def _choose(self, shape: int) -> None:
-        table = self._tables[shape]
+        table, few = self._tables[shape], self._few.get(shape)
+        if few is not None:
+            most, choice = _best_of(few, self._first[shape])
+            self._best[shape] = most / table.gpus, choice
+            return
         value = self._sums[shape].take(table.pattern)
         if table.factors is not None:
             value *= table.factors
@@ -201,6 +216,23 @@ class Filler:
             self._tops(shape, column)
         self._choose(shape)
         return Group(self._tables[shape], shape, jobs, columns, values)
+
+
+def _best_of(few: Few, first: Mapping[int, Sequence[float]]) -> tuple[float, int]:
+    """The most valuable set of the next jobs of each stack, the first of equals, and its value; 0 and -1: none."""
+    most, choice = 0.0, -1
+    for number, takes, factor in few:
+        value = 0.0
+        for column, members, share in takes:
+            sums = first[column]
+            if len(sums) < members:
+                break
+            value += sums[members - 1] * share
+        else:
+            value *= factor
+            if value > most:
+                most, choice = value, number
+    return most, choice
 
 
 def share_nodes(tables: Sequence[SetTable], stacks: Stacks, nodes: int, gpus_per_node: int) -> tuple[list[Group], int]:

@@ -21,10 +21,14 @@ PRIOR, PRIOR_JOBS, OWN_JOBS = 1.0, 5.0, 3.0
 together count as much as 3 of its own."""
 
 
+_FEW = 64
+"""So many jobs are looked at one by one: those of one class and bin could be looked at as one.
+"""
 _LATER = np.triu(np.ones((BINS, BINS)))
 """1 for the bins from each bin on."""
 _EDGE_S = np.concatenate([[0.0], FIRST_S * logs.power(GROWTH, np.arange(BINS))])
 """Where the bins begin and end."""
+_WIDTH_S = np.diff(_EDGE_S)
 
 
 class Hazards:
@@ -32,7 +36,7 @@ class Hazards:
 
     def __init__(self, exposure: F8, ends: F8) -> None:
         self.exposure, self.ends = exposure, ends
-        self.edge_s, self.width_s = _EDGE_S, np.diff(_EDGE_S)
+        self.edge_s, self.width_s = _EDGE_S, _WIDTH_S
 
     def bins(self, work_s: F8) -> NDArray[np.intp]:
         """The bin that each job is in."""
@@ -59,17 +63,21 @@ class Hazards:
                 kind, bins
             ]
             return found
+        if len(kind) <= _FEW:
+            return self._indices(hazard, kind, bins)
         entries, which = np.unique(kind * BINS + bins, return_inverse=True)
         return self._indices(hazard, *np.divmod(entries, BINS))[which]
 
     def _passed(self, work_s: F8) -> F8:
         """The share of each bin that each job has gone through: shape (jobs, bins)."""
-        passed: F8 = np.clip((work_s[:, None] - self.edge_s[:-1]) / self.width_s, 0.0, 1.0)
-        return passed
+        passed: F8 = (work_s[:, None] - self.edge_s[:-1]) / self.width_s
+        np.maximum(passed, 0.0, out=passed)
+        return np.minimum(passed, 1.0, out=passed)
 
     def _indices(self, hazard: F8, kind: NDArray[np.intp], at: NDArray[np.intp]) -> F8:
         """Index of jobs of these classes in these bins: shape as `kind`."""
-        total = np.concatenate([np.zeros((len(hazard), 1)), hazard.cumsum(axis=1)], axis=1)
+        total = np.zeros((len(hazard), BINS + 1))
+        hazard.cumsum(axis=1, out=total[:, 1:])
         # alive[j, e]: chance that a job at the start of its bin reaches edge e.
         alive = logs.exp(np.minimum(total[kind, at][:, None] - total[kind], 0.0))
         later = _LATER[at]

@@ -76,6 +76,7 @@ class SharedPlacer:
         self._layers, self._first_fit, self._restart_partners = layers, first_fit, restart_partners
         self._moves_models = moves_models
         self._pool_of_node = pool_of_node(snapshot.cluster)
+        self._pools = pools_of(snapshot.cluster)
         self._empty: list[Pool] = []
         self._down: frozenset[int] | None = None
 
@@ -89,17 +90,20 @@ class SharedPlacer:
 
     def free(self, snapshot: Snapshot) -> Room:
         """GPUs that no job uses."""
-        return PooledRoom(pools_of(self._cluster, snapshot.idle_masks))
+        return PooledRoom(self.idle_pools(snapshot))
 
     def empty_pools(self, snapshot: Snapshot) -> list[Pool]:
         """The pools of the nodes in service as if no job ran; the caller's own."""
         if self._down != snapshot.nodes_out:
             self._down = snapshot.nodes_out
-            self._empty = pools_of(
-                self._cluster,
-                [0 if i in self._down else (1 << node.gpus) - 1 for i, node in enumerate(self._cluster.nodes)],
-            )
+            masks = [0 if i in self._down else (1 << node.gpus) - 1 for i, node in enumerate(self._cluster.nodes)]
+            self._empty = [pool.with_free(masks) for pool in self._pools]
         return [pool.copy() for pool in self._empty]
+
+    def idle_pools(self, snapshot: Snapshot) -> list[Pool]:
+        """The pools as they are, GPUs that no job uses free; the caller's own."""
+        idle = snapshot.idle_masks
+        return [pool.with_free(idle) for pool in self._pools]
 
     # -- decisions ------------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class Valued(Weaving):
         """The class of each job, a number: ends of one class tell most of others in it."""
         return workload.gpus.astype(np.intp)
 
-    def bonus(self, running: NDArray[np.bool_]) -> F8 | float:
+    def bonus(self) -> float:
         """A factor on the worth of running jobs."""
         return 1.0
 
@@ -116,8 +116,8 @@ class Learning(Valued):
         seconds: F8 = 1.0 / hazards.index(memory.rows(self.planner(snapshot).class_of[jobs]), work_s)
         return seconds
 
-    def bonus(self, running: NDArray[np.bool_]) -> F8 | float:
-        return np.where(running, 1.0 + self.values["sticky"], 1.0)
+    def bonus(self) -> float:
+        return 1.0 + float(self.values["sticky"])
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
         if snapshot.finished:

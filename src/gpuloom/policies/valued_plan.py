@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from gpuloom.interleave.pairing import Pairing
 from gpuloom.interleave.tables import SetTable
 from gpuloom.interleave.valued import Group, exchange, in_parts
 from gpuloom.interleave.worth import GroupWorth
-from gpuloom.placement.pool import Pool, pool_of_node, pools_of
+from gpuloom.placement.pool import Pool, pool_of_node
 from gpuloom.placement.shapes import shapes_of, speeds_by_pool, speeds_on
 from gpuloom.placement.shared import SharedPlacer
 from gpuloom.policies.valued_rooms import Filling, Jobs, deal_out
@@ -55,6 +55,21 @@ class _Held(NamedTuple):
     """The share of its worth that each keeps where it must start again, shape (jobs that run, 1)."""
 
 
+class _Present(NamedTuple):
+    """The jobs of one plan, those that run first, and what each is worth per iteration (worth · seconds per iteration
+    alone)."""
+
+    jobs: Jobs
+    value: F8
+    held: _Held
+    plain: dict[int, float]
+    """`value` by job."""
+    there: dict[int, list[float]]
+    """By job its value in each pool; empty where models don't matter."""
+    starting: dict[int, list[float]]
+    """The same, starts paid: in other pools than its own a running job must start again."""
+
+
 class Worth(Protocol):
     """What a plan asks of its policy."""
 
@@ -67,7 +82,7 @@ class Worth(Protocol):
     def classes(self, workload: Workload) -> NDArray[np.intp]:
         """The class of each job."""
 
-    def bonus(self, running: NDArray[np.bool_]) -> F8 | float:
+    def bonus(self) -> float:
         """A factor on the worth of running jobs."""
 
 
@@ -81,6 +96,7 @@ class Planner:
         self._memory_mib = smallest_memory_mib(cluster)
         shapes = shapes_of(workload, cluster)
         self._shapes, self._shape_of = shapes.shapes, shapes.of_job.astype(np.intp)
+        self._pools_of_shape = [shape.pools for shape in self._shapes]
         self.class_of: Jobs = policy.classes(workload)
         self._column_of = np.zeros(len(workload), dtype=np.intp)
         self._tables = self._made_tables(GroupWorth(self._times, cluster.models), values["group_size"])
@@ -102,6 +118,11 @@ class Planner:
         self._pool_of_node = pool_of_node(cluster)
         several = len(cluster.models) > 1 and policy.weighs_models
         self._speed_by_pool = speeds_by_pool(workload, cluster, shapes) if several else None
+        self._log_fastest: F8 | None = None
+        """The logarithm of each job's speed where it is fastest."""
+        if self._speed_by_pool is not None:
+            self._log_fastest = logs.log(np.maximum(self._speed_by_pool.max(axis=1), _BETTER))
+        self._log_bonus = float(logs.log(policy.bonus()))
         self._pairing: Pairing | None = None
         """Plans of weave where all that is known of jobs beside each other are measured pairs."""
         self._thrifty: tuple[Jobs, F8] | None = None
@@ -180,15 +201,15 @@ class Planner:
 
     def _best_plan(self, snapshot: Snapshot, together: dict[Any, list[int]], jobs: Jobs, value: F8) -> Plan:
         """Step 4: to go on, to go on with single changes between GPU models, or all anew."""
-        held = self._held(snapshot, jobs)
-        anew = self._anew(snapshot, jobs, value, held)
+        present = self._present(snapshot, jobs, value)
+        anew = self._anew(snapshot, present)
         plans: list[Plan] = []
         if self._horizon_s < float("inf"):
-            groups, places, rooms = self._kept(snapshot, together, jobs, value)
+            groups, places, rooms = self._kept(snapshot, together, present)
             plans.append((groups, places))
             if self._crosses:
                 changed, their_places = [group.copy() for group in groups], places[:]
-                self._across(jobs, value, held, rooms, changed, their_places)
+                self._across(present, rooms, changed, their_places)
                 plans.append((changed, their_places))
         plans += anew
         if len(plans) == 1:
@@ -266,7 +287,7 @@ class Planner:
         free = snapshot.free_gpus
         if not free:
             return NOTHING if self._speed_by_pool is None else Decision(wake_at_s=wake)
-        rooms = pools_of(snapshot.cluster, snapshot.idle_masks)
+        rooms = self._placer.idle_pools(snapshot)
         fits = [
             any(rooms[pool].fits(shape.gpus) for pool in shape.pools) if shape.gpus <= free else False
             for shape in self._shapes
@@ -302,18 +323,24 @@ class Planner:
         per iteration alone)."""
         policy, values = self._policy, self._policy.values
         jobs = np.array([*snapshot.placements, *sorted(self._waiting)], dtype=np.intp)
-        running = np.arange(len(jobs)) < len(snapshot.placements)
+        running = len(snapshot.placements)
         if self._pairing is not None:
             gpus = self._gpus[jobs]
             self._in_pairs = bool(gpus[self._can_pair[jobs]].sum() >= _PAIRABLE * gpus.sum())
         left_s = snapshot.remaining_column()[jobs]
-        left_s[running] = snapshot.remaining_of(jobs[running])
+        left_s[:running] = snapshot.remaining_of(jobs[:running])
         price = self._gpus[jobs] * self._thrift(jobs)
         time_s = policy.time_s(snapshot, memory, jobs, left_s)
         waited = (snapshot.now_s - snapshot.workload.submit_s[jobs]) / time_s
         # In logarithms, as only ratios matter: no worth is 0 or infinite, whatever the parameters.
         worth = self._urgency(snapshot, jobs, time_s, price, waited)
-        worth += logs.log(np.maximum(waited / values["patience"], 1.0)) + logs.log(policy.bonus(running))
+        waited /= values["patience"]
+        if (waited > 1.0).any():
+            old = logs.log(np.maximum(waited, 1.0))
+            old[:running] += self._log_bonus
+            worth += old
+        else:
+            worth[:running] += self._log_bonus
         if self._log_weight is not None:
             worth += self._log_weight[jobs]
         return jobs, logs.exp(np.maximum(worth - worth.max(), -300.0)) * self._solo_s[jobs]
@@ -331,73 +358,87 @@ class Planner:
         much shorter jobs are preferred, by `power`, depends on the crowd.
         """
         power: float = self._policy.values["power"]
-        speed, ageing = self._speed_by_pool, self._policy.values["ageing"] * logs.log1p(waited)
+        if self._log_fastest is None:
+            log_price, log_need, log_waited = logs.logs(price, time_s * price, 1.0 + waited)
+        else:
+            log_price, log_need, log_waited = logs.logs(price, time_s, 1.0 + waited)
+        ageing = self._policy.values["ageing"] * logs.log1p_by(waited, log_waited)
         worth: F8
-        if speed is None:
-            worth = logs.log(price) - power * logs.log(time_s * price) + ageing
+        if self._log_fastest is None:
+            worth = log_price - power * log_need + ageing
             return worth
         crowd = sum_floats(price.tolist()) / snapshot.cluster.gpus
         if self._in_pairs:
             share = min(max((crowd - 1.0) / _CROWDED_IN_PAIRS, 0.0), 1.0)
-            worth = (1.0 - share * power) * logs.log(price) + share * ageing
-            worth -= ((1.0 - share) * min(_AT_EASE, power) + share * power) * logs.log(time_s)
+            worth = (1.0 - share * power) * log_price + share * ageing
+            worth -= ((1.0 - share) * min(_AT_EASE, power) + share * power) * log_need
             return worth
         some_wait = not self._waiting.keys() <= {*snapshot.arrived, *snapshot.evicted}
         share = 1.0 if some_wait else min(max((crowd - 1.0) / _CROWDED, 0.0), 1.0)
         by_time = (1.0 - share) * min(_AT_EASE, power) + share * power
         by_price = (1.0 - share) * min(_PRICE_AT_EASE, 1.0 - power) + share * (1.0 - power)
-        worth = by_price * logs.log(price) - by_time * logs.log(time_s) + share * ageing
+        worth = by_price * log_price - by_time * log_need + share * ageing
         # Speeds are relative to one model, the same for all: what counts is the share of a job's own best.
-        worth -= logs.log(np.maximum(speed[jobs].max(axis=1), _BETTER))
+        worth -= self._log_fastest[jobs]
         return worth
 
-    def _anew(self, snapshot: Snapshot, jobs: Jobs, value: F8, held: _Held) -> list[Plan]:
+    def _present(self, snapshot: Snapshot, jobs: Jobs, value: F8) -> _Present:
+        """`jobs`: those that run come first, in their order."""
+        held, names = self._held(snapshot, jobs), jobs.tolist()
+        plain = dict(zip(names, value.tolist(), strict=True))
+        there: dict[int, list[float]] = {}
+        starting = there
+        if self._speed_by_pool is not None:
+            there = dict(zip(names, (value[:, None] * self._speed_by_pool[jobs]).tolist(), strict=True))
+            starting = there
+            if self._crosses and held.pools and (held.keeps < 1.0).any():
+                worth = self._by_pool(jobs, value, self._speed_by_pool, held)
+                starting = dict(zip(names, worth.tolist(), strict=True))
+        return _Present(jobs, value, held, plain, there, starting)
+
+    def _anew(self, snapshot: Snapshot, present: _Present) -> list[Plan]:
         """Step 3, as if no job ran. Prices alone say which GPU model each job should have, as if a job could be split.
         Gangs can't be, and what prices leave of a node is too small for them. So where jobs of several GPUs have to
         wait there is a second plan: jobs of all models bid for the nodes of each."""
+        jobs, value, held = present.jobs, present.value, present.held
         rooms = self._placer.empty_pools(snapshot)
         gpus = self._gpus[jobs]
         crowded = bool(gpus.sum() > sum_ints(room.free_gpus for room in rooms))  # whole numbers
         speed = self._speed_by_pool
         if speed is None:
             every = np.repeat(value[:, None], len(rooms), axis=1)
-            return [self._filled(jobs, value, held, rooms, None, every if crowded else None)]
+            return [self._filled(present, rooms, None, every if crowded else None)]
         worth, demand, free = self._market(jobs, value, speed, rooms, held)
         price = prices(worth, demand, free)
         best = assign(worth, demand, free, price)
         if not crowded:
-            return [self._filled(jobs, value, held, rooms, best, None)]
+            return [self._filled(present, rooms, best, None)]
         wanted = best[:, None] == np.arange(len(rooms))
         again = [room.copy() for room in rooms]
-        plans = [self._filled(jobs, value, held, rooms, best, np.where(wanted, value[:, None], 0.0))]
+        plans = [self._filled(present, rooms, best, np.where(wanted, value[:, None], 0.0))]
         if gpus.max() > 1:
             bid = bids(worth, demand, price) * self._solo_s[jobs][:, None]
             there = speed[jobs]
             offered = np.divide(bid, there, out=np.zeros_like(bid), where=there > 0)
-            plans.append(self._filled(jobs, value, held, again, best, offered))
+            plans.append(self._filled(present, again, best, offered))
         return plans
 
     def _filled(
-        self,
-        jobs: Jobs,
-        value: F8,
-        held: _Held,
-        rooms: Sequence[Pool],
-        best: NDArray[np.intp] | None,
-        offered: F8 | None,
+        self, present: _Present, rooms: Sequence[Pool], best: NDArray[np.intp] | None, offered: F8 | None
     ) -> Plan:
         """A plan in these rooms. `best`: see `Filling.fill_rooms`; `offered`: see `deal_out`, None if all jobs fit
         alone."""
+        jobs, value = present.jobs, present.value
         groups: list[Group] = []
         places: list[Placement] = []
         dealt_out = offered is not None and deal_out(
             self._filling, self._tables_of, rooms, jobs, offered, groups, places
         )
-        self._at_their_worth(jobs, value, groups, places)
+        self._at_their_worth(present, groups, places)
         # What is left over is for the most valuable groups, or to split groups: those dealt out are not the best alone.
         self._filling.fill_rooms(rooms, jobs, value, groups, places, alone=not dealt_out, best=best)
         if self._crosses:
-            self._across(jobs, value, held, rooms, groups, places)
+            self._across(present, rooms, groups, places)
         by_shape: dict[tuple[int, int], list[Group]] = {}
         for group, place in zip(groups, places, strict=True):
             by_shape.setdefault((group.shape, self._pool_of_node[place.nodes[0]]), []).append(group)
@@ -406,47 +447,46 @@ class Planner:
                 exchange(some)
         return groups, places
 
-    def _at_their_worth(self, jobs: Jobs, value: F8, groups: Sequence[Group], places: Sequence[Placement]) -> None:
+    def _at_their_worth(self, present: _Present, groups: Sequence[Group], places: Sequence[Placement]) -> None:
         """What the members of groups are worth where they are, whatever they were chosen by."""
-        if self._speed_by_pool is None:
+        there = present.there
+        if not there:
             return
-        plain = dict(zip(jobs.tolist(), value.tolist(), strict=True))
         for group, place in zip(groups, places, strict=True):
             pool = self._pool_of_node[place.nodes[0]]
-            group.values[:] = [plain[job] * self._filling.speed(job, pool) for job in group.jobs]
+            group.values[:] = [there[job][pool] for job in group.jobs]
             group.revalued()
 
-    def _across(
+    def _across(self, present: _Present, rooms: Sequence[Pool], groups: list[Group], places: list[Placement]) -> None:
+        """Members change between GPU models, and jobs without GPUs take what that leaves free."""
+        worth = present.starting
+        if not worth:
+            return
+        spread(groups, places, worth, rooms, self._pool_of_node, self._tables_of, self._pools_of_shape)
+        if any(room.free_gpus for room in rooms):
+            placed = {job for group in groups for job in group.jobs}
+            waiting = [row for row, job in enumerate(worth) if job not in placed]
+            density = (present.value / self._gpus[present.jobs]).tolist() if waiting else []
+            for row in sorted(waiting, key=density.__getitem__, reverse=True):
+                self._started_alone(int(present.jobs[row]), worth, rooms, groups, places)
+        self._at_their_worth(present, groups, places)
+
+    def _started_alone(
         self,
-        jobs: Jobs,
-        value: F8,
-        held: _Held,
+        job: int,
+        worth: Mapping[int, Sequence[float]],
         rooms: Sequence[Pool],
         groups: list[Group],
         places: list[Placement],
     ) -> None:
-        """Members change between GPU models, and jobs without GPUs take what that leaves free."""
-        speed = self._speed_by_pool
-        if speed is None:
-            return
-        worth = self._by_pool(jobs, value, speed, held)
-        by_job = dict(zip(jobs.tolist(), worth.tolist(), strict=True))
-        spread(groups, places, by_job, rooms, self._pool_of_node, self._tables_of, [s.pools for s in self._shapes])
-        placed = {job for group in groups for job in group.jobs}
-        waiting = np.array([job not in placed for job in jobs.tolist()], dtype=bool)
-        room = any(room.free_gpus for room in rooms)
-        for row in np.flatnonzero(waiting & room)[
-            np.argsort(-(value / self._gpus[jobs])[waiting & room], kind="stable")
-        ].tolist():
-            job = int(jobs[row])
-            shape = int(self._shape_of[job])
-            for pool in self._filling.choices(job, shape, int(worth[row].argmax())):
-                place = rooms[pool].take(self._shapes[shape].gpus)
-                if place is not None:
-                    groups.append(Group(self._tables_of[pool][shape], shape, [job], [int(self._column_of[job])], [0.0]))
-                    places.append(place)
-                    break
-        self._at_their_worth(jobs, value, groups, places)
+        """Give the job GPUs of its own, where it is worth most of the pools that have any."""
+        shape, there = int(self._shape_of[job]), worth[job]
+        for pool in self._filling.choices(job, shape, there.index(max(there))):
+            place = rooms[pool].take(self._shapes[shape].gpus)
+            if place is not None:
+                groups.append(Group(self._tables_of[pool][shape], shape, [job], [int(self._column_of[job])], [0.0]))
+                places.append(place)
+                break
 
     def _best_pools(
         self,
@@ -511,10 +551,10 @@ class Planner:
         return price
 
     def _kept(
-        self, snapshot: Snapshot, together: dict[Any, list[int]], jobs: Jobs, value: F8
+        self, snapshot: Snapshot, together: dict[Any, list[int]], present: _Present
     ) -> tuple[list[Group], list[Placement], list[Pool]]:
         """Who runs goes on, and free GPUs are filled; and what is still free."""
-        worth = dict(zip(jobs.tolist(), value.tolist(), strict=True))
+        jobs, value, worth = present.jobs, present.value, present.plain
         groups: list[Group] = []
         places: list[Placement] = []
         for (nodes, masks), members in together.items():
@@ -524,7 +564,7 @@ class Planner:
             values = [worth[job] * self._filling.speed(job, pool) for job in members]
             groups.append(Group(self._tables_of[pool][shape], shape, members[:], columns, values))
             places.append(Placement(nodes, masks))
-        rooms = pools_of(snapshot.cluster, snapshot.idle_masks)
+        rooms = self._placer.idle_pools(snapshot)
         if any(room.free_gpus for room in rooms):
             rest = np.fromiter((job in self._waiting for job in jobs.tolist()), dtype=bool, count=len(jobs))
             best = self._best_pools(jobs[rest], value[rest], rooms)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, islice
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ from gpuloom.placement.shapes import Shape
 from gpuloom.solvers.assignment import NOWHERE
 
 Jobs = NDArray[np.intp]
+_FEW = 64
+"""So many jobs are put in order faster one by one than as arrays."""
 
 
 class Filling:
@@ -183,6 +187,8 @@ class Filling:
     def stacks(self, jobs: Jobs, value: F8, pool: int, free: int, placed: set[int]) -> Stacks:
         """The jobs not yet placed that may run in the pool by shape and column, best first: as many as could ever be
         placed."""
+        if len(jobs) <= _FEW:
+            return self._stacks_of_few(jobs, value, pool, free, placed)
         if placed:
             rest = np.fromiter((job not in placed for job in jobs.tolist()), dtype=bool, count=len(jobs))
             jobs, value = jobs[rest], value[rest]
@@ -202,6 +208,22 @@ class Filling:
                 continue
             end = min(end, begin + self._tables_of[0][number].size * (free // gpus))
             stacks.setdefault(number, {})[kind] = (jobs[begin:end].tolist(), worth[begin:end].tolist())
+        return stacks
+
+    def _stacks_of_few(self, jobs: Jobs, value: F8, pool: int, free: int, placed: set[int]) -> Stacks:
+        """The same for a few jobs."""
+        worth = value if self._speeds is None else value * self._speeds[jobs, pool]
+        rows = zip(
+            self._shape_of[jobs].tolist(), self._column_of[jobs].tolist(), (-worth).tolist(), jobs.tolist(), strict=True
+        )
+        entries = sorted([row for row in rows if row[3] not in placed])
+        stacks: Stacks = {}
+        for (shape, column), alike in groupby(entries, itemgetter(0, 1)):
+            table = self._tables_of[0][shape]
+            if pool not in self._shapes[shape].pools or table.gpus > free:
+                continue
+            first = list(islice(alike, table.size * (free // table.gpus)))
+            stacks.setdefault(shape, {})[column] = ([row[3] for row in first], [-row[2] for row in first])
         return stacks
 
 

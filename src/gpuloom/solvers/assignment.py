@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.workload import F8
+from gpuloom.solvers import assignment_few as few
+from gpuloom.solvers.seats import NOWHERE, Seats, alone_and_stuck
 
-ROUNDS = 12
-"""Sweeps over the models; prices hardly change after a few."""
-_CLOSE = 1e-3
-"""Prices that change by a smaller share are found."""
-NOWHERE = -1
+__all__ = ["NOWHERE", "assign", "bids", "prices"]
+
+_FEW = 32
+"""So many jobs are looked at faster one by one than as arrays, with the same result."""
 
 
 def prices(worth: F8, demand: F8, capacity: F8) -> F8:
@@ -29,6 +30,8 @@ def prices(worth: F8, demand: F8, capacity: F8) -> F8:
         demand: GPUs of each job.
         capacity: GPUs of each model.
     """
+    if len(demand) <= _FEW:
+        return np.array(few.prices(worth.tolist(), demand.tolist(), capacity.tolist()))
     models = worth.shape[1]
     columns = [np.ascontiguousarray(worth[:, model]) for model in range(models)]
     above = [np.maximum(column, 0.0) for column in columns]
@@ -36,9 +39,15 @@ def prices(worth: F8, demand: F8, capacity: F8) -> F8:
     zeros = np.zeros(len(demand))
     room: list[float] = capacity.tolist()
     found = [0.0] * models
-    for _ in range(ROUNDS):
+    seen: list[list[float] | None] = [None] * models
+    """By model, the prices of the others that its own was found at."""
+    for _ in range(few.ROUNDS):
         before = found[:]
         for model in range(models):
+            others = found[:model] + found[model + 1 :]
+            if others == seen[model]:
+                continue
+            seen[model] = others
             # The highest price at which each job still prefers this model.
             rivals = above[:model] + above[model + 1 :]
             other = rivals[0] if rivals else zeros
@@ -55,7 +64,7 @@ def prices(worth: F8, demand: F8, capacity: F8) -> F8:
             if price != found[model]:
                 found[model] = price
                 above[model] = np.maximum(columns[model] - demand * price, 0.0)
-        if all(abs(new - old) <= _CLOSE * abs(old) for new, old in zip(found, before, strict=True)):
+        if few.close(found, before):
             break
     return np.array(found)
 
@@ -67,6 +76,8 @@ def bids(worth: F8, demand: F8, price: F8) -> F8:
     Args:
         price: per GPU of each model, as `prices` finds them. The other arguments as there.
     """
+    if len(demand) <= _FEW:
+        return np.array(few.bids(worth.tolist(), demand.tolist(), price.tolist())).reshape(worth.shape)
     net = np.maximum(np.where(worth > 0, worth - demand[:, None] * price, 0.0), 0.0)
     found = np.empty_like(net)
     for model in range(worth.shape[1]):
@@ -82,7 +93,12 @@ def assign(worth: F8, demand: F8, capacity: F8, price: F8 | None = None) -> NDAr
     chosen = np.full(jobs, NOWHERE, dtype=np.intp)
     if not jobs:
         return chosen
-    net = worth - demand[:, None] * (prices(worth, demand, capacity) if price is None else price)
+    if price is None:
+        price = prices(worth, demand, capacity)
+    if jobs <= _FEW:
+        where = few.assign(worth.tolist(), demand.tolist(), capacity.tolist(), price.tolist())
+        return np.array(where, dtype=np.intp)
+    net = worth - demand[:, None] * price
     net = np.where(worth > 0, net, -np.inf)
     ranked = np.sort(net, axis=1)
     second = np.maximum(ranked[:, -2], 0.0) if models > 1 else np.zeros(jobs)
@@ -116,67 +132,9 @@ def _exchange(chosen: NDArray[np.intp], worth: F8, demand: F8, left: list[float]
     gains = gain.max(axis=1) > 0.0
     for size in sorted(set(demand[gains].tolist())):
         rows = np.flatnonzero(demand == size)
-        seats = _Seats(size, value[rows].tolist(), where[rows].tolist(), left)
+        there = where[rows].tolist()
+        if alone_and_stuck(size, there, left):
+            continue
+        seats = Seats(size, value[rows].tolist(), there, left)
         seats.improve()
         chosen[rows] = [NOWHERE if place == models else place for place in seats.where]
-
-
-class _Seats:
-    """Jobs of one size and where they are: plain numbers, as there are few of each size. The last place is waiting.
-
-    Args:
-        value: by job and place.
-        left: free GPUs of each model, kept up to date.
-    """
-
-    def __init__(self, size: float, value: list[list[float]], where: list[int], left: list[float]) -> None:
-        self._size, self._value, self.where, self._left = size, value, where, left
-        self._here = [of_job[place] for of_job, place in zip(value, where, strict=True)]
-        self._places = len(left) + 1
-        self._best: list[list[float]] = [[] for _ in range(self._places)]
-        self._who: list[list[int]] = [[] for _ in range(self._places)]
-
-    def improve(self) -> None:
-        places = range(self._places)
-        best, who = self._best, self._who
-        for place in places:
-            self._look(place)
-        for _ in range(2 * len(self.where)):
-            most, one, other = -np.inf, 0, 0
-            for a in places:
-                for b in places:
-                    both = best[a][b] + best[b][a]
-                    if both > most:
-                        most, one, other = both, a, b
-            if not most > 1e-9 * (1.0 + max(self._here)):
-                break
-            for job, old, new in ((who[one][other], one, other), (who[other][one], other, one)):
-                if job != NOWHERE:
-                    self._move(job, old, new)
-            self._look(one)
-            self._look(other)
-
-    def _look(self, place: int) -> None:
-        """Who of this place gains most by going to each other one, and how much; the first of equals."""
-        places = range(self._places)
-        best, who = [-np.inf] * self._places, [NOWHERE] * self._places
-        for job, there in enumerate(self.where):
-            if there == place:
-                value, here = self._value[job], self._here[job]
-                for other in places:
-                    gain = value[other] - here
-                    if gain > best[other] or who[other] == NOWHERE:
-                        best[other], who[other] = gain, job
-        if place == len(self._left) or self._left[place] >= self._size - 1e-9:
-            # Free GPUs lose nothing by going elsewhere.
-            for other in places:
-                if best[other] < 0.0:
-                    best[other], who[other] = 0.0, NOWHERE
-        self._best[place], self._who[place] = best, who
-
-    def _move(self, job: int, old: int, new: int) -> None:
-        self.where[job] = new
-        self._here[job] = self._value[job][new]
-        for place, change in ((old, self._size), (new, -self._size)):
-            if place < len(self._left):
-                self._left[place] += change
