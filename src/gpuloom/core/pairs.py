@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloom.core.sums import sum_floats
+
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
 
@@ -70,7 +72,7 @@ class Apart:
             if len(numbers) > 2:
                 continue
             at, (one, two) = models.index(model.upper()), numbers
-            share[at, one, two], share[at, two, one] = shares if one != two else [sum(shares) / 2] * 2
+            share[at, one, two], share[at, two, one] = shares if one != two else [sum_floats(shares) / 2] * 2
         of_job = np.array([number.get(kind, NO_KIND) for kind in kinds], dtype=np.int32)
         return PairSpeeds(of_job, models, tuple(known), share, "groups that did not pay", frozenset(apart))
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from gpuloom import __version__
 from gpuloom.core.errors import InputError
 from gpuloom.core.kernel_pairs import Beside, KernelPairs, Load, kinds_of, profile_and_load
+from gpuloom.core.sums import sum_floats
 from gpuloom.core.words import plural
 from gpuloom.core.workload import Workload
 from gpuloom.sharing.find import no_such, read_profile, stored_profile
@@ -53,8 +54,8 @@ def expected(service: KernelProfile, best_effort: KernelProfile, load: Load | No
     runs = [
         Pair(service, best_effort, poisson_arrivals(rate, requests, seed), seed=seed).outcome(RULE) for seed in SEEDS
     ]
-    speed = sum(run.best_effort_over_alone for run in runs) / len(runs)
-    found = Beside(round(speed, 3), round(sum(run.p99_over_alone for run in runs) / len(runs), 3))
+    speed = sum_floats(run.best_effort_over_alone for run in runs) / len(runs)
+    found = Beside(round(speed, 3), round(sum_floats(run.p99_over_alone for run in runs) / len(runs), 3))
     _keep(file, found)
     return found
 
