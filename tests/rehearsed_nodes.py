@@ -40,6 +40,11 @@ class Cluster(Rehearsal):
         self.scheduler.arrivals.joined(record)
         self.turn()
 
+    def join_new(self, name: str) -> None:
+        """A machine that has not been there before."""
+        self.machines[name] = FakeMachine(name)
+        self.join(name)
+
     def turn(self) -> None:
         """What runs left on other nodes is looked at in threads: wait for them, too."""
         while True:

@@ -412,3 +412,48 @@ def test_a_job_that_the_base_moves_has_another_home_and_stays_where_it_lives() -
     assert dict(lending.view.placements) == lending.home == {0: Placement((1,), (1,))}
     assert lending.view.free_masks() == [3, 2]
     assert (lending.held, lending.own, lending.run) == ({0: {0: 1}}, {0: {1: 1}}, {})
+
+
+# -- the replica that joined last leaves first ------------------------------------------------------------------------
+
+
+def test_of_equal_nodes_the_one_that_it_had_last_goes_first() -> None:
+    _, lending, _, _ = lent([(1, 1, 4)], "3x1")
+    first = next(iter(lending.held[0]))
+    others = [node for node in range(3) if node != first]
+    for joins in (others, others[::-1]):
+        lending.put(0, {first: 1, joins[0]: 1, joins[1]: 1})
+        lending.shrink(0, 2)
+        assert list(lending.held[0]) == [first, joins[0]]
+        lending.shrink(0, 1)
+        assert list(lending.held[0]) == [first]
+
+
+def test_a_node_of_which_it_holds_fewer_goes_before_one_that_it_had_later() -> None:
+    _, lending, _, _ = lent([(1, 1, 4)], "3x2")
+    first = next(iter(lending.held[0]))
+    second, third = (node for node in range(3) if node != first)
+    lending.put(0, {first: lending.held[0][first], second: 0b01, third: 0b11})
+    lending.shrink(0, 3)
+    assert list(lending.held[0]) == [first, third]
+
+
+def test_of_one_node_the_gpus_go_that_it_had_last() -> None:
+    _, lending, _, _ = lent([(1, 1, 4)], "1x4")
+    lending.put(0, {0: 0b0010})
+    grown = lending.extended(0, 3)
+    assert grown == {0: 0b1110}, "above those that it has, where it can"
+    lending.put(0, grown)
+    assert lending.extended(0, 4) == {0: 0b1111}
+    lending.shrink(0, 1)
+    assert lending.held[0] == {0: 0b0010}
+
+
+def test_gathered_it_keeps_its_first_nodes_first() -> None:
+    _, lending, _, _ = lent([(1, 1, 4)], "2x2")
+    first = next(iter(lending.held[0]))
+    other = 1 - first
+    lending.put(0, {other: 0b01, first: 0b01})
+    assert list(lending.gathered(0, 4) or {}) == [other, first]
+    lending.put(0, {first: 0b01, other: 0b01})
+    assert list(lending.gathered(0, 4) or {}) == [first, other]

@@ -243,3 +243,22 @@ def test_with_progress_in_between_it_never_does() -> None:
         fail(it, job)
         assert it.states(job) == ["running"]
     assert it.service.show(job)["attempts"][-1]["number"] == 3 * MOST_IN_A_ROW
+
+
+# -- who stays keeps rank and node -------------------------------------------------------------------------------------
+
+
+def test_those_that_stay_keep_their_ranks_and_who_joins_comes_last() -> None:
+    it = Cluster("a", policy="elastic-goodput")
+    (job,) = it.submit({"elastic": "1-10"})
+    it.join_new("b")
+    it.later(7200.0)
+    assert it.where(job) == ["here:0,1 a:0,1,2,3 b:0,1,2,3"]
+    (other,) = it.submit({"gpus": 4})
+    assert (it.where(job), it.where(other)) == (["here:0,1 b:0,1,2,3"], ["a:0,1,2,3"])
+    it.machines["a"].end(it.scheduler.book.attempts[other].run)
+    it.turn()
+    it.later(7200.0)
+    assert it.where(job) == ["here:0,1 b:0,1,2,3 a:0,1,2,3"], "node a comes last now"
+    it.restart(orderly=False)
+    assert it.where(job) == ["here:0,1 b:0,1,2,3 a:0,1,2,3"]

@@ -205,7 +205,8 @@ class Engine:
     def _rest(self, job: int, node: int) -> Placement | None:
         """The largest size that an elastic job has left without this node; None: it stops, as any other job does.
 
-        Where it has too many GPUs for a size it leaves those on the nodes of which it holds fewest.
+        Where it has too many GPUs for a size it leaves those on the nodes of which it holds fewest, of equal ones on
+        the node that it had last.
         """
         state, scaling = self.state, self.state.workload.scaling
         if not self.policy.resizes or scaling is None or (state.layers > 1 and self._partners(job)):
@@ -216,7 +217,7 @@ class Engine:
         size = next((gpus for gpus in range(left, 0, -1) if scaling.allows(job, gpus)), 0)
         if not size:
             return None
-        for n in sorted(pieces, key=lambda n: (pieces[n].bit_count(), n)):
+        for n in sorted(reversed(pieces), key=lambda n: pieces[n].bit_count()):
             while left > size and pieces[n]:
                 pieces[n] &= ~(1 << (pieces[n].bit_length() - 1))
                 left -= 1

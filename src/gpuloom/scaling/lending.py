@@ -24,7 +24,7 @@ from gpuloom.placement.pool import lowest_bits, pool_of_node
 from gpuloom.scaling.base_view import BaseView, Sizes
 
 Pieces = dict[int, int]
-"""{node: mask of GPUs, or their number}."""
+"""{node: mask of GPUs, or their number}, the node first that the job had first."""
 
 
 class Lending:
@@ -320,12 +320,13 @@ class Lending:
 
     def shrink(self, job: int, gpus: int, *, first: int | None = None) -> None:
         """A job gives borrowed GPUs back until it has `gpus`: first those on node `first`, then those on the nodes of
-        which it holds fewest."""
+        which it holds fewest, so that it is on few nodes; of equal ones the node that it had last. Of a node's GPUs
+        those go that it had last: `extended` takes higher ones where it can."""
         pieces, own = dict(self.held[job]), self.own[job]
         left = self.gpus[job] - gpus
         nodes: Iterable[int] = tuple(pieces)
         if len(pieces) > 1:
-            nodes = sorted(nodes, key=lambda n: (n != first, pieces[n].bit_count(), n))
+            nodes = sorted(reversed(pieces), key=lambda n: (n != first, pieces[n].bit_count()))
         for node in nodes:
             held = pieces[node].bit_count()
             count = min(left, held - own.get(node, 0))
@@ -338,7 +339,7 @@ class Lending:
 
     def extended(self, job: int, gpus: int) -> Pieces | None:
         """GPUs with which a running job grows to `gpus`: its own and free ones, on its own nodes first, then on as few
-        others as possible. None if there are not enough."""
+        others as possible, which come last. None if there are not enough."""
         free = self.free
         pieces = dict(self.held[job])
         left = gpus - self.gpus[job]
@@ -348,7 +349,7 @@ class Lending:
         for node in nodes:
             count = min(left, free[node].bit_count())
             if count:
-                pieces[node] |= lowest_bits(free[node], count)
+                pieces[node] |= _bits_above(pieces[node], free[node], count)
                 left -= count
         if left:
             others = [n for n in self._nodes(job) if free[n] and n not in pieces]
@@ -371,7 +372,9 @@ class Lending:
         if chosen is None:
             return None
         pieces = {}
-        for node, count in chosen:
+        # Its first nodes stay its first: there are its first replicas.
+        order = {node: at for at, node in enumerate(held)}
+        for node, count in sorted(chosen, key=lambda part: order.get(part[0], len(order))):
             mine = held.get(node, 0)
             kept = lowest_bits(mine, min(count, mine.bit_count()))
             pieces[node] = kept | lowest_bits(free[node], count - kept.bit_count())
@@ -428,6 +431,13 @@ def _same(placement: Placement, pieces: Pieces) -> bool:
     return all(pieces.get(node) == mask for node, mask in zip(placement.nodes, placement.masks, strict=True))
 
 
+def _bits_above(held: int, free: int, count: int) -> int:
+    """`count` of the free GPUs of a node for a job that holds some there: above these first, so that they come last."""
+    above = free >> held.bit_length() << held.bit_length()
+    taken = lowest_bits(above, min(count, above.bit_count()))
+    return taken | lowest_bits(free & ~taken, count - taken.bit_count())
+
+
 def _fewest_nodes(room: list[tuple[int, int]], gpus: int) -> list[tuple[int, int]] | None:
     """Choose GPUs on few nodes: (node, number) from (free GPUs, node). None if there are not enough.
 
@@ -446,10 +456,11 @@ def _fewest_nodes(room: list[tuple[int, int]], gpus: int) -> list[tuple[int, int
 
 
 def _part(placement: Placement, gpus: int) -> Placement:
-    """`gpus` GPUs of a placement, on the nodes where it has most; all of them if it has fewer."""
+    """`gpus` GPUs of a placement, on the nodes where it has most, of equal ones on those that it had first; all of them
+    if it has fewer."""
     pieces: Pieces = {}
     left = gpus
-    for mask, node in sorted(zip(placement.masks, placement.nodes, strict=True), key=lambda p: (-p[0].bit_count(), p)):
+    for mask, node in sorted(zip(placement.masks, placement.nodes, strict=True), key=lambda p: -p[0].bit_count()):
         count = min(left, mask.bit_count())
         if count:
             pieces[node] = lowest_bits(mask, count)

@@ -8,6 +8,7 @@ row, so that the policy's memory of those that are held or wait for others is ke
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -276,8 +277,12 @@ class World:
         row_of, rows = self.row_of, waiting - self.unplaceable | placed.keys()
         state.submit_all(np.array([row_of[job] for job in rows], dtype=np.intp))
         placements = []
-        for has in placed.values():
-            placement = self.fleet.placement(has.allocation, has.layer)
+        # Of an elastic job the node that it had last goes first. Jobs that share GPUs name them in one order.
+        shared = Counter(slot for has in placed.values() for slot in slots_of(has.allocation))
+        for number, has in placed.items():
+            elastic = ordered[row_of[number]].spec.elastic is not None
+            alone = elastic and all(shared[slot] == 1 for slot in slots_of(has.allocation))
+            placement = self.fleet.placement(has.allocation, has.layer, in_order=alone)
             assert placement is not None  # noqa: S101 - the caller pins jobs whose GPUs are not in the fleet
             placements.append(placement)
         held_by = [row_of[number] for number in placed]

@@ -45,8 +45,9 @@ class Fleet:
             )
         return tuple((name, tuple(sorted(gpus))) for name, gpus in found.items())
 
-    def placement(self, allocation: Allocation, layer: int = 0) -> Placement | None:
-        """The placement that stands for these GPUs; None if one of them is not in this fleet."""
+    def placement(self, allocation: Allocation, layer: int = 0, *, in_order: bool = False) -> Placement | None:
+        """The placement that stands for these GPUs; None if one of them is not in this fleet. in_order: its nodes come
+        as those of the allocation do."""
         masks: dict[int, int] = {}
         for name, gpus in allocation:
             for gpu in gpus:
@@ -54,7 +55,7 @@ class Fleet:
                 if at is None:
                     return None
                 masks[at[0]] = masks.get(at[0], 0) | 1 << at[1]
-        nodes = tuple(sorted(masks))
+        nodes = tuple(masks if in_order else sorted(masks))
         return Placement(nodes, tuple(masks[node] for node in nodes), layer)
 
 
