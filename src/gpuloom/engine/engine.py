@@ -217,7 +217,8 @@ class Engine:
         size = next((gpus for gpus in range(left, 0, -1) if scaling.allows(job, gpus)), 0)
         if not size:
             return None
-        for n in sorted(reversed(pieces), key=lambda n: pieces[n].bit_count()):
+        came = {n: at for at, n in enumerate(pieces)}
+        for n in sorted(pieces, key=lambda n: (pieces[n].bit_count(), -came[n])):
             while left > size and pieces[n]:
                 pieces[n] &= ~(1 << (pieces[n].bit_length() - 1))
                 left -= 1

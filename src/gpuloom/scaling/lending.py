@@ -326,7 +326,8 @@ class Lending:
         left = self.gpus[job] - gpus
         nodes: Iterable[int] = tuple(pieces)
         if len(pieces) > 1:
-            nodes = sorted(reversed(pieces), key=lambda n: (n != first, pieces[n].bit_count()))
+            came = {n: at for at, n in enumerate(pieces)}
+            nodes = sorted(pieces, key=lambda n: (n != first, pieces[n].bit_count(), -came[n]))
         for node in nodes:
             held = pieces[node].bit_count()
             count = min(left, held - own.get(node, 0))
