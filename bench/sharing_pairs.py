@@ -23,7 +23,7 @@ from pathlib import Path
 
 from gpuloom.sharing.find import find_profile
 from gpuloom.sharing.profiles import KernelProfile
-from gpuloom.sharing.rule import RULES, Params
+from gpuloom.sharing.rule import COMPARED, Params
 from gpuloom.sharing.simulate import Machine, Outcome, Pair, poisson_arrivals, request_alone_ns
 from pages import with_part
 from public_data import DATA, need
@@ -105,7 +105,7 @@ def pair_of(case: Case) -> Pair:
 def run(case: Case) -> dict[str, Outcome]:
     """A pair under every rule."""
     pair = pair_of(case)
-    return {rule: pair.outcome(rule) for rule in RULES}
+    return {rule: pair.outcome(rule) for rule in COMPARED}
 
 
 def tried(variants: dict[str, dict[str, float]], case: Case) -> dict[str, tuple[float, float]]:
@@ -131,7 +131,7 @@ def table(outcomes: dict[tuple[str, str], dict[str, Outcome]]) -> list[str]:
             f"| {service} | {training} | {' | '.join(cells)} | {' | '.join('yes' if h else 'NO' for h in holds)} |"
         )
     means = []
-    for rule in RULES:
+    for rule in COMPARED:
         found = [by_rule[rule] for by_rule in outcomes.values()]
         worst = max(o.p99_over_alone for o in found)
         means.append(f"{worst:.3f} / {sum(o.best_effort_over_alone for o in found) / len(found):.3f}")

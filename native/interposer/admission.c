@@ -349,7 +349,7 @@ static void beside(const struct gl_params *p, const struct gl_state *s, const st
 void gl_admit(const struct gl_params *p, const struct gl_state *s, const struct gl_kernel *k, struct gl_verdict *v) {
     *v = (struct gl_verdict){0};
     if (p->version != GL_ADMISSION_VERSION || s->version != GL_ADMISSION_VERSION || !s->sm_count ||
-        (s->hp_count && !s->hp) || p->rule > GL_RULE_GPULOOM) {
+        (s->hp_count && !s->hp) || p->rule > GL_RULE_LITERAL) {
         hold(v, GL_HOLD_BAD_INPUT);
         return;
     }

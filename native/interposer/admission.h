@@ -28,7 +28,8 @@ enum gl_rule {
     GL_RULE_NONE = 0,     /* admit all; streams of equal priority */
     GL_RULE_PRIORITY = 1, /* admit all; the high-priority program's stream has priority */
     GL_RULE_ORION = 2,    /* the rule of Orion (EuroSys '24) */
-    GL_RULE_GPULOOM = 3
+    GL_RULE_GPULOOM = 3,
+    GL_RULE_LITERAL = 4 /* the rule as the patent application has it: gpuloom without window, look-ahead and price */
 };
 
 enum gl_class { GL_CLASS_UNKNOWN = 0, GL_CLASS_COMPUTE = 1, GL_CLASS_MEMORY = 2 };

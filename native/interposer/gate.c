@@ -108,10 +108,10 @@ static int mode_from_environment(void) {
     }
     uint32_t id = GL_RULE_GPULOOM;
     if (rule && *rule) {
-        static const char *const names[] = {"none", "priority", "orion", "gpuloom"};
+        static const char *const names[] = {"none", "priority", "orion", "gpuloom", "literal"};
         uint32_t i = 0;
-        while (i < 4 && strcmp(rule, names[i]) != 0) i++;
-        if (i < 4) id = i;
+        while (i < 5 && strcmp(rule, names[i]) != 0) i++;
+        if (i < 5) id = i;
         else gls_log("GPULOOM_SHARE_RULE=%s: unknown; gpuloom is used", rule);
     }
     gl_params_default(&p->params, id);

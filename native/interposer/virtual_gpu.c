@@ -368,7 +368,7 @@ void gl_simulate(const struct gl_sim *in, struct gl_sim_result *out) {
     *out = (struct gl_sim_result){0};
     if (in->version != GL_SIM_VERSION || !in->sm_count || !in->params || !in->queue_depth || !(in->launch_ns > 0.0) ||
         (in->requests && (!in->high_count || !in->arrival_ns || !in->start_ns || !in->finish_ns)) ||
-        (!in->requests && !in->best_effort_count) || in->params->rule > GL_RULE_GPULOOM) {
+        (!in->requests && !in->best_effort_count) || in->params->rule > GL_RULE_LITERAL) {
         out->error = 1;
         return;
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given, settings
@@ -240,7 +240,7 @@ def drawn_kernel(rng: random.Random) -> Kernel:
 
 
 def drawn(rng: random.Random) -> tuple[Params, Situation, Kernel]:
-    rule = rng.choice(["orion", "gpuloom", "gpuloom", "gpuloom", "gpuloom", "none", "priority"])
+    rule = rng.choice(["orion", "gpuloom", "gpuloom", "gpuloom", "gpuloom", "literal", "none", "priority"])
     p = replace(Params.default(rule), interference_threshold=rng.choice([0.1, 0.5, 0.9, 1.0]))
     if rng.random() < 0.4:  # the rule as specified
         p = replace(p, idle_window_ns=0, idle_window=0.0, look_ahead=0, budget=0.0, price=0.0)
@@ -322,6 +322,15 @@ def test_no_hold_outlasts_max_hold(k: Kernel, hp: Kernel, held: int, outstanding
             assert verdict.admit
         if not verdict.admit:
             assert 0 < verdict.recheck_ns <= p.max_hold_ns - held
+
+
+def test_the_literal_rule_is_gpulooms_without_what_it_adds() -> None:
+    added = dict.fromkeys(("idle_window_ns", "look_ahead"), 0) | dict.fromkeys(("idle_window", "budget", "price"), 0.0)
+    assert added.items() <= asdict(Params.default("literal")).items()
+    assert not added.items() & asdict(Params.default("gpuloom")).items()
+    same = ("interference_threshold", "same_class_penalty", "duration_threshold", "max_hold_ns", "unknown_duration_ns")
+    for name in same:
+        assert getattr(Params.default("literal"), name) == getattr(Params.default("gpuloom"), name)
 
 
 @given(kernels, kernels, st.integers(0, 10**7), st.integers(0, 10**9), st.floats(0.01, 1))

@@ -14,7 +14,10 @@ from functools import cache
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.sharing.shim.native import VERSION, library
 
-RULES = ("none", "priority", "orion", "gpuloom")
+RULES = ("none", "priority", "orion", "gpuloom", "literal")
+"""By their numbers in C. literal: as the patent application has it, without what gpuloom adds."""
+COMPARED = ("none", "priority", "orion", "gpuloom")
+"""Rules that are compared where none is asked for."""
 CLASSES = ("unknown", "compute", "memory")
 U64 = 2**64 - 1
 

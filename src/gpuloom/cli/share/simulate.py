@@ -12,7 +12,7 @@ import click
 from gpuloom.cli.groups import Choice
 from gpuloom.core.errors import InputError
 from gpuloom.core.words import plural
-from gpuloom.sharing.rule import RULES
+from gpuloom.sharing.rule import COMPARED, RULES
 
 if TYPE_CHECKING:
     from gpuloom.sharing.simulate import Outcome
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 @click.option("--best-effort", required=True, metavar="NAME", help="Profile of the training job.")
 @click.option("--profiles", type=click.Path(path_type=Path), metavar="DIR", help="Read profiles from files below DIR.")
 @click.option("--load", type=float, metavar="SHARE", help="Share of time the service is busy, instead of a rate [0.5].")
-@click.option("--rule", "rules", multiple=True, type=Choice(RULES), help="Admission rule, repeatable [all].")
+@click.option(
+    "--rule", "rules", multiple=True, type=Choice(RULES), help="Admission rule, repeatable [all but literal]."
+)
 @click.option("--requests", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, metavar="N")
 @click.option("--arrivals", metavar="FILE", help="Gaps between requests in seconds, a JSON list, instead of Poisson.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
@@ -80,7 +82,7 @@ def simulate(
             raise InputError(f"{arrivals}: must be a JSON list of seconds")
         moments = trace_arrivals(gaps, requests, rate)
     pair = Pair(service, training, moments, seed=seed)
-    wanted = list(dict.fromkeys(rules)) or list(RULES)
+    wanted = list(dict.fromkeys(rules)) or list(COMPARED)
     window = _window(pair.arrival_ns.tolist(), pair.request_ns) if plot else None
     outcomes = [pair.outcome(rule, trace_s=window) for rule in wanted]
     if json_target is not None:
