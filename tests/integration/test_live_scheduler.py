@@ -382,7 +382,9 @@ def test_usage_history_and_logs(tmp_path: Path) -> None:
         rows = live.service.usage(since_s=None, until_s=None, by="user")
         assert [row["key"] for row in rows] == ["ann"]
         assert rows[0]["gpu_s"] == pytest.approx(2 * rows[0]["held_s"])
-        assert live.service.history(since_s=None, until_s=None).splitlines()[2].startswith(f"{job},")
+        told = live.service.history(since_s=None, until_s=None).splitlines()
+        (_, row) = [line for line in told if not line.startswith("#")]
+        assert row.startswith(f"{job},")
         (log,) = live.service.logs(job)
         assert (log.attempt, log.member, log.live) == (1, 0, False)
         assert live.service.files_of(log).read_log(log.run) == (b"", 0)

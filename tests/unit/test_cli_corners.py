@@ -74,7 +74,7 @@ def test_the_head_says_why_a_node_is_not_up(tmp_path: Path) -> None:
     service = FakeService(tmp_path)
     (well,) = service.nodes()
     drained = service.set_node("node0", NodeState.DRAINING, reason="a fan")
-    lines = watch._heads({"status": service.status(), "nodes": [drained, well], "jobs": []})
+    lines = watch._heads({"status": service.status(), "nodes": [drained, well], "jobs": [], "groups": []})
     assert lines[-2].endswith(", a fan")
     assert lines[-1].endswith(", load 0.5")
 

@@ -127,17 +127,27 @@ def test_heads_of_top() -> None:
         "status": STATUS,
         "nodes": [NODE, {**NODE, **bare}, {**NODE, "cpus": None, "memory_mib": 0}],
         "jobs": [1],
+        "groups": [
+            {
+                "members": [{"job": 12, "share": 0.81}, {"job": 13, "share": None}],
+                "gpus": {"n": [0]},
+                "order": [13, 12],
+                "gain": 1.434,
+            },
+        ],
     }
     assert watch._heads(found) == [
         "gpuloom 1, up 1m 05s, policy fifo; 1 job on GPUs, 1,500 queued, 0 held",
         "n up, 1 of 2 GPUs busy, CPU 13% of 64 cores, memory 1.5 of 2.0 GiB, load 1.2",
         "n down, 1 of 2 CPU slots busy, a fan",
         "n up, 1 of 2 GPUs busy, CPU 13% of ? cores, load 1.2",
+        "together on n:0: jobs 13, 12 (0.81), measured gain 1.43",
     ]
     early: Any = {
         "status": {**STATUS, "now_s": 99.0, "jobs": {"held": 2}, "policy_problem": "x"},
         "nodes": [],
         "jobs": [],
+        "groups": [],
     }
     assert watch._heads(early) == ["policy: x", "gpuloom 1, up 0s, policy fifo; 0 jobs on GPUs, 0 queued, 2 held"]
 

@@ -30,6 +30,7 @@ NOT_DEFAULT: dict[str, Any] = {
     "moves_running": False,
     "pairs": True,
     "heeds_weights": True,
+    "weaves": True,
     "shares_with": "packed",
     "remembers": (int,),
     "novel": "said",
