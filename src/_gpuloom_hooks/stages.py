@@ -10,7 +10,6 @@ Only the thread that trains is timed: the first that begins an interval, or, if 
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from threading import get_ident
 from time import perf_counter_ns
 
@@ -137,8 +136,6 @@ class Timeline:
         took, spent = (self.since - self.began if self.began else 0), self.ns
         self.began, self.ns = self.since, [0] * SLOTS
         self.iterations += count
-        if not sinks:
-            _record()
         for sink in list(sinks):
             try:
                 sink(took, spent, count)
@@ -155,11 +152,6 @@ COMPUTING = "computing"
 
 _owner = 0
 _timeline = Timeline()
-
-
-def _record() -> None:
-    """Iterations of a script that marks its stages itself are recorded as those of a framework are."""
-    import_module("_gpuloom_hooks.records").begin("script")
 
 
 def _tell(what: str, *resource: int) -> None:

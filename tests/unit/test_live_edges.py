@@ -533,7 +533,17 @@ def test_why_what_could_be_given_does_not_do(kept: int, out: int, why: str) -> N
 def planning(text: str, *jobs: Job, nodes: tuple[NodeRecord, ...] = (), known: object = None) -> Any:
     policy, book = load_policy(text), book_of(*nodes)
     book.jobs.update({job.id: job for job in jobs})
-    profiles = SimpleNamespace(find=lambda model, gpus: known)
+
+    class Known:
+        """Of every model that is named, and of no script."""
+
+        def find(self, model: str, gpus: int) -> Any:
+            return known
+
+        def __contains__(self, key: str) -> bool:
+            return False
+
+    profiles = Known()
     seat = SimpleNamespace(written=text)
     estimates = Estimates(lambda user, name, limit: ())
     speeds = ModelSpeeds(lambda user, name, limit: (), estimates)

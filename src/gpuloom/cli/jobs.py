@@ -323,10 +323,27 @@ def _show(found: ShowView) -> None:
     if found["resizes"]:
         click.echo()
         show_table(RESIZE_COLUMNS, found["resizes"])
+    _stages(found)
     members = [(a, member) for a in found["attempts"] if len(a["members"]) > 1 for member in a["members"]]
     if members:
         click.echo()
         show_table(MEMBER_COLUMNS, members)
+
+
+def _stages(found: ShowView) -> None:
+    """Where its time goes, as hooks measured it."""
+    hooks = found["hooks"]
+    if hooks is None or hooks["measured"] is None:
+        return
+    from gpuloom.cli.stage_table import PART_COLUMNS, measured_lines, part_rows
+    from gpuloom.core.measured import Measured
+    from gpuloom.fleet.codec import of_plain
+
+    measured = of_plain(Measured, dict(hooks["measured"]))
+    click.echo()
+    show_table(PART_COLUMNS, part_rows(measured))
+    for line in measured_lines(measured):
+        click.echo(line)
 
 
 def _launcher(found: ShowView, spec: Spec) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ import click
 
 from gpuloom.cli.groups import Group
 from gpuloom.cli.live_tables import Column, show_table
+from gpuloom.cli.measure import measure
 from gpuloom.cli.outputs import overwrite_option
 from gpuloom.core.errors import InputError
 from gpuloom.core.profile import STAGES_3, STAGES_4, Profile
@@ -286,6 +287,9 @@ def remove(model: str, gpus: int | None, library: Path | None) -> None:
     click.echo(f"removed {plural(removed, 'profile')} of {model} from {path}", err=True)
 
 
+profiles.add_command(measure)
+
+
 def as_dict(profile: Profile, own: bool) -> dict[str, Any]:
     """A profile as plain values, units in the names."""
     return {
@@ -297,6 +301,8 @@ def as_dict(profile: Profile, own: bool) -> dict[str, Any]:
         "stage_s": dict(zip(profile.stage_names, profile.stage_s, strict=True)),
         "gpu_memory_mib": profile.gpu_memory_mib,
         "start_s": profile.start_s,
+        "noise": profile.noise,
+        "date": profile.date or None,
         "source": profile.source,
         "own": own,
     }

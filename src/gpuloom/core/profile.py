@@ -31,6 +31,8 @@ class Profile:
         gpu_memory_mib: peak memory on each GPU; None: not known.
         start_s: seconds to start training; None: not known.
         source: who measured it.
+        noise: how far its iterations differ, standard deviation over mean; None: not known.
+        date: when it was measured (2026-11-25); '': not told.
     """
 
     model: str
@@ -42,9 +44,12 @@ class Profile:
     gpu_memory_mib: int | None = None
     start_s: float | None = None
     source: str = ""
+    noise: float | None = None
+    date: str = ""
 
     def __post_init__(self) -> None:
-        if not self.model.strip() or not all(map(str.isprintable, (self.model, self.gpu_model or "", self.source))):
+        texts = (self.model, self.gpu_model or "", self.source, self.date)
+        if not self.model.strip() or not all(map(str.isprintable, texts)):
             raise InputError(f"profile of {self.model!r}: names and source must be printable, the model not empty")
         for name, count in (("gpus", self.gpus), ("batch size", self.batch_size), ("memory", self.gpu_memory_mib)):
             if count is not None and count < 1:
@@ -56,6 +61,8 @@ class Profile:
                 f"{self}: {len(self.stage_s)} stage times, must be 3 ({', '.join(STAGES_3)}) "
                 f"or 4 ({', '.join(STAGES_4)})"
             )
+        if self.noise is not None and not (math.isfinite(self.noise) and self.noise >= 0):
+            raise InputError(f"{self}: its noise is {self.noise:g}, must be finite and not negative")
         for name, value in (*zip(self.stage_names, self.stage_s, strict=True), ("start", self.start_s or 0.0)):
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(f"{self}: its {name} time is {value:g} s, must be finite and not negative")
@@ -68,8 +75,13 @@ class Profile:
 
     @property
     def key(self) -> tuple[str, int, int | None]:
-        """The key of a profile within a library."""
+        """By what a profile is looked up."""
         return self.model, self.gpus, self.batch_size
+
+    @property
+    def row_key(self) -> tuple[str, int, int | None, str]:
+        """The key of a profile within a library, which may have it on several GPU models."""
+        return *self.key, self.gpu_model or ""
 
     @property
     def stage_names(self) -> tuple[str, ...]:
@@ -134,7 +146,7 @@ class Profiles:
         counts = {profile.gpus for profile, _ in known}
         nearest = max((count for count in counts if count <= gpus), default=min(counts))
         here = [(p, own) for p, own in known if p.gpus == nearest]
-        return min(here, key=lambda entry: (not entry[1], entry[0].batch_size or 0))[0]
+        return min(here, key=lambda entry: (not entry[1], entry[0].batch_size or 0, entry[0].gpu_model or ""))[0]
 
     def of(self, model: str) -> list[tuple[Profile, bool]]:
         """All profiles of a model and whether each is the user's, by number of GPUs; shadowed ones are left out.
@@ -149,8 +161,14 @@ class Profiles:
 
     def all(self) -> list[tuple[Profile, bool]]:
         """All profiles and whether each is the user's, sorted; shipped ones with an own of the same key left out."""
-        table = {p.key: (p, False) for p in self.shipped} | {p.key: (p, True) for p in self.own}
-        return [table[key] for key in sorted(table, key=lambda key: (key[0], key[1], key[2] or 0))]
+        taken = {p.key for p in self.own}
+        table = {p.row_key: (p, False) for p in self.shipped if p.key not in taken}
+        table |= {p.row_key: (p, True) for p in self.own}
+        return [table[key] for key in sorted(table, key=lambda key: (key[0], key[1], key[2] or 0, key[3]))]
+
+    def __contains__(self, model: object) -> bool:
+        """Whether there is a profile of this model, or of the script of this key."""
+        return model in self._of_model
 
     def models(self) -> list[str]:
         return sorted(self._of_model)

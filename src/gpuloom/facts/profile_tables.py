@@ -62,6 +62,8 @@ def parse_profiles(source: Source) -> list[Profile]:
         Column("gpu_model", "text", empty="", optional=True),
         Column("gpu_memory_mib", "whole", minimum=1, empty=math.nan, optional=True),
         Column("source", "text", empty="", optional=True),
+        Column("noise", minimum=0, empty=math.nan, optional=True),
+        Column("date", "text", empty="", optional=True),
     )
     if "iteration" not in seconds:
         raise TraceError("the header lacks column iteration_s (or iteration_ms)", file=source.name)
@@ -86,6 +88,8 @@ def parse_profiles(source: Source) -> list[Profile]:
                 gpu_memory_mib=_whole(table.numbers.get("gpu_memory_mib"), row),
                 start_s=start_s,
                 source=_text(table, "source", row),
+                noise=_optional(table.numbers.get("noise"), row),
+                date=_text(table, "date", row),
             )
         except InputError as error:
             raise TraceError(str(error), file=source.name, line=line) from error
@@ -146,7 +150,8 @@ def read_jobs(path: Path | str, profiles: Callable[[], Profiles]) -> JobSet:
         Column("count", "whole", minimum=1, empty=1.0, optional=True),
         Column("batch_size", "whole", minimum=1, empty=math.nan, optional=True),
         Column("gpu_memory_mib", "whole", minimum=1, empty=math.nan, optional=True),
-        *(Column(name, "text", empty="", optional=True) for name in ("gpu_model", "source")),  # as a library has them
+        *(Column(name, "text", empty="", optional=True) for name in ("gpu_model", "source", "date")),
+        Column("noise", minimum=0, empty=math.nan, optional=True),  # these are there as a library has them
     )
     if "job" not in table and "model" not in table:
         raise TraceError("the header lacks column job (or job_id, or model)", file=source.name)
@@ -294,9 +299,9 @@ def _stages_of(source: Source, seconds: dict[str, F8], row: int, line: int) -> t
 def refuse_twice(name: str, profiles: Sequence[Profile]) -> None:
     seen = set()
     for profile in profiles:
-        if profile.key in seen:
+        if profile.row_key in seen:
             raise InputError(f"{name}: {profile} is there twice")
-        seen.add(profile.key)
+        seen.add(profile.row_key)
 
 
 def _load(path: Path | str) -> Source:

@@ -43,6 +43,8 @@ COLUMNS = (
     "network_s",
     "gpu_memory_mib",
     "start_s",
+    "noise",
+    "date",
     "source",
 )
 """Columns of the library as it is written. A row fills load, compute, network or storage, cpu, gpu, network."""
@@ -122,13 +124,13 @@ def add_profiles(path: Path, added: Sequence[Profile], *, replacing: bool = Fals
 
     def change(profiles: list[Profile]) -> list[Profile]:
         nonlocal replaced
-        table = {profile.key: profile for profile in profiles}
-        there = [profile for profile in added if profile.key in table]
+        table = {profile.row_key: profile for profile in profiles}
+        there = [profile for profile in added if profile.row_key in table]
         if there and not replacing:
             more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
             raise InputError(f"{path}: it has a {there[0]} already{more}; --overwrite replaces it")
         replaced = len(there)
-        return [*(table | {profile.key: profile for profile in added}).values()]
+        return [*(table | {profile.row_key: profile for profile in added}).values()]
 
     change_library(path, change)
     return replaced
@@ -169,7 +171,9 @@ def change_library(path: Path, change: Callable[[list[Profile]], list[Profile]])
         for left in real.parent.glob(f".{real.name}.*.tmp"):  # of a writer that was killed: we hold the lock
             left.unlink(missing_ok=True)
         comments = _comments(path)
-        profiles = sorted(change(read_library(path)), key=lambda p: (p.model, p.gpus, p.batch_size or 0))
+        profiles = sorted(
+            change(read_library(path)), key=lambda p: (p.model, p.gpus, p.batch_size or 0, p.gpu_model or "")
+        )
         with text_output(path) as file:
             file.write(comments + as_csv(profiles))
         _sync_folder(path)
@@ -189,6 +193,8 @@ def as_csv(profiles: Sequence[Profile]) -> str:
             "iteration_s": repr(profile.iteration_s),
             "gpu_memory_mib": profile.gpu_memory_mib,
             "start_s": None if profile.start_s is None else repr(profile.start_s),
+            "noise": None if profile.noise is None else f"{profile.noise:.4g}",
+            "date": profile.date,
             "source": profile.source,
         } | {f"{name}_s": repr(value) for name, value in zip(profile.stage_names, profile.stage_s, strict=True)}
         writer.writerow([row.get(name) for name in COLUMNS])

@@ -19,7 +19,7 @@ from gpuloom.live.planning.reasons import why
 from gpuloom.live.records.fleet import fleet_of
 from gpuloom.live.records.history import trace_csv
 from gpuloom.live.scheduler import Scheduler
-from gpuloom.live.service import LogOf, logs_of
+from gpuloom.live.service import LogOf, hooked_of, logs_of
 from gpuloom.live.sights import Sights
 from gpuloom.live.store_check import Checked, StoreCheck
 from gpuloom.live.submission.actions import Action
@@ -113,7 +113,10 @@ class LiveService:
         log = log_place(attempts[-1], self._here) if attempts else ""
         pace = self._scheduler.planning.scene.pace(record)
         group = self._group_of(job) if record.phase in ACTIVE and not self._scheduler.stuck() else None
-        return show_view(self._views([record])[0], record.spec, pace, attempts, events, log, group, resizes=resizes)
+        seen = hooked_of(self, attempts[-1], live=record.phase in ACTIVE) if attempts else None
+        return show_view(
+            self._views([record])[0], record.spec, pace, attempts, events, log, group, hooked=seen, resizes=resizes
+        )
 
     def _group_of(self, job: int) -> GroupView | None:
         return next((g for g in self.groups() if any(member["job"] == job for member in g["members"])), None)

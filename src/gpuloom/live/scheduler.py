@@ -26,6 +26,7 @@ from typing import TypeVar
 from gpuloom.core.book import node_data
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.job import Attempt, Condition, EndReason, Gpu, GpuState, Job, NodeState, Phase, condition_of, gpus_in
+from gpuloom.core.script_key import profile_key
 from gpuloom.core.spec import OnPreempt
 from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.gangs import Gangs, expected_of
@@ -258,9 +259,9 @@ class Scheduler:
         gpus = gpus_in(attempt.allocation)
         found = self.speeds.it_per_s(job, model_of(self.book.nodes, attempt.allocation), gpus)
         profiles = self.planning.worlds.profiles
-        if found is not None or not job.spec.model:
+        if found is not None or not (key := profile_key(job.spec.model, job.spec.command, profiles)):
             return found
-        profile = profiles.find(job.spec.model, gpus)
+        profile = profiles.find(key, gpus)
         return 1.0 / profile.iteration_s if profile in profiles.own and profile.gpus == gpus else None
 
     def _judge_groups(self) -> None:

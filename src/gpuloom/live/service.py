@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, NodeState
-from gpuloom.executors.node import RunFiles
+from gpuloom.executors.node import Hooked, RunFiles
+from gpuloom.executors.port import ExecutorError
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views.answers import (
@@ -50,6 +51,15 @@ def logs_of(attempt: Attempt, *, live: bool) -> list[LogOf]:
         LogOf(attempt.number, member, node, run, live)
         for member, (node, run) in enumerate(zip(nodes, attempt.runs, strict=True))
     ]
+
+
+def hooked_of(service: Service, attempt: Attempt, *, live: bool) -> Hooked | None:
+    """What hooks saw of an attempt's master; None: its node can't be asked."""
+    master = logs_of(attempt, live=live)[0]
+    try:
+        return service.files_of(master).hooks(master.run)
+    except (ExecutorError, ValueError):  # not there now, or a name of an older version
+        return None
 
 
 class Service(Protocol):

@@ -20,7 +20,7 @@ from gpuloom.live.planning.estimates import Estimates
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.records.fleet import fleet_of, models_of
 from gpuloom.live.records.history import trace_csv
-from gpuloom.live.service import LogOf, logs_of
+from gpuloom.live.service import LogOf, hooked_of, logs_of
 from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
@@ -69,7 +69,10 @@ class StoredService:
         events = self._store.events(job=job, limit=200, newest=True)
         resizes = self._store.events(job=job, types=RESIZES, newest=True) if record.spec.elastic else ()
         log = log_place(attempts[-1], self._here) if attempts else ""
-        return show_view(self._views([record])[0], record.spec, ALIKE, attempts, events, log, resizes=resizes)
+        seen = hooked_of(self, attempts[-1], live=False) if attempts else None
+        return show_view(
+            self._views([record])[0], record.spec, ALIKE, attempts, events, log, hooked=seen, resizes=resizes
+        )
 
     def events(
         self,

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from gpuloom.core.job import ENDED, Job, NodeState
 from gpuloom.core.pace import ESTIMATED, SpeedSource
+from gpuloom.core.script_key import profile_key
 from gpuloom.core.words import plural
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.fleet import models_of
@@ -72,18 +73,19 @@ def lacks(planning: Planning) -> list[Lack]:
 
 def _without_stages(planning: Planning, jobs: Sequence[Job]) -> int:
     """Jobs whose stage times are in no profile."""
-    kinds = Counter([(job.spec.model or "", job.gpus) for job in jobs])
-    return sum(count for kind, count in kinds.items() if not kind[0] or planning.worlds.profiles.find(*kind) is None)
+    known = planning.worlds.profiles
+    kinds = Counter([(profile_key(job.spec.model, job.spec.command, known), job.gpus) for job in jobs])
+    return sum(count for kind, count in kinds.items() if not kind[0] or known.find(*kind) is None)
 
 
 def _memory(planning: Planning, jobs: Sequence[Job]) -> list[Lack]:
     """Of jobs that could be woven but for their GPU memory."""
     if all(gpu.memory_mib is None for node in list(planning.book.nodes.values()) for gpu in node.gpus):
         return []
-    find = planning.worlds.profiles.find
+    known = planning.worlds.profiles
     without = 0
     for job in jobs:
-        profile = None if job.spec.model is None else find(job.spec.model, job.gpus)
+        profile = known.find(profile_key(job.spec.model, job.spec.command, known), job.gpus)
         without += job.spec.gpu_memory is None and profile is not None and profile.gpu_memory_mib is None
     if not without:
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
@@ -12,6 +12,7 @@ import numpy as np
 from gpuloom.core.job import Job
 from gpuloom.core.pace import Pace, speeds_of
 from gpuloom.core.replicas import Replicas
+from gpuloom.core.script_key import profile_key
 from gpuloom.core.spec import OnPreempt
 from gpuloom.core.workload import F8, Labels, Workload
 from gpuloom.live.planning.estimates import Estimates, Like, like_of
@@ -105,8 +106,9 @@ class Roster:
         twin._rows = self._rows  # never changed in place
         return twin
 
-    def columns(self, jobs: Sequence[Job]) -> Columns:
-        """The columns of these jobs. Rows of others are forgotten."""
+    def columns(self, jobs: Sequence[Job], keys: Container[str] = ()) -> Columns:
+        """The columns of these jobs. Rows of others are forgotten. keys: of scripts of which there are profiles,
+        which stand for the model of jobs that name none."""
         known, kept = self._rows, {}
         rows = []
         for job in jobs:
@@ -114,7 +116,10 @@ class Roster:
             if entry is None or entry[:2] != (job.spec_id, job.submitted_s):  # changed, or requeued
                 entry = (job.spec_id, job.submitted_s, _row(job))
             kept[job.id] = entry
-            rows.append(entry[2])
+            row = entry[2]
+            if not row.model and keys and (key := profile_key(None, job.spec.command, keys)):
+                row = row._replace(model=key)
+            rows.append(row)
         self._rows = kept
         totals: dict[_Asks, float] = {}
         paces: dict[_Asks, Pace] = {}

@@ -128,7 +128,7 @@ class World:
         freed: nodes on which jobs that go on have lost GPUs.
         apart: groups that did not pay."""
         ordered = sorted(jobs, key=lambda job: (-rank.get(job.id, 0), job.submitted_s, job.id))
-        columns = roster.columns(ordered)
+        columns = roster.columns(ordered, profiles if profiles.own else ())
         self.fleet, self.policy = fleet, policy
         self.jobs = tuple([job.id for job in ordered])
         self.row_of = {job: row for row, job in enumerate(self.jobs)}

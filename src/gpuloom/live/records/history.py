@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -14,6 +14,7 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.job import ENDED, MAKES_WAY, Attempt, Job, gpus_in
 from gpuloom.core.pace import ALIKE, Pace, speeds_of
 from gpuloom.core.profile import Profiles
+from gpuloom.core.script_key import profile_key
 from gpuloom.core.workload import Labels, Ran, Workload
 from gpuloom.facts.profiles import with_profiles
 from gpuloom.live.records.fleet import Fleet, slots_of, wanted_types
@@ -50,7 +51,7 @@ def trace_csv(
         InputError: no job in that span has run and ended.
     """
     stream = io.BytesIO()
-    workload = trace_of(history, interval_s, fleet, pace_of=pace_of, events=events)
+    workload = trace_of(history, interval_s, fleet, pace_of=pace_of, events=events, keys=profiles or ())
     if profiles is not None and workload.model is not None:
         workload = with_profiles(workload, profiles)
     write_csv(replace(workload, cluster="" if fleet is None else str(fleet.cluster)), stream)
@@ -64,6 +65,7 @@ def trace_of(
     *,
     pace_of: PaceOf = lambda job: ALIKE,
     events: EventsOf | None = None,
+    keys: Container[str] = (),
 ) -> Workload:
     """The same as a workload.
 
@@ -76,6 +78,7 @@ def trace_of(
     ran: what happened, for comparison: also on which GPUs, and together with whom.
     submit_s: when it was submitted, or the last job that it waited for ended. Time 0 is a multiple of the scheduling
     interval, so that a replay decides at the same moments.
+    keys: of scripts of which there are profiles: they are the model of jobs that name none.
     """
     # Runs of before a requeue are another life of the job.
     every = [(job, tuple(a for a in attempts if a.started_s >= job.submitted_s)) for job, attempts in history]
@@ -100,7 +103,7 @@ def trace_of(
     memory = [spec.gpu_memory for spec in specs]
     classes = [spec.sharing_class for spec in specs]
     kernels = [named_profile(s.kernel_profile, s.model, s.workdir) if s.sharing_class else "" for s in specs]
-    models = [spec.model or "" for spec in specs]
+    models = [profile_key(spec.model, spec.command, keys) for spec in specs]
     return Workload.sorted_by_submit(
         "history",
         np.array(submitted) - origin,

@@ -232,6 +232,56 @@ class SpeedView(TypedDict):
     runs: Annotated[int, "Number of its runs that measured it."]
 
 
+class MeasuredView(TypedDict):
+    """A run's profile, measured from within. Times are seconds of an iteration."""
+
+    framework: str
+    iterations: Annotated[int, "That this process has done."]
+    first_step: Annotated[int, "Steps done before it started."]
+    steps: Annotated[int | None, "In all, where the framework knows."]
+    began_s: float
+    at_s: Annotated[float, "When it was measured."]
+    timed: Annotated[int, "Of so many iterations are the times."]
+    it_per_s: float
+    iteration_s: float
+    storage_s: Annotated[float, "Waits for storage."]
+    cpu_s: Annotated[float, "Waits for work on batches."]
+    gpu_s: Annotated[float, "Computing, on whatever device."]
+    network_s: Annotated[float, "Communication that nothing hides."]
+    turn_s: Annotated[float, "Waits for a turn on a device that is shared."]
+    rest_s: Annotated[float, "All else; these six add up to the iteration."]
+    stages_s: Annotated[list[float], "On storage, CPU, GPU and network, hidden or not: what a profile has."]
+    compute_ratio: Annotated[float | None, "Computing over communication; null: it does not communicate."]
+    noise: Annotated[float | None, "Standard deviation over mean, of windows of iterations."]
+    drift: Annotated[float | None, "Change of the iteration time from its first quarter to its last."]
+    prefetches: Annotated[bool, "Batches are made while it computes."]
+    workers: Annotated[int, "Processes that make them."]
+    batches: Annotated[float, "In an iteration."]
+    batch_size: int | None
+    memory_mib: Annotated[int | None, "The most that the framework took of a GPU."]
+    world_size: int
+    cores: Annotated[int, "Of the machine."]
+    doubts: Annotated[list[str], "What could not be measured, in a word each."]
+    not_measured: Annotated[list[str], "The same as sentences."]
+    advice: Annotated[str, "What would make it faster by most."]
+    advice_saves: Annotated[float, "By what share of an iteration, estimated."]
+
+
+SeenByHooks = Literal["none", "python", "iterations", "profile"]  # files/hook_records.py, Sight
+
+
+class HooksView(TypedDict):
+    """What hooks in a job's Python saw of its last run."""
+
+    seen: Annotated[
+        SeenByHooks,
+        "none: no Python with hooks; python: one, but no iteration of a framework; iterations: too few for a profile.",
+    ]
+    iterations: int
+    measured: MeasuredView | None
+    log: Annotated[list[str], "What was refused, and the last lines of the hooks' own log."]
+
+
 class ShowView(TypedDict):
     """Everything about a job."""
 
@@ -250,6 +300,7 @@ class ShowView(TypedDict):
     events: Annotated[list[EventView], "The last ones about it."]
     log: Annotated[str, "Path of its last log; NODE:PATH where that is on another machine, the path in its home."]
     group: Annotated[GroupView | None, "Those that share GPUs with it now, it among them; null: nobody does."]
+    hooks: Annotated[HooksView | None, "Of its last run; null: it has not run, or its node can't be asked."]
 
 
 class WhyView(TypedDict):

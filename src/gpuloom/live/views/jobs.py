@@ -16,6 +16,7 @@ from gpuloom.core.spec import Spec
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.port import RunUsage
 from gpuloom.executors.recognise import launcher_for
+from gpuloom.files.hook_records import Hooked
 from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, Left
 from gpuloom.live.planning.estimates import Source
 from gpuloom.live.views.answers import (
@@ -33,6 +34,7 @@ from gpuloom.live.views.answers import (
     SpeedView,
     StateOfAttempt,
 )
+from gpuloom.live.views.measured import hooks_view
 from gpuloom.live.views.sizes import replicas_view, resize_views, size_views
 
 _SOURCES = frozenset(source.value for source in Source)
@@ -210,9 +212,10 @@ def show_view(
     group: GroupView | None = None,
     *,
     resizes: Iterable[Event] = (),
+    hooked: Hooked | None = None,
 ) -> ShowView:
     """Everything about a job. pace: how fast it is on each GPU model. resizes: its events of that. log: where its last
-    log is; '' for none. group: of which it is a member."""
+    log is; '' for none. group: of which it is a member. hooked: what hooks saw of its last run."""
     return {
         "job": view,
         "spec": spec.to_json(),
@@ -224,6 +227,7 @@ def show_view(
         "events": [event_view(event) for event in events],
         "log": log,
         "group": group,
+        "hooks": None if hooked is None else hooks_view(hooked),
     }
 
 
