@@ -37,7 +37,7 @@ def part_rows(measured: Measured) -> list[PartRow]:
     rows = []
     for name, seconds in zip(PARTS, parts_of(measured), strict=True):
         share, whole = seconds / measured.iteration_s, in_all[name]
-        if name == "turns" and seconds <= 0.0:
+        if name == "turns" and share < 0.005:
             continue
         shown = "" if whole is None else f"{whole * 1e3:,.4g}"
         rows.append(PartRow(name, f"{seconds * 1e3:,.4g}", f"{share:.0%}", "█" * round(share * 30), shown))
