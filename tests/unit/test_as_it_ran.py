@@ -136,7 +136,7 @@ def woven() -> Workload:
     runs = (
         (Run(0.0, 60.0, "finished", here),),
         (Run(20.0, 60.0, "preempted", here), Run(61.0, 101.0, "finished", there)),
-        (Run(10.0, 30.0, "resized", (("b", (0,)),)), Run(32.0, 50.0, "finished", (("b", (0, 1)),))),
+        (Run(10.0, 30.0, "resized", (("b", (0,)),)), Run(32.0, 50.0, "finished", (("b", (0, 1)),), 2.5, 3.0)),
     )
     group = Together(20.0, 60.0, ("2", "1"), True, 0.8)
     told = Runs(runs, ((group,), (group,), ()), ("a node", "b"))
@@ -204,6 +204,9 @@ def test_compare_says_what_sharing_came_to(tmp_path: Path) -> None:
         ("2/1 finished n0:0", "", "must be START/END"),
         ("0/1 finished n0:0|0", "", "must be START/END"),
         ("0/1 finished n0:9999999", "", "must be START/END"),
+        ("0/1 finished n0:0 +1", "", "must be START/END"),
+        ("0/1 finished n0:0 +-1/2", "", "must be START/END"),
+        ("0/1 finished +1/2", "", "must be START/END"),
         ("0/1 finished n0:0", "0/1 1", "must be SINCE/UNTIL"),
         ("0/1 finished n0:0", "0/1 1+2 1.5", "must be SINCE/UNTIL"),
     ],

@@ -254,6 +254,27 @@ def told(past: Any, events: Log, **given: Any) -> Runs:
     return ran.runs
 
 
+def test_a_run_that_begins_with_a_resize_says_what_that_cost(tmp_path: Path) -> None:
+    runs = (
+        run(1, 0, 10, "resized", 10.0, slots=(0, 1)),
+        run(2, 10, 15, "resized", 15.0),
+        run(3, 15, 20, "finished", 20.0),
+    )
+    past = [of(*runs, spec={"elastic": "1-2"})]
+    paid = {"attempt": 2, "cost_s": 3.5, "lost_steps": 2.0}
+    unsaid = {**paid, "attempt": 3, "lost_steps": None}
+    events = Log((12.0, "job.resize_cost", 1, paid), (16.0, "job.resize_cost", 1, unsaid))
+    (found,) = told(past, events).runs
+    assert [(one.stood_s, one.lost_steps) for one in found] == [(None, None), (3.5, 2.0), (3.5, None)]
+    file = tmp_path / "history.csv"
+    file.write_text(trace_csv(past, 10.0, events=events))
+    assert "+3.5/2.0" in file.read_text()
+    ran = read_trace(file).workload.ran
+    assert ran is not None
+    assert ran.runs is not None
+    assert ran.runs.runs == (found,)
+
+
 def test_groups_are_told_with_their_times_and_a_member_that_leaves_changes_them() -> None:
     past = [
         of(run(1, 0, 100, "finished", 60.0)),

@@ -10,13 +10,17 @@ from typing import NamedTuple
 class Run(NamedTuple):
     """A span in which a job held the same GPUs. Seconds on the trace's clock.
 
-    ended_by: why it ended (`EndReason`, or 'frozen'). parts: the GPUs of each node, by the node's name.
+    ended_by: why it ended (`EndReason`, or 'frozen'). parts: the GPUs of each node, by the node's name. stood_s: of one
+    that begins with a resize, for how long the job stood still for it; lost_steps: steps that it did again. None: not
+    known, or it begins with none.
     """
 
     start_s: float
     end_s: float
     ended_by: str
     parts: tuple[tuple[str, tuple[int, ...]], ...]
+    stood_s: float | None = None
+    lost_steps: float | None = None
 
     @property
     def gpus(self) -> int:

@@ -1,8 +1,9 @@
 """The runs of jobs, and their times together, as text in a column of gpuloom's own trace (docs/reference/traces.md).
 
-A run is `START/END REASON NODE:GPU|GPU NODE:GPU`. A time with others is `SINCE/UNTIL ID+ID EFFICIENCY`, with '>' in
-place of '+' where the members are in the order of their stages. Several are put together with ';'. Names and ids are
-quoted as in addresses (%20 for a space).
+A run is `START/END REASON NODE:GPU|GPU NODE:GPU`, and of one that begins with a resize `+STOOD/LOST` behind that:
+seconds that the job stood still for it, and steps that it did again ('-': not known). A time with others is
+`SINCE/UNTIL ID+ID EFFICIENCY`, with '>' in place of '+' where the members are in the order of their stages. Several are
+put together with ';'. Names and ids are quoted as in addresses (%20 for a space).
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ def runs_text(runs: Sequence[Run]) -> str:
                 f"{run.start_s!r}/{run.end_s!r}",
                 run.ended_by or "-",
                 *(f"{_quoted(node)}:{'|'.join(map(str, gpus))}" for node, gpus in run.parts),
+                *(
+                    ()
+                    if run.stood_s is None
+                    else (f"+{run.stood_s!r}/{'-' if (n := run.lost_steps) is None else repr(n)}",)
+                ),
             ]
         )
         for run in runs
@@ -51,7 +57,13 @@ def together_text(times: Sequence[Together]) -> str:
 
 def runs_of(text: str) -> tuple[Run, ...]:
     """The runs of such a text. Raises ValueError: says what is wrong."""
-    return tuple(_read(text, _run, "START/END REASON NODE:GPU|GPU, as in 0.0/12.5 finished n0:0|1"))
+    return tuple(
+        _read(
+            text,
+            _run,
+            "START/END REASON NODE:GPU|GPU, as in 0.0/12.5 finished n0:0|1, with +STOOD/LOST behind a resize",
+        )
+    )
 
 
 def together_of(text: str) -> tuple[Together, ...]:
@@ -93,6 +105,9 @@ def _span(text: str) -> tuple[float, float]:
 
 def _run(words: list[str]) -> Run:
     span, ended_by, *parts = words
+    stood: tuple[float | None, float | None] = (None, None)
+    if parts and parts[-1].startswith("+"):
+        stood = _stood(parts.pop())
     found = []
     for part in parts:
         node, colon, gpus = part.partition(":")
@@ -102,7 +117,15 @@ def _run(words: list[str]) -> Run:
         found.append((unquote(node), numbers))
     if not found:
         raise ValueError("no GPUs")
-    return Run(*_span(span), "" if ended_by == "-" else ended_by, tuple(found))
+    return Run(*_span(span), "" if ended_by == "-" else ended_by, tuple(found), *stood)
+
+
+def _stood(word: str) -> tuple[float, float | None]:
+    text, slash, lost = word[1:].partition("/")
+    numbers = [float(one) for one in (text, lost) if one != "-"]
+    if not slash or text == "-" or not all(math.isfinite(one) and one >= 0 for one in numbers):
+        raise ValueError(word)
+    return numbers[0], numbers[1] if len(numbers) > 1 else None
 
 
 def _together(words: list[str]) -> Together:

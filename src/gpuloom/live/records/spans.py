@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from gpuloom.core.events import Event
@@ -36,10 +36,13 @@ def runs_of(
     """
     frozen: dict[int, list[Event]] = {}
     groups: list[Event] = []
-    types = ("attempt.frozen", "attempt.thawed", "group.changed")
+    costs: dict[tuple[int, int], Event] = {}
+    types = ("attempt.frozen", "attempt.thawed", "group.changed", "job.resize_cost")
     for event in () if events is None else _all(events, types):
         if event.job is None:
             groups.append(event)
+        elif event.type == "job.resize_cost":
+            costs[event.job, event.data["attempt"]] = event
         else:
             frozen.setdefault(event.job, []).append(event)
     runs = []
@@ -47,7 +50,13 @@ def runs_of(
         told = frozen.get(job.id, [])
         starts = [] if not told or events is None else list(_all(events, ("attempt.starting",), job.id))
         given = {int(event.data["attempt"]): _allocation(event) for event in starts}
-        spans = [span for one in attempts for span in _spans(one, told, given.get(one.number), fleet)]
+        spans = [
+            span
+            for one in attempts
+            for span in _with_cost(
+                _spans(one, told, given.get(one.number), fleet), costs.get((job.id, one.number)), one.started_s
+            )
+        ]
         runs.append(tuple(span.moved(origin) for span in spans))
     together: dict[int, list[Together]] = {job.id: [] for job, _ in rows}
     # Of a job that was requeued, what was before is of another life.
@@ -90,6 +99,15 @@ def _spans(attempt: Attempt, told: Sequence[Event], first: Allocation | None, fl
     if goes:
         reason = "" if attempt.reason is None else attempt.reason.value
         yield Run(min(since_s, end_s), end_s, reason, _parts(where, fleet))
+
+
+def _with_cost(spans: Iterable[Run], cost: Event | None, started_s: float) -> Iterator[Run]:
+    """The spans of an attempt, the first of which begins with a resize if that is known to have cost something."""
+    for span in spans:
+        if cost is not None and span.start_s == started_s:
+            yield span._replace(stood_s=cost.data["cost_s"], lost_steps=cost.data["lost_steps"])
+        else:
+            yield span
 
 
 def _parts(allocation: Allocation, fleet: Fleet | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
