@@ -194,6 +194,9 @@ def _about_no_job(draw: st.DrawFn) -> tuple[str, int | None, Mapping[str, Any]]:
     )
 
 
+KEPT = {"step": 12.0, "at_s": 7.5, "keeper": "hook", "framework": "Lightning"}
+
+
 @st.composite
 def about(draw: st.DrawFn, job: Job, kind: str) -> tuple[str, int | None, Mapping[str, Any]]:
     """An event of this type about this job; valid where the job's phase is."""
@@ -226,5 +229,6 @@ def about(draw: st.DrawFn, job: Job, kind: str) -> tuple[str, int | None, Mappin
             "not_before_s": draw(st.none() | st.just(12.5)),
             "peak_memory_mib": draw(st.none() | st.just(100.5)),
             "it_per_s": draw(st.none() | st.just(12.25)),
+            "kept": draw(st.just({}) | st.just(KEPT)),
         }
     return kind, job.id, data

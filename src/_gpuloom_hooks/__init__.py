@@ -28,6 +28,7 @@ AFTER_IMPORT = (
     ("lightning.pytorch.trainer.trainer", "saving_lightning", "install"),
     ("pytorch_lightning.trainer.trainer", "saving_lightning", "install"),
     ("transformers.trainer", "saving_hf", "install"),
+    ("keras.src.backend.torch.trainer", "saving_keras", "install"),
     ("torch.optim.optimizer", "torch_steps", "install"),
     ("torch.autograd", "torch_steps", "install_backward"),
     ("torch.utils.data.dataloader", "torch_data", "install_loader"),

@@ -42,14 +42,14 @@ def progress(step: int, steps: int | None = None) -> None:
         _write()
 
 
-def saved(step: int, *, by: str, at_s: float | None = None) -> None:
-    """The work up to this step is kept. by: by whom, in words: "Lightning, on notice"."""
+def saved(step: int, who: str, what: str) -> None:
+    """The work up to this step is kept. who: "hook", or "framework"; what: whose checkpoint it is."""
     own = _own()
     if own is not None:
         own.saved(own._progress.step)
         return
     progress(step)
-    _said.update(saved_step=step, saved_s=at_s or time.time(), saved_how=by)
+    _said.update(saved_step=step, saved_s=time.time(), saved_who=who, saved_what=what)
     _said.pop("not_saved", None)
     _write()
 

@@ -54,7 +54,7 @@ class Loop:
         ranks.barrier()
         if first:
             save.commit(framework=self.framework, world=ranks.world(), **about)
-            report.saved(self.at_step, by=f"{self.framework}, on notice")
+            report.saved(self.at_step, "hook", self.framework)
 
     def leave(self) -> NoReturn:
         """End this process: the work is saved."""

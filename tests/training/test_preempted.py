@@ -30,6 +30,7 @@ def saved(job: Job) -> list[str]:
         ("lightning_job.py", 18, 1, "Lightning"),
         ("lightning_job.py", 9, 2, "Lightning"),
         ("hf_job.py", 18, 1, "HF Trainer"),
+        ("keras_job.py", 33, 1, "Keras"),
     ],
 )
 def test_it_ends_with_the_weights_of_a_whole_run(
@@ -42,7 +43,7 @@ def test_it_ends_with_the_weights_of_a_whole_run(
     assert cut.run(stop_at=at) == [EXIT_PREEMPTED] * ranks, f"stopped in step {at}: {cut.errors}"
     told = cut.told
     assert at < told["saved_step"] == told["step"] <= at + 3, told
-    assert (told["steps"], told["saved_how"]) == (steps, f"{by}, on notice"), told
+    assert (told["steps"], told["saved_who"], told["saved_what"]) == (steps, "hook", by), told
     assert len(saved(cut)) == 1, saved(cut)
     assert cut.run() == [0] * ranks, f"stopped in step {at}: {cut.errors}"
     assert cut.result == whole.result, f"stopped in step {at}: {cut.errors}"

@@ -90,7 +90,7 @@ def test_on_notice_it_saves_at_the_end_of_the_step_and_goes_on_from_there(tmp_pa
     first = run(tmp_path, stop=at)
     assert (first.returncode, first.stdout) == (85, "from 0\n"), first.stderr
     assert (told(tmp_path)["saved_step"], told(tmp_path)["step"], told(tmp_path)["steps"]) == (at, at, 10)
-    assert told(tmp_path)["saved_how"] == "Frame Work, on notice"
+    assert (told(tmp_path)["saved_who"], told(tmp_path)["saved_what"]) == ("hook", "Frame Work")
     again = run(tmp_path, 2)
     assert (again.returncode, again.stdout) == (0, f"from {at}\ndone 10\n"), again.stderr
     assert "saved_step" not in told(tmp_path, 2)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuloom.core.job import Attempt, EndReason, Job, Phase, SavedBy
+from gpuloom.core.kept import Kept
 from gpuloom.core.spec import Spec
 from gpuloom.executors.port import Cause, RunExit
 from gpuloom.live.dispatch.ends import ended
@@ -112,6 +113,16 @@ def test_an_end_without_proof_is_said() -> None:
     assert "exit code 0 after the notice, without proof that it saved: its work in this attempt" in message(0, Saved())
     assert "since the last save it reported counts as lost" in message(0, Saved(part=0.9))
     assert "proof" not in message(0, Saved(SavedBy.CHECKPOINT))
+    assert "counts as lost (Keras: no place to save)." in message(0, Saved(why_not="Keras: no place to save"))
+
+
+def test_one_that_dies_of_the_notice_says_why_it_was_not_saved() -> None:
+    how = RunExit(None, 15, EndReason.PREEMPTED, "", 100.0)
+    attempt = replace(ATTEMPT, stop_reason=EndReason.PREEMPTED)
+    saves = Saved(why_not="Keras: no place to save", kept=Kept(3.0, 7.5))
+    data = ended(JOB, attempt, how, work_s=100.0, complete=False, now_s=100.0, saves=saves)
+    assert data["message"] == "ended by SIGTERM; not saved: Keras: no place to save"
+    assert data["kept"] == {"step": 3.0, "at_s": 7.5, "keeper": "script", "framework": ""}
 
 
 def test_limits() -> None:

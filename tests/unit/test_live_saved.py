@@ -11,6 +11,7 @@ import pytest
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.job import NodeState, SavedBy
+from gpuloom.core.kept import Keeper, Kept, kept_data, kept_of
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.port import ExecutorError, RunExit, RunPhase, RunStatus
 from gpuloom.live.dispatch.last_words import LastWords, Where, Words
@@ -34,14 +35,30 @@ def test_its_word() -> None:
 
 
 def test_its_reports() -> None:
-    assert of(0, step=10, saved_step=10) == Saved(SavedBy.SAVED_STEP, 1.0)
-    assert of(1, step=10, saved_step=8, saved_s=NOTICE_S + 1) == Saved(SavedBy.SAVED_STEP, 0.8)
-    assert of(0, step=10, saved_step=8, saved_s=NOTICE_S - 1) == Saved(SavedBy.NOTHING, 0.8)
-    assert of(0, step=10, saved_step=8) == Saved(SavedBy.NOTHING, 0.8)
+    def by(**told: object) -> tuple[SavedBy, float | None]:
+        found = of(0, **told)
+        return found.by, found.part
+
+    assert by(step=10, saved_step=10) == (SavedBy.SAVED_STEP, 1.0)
+    assert by(step=10, saved_step=8, saved_s=NOTICE_S + 1) == (SavedBy.SAVED_STEP, 0.8)
+    assert by(step=10, saved_step=8, saved_s=NOTICE_S - 1) == (SavedBy.NOTHING, 0.8)
+    assert by(step=10, saved_step=8) == (SavedBy.NOTHING, 0.8)
     assert of(0, saved_s=NOTICE_S + 1) == Saved()  # of what?
     assert of(0, step=0, saved_step=0).part == 1.0
     for odd in ("8", True, None, -3, float("nan")):
         assert of(0, step=10, saved_step=odd).by is SavedBy.NOTHING
+
+
+def test_what_is_kept_and_by_whom() -> None:
+    assert of(85).kept is None
+    assert of(1, saved_step=8).kept == Kept(8.0, None, Keeper.SCRIPT, "")
+    hook = of(0, step=9, saved_step=8, saved_s=3.5, saved_who="hook", saved_what="Lightning").kept
+    assert hook == Kept(8.0, 3.5, Keeper.HOOK, "Lightning") == kept_of(kept_data(hook))
+    odd = of(0, saved_step=8, saved_s="now", saved_who=["me"], saved_what=7).kept
+    assert odd == Kept(8.0, None, Keeper.SCRIPT, "")
+    assert kept_of(kept_data(None)) is None
+    assert of(0, not_saved="Keras: not on this backend").why_not == "Keras: not on this backend"
+    assert of(0, not_saved=7).why_not == ""
 
 
 def test_its_files() -> None:

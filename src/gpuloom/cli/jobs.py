@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         GroupMemberView,
         GroupView,
         JobView,
+        KeptView,
         MemberView,
         ResizeView,
         ShowView,
@@ -436,6 +437,16 @@ SPEED_COLUMNS: Sequence[Column[SpeedView]] = (
 )
 
 
+_KEEPERS: Mapping[str, str] = {"script": "by the script", "framework": "by {}", "hook": "by the hook for {}"}
+
+
+def _kept(kept: KeptView) -> str:
+    """What of an attempt is kept: up to which step, who saved it, and when."""
+    who = _KEEPERS[kept["by"]].format(kept["framework"] or "its framework")
+    when = "" if kept["at_s"] is None else f", {ago(kept['at_s'])}"
+    return f"saved up to step {kept['step']:g} {who}{when}"
+
+
 def _outcome(attempt: AttemptView) -> str:
     if attempt["ended_s"] is None:
         return attempt["state"]
@@ -445,7 +456,9 @@ def _outcome(attempt: AttemptView) -> str:
         parts.append(f"signal {attempt['signal']}")
     elif attempt["exit_code"] and not attempt["message"]:  # it says so
         parts.append(f"exit code {attempt['exit_code']}")
-    if attempt["saved"]:
+    if attempt["kept"] is not None and (attempt["saved"] or attempt["reason"] != "finished"):
+        parts.append(_kept(attempt["kept"]))
+    elif attempt["saved"]:
         parts.append("checkpoint saved")
     return ", ".join(part for part in parts if part)
 

@@ -34,6 +34,7 @@ from gpuloom.core.job import (
     SavedBy,
     gpus_in,
 )
+from gpuloom.core.kept import kept_of
 from gpuloom.core.pace import RanOn
 from gpuloom.core.spec import Spec, spec_of
 
@@ -387,6 +388,7 @@ def _ended(view: _View, event: Event) -> None:
         message=str(data.get("message", "")),
         peak_memory_mib=data.get("peak_memory_mib"),
         it_per_s=data.get("it_per_s"),
+        kept=kept_of(data.get("kept")),
     )
     view.put(
         event,

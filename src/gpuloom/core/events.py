@@ -25,9 +25,10 @@ Types and their data (all JSON):
     attempt.frozen      {}
     attempt.thawed      {allocation}
     attempt.ended       {reason, exit_code, signal, message, saved, saved_by, work_s, peak_memory_mib, next,
-                        not_before_s, failure, ended_s, it_per_s, last_step, last_s}
-                        ended_s: when the process ended; the event may be written later. last_step, last_s: the last
-                        step that it reported, and when; not there if it reported none
+                        not_before_s, failure, ended_s, it_per_s, kept, last_step, last_s}
+                        ended_s: when the process ended; the event may be written later. kept: its newest save
+                        ({step, at_s, keeper, framework}; core/kept.py), if it reported one. last_step, last_s: the
+                        last step that it reported, and when; not there if it reported none
     group.changed       {members, was, gpus: {node: [gpu, …]}, order|null, rates: {job: rate|null}, efficiency|null,
                         alone: {job: iterations per second|null}}
                         no record changes: groups follow from attempts. Jobs that share GPUs from now on, and those who

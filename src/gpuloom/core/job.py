@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gpuloom.core.end_reason import EndReason as EndReason
+from gpuloom.core.kept import Kept
 from gpuloom.core.run_name import RunName
 from gpuloom.core.spec import Spec
 from gpuloom.core.sums import sum_ints
@@ -208,7 +209,8 @@ class Attempt:
     way. saved, saved_by: it made way and saved its work, and how that is known.
     signal: the signal that ended it. work_s: the job's `work_s` after it. identity: drawn at random when it was
     written down ('' of those that an older gpuloom started). gpu_model: of all its GPUs; '' where that is not known.
-    it_per_s: iterations per second that it reported while it had its GPUs for itself.
+    it_per_s: iterations per second that it reported while it had its GPUs for itself. kept: its newest save, if it
+    reported one.
     """
 
     job: int
@@ -237,6 +239,7 @@ class Attempt:
     gpu_model: str = ""
     it_per_s: float | None = None
     members: tuple[Member, ...] = ()
+    kept: Kept | None = None
     cause: int = 0
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 from gpuloom.core.book import allocation_of, members_data, members_of, node_data, node_of
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, EndReason, Job, Needed, NodeRecord, Phase, SavedBy
+from gpuloom.core.kept import kept_data, kept_of
 from gpuloom.core.spec import Spec, spec_of
 from gpuloom.store.port import Submission
 
@@ -27,7 +28,7 @@ JOB_COLUMNS = (
 ATTEMPT_COLUMNS = (
     "job", "number", "phase", "allocation", "started_s", "since_s", "running_s", "pid", "start_ticks", "boot_id",
     "stop_reason", "deadline_s", "ended_s", "reason", "exit_code", "signal", "saved", "held_s", "work_s", "message",
-    "peak_memory_mib", "identity", "saved_by", "members", "gpu_model", "it_per_s", "cause",
+    "peak_memory_mib", "identity", "saved_by", "members", "gpu_model", "it_per_s", "kept", "cause",
 )  # fmt: skip
 _SPEC_ID = JOB_COLUMNS.index("spec_id")
 
@@ -270,6 +271,7 @@ def attempt_row(attempt: Attempt) -> Row:
         dumps(members_data(attempt.members)) if attempt.members else "[]",
         text(attempt.gpu_model),
         attempt.it_per_s,
+        "{}" if attempt.kept is None else dumps(kept_data(attempt.kept)),
         attempt.cause,
     )
 
@@ -279,7 +281,7 @@ def attempt_of(row: Row) -> Attempt:
     (
         job, number, phase, allocation, started_s, since_s, running_s, pid, start_ticks, boot_id, stop_reason,
         deadline_s, ended_s, reason, exit_code, signal, saved, held_s, work_s, message, peak_memory_mib, identity,
-        saved_by, members, gpu_model, it_per_s, cause,
+        saved_by, members, gpu_model, it_per_s, kept, cause,
     ) = row  # fmt: skip
     return Attempt(
         job=job,
@@ -308,6 +310,7 @@ def attempt_of(row: Row) -> Attempt:
         members=() if members == "[]" else members_of(loads(members)),
         gpu_model=untext(gpu_model),
         it_per_s=it_per_s,
+        kept=None if kept == "{}" else kept_of(loads(kept)),
         cause=cause,
     )
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import torch
 
@@ -34,7 +35,9 @@ def used(numbers: torch.Tensor) -> None:
 
 
 def maybe_stop(step: int) -> None:
-    """Give this process notice, if it is to be stopped in this step."""
+    """Give this process notice, if it is to be stopped in this step. Steps of a first attempt take `STEP_S` longer."""
+    if os.environ.get("GPULOOM_RESUME") != "1":
+        time.sleep(float(os.environ.get("STEP_S", "0")))
     if step == int(os.environ.get("STOP_AT", "-1")):
         os.kill(os.getpid(), signal.SIGTERM)
 

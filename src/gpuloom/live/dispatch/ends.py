@@ -6,6 +6,7 @@ import signal as signals
 from typing import Any
 
 from gpuloom.core.job import MAKES_WAY, Attempt, EndReason, Job, Phase, SavedBy
+from gpuloom.core.kept import kept_data
 from gpuloom.executors.port import Cause, RunExit
 from gpuloom.live.dispatch.replicas import Dropped
 from gpuloom.live.dispatch.saved import SAVED, Saved
@@ -86,8 +87,8 @@ def ended(
         "exit_code": how.exit_code,
         "signal": how.signal,
         "message": _whole(how)
-        or (_unproven(how, kept > job.work_s) if made_way and not by and after is Phase.QUEUED else "")
-        or _message(how, reason, container=job.spec.container is not None),
+        or (_unproven(how, kept > job.work_s, saves.why_not) if made_way and not by and after is Phase.QUEUED else "")
+        or _also(_message(how, reason, container=job.spec.container is not None), saves.why_not, how),
         "saved": bool(by) and after is Phase.QUEUED,
         "saved_by": by.value if after is Phase.QUEUED else "",
         "work_s": kept,
@@ -100,6 +101,8 @@ def ended(
         data["message"] = "; ".join(text for text in (data["message"], failed.text) if text)
     if kept_from_starting(how):
         data["began"] = False
+    if saves.kept is not None:
+        data["kept"] = kept_data(saves.kept)
     return data
 
 
@@ -110,10 +113,16 @@ def _whole(how: RunExit) -> str:
     return how.message
 
 
-def _unproven(how: RunExit, some: bool) -> str:
+def _also(message: str, why_not: str, how: RunExit) -> str:
+    """Of one that was told to go and died of it, why hooks did not save it, too."""
+    return f"{message}; not saved: {why_not}" if message and why_not and how.signal is not None else message
+
+
+def _unproven(how: RunExit, some: bool, why_not: str) -> str:
     since = "since the last save it reported" if some else "in this attempt"
     return (
-        f"exit code {how.exit_code} after the notice, without proof that it saved: its work {since} counts as lost. "
+        f"exit code {how.exit_code} after the notice, without proof that it saved: its work {since} counts as lost"
+        f"{f' ({why_not})' if why_not else ''}. "
         f"A job proves a save by exit code 85, by reporting saved_step, or by a "
         "declared checkpoint (docs/howto/write-jobs.md)"
     )

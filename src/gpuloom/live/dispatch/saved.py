@@ -7,9 +7,10 @@ Exit code 85 is the job's own statement. Any other exit code proves nothing: fra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuloom.core.job import SavedBy
+from gpuloom.core.kept import Kept, told_kept
 from gpuloom.executors.port import RunExit
 
 SAVED = 85
@@ -21,10 +22,13 @@ IN_ORDER = frozenset({0, 143})
 @dataclass(frozen=True, slots=True)
 class Saved:
     """by: how it is known that it saved when it was told to stop. part: so much of all work that the job had reported
-    as done was saved at some time, from 0 to 1; None: it said nothing."""
+    as done was saved at some time, from 0 to 1; None: it said nothing. kept: its newest save. why_not: why it can't be
+    saved on notice, where hooks say so."""
 
     by: SavedBy = SavedBy.NOTHING
     part: float | None = None
+    kept: Kept | None = None
+    why_not: str = ""
 
 
 def saved(
@@ -36,16 +40,18 @@ def saved(
         told: what it reported last (docs/howto/write-jobs.md). notice_s: when it got notice, by the machine's clock.
         checkpoint_s: when the newest of the files was written that it declared as its checkpoint.
     """
+    why_not = told.get("not_saved")
+    known = Saved(kept=told_kept(told), why_not=why_not if isinstance(why_not, str) else "")
     step, at_step, saved_s = (_number(told.get(name)) for name in ("step", "saved_step", "saved_s"))
     part = None if at_step is None or step is None else 1.0 if at_step >= step else max(at_step / step, 0.0)
     if how.exit_code == SAVED:
-        return Saved(SavedBy.EXIT_CODE, part)
+        return replace(known, by=SavedBy.EXIT_CODE, part=part)
     if at_step is not None and (part == 1.0 or (notice_s is not None and saved_s is not None and saved_s >= notice_s)):
-        return Saved(SavedBy.SAVED_STEP, part)
+        return replace(known, by=SavedBy.SAVED_STEP, part=part)
     after = notice_s is not None and checkpoint_s is not None and checkpoint_s >= notice_s
     if after and how.exit_code in IN_ORDER:
-        return Saved(SavedBy.CHECKPOINT, part)
-    return Saved(SavedBy.NOTHING, part)
+        return replace(known, by=SavedBy.CHECKPOINT, part=part)
+    return replace(known, part=part)
 
 
 def _number(value: object) -> float | None:

@@ -138,6 +138,18 @@ class JobView(TypedDict):
     ]
 
 
+class KeptView(TypedDict):
+    """A save of an attempt."""
+
+    step: Annotated[float, "Up to which step it goes, as the attempt counts them."]
+    at_s: Annotated[float | None, "When it was made, epoch seconds."]
+    by: Annotated[
+        Literal["script", "framework", "hook"],
+        "Who made it: the script; the framework, as the script asked it to; gpuloom's hook for the framework.",
+    ]
+    framework: Annotated[str | None, "Whose checkpoint it is, where that is known."]
+
+
 class AttemptView(TypedDict):
     """One run of a job. Times are epoch seconds."""
 
@@ -158,6 +170,7 @@ class AttemptView(TypedDict):
         SavedHow | None,
         "How that is known: by its exit code, a save that it reported, or a checkpoint newer than the notice.",
     ]
+    kept: Annotated[KeptView | None, "Its newest save, if it reported one."]
     message: str
     pid: int | None
     stop_reason: Annotated[ReasonOfEnd | None, "Why it was told to stop, if it was."]

@@ -10,6 +10,7 @@ from typing import cast
 from gpuloom.core.decision import Reason
 from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Allocation, Attempt, EndReason, Job, Member, Phase, SavedBy, gpus_in
+from gpuloom.core.kept import Kept
 from gpuloom.core.pace import ModelSpeed, Pace
 from gpuloom.core.replicas import Replicas
 from gpuloom.core.spec import Spec
@@ -25,6 +26,7 @@ from gpuloom.live.views.answers import (
     EventView,
     GroupView,
     JobView,
+    KeptView,
     MemberView,
     RatesView,
     ReasonView,
@@ -160,6 +162,7 @@ def attempt_view(attempt: Attempt, replicas: Replicas | None = None) -> AttemptV
         "signal": attempt.signal,
         "saved": attempt.saved,
         "saved_by": None if attempt.saved_by is SavedBy.NOTHING else cast("SavedHow", attempt.saved_by.value),
+        "kept": kept_view(attempt.kept),
         "message": attempt.message,
         "pid": attempt.pid,
         "stop_reason": None if attempt.stop_reason is None else attempt.stop_reason.value,
@@ -169,6 +172,13 @@ def attempt_view(attempt: Attempt, replicas: Replicas | None = None) -> AttemptV
         "it_per_s": attempt.it_per_s,
         "members": [member_view(rank, member) for rank, member in enumerate(attempt.parts)],
     }
+
+
+def kept_view(kept: Kept | None) -> KeptView | None:
+    """A save."""
+    if kept is None:
+        return None
+    return {"step": kept.step, "at_s": kept.at_s, "by": kept.keeper.value, "framework": kept.framework or None}
 
 
 def speed_view(gpu_model: str, speed: ModelSpeed) -> SpeedView:
