@@ -29,6 +29,8 @@ from gpuloom.live.arrivals import as_before
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.joining import Joining
 from gpuloom.live.records.ledger import Draft
+from gpuloom.live.records.online import FILE as MEASURED
+from gpuloom.live.records.online import OnlineProfiles
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.sights import Sights
 from gpuloom.live.steps import Step
@@ -117,6 +119,13 @@ class LiveScheduler:
             if not local:
                 # Until the first node has come nobody knows what will be there.
                 self.scheduler.may_come = lambda: 0.0 if self.scheduler.book.nodes else math.inf
+            self.online = OnlineProfiles(
+                self.home.path / MEASURED,
+                self.scheduler.planning.worlds.profiles,
+                watched=self.scheduler.watched,
+                files=self.gangs.files,
+                take=self.scheduler.take_profiles,
+            )
             self._joining = Joining(self.scheduler, self.gangs, self.sights)
             self.home.nodes.mkdir(mode=0o700, exist_ok=True)
             here = [] if node is None else [node.name]
@@ -140,6 +149,7 @@ class LiveScheduler:
         self.nodes.start()
         if self.machine is not None:
             self.machine.start(self._runs, self._sampled)
+        self.online.start()
         if self.check is not None:
             self.check.start()
 
@@ -158,6 +168,7 @@ class LiveScheduler:
             self.check.close()
         if self.machine is not None:
             self.machine.stop()
+        self.online.close()
         self.nodes.close()
         self._joining.close()
         self.scheduler.stop(stop_jobs=False)

@@ -26,7 +26,8 @@ from typing import TypeVar
 from gpuloom.core.book import node_data
 from gpuloom.core.errors import PolicyError
 from gpuloom.core.job import Attempt, Condition, EndReason, Gpu, GpuState, Job, NodeState, Phase, condition_of, gpus_in
-from gpuloom.core.script_key import profile_key
+from gpuloom.core.profile import Profiles
+from gpuloom.core.script_key import profile_key, script_key
 from gpuloom.core.spec import OnPreempt
 from gpuloom.core.waiting import one_wait_s
 from gpuloom.executors.gangs import Gangs, expected_of
@@ -53,6 +54,7 @@ from gpuloom.live.records.fleet import model_of
 from gpuloom.live.records.forgetting import Forgetting
 from gpuloom.live.records.groups import Groups
 from gpuloom.live.records.ledger import Ledger
+from gpuloom.live.records.online import Watched
 from gpuloom.live.records.together import TOLD, Together
 from gpuloom.live.records.work import WorkDone
 from gpuloom.live.sights import Sights
@@ -291,6 +293,26 @@ class Scheduler:
     def post(self, call: Callable[[], None]) -> None:
         """Have this done in the scheduler's thread, without waiting for it. From any thread."""
         self._inbox.put(call)
+
+    def take_profiles(self, profiles: Profiles) -> None:
+        """Decide by these from now on."""
+
+        def take() -> None:
+            self.planning.worlds.profiles = profiles
+            self.planning.stale()
+
+        self.post(take)
+
+    def watched(self) -> list[Watched]:
+        """Runs whose stages may be measured. From any thread."""
+        found = []
+        for attempt in list(self.book.attempts.values()):
+            job = self.book.jobs.get(attempt.job)
+            if job is not None and attempt.phase is Phase.RUNNING and attempt.stop_reason is None:
+                key = job.spec.model or script_key(job.spec.command)
+                gpus, alone = gpus_in(attempt.allocation), self.work.was_alone(job.id)
+                found.append(Watched(attempt.run, attempt.nodes[0], key, gpus, attempt.gpu_model, alone))
+        return found
 
     def checked(self, problem: str) -> None:
         """The store has been checked (in a thread of its own): what is wrong with it."""
