@@ -15,6 +15,7 @@ import pytest
 
 from fake_executor import FakeExecutor
 from fake_nvml import FakeGpu, FakeNvml
+from fake_torch import install
 from gpuloom.agent.nvml import Nvml
 from gpuloom.core.errors import ConflictError
 from gpuloom.core.kernel_pairs import Beside, Load
@@ -303,6 +304,35 @@ class TestOnGpus:
             f"# resnet50-train: {made}\nas best-effort\n",
             "as best-effort\n",
         ]
+
+    def test_a_profile_is_taken_while_the_job_runs_and_used_from_then_on(
+        self, tmp_path: Path, gpus: Nvml, driver: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With a stand-in for PyTorch. A program without it runs as ever, and says why it has none."""
+        from gpuloom.executors.local import LocalExecutor
+
+        assert shutil.which("cc"), "the shim is compiled here"
+        monkeypatch.setenv("GPULOOM_HOME", str(tmp_path / "library"))
+        place = install(tmp_path / "program")
+        executor = LocalExecutor(tmp_path / "home", cgroups="off")
+        with living(tmp_path / "home", executor, slots=None, nvml=gpus) as live:  # type: ignore[arg-type]
+            common: dict[str, Any] = {"gpu_memory": "1GiB", "workdir": str(place), **TRAINING}
+            train = {"command": [sys.executable, "train.py", "20"], "model": "net", "kernel_profile": "auto"}
+            first = live.submit(**common, **train)
+            live.until(lambda: live.state(first) == ["finished"], timeout_s=60)
+            found, _ = profile_of("net")
+            assert {record.klass for record in found.records} == {"compute", "memory", "unknown"}
+            show = ["sh", "-c", 'head -qn 1 "${GPULOOM_SHARE_PROFILE:-/dev/null}"; exit 3']
+            jobs = [
+                live.submit(**common, command=show, model="net", kernel_profile="auto"),
+                live.submit(**common, command=show, model="other", kernel_profile="auto"),
+            ]
+            live.until(lambda: live.state(*jobs) == ["failed", "failed"], timeout_s=60)
+            logs = [Path(live.service.show(job)["log"]).read_text() for job in (first, *jobs)]
+            assert {attempt["exit_code"] for job in jobs for attempt in live.service.show(job)["attempts"]} == {3}
+        assert "gpuloom: profiled net: " in logs[0]
+        assert logs[1] == "# net: made by gpuloom share run\n"
+        assert "gpuloom: no kernel profile: the profiler did not load in the program" in logs[2]
 
 
 def kernels(name: str, *each: tuple[int, float]) -> KernelProfile:

@@ -52,6 +52,21 @@ def test_as_a_user_would_write_it_anywhere() -> None:
     assert (named_profile(None, "bert", "/w"), named_profile(None, "vgg", "/w")) == ("bert", "")
 
 
+def test_one_that_is_taken_while_the_job_runs(library: Path, tmp_path: Path) -> None:
+    there = library.with_name("vgg.kernels.jsonl")
+    assert job_profile("auto", "bert", "/w") == job_profile("auto:30%", "bert", "/w") == str(library)
+    assert job_profile("auto", "vgg", "/w") == f"take:{there}"
+    assert (named_profile("auto:30%", "bert", "/w"), named_profile("auto", "vgg", "/w")) == ("bert:30%", "")
+    check_job_profile("auto", "/w")
+    # A node that does not see the head's library keeps it in its own.
+    assert here(f"take:{there}") == here("take:/of/the/head/vgg.kernels.jsonl") == f"take:{there}"
+    argv, _ = under_the_shim(GATED, 7, "high", f"take:{there}", ["a"], {})
+    assert argv[-4:] == ("--take-profile", str(there), "--", "a")
+    for model, told in ((None, "give model"), ("a/b", "can't be a profile's name")):
+        with pytest.raises(InputError, match=told):
+            job_spec({"command": ["x"], "share_class": "high", "kernel_profile": "auto:30%", "model": model})
+
+
 @pytest.mark.parametrize(
     ("named", "told"),
     [

@@ -179,8 +179,9 @@ OPTIONS = (
     ),
     click.option(
         "--kernel-profile",
-        metavar="FILE|NAME",
-        help="Profile of its kernels (gpuloom share profiles ls), for sharing its GPU [the one named as its model].",
+        metavar="FILE|NAME|auto",
+        help="Profile of its kernels (gpuloom share profiles ls), for sharing its GPU; auto: taken while it runs, if "
+        "there is none [the one named as its model].",
     ),
     click.option("--slurm-env", is_flag=True, help="Set Slurm's variables too (SLURM_JOB_ID, SLURM_ARRAY_TASK_ID, …)."),
     click.option(

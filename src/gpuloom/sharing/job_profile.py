@@ -2,7 +2,8 @@
 
 What a spec names is a file if there is a slash in it or it ends in `.kernels.jsonl`, and from the working directory on;
 else it is a name. Names are looked up where the scheduler runs: in the user's library, then among the shipped ones. The
-load of a service may stand behind it (core/kernel_pairs.py).
+load of a service may stand behind it (core/kernel_pairs.py). `auto` is the one under the model's name, and where there
+is none it is taken while the job runs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from gpuloom.sharing.profiles import SUFFIX, library_folder
 from gpuloom.sharing.shipped import SHIPPED
 from gpuloom.sharing.table import table_of
 
+AUTO, TAKE = "auto", "take:"
+"""What a user writes, and what a node is told: to take the profile and keep it in the file named behind it."""
 MOST_BYTES = 200
 """A longer name is no file's."""
 
@@ -27,7 +30,8 @@ def is_file_name(named: str) -> bool:
 
 
 def job_profile(named: str | None, model: str | None, workdir: str) -> str:
-    """The file's path, or the name of a shipped profile; '' for none. Nothing is read, a file need not be there.
+    """The file's path, or the name of a shipped profile; '' for none; `take:` and a path where it is to be taken.
+    Nothing is read, a file need not be there.
 
     Args:
         named: by the spec. model: of the job. workdir: its working directory; '' where it is not known.
@@ -35,6 +39,8 @@ def job_profile(named: str | None, model: str | None, workdir: str) -> str:
     if not named:
         return _kept(model) if model else ""
     name, _ = profile_and_load(named)
+    if name == AUTO:
+        return _kept(model or "") or f"{TAKE}{library_folder() / f'{model}{SUFFIX}'}"
     return os.path.join(workdir, name) if is_file_name(name) else _stored(name) or name
 
 
@@ -43,25 +49,31 @@ def named_profile(named: str | None, model: str | None, workdir: str) -> str:
     if not named:
         return model if model and _kept(model) else ""
     name, _ = profile_and_load(named)
+    if name == AUTO:
+        return f"{model}{named[len(name) :]}" if _kept(model or "") else ""
     return os.path.join(workdir, name) + named[len(name) :] if is_file_name(name) else named
 
 
 def here(found: str) -> str:
     """The same on another machine than the scheduler's: where it does not see the file, one of that name of its own
     library, else a shipped one."""
-    path = Path(found)
+    path = Path(found.removeprefix(TAKE))
+    if found.startswith(TAKE):
+        return found if path.parent.is_dir() else f"{TAKE}{library_folder() / path.name}"
     if not os.path.isabs(found) or not found.endswith(SUFFIX) or path.is_file():
         return found
     return _stored(path.name.removesuffix(SUFFIX)) or found
 
 
 def check_job_profile(named: str, workdir: str) -> None:
-    """Refuse, when the job is submitted, what the shim could not read later.
+    """Refuse, when the job is submitted, what the shim could not read later. `auto` can always be.
 
     Raises:
         InputError: no such file or profile, or not a kernel profile; says what would be right.
     """
     name, _ = profile_and_load(named)
+    if name == AUTO:
+        return
     found = job_profile(name, None, workdir)
     if is_file_name(name):
         if not Path(found).is_file():

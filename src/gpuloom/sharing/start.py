@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuloom.core.job import DeviceKind, NodeRecord
-from gpuloom.sharing.job_profile import here
+from gpuloom.sharing.job_profile import TAKE, here
 from gpuloom.sharing.shim import attach as shim
 
 
@@ -47,12 +47,14 @@ def under_the_shim(
     """Command and environment: of a job that may share its GPU by `gpuloom share run`, of others as they are.
 
     klass: the class with which it may share; '' if it may not. profile: a file's path or the name of a kernel profile,
-    '' for none. One that can't be read on this machine is named in the job's log, and the job runs without.
+    '' for none, or that it is to be taken. One that can't be read here is named in the job's log; the job runs without.
     """
     if not (klass and sharing.gated):
         return tuple(argv), dict(env)
     starter = [sys.executable, "-I", "-m", "gpuloom", "share", "run", "--class", klass, "--name", f"job {job}"]
-    if profile:
+    if profile.startswith(TAKE):
+        starter += ["--take-profile", here(profile).removeprefix(TAKE)]
+    elif profile:
         starter += ["--profile", here(profile), "--profile-if-there"]
     kept = {name: value for name, value in env.items() if name != "GPULOOM_SHARE"}  # the scheduler decides, not the job
     return (*starter, "--", *argv), {**kept, **sharing.environment}

@@ -6,6 +6,8 @@ import json
 import os
 import tempfile
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from gpuloom.cli.share.run import attend, end_as
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.words import plural
 from gpuloom.sharing import profiler
+from gpuloom.sharing.profiles import BOUND, SUFFIX, check_name, library_folder
 
 if TYPE_CHECKING:
     from gpuloom.sharing.profiles import KernelProfile
@@ -87,8 +90,6 @@ def profile(
       gpuloom share profile --name bert-train --warm-up 20 -- python train.py --epochs 1
       gpuloom share profile --seconds 5s --output serve.kernels.jsonl -- python serve.py
     """
-    from gpuloom.sharing.profiles import SUFFIX, check_name, library_folder
-
     title = _title(command) if name is None else name
     if output is None:
         check_name(title)
@@ -126,6 +127,32 @@ def profile(
     end_as(code)
 
 
+@contextmanager
+def taking(file: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The environment of a program whose profile is taken while it runs, into a file. What goes wrong with that is said
+    on stderr; the program runs on."""
+    request = profiler.Request()
+    title = file.name.removesuffix(SUFFIX)
+    with ExitStack() as around:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(around.enter_context(tempfile.TemporaryDirectory(prefix="gpuloom-profile-")))
+            made = profiler.prepare(folder, request, dict(environment))
+        except (OSError, profiler.ProfileError) as error:
+            click.echo(f"gpuloom: no kernel profile: {error}", err=True)
+            yield dict(environment)
+            return
+        watch = _Watch(folder, title, BOUND, file, overwrite=True)
+        watch.start()
+        try:
+            yield made
+        finally:
+            watch.ended.set()
+            watch.join()
+            if watch.profile is None:
+                click.echo(f"gpuloom: no kernel profile: {watch.error or profiler.why_not(folder, request)}", err=True)
+
+
 class _Watch(threading.Thread):
     """Turns the trace into a profile as soon as the program has left it."""
 
@@ -158,7 +185,7 @@ class _Watch(threading.Thread):
         )
 
     def keep(self, found: KernelProfile) -> Path:
-        from gpuloom.sharing.profiles import dumps, library_folder, save
+        from gpuloom.sharing.profiles import dumps, save
 
         if self.output is not None:
             profiler.write(found, dumps(found), self.output)

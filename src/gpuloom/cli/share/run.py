@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -61,6 +62,12 @@ class NotStartedError(GpuloomError):
 @click.option(
     "--profile-if-there", is_flag=True, help="Run without the profile, with a warning, where it can't be read."
 )
+@click.option(
+    "--take-profile",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Take the profile of its kernels while it runs, as share profile does, and keep it in FILE.",
+)
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Log file of the shim.")
 @click.option("--name", metavar="NAME", help="Name in `share top`.")
 @click.option(
@@ -81,6 +88,7 @@ def run(
     max_hold_s: float | None,
     profile: str | None,
     profile_if_there: bool,
+    take_profile: Path | None,
     log: Path | None,
     name: str | None,
     use_mps: bool | None,
@@ -138,11 +146,17 @@ def run(
         if require:
             raise InputError(f"--mps: {why}; --no-mps goes without it")
         click.echo(f"gpuloom: without MPS: {why}", err=True)
-    if one is None:
+    if one is None and take_profile is None:
         replace(command, made)
         return
-    with mps.private(shared, one, base) as folder:
-        code = attend(command, {**made, **mps.client_environment(folder, one, chosen)})
+    with ExitStack() as around:
+        if one is not None:
+            made |= mps.client_environment(around.enter_context(mps.private(shared, one, base)), one, chosen)
+        if take_profile is not None:
+            from gpuloom.cli.share.profile import taking
+
+            made = around.enter_context(taking(take_profile, made))
+        code = attend(command, made)
     end_as(code)
 
 

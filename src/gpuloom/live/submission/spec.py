@@ -279,8 +279,9 @@ class JobSpec(BaseModel):
         max_length=4096,
         description="Profile of its kernels, for sharing its GPU: a file (with a slash, or ending in .kernels.jsonl), "
         "relative to workdir, or the name of a stored or shipped one (`gpuloom share profiles ls`); of a service with "
-        "its load, resnet50:30% or resnet50:15rps, if it is not half busy. Without it, one of the name of its model "
-        "counts, if there is one.",
+        "its load, resnet50:30% or resnet50:15rps, if it is not half busy. auto: one of the name of its model, and "
+        "where there is none it is taken while the job runs. Without it, one of the name of its model counts, if "
+        "there is one.",
     )
     slurm_env: bool = Field(
         False,
@@ -392,6 +393,8 @@ class JobSpec(BaseModel):
             raise ValueError(
                 "kernel_profile is of jobs that may share their GPU: give class or task_type as well, or leave it out"
             )
+        if self.kernel_profile and profile_and_load(self.kernel_profile)[0] == "auto":
+            _check_kept_as(self.model)
         size = sum(map(len, self.command)) + sum(len(key) + len(text) for key, text in self.env.items())
         if size > MOST_BYTES:
             raise ValueError(
@@ -419,6 +422,18 @@ class JobSpec(BaseModel):
     def named(self) -> JobSpec:
         """The same with a name."""
         return self if self.name else self.model_copy(update={"name": default_name(self.command)})
+
+
+def _check_kept_as(model: str | None) -> None:
+    """Raises ValueError: a profile that is taken while the job runs can't be kept under this name."""
+    from gpuloom.sharing.profiles import check_name  # few jobs need it
+
+    if not model:
+        raise ValueError("kernel_profile is 'auto', which is kept under the name of the job's model: give model")
+    try:
+        check_name(model)
+    except InputError as error:
+        raise ValueError(f"kernel_profile is 'auto', which is kept under the name of the model: {error}") from None
 
 
 def _not_elastic(spec: JobSpec) -> str:
