@@ -40,6 +40,9 @@ AFTER_IMPORT = (
     ("transformers.trainer_callback", "totals", "install_hf"),
     ("lightning.pytorch.loops.fit_loop", "totals", "install_lightning"),
     ("pytorch_lightning.loops.fit_loop", "totals", "install_lightning"),
+    ("torch", "gpu_memory", "install"),
+    ("tensorflow", "gpu_memory", "install"),
+    ("jax", "gpu_memory", "install"),
 )
 """Rows of: a module that the job imports, a module of this package, its function, which is called with the former."""
 

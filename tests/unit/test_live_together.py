@@ -8,6 +8,7 @@ import pytest
 
 from gpuloom.core.pairs import Apart
 from gpuloom.core.usage import RunUsage
+from gpuloom.live.dispatch.last_words import Words
 from gpuloom.live.records.together import KEPT, REMEMBERED_S, Reports
 from gpuloom.live.trial.rehearsal import Rehearsal
 
@@ -132,6 +133,31 @@ def test_a_job_of_unknown_gpu_memory_is_alone() -> None:
     live.job("learner", gpu_memory=1000)
     live.run(10.0)
     assert three not in live.scheduler.book.attempts, "the one of unknown memory has the GPU for itself"
+
+
+def test_running_out_of_gpu_memory_in_a_group_is_no_failure() -> None:
+    live = Live()
+    one, two = live.job("reader"), live.job("learner")
+    assert live.together() == [(one, two)]
+    run = live.scheduler.book.attempts[two].run
+    live.scheduler.intake.words[run] = Words({"gpu_memory_full": True})
+    live.end(f"{two}.1", code=1)
+    view = live.service.show(two)
+    assert (view["job"]["state"], live.jobs[two].failures) == ("queued", 0)
+    (attempt,) = view["attempts"]
+    assert attempt["reason"] == "out_of_memory"
+    assert "no GPU memory was left beside job 1: that is no failure" in attempt["message"]
+    assert live.together() == []
+    assert f"did not hold jobs {one}, {two} together" in live.why(two)
+    live.restart(orderly=False)
+    live.later(30.0)
+    assert live.together() == []
+    live.end(f"{one}.1")
+    live.later(30.0)
+    run = live.scheduler.book.attempts[two].run
+    live.scheduler.intake.words[run] = Words({"gpu_memory_full": True})
+    live.end(f"{two}.2", code=1)
+    assert live.service.show(two)["job"]["state"] == "failed", "alone it is"
 
 
 def test_groups_of_three_are_kept_apart_as_a_whole() -> None:

@@ -33,9 +33,10 @@ Types and their data (all JSON):
                         alone: {job: iterations per second|null}}
                         no record changes: groups follow from attempts. Jobs that share GPUs from now on, and those who
                         did before, of these or of a group that is no more (members: [], the last four not there)
-    group.measured      {members, kinds, gpu_model, gpus, shares, iterations, gain, pays, until_s}    no record changes
+    group.measured      {members, kinds, gpu_model, gpus, shares, iterations, gain, pays, until_s, full}
+                        no record changes
                         what each kept of its speed alone, and their sum; until_s: if it did not pay, it is not formed
-                        again until then (live/records/together.py)
+                        again until then (live/records/together.py); full: GPU memory did not hold them
     node.changed        {node: {…}}         a NodeRecord without its `cause`
     policy.set          {policy, interval_s}
     policy.failed       {policy, call, error, where, since_s, last_s, times, serves}    serves: the policy in its place

@@ -6,6 +6,8 @@ import json
 import math
 from collections.abc import Mapping
 
+GPU_FULL = "gpu_memory_full"
+"""True: it ended as a GPU had no memory left."""
 PROGRESS_BYTES = 65_536
 """A report that is larger is none."""
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuloom.core.measured import progress_by
-from gpuloom.core.progress import PROGRESS_BYTES, progress_of
+from gpuloom.core.progress import GPU_FULL, PROGRESS_BYTES, progress_of
 from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.checkpoint_files import checkpoint_written_s
 from gpuloom.executors.logs import NoLogError, plain_bytes, read_log
 from gpuloom.executors.port import ExecutorError, RunExit
 from gpuloom.executors.port import exit_of as exit_in
-from gpuloom.executors.wire import EXIT_FILE, LOG_FILE, NOTICE_FILE, PROGRESS_FILE, RUN_FILE, read_json
+from gpuloom.executors.wire import EXIT_FILE, GPU_FULL_FILE, LOG_FILE, NOTICE_FILE, PROGRESS_FILE, RUN_FILE, read_json
 from gpuloom.files.hook_records import Hooked, hooked
 from gpuloom.training.inject import FOLDER as HOOKS_FOLDER
 
@@ -67,6 +67,8 @@ class LocalFiles:
             told = progress_of(plain_bytes(self._file(run, PROGRESS_FILE), 0, PROGRESS_BYTES + 1))
         except NoLogError:  # the job put something else there, or it may not be read
             told = {}
+        if os.path.exists(self._file(run, GPU_FULL_FILE)):
+            told = {**told, GPU_FULL: True}
         if "step" in told or (seen := self.hooks(run).training) is None:
             return told
         return {**progress_by(seen), **told}

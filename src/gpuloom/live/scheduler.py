@@ -149,6 +149,7 @@ class Scheduler:
             self.dispatch,
             clock,
             files=gangs.files,
+            crowded=lambda job: self.together.crowded(job),
         )
         self.arrivals = Arrivals(
             self.ledger,
@@ -425,6 +426,7 @@ class Scheduler:
             writes = self.ledger.writes
             self.arrivals.write()
             self.intake.take_all(now)
+            self._judge_groups()
             self.dispatch.watch_freezes(now)
             if self._leaving:
                 self.dispatch.stop_all()
@@ -437,7 +439,6 @@ class Scheduler:
             if not self.meeting.unmet and (news := self.groups.news()):
                 self.ledger.write(news)
                 self.groups.written()
-            self._judge_groups()
             if not self.meeting.unmet:
                 self.turns.tell()
             if self.ledger.writes > writes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal as signals
+from collections.abc import Collection
 from typing import Any
 
 from gpuloom.core.job import MAKES_WAY, Attempt, EndReason, Job, Phase, SavedBy
@@ -34,6 +35,7 @@ def ended(
     saves: Saved = NO_SAVES,
     pause_s: float = 0.0,
     failed: Dropped | None = None,
+    beside: Collection[int] = (),
 ) -> dict[str, Any]:
     """Data of the event `attempt.ended`.
 
@@ -42,6 +44,7 @@ def ended(
         saves: what is known of what it saved.
         pause_s: how long to wait before the next try, where it was kept from starting.
         failed: replicas of an elastic job that failed while others were well: it goes on with these.
+        beside: jobs that shared its GPUs when it found no GPU memory left: that is no failure of its own.
 
     A job that made way and is known to have saved keeps its work: it goes on from there. Any other one keeps what it
     had reported as saved before, and else begins again where the attempt began. A preempted job is never counted as
@@ -73,6 +76,8 @@ def ended(
         reason, after = attempt.stop_reason, Phase.QUEUED
     elif (reason is EndReason.LOST and how.cause is Cause.RESTARTED) or kept_from_starting(how):
         after = Phase.QUEUED
+    elif beside and reason is EndReason.FAILED:
+        reason, after = EndReason.OUT_OF_MEMORY, Phase.QUEUED
     elif reason is not EndReason.NOT_STARTED:
         failure = True
         if job.failures < job.spec.retries:
@@ -97,6 +102,12 @@ def ended(
         "not_before_s": now_s + pause if pause else 0.0,
         "failure": failure,
     }
+    if reason is EndReason.OUT_OF_MEMORY and beside:
+        others = ", ".join(map(str, sorted(beside)))
+        data["message"] = (
+            f"{data['message']}; no GPU memory was left beside {'job' if len(beside) == 1 else 'jobs'} {others}: "
+            "that is no failure, and it is not put together with such again for some hours"
+        )
     if failed is not None:
         data["message"] = "; ".join(text for text in (data["message"], failed.text) if text)
     if kept_from_starting(how):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from gpuloom.core.job import (
     condition_of,
     gpus_in,
 )
-from gpuloom.core.progress import it_per_s, measured_s
+from gpuloom.core.progress import GPU_FULL, it_per_s, measured_s
 from gpuloom.core.run_name import run_name_of
 from gpuloom.core.snapshot import Speed
 from gpuloom.executors.node import FilesOf
@@ -68,8 +68,11 @@ class Intake:
         clock: ServiceClock,
         *,
         files: FilesOf,
+        crowded: Callable[[int], Collection[int]] = lambda job: (),
     ) -> None:
-        """files: of the runs of each node."""
+        """files: of the runs of each node. crowded: told of a job that found no GPU memory left; the jobs that share
+        its GPUs."""
+        self._crowded = crowded
         self.ledger, self.planning, self.work, self.estimates = ledger, planning, work, estimates
         self.dispatch, self.clock, self.files = dispatch, clock, files
         self.book, self.claims = ledger.book, planning.claims
@@ -204,8 +207,18 @@ class Intake:
             saves = saves if failed is None else theirs
         pause_s = self.dispatch.starts.pause_s(attempt.run, job.id, everywhere=how.cause is Cause.EXECUTOR)
         work_s = worked(job.id, at)
+        beside = self._crowded(job.id) if told.get(GPU_FULL) is True and how.exit_code not in (None, 0) else ()
         data = ended(
-            job, attempt, how, work_s=work_s, complete=complete, now_s=now, saves=saves, pause_s=pause_s, failed=failed
+            job,
+            attempt,
+            how,
+            work_s=work_s,
+            complete=complete,
+            now_s=now,
+            saves=saves,
+            pause_s=pause_s,
+            failed=failed,
+            beside=beside,
         )
         if attempt.gpu_model and self.work.was_alone(job.id) and (speed := it_per_s(told)) is not None:
             data["it_per_s"] = speed

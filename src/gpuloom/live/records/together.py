@@ -23,6 +23,8 @@ from gpuloom.live.records.ledger import Draft
 
 LEAST_ITERATIONS, LEAST_S = 30, 20.0
 """Of each member, alone and beside the others, until they are compared."""
+LOOK_S = 1.0
+"""Groups are looked at no more often."""
 AGAIN_S = 600.0
 """A group is judged anew so often, by what was reported since."""
 MARGIN = 0.02
@@ -59,6 +61,8 @@ class Judgement:
     shares: tuple[float, ...]
     gain: float
     until_s: float
+    full: bool = False
+    """The GPUs' memory did not hold them; shares and gain are 0."""
 
 
 class Reports:
@@ -124,6 +128,8 @@ class Together:
         self._judged_s: dict[frozenset[int], float] = {}
         self._judgements: dict[tuple[str, tuple[str, ...]], Judgement] = {}
         self._looked = -1
+        self._pending: list[Draft] = []
+        self._next_s = 0.0
         for event in events:
             if event.type == "group.measured":
                 self._remember(_judgement_of(event.data), event.data["pays"])
@@ -211,9 +217,12 @@ class Together:
         """Judgements to be written down: of groups that are measured for the first time, and later of those of which
         they have changed. Told once."""
         self.look()
-        drafts: list[Draft] = []
+        drafts, now = list(self._pending), self._now()
+        if now < self._next_s:
+            return drafts
+        self._next_s = now + LOOK_S
         for group in self._groups.all():
-            members, now = frozenset(group.members), self._now()
+            members = frozenset(group.members)
             judged_s = self._judged_s.get(members)
             if judged_s is not None and now - judged_s < AGAIN_S:
                 continue
@@ -221,29 +230,51 @@ class Together:
             places = {self._book.attempts[job].allocation for job in group.members}
             if found.gain is None or len(places) > 1:
                 continue
-            self._judged_s[members] = now
-            allocation = places.pop()
             data = {
-                "members": list(group.members),
-                "kinds": [self._kind_of(self._book.jobs[job]) for job in group.members],
-                "gpu_model": model_of(self._book.nodes, allocation) or ANY_MODEL,
-                "gpus": gpus_in(allocation),
+                **self._named(group),
                 "shares": [found.share[job] for job in group.members],
                 "iterations": [found.iterations[job] for job in group.members],
                 "gain": found.gain,
                 "pays": found.gain >= 1.0 + MARGIN,
                 "until_s": now + REMEMBERED_S,
+                "full": False,
             }
             known = _judgement_of(data)
             before = self._judgements.get(_key(known))
             if judged_s is None or not data["pays"] or (before is not None and before.until_s > now):
                 drafts.append(("group.measured", None, data))
+            else:
+                self._judged_s[members] = now
         return drafts
+
+    def crowded(self, job: int) -> tuple[int, ...]:
+        """A job has found no GPU memory left: those that share its GPUs. They are not put together again for a while,
+        which `news` tells."""
+        for group in self._groups.all():
+            if job in group.members:
+                none = [0.0] * len(group.members)
+                data = {**self._named(group), "shares": none, "iterations": none, "gain": 0.0, "pays": False}
+                until_s = self._now() + REMEMBERED_S
+                self._pending.append(("group.measured", None, {**data, "until_s": until_s, "full": True}))
+                return tuple(other for other in group.members if other != job)
+        return ()
+
+    def _named(self, group: Group) -> dict[str, object]:
+        """Of a judgement: who, and where."""
+        allocation = self._book.attempts[group.members[0]].allocation
+        return {
+            "members": list(group.members),
+            "kinds": [self._kind_of(self._book.jobs[job]) for job in group.members],
+            "gpu_model": model_of(self._book.nodes, allocation) or ANY_MODEL,
+            "gpus": gpus_in(allocation),
+        }
 
     def written(self, drafts: Iterable[Draft]) -> bool:
         """These judgements are on disk; whether planning has to heed one of them."""
         changed = False
+        self._pending.clear()
         for _, _, data in drafts:
+            self._judged_s[frozenset(data["members"])] = self._now()
             changed |= self._remember(_judgement_of(data), data["pays"])
         return changed
 
@@ -289,4 +320,5 @@ def _judgement_of(data: Mapping[str, object]) -> Judgement:
         shares=tuple(data["shares"]),  # type: ignore[arg-type]
         gain=float(data["gain"]),  # type: ignore[arg-type]
         until_s=float(data["until_s"]),  # type: ignore[arg-type]
+        full=bool(data.get("full")),
     )

@@ -190,6 +190,12 @@ def kept_apart(scheduler: Scheduler, job: Job, now_s: float) -> list[str]:
         return []
     said = []
     for one in scheduler.together.against(job):
+        if one.full:
+            which = ", ".join(map(str, one.members))
+            left = format_duration(one.until_s - now_s)
+            text = f"The memory of a {one.gpu_model} did not hold jobs {which} together"
+            said.append(f"{text}; such are kept apart for {left} more.")
+            continue
         kept = ", ".join(f"job {member} {share:.2f}" for member, share in zip(one.members, one.shares, strict=True))
         left = format_duration(one.until_s - now_s)
         said.append(
