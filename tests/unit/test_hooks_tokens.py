@@ -52,7 +52,7 @@ if os.fork() == 0:
 """
 TURNS = """
 sys.stdin.readline()
-end_s, turns = time.monotonic() + 1.5, 0
+end_s, turns = time.monotonic() + 1.0, 0
 while time.monotonic() < end_s:
     stage(1, {hold_s})
     turns += 1
@@ -402,14 +402,43 @@ def test_the_token_of_a_gpu_goes_back_when_the_gpu_is_done(jobs: Jobs, monkeypat
         tokens.close()
 
 
+def test_who_has_waited_longest_goes_first(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And who has just held the token comes after all that wait."""
+    monkeypatch.setattr(
+        hook, "LOOK_MS", 20_000
+    )  # only who is woken goes on: no thread that is slow to wake is passed by
+    jobs.weave(1, 2, 3)
+    everyone = [jobs.here(job, monkeypatch) for job in (1, 2, 3)]
+    one, two, three = everyone
+    took: list[int] = []
+
+    def takes(tokens: Tokens) -> threading.Thread:
+        """In a thread that waits now; it ends when it has the token."""
+        thread = in_thread(lambda: (tokens.begin(GPU), took.append(tokens.job)))  # type: ignore[func-returns-value]
+        until(lambda: tokens.longs[tokens.base + layout.SINCE + GPU] > 0 or tokens.held == GPU)
+        return thread
+
+    one.begin(GPU)
+    for _ in range(10):
+        waits = [takes(three), takes(two)]
+        one.end(GPU)
+        waits.append(takes(one))
+        for tokens, thread in zip((three, two), waits, strict=False):
+            assert ends(thread)
+            tokens.end(GPU)
+        assert ends(waits[-1])
+    assert took == [3, 2, 1] * 10
+    one.end(GPU)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("holds", "least"),
-    [([(0.02, 0.0), (0.002, 0.002)], 0.8), ([(0.01, 0.0)] * 2, 0.8), ([(0.005, 0.001)] * 4, 0.75)],
-    ids=["a long one and a short one", "two alike", "four alike"],
+    "holds",
+    [[(0.02, 0.0), (0.002, 0.002)], [(0.005, 0.001)] * 4],
+    ids=["a long one and a short one", "four alike"],
 )
-def test_turns_are_fair(jobs: Jobs, holds: list[tuple[float, float]], least: float) -> None:
-    """Who has just held the token lets one that waits go first, however short it holds it."""
+def test_turns_are_shared_out(jobs: Jobs, holds: list[tuple[float, float]]) -> None:
+    """As processes. A busy machine keeps some of them from their cores for a while, so that not all get as many."""
     jobs.weave(*range(1, len(holds) + 1))
     started = [
         jobs.start(job, TURNS.format(hold_s=hold_s, pause_s=pause_s)) for job, (hold_s, pause_s) in enumerate(holds, 1)
@@ -417,4 +446,4 @@ def test_turns_are_fair(jobs: Jobs, holds: list[tuple[float, float]], least: flo
     for process in started:
         goes_on(process)
     turns = [int(str(said(process)["turns"])) for process in started]
-    assert min(turns) >= least * max(turns) > 5, turns
+    assert min(turns) >= 0.4 * max(turns) > 2, turns
