@@ -17,6 +17,7 @@ from until import until
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parents[1] / "crash_at_writes.py"
+MOVES = PROGRAM.with_name("crash_at_moves.py")
 FIRST, STEP = 5, 19
 
 
@@ -31,6 +32,22 @@ def test_killed_at_its_writes_it_loses_and_doubles_nothing(tmp_path: Path) -> No
     assert [one["killed"] for one in found] == [True] * (len(found) - 1) + [False]
     assert len(found) >= 10
     assert found[-1]["jobs"] == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "step", "starts"), [("moves", 40, 61, [1, 2, 2, 1]), ("groups", 60, 23, [1, 1, 1])]
+)
+def test_killed_at_the_writes_of_moves_and_of_groups_nothing_is_lost_or_doubled(
+    tmp_path: Path, kind: str, first: int, step: int, starts: list[int]
+) -> None:
+    command = [sys.executable, str(MOVES), str(tmp_path), str(first), str(step), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {one["point"]: one["wrong"] for one in found if one["wrong"]} == {}
+    assert [one["killed"] for one in found] == [True] * (len(found) - 1) + [False]
+    assert len(found) >= 5
+    assert found[-1]["starts"] == starts
 
 
 @pytest.fixture
