@@ -63,6 +63,16 @@ def test_the_users_own_win_over_shipped_ones_of_as_many_gpus() -> None:
     assert [(p.gpus, own) for p, own in known.all()] == [(1, False), (2, True)]
 
 
+def test_speed_alone_is_of_these_very_gpus() -> None:
+    own = (profile(iteration_s=0.5), profile(gpu_model="Tesla V100", iteration_s=0.25), profile(gpus=2))
+    known = Profiles((profile(model="shipped"),), own)
+    assert known.alone_it_per_s("net", 1, "tesla-v100") == 4.0
+    assert known.alone_it_per_s("net", 1, "K80") == 2.0, "by the one that does not tell its GPU"
+    assert known.alone_it_per_s("net", 4, "K80") is None
+    assert known.alone_it_per_s("shipped", 1, "V100") is None, "measured elsewhere"
+    assert Profiles((), own[1:]).alone_it_per_s("net", 1, "K80") is None
+
+
 def test_batch_sizes() -> None:
     known = Profiles((profile(batch_size=64), profile(batch_size=16), profile(gpus=4)))
     assert known.find("net", 4, 16).key == ("net", 1, 16)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
+from gpuloom.core.cluster import plain_model
 from gpuloom.core.errors import InputError
 from gpuloom.core.sums import sum_floats
 from gpuloom.core.words import plural
@@ -147,6 +148,14 @@ class Profiles:
         nearest = max((count for count in counts if count <= gpus), default=min(counts))
         here = [(p, own) for p, own in known if p.gpus == nearest]
         return min(here, key=lambda entry: (not entry[1], entry[0].batch_size or 0, entry[0].gpu_model or ""))[0]
+
+    def alone_it_per_s(self, model: str, gpus: int, gpu_model: str) -> float | None:
+        """Iterations per second by the user's own profiles of exactly this, or of GPUs that they don't tell; None:
+        there is none. Others were measured elsewhere."""
+        mine = [one for one in self.own if one.model == model and one.gpus == gpus]
+        here = [one for one in mine if one.gpu_model and plain_model(one.gpu_model) == plain_model(gpu_model)]
+        found = here or [one for one in mine if not one.gpu_model]
+        return 1.0 / found[0].iteration_s if found and found[0].iteration_s > 0.0 else None
 
     def of(self, model: str) -> list[tuple[Profile, bool]]:
         """All profiles of a model and whether each is the user's, by number of GPUs; shadowed ones are left out.

@@ -259,13 +259,12 @@ class Scheduler:
 
     def _known_alone(self, job: Job, attempt: Attempt) -> float | None:
         """Iterations per second of a job alone on the GPUs that it has, by earlier runs of it or the user's profile."""
-        gpus = gpus_in(attempt.allocation)
-        found = self.speeds.it_per_s(job, model_of(self.book.nodes, attempt.allocation), gpus)
+        gpus, gpu_model = gpus_in(attempt.allocation), model_of(self.book.nodes, attempt.allocation)
+        found = self.speeds.it_per_s(job, gpu_model, gpus)
         profiles = self.planning.worlds.profiles
         if found is not None or not (key := profile_key(job.spec.model, job.spec.command, profiles)):
             return found
-        profile = profiles.find(key, gpus)
-        return 1.0 / profile.iteration_s if profile in profiles.own and profile.gpus == gpus else None
+        return profiles.alone_it_per_s(key, gpus, gpu_model)
 
     def _judge_groups(self) -> None:
         """Write down what was measured of groups; one that does not pay is not formed again for a while."""
