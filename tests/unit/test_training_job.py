@@ -128,6 +128,56 @@ raise SystemExit(85)
     assert (ended.returncode, ended.stderr) == (85, "")
 
 
+LEAVES = """
+import atexit, sys
+from gpuloom.training import job
+
+class Large:
+    def __del__(self):
+        print("taken apart", flush=True)
+
+large = Large()
+large.itself = large
+atexit.register(print, "first registered")
+def train():
+    try:
+        CALL
+    finally:
+        print("finally")
+def late():
+    print("last registered", end=" ")
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "said"),
+    [
+        ("atexit.register(late); job.exit_preempted()", 85, "finally\nlast registered first registered\n"),
+        ("atexit.register(sys.exit, 3); job.exit_preempted()", 85, "finally\nfirst registered\n"),
+        ("sys.stdout.close(); sys.stdout = open(1, 'w'); job.exit_preempted()", 85, "finally\nfirst registered\n"),
+        ("sys.exit(85)", 85, "finally\nfirst registered\ntaken apart\n"),
+    ],
+)
+def test_a_preempted_process_is_not_taken_apart(call: str, code: int, said: str) -> None:
+    script = LEAVES.replace("CALL", call) + "train()\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, said), done.stderr
+
+
+@pytest.mark.parametrize(
+    "caught",
+    [
+        "try:\n    train()\nexcept SystemExit:\n    print('works on')\n",
+        "try:\n    train()\nexcept SystemExit as kept:\n    mine = kept\nprint('works on')\n",
+        "import threading\none = threading.Thread(target=train)\none.start()\none.join()\nprint('works on')\n",
+    ],
+)
+def test_a_script_that_catches_the_exit_ends_as_it_will(caught: str) -> None:
+    script = LEAVES.replace("CALL", "job.exit_preempted()") + caught + "sys.exit(4)\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (4, "finally\nworks on\nfirst registered\ntaken apart\n"), done.stderr
+
+
 def test_metrics_of_any_kind_are_written(report: Path) -> None:
     class Tensor:
         def __float__(self) -> float:

@@ -140,10 +140,55 @@ def resuming() -> bool:
 
 
 def exit_preempted() -> NoReturn:
-    """Exit with code 85: preempted, the work is saved. gpuloom starts the job again later."""
+    """Exit with code 85: preempted, the work is saved. gpuloom starts the job again later.
+
+    `finally` blocks and `atexit` functions run as with any exit. Then the process ends at once: to take a framework's
+    modules apart, object by object, takes PyTorch a second of a processor, for which the GPUs would wait.
+    """
     _progress.flush()
     sys.stdout.flush()
-    raise SystemExit(EXIT_PREEMPTED)
+    _leaving.prepare()
+    raise _Preempted(EXIT_PREEMPTED)
+
+
+class _Preempted(SystemExit):
+    """Ends the process, unless the script catches it and works on."""
+
+    def __del__(self) -> None:
+        # The interpreter drops it when no function is left that could catch it, and ends with its code.
+        if sys._getframe().f_back is None:
+            _leaving.wanted = True
+
+
+class _Leaving:
+    """The end of the process after `exit_preempted`: the first of the `atexit` functions, which runs the others."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def prepare(self) -> None:
+        """See that it is the first one, as the last that was registered."""
+        atexit.unregister(self.leave)
+        atexit.register(self.leave)
+
+    def leave(self) -> None:
+        run_others: Callable[[], object] | None = getattr(atexit, "_run_exitfuncs", None)
+        if not self.wanted or run_others is None:
+            return
+        atexit.unregister(self.leave)
+        try:
+            run_others()
+        except BaseException:  # of older Pythons, which raise what a function raised; newer ones tell it themselves
+            sys.excepthook(*sys.exc_info())
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue  # it was closed: nobody reads it any more
+        os._exit(EXIT_PREEMPTED)
+
+
+_leaving = _Leaving()
 
 
 # -- progress ----------------------------------------------------------------------------------------------------
