@@ -21,9 +21,11 @@ from gpuloom.core.errors import ConflictError
 from gpuloom.core.kernel_pairs import Beside, Load
 from gpuloom.live.views.groups import groups_view
 from gpuloom.sharing.expected import expected, profile_of, with_kernel_pairs
+from gpuloom.sharing.loads import request_rates
 from gpuloom.sharing.profiles import KernelProfile, KernelRecord, library_folder, save
 from gpuloom.sharing.shim import shm
 from gpuloom.sharing.shipped import shipped
+from gpuloom.sharing.simulate import Machine, request_alone_ns
 from gpuloom.store.port import JobQuery
 from gpuloom.traces import read_trace
 from live_builders import Live, living
@@ -254,13 +256,18 @@ class TestOnGpus:
             )
             training = live.submit(**TRAINING, **common, command=[program, "direct", "train", "6e8", "20", "20000"])
             seen: set[tuple[str, str]] = set()
+            rates: dict[int, float] = {}
+            monkeypatch.setattr("gpuloom.sharing.loads.LEAST_S", 0.0)
+            monkeypatch.setattr("gpuloom.sharing.loads.LEAST_REQUESTS", 2)
 
             def ended() -> bool:
+                rates.update(request_rates(driver))
                 for path in shm.files(driver):
                     seen.update((found.name, found.klass) for found in shm.read(path).programs)
                 return live.state(service, training) == ["finished", "finished"]
 
             live.until(ended, timeout_s=60)
+            assert dict(rates).keys() == {service}
             assert seen == {(f"job {service}", "high"), (f"job {training}", "best-effort")}
             logs = [Path(live.service.show(job)["log"]).read_text() for job in (service, training)]
             assert "iterations=" in logs[1]
@@ -412,6 +419,34 @@ class TestByKernelProfiles:
             assert live.scheduler.do(lambda: live.scheduler.work.rate_of(other)) == 0.5
             go.set()
             live.until(lambda: live.scheduler.do(lambda: live.scheduler.work.rate_of(other)) == 0.75, timeout_s=60)
+
+    def test_the_load_that_the_shim_counts(
+        self, tmp_path: Path, library: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of a service whose user has said none; of the other what was said stands."""
+        monkeypatch.setattr("gpuloom.live.planning.kernel_speeds.LOOK_S", 0.05)
+        alone_s = request_alone_ns(profile_of("serve")[0], Machine()) / 1e9
+        with living(tmp_path / "home", slots=2) as live:
+            kernels_ = live.scheduler.kernels
+            monkeypatch.setattr(
+                kernels_, "_compute", lambda service, training, load: Beside(1 - (load or Load()).share, 1)
+            )  # type: ignore[operator]
+            services = [
+                live.submit(**SERVICE, kernel_profile="serve"),
+                live.submit(**SERVICE, kernel_profile="serve:60%"),
+            ]
+            trainings = [live.submit(**TRAINING, kernel_profile="light") for _ in range(2)]
+            rates: dict[int, float] = {}
+            monkeypatch.setattr(kernels_, "_rates", lambda: rates)
+
+            def speeds() -> list[float | None]:
+                return live.scheduler.do(lambda: [live.scheduler.work.rate_of(job) for job in trainings])
+
+            live.until(lambda: speeds() == [0.5, pytest.approx(0.4)], timeout_s=60)
+            rates |= dict.fromkeys(services, 0.22 / alone_s)
+            live.until(lambda: speeds() == [pytest.approx(0.8), pytest.approx(0.4)], timeout_s=60)
+            rates |= dict.fromkeys(services, 2.0 / alone_s)  # more than it can serve by its profile
+            live.until(lambda: speeds() == [pytest.approx(0.1), pytest.approx(0.4)], timeout_s=60)
 
     def test_a_profile_that_is_gone_leaves_the_default(self, tmp_path: Path, library: None) -> None:
         with living(tmp_path / "home", slots=1) as live:

@@ -59,6 +59,7 @@ from gpuloom.live.records.together import TOLD, Together
 from gpuloom.live.records.work import WorkDone
 from gpuloom.live.sights import Sights
 from gpuloom.policies.blame import said
+from gpuloom.sharing.loads import request_rates
 from gpuloom.sharing.start import NO_SHARING, Ability
 from gpuloom.store.errors import StoreError
 from gpuloom.store.port import JobQuery, Loaded, Store
@@ -113,7 +114,11 @@ class Scheduler:
         self.work = WorkDone()
         self.estimates = Estimates(store.ended_runs)
         self.speeds = ModelSpeeds(store.measured_runs, self.estimates)
-        self.kernels = KernelSpeeds(lambda: self.post(self.planning.stale))
+        folder = sharing.environment.get("GPULOOM_SHARE_DIR") if sharing.gated else None
+        self.kernels = KernelSpeeds(
+            lambda: self.post(self.planning.stale),
+            rates=dict if folder is None else partial(request_rates, Path(folder)),
+        )
         self.planning = Planning(
             self.book,
             self.work,

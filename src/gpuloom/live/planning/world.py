@@ -155,7 +155,7 @@ class World:
             if apart and (pairs := apart.among([(alike(job), job.gpus) for job in ordered])) is not None:
                 workload = replace(workload, pairs=pairs)
         if policy.pairs:
-            workload = replace(workload, kernel_pairs=kernels.of(*columns.kernels()))
+            workload = replace(workload, kernel_pairs=kernels.of(self.jobs, *columns.kernels()))
         self.workload = workload = with_speeds(workload, cluster)
         self.state = State(workload, cluster, layers=policy.max_jobs_per_gpu)
         self._stands_s = {self.row_of[number]: has.stands_s for number, has in placed.items()}
