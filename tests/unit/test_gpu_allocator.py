@@ -315,6 +315,29 @@ def test_a_wish_for_one_model_is_kept() -> None:
 # -- the world that the base sees ------------------------------------------------------------------------------
 
 
+def test_a_restart_costs_what_the_job_does_meanwhile_at_the_size_that_it_has() -> None:
+    """On four GPUs a job does 2.5 times what it would do at home, on one; the other one has no more than its own."""
+    _, lending, snapshot, it = lent([(1, 4, 4), (2, 2, 2)], "1x4:A,1x2:A", overhead_s=30.0)
+    assert list(lending.view.restart_overhead_s) == [75.0, 30.0]
+    it.at(500.0, finished=[0])
+    lending.take_in(snapshot)
+    assert list(lending.view.restart_overhead_s) == [30.0, 30.0], "it has no GPUs any more"
+
+
+@pytest.mark.parametrize("woven", [True, False])
+def test_who_weaves_sees_elastic_jobs_where_they_live(woven: bool) -> None:
+    """Else it would put another job there, and the one that lives there would have to go home. Others never move
+    elastic jobs, and need to know only where there are rigid ones."""
+    _, lending, snapshot, _ = lent([(1, 1, 4)], "1x4:A,1x4:B", speeds=Speeds(("A", "B"), np.array([[1.0, 2.0]])))
+    lending.woven = woven
+    (here,) = lending.home[0].nodes
+    lending.put(0, {1 - here: 0b11})
+    assert lending.rehome(snapshot) is woven
+    assert lending.home[0].nodes == (1 - here if woven else here,)
+    assert lending.view.placements[0] == lending.home[0]
+    assert lending.own[0] == {lending.home[0].nodes[0]: 1}
+
+
 def test_the_sizes_of_jobs() -> None:
     """Of a curve that lacks a size, of two rigid jobs, and of one whose smallest size is not what it asks for."""
     curve = np.array([[0.0], [1.0], [0.0], [2.0], [2.5]])

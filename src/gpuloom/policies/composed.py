@@ -160,7 +160,8 @@ class Composed(Policy):
         wake_at_s = self.lend(snapshot, memory, lending, stirred=stirred)
         if snapshot.now_s > memory.rehomed_s and lending.rehome(snapshot):
             memory.rehomed_s = snapshot.now_s
-            self.inner.cache = None
+            if not lending.woven:  # who weaves takes all places from the view, and notes none
+                self.inner.cache = None
             wake_at_s = snapshot.now_s
         return lending.decision(min(decision.wake_at_s, wake_at_s), decision.why), memory
 

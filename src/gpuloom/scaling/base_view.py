@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloom.core.cluster import Cluster
+from gpuloom.core.columns import floats
 from gpuloom.core.decision import Placement, place_of
 from gpuloom.core.pairs import NO_KIND
 from gpuloom.core.scaling import NO_CURVE
@@ -81,6 +82,7 @@ class BaseView(Snapshot):
         "_gpus",
         "_pool_of",
         "_remaining",
+        "_restart_s",
         "_slow",
         "_speeds",
         "_users",
@@ -102,7 +104,8 @@ class BaseView(Snapshot):
         """Of each node {job: GPUs}."""
         self.homeless: list[int] = []
         """Jobs that run elsewhere but lost their home: in this view they wait."""
-        self.restart_overhead_s = real.restart_overhead_s
+        self._restart_s = np.array(real.restart_overhead_s, dtype=np.float64)
+        self.restart_overhead_s = floats(self._restart_s).toreadonly()
         self.resize_overhead_s = real.resize_overhead_s
         self._remaining = sizes.base_speed
         self._pool_of = pool_of_node(real.cluster)
@@ -116,6 +119,16 @@ class BaseView(Snapshot):
         self.arrived, self.finished, self.evicted = real.arrived, real.finished, real.evicted
         self.nodes_down, self.nodes_up, self.resized = real.nodes_down, real.nodes_up, real.resized
         self.measured = real.measured
+        self._charge_restarts()
+
+    def _charge_restarts(self) -> None:
+        """A job loses by a restart what it does meanwhile: told in seconds of its speed at home, that is the more the
+        more GPUs it has borrowed."""
+        np.copyto(self._restart_s, np.asarray(self.real.restart_overhead_s))
+        for job in self._base_placements:
+            home = self._home_rate(job) if self._elastic[job] else 0.0
+            if home > 0.0:
+                self._restart_s[job] *= max(self.real.rate(job) / home, 1.0)
 
     # -- what Lending writes --------------------------------------------------------------------------------
 

@@ -389,10 +389,11 @@ class Lending:
 
     def rehome(self, snapshot: Snapshot) -> bool:
         """Have jobs that live on another GPU model than their homes be at home where they live, as far as the base's
-        world has room there: else GPUs that stand idle look taken to rigid jobs. Whether any home changed: what the
-        base has noted of places is wrong then."""
-        if self.woven or len(self.nodes_of) == 1 or len(self.own) == len(snapshot.placements):
-            return False  # who weaves weighs models itself
+        world has room there: else GPUs that stand idle look taken to rigid jobs. A base that weaves moves elastic jobs,
+        too: it would put one where another lives, which would have to go home, a restart that nobody has weighed.
+        Whether any home changed: what the base has noted of places is wrong then."""
+        if len(self.nodes_of) == 1 or (not self.woven and len(self.own) == len(snapshot.placements)):
+            return False
         changed = False
         for job, home in list(self.home.items()):
             pieces = self.held[job]
