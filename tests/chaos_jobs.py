@@ -244,8 +244,7 @@ def _of_job(
         found.append(f"is {state}, with an attempt that has not ended: {reasons}")
     if "finished" in reasons[:-1] or "cancelled" in reasons[:-1]:
         found.append(f"went on after its end: {reasons}")
-    rebooted = sum("the machine was restarted" in attempt["message"] for attempt in attempts)
-    bad = sum(reason in ("failed", "lost", "timed_out", "out_of_memory") for reason in reasons) - rebooted
+    bad = sum(reason in ("failed", "timed_out", "out_of_memory") for reason in reasons)
     if state == "cancelled" and wanted.cancel_s is None:
         found.append("was cancelled by nobody")
     if state == "finished" and (not reasons or reasons[-1] != "finished"):

@@ -115,12 +115,17 @@ def test_killed_with_its_runner_it_finds_the_jobs_that_go_on(live: Real) -> None
     assert live.attempts(running) == before
     assert live.states(running) == dict.fromkeys(running, "running")
     live.end(*running)
-    live.in_state("running", waiting, 10)
-    views = list(live.client.jobs(ids=running))
+    until(lambda: all(len(found) == 2 for found in live.attempts(running).values()), "they are tried again")
     # Nobody was their parent any more: that they ended is seen, with what code is not, and that is said.
-    assert {(view["reason"], view["exit_code"]) for view in views} == {("lost", None)}
-    assert all(view["message"] for view in views)
-    assert live.marks() == dict.fromkeys([*running, *waiting[:10]], 1)
+    for job in running:
+        first, view = live.client.show(job)["attempts"][0], live.client.job(job)
+        assert (first["reason"], first["exit_code"]) == ("lost", None)
+        assert "it goes on from its last save" in first["message"]
+        assert view["retries_left"] == live.client.show(job)["spec"]["retries"]
+    live.end(*running, attempt=2)
+    live.in_state("finished", running)
+    live.in_state("running", waiting, 10)
+    assert live.marks() == {**dict.fromkeys(running, 2), **dict.fromkeys(waiting[:10], 1)}
     live.down("--stop-jobs")
     live.check()
     live.nothing_left()

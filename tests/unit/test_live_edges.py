@@ -354,17 +354,19 @@ def test_jobs_as_a_policy_sees_them() -> None:
         record(id=4, submitted_s=9.0),
         record(id=5, submitted_s=9.0, user="bo", priority=-1, spec=spec_of(gpu_memory=100)),
     )
-    alone = roster.columns([plain]).workload(np.array([5.0]), None, 4)
+    alone = roster.columns([plain]).workload(np.array([5.0]), None, 4, {}, slower=False)
     assert (alone.gpu_memory_mib, alone.model, alone.gpu_type, alone.share_class) == (None, None, None, None)
     found = roster.columns([plain, other])
     assert found.total_s.tolist() == [3600.0, 3600.0]
-    both = found.workload(np.array([5.0, 6.0]), np.array([2.0, 0.0]), 4)
+    both = found.workload(np.array([5.0, 6.0]), np.array([2.0, 0.0]), 4, {}, slower=False)
     assert both.gpu_memory_mib is not None
     assert [math.isnan(mib) for mib in both.gpu_memory_mib] == [True, False]
     assert (both.submit_s.tolist(), both.duration_s.tolist(), both.job_ids) == ([7.0, 9.0], [5.0, 6.0], ("4", "5"))
     assert both.priority is not None
     assert both.priority.tolist() == [0, 1]
-    typed = roster.columns([record(spec=spec_of(gpu_types=["V100", "K80"], model="m"))]).workload(np.ones(1), None, 4)
+    typed = roster.columns([record(spec=spec_of(gpu_types=["V100", "K80"], model="m"))]).workload(
+        np.ones(1), None, 4, {}, slower=False
+    )
     assert (typed.gpu_type is not None and typed.gpu_type[0], typed.model is not None and typed.model[0]) == (
         "V100|K80",
         "m",

@@ -11,6 +11,7 @@ from gpuloom.core.kept import Kept
 from gpuloom.core.spec import Spec
 from gpuloom.executors.port import Cause, RunExit
 from gpuloom.live.dispatch.ends import ended
+from gpuloom.live.dispatch.faults import Fault
 from gpuloom.live.dispatch.saved import Saved
 
 JOB = Job(
@@ -86,6 +87,20 @@ def test_it_failed_on_its_own_while_it_was_to_make_way() -> None:
     assert told(None, reason="out_of_memory", stop=EndReason.PREEMPTED)[0] == "out_of_memory"
 
 
+def test_a_fault_that_is_not_its_own_is_no_failure() -> None:
+    how = RunExit(1, None, None, "", 100.0)
+    fault = Fault(EndReason.NODE, "1 GPU of it failed")
+    data = ended(replace(JOB, failures=1), ATTEMPT, how, work_s=100.0, complete=False, now_s=100.0, fault=fault)
+    assert (data["reason"], data["next"], data["failure"]) == ("node", "queued", False)
+    assert data["message"] == "exit code 1; 1 GPU of it failed"
+    cancelled = replace(ATTEMPT, stop_reason=EndReason.CANCELLED)
+    assert ended(JOB, cancelled, how, work_s=1.0, complete=False, now_s=1.0, fault=fault)["next"] == "cancelled"
+
+
+def test_one_that_was_done_and_was_not_seen_to_end_does_not_begin_anew() -> None:
+    assert told(None, reason="lost", complete=True) == ("finished", "finished", 150.0, False)
+
+
 def test_what_its_user_wants_counts() -> None:
     for code, reason in ((85, "cancelled"), (None, "lost"), (85, "timed_out"), (1, "")):
         assert told(code, reason=reason, stop=EndReason.CANCELLED)[:2] == ("cancelled", "cancelled")
@@ -132,9 +147,8 @@ def test_limits() -> None:
     assert told(None, reason="not_started") == ("not_started", "failed", 50.0, False)
 
 
-def test_a_restart_of_the_machine_queues_jobs_again_and_a_lost_process_does_not() -> None:
+def test_a_restart_of_the_machine_queues_jobs_again_and_words_decide_nothing() -> None:
     assert told(None, reason="lost", cause=Cause.RESTARTED, **NO_RETRIES) == ("lost", "queued", 50.0, False)
-    # Words decide nothing.
     found = told(None, reason="lost", message="the machine was restarted", **NO_RETRIES)
     assert found == ("lost", "failed", 50.0, True)
 

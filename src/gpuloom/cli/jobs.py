@@ -307,6 +307,9 @@ def _show(found: ShowView) -> None:
         )
     if job["state"] in ENDED and job["exit_code"] is not None:  # before, it is that of the last attempt
         lines.append(("exit code", str(job["exit_code"])))
+    if (need := found["gpu_memory"]) is not None and need["source"] == "measured":
+        runs = f"in {plural(need['runs'], 'earlier run')}" if need["runs"] else "in this job"
+        lines.append(("GPU memory", f"{need['mib']:,} MiB on each GPU, measured {runs}"))
     if spec.env:
         lines.append(("environment", f"{plural(len(spec.env), 'variable')} (--json names them; values are not shown)"))
     lines.append(("log", found["log"] or "-"))

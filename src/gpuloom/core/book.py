@@ -389,6 +389,7 @@ def _ended(view: _View, event: Event) -> None:
         peak_memory_mib=data.get("peak_memory_mib"),
         it_per_s=data.get("it_per_s"),
         kept=kept_of(data.get("kept")),
+        gpu_memory_mib=data.get("gpu_memory_mib"),
     )
     view.put(
         event,

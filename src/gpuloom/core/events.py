@@ -25,7 +25,8 @@ Types and their data (all JSON):
     attempt.frozen      {}
     attempt.thawed      {allocation}
     attempt.ended       {reason, exit_code, signal, message, saved, saved_by, work_s, peak_memory_mib, next,
-                        not_before_s, failure, ended_s, it_per_s, kept, last_step, last_s}
+                        not_before_s, failure, ended_s, it_per_s, gpu_memory_mib, kept,
+                        last_step, last_s}
                         ended_s: when the process ended; the event may be written later. kept: its newest save
                         ({step, at_s, keeper, framework}; core/kept.py), if it reported one. last_step, last_s: the
                         last step that it reported, and when; not there if it reported none

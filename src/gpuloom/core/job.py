@@ -209,8 +209,9 @@ class Attempt:
     way. saved, saved_by: it made way and saved its work, and how that is known.
     signal: the signal that ended it. work_s: the job's `work_s` after it. identity: drawn at random when it was
     written down ('' of those that an older gpuloom started). gpu_model: of all its GPUs; '' where that is not known.
-    it_per_s: iterations per second that it reported while it had its GPUs for itself. kept: its newest save, if it
-    reported one.
+    it_per_s: iterations per second that it reported while it had its GPUs for itself. gpu_memory_mib: the memory that
+    it used on one GPU at its peak, while it had them for itself; None: not seen. kept: its newest save, if it reported
+    one.
     """
 
     job: int
@@ -238,6 +239,7 @@ class Attempt:
     identity: str = ""
     gpu_model: str = ""
     it_per_s: float | None = None
+    gpu_memory_mib: float | None = None
     members: tuple[Member, ...] = ()
     kept: Kept | None = None
     cause: int = 0

@@ -44,6 +44,7 @@ from gpuloom.live.figures.sampler import Sampler
 from gpuloom.live.forecasts.left import Left, left_of
 from gpuloom.live.planning.asking import PolicyFailure
 from gpuloom.live.planning.estimates import Estimates
+from gpuloom.live.planning.gpu_memory import GpuMemory
 from gpuloom.live.planning.kernel_speeds import KernelSpeeds
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.planning.planning import Planning
@@ -134,6 +135,7 @@ class Scheduler:
             now_s=clock.now(),
             timer=timer,
             kernels=self.kernels,
+            memory=GpuMemory(store.measured_runs, store.attempts),
         )
         self.problems: dict[str, str] = {}
         """What is wrong now with 'store', 'executor' or 'policy'; '' or not there: nothing."""

@@ -17,6 +17,7 @@ from gpuloom.executors.node import RunFiles
 from gpuloom.facts.profiles import load_profiles
 from gpuloom.live.parts import DEFAULT_INTERVAL_S
 from gpuloom.live.planning.estimates import Estimates
+from gpuloom.live.planning.gpu_memory import GpuMemory
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.records.fleet import fleet_of, models_of
 from gpuloom.live.records.history import trace_csv
@@ -70,9 +71,9 @@ class StoredService:
         resizes = self._store.events(job=job, types=RESIZES, newest=True) if record.spec.elastic else ()
         log = log_place(attempts[-1], self._here) if attempts else ""
         seen = hooked_of(self, attempts[-1], live=False) if attempts else None
-        return show_view(
-            self._views([record])[0], record.spec, ALIKE, attempts, events, log, hooked=seen, resizes=resizes
-        )
+        need = GpuMemory(self._store.measured_runs, self._store.attempts).of_job(record)
+        view = self._views([record])[0]
+        return show_view(view, record.spec, ALIKE, attempts, events, log, hooked=seen, resizes=resizes, need=need)
 
     def events(
         self,

@@ -221,7 +221,7 @@ class MemoryStore:
             found = [
                 (attempt, job)
                 for (number, _), attempt in kept.attempts.items()
-                if attempt.it_per_s is not None
+                if (attempt.it_per_s is not None or attempt.gpu_memory_mib is not None)
                 and (job := kept.jobs[number]).phase is Phase.FINISHED
                 and (job.user, rows.spec_name(job)) == (user, name)
             ]
@@ -235,6 +235,7 @@ class MemoryStore:
                 attempt.gpu_model,
                 attempt.it_per_s or 0.0,
                 gpus_in(attempt.allocation) if job.spec.elastic else 0,
+                attempt.gpu_memory_mib,
             )
             for attempt, job in last
         ]

@@ -87,9 +87,11 @@ class EndedRun:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """An attempt that reported its speed: what its job asked for, and iterations per second on this GPU model.
+    """An attempt of which something was measured: what its job asked for, and iterations per second on this GPU model
+    (0: it reported none).
 
-    on_gpus: of an elastic job, on how many GPUs; 0: on as many as it asked for.
+    on_gpus: of an elastic job, on how many GPUs; 0: on as many as it asked for. gpu_memory_mib: at its peak, on one
+    GPU; None: it was not seen.
     """
 
     gpus: int
@@ -98,6 +100,7 @@ class MeasuredRun:
     gpu_model: str
     it_per_s: float
     on_gpus: int = 0
+    gpu_memory_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +235,8 @@ class Store(Protocol):
         ...
 
     def measured_runs(self, user: str, name: str, limit: int) -> Sequence[MeasuredRun]:
-        """Attempts that reported their speed, of the last jobs of this user and name that finished well, the oldest
-        first; at most `limit`."""
+        """Attempts of which speed or GPU memory was measured, of the last jobs of this user and name that finished
+        well, the oldest first; at most `limit`."""
         ...
 
     def usage(self, *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:

@@ -104,9 +104,10 @@ SELECT gpus, work_s, array_id, work_on, spec FROM jobs JOIN specs ON specs.id = 
 WHERE phase = 'finished' AND user = ? ORDER BY ended_s DESC, jobs.id DESC LIMIT ?;
 
 -- name: measured_runs
-SELECT gpus, array_id, gpu_model, it_per_s, allocation, spec FROM jobs JOIN specs ON specs.id = spec_id
+SELECT gpus, array_id, gpu_model, it_per_s, gpu_memory_mib, allocation, spec FROM jobs JOIN specs ON specs.id = spec_id
 JOIN attempts ON attempts.job = jobs.id
-WHERE jobs.phase = 'finished' AND user = ? AND spec_name = ? AND it_per_s IS NOT NULL
+WHERE jobs.phase = 'finished' AND user = ? AND spec_name = ?
+AND (it_per_s IS NOT NULL OR gpu_memory_mib IS NOT NULL)
 ORDER BY jobs.ended_s DESC, jobs.id DESC, number DESC LIMIT ?;
 
 -- name: events_there

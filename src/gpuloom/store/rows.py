@@ -28,7 +28,8 @@ JOB_COLUMNS = (
 ATTEMPT_COLUMNS = (
     "job", "number", "phase", "allocation", "started_s", "since_s", "running_s", "pid", "start_ticks", "boot_id",
     "stop_reason", "deadline_s", "ended_s", "reason", "exit_code", "signal", "saved", "held_s", "work_s", "message",
-    "peak_memory_mib", "identity", "saved_by", "members", "gpu_model", "it_per_s", "kept", "cause",
+    "peak_memory_mib", "identity", "saved_by", "members", "gpu_model", "it_per_s", "kept",
+    "gpu_memory_mib", "cause",
 )  # fmt: skip
 _SPEC_ID = JOB_COLUMNS.index("spec_id")
 
@@ -272,6 +273,7 @@ def attempt_row(attempt: Attempt) -> Row:
         text(attempt.gpu_model),
         attempt.it_per_s,
         "{}" if attempt.kept is None else dumps(kept_data(attempt.kept)),
+        attempt.gpu_memory_mib,
         attempt.cause,
     )
 
@@ -281,7 +283,7 @@ def attempt_of(row: Row) -> Attempt:
     (
         job, number, phase, allocation, started_s, since_s, running_s, pid, start_ticks, boot_id, stop_reason,
         deadline_s, ended_s, reason, exit_code, signal, saved, held_s, work_s, message, peak_memory_mib, identity,
-        saved_by, members, gpu_model, it_per_s, kept, cause,
+        saved_by, members, gpu_model, it_per_s, kept, gpu_memory_mib, cause,
     ) = row  # fmt: skip
     return Attempt(
         job=job,
@@ -311,6 +313,7 @@ def attempt_of(row: Row) -> Attempt:
         gpu_model=untext(gpu_model),
         it_per_s=it_per_s,
         kept=None if kept == "{}" else kept_of(loads(kept)),
+        gpu_memory_mib=gpu_memory_mib,
         cause=cause,
     )
 

@@ -335,10 +335,11 @@ class SqliteStore:
                 array,
                 specs[spec],
                 rows.untext(model),
-                float(speed),
+                float(speed or 0.0),
                 gpus_in(allocation_of(rows.loads(allocation))) if specs[spec].elastic else 0,
+                memory_mib,
             )
-            for gpus, array, model, speed, allocation, spec in reversed(found)
+            for gpus, array, model, speed, memory_mib, allocation, spec in reversed(found)
         ]
 
     def samples(self, *, since_s: float, until_s: float) -> Sequence[SampleRow]:

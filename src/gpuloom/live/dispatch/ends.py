@@ -9,6 +9,7 @@ from typing import Any
 from gpuloom.core.job import MAKES_WAY, Attempt, EndReason, Job, Phase, SavedBy
 from gpuloom.core.kept import kept_data
 from gpuloom.executors.port import Cause, RunExit
+from gpuloom.live.dispatch.faults import Fault
 from gpuloom.live.dispatch.replicas import Dropped
 from gpuloom.live.dispatch.saved import SAVED, Saved
 
@@ -36,6 +37,7 @@ def ended(
     pause_s: float = 0.0,
     failed: Dropped | None = None,
     beside: Collection[int] = (),
+    fault: Fault | None = None,
 ) -> dict[str, Any]:
     """Data of the event `attempt.ended`.
 
@@ -43,6 +45,7 @@ def ended(
         work_s: work of this attempt, seconds. complete: the job reported that all of its steps are done.
         saves: what is known of what it saved.
         pause_s: how long to wait before the next try, where it was kept from starting.
+        fault: what it failed by, where that is not its own doing.
         failed: replicas of an elastic job that failed while others were well: it goes on with these.
         beside: jobs that shared its GPUs when it found no GPU memory left: that is no failure of its own.
 
@@ -61,13 +64,16 @@ def ended(
     if not by and saves.part is not None:
         kept = max(job.work_s, (job.work_s + work_s) * saves.part)
     after, failure = Phase.FAILED, False
-    if reason is EndReason.FINISHED or (stopped is not None and complete and how.exit_code == 0):
+    unseen = reason is EndReason.LOST and complete  # all is done, and nobody saw it end: it does not begin anew
+    if reason is EndReason.FINISHED or unseen or (stopped is not None and complete and how.exit_code == 0):
         reason, after, kept = EndReason.FINISHED, Phase.FINISHED, job.work_s + work_s
     elif attempt.stop_reason is EndReason.CANCELLED or reason is EndReason.CANCELLED:
         # Whatever ended it first: its user wants no more of it.
         reason, after = EndReason.CANCELLED, Phase.CANCELLED
     elif attempt.stop_reason is EndReason.REQUEUED or reason is EndReason.REQUEUED:
         reason, after, kept = EndReason.REQUEUED, Phase.QUEUED, 0.0
+    elif fault is not None:
+        reason, after = fault.reason, Phase.QUEUED
     elif drops:
         reason, after = EndReason.RESIZED, Phase.QUEUED
     elif reason in MAKES_WAY:
@@ -108,7 +114,9 @@ def ended(
             f"{data['message']}; no GPU memory was left beside {'job' if len(beside) == 1 else 'jobs'} {others}: "
             "that is no failure, and it is not put together with such again for some hours"
         )
-    if failed is not None:
+    if fault is not None:
+        data["message"] = "; ".join(text for text in (data["message"], fault.text) if text)
+    elif failed is not None:
         data["message"] = "; ".join(text for text in (data["message"], failed.text) if text)
     if kept_from_starting(how):
         data["began"] = False

@@ -32,7 +32,9 @@ from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.dispatch import Dispatch, as_json
 from gpuloom.live.dispatch.ends import ended, kept_from_starting, reason_of
+from gpuloom.live.dispatch.faults import fault_of
 from gpuloom.live.dispatch.last_words import Words, words_of
+from gpuloom.live.dispatch.peaks import Peaks
 from gpuloom.live.dispatch.replicas import EVENT as REPLICAS_FAILED
 from gpuloom.live.dispatch.replicas import Dropped, dropped, goes_on_with, how_others_ended
 from gpuloom.live.dispatch.resize_costs import begins, cost_draft, last_step
@@ -76,6 +78,7 @@ class Intake:
         self.ledger, self.planning, self.work, self.estimates = ledger, planning, work, estimates
         self.dispatch, self.clock, self.files = dispatch, clock, files
         self.book, self.claims = ledger.book, planning.claims
+        self.peaks = Peaks()
         self.statuses: dict[str, RunStatus] = {}
         self.words: dict[str, Words] = {}
         """What runs left behind that have ended, where that was looked at before."""
@@ -198,8 +201,10 @@ class Intake:
         if notice_s is None and attempt.deadline_s is not None:  # it could not be written; the signal was sent
             notice_s = time.time() - (now - attempt.deadline_s) - job.spec.grace
         saves = saved(how, told, notice_s=notice_s, checkpoint_s=words.checkpoint_s)
+        before_it = self.ledger.store.attempts([job.id]) if how.reason is EndReason.LOST and attempt.number > 1 else ()
+        fault = fault_of(attempt, how, self.book.nodes, before=before_it)
         failed = None
-        if job.spec.replicas is not None:
+        if job.spec.replicas is not None and fault is None:
             others = how_others_ended(status, how)
             theirs = saved(others, told, notice_s=notice_s, checkpoint_s=words.checkpoint_s)
             before, ran_s = self._failed_before(job), at - attempt.since_s
@@ -219,7 +224,10 @@ class Intake:
             pause_s=pause_s,
             failed=failed,
             beside=beside,
+            fault=fault,
         )
+        if (mib := self.peaks.of(attempt.run)) is not None:
+            data["gpu_memory_mib"] = mib
         if attempt.gpu_model and self.work.was_alone(job.id) and (speed := it_per_s(told)) is not None:
             data["it_per_s"] = speed
         if attempt.members:
@@ -227,6 +235,11 @@ class Intake:
             ends = [one.status for one in status.members] or [status] * len(attempt.members)
             data["members"] = [self._member_end(attempt, one) for one in ends]
         return {**data, **last_step(told, self.clock.from_wall), "ended_s": at}, failed
+
+    def _beside(self, attempt: Attempt) -> set[int]:
+        """Other jobs that have processes on its GPUs."""
+        holders = self.claims.holders()
+        return {job for slot in slots_of(attempt.allocation) for job in holders.get(slot, ()) if job != attempt.job}
 
     def _failed_before(self, job: Job) -> Mapping[str, Any] | None:
         """Data of the event of the last failure of replicas of an elastic job; None: there was none."""
@@ -340,6 +353,7 @@ class Intake:
             if begins(usage.progress) and (attempt := self.attempt_of(run)) is not None:
                 costs += self._resize_cost(self.book.jobs[attempt.job], attempt, usage.progress)
                 costed.add(attempt.run)
+            self._uses(run, usage)
             fraction = usage.progress.get("fraction")
             if isinstance(fraction, float) and (attempt := self.attempt_of(run)) is not None:
                 first, at = usage.progress.get("first_s"), usage.progress.get("at_s")
@@ -367,6 +381,17 @@ class Intake:
         self._seen_gpus.clear()
         self._seen_flags.clear()
 
+    def _uses(self, run: str, usage: RunUsage) -> None:
+        """How much GPU memory a run uses."""
+        attempt = self.attempt_of(run)
+        if attempt is None or usage.gpu_memory_mib is None:
+            return
+        mib = self.peaks.take(attempt, run, usage, beside=self._beside(attempt), now_s=self.clock.now())
+        if mib is None or self.book.jobs[attempt.job].spec.gpu_memory is not None:
+            return
+        if self.planning.scene.memory.saw(attempt.job, mib) and self.planning.policy.max_jobs_per_gpu > 1:
+            self.planning.stale()
+
     def _goes(self, run: str, told: Mapping[str, object]) -> None:
         """How fast a run is says most where it has its GPUs for itself."""
         attempt = self.attempt_of(run)
@@ -381,6 +406,7 @@ class Intake:
         attempted_s = self.work.of(job.id, now)
         self.work.end(job.id)
         self.words.pop(attempt.run, None)
+        memory, used = self.planning.scene.memory, self.peaks.ended(attempt.run)
         self.planning.attempt_left(job.id)
 
         self._costed.discard(attempt.run)
@@ -399,6 +425,9 @@ class Intake:
             on = gpus_in(attempt.allocation) if job.spec.elastic else 0
             self.planning.scene.speeds.measured(like, attempt.gpu_model, speed, stored=stored, on_gpus=on)
         if job.phase in ENDED:
+            memory.ended(job.id)
+            if used is not None and job.phase is Phase.FINISHED:
+                memory.finished(like, attempt.gpu_model, used)
             self.claims.take_back(job.id)
             self.planning.job_left(job, attempt.allocation, speed)
             if job.phase is Phase.FINISHED:

@@ -86,14 +86,21 @@ def _memory(planning: Planning, jobs: Sequence[Job]) -> list[Lack]:
     without = 0
     for job in jobs:
         profile = known.find(profile_key(job.spec.model, job.spec.command, known), job.gpus)
-        without += job.spec.gpu_memory is None and profile is not None and profile.gpu_memory_mib is None
+        lacks_it = profile is not None and profile.gpu_memory_mib is None
+        without += lacks_it and planning.scene.memory.of_job(job) is None
     if not without:
         return []
     of = plural(len(jobs), "job")
     text = (
         f"Policy {planning.seat.written} puts jobs together only where their GPU memory is known, which it is not for"
     )
-    return [Lack(Input.MEMORY, without, f"{text} {without:,} of {of}: say it (--gpu-memory).")]
+    return [
+        Lack(
+            Input.MEMORY,
+            without,
+            f"{text} {without:,} of {of}: say it (--gpu-memory); else it is measured while it runs alone.",
+        )
+    ]
 
 
 def _rewards(planning: Planning, jobs: Sequence[Job]) -> list[Lack]:

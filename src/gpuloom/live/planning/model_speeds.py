@@ -53,7 +53,7 @@ class ModelSpeeds:
         earlier: Callable[[str, str, int], Sequence[MeasuredRun]],
         estimates: Estimates,
     ) -> None:
-        """earlier: (user, name, limit) → runs that reported their speed, the oldest first."""
+        """earlier: (user, name, limit) → runs of which something was measured, the oldest first."""
         self._earlier, self._estimates = earlier, estimates
         self.models: tuple[str, ...] = ()
         self._facts = ALIKE

@@ -27,6 +27,7 @@ from gpuloom.live.planning.candidates import Candidates
 from gpuloom.live.planning.chosen import read, recalled
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimates
+from gpuloom.live.planning.gpu_memory import GpuMemory
 from gpuloom.live.planning.kernel_speeds import KernelSpeeds
 from gpuloom.live.planning.lasting import lasting
 from gpuloom.live.planning.model_speeds import ModelSpeeds
@@ -72,6 +73,7 @@ class Planning:
         timer: Callable[[], float] = time.perf_counter,
         claims: Claims | None = None,
         kernels: KernelSpeeds | None = None,
+        memory: GpuMemory | None = None,
     ) -> None:
         """stored: nobody has just asked for this policy, it was set before: if it can't be had any more the fallback
         decides. saved: its memory as it was written down last. beside: best-effort jobs may share GPUs with
@@ -83,6 +85,8 @@ class Planning:
         self.times = Times(timer)
         self.claims = Claims.of(book.attempts.values()) if claims is None else claims
         self.scene = Scene(book, work, estimates, speeds, self.claims, read(FALLBACK), kernels or KernelSpeeds())
+        if memory is not None:
+            self.scene.memory = memory
         self.yielding: set[int] = set()
         """Jobs that the pass under way has told to make way."""
         self.no_starts = ""

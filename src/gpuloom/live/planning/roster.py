@@ -16,6 +16,7 @@ from gpuloom.core.script_key import profile_key
 from gpuloom.core.spec import OnPreempt
 from gpuloom.core.workload import F8, Labels, Workload
 from gpuloom.live.planning.estimates import Estimates, Like, like_of
+from gpuloom.live.planning.gpu_memory import GpuMemory
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.records.fleet import wanted_types
 from gpuloom.live.records.scaling import scaling_of
@@ -96,13 +97,14 @@ class Columns:
 class Roster:
     """Remembers rows by job for as long as the job's spec stays the same."""
 
-    def __init__(self, estimates: Estimates, speeds: ModelSpeeds) -> None:
-        self._estimates, self._speeds = estimates, speeds
+    def __init__(self, estimates: Estimates, speeds: ModelSpeeds, memory: GpuMemory | None = None) -> None:
+        """memory: what the monitor has seen; None: nothing of what users don't say."""
+        self._estimates, self._speeds, self._memory = estimates, speeds, memory
         self._rows: dict[int, tuple[int, float, _Row]] = {}
 
-    def copy(self, estimates: Estimates, speeds: ModelSpeeds) -> Roster:
+    def copy(self, estimates: Estimates, speeds: ModelSpeeds, memory: GpuMemory | None = None) -> Roster:
         """The same rows, for another thread."""
-        twin = Roster(estimates, speeds)
+        twin = Roster(estimates, speeds, memory)
         twin._rows = self._rows  # never changed in place
         return twin
 
@@ -121,6 +123,8 @@ class Roster:
                 row = row._replace(model=key)
             rows.append(row)
         self._rows = kept
+        if self._memory is not None:
+            rows = _with_memory(self._memory, jobs, rows)
         totals: dict[_Asks, float] = {}
         paces: dict[_Asks, Pace] = {}
         for asks in {row.asks for row in rows}:
@@ -135,6 +139,16 @@ class Roster:
             np.array([totals[row.asks] for row in rows], dtype=np.float64),
             [paces[row.asks] for row in rows] if several else None,
         )
+
+
+def _with_memory(memory: GpuMemory, jobs: Sequence[Job], rows: Sequence[_Row]) -> list[_Row]:
+    """Rows with what is known of GPU memory that no user says."""
+    memory.look_up(jobs)
+    found = []
+    for job, row in zip(jobs, rows, strict=True):
+        need = memory.of(job.id, row.asks.like, job.spec.gpu_memory)
+        found.append(row if need is None else row._replace(gpu_memory_mib=float(need.mib)))
+    return found
 
 
 def alike(job: Job) -> str:

@@ -12,6 +12,7 @@ from gpuloom.core.job import Allocation, Job, gpus_in
 from gpuloom.core.pace import Pace
 from gpuloom.live.planning.claims import Claims
 from gpuloom.live.planning.estimates import Estimate, Estimates, left_s, like_of
+from gpuloom.live.planning.gpu_memory import GpuMemory
 from gpuloom.live.planning.kernel_speeds import KernelSpeeds
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.records.fleet import Slot, model_of, open_slots
@@ -54,6 +55,7 @@ class Scene:
     policy: Policy
     kernels: KernelSpeeds
     coming: Coming = NONE_COMES
+    memory: GpuMemory = field(default_factory=lambda: GpuMemory(lambda user, name, limit: ()))
     shut: Mapping[str, str] = field(default_factory=dict)
     """Nodes on which nothing can be started or stopped now, and why: who runs there goes on."""
 
@@ -118,5 +120,6 @@ class Scene:
             policy,
             self.kernels,
             self.coming,
+            self.memory.copy(),
             self.shut,
         )

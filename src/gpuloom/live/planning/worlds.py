@@ -51,7 +51,7 @@ class Worlds:
         self.profiles: Profiles = load_profiles()
         self.apart: Callable[[], Apart] = Apart
         """Groups that did not pay when they were measured."""
-        self._roster = Roster(scene.estimates, scene.speeds)
+        self._roster = Roster(scene.estimates, scene.speeds, scene.memory)
 
     @property
     def overhead_s(self) -> float:
@@ -84,7 +84,7 @@ class Worlds:
         twin.going = dict(self.going)
         apart = self.apart()
         twin.apart = lambda: apart
-        twin._roster = self._roster.copy(scene.estimates, scene.speeds)
+        twin._roster = self._roster.copy(scene.estimates, scene.speeds, scene.memory)
         with suppress(PolicyFailure), Asking(Call.WRITE_MEMORY, self.scene.policy):
             twin.kept = deepcopy(self.memory())
         return twin

@@ -178,6 +178,7 @@ class AttemptView(TypedDict):
     peak_memory_mib: float | None
     gpu_model: Annotated[str | None, "Of its GPUs; null: not known."]
     it_per_s: Annotated[float | None, "Iterations per second that it reported while it had its GPUs for itself."]
+    gpu_memory_mib: Annotated[float | None, "On one GPU at its peak, while it had them for itself; null: not seen."]
     members: Annotated[list[MemberView], "One for each node, in the order of ranks."]
 
 
@@ -233,6 +234,14 @@ class ResizeView(TypedDict):
         Literal["steps", "processes"] | None,
         "steps: from its last step to the next; processes: it reports none, from the notice to the new processes.",
     ]
+
+
+class GpuMemoryView(TypedDict):
+    """How much memory a job needs on one GPU."""
+
+    mib: int
+    source: Annotated[Literal["given", "measured"], "measured: by the monitor, in this job or earlier runs of it."]
+    runs: Annotated[int, "In how many earlier runs it was measured; 0: in attempts of its own, or it was given."]
 
 
 class SpeedView(TypedDict):
@@ -308,6 +317,7 @@ class ShowView(TypedDict):
     sizes: Annotated[
         list[SizeView], "Of an elastic job, how fast it is at its sizes; of many those that were measured, and some."
     ]
+    gpu_memory: Annotated[GpuMemoryView | None, "What it needs on one GPU; null: not known."]
     attempts: list[AttemptView]
     resizes: Annotated[list[ResizeView], "Of an elastic job; of many the last thousand."]
     events: Annotated[list[EventView], "The last ones about it."]

@@ -20,6 +20,7 @@ from gpuloom.executors.recognise import launcher_for
 from gpuloom.files.hook_records import Hooked
 from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, Left
 from gpuloom.live.planning.estimates import Source
+from gpuloom.live.planning.gpu_memory import Need
 from gpuloom.live.views.answers import (
     AttemptView,
     Dependency,
@@ -170,6 +171,7 @@ def attempt_view(attempt: Attempt, replicas: Replicas | None = None) -> AttemptV
         "peak_memory_mib": attempt.peak_memory_mib,
         "gpu_model": attempt.gpu_model or None,
         "it_per_s": attempt.it_per_s,
+        "gpu_memory_mib": attempt.gpu_memory_mib,
         "members": [member_view(rank, member) for rank, member in enumerate(attempt.parts)],
     }
 
@@ -223,15 +225,18 @@ def show_view(
     *,
     resizes: Iterable[Event] = (),
     hooked: Hooked | None = None,
+    need: Need | None = None,
 ) -> ShowView:
     """Everything about a job. pace: how fast it is on each GPU model. resizes: its events of that. log: where its last
-    log is; '' for none. group: of which it is a member. hooked: what hooks saw of its last run."""
+    log is; '' for none. group: of which it is a member. hooked: what hooks saw of its last run. need: its memory on one
+    GPU; None: not known."""
     return {
         "job": view,
         "spec": spec.to_json(),
         "launcher": None if (launcher := launcher_for(spec)) is None else launcher.value,
         "speeds": [speed_view(model, speed) for model, speed in pace.speeds.items()],
         "sizes": size_views(spec, pace),
+        "gpu_memory": None if need is None else {"mib": need.mib, "source": need.source.value, "runs": need.runs},
         "attempts": [attempt_view(attempt, spec.replicas) for attempt in attempts],
         "resizes": resize_views(resizes),
         "events": [event_view(event) for event in events],
