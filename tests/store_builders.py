@@ -229,6 +229,7 @@ def about(draw: st.DrawFn, job: Job, kind: str) -> tuple[str, int | None, Mappin
             "not_before_s": draw(st.none() | st.just(12.5)),
             "peak_memory_mib": draw(st.none() | st.just(100.5)),
             "it_per_s": draw(st.none() | st.just(12.25)),
+            "gpu_memory_mib": draw(st.none() | st.just(2048.5)),
             "kept": draw(st.just({}) | st.just(KEPT)),
         }
     return kind, job.id, data

@@ -274,6 +274,14 @@ class TestEndedRuns:
         assert list(store.ended_runs("ada", "", 0)) == []
         assert list(store.ended_runs("cy", "", 3)) == []
 
+    def test_gpu_memory_is_measured_without_a_speed(self, writer: Writer, store: Store) -> None:
+        job = writer.submit(name="m")
+        writer.start(job, gpu_model="V100")
+        writer.end(job, it_per_s=None, gpu_memory_mib=2048.5)
+        (run,) = store.measured_runs("ada", "m", 9)
+        assert (run.gpu_model, run.it_per_s, run.gpu_memory_mib) == ("V100", 0.0, 2048.5)
+        assert store.attempts([job])[0].gpu_memory_mib == 2048.5
+
     def test_by_gpu_model(self, writer: Writer, store: Store) -> None:
         job = writer.submit(name="a", gpus=2)
         writer.start(job, gpu_model="K80")
