@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 AFTER_IMPORT = (
     ("torch.utils.data.dataloader", "loaders", "install"),
     ("torch.utils.data._utils.signal_handling", "notice", "shield_workers"),
+    ("torch.serialization", "saving_own", "install"),
+    ("accelerate.accelerator", "saving_own", "install_accelerate"),
     ("lightning.pytorch.trainer.trainer", "saving_lightning", "install"),
     ("pytorch_lightning.trainer.trainer", "saving_lightning", "install"),
     ("transformers.trainer", "saving_hf", "install"),

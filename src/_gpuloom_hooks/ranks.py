@@ -37,6 +37,11 @@ def barrier() -> None:
         distributed.barrier()
 
 
+def store() -> Any:
+    """What all ranks read and write, where there are several."""
+    return sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
+
+
 def _distributed() -> Any:
     torch = sys.modules.get("torch")
     distributed = None if torch is None else torch.distributed
@@ -73,11 +78,11 @@ class Agreement:
         return self.step == self.last
 
     def _agreed(self, ranks: int) -> int | None:
-        store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
+        shared = store()
         if not self.told:
             self.told = True
-            store.set(f"{self.name}/{rank()}", str(self.step))
-            store.add(f"{self.name}/told", 1)
-        if store.add(f"{self.name}/told", 0) < ranks:
+            shared.set(f"{self.name}/{rank()}", str(self.step))
+            shared.add(f"{self.name}/told", 1)
+        if shared.add(f"{self.name}/told", 0) < ranks:
             return None
-        return max(int(store.get(f"{self.name}/{one}")) for one in range(ranks)) + APART
+        return max(int(shared.get(f"{self.name}/{one}")) for one in range(ranks)) + APART

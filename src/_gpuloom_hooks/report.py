@@ -25,13 +25,9 @@ _pid = 0
 
 def progress(step: int, steps: int | None = None) -> None:
     """So many steps of the optimizer are done (of steps). Written at most once a second, and at the end."""
-    global _pid
     if _own() is not None:
         return
-    if _pid != os.getpid():
-        _pid = os.getpid()
-        _said.clear()
-        atexit.register(_flush, _pid)
+    _here()
     now = time.time()
     if "first_step" not in _said:
         _said.update(first_step=step, first_s=now)
@@ -57,9 +53,18 @@ def saved(step: int, who: str, what: str) -> None:
 def not_saved(why: str) -> None:
     """Its work can't be kept on notice; why."""
     if _own() is None:
-        _said["not_saved"] = why[:300]
-        if "step" in _said:
-            _write()
+        _here()
+        _said["not_saved"] = why[:200]
+        _write()
+
+
+def _here() -> None:
+    """A forked child begins anew."""
+    global _pid
+    if _pid != os.getpid():
+        _pid = os.getpid()
+        _said.clear()
+        atexit.register(_flush, _pid)
 
 
 def _own() -> Any:
@@ -76,7 +81,8 @@ def _flush(pid: int) -> None:
 def _write() -> None:
     global _written_s
     path = os.environ.get(FILE)
-    if not path:
+    rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
+    if not path or rank != "0":  # the first rank speaks for all
         return
     _written_s = time.monotonic()
     temporary = f"{path}.{os.getpid()}.tmp"

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 EXIT_PREEMPTED = 85
 """Exit code: preempted, and the work is saved."""
 
+running = 0
+"""Loops that run now, and are ours to save."""
 _counts = {}  # type: dict[str, int]
 """Loops begun so far, by framework."""
 
@@ -85,6 +87,8 @@ class Loop:
 
     def end(self, step: int) -> None:
         """The loop has ended by itself, or by an error, with so many steps done."""
+        global running
+        running -= 1
         if ranks.rank() == 0:
             report.progress(step)
         notice.give_back()
@@ -94,6 +98,7 @@ def begin(framework: str) -> Loop | None:
     """A loop begins; None: it is not ours to save. framework: "Lightning"."""
     if kept.folder() is None or not os.environ.get(notice.FILE):
         return None
+    global running
     count = _counts[framework] = _counts.get(framework, -1) + 1
     why = notice.why_not()
     if not why and count:
@@ -103,6 +108,7 @@ def begin(framework: str) -> Loop | None:
         report.not_saved(f"{framework}: {why}")
         return None
     notice.take()
+    running += 1
     return Loop(framework, framework.lower().replace(" ", "-") + f"-{count}")
 
 

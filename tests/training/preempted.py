@@ -28,6 +28,7 @@ class Job:
     place: Path
     ranks: int = 1
     more: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
     attempt: int = 0
     errors: str = ""
 
@@ -49,7 +50,7 @@ class Job:
                 own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.ranks)}
                 own |= {"LOCAL_WORLD_SIZE": str(self.ranks), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "a"}
                 own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.more["MASTER_PORT"]}
-            command = [self.python, str(SCRIPTS / self.script)]
+            command = [self.python, str(SCRIPTS / self.script), *self.arguments]
             started.append(
                 subprocess.Popen(command, cwd=self.place, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             )
