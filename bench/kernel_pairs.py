@@ -1,6 +1,6 @@
 """What it brings to choose pairs by kernel profiles; rewrites a part of docs/results/sharing.md.
 
-python bench/kernel_pairs.py            Orion's recorded kernels (docs/reference/data.md), generated traces; some minutes
+python bench/kernel_pairs.py            Orion's recorded kernels, generated traces; some minutes
 python bench/kernel_pairs.py --print    print, change nothing
 """
 
