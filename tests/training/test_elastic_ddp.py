@@ -42,48 +42,46 @@ def seen(folder: Path) -> dict[int, tuple[float, list[int]]]:
     return found
 
 
+def submitted(live: Real, python: str, epochs: int, most: int, **fields: str) -> int:
+    """The script as an elastic job, that writes what it sees to the folder `seen`."""
+    (live.files / "seen").mkdir()
+    options = ["--epochs", str(epochs), "--pause", "0.5", "--checkpoint", "ddp.pt", "--seen", "seen"]
+    command = ["torchrun", "--nproc-per-node=1", str(SCRIPT), *options]
+    job = {"command": command, "workdir": str(live.files), "elastic": f"1-{most}", **fields}
+    ((number,),) = live.client.submit([{**job, "venv": str(Path(python).parents[1])}])
+    return int(number)
+
+
+def trains_with(live: Real, job: int, replicas: int) -> None:
+    """It has so many replicas, and each has done a step since."""
+
+    def so() -> bool:
+        view = live.client.job(job)
+        assert view["state"] != "failed", live.client.log(job).decode()
+        if view["state"] != "running" or view["replicas"]["now"] != replicas:
+            return False
+        ranks = {name.name.split(".")[2] for name in (live.files / "seen").glob(f"*.{view['attempts']}.*")}
+        return len(ranks) == replicas
+
+    until(so, f"it trains with {replicas} processes", PATIENCE_S)
+
+
 def test_ddp_grown_and_shrunk_while_it_trains_is_as_if_it_never_was(
     live: Real, training_python: str, tmp_path: Path
 ) -> None:
-    live.env["PATH"] = f"{Path(training_python).parent}:/usr/bin:/bin"
     live.up("--policy", "elastic-goodput", "--interval", "0s")
     fillers = [number for (number,) in live.client.submit([live.waiting(), live.waiting()])]
     live.in_state("running", fillers)
-    (live.files / "seen").mkdir()
-    options = ["--epochs", str(EPOCHS), "--pause", "0.5", "--checkpoint", "ddp.pt", "--seen", "seen"]
-    command = ["torchrun", "--nproc-per-node=1", str(SCRIPT), *options]
-    job = {
-        "command": command,
-        "workdir": str(live.files),
-        "elastic": "1-3",
-        "venv": str(Path(training_python).parents[1]),
-    }
-    ((number,),) = live.client.submit([job])
+    number = submitted(live, training_python, EPOCHS, 3)
     assert live.client.show(number)["launcher"] == "direct"
-
-    def trains_with(replicas: int) -> None:
-        """It has so many, and has done a step since."""
-
-        def so() -> bool:
-            view = live.client.job(number)
-            assert view["state"] != "failed", live.client.log(number).decode()
-            if view["state"] != "running" or view["replicas"]["now"] != replicas:
-                return False
-            return (
-                len({name.name.split(".")[2] for name in (live.files / "seen").glob(f"*.{view['attempts']}.*")})
-                == replicas
-            )
-
-        until(so, f"it trains with {replicas} processes", PATIENCE_S)
-
-    trains_with(1)
+    trains_with(live, number, 1)
     live.end(fillers[0])
-    trains_with(2)
+    trains_with(live, number, 2)
     live.end(fillers[1])
-    trains_with(3)
+    trains_with(live, number, 3)
     for replicas in (2, 1):
         fillers += [filler for (filler,) in live.client.submit([live.waiting()])]
-        trains_with(replicas)
+        trains_with(live, number, replicas)
     live.in_state("finished", [number], timeout_s=300.0)
     found = live.client.show(number)
     assert [one["replicas"] for one in found["attempts"]] == [1, 2, 3, 2, 1]
@@ -120,3 +118,26 @@ def test_ddp_grown_and_shrunk_while_it_trains_is_as_if_it_never_was(
     compared = [training_python, "-c", WEIGHTS, tmp_path / "whole.pt", live.files / "ddp.pt"]
     told = subprocess.run(compared, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
+
+
+def test_under_torchrun_the_agent_is_started_anew_and_reported_saves_are_the_proof(
+    live: Real, training_python: str
+) -> None:
+    live.up("--policy", "elastic-goodput", "--interval", "0s")
+    fillers = [number for (number,) in live.client.submit([live.waiting(gpus=2)])]
+    live.in_state("running", fillers)
+    number = submitted(live, training_python, 2, 2, launcher="torchrun")
+    trains_with(live, number, 1)
+    live.end(*fillers)
+    live.in_state("finished", [number], timeout_s=300.0)
+    found = live.client.show(number)
+    assert [one["replicas"] for one in found["attempts"]] == [1, 2]
+    # The agent ends with 1, whatever the script says.
+    assert (found["attempts"][0]["exit_code"], found["attempts"][0]["saved_by"]) == (1, "saved_step")
+    assert [(one["lost_steps"], one["cost_from"]) for one in found["resizes"]] == [(0.0, "steps")]
+    resized = seen(live.files / "seen")
+    assert sorted(resized) == list(range(1, 43))
+    for epoch in range(2):
+        steps = range(epoch * 21 + 1, epoch * 21 + 22)
+        assert sorted(index for step in steps for index in resized[step][1]) == list(range(1000))
+    live.down("--stop-jobs")
