@@ -1,6 +1,6 @@
 """What weaving brings real processes: jobs with different bottlenecks, one after another, at once, and in turns.
 
-    python bench/weaving_live.py                 all groups, about two minutes on two cores
+    python bench/weaving_live.py                 all groups, about four minutes on two cores
     python bench/weaving_live.py --only four     one of them; --rounds 5, --window 4 for how long
     python bench/weaving_live.py --nice -19      before others, where this is allowed: a busy machine spoils the figures
     python bench/weaving_live.py --json FILE     the figures as JSON as well ('-': instead of the table)
@@ -12,8 +12,9 @@ is real, and has one owner at a time at most:
     GPU      a matrix product on the second core, so many milliseconds of CPU time
     network  bytes there and back to a second such server
 The jobs run all the time. Short windows alternate, in another order every round: each job alone; all of them, without
-turns; all of them, in turns (the page of their devices says so, as the scheduler has it written). A load of the machine
-so hits all alike. Figures are sums of a job's rates over those of the same job alone: 1 is one after another.
+turns; all of them, in turns (the page of their devices says so, as the scheduler has it written), first by waiting time
+and then, once one has been found that does more, in an order. A load of the machine so hits all alike. Figures are sums
+of a job's rates over those of the same job alone: 1 is one after another.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from pathlib import Path
 
 import numpy as np
 
+from _gpuloom_hooks.rotation import SKIPPED, WINDOW
 from gpuloom.core.job import DeviceKind
 from gpuloom.executors.devices import Weaving, made, tell
 from gpuloom.solvers.linear import maximize
@@ -48,6 +50,8 @@ RATE = 40e6
 """Bytes a second of each server."""
 CHUNK = 40_000
 """A millisecond of it."""
+ORDERED = 2 * SKIPPED + WINDOW + 16
+"""Iterations after which an order of turns has been tried for a while, if one promises more."""
 SETTLE_S = 0.25
 """After a change, until it is counted."""
 STORAGE, CPU, GPU, NETWORK = range(4)
@@ -249,15 +253,22 @@ def measure(group: Group, *, rounds: int, window_s: float, seed: int) -> dict[st
                     before, began_s = list(board.done[:n]), time.monotonic()
                     time.sleep(window_s if len(jobs) > 1 else window_s / 2)
                     after, lasted_s = list(board.done[:n]), time.monotonic() - began_s
-                    for index in jobs if round_ else ():
-                        done[way, index] = done.get((way, index), 0.0) + after[index] - before[index]
-                        took[way, index] = took.get((way, index), 0.0) + lasted_s
+                    measured = [(way, before, after, lasted_s)]
+                    if way == "turns":  # an order is looked for, and tried
+                        end_s = time.monotonic() + 12.0
+                        while time.monotonic() < end_s and min(np.subtract(board.done[:n], before)) < ORDERED:
+                            time.sleep(0.05)
+                        before, began_s = list(board.done[:n]), time.monotonic()
+                        time.sleep(window_s)
+                        measured.append(("order", before, list(board.done[:n]), time.monotonic() - began_s))
+                    for name, before, after, lasted_s in measured if round_ else ():
+                        for index in jobs:
+                            done[name, index] = done.get((name, index), 0.0) + after[index] - before[index]
+                            took[name, index] = took.get((name, index), 0.0) + lasted_s
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rate = {key: done[key] / took[key] for key in done}
-    gains = {
-        way: sum(rate[way, index] / rate["alone", index] for index in everyone) for way in ("uncoordinated", "turns")
-    }
+    gains = {way: sum(rate[way, i] / rate["alone", i] for i in everyone) for way in ("uncoordinated", "turns", "order")}
     return {
         "what": group.what,
         "stages_ms": [list(stages) for stages in group.stages_ms],
@@ -266,7 +277,9 @@ def measure(group: Group, *, rounds: int, window_s: float, seed: int) -> dict[st
         "turns_it_per_s": [rate["turns", index] for index in everyone],
         "uncoordinated": gains["uncoordinated"],
         "turns": gains["turns"],
-        "turns_over_uncoordinated": gains["turns"] / gains["uncoordinated"],
+        "order_it_per_s": [rate["order", index] for index in everyone],
+        "order": gains["order"],
+        "order_over_uncoordinated": gains["order"] / gains["uncoordinated"],
         "bound": bound(group),
     }
 
@@ -313,10 +326,10 @@ def main() -> None:
     if given.json == "-":
         print(json.dumps(report, indent=1))
         return None
-    print(f"{'group':8} {'jobs':>4} {'bound':>6} {'at once':>8} {'in turns':>9} {'ratio':>6}   load {load:.1f} before")
+    print("group    jobs  bound  at once  in turns  in order  order / at once")
     for name, one in found.items():
-        figures = f"{one['bound']:6.2f} {one['uncoordinated']:8.2f} {one['turns']:9.2f}"
-        print(f"{name:8} {len(GROUPS[name].stages_ms):4} {figures} {one['turns_over_uncoordinated']:6.3f}")
+        figures = f"{one['bound']:6.2f} {one['uncoordinated']:8.2f} {one['turns']:9.2f} {one['order']:9.2f}"
+        print(f"{name:8} {len(GROUPS[name].stages_ms):4} {figures} {one['order_over_uncoordinated']:6.3f}")
     if given.json:
         Path(given.json).write_text(json.dumps(report, indent=1) + "\n")
     return None

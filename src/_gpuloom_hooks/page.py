@@ -39,16 +39,27 @@ AT_GAVE_UP = 20
 """By resource: how often somebody waited in vain."""
 AT_HOLDER = 24
 """By resource: 1 + the seat of who holds the token; 0: nobody."""
+AT_CYCLE = 28
+"""In how many turns tokens go round, and then the seats in their order; 0: who has waited longest goes next."""
+AT_CYCLE_US = 37
+"""Microseconds of a round, at most: who waits longer for its turn goes without."""
+AT_SLIPS = 38
+"""How often that happened."""
+AT_CYCLE_ID = 39
+"""Which order it is, counted from 1."""
 
 # Words of 64 bits.
 AT_LONGEST = 32
 """The longest time that a token was held since the generation began, microseconds."""
-AT_SEATS, SEATS, SEAT_WORDS = 64, 16, 16
+AT_SEATS, SEATS, SEAT_WORDS = 64, 16, 24
 """A process has a seat while it lives: so many words each."""
 PID, JOB, SINCE, TURNS, WAITED_NS, APART, ITERATIONS = 0, 1, 2, 6, 7, 8, 9
+STAGE_NS, ONCE, COUNTS, ROUNDS, PASSED = 10, 14, 15, 16, 20
 """Of a seat. SINCE: by resource, when it began to wait for the token (monotonic clock, nanoseconds); 0: it does not.
-TURNS: tokens taken. WAITED_NS: for all of them. APART: 1: it fetches ahead, and takes no tokens."""
-
+TURNS: tokens taken. WAITED_NS: for all of them. APART: 1: it fetches ahead, and takes no tokens. STAGE_NS: by resource,
+for how long it usually holds the token. ONCE: 1: in each iteration it takes each token at most once. COUNTS: the order
+in which its turns are counted, from an iteration's begin on. ROUNDS: by resource, so many. PASSED: by resource, turns
+that it has lost as it came too late."""
 
 _kept = []  # type: list[mmap.mmap]
 """A mapping has a descriptor of its own, which it closes when it goes; if the script has closed all descriptors, that

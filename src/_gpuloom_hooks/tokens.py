@@ -4,7 +4,8 @@ A token is a lock (`flock`) on a file in the folder of the devices, so that it i
 killed. The folder's page (`page.py`) says whether there is anybody to take turns with; alone a stage costs one look at
 it. Who joins or leaves changes the page, and nobody is restarted.
 
-- The one who has waited longest goes next. So who has just held a token lets a waiting one go first.
+- The one who has waited longest goes next. So who has just held a token lets a waiting one go first. Where stages are
+  steady and another order does more, tokens go round in that order (`rotation.py`).
 - A process holds one token at most: in a nested stage it gives that of the outer one back until it returns to it. So no
   two wait for each other.
 - Nobody waits for long: a holder that is frozen or stuck is noted on the page, and the others go on without its token
@@ -29,6 +30,7 @@ from time import monotonic_ns
 
 from . import page as pages
 from . import say, switch_off
+from .rotation import Rotation, owed, pass_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class Tokens:
         """Device and inode of each of our descriptors."""
         self.poll = None  # type: Any
         self.judged = Judged()
+        self.rotation = None  # type: Any
 
     # -- what `stages` calls ------------------------------------------------------------------------------------------
 
@@ -139,6 +142,7 @@ class Tokens:
             return
         longs, base = self.longs, self.base
         longs[base + pages.ITERATIONS] = self.iterations
+        self.rotation.iteration()
         ahead = self.judged.iteration(longs[base + pages.WAITED_NS])
         if ahead is not None and ahead != bool(longs[base + pages.APART]):
             longs[base + pages.APART] = int(ahead)
@@ -153,9 +157,8 @@ class Tokens:
         """Wait for the token, but not for ever."""
         if resource == GPU and self.pending is not None and self._again():
             return
-        others = self.page.others(self.seat, resource)
         stuck = self.words[pages.AT_STUCK + resource]
-        if (stuck or next(others, None) is None) and self._try(resource):
+        if (stuck or self._may(resource)) and self._try(resource):
             pass
         elif not stuck:
             self._wait(resource)
@@ -174,6 +177,12 @@ class Tokens:
             self._gpu_done(event)
         return False
 
+    def _may(self, resource: int) -> bool:
+        """Whether it is this one's turn before it waits: nobody else does, or tokens go round, and it is next."""
+        if self.words[pages.AT_CYCLE]:
+            return not owed(self.page, self.seat, resource)
+        return next(self.page.others(self.seat, resource), None) is None
+
     def _try(self, resource: int) -> bool:
         try:
             fcntl.flock(self._ours(self.tokens[resource]), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,6 +190,8 @@ class Tokens:
             return False
         self.words[pages.AT_STUCK + resource] = 0
         self.words[pages.AT_HOLDER + resource] = self.seat + 1
+        if self.words[pages.AT_CYCLE]:
+            self.rotation.turn(resource)
         self.held, self.held_since_ns = resource, monotonic_ns()
         return True
 
@@ -192,11 +203,19 @@ class Tokens:
         late = False
         while True:
             longs[since_at] = since  # each time: one who came later may have taken us for dead
-            earlier = [seat for seat, other in self.page.others(self.seat, resource) if other < since]
-            if (late or not earlier) and self._try(resource):
-                for seat in earlier:  # the token was free, and they did not take it: frozen, or dead
-                    longs[pages.AT_SEATS + seat * pages.SEAT_WORDS + pages.SINCE + resource] = 0
-                break
+            if words[pages.AT_CYCLE]:
+                first = owed(self.page, self.seat, resource)
+                slips = bool(first) and monotonic_ns() - since > 1000 * words[pages.AT_CYCLE_US]
+                if (slips or not first) and self._try(resource):
+                    if slips:
+                        pass_by(self.page, first, resource)
+                    break
+            else:
+                earlier = [seat for seat, other in self.page.others(self.seat, resource) if other < since]
+                if (late or not earlier) and self._try(resource):
+                    for seat in earlier:  # the token was free, and they did not take it: frozen, or dead
+                        longs[pages.AT_SEATS + seat * pages.SEAT_WORDS + pages.SINCE + resource] = 0
+                    break
             if not words[pages.AT_ON]:
                 break
             if words[pages.AT_STUCK + resource] or monotonic_ns() - since > patience_ns:
@@ -236,12 +255,15 @@ class Tokens:
             words[pages.AT_STUCK + resource] = 0
         held_ns = monotonic_ns() - since_ns
         if held_ns <= MOST_PATIENCE_NS // PATIENT:  # longer ones are no turns
+            self.rotation.held(resource, held_ns)
             longs[pages.AT_LONGEST] = max(longs[pages.AT_LONGEST], held_ns // 1000)
         words[pages.AT_HOLDER + resource] = 0
         fcntl.flock(self._ours(self.tokens[resource]), fcntl.LOCK_UN)
-        first = min(((since, seat) for seat, since in self.page.others(self.seat, resource)), default=None)
-        if first is not None:
-            self._wake(first[1])
+        waiting = sorted((since, seat) for seat, since in self.page.others(self.seat, resource))
+        for _, seat in waiting:
+            if not words[pages.AT_CYCLE] or not owed(self.page, seat, resource):
+                self._wake(seat)
+                break
 
     def _wake(self, seat: int) -> None:
         try:
@@ -276,6 +298,7 @@ class Tokens:
             for at in range(pages.SEAT_WORDS):
                 self.longs[self.base + at] = 0
             self.longs[self.base + pages.JOB], self.longs[self.base + pages.PID] = self.job, os.getpid()
+            self.rotation = Rotation(page, seat)
             self.seat = seat
         except Exception as error:
             self._fail(error)

@@ -431,6 +431,28 @@ def test_who_has_waited_longest_goes_first(jobs: Jobs, monkeypatch: pytest.Monke
     one.end(GPU)
 
 
+ITERATES = """
+while True:
+    for resource, hold_s in enumerate({stages}):
+        stage(resource, hold_s)
+    tokens.iteration()
+"""
+
+
+@pytest.mark.slow
+def test_tokens_go_round_where_that_does_more(jobs: Jobs) -> None:
+    """Three jobs, each slow on another resource; whatever becomes of the order on a busy machine, all go on."""
+    jobs.weave(1, 2, 3)
+    page = Page(str(jobs.folder))
+    for job, stages in enumerate(((0.02, 0.004, 0.005), (0.003, 0.018, 0.005), (0.003, 0.004, 0.02)), 1):
+        jobs.start(job, ITERATES.format(stages=stages))
+    until(lambda: page.words[layout.AT_CYCLE_ID] > 0, "an order is tried")
+    seats = [layout.AT_SEATS + seat * layout.SEAT_WORDS for seat in range(3)]
+    before = [page.longs[at + layout.ITERATIONS] for at in seats]
+    until(lambda: all(page.longs[at + layout.ITERATIONS] > was + 40 for at, was in zip(seats, before, strict=True)))
+    page.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "holds",

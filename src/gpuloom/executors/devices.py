@@ -28,6 +28,8 @@ VERSION = 1
 MOST_MEMBERS = 8
 _HEAD = struct.Struct(f"=5I{MOST_MEMBERS}I")
 """Magic number, version, on, generation, number of members, members in the order of their stages."""
+_CYCLE = struct.Struct("=I")
+_AT_CYCLE = 28 * 4
 _LONGEST = struct.Struct("=Q")
 _AT_LONGEST = 32 * 8
 
@@ -115,6 +117,7 @@ def tell(runs: Path, weaving: Weaving) -> None:
             return
         padded = [*members, *[0] * (MOST_MEMBERS - len(members))]
         _LONGEST.pack_into(mapped, _AT_LONGEST, 0)
+        _CYCLE.pack_into(mapped, _AT_CYCLE, 0)
         _HEAD.pack_into(mapped, 0, MAGIC, VERSION, weaving.on, (generation + 1) & 0xFFFFFFFF, len(members), *padded)
 
 
