@@ -74,8 +74,8 @@ def recognised(command: Sequence[str]) -> Launcher | None:
 def launcher_for(spec: Spec) -> Launcher | None:
     """What starts the processes of a job; None: its command runs once on each node, as it is.
 
-    An elastic job whose torchrun is told nothing but where its processes are and how many is started directly: so a
-    resize takes half the time, and its exit code is that of the script.
+    An elastic job whose torchrun is told nothing but where its processes are, and no other number of them than one for
+    each GPU, is started directly: so a resize takes half the time, and its exit code is that of the script.
     """
     if spec.launcher is not None:
         return spec.launcher
@@ -83,7 +83,9 @@ def launcher_for(spec: Spec) -> Launcher | None:
         return Launcher.DIRECT
     found = recognised(spec.command)
     if found is Launcher.TORCHRUN and spec.elastic is not None and not _kept_options(spec.command):
-        return Launcher.DIRECT
+        given = dict(options(spec.command[launcher_of(spec.command)[1] :], TORCHRUN_FLAGS)[0])
+        if given.get("nproc_per_node", "gpu") in ("gpu", "auto", str(spec.replica_gpus or 1)):
+            return Launcher.DIRECT
     return found
 
 
