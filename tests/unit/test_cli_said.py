@@ -361,6 +361,7 @@ def test_what_a_job_asks_for(fields: dict[str, Any], said: str) -> None:
 RUN: dict[str, Any] = {
     "number": 2, "state": "running", "where": "n:0", "started_s": 0.0, "held_s": 70.0, "ended_s": 80.0, "reason": None,
     "message": "", "signal": None, "exit_code": None, "saved": False, "peak_memory_mib": 2048.4, "members": [],
+    "kept": None,
 }  # fmt: skip
 
 
@@ -391,7 +392,7 @@ SHOWN: dict[str, Any] = {
 
 
 def test_with_whom_a_job_shares(capsys: pytest.CaptureFixture[str]) -> None:
-    members = [{"job": number} for number in (1, 4, 5, 6)]
+    members = [{"job": number, "expected_rate": None, "expected_from": None} for number in (1, 4, 5, 6)]
     group: Any = {"members": members, "gpus": {"n": [0]}, "since_s": time.time() - 60.0, "efficiency": None}
     group["gain"] = None
     said = shown(capsys, {}, [], group=group, id=1)["shares with"]
@@ -409,12 +410,24 @@ def shown(capsys: pytest.CaptureFixture[str], spec: Any, runs: list[Any], **fiel
         "log": "",
         "sizes": [],
         "resizes": [],
+        "gpu_memory": fields.pop("gpu_memory", None),
+        "hooks": None,
         "group": fields.pop("group", None),
         "launcher": fields.pop("launcher", None),
     }
     jobs._show(found)
     lines = capsys.readouterr().out.splitlines()
     return {line[:15].rstrip(" :"): line[15:] for line in lines}
+
+
+def test_gpu_memory_that_was_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(source: str, runs: int) -> str | None:
+        need = {"mib": 9_001, "source": source, "runs": runs}
+        return shown(capsys, {}, [], gpu_memory=need).get("GPU memory")
+
+    assert said("measured", 3) == "9,001 MiB on each GPU, measured in 3 earlier runs"
+    assert said("measured", 0) == "9,001 MiB on each GPU, measured in this job"
+    assert said("given", 0) is None, "it is among what was asked for"
 
 
 def test_what_starts_the_processes_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
@@ -430,7 +443,8 @@ def test_the_resizes_of_a_job_and_what_they_cost(capsys: pytest.CaptureFixture[s
     paid = {"jobs": [4], "cost_s": 3.25, "lost_steps": 2.0, "cost_from": "steps"}
     unpaid = {"attempt": 3, "jobs": [], "cost_s": None, "lost_steps": None, "cost_from": None}
     found: Any = {"job": SHOWN, "spec": {"command": ["a"], "elastic": "1-4"}, "speeds": [], "attempts": [], "log": ""}
-    jobs._show(found | {"sizes": [], "group": None, "launcher": None, "resizes": [{**one, **paid}, {**one, **unpaid}]})
+    found |= {"sizes": [], "group": None, "launcher": None, "gpu_memory": None, "hooks": None}
+    jobs._show(found | {"resizes": [{**one, **paid}, {**one, **unpaid}]})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[-3:] == [
         "attempt replicas resized stood still steps lost why",

@@ -25,7 +25,7 @@ from gpuloom.traces import write_trace
 def test_an_exit_code_is_told_once() -> None:
     data = {"reason": "failed", "exit_code": 85, "message": "exit code 85", "after": []}
     assert _data_text(data, 0.0) == "reason failed, exit code 85"
-    attempt: Any = {"ended_s": 1.0, "exit_code": 85, "signal": None, "saved": None}
+    attempt: Any = {"ended_s": 1.0, "exit_code": 85, "signal": None, "saved": None, "kept": None}
     assert _outcome({**attempt, "reason": "failed", "message": "exit code 85"}) == "failed, exit code 85"
     not_started = {**attempt, "exit_code": None, "reason": "not_started", "message": "x"}
     assert _outcome(not_started) == "could not be started, x"

@@ -206,6 +206,21 @@ def test_samples_of_a_scheduler_that_runs() -> None:
     assert found["blocking_index"] == pytest.approx((0.2 + 0.4 + 0.6) * 10 / 50)
 
 
+def test_stats_have_what_resizes_cost_on_average() -> None:
+    live = Rehearsal("fifo", models=["V100"] * 2)
+    ann, bob = (live.submit({}, user=user)[0] for user in ("ann", "bob"))
+    told = {"attempt": 1, "from_replicas": 1, "to_replicas": 2, "lost_steps": None, "cost_from": "steps"}
+    for job, cost_s in ((ann, 2.0), (bob, 5.0), (bob, 8.0)):
+        live.scheduler.ledger.write([("job.resize_cost", job, {**told, "cost_s": cost_s})])
+    live.later(10.0)
+
+    def mean_s(user: str | None, since_s: float | None = None) -> float | None:
+        return live.service.stats(since_s=since_s, until_s=None, user=user)["resize_s"]
+
+    assert (mean_s(None), mean_s("ann"), mean_s("bob")) == (5.0, 2.0, 6.5)
+    assert mean_s(None, live.now_s - 5.0) is None
+
+
 def test_stats_of_one_user() -> None:
     live = Rehearsal("srtf", models=["V100"] * 2)
     (long,) = live.submit({"gpus": 2, "estimate": "1h"}, user="ann")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from gpuloom.cli.main import cli
 from gpuloom.core.errors import InputError
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, EndReason, Gpu, Job, NodeRecord, Phase
@@ -274,6 +277,23 @@ def test_a_run_that_begins_with_a_resize_says_what_that_cost(tmp_path: Path) -> 
     assert ran is not None
     assert ran.runs is not None
     assert ran.runs.runs == (found,)
+    assert ran.runs.stood_s() == [3.5, 3.5]
+
+
+@pytest.mark.parametrize(("given", "costs"), [((), 3.5), (("--resize-overhead", "9s"), 9.0)])
+def test_a_replay_takes_what_resizes_cost_then_if_nobody_says(
+    tmp_path: Path, given: tuple[str, ...], costs: float
+) -> None:
+    runs = (run(1, 0, 10, "resized", 10.0, slots=(0, 1)), run(2, 10, 15, "finished", 15.0))
+    past = [of(*runs, spec={"elastic": "1-2"})]
+    paid = {"attempt": 2, "cost_s": 3.5, "lost_steps": 2.0}
+    file = tmp_path / "history.csv"
+    file.write_text(trace_csv(past, 10.0, events=Log((12.0, "job.resize_cost", 1, paid))))
+    done = CliRunner().invoke(cli, ["simulate", str(file), "--cluster", "1x2", *given, "--json", "-"])
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["settings"]["resize_overhead_s"] == costs
+    note = "note: a resize costs 3.5 s, the median of 1 resize that the trace measured (see --resize-overhead)"
+    assert (note in done.stderr) == (not given)
 
 
 def test_groups_are_told_with_their_times_and_a_member_that_leaves_changes_them() -> None:

@@ -54,8 +54,9 @@ def explain(job: str, policy: str, as_json: bool, quiet: bool, **options: Any) -
     from gpuloom.sim import explain as story
 
     run = checked([policy], **options)
-    settings = {name: value for name, value in run.settings.items() if name != "parameters"}  # the policy has them
     workload, _ = run.read(quiet=quiet)
+    known = run.settings_of(workload, quiet=quiet)
+    settings = {name: value for name, value in known.items() if name != "parameters"}  # the policy has them
     if story.find_job(workload, job) < 0:
         raise InputError(story.no_such_job(workload, job))
     run.fitting(workload, quiet=quiet)  # refuses what can't be placed, or says what is left out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -166,7 +167,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--resize-overhead",
             type=Duration(),
             metavar="TIME",
-            help="What resizing a running job costs [as much as a restart].",
+            help="What resizing a running job costs [the median that the trace measured, else as a restart].",
         ),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed."),
         click.option(
@@ -245,6 +246,19 @@ class RunOptions:
             _say_profiled(workload, self.policies)
             _say_weights(workload, self.names, self.policies)
         return workload, [Path(str(file)) for file in found.files]
+
+    def settings_of(self, workload: Workload, *, quiet: bool) -> dict[str, Any]:
+        """The settings, with what resizes cost where the trace was taken, if it was not said what they cost."""
+        runs = None if workload.ran is None else workload.ran.runs
+        stood_s = [] if runs is None else runs.stood_s()
+        if not stood_s or self.settings["resize_overhead_s"] is not None or workload.scaling is None:
+            return self.settings
+        cost_s = median(stood_s)
+        if not quiet:
+            of = plural(len(stood_s), "resize")
+            text = f"a resize costs {cost_s:.3g} s, the median of {of} that the trace measured (see --resize-overhead)"
+            click.echo(f"note: {text}", err=True)
+        return {**self.settings, "resize_overhead_s": cost_s}
 
     def fitting(self, workload: Workload, *, quiet: bool) -> Workload:
         """The workload without what `--skip-impossible` leaves out."""

@@ -149,7 +149,6 @@ def _run(
     # All that can be wrong is checked before the long work begins.
     measured = None if window is None else parse_window(window)
     run = checked(policies, **options)
-    settings = {**run.settings, "record_segments": html_target is not None}
     targets = [json_target, csv_target, jobs_target, html_target, memory_target]
     check_outputs(targets, plot_target)
     # A table that learns on may be written to the file that it was read from.
@@ -161,6 +160,7 @@ def _run(
         raise InputError(f"--save-memory: {policies[0]} learns nothing that could be saved; rl does")
     whole, files = run.read(quiet=quiet)
     check_overwrites([*targets, plot_target], files)
+    settings = {**run.settings_of(whole, quiet=quiet), "record_segments": html_target is not None}
     workload, chosen = run.fitting(whole, quiet=quiet), run.cluster
     if measured is not None:
         check_window(measured, len(workload))

@@ -79,6 +79,7 @@ def _say(found: StatsView) -> None:
         ("restarts", f"{found['restarts']:,}"),
         ("preemptions", f"{found['preemptions']:,}"),
         ("resizes", f"{found['resizes']:,}"),
+        *([("avg resize", short(found["resize_s"]))] if found["resize_s"] is not None else []),
     )
     for name, text in lines:
         click.echo(f"{name:<15} {text}")

@@ -65,6 +65,10 @@ class Runs:
             self, runs=tuple(self.runs[row] for row in rows), together=tuple(self.together[row] for row in rows)
         )
 
+    def stood_s(self) -> list[float]:
+        """For how long jobs stood still for resizes, as far as that was measured."""
+        return [run.stood_s for each in self.runs for run in each if run.stood_s is not None]
+
     def groups(self) -> list[Together]:
         """Every group once, by when it began."""
         return sorted({one for each in self.together for one in each}, key=lambda one: one[:3])

@@ -15,6 +15,8 @@ from gpuloom.live.figures.sample import Figures, finest
 from gpuloom.store.port import Completed, JobQuery, Store
 
 DAY_S = 86_400.0
+RESIZES = 1000
+"""So many of the last ones are looked through for what they cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class Stats:
     """Of jobs that ran and ended from `since_s` on and before `until_s`; None: there is nothing to compute it of.
 
     Averages over time are over the `covered_s` seconds of that span in which a scheduler ran. gpu_s: GPU-seconds held,
-    a GPU that two jobs share counted for both. user: whose jobs alone; utilization is what these hold of all GPUs.
+    a GPU that two jobs share counted for both. resize_s: for how long a job stood still for a resize, on average.
+    user: whose jobs alone; utilization is what these hold of all GPUs.
     """
 
     since_s: float
@@ -44,6 +47,7 @@ class Stats:
     restarts: int
     preemptions: int
     resizes: int
+    resize_s: float | None
 
 
 def checked_span(since_s: float | None, until_s: float | None, now_s: float) -> tuple[float, float]:
@@ -105,7 +109,19 @@ def stats_of(store: Store, since_s: float, until_s: float, user: str | None, now
         restarts=runs.restarts,
         preemptions=runs.ended.get(EndReason.PREEMPTED.value, 0),
         resizes=runs.ended.get(EndReason.RESIZED.value, 0),
+        resize_s=_resize_s(store, since_s, until_s, user),
     )
+
+
+def _resize_s(store: Store, since_s: float, until_s: float, user: str | None) -> float | None:
+    """The mean of the last resizes of which it was measured."""
+    events = store.events(types=("job.resize_cost",), limit=RESIZES, newest=True)
+    found = [event for event in events if since_s <= event.at_s < until_s]
+    if user is not None:
+        ids = tuple({event.job for event in found if event.job is not None})
+        theirs = {job.id for job in store.jobs(JobQuery(users=(user,), ids=ids, limit=RESIZES))} if ids else set()
+        found = [event for event in found if event.job in theirs]
+    return sum_floats(float(event.data["cost_s"]) for event in found) / len(found) if found else None
 
 
 def _makespan_s(ended: Sequence[Completed]) -> float | None:

@@ -607,6 +607,9 @@ class StatsView(TypedDict):
     restarts: Annotated[int, DEFINITIONS["restarts"]]
     preemptions: Annotated[int, "Attempts that were stopped for other jobs."]
     resizes: Annotated[int, "Attempts that ended to go on with another number of GPUs."]
+    resize_s: Annotated[
+        float | None, "Seconds for which a job stood still for a resize: the mean of the last ones that were measured."
+    ]
 
 
 class UserPointView(TypedDict):
