@@ -24,6 +24,7 @@ OBJECTIVES = {
     "max_sum_throughput_perf": ";objective=max_sum_throughput",
     "min_total_duration_perf": ";objective=makespan",
     "max_min_fairness": ";blind",
+    "max_min_fairness_perf + 1e-4 throughput term": ";throughput_term=1e-4",
 }
 """What is written after gavel:released for the names of Gavel's code."""
 OWN = ("gavel", "gavel:reset=0", "gavel:queue=global", "gavel:objective=water_filling")
@@ -121,7 +122,8 @@ with `--schedule rounds`, too, the averages stay within 0.2 %.
 
 DIFFERENCES = """What is left, by reason:
 
-- `max_min_fairness_perf`: the same rules, step by step; what differs is how ECOS rounds (here it is called without
+- `max_min_fairness_perf`, with and without a term for throughput (an edit of Gavel's program, not of its rounds): the
+  same rules, step by step; what differs is how ECOS rounds (here it is called without
   cvxpy, which orders the program otherwise), and what follows from that over thousands of rounds. Gavel ends a job
   for good of which, five times in a row, fewer steps are left than it has GPUs; here it does those steps. While
   nothing runs Gavel waits for the next job of the trace before it makes a new allocation, or makes one at once if

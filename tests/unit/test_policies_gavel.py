@@ -239,6 +239,31 @@ def test_the_interior_point_gives_everybody_some_of_what_is_left() -> None:
     assert ((share > 0.01) & (share < 0.99)).all()
 
 
+@needs_ecos
+def test_with_a_term_for_throughput_the_sum_counts_too() -> None:
+    """Job 1 is twice as fast on the fast GPU. At equal levels it has a part, for the largest sum all of it."""
+    value, one = np.array([[1.0, 0.1], [2.0, 0.1]]), np.ones(2)
+    fair, term = interior.interior_shares(value, one, one), interior.interior_shares(value, one, one, 10.0)
+    assert (value * fair).sum(axis=1) == pytest.approx([0.1 + 0.9 * 1.9 / 2.8] * 2, abs=1e-5)
+    assert term == pytest.approx(np.array([[0.0, 1.0], [1.0, 0.0]]), abs=1e-5)
+
+
+@needs_ecos
+def test_the_term_for_throughput_reaches_the_rounds() -> None:
+    speeds = Speeds(("A", "B"), np.array([[1.0, 0.5], [1.0, 0.9]]))
+    workload = jobs([(0.0, 3600.0, 1)] * 2, speeds=speeds)
+    policies = ("gavel:released", "gavel:released;throughput_term=100")
+    ends = [simulate(workload, "1x1:A,1x1:B", policy, restart_overhead_s=0.0).end_s.tolist() for policy in policies]
+    assert ends[1] == pytest.approx([3600.0, 3960.0]), "each is where both do most, until one has ended"
+    assert ends[0] != ends[1]
+
+
+@pytest.mark.parametrize("policy", ["gavel", "gavel:released;objective=makespan"])
+def test_the_term_for_throughput_is_for_released_max_min_alone(policy: str) -> None:
+    with pytest.raises(PolicyError, match="throughput_term is for gavel:released with objective=max_min_fairness"):
+        load_policy(f"{policy}{';' if ':' in policy else ':'}throughput_term=1e-4")
+
+
 # -- names ---------------------------------------------------------------------------------------------------
 
 

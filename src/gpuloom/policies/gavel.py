@@ -36,6 +36,7 @@ from gpuloom.policies.base import (
     by_model,
     duration,
     duration_or_0,
+    not_negative,
     one_of,
     yes_or_no,
 )
@@ -91,6 +92,12 @@ class Gavel(Policy):
             "no",
         ),
         Parameter("released", False, yes_or_no, "the released simulator's rounds, and its solver (ECOS)", "no"),
+        Parameter(
+            "throughput_term",
+            0.0,
+            not_negative,
+            "released, max_min_fairness: how much the sum of all throughputs counts beside the least",
+        ),
         Parameter("blind", False, yes_or_no, "the program takes all models for equally fast", "no"),
         Parameter(
             "prices",
@@ -117,6 +124,8 @@ class Gavel(Policy):
             self.traits = replace(self.traits, sharing=True)  # type: ignore[misc]
         elif said["released"] and said["objective"] in INTERIOR:
             require_ecos("gavel:released")
+        if said["throughput_term"] and not (said["released"] and said["objective"] == "max_min_fairness"):
+            raise PolicyError("gavel:throughput_term is for gavel:released with objective=max_min_fairness")
 
     def new_memory(self, workload: Workload, cluster: Cluster) -> Memory:
         kinds = tuple(workload.pairs.kinds) if self.values["packed"] and workload.pairs is not None else ()

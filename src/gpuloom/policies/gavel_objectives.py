@@ -150,10 +150,14 @@ def allox(present: Present) -> F8:
     return share
 
 
-def released_max_min(present: Present) -> F8:
-    """`max_min_fairness` as the released code has it: every job its own row, the optimum at which ECOS ends."""
+def released_max_min(present: Present, throughput_term: float = 0.0) -> F8:
+    """`max_min_fairness` as the released code has it: every job its own row, the optimum at which ECOS ends.
+
+    Args:
+        throughput_term: how much the sum of all (normalised) throughputs counts beside the least; 0 in that code.
+    """
     value = present.speed * (present.gpus / (present.weight * present.equal))[:, None]
-    return interior_shares(value, present.gpus, present.capacity)
+    return interior_shares(value, present.gpus, present.capacity, throughput_term)
 
 
 OBJECTIVES: Mapping[str, Callable[[Present], F8]] = {

@@ -131,7 +131,7 @@ class Released(Cluster):
         step_s = np.nan_to_num(self._step_s[jobs], nan=1.0)
         throughput = present.speed / step_s[:, None]
         if objective == "max_min_fairness":
-            return released_max_min(present)
+            return released_max_min(present, self.terms.throughput_term)
         if objective == "finish_time_fairness":
             return self._fair_in_time(jobs, present, step_s)
         if objective == "max_sum_throughput":

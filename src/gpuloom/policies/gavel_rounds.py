@@ -30,6 +30,7 @@ class Terms:
     one_queue: bool
     blind: bool
     prices: Mapping[str, float]
+    throughput_term: float = 0.0
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Terms:
@@ -40,6 +41,7 @@ class Terms:
             values["queue"] == "global",
             values["blind"],
             values["prices"] if isinstance(values["prices"], Mapping) else {},
+            values["throughput_term"],
         )
 
 

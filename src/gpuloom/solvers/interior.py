@@ -24,8 +24,11 @@ def require_ecos(who: str) -> None:
         raise MissingDependencyError(who, "the solver ECOS", "gavel")
 
 
-def interior_shares(value: F8, gpus: F8, capacity: F8) -> F8:
+def interior_shares(value: F8, gpus: F8, capacity: F8, throughput_term: float = 0.0) -> F8:
     """X, shape (jobs, models): max min_m Σ_j value_mj X_mj with X ≥ 0, Σ_j X_mj ≤ 1, Σ_m gpus_m X_mj ≤ capacity_j.
+
+    Args:
+        throughput_term: so much of Σ_m Σ_j value_mj X_mj is added to what is maximised.
 
     Raises:
         GpuloomError: the solver is not installed, or ends without an answer.
@@ -39,7 +42,7 @@ def interior_shares(value: F8, gpus: F8, capacity: F8) -> F8:
     entry = np.concatenate([-value.ravel(), np.ones(jobs)])
     rows = [(row, column, entry), limits]
     most = np.concatenate([np.zeros(jobs), most])
-    x = _solved(np.append(np.zeros(level), -1.0), rows, most, cones=0)
+    x = _solved(np.append(-throughput_term * value.ravel(), -1.0), rows, most, cones=0)
     return np.clip(x[:level].reshape(jobs, models), 0.0, 1.0)
 
 
