@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuloom.core.measured import Doubt, Load, Measured, Row, Training, measured_of
+from gpuloom.core.measured import Doubt, Load, Measured, Row, Training, measured_of, stage_bar, with_hooks
 
 PLAIN = Row(0, 1, 0.1, 0.0, 0.0, 0.06, 0.0, 0.03, 0.0, None, None, None, 1)
 RUN = Training("pytorch", 100, 0, None, 0.0, 9.0, None, 100, 8, 0, (), False, 1, 0, ())
@@ -80,3 +80,19 @@ def test_noise_and_drift() -> None:
     assert found.noise is not None
     assert found.noise > 0.05
     assert run(rows[:9]).drift is None
+
+
+def test_a_bar_has_ten_letters_whatever_the_parts() -> None:
+    found = run([PLAIN] * 12)  # 30 ms of waiting, 60 of computing, 10 of the rest
+    assert stage_bar(found) == "cccgggggg."
+    thirds = replace(found, storage_s=1.0, cpu_s=1.0, gpu_s=1.0, network_s=0.0, rest_s=0.0)
+    assert stage_bar(thirds) == "sssscccggg"
+
+
+def test_a_job_s_own_report_goes_before_what_hooks_counted() -> None:
+    measured = run([PLAIN] * 12)
+    seen = with_hooks({}, RUN, measured)
+    assert (seen["step"], seen["it_per_s"], seen["by"]) == (100, 10.0, "hooks")
+    own = with_hooks({"step": 7, "loss": 0.5}, RUN, measured)
+    assert own == {"step": 7, "loss": 0.5, "it_per_s": 10.0, "stages": stage_bar(measured)}
+    assert with_hooks({"step": 7}, None, None) == {"step": 7}

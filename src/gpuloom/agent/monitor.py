@@ -29,17 +29,20 @@ from gpuloom.agent.processes import (
 )
 from gpuloom.agent.sample import Finding, FindingKind, Foreign, GpuSample, NodeRates, RunOnNode, Sample
 from gpuloom.core.job import DeviceKind, NodeRecord
-from gpuloom.core.measured import progress_by
+from gpuloom.core.measured import Measured, with_hooks
 from gpuloom.core.progress import PROGRESS_BYTES, progress_of
 from gpuloom.core.usage import RunUsage
 from gpuloom.core.words import plural
-from gpuloom.files.hook_records import training_in
+from gpuloom.files.hook_records import hooked, training_in
 
 UNKNOWN_MIB = 500.0
 """A GPU counts as used by others if more memory than this is in use by no visible process."""
 
 REOPEN_S = 60.0
 """Time between attempts to reach a lost GPU."""
+
+STAGES_S = 5.0
+"""Time between looks at the stages of a run."""
 
 NEAR_SHUTDOWN_C = 2.0
 
@@ -84,6 +87,8 @@ class Monitor:
         self._failed: dict[str, int] = {}
         self._reopened_s = -math.inf
         self._progress: dict[str, tuple[tuple[int, int, int], dict[str, object]]] = {}
+        self._stages: dict[str, tuple[float, Measured | None]] = {}
+        """Of runs: when their stages were looked at, and what they were."""
 
     def gpu_processes(self, uuids: Iterable[str]) -> dict[str, list[int]]:
         """Processes that run CUDA on these GPUs; a GPU that can't tell (a CPU slot) is left out."""
@@ -124,8 +129,9 @@ class Monitor:
         usage = {run: self._usage(run, known, members[run], readings, ours) for run, known in runs.items()}
         for gone in set(self._before) - set(runs):
             del self._before[gone]
-        for gone in set(self._progress) - set(runs):
-            del self._progress[gone]
+        for seen in (self._progress, self._stages):
+            for gone in set(seen) - set(runs):
+                del seen[gone]
         return Sample(self._clock(), self._rates(), tuple(samples), usage, tuple(findings), xids)
 
     # -- GPUs ------------------------------------------------------------------------------------------------
@@ -262,10 +268,14 @@ class Monitor:
         """What the job reports of itself, else what hooks counted in it."""
         if not directory:
             return {}
-        told = self._told(run, directory)
-        if "step" in told or (seen := training_in(os.path.join(directory, "hooks"))) is None:
+        told, folder = self._told(run, directory), os.path.join(directory, "hooks")
+        training = training_in(folder)
+        if training is None:
             return told
-        return {**progress_by(seen), **told}
+        now, known = self._monotonic(), self._stages.get(run)
+        if known is None or now - known[0] >= STAGES_S:
+            known = self._stages[run] = now, hooked(folder).measured
+        return with_hooks(told, training, known[1])
 
     def _told(self, run: str, directory: str) -> dict[str, object]:
         """progress.json, read again only when it was written again."""

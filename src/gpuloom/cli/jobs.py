@@ -27,14 +27,15 @@ from gpuloom.cli.live import (
     short,
 )
 from gpuloom.cli.live_tables import (
-    JOB_COLUMNS,
     REASONS,
     Column,
     ended_words,
+    job_columns,
     predicted_end,
     progress_of,
     short_reason,
     show_table,
+    speed_of,
     troubles,
 )
 from gpuloom.cli.run_options import Duration
@@ -203,7 +204,7 @@ def ls(
             for text in troubles(client.status()):
                 click.echo(plain(text))
             if jobs:
-                show_table(JOB_COLUMNS, jobs)
+                show_table(job_columns(jobs), jobs)
                 if left := ", ".join(f"{count:,} {state}" for state, count in hidden.items()):
                     click.echo(f"not shown, by -n {limit}: {left}")
             else:
@@ -216,7 +217,7 @@ def ls(
         def heads(jobs: Sequence[JobView]) -> list[str]:
             return [*troubles(client.status()), _counts(jobs)]
 
-        screen.run(lambda: found()[0], lambda jobs: [(JOB_COLUMNS, jobs)], heads)
+        screen.run(lambda: found()[0], lambda jobs: [(job_columns(jobs), jobs)], heads)
 
 
 def _counts(jobs: Sequence[JobView]) -> str:
@@ -300,7 +301,8 @@ def _show(found: ShowView) -> None:
     elif expected := predicted_end(job, time.time()):
         lines.append(("predicted end", expected))
     if progress := progress_of(job):
-        lines.append(("done", progress))
+        speed = speed_of(job)
+        lines.append(("done", f"{progress}, {speed} it/s" if speed else progress))
     if job["after"]:
         lines.append(
             ("after", ", ".join(f"{n} ({'ended well' if how == 'ok' else 'ended'})" for n, how in job["after"]))

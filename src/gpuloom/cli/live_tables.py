@@ -11,6 +11,7 @@ import click
 
 from gpuloom.bounded.text import cut
 from gpuloom.cli.live import ago, plain, short
+from gpuloom.core.progress import it_per_s
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
@@ -150,6 +151,18 @@ def progress_of(job: JobView) -> str:
     return f"step {step:,}" if isinstance(step, int | float) else ""
 
 
+def speed_of(job: JobView) -> str:
+    """Iterations per second, as its report or hooks tell them."""
+    progress = job["progress"]
+    found = progress.get("it_per_s", it_per_s(progress))
+    return f"{found:.4g}" if isinstance(found, int | float) else ""
+
+
+def stages_of(job: JobView) -> str:
+    """The bar of its stages, a letter for each tenth of its time: storage, cpu, gpu, network, turns, rest (.)."""
+    return str(job["progress"].get("stages", ""))
+
+
 REASONS = {
     "out_of_memory": "out of memory",
     "not_started": "could not be started",
@@ -275,8 +288,22 @@ def predicted_end(job: JobView, now_s: float) -> str:
     return f"in {short(end - now_s)} (by {how})"
 
 
-def rate_columns(nodes: Sequence[NodeView], now_s: float) -> Sequence[Column[JobView]]:
-    """Running jobs with their rates. now_s: by the scheduler's clock."""
+def speed_columns(jobs: Sequence[JobView]) -> Sequence[Column[JobView]]:
+    """Speed and stages, where any of the jobs has them."""
+    both = (
+        Column("it/s", speed_of, right=True, least=96),
+        Column("stages", stages_of, least=110),
+    )
+    return [column for column in both if any(map(column.cell, jobs))]
+
+
+def job_columns(jobs: Sequence[JobView]) -> Sequence[Column[JobView]]:
+    """Columns of a list of these jobs; the reason comes last."""
+    return (*JOB_COLUMNS[:-1], *speed_columns(jobs), JOB_COLUMNS[-1])
+
+
+def rate_columns(nodes: Sequence[NodeView], now_s: float, jobs: Sequence[JobView] = ()) -> Sequence[Column[JobView]]:
+    """Running jobs with their rates. now_s: by the scheduler's clock. jobs: that are shown."""
     columns: Sequence[Column[JobView]] = (
         Column("id", lambda j: str(j["id"]), right=True),
         Column("name", lambda j: j["name"], gives=True),
@@ -286,6 +313,7 @@ def rate_columns(nodes: Sequence[NodeView], now_s: float) -> Sequence[Column[Job
         Column("ran", lambda j: short(j["run_s"]), right=True),
         Column("left", lambda j: left_words(j, now_s), right=True, least=70),
         Column("done", progress_of, right=True),
+        *speed_columns(jobs),
         Column("GPU %", lambda j: _number(j["usage"].get("gpu_utilization")), right=True),
         Column("GPU GiB", lambda j: gib(j["usage"].get("gpu_memory_mib")), right=True),
         Column("cores", lambda j: _number(j["usage"].get("cpu_cores"), 1), right=True),

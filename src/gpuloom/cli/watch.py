@@ -85,7 +85,7 @@ def _moved(job: JobView) -> str:
 def _tables(found: _Look) -> Tables:
     nodes = found["nodes"]
     gpus = [(node, gpu) for node in nodes for gpu in node["gpus"]]
-    return [(gpu_columns(nodes), gpus), (rate_columns(nodes, found["status"]["now_s"]), found["jobs"])]
+    return [(gpu_columns(nodes), gpus), (rate_columns(nodes, found["status"]["now_s"], found["jobs"]), found["jobs"])]
 
 
 def _heads(found: _Look) -> list[str]:

@@ -8,7 +8,7 @@ checkpoint or a busy moment changes none of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -164,6 +164,36 @@ def progress_by(training: Training) -> dict[str, object]:
         told["steps"] = training.steps
         told["fraction"] = min(1.0, step / training.steps)
     return told
+
+
+def with_hooks(told: Mapping[str, object], training: Training | None, measured: Measured | None) -> dict[str, object]:
+    """What a job reports of its progress, with what hooks saw of it: its steps, where it tells none, its speed, and a
+    bar of its stages. measured: its profile, if there is one."""
+    if training is None:
+        return dict(told)
+    seen: dict[str, object] = {} if "step" in told else progress_by(training)
+    if measured is not None:
+        seen |= {"it_per_s": float(f"{measured.rate_per_s:.4g}"), "stages": stage_bar(measured)}
+    return {**seen, **told}
+
+
+BAR = 10
+LETTERS = "scgnt."
+"""In a bar of stages: storage, CPU, GPU, network, waits for turns, the rest."""
+
+
+def stage_bar(measured: Measured) -> str:
+    """The parts of an iteration as ten letters in their order: 'ssccggggn.' (LETTERS). They are shared out by largest
+    remainders."""
+    m = measured
+    parts = (m.storage_s, m.cpu_s, m.gpu_s, m.network_s, m.turn_s, m.rest_s)
+    whole = sum_floats(parts)
+    exact = [BAR * part / whole for part in parts]
+    counts = [int(each) for each in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda at: (counts[at] - exact[at], at))
+    for at in by_remainder[: BAR - sum_ints(counts)]:
+        counts[at] += 1
+    return "".join(letter * count for letter, count in zip(LETTERS, counts, strict=True))
 
 
 def measured_of(training: Training, cores: int) -> Measured | None:

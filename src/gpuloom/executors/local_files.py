@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpuloom.core.measured import progress_by
+from gpuloom.core.measured import with_hooks
 from gpuloom.core.progress import GPU_FULL, PROGRESS_BYTES, progress_of
 from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.checkpoint_files import checkpoint_written_s
@@ -69,9 +69,8 @@ class LocalFiles:
             told = {}
         if os.path.exists(self._file(run, GPU_FULL_FILE)):
             told = {**told, GPU_FULL: True}
-        if "step" in told or (seen := self.hooks(run).training) is None:
-            return told
-        return {**progress_by(seen), **told}
+        seen = self.hooks(run)
+        return with_hooks(told, seen.training, seen.measured)
 
     def hooks(self, run: str) -> Hooked:
         """See `RunFiles`."""
