@@ -42,7 +42,7 @@ class KernelSpeeds:
     """From any thread.
 
     Args:
-        news: called from a thread of its own when more is known.
+        news: called from a thread of its own when more is known. None: nothing is computed, and no thread started.
         rates: requests per second of services that run, by job.
         read: profile and load of what a job says. compute: what is expected of a pair; both may raise GpuloomError.
 
@@ -52,7 +52,7 @@ class KernelSpeeds:
 
     def __init__(
         self,
-        news: Callable[[], None] = lambda: None,
+        news: Callable[[], None] | None = None,
         *,
         rates: Callable[[], Mapping[int, float]] = dict,
         read: Callable[[str], tuple[KernelProfile, Load | None]] = profile_of,
@@ -98,7 +98,7 @@ class KernelSpeeds:
                     self._wanted.setdefault(pair, now_s)
             patient = [kind for kind, pair in pairs.items() if now_s - self._wanted.get(pair, -PATIENCE_S) < PATIENCE_S]
             work = bool(self._wanted)
-        works = work and self._worker.start()
+        works = work and self._news is not None and self._worker.start()
         self._wake.set()
         return KernelPairs(of_job, kinds, known, frozenset(patient) if works else frozenset())
 
@@ -121,7 +121,11 @@ class KernelSpeeds:
                         del self._wanted[pair]
                 done += 1
                 if done % TOLD_EVERY == 0 or not self._wanted:
-                    self._news()  # of failures as well: nobody waits for these pairs any more
+                    self._tell()  # of failures as well: nobody waits for these pairs any more
+
+    def _tell(self) -> None:
+        if self._news is not None:
+            self._news()
 
     def _measure(self) -> None:
         """Look how busy services are, and find out what that means before it counts."""
@@ -136,7 +140,7 @@ class KernelSpeeds:
             if pair not in self._known:
                 self._find(pair)
         self._loads = found
-        self._news()
+        self._tell()
 
     def _share(self, profile: str, rate: float) -> float | None:
         """Share of the time that a service is busy, to the next tenth; None: there is no profile to know it by."""

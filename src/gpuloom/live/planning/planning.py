@@ -79,7 +79,7 @@ class Planning:
         decides. saved: its memory as it was written down last. beside: best-effort jobs may share GPUs with
         high-priority ones, if the policy's text does not say otherwise. ended_gpu_s: GPU-seconds of the last jobs that
         ended, for policies that go by their distribution. claims: None: those that the book tells of.
-        kernels: what is expected of pairs by kernel profiles; None: it tells nobody when more is known."""
+        kernels: what is expected of pairs by kernel profiles; None: nothing is known of any."""
         self.book = book
         self.seat = Seat(ended_gpu_s, written=policy, interval_s=interval_s, beside=beside, saved=saved)
         self.times = Times(timer)
