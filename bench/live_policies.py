@@ -26,7 +26,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,18 +215,19 @@ KNOWN = Profiles(own=tuple(parse_profiles(Source("bench", "profiles", profiles()
 
 
 class Cluster:
-    """The three nodes, joined to a scheduler."""
+    """Nodes that are joined to a scheduler."""
 
-    def __init__(self, scheduler: TemporaryScheduler) -> None:
+    def __init__(self, scheduler: TemporaryScheduler, nodes: Mapping[str, tuple[str, int]] = NODES) -> None:
+        """nodes: GPU model that each pretends, and slots."""
         self.scheduler = scheduler
-        self.homes = {name: scheduler.folder / name for name in NODES}
+        self.homes = {name: scheduler.folder / name for name in nodes}
         token = json.loads(self._said("node", "token", "--json", "--home", str(scheduler.home)))["token"]
         url = json.loads((scheduler.home / "server.json").read_text())["url"]
-        for name, (model, slots) in NODES.items():
+        for name, (model, slots) in nodes.items():
             words = ["--name", name, "--slots", str(slots), "--slot-model", model, "--detach"]
             self._said("node", "join", url, *words, "--home", str(self.homes[name]), GPULOOM_NODE_TOKEN=token)
         until_s = time.monotonic() + 30.0
-        while sum(node["state"] == "up" for node in scheduler.client.nodes() if node["name"] in NODES) < len(NODES):
+        while sum(node["state"] == "up" for node in scheduler.client.nodes() if node["name"] in nodes) < len(nodes):
             if time.monotonic() > until_s:
                 raise GpuloomError("the nodes have not joined within 30 s")
             time.sleep(0.05)

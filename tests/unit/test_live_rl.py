@@ -12,11 +12,15 @@ from gpuloom.core.usage import RunUsage
 from gpuloom.live.dispatch.last_words import Words
 from gpuloom.live.planning.estimates import like_of
 from gpuloom.live.planning.roster import alike
+from gpuloom.live.planning.size_speeds import size_speeds
 from gpuloom.live.trial.rehearsal import Rehearsal
 from gpuloom.live.views.policy_answers import RlStateView
 
 BY_HAND = "rl:epsilon_start=0;epsilon_end=0;thrift=1;fragmentation=0;initial=zero;alpha=0.2;gamma=0.1"
 """Cost is the share of the GPUs, and the table begins at 0."""
+
+
+TWICE = (("vgg19", "vgg19"), (1, 2))
 
 
 class Learning:
@@ -241,3 +245,25 @@ def test_a_job_may_have_a_size_that_turns_out_to_be_slow(policy: str) -> None:
     (other,) = live.submit({"gpus": 1, "name": "other", "estimate": "1h"})
     assert live.service.job(other)["state"] in ("starting", "running")
     assert not live.scheduler.problem
+
+
+def test_the_best_known_of_an_elastic_job_is_also_what_its_model_makes_of_a_run() -> None:
+    """As in the simulator: on its smaller size it is as far from its best as jobs usually are, until both were
+    measured."""
+    told = Learning(f"{BY_HAND};initial=model;optimism=0;mode=fixed;fixed=1x1", gpus=2)
+    told.run(10.0, gpus=1, elastic="1-2")
+    usual = size_speeds(1, (1, 2), {})[2].factor
+    assert told.state["mean_reward"] == pytest.approx(2.0 / usual, rel=0.02)
+    rigid = Learning(f"{BY_HAND};initial=model;optimism=0;mode=fixed;fixed=1x1", gpus=2)
+    rigid.run(10.0, gpus=1)
+    assert rigid.state["mean_reward"] == 2.0
+
+
+def test_elastic_jobs_are_grouped_by_what_was_measured_on_several_gpus() -> None:
+    """The shipped profiles: vgg19 on one GPU synchronises nothing, on two it computes twice as long as it does."""
+    told = Learning()
+    told.live.submit({"gpus": 1, "model": "vgg19"}, {"model": "vgg19", "elastic": "1-2"})
+    alone, together = (row.three_stages_s for row in map(told.live.scheduler.planning.worlds.profiles.find, *TWICE))
+    assert (alone[2], together[2] > 0) == (0.0, True)
+    ratios = [group["ratio"] for group in told.state["groups"] if group["ratio"] is not None]
+    assert ratios == [pytest.approx(together[1] / together[2]), pytest.approx(1e6)]

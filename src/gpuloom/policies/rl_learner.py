@@ -163,12 +163,22 @@ class Learner:
         measured = self.snapshot.measured
         if measured is not None:
             best = self._best(measured.alike(job), rate)
+            if (share := self._share_of_best(kind, index)) > 0:
+                best = max(best, rate / share)
         elif kind.curve != NO_CURVE and self._workload.scaling is not None:
             rate *= self._workload.scaling.reference.item(job)
             best = max(self.promised(kind)[1], self._best(self._curves[kind.curve], rate))
         else:
             best = max(self.promised(kind)[1], rate)
         return rate / best / self._cost_of(kind)[index] if best > 0 else 0.0
+
+    def _share_of_best(self, kind: Kind, index: int) -> float:
+        """By the model, throughput of this choice over that of the kind's fastest; 0 where it promises nothing."""
+        if kind.curve == NO_CURVE:
+            return 0.0
+        promise: float = self.promised(kind)[0].item(index)
+        optimism: float = self._values["optimism"]
+        return promise * self._cost_of(kind)[index] / (1.0 + optimism)
 
     def _best(self, name: str, rate: float) -> float:
         """The highest throughput known of jobs of this name."""

@@ -33,6 +33,7 @@ from gpuloom.interleave.worth import GroupSharing
 from gpuloom.live.planning.asking import Asking, Call
 from gpuloom.live.planning.estimates import left_s, stands_s
 from gpuloom.live.planning.kernel_speeds import KernelSpeeds
+from gpuloom.live.planning.ratios import with_communication
 from gpuloom.live.planning.roster import Roster, alike
 from gpuloom.live.records.fleet import Fleet, slots_of
 from gpuloom.placement.shapes import impossible_jobs, shapes_of
@@ -150,6 +151,8 @@ class World:
             workload = replace(workload, priority=_ranked([job.priority for job in ordered]))
         if policy.uses_stages or policy.rewarded or profiles.own:
             workload = with_profiles(workload, profiles)
+        if policy.rewarded:
+            workload = with_communication(workload, profiles)
         if policy.weaves:
             workload = _alone_until_measured(workload, cluster)
             if apart and (pairs := apart.among([(alike(job), job.gpus) for job in ordered])) is not None:

@@ -29,7 +29,8 @@ def scaling_of(
     Args:
         sizes: of each job the GPUs that it asks for, and what it may have. most_gpus: no job may have more.
         held: by row, GPUs that a job has now: this size is there, however slow it has turned out to be.
-        slower: sizes beyond the fastest one are there as well.
+        slower: sizes beyond the fastest one are there as well, and speeds are to one percent: those who learn fit a
+            model to each curve that is new, and measured speeds are never quite the same.
     """
     if all(replicas is None for _, replicas in sizes):
         return None
@@ -42,14 +43,17 @@ def scaling_of(
         if replicas is None:
             least[row] = most[row] = asked
             continue
-        has = max(asked, held.get(row, 0))
+        has = asked if slower else max(asked, held.get(row, 0))
         key = id(pace), asked, replicas, has
         if key not in places:
-            allowed = [size for size in replicas.sizes if most_gpus is None or size <= max(most_gpus, has)]
+            allowed = [
+                size for size in replicas.sizes if most_gpus is None or size <= max(most_gpus, has, held.get(row, 0))
+            ]
             fastest = max(allowed, key=lambda size: (pace.at_size(size), -size))
             allowed = [size for size in allowed if slower or size <= max(fastest, has)]
             table = np.zeros((allowed[-1] + 1, 1))
-            table[allowed, 0] = [pace.at_size(size) for size in allowed]
+            speeds = [pace.at_size(size) for size in allowed]
+            table[allowed, 0] = [max(round(speed, 2), 0.01) for speed in speeds] if slower else speeds
             places[key] = len(curves), allowed[-1]
             curves.append(table)
         curve[row], largest = places[key]
