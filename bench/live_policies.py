@@ -52,7 +52,10 @@ MARKS = ("<!-- begin live_policies -->", "<!-- end live_policies -->")
 NODES = {"fast": ("V100", 2), "slow-a": ("K80", 2), "slow-b": ("K80", 2)}
 CLUSTER = "1x2:V100,2x2:K80"
 MODELS = ("K80", "V100")
-ROUND_S = 4.0
+ROUND_S, CHECK_S = 4.0, 6.0
+"""Of policies that decide in rounds, and between the checks of an elastic pool."""
+BOTH_S = 12.0
+"""A multiple of both."""
 START_S = 0.1
 """About what a start costs, for workloads in which every job changed its model."""
 STEP_S = 0.05
@@ -75,7 +78,7 @@ POLICIES = {
     "themis": f"themis:lease={ROUND_S}s",
     "antman": "antman:opportunistic=0",  # CPU slots are not shared kernel by kernel
     "gavel": f"gavel:round={ROUND_S}s",
-    "elastic": "elastic",
+    "elastic": f"elastic:check_minutes={CHECK_S / 60:g}",
     "elastic-goodput": "elastic-goodput",
     "hlas": f"hlas:min_seconds_between_moves={ROUND_S}",
     "muri-s": "muri-s:group_size=2;processes=own;interleave_overhead=none",
@@ -266,8 +269,9 @@ def live(plan: Sequence[Planned], policy: str) -> tuple[Ran, list[float], float]
 
         # What a start costs is learnt from what ran; a scheduler that knows nothing yet takes a second for it.
         scheduler.client.wait([submit("first", Planned(0.0, 1, 20, 1.0, "learner", 1))], timeout_s=60.0)
-        # Rounds are multiples of their length since the epoch; the simulator's time begins with the first submission.
-        time.sleep(-time.time() % ROUND_S)
+        # Rounds and checks are at multiples of their length since the epoch; the simulator's time begins with the first
+        # submission.
+        time.sleep(-time.time() % BOTH_S)
         numbers: list[int] = []
         began = time.monotonic()
         for index, job in enumerate(plan):
