@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuloom.training.preemptible import Training
 from gpuloom.training.sampler import ElasticSampler
 
-__all__ = ["ElasticSampler"]
+__all__ = ["ElasticSampler", "Training"]
