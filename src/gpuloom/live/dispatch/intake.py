@@ -236,11 +236,6 @@ class Intake:
             data["members"] = [self._member_end(attempt, one) for one in ends]
         return {**data, **last_step(told, self.clock.from_wall), "ended_s": at}, failed
 
-    def _beside(self, attempt: Attempt) -> set[int]:
-        """Other jobs that have processes on its GPUs."""
-        holders = self.claims.holders()
-        return {job for slot in slots_of(attempt.allocation) for job in holders.get(slot, ()) if job != attempt.job}
-
     def _failed_before(self, job: Job) -> Mapping[str, Any] | None:
         """Data of the event of the last failure of replicas of an elastic job; None: there was none."""
         if job.attempts < 2:
@@ -348,12 +343,15 @@ class Intake:
         """The monitor of a node has looked. Raises StoreError: it can't be written down."""
         costs: list[Draft] = []
         costed: set[str] = set()
+        holders: Mapping[Slot, Collection[int]] | None = None
         for run, usage in runs.items():
             self._goes(run, usage.progress)
             if begins(usage.progress) and (attempt := self.attempt_of(run)) is not None:
                 costs += self._resize_cost(self.book.jobs[attempt.job], attempt, usage.progress)
                 costed.add(attempt.run)
-            self._uses(run, usage)
+            if usage.gpu_memory_mib is not None:
+                holders = self.claims.holders() if holders is None else holders
+                self._uses(run, usage, holders)
             fraction = usage.progress.get("fraction")
             if isinstance(fraction, float) and (attempt := self.attempt_of(run)) is not None:
                 first, at = usage.progress.get("first_s"), usage.progress.get("at_s")
@@ -381,12 +379,13 @@ class Intake:
         self._seen_gpus.clear()
         self._seen_flags.clear()
 
-    def _uses(self, run: str, usage: RunUsage) -> None:
-        """How much GPU memory a run uses."""
+    def _uses(self, run: str, usage: RunUsage, holders: Mapping[Slot, Collection[int]]) -> None:
+        """How much GPU memory a run uses. holders: jobs with processes on each GPU."""
         attempt = self.attempt_of(run)
-        if attempt is None or usage.gpu_memory_mib is None:
+        if attempt is None:
             return
-        mib = self.peaks.take(attempt, run, usage, beside=self._beside(attempt), now_s=self.clock.now())
+        beside = {job for slot in slots_of(attempt.allocation) for job in holders.get(slot, ()) if job != attempt.job}
+        mib = self.peaks.take(attempt, run, usage, beside=beside, now_s=self.clock.now())
         if mib is None or self.book.jobs[attempt.job].spec.gpu_memory is not None:
             return
         if self.planning.scene.memory.saw(attempt.job, mib) and self.planning.policy.max_jobs_per_gpu > 1:

@@ -97,10 +97,11 @@ class GpuMemory:
             self._known.clear()
 
     def look_up(self, jobs: Iterable[Job]) -> None:
-        """Read what was seen of attempts of these jobs, by a scheduler before this one."""
+        """Read what was seen of attempts of these jobs that have not ended, by a scheduler before this one."""
         with self._lock:
-            unknown = [job.id for job in jobs if job.attempts and job.spec.gpu_memory is None]
-            unknown = [job for job in unknown if job not in self._own]
+            unknown = [
+                job.id for job in jobs if job.attempts and job.id not in self._own and job.spec.gpu_memory is None
+            ]
         if not unknown:
             return
         found = dict.fromkeys(unknown, 0.0)
@@ -109,27 +110,32 @@ class GpuMemory:
         with self._lock:
             self._own = {**found, **self._own}
 
-    def of(self, job: int, like: Like, given_mib: int | None = None) -> Need | None:
-        """What a job needs; None: it is not known. given_mib: as its user says. After `look_up`."""
-        if given_mib is not None:
-            return Need(given_mib, MemorySource.GIVEN)
+    def own(self) -> dict[int, float]:
+        """MiB that attempts of jobs that have not ended used, as far as anything was seen. After `look_up`."""
         with self._lock:
-            own = self._own.get(job, 0.0)
-            known, there = self._known.get(like), like in self._known
-        if not there:
-            known = self._of_runs(like)
-            with self._lock:
-                if len(self._known) >= MOST_NAMES:
-                    self._known.clear()
-                self._known[like] = known
-        if known is not None and known.mib >= own:
-            return known
-        return Need(ceil(own), MemorySource.MEASURED) if own > 0.0 else None
+            return {job: mib for job, mib in self._own.items() if mib > 0.0}
+
+    def of_like(self, like: Like) -> Need | None:
+        """What earlier runs of such a job used; None: nothing was seen of any."""
+        with self._lock:
+            if like in self._known:
+                return self._known[like]
+        known = self._of_runs(like)
+        with self._lock:
+            if len(self._known) >= MOST_NAMES:
+                self._known.clear()
+            self._known[like] = known
+        return known
 
     def of_job(self, job: Job) -> Need | None:
-        """The same, of any job."""
-        self.look_up([job])
-        return self.of(job.id, like_of(job.spec, job.user, job.gpus, job.array_id), job.spec.gpu_memory)
+        """What a job needs; None: it is not known."""
+        if job.spec.gpu_memory is not None:
+            return Need(job.spec.gpu_memory, MemorySource.GIVEN)
+        with self._lock:
+            own = self._own.get(job.id)
+        if own is None and job.attempts:
+            own = max((attempt.gpu_memory_mib or 0.0 for attempt in self._attempts([job.id])), default=0.0)
+        return larger(self.of_like(like_of(job.spec, job.user, job.gpus, job.array_id)), own or 0.0)
 
     def _of_runs(self, like: Like) -> Need | None:
         same = [run for run in self._measured(like) if run.like.gpus == like.gpus and run.like.similar == like.similar]
@@ -156,6 +162,13 @@ class GpuMemory:
             if len(self._runs) >= MOST_NAMES:
                 self._runs.popitem(last=False)
             return self._runs.setdefault(key, found)
+
+
+def larger(known: Need | None, own_mib: float) -> Need | None:
+    """What a job needs whose earlier runs needed that, and whose own attempts used so much (0: not seen)."""
+    if known is not None and known.mib >= own_mib:
+        return known
+    return Need(ceil(own_mib), MemorySource.MEASURED) if own_mib > 0.0 else None
 
 
 def least_of_largest(by_model: Mapping[str, Sequence[float]]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from gpuloom.core.script_key import profile_key
 from gpuloom.core.spec import OnPreempt
 from gpuloom.core.workload import F8, Labels, Workload
 from gpuloom.live.planning.estimates import Estimates, Like, like_of
-from gpuloom.live.planning.gpu_memory import GpuMemory
+from gpuloom.live.planning.gpu_memory import GpuMemory, larger
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.records.fleet import wanted_types
 from gpuloom.live.records.scaling import scaling_of
@@ -123,11 +123,13 @@ class Roster:
                 row = row._replace(model=key)
             rows.append(row)
         self._rows = kept
+        distinct = {row.asks for row in rows}
+        planned: Sequence[_Row] = rows
         if self._memory is not None:
-            rows = _with_memory(self._memory, jobs, rows)
+            planned = _with_memory(self._memory, jobs, rows, {asks.like for asks in distinct})
         totals: dict[_Asks, float] = {}
         paces: dict[_Asks, Pace] = {}
-        for asks in {row.asks for row in rows}:
+        for asks in distinct:
             sizes = () if asks.replicas is None else asks.replicas.sizes
             pace = paces[asks] = self._speeds.of(asks.like, dict(asks.speeds), sizes)
             totals[asks] = self._estimates.of(
@@ -135,18 +137,23 @@ class Roster:
             ).total_s
         several = len(self._speeds.models) > 1 or any(pace.sizes for pace in paces.values())
         return Columns(
-            rows,
+            planned,
             np.array([totals[row.asks] for row in rows], dtype=np.float64),
             [paces[row.asks] for row in rows] if several else None,
         )
 
 
-def _with_memory(memory: GpuMemory, jobs: Sequence[Job], rows: Sequence[_Row]) -> list[_Row]:
-    """Rows with what is known of GPU memory that no user says."""
+def _with_memory(memory: GpuMemory, jobs: Sequence[Job], rows: Sequence[_Row], likes: Iterable[Like]) -> Sequence[_Row]:
+    """Rows with what is known of GPU memory that no user says. likes: of all of them."""
     memory.look_up(jobs)
+    own, of_like = memory.own(), {like: need for like in likes if (need := memory.of_like(like)) is not None}
+    if not own and not of_like:
+        return rows
     found = []
     for job, row in zip(jobs, rows, strict=True):
-        need = memory.of(job.id, row.asks.like, job.spec.gpu_memory)
+        need = None
+        if job.spec.gpu_memory is None:
+            need = larger(of_like.get(row.asks.like), own.get(job.id, 0.0))
         found.append(row if need is None else row._replace(gpu_memory_mib=float(need.mib)))
     return found
 
