@@ -155,7 +155,7 @@ def test_a_home_of_before_is_taken_up_with_its_runs(tmp_path: Path, monkeypatch:
         connection.execute("DROP TABLE environments")
         connection.execute("DROP TABLE samples")
         connection.execute("ALTER TABLE jobs DROP COLUMN work_on")
-        for column in ("identity", "saved_by", "members", "gpu_model", "it_per_s", "kept"):
+        for column in ("identity", "saved_by", "members", "gpu_model", "it_per_s", "kept", "gpu_memory_mib"):
             connection.execute(f"ALTER TABLE attempts DROP COLUMN {column}")
         connection.execute(
             "UPDATE events SET data = json_remove(data, '$.identity', '$.gpu_model') WHERE type = 'attempt.starting'"
