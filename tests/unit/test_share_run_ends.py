@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpuloom.cli.share import run as share_run
+from gpuloom.cli.share import attending
 
 STAND_IN = """
 import sys
-from gpuloom.cli.share.run import attend, end_as
+from gpuloom.cli.share.attending import attend, end_as
 import os
 end_as(attend(["sh", "-c", sys.argv[1]], dict(os.environ)))
 """
@@ -45,7 +45,7 @@ def test_a_signal_that_comes_while_the_program_starts_is_passed_on(monkeypatch: 
         signal.raise_signal(signal.SIGTERM)
         return start(*args, **more)
 
-    monkeypatch.setattr(share_run.subprocess, "Popen", interrupted)
+    monkeypatch.setattr(attending.subprocess, "Popen", interrupted)
     before = signal.getsignal(signal.SIGTERM)
-    assert share_run.attend(["sleep", "60"], dict(os.environ)) == -signal.SIGTERM
+    assert attending.attend(["sleep", "60"], dict(os.environ)) == -signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == before

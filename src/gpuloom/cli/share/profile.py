@@ -16,8 +16,8 @@ import click
 from gpuloom.cli.groups import Choice
 from gpuloom.cli.outputs import overwrite_option
 from gpuloom.cli.run_options import Duration
+from gpuloom.cli.share.attending import attend, end_as
 from gpuloom.cli.share.profiles import say_if_hidden
-from gpuloom.cli.share.run import attend, end_as
 from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.words import plural
 from gpuloom.sharing import profiler

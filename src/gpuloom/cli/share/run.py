@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import click
 
 from gpuloom.cli.groups import Choice
 from gpuloom.cli.run_options import Duration
-from gpuloom.core.errors import GpuloomError, InputError
+from gpuloom.cli.share.attending import attend, end_as, replace
+from gpuloom.core.errors import InputError
 from gpuloom.core.share_class import CLASSES, IMPORTANCES, TASK_TYPES, job_class
 from gpuloom.sharing.rule import RULES
 from gpuloom.sharing.shim import attach as shim
 from gpuloom.sharing.shim import build, mps
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-
 MOST_HOLD_S = 3600.0
 GPU = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[0-9A-Za-z/-]+")
 """An index, or a UUID as the driver tells it; MIG-GPU-UUID/1/0 is the older form of a MIG instance."""
-
-
-class NotStartedError(GpuloomError):
-    """The program can't be started. Exit code as of env and nohup: 127 there is none, 126 it can't be run."""
-
-    def __init__(self, command: str, error: OSError) -> None:
-        super().__init__(f"{command}: {error.strerror}; give a program that can be run")
-        self.exit_code = 127 if error.errno == errno.ENOENT else 126
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -177,58 +161,3 @@ def check(gpu: str | None, max_hold_s: float | None, name: str | None, log: Path
             os.close(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise InputError(f"--log {log}: can't be written ({error.strerror}); name another file") from error
-
-
-def end_as(code: int) -> NoReturn:
-    """End as the program did: with its exit code, or below 0 by its signal, which a scheduler tells from a code."""
-    if code < 0:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program's own core is the one of interest
-        if -code not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    sys.exit(code)
-
-
-def replace(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Become the program.
-
-    Raises:
-        NotStartedError: there is no such program, or it can't be run.
-    """
-    try:
-        os.execvpe(command[0], list(command), dict(environment))  # noqa: S606 - what the user asked for
-    except OSError as error:
-        raise NotStartedError(command[0], error) from error
-
-
-def attend(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the program, passing signals on, and return its exit code; below 0: the signal that ended it.
-
-    Raises:
-        NotStartedError: there is no such program, or it can't be run.
-    """
-    child: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
-
-    def forward(number: int, _: FrameType | None) -> None:
-        if child is None:
-            early.append(number)
-        else:
-            child.send_signal(number)
-
-    # Before there is a program: a signal in between must not end us and leave the program behind.
-    before = {number: signal.signal(number, forward) for number in FORWARDED}
-    try:
-        try:
-            child = subprocess.Popen(list(command), env=dict(environment))  # noqa: S603 - what the user asked for
-        except OSError as error:
-            raise NotStartedError(command[0], error) from error
-        for number in early:
-            child.send_signal(number)
-        code = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return code
