@@ -17,7 +17,7 @@ import numpy as np
 from beside import SERVICES, training_jct_s
 from beside import workload as services_and_training
 from gpuloom.core.decision import Decision
-from gpuloom.core.kernel_pairs import Load, profile_and_load
+from gpuloom.core.kernel_load import Load, profile_and_load
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.policies.beside import Beside

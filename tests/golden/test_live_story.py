@@ -94,6 +94,7 @@ def made(policy: str) -> list[str]:
             "estimate": 50.0 + 130 * (i * i % 7),
             "name": f"job-{i % 4}",
             "model": MODELS[i % 4],
+            "gpu_memory": "4GiB",  # jobs of unknown memory are not woven
             "priority": (0, 0, 1)[i % 3],
             "on_preempt": ("checkpoint", "checkpoint", "freeze", "never")[i % 4],
             **({"gpu_types": ["V100"]} if i % 5 == 3 else {}),

@@ -18,7 +18,8 @@ from fake_nvml import FakeGpu, FakeNvml
 from fake_torch import install
 from gpuloom.agent.nvml import Nvml
 from gpuloom.core.errors import ConflictError
-from gpuloom.core.kernel_pairs import Beside, Load
+from gpuloom.core.kernel_load import Load
+from gpuloom.core.kernel_pairs import Beside
 from gpuloom.live.views.groups import groups_view
 from gpuloom.sharing.expected import expected, profile_of, with_kernel_pairs
 from gpuloom.sharing.loads import request_rates

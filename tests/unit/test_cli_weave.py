@@ -238,6 +238,8 @@ def test_import_then_list(tmp_path: Path) -> None:
         "gpu_memory_mib": None,
         "start_s": 3.0,
         "source": "",
+        "noise": None,
+        "date": None,
         "own": True,
     }
     with pytest.raises(InputError, match="has a profile of bert on 1 GPU, batch size 4 already \\(and 1 more\\)"):

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from builders import jobs
 from gpuloom.cli.main import cli
 from gpuloom.core.errors import InputError, PolicyError
-from gpuloom.core.kernel_pairs import Beside, KernelPairs, Load, kinds_of, profile_and_load
+from gpuloom.core.kernel_load import Load, profile_and_load
+from gpuloom.core.kernel_pairs import Beside, KernelPairs, kinds_of
 from gpuloom.core.pairs import NO_KIND, PairSpeeds
 from gpuloom.core.workload import Labels, Workload
 from gpuloom.policies.pair_speeds import Expected

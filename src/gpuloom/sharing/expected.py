@@ -18,7 +18,8 @@ from pathlib import Path
 
 from gpuloom import __version__
 from gpuloom.core.errors import InputError
-from gpuloom.core.kernel_pairs import Beside, KernelPairs, Load, kinds_of, profile_and_load
+from gpuloom.core.kernel_load import Load, profile_and_load
+from gpuloom.core.kernel_pairs import Beside, KernelPairs, kinds_of
 from gpuloom.core.sums import sum_floats
 from gpuloom.core.words import plural
 from gpuloom.core.workload import Workload

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.kernel_pairs import profile_and_load
+from gpuloom.core.kernel_load import profile_and_load
 from gpuloom.sharing.find import no_such
 from gpuloom.sharing.profiles import SUFFIX, library_folder
 from gpuloom.sharing.shipped import SHIPPED

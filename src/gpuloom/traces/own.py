@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gpuloom.core.errors import MissingDependencyError, TraceError
-from gpuloom.core.kernel_pairs import profile_and_load
+from gpuloom.core.kernel_load import profile_and_load
 from gpuloom.core.ran import Runs
 from gpuloom.core.scaling import NO_CURVE, Scaling
 from gpuloom.core.share_class import CLASSES

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from gpuloom.core.errors import GpuloomError, InputError
-from gpuloom.core.kernel_pairs import Beside, KernelPairs, Load, kinds_of, profile_and_load
+from gpuloom.core.kernel_load import Load, profile_and_load
+from gpuloom.core.kernel_pairs import Beside, KernelPairs, kinds_of
 from gpuloom.core.share_class import HIGH
 from gpuloom.sharing.expected import busy_share, expected, profile_of
 from gpuloom.sharing.profiles import KernelProfile

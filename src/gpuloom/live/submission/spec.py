@@ -24,7 +24,7 @@ from gpuloom.bounded.text import cut, shown
 from gpuloom.core.cluster import plain_model
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Needed
-from gpuloom.core.kernel_pairs import profile_and_load
+from gpuloom.core.kernel_load import profile_and_load
 from gpuloom.core.masked import masked
 from gpuloom.core.replicas import replicas_of
 from gpuloom.core.share_class import job_class
