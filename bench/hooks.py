@@ -4,9 +4,10 @@
     build/training/bin/python bench/hooks.py --only cost   one of: cost, start, errors
     build/training/bin/python bench/hooks.py --json FILE   the figures as JSON as well ('-': instead of the table)
 
-Needs PyTorch; errors of frameworks that are not installed are left out. Cost: processes that train with and without
-hooks take turns. What is compared is the CPU time of the training thread for an iteration (a batch from a DataLoader,
-forward, backward, step), medians over iterations and then over rounds, as another program's load hardly changes it.
+Needs PyTorch; errors of frameworks that are not installed are left out. Cost: a process trains without hooks, then
+they enter, and it trains again. What is compared is the CPU time of its thread for an iteration (a batch from a
+DataLoader, forward, backward, step): of each training the lower quartile, of the rounds the median. What other programs
+do to caches is in the slower iterations.
 Errors: tests/training/known.py, whose stages are sleeps and loops of a known CPU time.
 """
 
@@ -25,39 +26,53 @@ from statistics import median
 from typing import Any
 
 from gpuloom.files.hook_records import hooked
-from gpuloom.training.inject import environment
+from gpuloom.training.inject import PACKAGE, environment
 
 KNOWN = Path(__file__).resolve().parents[1] / "tests" / "training" / "known.py"
 READ_MS, PREPARE_MS, COMPUTE_MS = 8.0, 12.0, 10.0
 BATCHES = {"plain": 1, "accelerate": 2, "lightning": 2, "hf": 2}
 """Of an iteration."""
 LOOP = """
-import json, sys, time, torch
+import importlib.util, json, sys, time, torch
 from torch.utils.data import DataLoader, TensorDataset
 torch.set_num_threads(1)
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-busy_s, times, walls = float(sys.argv[2]), [], []
-loader = DataLoader(TensorDataset(torch.zeros(int(sys.argv[1]) * 8, 64)), batch_size=8)
-before, wall = time.thread_time(), time.perf_counter()
-for (x,) in loader:
-    optimizer.zero_grad()
-    model(x).square().mean().backward()
-    until = time.thread_time() + busy_s
-    while time.thread_time() < until:
-        pass
-    optimizer.step()
-    now, clock = time.thread_time(), time.perf_counter()
-    times.append(now - before)
-    walls.append(clock - wall)
-    before, wall = now, clock
-print(json.dumps([sorted(times)[len(times) // 2], sorted(walls)[len(walls) // 2]]))
+iterations, busy_s, package = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+
+def train():
+    times, walls = [], []
+    loader = DataLoader(TensorDataset(torch.zeros(iterations * 8, 64)), batch_size=8)
+    before, wall = time.thread_time(), time.perf_counter()
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        until = time.thread_time() + busy_s
+        while time.thread_time() < until:
+            pass
+        optimizer.step()
+        now, clock = time.thread_time(), time.perf_counter()
+        times.append(now - before)
+        walls.append(clock - wall)
+        before, wall = now, clock
+    return sorted(times)[len(times) // 4], sorted(walls)[len(walls) // 4]
+
+train()
+without = train()
+spec = importlib.util.spec_from_file_location(
+    "_gpuloom_hooks", package + "/__init__.py", submodule_search_locations=[package]
+)
+hooks = sys.modules["_gpuloom_hooks"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(hooks)
+hooks.start()  # the framework is there: its hooks are installed at once
+train()
+print(json.dumps([without, train()]))
 """
 
 
-def run(words: list[str], folder: Path | None) -> str:
+def run(words: list[str], folder: Path | None, **more: str) -> str:
     """What a Python of ours prints, with hooks that record into the folder, or without."""
-    own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"} | more
     if folder is not None:
         own |= environment(own, folder)
     done = subprocess.run([sys.executable, *words], env=own, capture_output=True, text=True, check=True)
@@ -65,14 +80,13 @@ def run(words: list[str], folder: Path | None) -> str:
 
 
 def cost(rounds: int, iterations: int, busy_s: float) -> dict[str, float]:
-    """CPU and wall milliseconds of an iteration with and without hooks, and the difference."""
-    found: dict[bool, list[list[float]]] = {False: [], True: []}
+    """CPU and wall milliseconds of an iteration before and after the hooks enter, and the difference."""
+    found: list[list[list[float]]] = []
     with tempfile.TemporaryDirectory() as place:
         for _ in range(rounds):
-            for on in (False, True):
-                said = run(["-c", LOOP, str(iterations), str(busy_s)], Path(place, "hooks") if on else None)
-                found[on].append(json.loads(said))
-    off, on = ([median(column) * 1e3 for column in zip(*found[which], strict=True)] for which in (False, True))
+            words = ["-c", LOOP, str(iterations), str(busy_s), str(PACKAGE)]
+            found.append(json.loads(run(words, None, GPULOOM_HOOKS=str(Path(place, "hooks")))))
+    off, on = ([median(row[which][part] for row in found) * 1e3 for part in (0, 1)] for which in (0, 1))
     return {
         "cpu_ms_without": off[0],
         "cpu_ms_with": on[0],
