@@ -13,8 +13,10 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from gpuloom.cli import measuring
 from gpuloom.cli.main import cli
 from gpuloom.cli.measuring import speeds_in
+from gpuloom.core.errors import InputError
 from gpuloom.facts.profiles import read_library
 
 MARKED = """
@@ -79,9 +81,16 @@ def test_what_hooks_cannot_see_is_measured_by_its_log_or_its_reports(tmp_path: P
     assert "-I" in found["why"]
 
 
+def test_a_program_that_tells_nothing_for_long_is_named_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "UNSEEN_S", 0.1)
+    told = measure("--timeout", "90s", "--", "sleep", "1")
+    assert told.stderr.count("nothing to measure yet: hooks saw no Python") == 1
+    assert "ended after 1m 30s (--timeout)" in told.stderr
+
+
 def test_a_program_that_tells_nothing_and_one_that_is_not_there(tmp_path: Path) -> None:
     told = measure("--", "sh", "-c", "echo out of luck; exit 3")
-    assert told.exit_code != 0
+    assert not isinstance(told.exception, InputError), "the work failed, the input was right"
     assert "nothing could be measured: hooks saw no Python" in str(told.exception)
     assert "ended with code 3" in str(told.exception)
     assert "out of luck" in str(told.exception)

@@ -19,14 +19,16 @@ from gpuloom.cli.job_options import KEY_OF_COMMAND, SubmitCommand
 from gpuloom.cli.live_tables import show_table
 from gpuloom.cli.run_options import Duration
 from gpuloom.cli.stage_table import PART_COLUMNS, measured_lines, part_rows
-from gpuloom.core.errors import InputError
+from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.measured import Measured
 from gpuloom.core.script_key import script_key
+from gpuloom.core.units import format_duration
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
     from gpuloom.core.profile import Profile
+    from gpuloom.files.hook_records import Sight
 
 LOOK_S = 0.5
 ENDED = ("finished", "failed", "cancelled")
@@ -133,13 +135,19 @@ def _here(command: Sequence[str], iterations: int, timeout_s: float) -> Result:
         if shows:
             click.echo(f"\r{done} iterations ", nl=False, err=True)
 
-    seen = run_here(command, iterations=iterations, timeout_s=timeout_s, env=os.environ, told=told)
+    def unseen(sight: Sight) -> None:
+        click.echo(
+            f"nothing to measure yet: {blind(sight)}; it is ended after {format_duration(timeout_s)} (--timeout)",
+            err=True,
+        )
+
+    seen = run_here(command, iterations=iterations, timeout_s=timeout_s, env=os.environ, told=told, unseen=unseen)
     if shows:
         click.echo("\r", nl=False, err=True)
     if seen.source is From.NOTHING:
         last = "\n".join(seen.log.splitlines()[-8:])
         ended = f"it ended with code {seen.exit_code}" if seen.exit_code is not None else f"it ran {seen.took_s:.0f} s"
-        raise InputError(
+        raise GpuloomError(
             f"nothing could be measured: {blind(seen.hooked.sight)}; {ended} and reported no progress and no it/s"
             + (f"; its last lines:\n{last}" if last else "")
         )

@@ -27,6 +27,8 @@ LOOK_S, GRACE_S = 0.1, 5.0
 TAIL_BYTES = 65_536
 FEW, LOG_S = 3, 20.0
 """So many speeds in a log are enough for a median, so long after they were seen."""
+UNSEEN_S = 30.0
+"""Who sees nothing for so long is told so, while the script goes on."""
 _OF_ANOTHER_RUN = ("GPULOOM_NOTICE_FILE", "GPULOOM_PROGRESS_FILE", "GPULOOM_DEVICES_DIR", "GPULOOM_RUN_DIR")
 _SPEED = re.compile(
     r"(?<![\w.])(\d+(?:\.\d+)?)\s*(it|iters?|iterations?|steps?|batch(?:es)?)\s*/\s*s(?:ec(?:ond)?)?\b"
@@ -85,10 +87,12 @@ def run_here(
     timeout_s: float,
     env: Mapping[str, str],
     told: Callable[[int], None] = lambda done: None,
+    unseen: Callable[[Sight], None] = lambda sight: None,
 ) -> Seen:
     """Run it on this machine, without a scheduler, until it has done so many iterations after the first few.
 
-    env: its environment. told: hears how many it has done. A script that ends by itself is measured by what it did.
+    env: its environment. told: hears how many it has done. unseen: hears once what hooks see if there has been nothing
+    to measure for `UNSEEN_S`. A script that ends by itself is measured by what it did.
 
     Raises:
         InputError: it can't be run.
@@ -111,7 +115,7 @@ def run_here(
             except OSError as error:
                 raise InputError(f"can't run {command[0]!r}: {error.strerror or error}") from None
         try:
-            _wait(process, folder, log, progress, iterations, began_s + timeout_s, told)
+            _wait(process, folder, log, progress, iterations, began_s + timeout_s, told, unseen)
         finally:
             end(process)
         took_s = time.monotonic() - began_s
@@ -135,14 +139,17 @@ def _wait(
     iterations: int,
     until_s: float,
     told: Callable[[int], None],
+    unseen: Callable[[Sight], None],
 ) -> None:
     """Until it has ended, or is known well enough, or time is up."""
     few_s = None
+    unseen_s: float | None = time.monotonic() + UNSEEN_S
     while time.monotonic() < until_s:
         with suppress(subprocess.TimeoutExpired):
             process.wait(LOOK_S)
             return
-        training = hooked(str(folder)).training
+        found = hooked(str(folder))
+        training = found.training
         if training is not None:
             told(training.iterations)
             if training.iterations > iterations + WARM_UP:
@@ -158,6 +165,9 @@ def _wait(
             few_s = few_s or time.monotonic()
             if lines >= iterations or time.monotonic() - few_s >= LOG_S:
                 return
+        elif unseen_s is not None and time.monotonic() >= unseen_s:
+            unseen_s = None
+            unseen(found.sight)
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
