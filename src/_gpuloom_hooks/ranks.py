@@ -7,8 +7,10 @@ all reach the step that comes two after the latest one told, and know of it by t
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +37,19 @@ def barrier() -> None:
     distributed = _distributed()
     if distributed is not None:
         distributed.barrier()
+
+
+def close_at_exit() -> None:
+    """End the group of ranks when Python ends: threads of it that run on make Python abort now and then."""
+    if _distributed() is not None:
+        atexit.register(_close)
+
+
+def _close() -> None:
+    distributed = _distributed()
+    if distributed is not None:
+        with suppress(Exception):  # the process ends anyhow
+            distributed.destroy_process_group()
 
 
 def store() -> Any:

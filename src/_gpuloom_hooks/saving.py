@@ -63,6 +63,7 @@ class Loop:
         ranks.barrier()
         say("saving", f"{self.framework}: saved at step {self.at_step}")
         notice.leave_out()
+        ranks.close_at_exit()
         sys.stdout.flush()
         raise SystemExit(EXIT_PREEMPTED)
 

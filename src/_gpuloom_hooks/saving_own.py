@@ -133,6 +133,7 @@ class Own:
         if how == LEAVE:
             say(HOOK, f"leaves after step {self.steps}: a checkpoint was written since the notice")
             notice.leave_out()
+            ranks.close_at_exit()
             sys.stdout.flush()
             raise SystemExit(saving.EXIT_PREEMPTED)
         notice.give_back()

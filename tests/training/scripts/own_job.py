@@ -37,3 +37,5 @@ for step in range(start, STEPS):
         os.replace("own.tmp", "own.pt")
 if rank == 0:
     write_weights(model)
+if ranks > 1:
+    torch.distributed.destroy_process_group()
