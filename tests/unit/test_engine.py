@@ -473,6 +473,25 @@ def test_a_plan_that_overfills_a_gpu_s_memory_is_refused() -> None:
         PlanCheck(state).plan(Decision({1: Placement((0,), (1,), 1)}), [])
 
 
+def test_where_memory_stays_no_plan_exceeds_it_nor_shares_what_is_unknown() -> None:
+    beside = Decision({0: Placement((0,), (1,), 0), 1: Placement((0,), (1,), 1)})
+
+    def checked(*memory_mib: float, limit: str = "16GiB") -> None:
+        workload = jobs([(0, 10, 1), (0, 10, 1)], gpu_memory_mib=np.array(memory_mib) if memory_mib else None)
+        node = {"gpus": 1, "gpu_memory": limit} if limit else {"gpus": 1}
+        state = State(workload, cluster_from_mapping({"nodes": [node]}, source="test"), layers=2)
+        state.submit_all(np.arange(2))
+        PlanCheck(state, spills_memory=True, memory_stays=True).plan(beside, [])
+
+    checked(8000.0, 8000.0)
+    checked(limit="")
+    with pytest.raises(PlanError, match=r"need 17000 MiB together on GPU 0"):
+        checked(9000.0, 8000.0)
+    for unknown in ((), (9000.0, math.nan)):
+        with pytest.raises(PlanError, match=r"together on GPU 0 of node .*, and how much GPU memory .* is unknown"):
+            checked(*unknown)
+
+
 class Together(Half):
     """Jobs that share GPUs run in one process."""
 

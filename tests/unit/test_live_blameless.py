@@ -179,3 +179,49 @@ def test_unknown_memory_is_put_beside_nobody_until_it_is_measured(policy: str) -
         told(it, second, 3_000.0)
     it.submit({"model": "learner" if first == one else "reader", "estimate": "1h", "gpu_memory": 3_000})
     assert (len(running(it)) > 1) == (policy != "gavel:packed")  # live nothing is measured of its pairs
+
+
+def sharers(it: Rehearsal) -> list[list[int]]:
+    """Jobs by the slots that they hold, where they are several."""
+    held: dict[object, list[int]] = {}
+    for job, one in it.scheduler.book.attempts.items():
+        held.setdefault(one.allocation, []).append(job)
+    return sorted(sorted(jobs) for jobs in held.values() if len(jobs) > 1)
+
+
+def test_antman_puts_nobody_beside_unknown_memory_nor_more_than_there_is() -> None:
+    it = Rehearsal("antman", models=["V100"], interval_s=0.0)
+    guest = {"priority": -1, "gpu_memory": 4_000}
+    (first,) = it.submit({})
+    known, large = it.submit(guest, {**guest, "gpu_memory": 15_000})
+    assert running(it) == [first], "nothing is known of the one that runs"
+    assert (
+        "antman puts jobs together only where their GPU memory is known"
+        in it.service.status()["policy_lacks"][-1]["text"]
+    )
+    told(it, first, 3_000.0)
+    assert sharers(it) == [[first, known]], "16,000 MiB do for both"
+    assert "of known GPU memory, if there is enough for both" in it.service.why(large)["text"]
+    it.end(it.scheduler.book.attempts[first].run)
+    (unknown,) = it.submit({"command": ["./new"]})
+    assert running(it) == [known], "now the guaranteed one is of unknown memory"
+    assert "is unknown, so it shares no GPU" in it.service.why(unknown)["text"]
+    it.end(it.scheduler.book.attempts[known].run)
+    assert running(it) == [unknown], "and it goes before what was submitted earlier"
+
+
+def test_a_gang_of_antman_keeps_nodes_until_its_guests_have_left() -> None:
+    it = Rehearsal("antman", models=["V100", "V100", "K80", "K80"], interval_s=0.0)
+    one, two = it.submit(*[{"priority": -1, "gpu_types": ["V100"], "gpu_memory": 15_000}] * 2)
+    (gang,) = it.submit({"gpus": 2, "gpu_types": ["V100"], "gpu_memory": 2_000})
+    assert running(it) == [one, two]
+    it.end(it.scheduler.book.attempts[one].run)
+    assert running(it) == [two]
+    (late,) = it.submit({"priority": -1, "gpu_types": ["V100"], "gpu_memory": 15_000})
+    assert running(it) == [two], "it would leave the gang no memory on the GPU that it keeps"
+    it.end(it.scheduler.book.attempts[two].run)
+    assert running(it) == [gang]
+    (small,) = it.submit({"priority": -1, "gpu_types": ["V100"], "gpu_memory": 2_000})
+    assert running(it) == [gang, small]
+    it.end(it.scheduler.book.attempts[gang].run)
+    assert running(it) == [late, small]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from builders import jobs
-from gpuloom.core.cluster import parse_cluster
+from gpuloom.core.cluster import cluster_from_mapping, parse_cluster
 from gpuloom.core.workload import Labels
 from gpuloom.interleave.opportunistic import GUARANTEED_LAYER, OPPORTUNISTIC_LAYER, OpportunisticSharing
 from gpuloom.policies import antman
@@ -220,3 +220,35 @@ def test_where_an_opportunistic_rate_is_from() -> None:
     assert sharing.rate(1, OPPORTUNISTIC_LAYER, []) == 1.0
     assert sharing.most(1) == 2
     assert OpportunisticSharing(jobs([(0, 10, 1)] * 2), 0.5).source(0, [(0, 1)]) == "antman's parameter share"
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["goes on", "built anew each time"])
+@pytest.mark.parametrize("stays", [True, False])
+def test_where_memory_stays_a_gang_keeps_whole_nodes_until_guests_without_room_have_left(
+    stays: bool, forgets: bool
+) -> None:
+    """Jobs 0, 1 and 3 are opportunistic, and leave the gang, job 2, no memory; job 4 does."""
+    cluster = cluster_from_mapping({"nodes": [{"gpus": 1, "gpu_memory": "16GiB", "count": 2}]}, source="test")
+    memory_mib = np.array([9000.0, np.nan, 8000.0, 9000.0, 7000.0])
+    workload = jobs(
+        [(0, 1000, 1), (0, 1000, 1), (0, 1000, 2), (0, 1000, 1), (0, 1000, 1)],
+        priority=np.array([1, 1, 0, 1, 1], dtype=np.int32),
+        gpu_memory_mib=memory_mib,
+    )
+    it = Bench(workload, cluster, "antman", memory_stays=stays)
+
+    def at(now_s: float, **events: Any) -> list[int]:
+        if forgets:
+            it.policy.cache = None
+        return sorted(it.at(now_s, **events).running)
+
+    assert at(0.0, arrived=[0, 1]) == [0, 1]
+    if not stays:
+        assert at(10.0, arrived=[2]) == [0, 1, 2], "simulated, what is too much lies in the host's memory"
+        return
+    assert at(10.0, arrived=[2, 3]) == [0, 1]
+    assert it.engine.memory.reserved == {2: {0: 1, 1: 1}}
+    assert at(20.0, finished=[0]) == [1], "job 3 would leave the gang nothing"
+    assert at(30.0, arrived=[4]) == [1, 4]
+    assert at(40.0, finished=[1]) == [2, 4]
+    assert at(50.0, finished=[2]) == [3, 4]

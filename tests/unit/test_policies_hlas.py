@@ -36,13 +36,20 @@ class Bench:
     """An engine that is told what happens."""
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, policy: str, *, overhead_s: float = 0.0, memory: Any = None
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        policy: str,
+        *,
+        overhead_s: float = 0.0,
+        memory: Any = None,
+        memory_stays: bool = False,
     ) -> None:
         self.policy = load_policy(policy)
         self.state = State(workload, cluster, layers=self.policy.max_jobs_per_gpu)
         overheads_s = np.full(len(workload), overhead_s)
         progress = Progress(workload, cluster, overheads_s, self.policy.sharing(workload))
-        self.engine = Engine(self.state, self.policy, progress, Deaf(), memory=memory)
+        self.engine = Engine(self.state, self.policy, progress, Deaf(), memory=memory, memory_stays=memory_stays)
         self.wake_s = 0.0
 
     def at(self, now_s: float, **events: Any) -> Bench:

@@ -69,6 +69,7 @@ class Snapshot:
         "fixed",
         "may_preempt",
         "measured",
+        "memory_stays",
         "nodes_down",
         "nodes_up",
         "now_s",
@@ -103,6 +104,8 @@ class Snapshot:
         self.sizing = Sizing.USUAL
         self.measured: Measured | None = None
         """None: nothing is reported, as in a simulation; rates are what they are."""
+        self.memory_stays = False
+        """GPU memory of jobs is what it is, as in real processes: nothing scales it down, whatever a policy assumes."""
         self.placements = MappingProxyType(state.placements)
         self.restart_overhead_s = floats(restart_overhead_s).toreadonly()
         """Seconds that a (re)start of each job costs."""

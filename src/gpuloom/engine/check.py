@@ -32,8 +32,15 @@ class PlanCheck:
     """Checks that jobs may start or stop, gangs are whole, and GPUs exist, are free, large enough and usable."""
 
     def __init__(
-        self, state: State, *, spills_memory: bool = False, resizes: bool = False, in_groups: bool = False
+        self,
+        state: State,
+        *,
+        spills_memory: bool = False,
+        memory_stays: bool = False,
+        resizes: bool = False,
+        in_groups: bool = False,
     ) -> None:
+        """memory_stays: whatever the policy assumes, memory is not exceeded, and unknown memory fits beside nobody."""
         self._in_groups = in_groups and state.layers > 1
         """Jobs that share a GPU share all of theirs."""
         workload, cluster = state.workload, state.cluster
@@ -50,8 +57,12 @@ class PlanCheck:
         self._any_model = len(cluster.models) == 1 and workload.gpu_type is None and workload.speeds is None
         self._shapes: Shapes | None = None
         memory = workload.gpu_memory_mib
-        self._memory = None if memory is None or state.layers == 1 or spills_memory else floats(np.nan_to_num(memory))
-        """Memory of each job on each of its GPUs, where jobs may share one; 0 where not known."""
+        self._memory: memoryview[float] | None = None
+        """Memory of each job on each of its GPUs, where jobs may share one; where not known 0, or NaN if it counts."""
+        if state.layers > 1 and memory_stays:
+            self._memory = floats(np.full(len(workload), np.nan) if memory is None else memory)
+        elif state.layers > 1 and memory is not None and not spills_memory:
+            self._memory = floats(np.nan_to_num(memory))
 
     def plan(self, decision: Decision, stops: Sequence[int]) -> None:
         """Check a decision against the state as it is. Nothing has been applied yet.
@@ -185,11 +196,12 @@ class PlanCheck:
             others = [layer[node][gpu] for layer in owners if gpu in layer[node] and layer[node][gpu] not in stops]
             total += sum_floats([memory[other] for other in others])
             # A job that alone is too large for the GPU is not the plan's fault.
-            if total > limit and sharers[node, gpu] + len(others) > 1:
-                raise PlanError(
-                    f"the plan puts jobs that need {total:g} MiB together on GPU {gpu} of node {nodes[node].name}, "
-                    f"which has {limit} MiB"
-                )
+            if total <= limit or sharers[node, gpu] + len(others) == 1:
+                continue
+            where = f"together on GPU {gpu} of node {nodes[node].name}"
+            if math.isnan(total):
+                raise PlanError(f"the plan puts jobs {where}, and how much GPU memory one of them needs is unknown")
+            raise PlanError(f"the plan puts jobs that need {total:g} MiB {where}, which has {limit} MiB")
 
     def placement(self, job: int, placement: Placement) -> None:
         """Raises PlanError when the placement breaks a rule by itself."""

@@ -27,6 +27,7 @@ class Engine:
             Muri artifact's rule) instead of at real (re)starts.
         checkpoint_s: a job that loses its node falls back to its last checkpoint, one every so many seconds
             of its work; 0: nothing is lost.
+        memory_stays: see `Snapshot.memory_stays`; no plan may then put jobs of unknown memory beside others.
     """
 
     def __init__(
@@ -39,16 +40,22 @@ class Engine:
         charge_every_step: bool = False,
         checkpoint_s: float = 0.0,
         memory: Any = None,
+        memory_stays: bool = False,
     ) -> None:
         self.state, self.policy, self.progress, self.executor = state, policy, progress, executor
         policy.cache = None  # caches of an earlier run are of no use
         self.charge_every_step, self.checkpoint_s = charge_every_step, checkpoint_s
         self.snapshot = Snapshot(state, progress.restart_overhead_s, progress.resize_overhead_s)
+        self.snapshot.memory_stays = memory_stays
         self.memory = memory if memory is not None else policy.new_memory(state.workload, state.cluster)
         sharing = progress.sharing
         self._together = sharing is not None and sharing.starts_together
         self._check = PlanCheck(
-            state, spills_memory=policy.spills_memory, resizes=policy.resizes, in_groups=self._together
+            state,
+            spills_memory=policy.spills_memory,
+            memory_stays=memory_stays,
+            resizes=policy.resizes,
+            in_groups=self._together,
         )
         self._step_overhead_s = progress.restart_overhead_s.copy() if charge_every_step else None
         self._arrived: list[int] = []

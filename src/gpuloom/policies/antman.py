@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from types import MappingProxyType
 from typing import Any, ClassVar
 from zlib import crc32
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from gpuloom.core.carrying import MASKS_BY_JOB, NODES, PER_JOB, PLACES_BY_JOB, Rows
 from gpuloom.core.cluster import Cluster
-from gpuloom.core.decision import NOTHING, Decision, Placement
+from gpuloom.core.decision import NOTHING, Decision, Placement, Reason
 from gpuloom.core.share_class import BEST_EFFORT
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
@@ -33,9 +34,11 @@ from gpuloom.interleave.opportunistic import GUARANTEED_LAYER, OPPORTUNISTIC_LAY
 from gpuloom.learning.q_learning import uniform
 from gpuloom.placement.shapes import shapes_of
 from gpuloom.policies.base import Parameter, Policy, Preemptive, Traits, fraction, seed, share
+from gpuloom.policies.gpu_room import GpuRoom, first_gpus, limits_memory
 
 RESERVED, GUARANTEED, OPPORTUNISTIC = 0.1 - 0.01, 0.1, 0.9
 """Load that a job puts on a GPU: one that waits for more GPUs, a guaranteed and an opportunistic one."""
+NONE: Mapping[int, int] = MappingProxyType({})
 FULL = 0.8
 """From this load on a GPU takes no further opportunistic job (one already puts more on it)."""
 
@@ -75,7 +78,7 @@ class Antman(Policy):
     )
     uses_stages = True
     own_priorities = True
-    spills_memory = True  # section 4.2: memory scales down to the host's
+    spills_memory = True  # section 4.2: memory scales down to the host's (where it does not: Snapshot.memory_stays)
     max_jobs_per_gpu = 2
 
     remembers = (Memory,)
@@ -115,6 +118,17 @@ class Antman(Policy):
         books.start_opportunistic(run)
         return (Decision(run) if run else NOTHING), memory
 
+    def reason(self, snapshot: Snapshot, job: int) -> Reason:
+        found = super().reason(snapshot, job)
+        known = snapshot.workload.gpu_memory_mib
+        if not snapshot.memory_stays or not limits_memory(snapshot.cluster):
+            return found
+        if known is None or np.isnan(known[job]):
+            text = "How much GPU memory it needs is unknown, so it shares no GPU."
+        else:
+            text = "It shares a GPU only with a job of known GPU memory, if there is enough for both."
+        return Reason(found.code, f"{found.text} {text}", found.numbers)
+
 
 def _given(workload: Workload) -> NDArray[np.bool_] | None:
     """Who is opportunistic, where the trace says: by priority, or as best-effort jobs of kernel-level sharing."""
@@ -135,7 +149,7 @@ class _Books:
         self._reserved = memory.reserved
         self._shapes = shapes_of(snapshot.workload, cluster)
         self._sizes = [node.gpus for node in cluster.nodes]
-        self._first = np.concatenate([[0], np.cumsum(self._sizes)])
+        self._first = first_gpus(cluster)
         self._node_of = np.repeat(np.arange(len(self._sizes)), self._sizes)
         models = cluster.models
         self._pool_nodes = [[i for i, node in enumerate(cluster.nodes) if node.gpu_model == m] for m in models]
@@ -147,7 +161,13 @@ class _Books:
         self._load = np.zeros(len(self._node_of))
         self._where: dict[int, Placement] = {}
         self._waiting: dict[int, None] = {}
-        self._queues: list[list[int]] = [[] for _ in self._shapes.shapes]
+        self._room = GpuRoom(snapshot) if snapshot.memory_stays and limits_memory(cluster) else None
+        """None: memory is not looked at."""
+        self._kinds = self._shapes.of_job if self._room is None else self._room.kinds(self._shapes.of_job)
+        """By job: jobs of one kind ask for the same GPUs, and for as much memory where it is looked at."""
+        self._hopeless: set[int] = set()
+        """Kinds for which no GPU is left in this call."""
+        self._queues: list[list[int]] = self._no_queues()
         self._out: set[int] = set()
         gone = {*snapshot.finished, *snapshot.evicted}
         going_on = {job: place for job, place in memory.where.items() if job not in gone}
@@ -162,7 +182,7 @@ class _Books:
             if len(self._load) == len(memory.load) and np.allclose(self._load, memory.load, atol=1e-6):
                 self._load, self._built = memory.load, False
         if self._built:
-            self._waiting, self._queues = {}, [[] for _ in self._shapes.shapes]
+            self._waiting, self._queues = {}, self._no_queues()
             self._open = [(1 << size) - 1 for size in self._sizes]
             self._open_gpus, self._load = sum_ints(self._sizes), np.zeros(len(self._node_of))
             for node in snapshot.nodes_out:
@@ -184,6 +204,9 @@ class _Books:
             if not waits or not self._may_wait_on(job, held) or any(closed.get(n, 0) & m for n, m in held.items()):
                 del self._reserved[job]
 
+    def _no_queues(self) -> list[list[int]]:
+        return [[] for _ in range(int(self._kinds.max(initial=-1)) + 1)]
+
     def _may_wait_on(self, job: int, held: Mapping[int, int]) -> bool:
         """Whether these GPUs can be a part of what the job asks for."""
         shape = self._shapes.shapes[self._shapes.of_job[job]]
@@ -192,7 +215,9 @@ class _Books:
             return False
         if shape.gpus > self._pool_size[min(pools)]:
             parts = sum_ints(mask.bit_count() < self._sizes[node] for node, mask in held.items())
-            return parts <= 1 and sum_ints(mask.bit_count() for mask in held.values()) < shape.gpus
+            # It may have all, and wait for jobs on them that leave it no memory.
+            most = shape.gpus - (self._room is None)
+            return parts <= 1 and sum_ints(mask.bit_count() for mask in held.values()) <= most
         return len(held) == 1 and all(m.bit_count() < shape.gpus <= self._sizes[n] for n, m in held.items())
 
     def _fill(self, placements: Mapping[int, Placement], out: Collection[int]) -> None:
@@ -213,7 +238,7 @@ class _Books:
     def _enqueue(self, jobs: Any) -> None:
         for job in jobs:
             if self._opportunistic[job]:
-                heappush(self._queues[self._shapes.of_job[job]], job)
+                heappush(self._queues[self._kinds[job]], job)
             else:
                 self._waiting[job] = None
 
@@ -279,6 +304,8 @@ class _Books:
 
     def start_guaranteed(self, run: dict[int, Placement]) -> None:
         """In order of submission, each takes or reserves what it can get."""
+        if self._room is not None:
+            self._room.guests_are(self._on_layer(OPPORTUNISTIC_LAYER))
         self._acquire_in_order(run)
         if self._reserved and not any(p.layer == GUARANTEED_LAYER for p in self._where.values()):
             # No guaranteed job runs that could give GPUs back, so jobs that hold some and wait for the rest would
@@ -291,9 +318,13 @@ class _Books:
 
     def _acquire_in_order(self, run: dict[int, Placement]) -> None:
         started = []
+        self._hopeless.clear()
         for job in self._waiting:
             if self._open_gpus == 0:
-                break
+                if self._room is None:
+                    break
+                if job not in self._reserved:
+                    continue
             placement = self._acquire(job)
             if placement is not None:
                 run[job] = self._where[job] = placement
@@ -304,11 +335,14 @@ class _Books:
     def _acquire(self, job: int) -> Placement | None:
         shape = self._shapes.shapes[self._shapes.of_job[job]]
         held = self._reserved.get(job, {})
-        pool = self._pool_of(held, shape.pools, shape.gpus)
+        closed, kind = self._without_room(job), int(self._kinds[job])
+        if not held and kind in self._hopeless:
+            return None
+        pool = self._pool_of(held, shape.pools, shape.gpus, closed)
         size = self._pool_size[pool]
         missing = shape.gpus - sum_ints(mask.bit_count() for mask in held.values())
         if shape.gpus <= size:
-            self._on_one_node(held, pool, missing)
+            self._on_one_node(held, pool, missing, closed)
         else:
             self._on_many_nodes(held, pool, shape.gpus)
         have = sum_ints(mask.bit_count() for mask in held.values())
@@ -317,37 +351,46 @@ class _Books:
                 self._reopen(node, mask, RESERVED)
             self._reserved.pop(job, None)
             return self._acquire(job)
-        if have < shape.gpus:
+        if have < shape.gpus or any(mask & closed.get(node, 0) for node, mask in held.items()):
             if held:
                 self._reserved[job] = held
+            elif self._room is not None:
+                self._hopeless.add(kind)
             return None
         self._reserved.pop(job, None)
         for node, mask in held.items():
             self._add_load(node, mask, 0.01)
         return Placement(tuple(held), tuple(held.values()), GUARANTEED_LAYER)
 
-    def _pool_of(self, held: dict[int, int], pools: tuple[int, ...], gpus: int) -> int:
+    def _without_room(self, job: int) -> Mapping[int, int]:
+        """GPUs with an opportunistic job that leaves no memory for this one, by node."""
+        return {} if self._room is None else self._room.closed_to(job)
+
+    def _pool_of(self, held: dict[int, int], pools: tuple[int, ...], gpus: int, closed: Mapping[int, int]) -> int:
         if held:
             return int(self._pool_gpus[self._first[next(iter(held))]])
         if len(pools) == 1:
             return pools[0]
         able = [p for p in pools if sum_ints(self._sizes[node] for node in self._pool_nodes[p]) >= gpus]
-        return max(able, key=lambda p: (sum_ints(self._open[n].bit_count() for n in self._pool_nodes[p]), -p))
+        return max(able, key=lambda p: (sum_ints(self._can_have(n, closed) for n in self._pool_nodes[p]), -p))
 
-    def _hold(self, held: dict[int, int], node: int, count: int) -> None:
-        mask = _lowest(self._open[node], count)
+    def _can_have(self, node: int, closed: Mapping[int, int]) -> int:
+        return (self._open[node] & ~closed.get(node, 0)).bit_count()
+
+    def _hold(self, held: dict[int, int], node: int, count: int, closed: Mapping[int, int] = NONE) -> None:
+        mask = _lowest(self._open[node] & ~closed.get(node, 0), count)
         if mask:
             held[node] = held.get(node, 0) | mask
             self._close(node, mask, RESERVED)
 
-    def _on_one_node(self, held: dict[int, int], pool: int, missing: int) -> None:
+    def _on_one_node(self, held: dict[int, int], pool: int, missing: int, closed: Mapping[int, int]) -> None:
         if held:
-            self._hold(held, next(iter(held)), missing)
+            self._hold(held, next(iter(held)), missing, closed)
             return
         most, best = 0, -1
         need = missing
         for node in self._pool_nodes[pool]:
-            count = self._open[node].bit_count()
+            count = self._can_have(node, closed)
             if count >= need:
                 most, best = count, node
                 break
@@ -355,10 +398,11 @@ class _Books:
             if count > most and self._sizes[node] >= need:
                 most, best = count, node
         if best >= 0:
-            self._hold(held, best, min(most, need))
+            self._hold(held, best, min(most, need), closed)
 
     def _on_many_nodes(self, held: dict[int, int], pool: int, gpus: int) -> None:
-        """Whole nodes, largest first as on an empty cluster, and a remainder."""
+        """Whole nodes, largest first as on an empty cluster, and a remainder. Also such as have no memory left: while
+        the job waits on them, no other one starts there that leaves it none."""
         nodes = [node for node in self._pool_nodes[pool] if node not in self._out]
         left = gpus
         spare: set[int] = set()
@@ -398,13 +442,14 @@ class _Books:
         if not heads:
             return
         heads.sort(reverse=True)
+        if self._room is not None:
+            self._room.hosts_are([*self._on_layer(GUARANTEED_LAYER), *self._reserved.items()])
         while heads:
             job = heads.pop()
-            shape_index = int(self._shapes.of_job[job])
-            placement = self._least_loaded(shape_index)
+            placement = self._least_loaded(job)
             if placement is None:
                 continue
-            queue = self._queues[shape_index]
+            queue = self._queues[self._kinds[job]]
             heappop(queue)
             run[job] = self._where[job] = placement
             self._occupy(placement, 1)
@@ -412,10 +457,18 @@ class _Books:
                 heads.append(queue[0])
                 heads.sort(reverse=True)
 
-    def _least_loaded(self, shape_index: int) -> Placement | None:
-        shape = self._shapes.shapes[shape_index]
+    def _on_layer(self, layer: int) -> list[tuple[int, Mapping[int, int]]]:
+        """Jobs that run on a layer, with their masks by node."""
+        found = [(job, place) for job, place in self._where.items() if place.layer == layer]
+        return [(job, dict(zip(place.nodes, place.masks, strict=True))) for job, place in found]
+
+    def _least_loaded(self, job: int) -> Placement | None:
+        shape = self._shapes.shapes[self._shapes.of_job[job]]
+        able = self._load < FULL
+        if self._room is not None:
+            able &= self._room.beside_hosts(job)
         for pool in shape.pools:
-            candidates = np.flatnonzero((self._load < FULL) & (self._pool_gpus == pool))
+            candidates = np.flatnonzero(able & (self._pool_gpus == pool))
             if len(candidates) < shape.gpus:
                 continue
             order = np.argsort(self._load[candidates], kind="stable")[: shape.gpus]

@@ -50,8 +50,8 @@ def lacks(planning: Planning) -> list[Lack]:
         of = plural(len(jobs), "job")
         text = f"Policy {written} weaves jobs by their stage times, which are unknown for {without:,} of {of}"
         found.append(Lack(Input.STAGES, without, f"{text}: name a --model that `gpuloom profiles list` has."))
-    if policy.weaves:
-        found += _memory(planning, jobs)
+    if policy.weaves or policy.spills_memory:
+        found += _memory(planning, jobs, woven=policy.weaves)
     if policy.rewarded:
         found += _rewards(planning, jobs)
     if policy.resizes and jobs:
@@ -78,15 +78,15 @@ def _without_stages(planning: Planning, jobs: Sequence[Job]) -> int:
     return sum(count for kind, count in kinds.items() if not kind[0] or known.find(*kind) is None)
 
 
-def _memory(planning: Planning, jobs: Sequence[Job]) -> list[Lack]:
-    """Of jobs that could be woven but for their GPU memory."""
+def _memory(planning: Planning, jobs: Sequence[Job], *, woven: bool) -> list[Lack]:
+    """Of jobs that could share GPUs but for their GPU memory. woven: they also need stage times to do so."""
     if all(gpu.memory_mib is None for node in list(planning.book.nodes.values()) for gpu in node.gpus):
         return []
     known = planning.worlds.profiles
     without = 0
     for job in jobs:
         profile = known.find(profile_key(job.spec.model, job.spec.command, known), job.gpus)
-        lacks_it = profile is not None and profile.gpu_memory_mib is None
+        lacks_it = not woven if profile is None else profile.gpu_memory_mib is None
         without += lacks_it and planning.scene.memory.of_job(job) is None
     if not without:
         return []

@@ -181,7 +181,7 @@ class World:
         settled = self._fill(ordered, eligible & met, {**placed, **ended}, lefts, progress, now_s)
         self.collector = Collector()
         value = self._carried(memory, cluster)
-        self.engine = Engine(self.state, policy, progress, self.collector, memory=value)
+        self.engine = Engine(self.state, policy, progress, self.collector, memory=value, memory_stays=True)
         self.engine.snapshot.fixed = frozenset(self.row_of[job] for job in fixed)
         self._measured = {self.row_of[number]: speed for number, speed in measured.items() if number in self.row_of}
         self._going = {self.row_of[number]: speed for number, speed in going.items() if number in self.row_of}
