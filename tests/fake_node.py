@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpuloom.agent.health import Changes
 from gpuloom.agent.sample import NodeRates, RunOnNode, Sample
@@ -146,13 +147,14 @@ class FakeMachine:
         message: str = "",
         released: bool = True,
         cause: Cause = Cause.NONE,
+        **more: Any,
     ) -> None:
         """A run ends; one that has ended: what was left of it is gone, or not."""
         status = self.states[run]
         if reason is None and status.phase is RunPhase.STOPPING and run in self.stops:
             reason = self.stops[run][0]
         began = run in self.ran
-        how = RunExit(code, signal, reason, message, NOW_S, released=released, cause=cause)
+        how = RunExit(code, signal, reason, message, NOW_S, released=released, cause=cause, **more)
         pid, ticks = (status.pid, status.start_ticks) if began else (None, None)
         self._say(replace(status, phase=RunPhase.EXITED, pid=pid, start_ticks=ticks, exit=how))
 

@@ -127,6 +127,18 @@ def test_a_program_that_hooks_do_not_see_is_not_asked_for_ever(kit: Kit) -> None
     assert kit.files.asked == asked + 1
 
 
+def test_a_run_that_never_goes_evenly_is_not_asked_for_ever(kit: Kit) -> None:
+    kit.files.measured = replace(STEADY, noise=0.9)
+    kit.look()
+    kit.look(PATIENCE_S + 1)
+    asked = kit.files.asked
+    kit.look(LOOK_S * 5)
+    assert kit.files.asked == asked
+    kit.files.measured = STEADY
+    kit.look(AGAIN_S)
+    assert len(kit.taken) == 1
+
+
 @pytest.mark.parametrize("change", [{"noise": 0.9}, {"timed": 15}])
 def test_what_is_no_steady_measurement_is_none(kit: Kit, change: dict[str, float]) -> None:
     kit.files.measured = replace(STEADY, **change)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from gpuloom.live.dispatch.replicas import (
     goes_on_with,
     how_others_ended,
 )
-from gpuloom.live.dispatch.saved import Saved
+from gpuloom.live.dispatch.saved import SAVED, Saved
 from gpuloom.live.submission.spec import job_spec
 from rehearsed_nodes import Cluster
 
@@ -218,6 +218,20 @@ def test_under_a_policy_that_does_not_resize_it_is_replaced_where_it_was() -> No
     (waits,) = it.submit({"gpus": 4})
     fail(it, job)
     assert (gpus(it, job), it.states(waits)) == ({"here": 2, "a": 4}, ["queued"])
+
+
+def test_one_that_was_told_to_go_leaves_its_gpus_to_whom_they_were_given() -> None:
+    it = Cluster("a", policy="srtf")
+    it.machines["a"].obedient = False
+    (job,) = it.submit({"elastic": "2-4", "gpus": 4, "per": "gpu", "estimate": "10h"})
+    (short,) = it.submit({"gpus": 4, "estimate": "1m"})
+    assert it.states(job, short) == ["stopping", "queued"]
+    run = it.scheduler.book.attempts[job].run
+    del it.machines["a"].stops[run]  # a process had failed before it was told
+    it.machines["a"].end(run, 1, failed_rank=1, others_code=SAVED)
+    it.turn()
+    assert job not in it.scheduler.planning.claims.grants
+    assert it.states(job, short) == ["queued", "running"]
 
 
 def test_a_program_that_fails_again_and_again_fails() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from gpuloom.core.pairs import Apart
 from gpuloom.core.usage import RunUsage
+from gpuloom.live.dispatch.faults import MOST_CROWDED
 from gpuloom.live.dispatch.last_words import Words
 from gpuloom.live.records.together import KEPT, REMEMBERED_S, Reports
 from gpuloom.live.trial.rehearsal import Rehearsal
@@ -158,6 +159,21 @@ def test_running_out_of_gpu_memory_in_a_group_is_no_failure() -> None:
     live.scheduler.intake.words[run] = Words({"gpu_memory_full": True})
     live.end(f"{two}.2", code=1)
     assert live.service.show(two)["job"]["state"] == "failed", "alone it is"
+
+
+def test_where_jobs_are_not_kept_apart_it_is_forgiven_only_so_often() -> None:
+    live = Live("antman")
+    one, two = live.job("reader"), live.job("learner", priority=-1)
+    for number in range(1, MOST_CROWDED + 2):
+        assert live.together() == [(one, two)]
+        run = live.scheduler.book.attempts[two].run
+        live.scheduler.intake.words[run] = Words({"gpu_memory_full": True})
+        live.end(f"{two}.{number}", code=1)
+        live.turn()
+        message = live.service.show(two)["attempts"][number - 1]["message"]
+        assert message.endswith("that is no failure") == (number <= MOST_CROWDED)
+    assert live.service.show(two)["job"]["state"] == "failed"
+    assert live.scheduler.together.news() == live.judged() == []
 
 
 def test_groups_of_three_are_kept_apart_as_a_whole() -> None:

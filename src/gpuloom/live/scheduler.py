@@ -156,7 +156,7 @@ class Scheduler:
             self.dispatch,
             clock,
             files=gangs.files,
-            crowded=lambda job: self.together.crowded(job),
+            crowded=lambda job: self.together.crowded(job, apart=self.planning.policy.weaves),
         )
         self.arrivals = Arrivals(
             self.ledger,

@@ -37,6 +37,7 @@ def ended(
     pause_s: float = 0.0,
     failed: Dropped | None = None,
     beside: Collection[int] = (),
+    apart: bool = False,
     fault: Fault | None = None,
 ) -> dict[str, Any]:
     """Data of the event `attempt.ended`.
@@ -47,7 +48,8 @@ def ended(
         pause_s: how long to wait before the next try, where it was kept from starting.
         fault: what it failed by, where that is not its own doing.
         failed: replicas of an elastic job that failed while others were well: it goes on with these.
-        beside: jobs that shared its GPUs when it found no GPU memory left: that is no failure of its own.
+        beside: jobs that shared its GPUs when it found no GPU memory left: that is no failure of its own. apart: it is
+            not put together with such for a while.
 
     A job that made way and is known to have saved keeps its work: it goes on from there. Any other one keeps what it
     had reported as saved before, and else begins again where the attempt began. A preempted job is never counted as
@@ -112,7 +114,7 @@ def ended(
         others = ", ".join(map(str, sorted(beside)))
         data["message"] = (
             f"{data['message']}; no GPU memory was left beside {'job' if len(beside) == 1 else 'jobs'} {others}: "
-            "that is no failure, and it is not put together with such again for some hours"
+            f"that is no failure{', and it is not put together with such again for some hours' if apart else ''}"
         )
     if fault is not None:
         data["message"] = "; ".join(text for text in (data["message"], fault.text) if text)

@@ -3,6 +3,7 @@ retry is used up.
 
 - A GPU of it is broken (an XID, memory errors, fallen off the bus), by the monitor, since it began there.
 - How it ended is not known, as its runner was killed: up to `MOST_LOST` times in a row.
+- No GPU memory was left beside other jobs: up to `MOST_CROWDED` times in a row (`ends.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from gpuloom.executors.port import Cause, RunExit
 
 MOST_LOST = 3
 """Runs in a row of which nobody saw the end, until that counts as a failure."""
+MOST_CROWDED = 5
+"""Runs in a row that found no memory beside others, until that counts as a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ def fault_of(
     if attempt.stop_reason is not None or good(how):
         return None
     if how.reason is EndReason.LOST:
-        if how.cause is Cause.RESTARTED or _lost_in_a_row(attempt, before) >= MOST_LOST:
+        if how.cause is Cause.RESTARTED or in_a_row(EndReason.LOST, attempt, before) >= MOST_LOST:
             return None
         return Fault(EndReason.LOST, "it goes on from its last save")
     if how.reason is not None:
@@ -48,13 +51,13 @@ def fault_of(
     return None
 
 
-def _lost_in_a_row(attempt: Attempt, before: Sequence[Attempt]) -> int:
-    """Attempts just before this one that were lost."""
+def in_a_row(reason: EndReason, attempt: Attempt, before: Sequence[Attempt]) -> int:
+    """Attempts just before this one that ended so."""
     count = 0
     for one in sorted(before, key=lambda one: -one.number):
         if one.number >= attempt.number:
             continue
-        if one.reason is not EndReason.LOST:
+        if one.reason is not reason:
             break
         count += 1
     return count

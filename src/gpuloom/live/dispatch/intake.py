@@ -32,7 +32,7 @@ from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus, RunUsage
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.dispatch import Dispatch, as_json
 from gpuloom.live.dispatch.ends import ended, kept_from_starting, reason_of
-from gpuloom.live.dispatch.faults import fault_of
+from gpuloom.live.dispatch.faults import MOST_CROWDED, fault_of, in_a_row
 from gpuloom.live.dispatch.last_words import Words, words_of
 from gpuloom.live.dispatch.peaks import Peaks
 from gpuloom.live.dispatch.replicas import EVENT as REPLICAS_FAILED
@@ -212,7 +212,10 @@ class Intake:
             saves = saves if failed is None else theirs
         pause_s = self.dispatch.starts.pause_s(attempt.run, job.id, everywhere=how.cause is Cause.EXECUTOR)
         work_s = worked(job.id, at)
-        beside = self._crowded(job.id) if told.get(GPU_FULL) is True and how.exit_code not in (None, 0) else ()
+        full = told.get(GPU_FULL) is True and how.exit_code not in (None, 0)
+        if full and in_a_row(EndReason.OUT_OF_MEMORY, attempt, self.ledger.store.attempts([job.id])) >= MOST_CROWDED:
+            full = False
+        beside = self._crowded(job.id) if full else ()
         data = ended(
             job,
             attempt,
@@ -224,6 +227,7 @@ class Intake:
             pause_s=pause_s,
             failed=failed,
             beside=beside,
+            apart=self.planning.policy.weaves,
             fault=fault,
         )
         if (mib := self.peaks.of(attempt.run)) is not None:
@@ -246,7 +250,8 @@ class Intake:
     def _goes_on(self, number: int, attempt: Attempt, failed: Dropped, now: float) -> None:
         """A job of which replicas failed keeps its other GPUs: it starts there again at once."""
         job, planning = self.book.jobs[number], self.planning
-        if number in self.claims.grants or job.not_before_s > now:
+        # Of one that was told to go others may have been given the GPUs.
+        if number in self.claims.grants or job.not_before_s > now or attempt.stop_reason is not None:
             planning.stale()
             return
         resizes, usable = planning.policy.resizes, planning.scene.open_slots

@@ -109,10 +109,13 @@ class KernelSpeeds:
         self._wake.set()
 
     def _work(self) -> None:
+        look_s = time.monotonic() + LOOK_S
         while not self._ended:
-            if not self._wake.wait(LOOK_S):
-                self._measure()
+            self._wake.wait(max(look_s - time.monotonic(), 0.0))
             self._wake.clear()
+            if time.monotonic() >= look_s:  # however often it was woken since
+                self._measure()
+                look_s = time.monotonic() + LOOK_S
             done = 0
             while not self._ended and (pair := next(iter(self._wanted), None)) is not None:
                 try:

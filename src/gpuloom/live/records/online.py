@@ -31,7 +31,7 @@ LOOK_S = 3.0
 AGAIN_S = 600.0
 """A run of which the profile is known is looked at again after so long."""
 PATIENCE_S = 120.0
-"""A run of which nothing was seen for so long is looked at as seldom: it is no Python, or has no framework."""
+"""A run that gave no profile for so long is looked at as seldom: it has no framework, or never goes evenly."""
 LEAST_TIMED, MOST_NOISE = 16, 0.5
 """Fewer iterations, or more noise, make no profile."""
 CHANGED = 0.1
@@ -119,8 +119,8 @@ class OnlineProfiles:
         except (ExecutorError, ValueError):  # its node is not there now, or an older one
             measured = None
         if measured is None or not _good(measured):
-            unseen = measured is None and now_s - self._since_s.setdefault(one.run, now_s) > PATIENCE_S
-            self._due_s[one.run] = now_s + (AGAIN_S if unseen else LOOK_S)
+            late = now_s - self._since_s.setdefault(one.run, now_s) > PATIENCE_S
+            self._due_s[one.run] = now_s + (AGAIN_S if late else LOOK_S)
             return ()
         self._due_s[one.run] = now_s + AGAIN_S
         date = datetime.now(UTC).date().isoformat()

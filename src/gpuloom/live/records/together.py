@@ -157,9 +157,9 @@ class Together:
 
     def look(self) -> None:
         """See who is alone now, and who was until now. To be called before a change of groups is told."""
-        attempts, groups = self._book.attempts, self._groups.all()
         if self._looked == self._groups.changes:
             return
+        attempts, groups = self._book.attempts, self._groups.all()
         self._looked = self._groups.changes
         self._reports = {job: told for job, told in self._reports.items() if job in attempts}
         since_s = {job: group.since_s for group in groups for job in group.members}
@@ -247,15 +247,16 @@ class Together:
                 self._judged_s[members] = now
         return drafts
 
-    def crowded(self, job: int) -> tuple[int, ...]:
-        """A job has found no GPU memory left: those that share its GPUs. They are not put together again for a while,
-        which `news` tells."""
+    def crowded(self, job: int, *, apart: bool) -> tuple[int, ...]:
+        """A job has found no GPU memory left: those that share its GPUs. apart: they are not put together again for a
+        while, which `news` tells."""
         for group in self._groups.all():
             if job in group.members:
                 none = [0.0] * len(group.members)
                 data = {**self._named(group), "shares": none, "iterations": none, "gain": 0.0, "pays": False}
                 until_s = self._now() + REMEMBERED_S
-                self._pending.append(("group.measured", None, {**data, "until_s": until_s, "full": True}))
+                if apart:
+                    self._pending.append(("group.measured", None, {**data, "until_s": until_s, "full": True}))
                 return tuple(other for other in group.members if other != job)
         return ()
 
