@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -181,6 +182,18 @@ def test_figures_are_of_the_runs_where_they_are_told() -> None:
     elsewhere = as_it_ran(woven(), parse_cluster("1x1"))
     assert elsewhere is not None
     assert elsewhere.segments is None
+
+
+def test_where_runs_of_one_job_are_not_told_the_figures_do_without() -> None:
+    some = replace(
+        ran := taken().ran, runs=Runs(((), (Run(105.0, 225.0, "finished", (("node0", (0, 1)),)),)), ((), ()))
+    )  # type: ignore[type-var]
+    found = as_it_ran(replace(taken(), ran=some), parse_cluster("1x2:V100"))
+    without = as_it_ran(replace(taken(), ran=ran), parse_cluster("1x2:V100"))
+    assert found is not None
+    assert without is not None
+    assert found.segments is None
+    assert found.utilization == without.utilization
 
 
 def test_compare_says_what_sharing_came_to(tmp_path: Path) -> None:

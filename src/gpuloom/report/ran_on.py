@@ -36,9 +36,10 @@ class RanOn:
 
 
 def ran_on(workload: Workload, runs: Runs, cluster: Cluster) -> RanOn | None:
-    """Of a trace's jobs on the cluster where it was taken; None if a run was on GPUs that are not in it."""
+    """Of a trace's jobs on the cluster where it was taken; None if a run was on GPUs that are not in it, or a job's
+    runs are not told."""
     names = runs.nodes or tuple(node.name for node in cluster.nodes)
-    if len(names) != len(cluster.nodes):
+    if len(names) != len(cluster.nodes) or not all(runs.runs):
         return None
     at = {name: index for index, name in enumerate(names)}
     for each in runs.runs:
