@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 from gpuloom.cli import measuring
 from gpuloom.cli.main import cli
 from gpuloom.cli.measuring import speeds_in
+from gpuloom.client import ConflictError
 from gpuloom.core.errors import InputError
 from gpuloom.facts.profiles import read_library
 
@@ -121,3 +123,32 @@ def test_hooks_of_an_outer_job_are_not_the_measured_script_s(tmp_path: Path, mon
     assert told.exit_code == 0, told.output
     assert time.monotonic() - began_s < 300
     assert os.environ["GPULOOM_NOTICE_FILE"]
+
+
+class EndedJobs:
+    """A scheduler whose jobs all end at once, which it refuses to cancel."""
+
+    def submit(self, specs: list[Any]) -> list[list[int]]:
+        return [[number] for number in range(1, len(specs) + 1)]
+
+    def show(self, job: int) -> dict[str, Any]:
+        return {"hooks": None, "job": {"state": "failed", "message": "exit code 3"}, "attempts": []}
+
+    def cancel(self, jobs: list[int], *, grace_s: float) -> None:
+        raise ConflictError(f"job {jobs[0]} is failed and can't be cancelled")
+
+
+def test_jobs_that_end_before_they_are_measured_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuloom.cli.live.connect", lambda home: nullcontext(EndedJobs()))
+    told = measure("--on", "V100,K80", "--", "train")
+    assert told.exit_code == 1
+    for job, model in ((1, "V100"), (2, "K80")):
+        why = f"job {job} ended (exit code 3) before it was measured: gpuloom logs {job}"
+        assert f"train on {model}\nnothing measured: {why}" in told.stdout
+
+
+def test_a_name_that_no_profile_can_have_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    told = measure("--name", "a\nb", "--", "touch", str(tmp_path / "ran"))
+    assert isinstance(told.exception, InputError)
+    assert str(told.exception) == "--name 'a\\nb': must be printable"
+    assert not (tmp_path / "ran").exists()

@@ -43,6 +43,7 @@ def resized(number: int = 2, why: str = "free_gpus") -> tuple[str, float, dict[s
 
 
 STOPPED = ("attempt.stopping", 1010.0, {"reason": "resized"})
+EARLIER = ("attempt.stopping", 10.0, {"reason": "resized"})
 ENDED = ("attempt.ended", 1012.0, {"last_step": 40.0, "last_s": 1011.0, "ended_s": 1012.0})
 SILENT = ("attempt.ended", 1012.0, {"ended_s": 1012.0})
 AGAIN = {"step": 45, "first_step": 38, "first_s": 17.5, "at_s": 20.0}
@@ -74,6 +75,7 @@ def test_between_the_last_step_before_and_the_first_one_after() -> None:
     [
         ((STOPPED, SILENT, resized()), {}, 5.0, None),  # notice to start of the processes
         ((SILENT, resized(why="node")), {}, 3.0, None),  # no notice: from its end
+        ((EARLIER, SILENT, SILENT, resized(why="replica")), {}, 3.0, None),  # the notice was of an attempt before
         ((STOPPED, SILENT, resized()), AGAIN, 7.5, None),
         ((STOPPED, ENDED, resized()), {}, 5.0, None),
     ],

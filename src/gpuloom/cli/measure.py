@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -96,7 +97,9 @@ def measure(
         from gpuloom.report.picture import check_picture
 
         check_picture(Path(plot))
-    key = name or script_key(command)
+    key = (name or "").strip() or script_key(command)
+    if not key.isprintable():  # before it has run for long
+        raise InputError(f"--name {key!r}: must be printable")
     wanted = [word.strip() for word in (models or "").split(",") if word.strip()]
     if wanted:
         from gpuloom.cli.live import connect
@@ -173,15 +176,23 @@ def _on_models(
                 result = _look(client, job, jobs[job], iterations)
                 if result is not None:
                     found[job] = result
-                    client.cancel([job], grace_s=0.0)
+                    _end(client, job)
     finally:
-        client.cancel([job for job in jobs if job not in found], grace_s=0.0)
+        for job in jobs.keys() - found.keys():
+            _end(client, job)
     late = [job for job in jobs if job not in found]
     for job in late:
         found[job] = _look(client, job, jobs[job], 0) or Result(
             jobs[job], None, None, "nothing", f"job {job} was not measured in {timeout_s:g} s: gpuloom show {job}"
         )
     return [found[job] for job in jobs]
+
+
+def _end(client: Client, job: int) -> None:
+    from gpuloom.client import ConflictError
+
+    with suppress(ConflictError):  # it has ended by itself
+        client.cancel([job], grace_s=0.0)
 
 
 def _look(client: Client, job: int, model: str, iterations: int) -> Result | None:

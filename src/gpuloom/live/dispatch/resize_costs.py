@@ -44,7 +44,7 @@ def cost_draft(
         return None
     types = ("job.resized", "attempt.ended", "attempt.stopping")
     resized: Mapping[str, Any] | None = None
-    notice_s = end_s = None
+    notice_s = told_s = end_s = None
     ended: Mapping[str, Any] = {}
     for event in store.events(job=job.id, types=types, limit=_LOOK_BACK, newest=True):
         match event.type:
@@ -52,6 +52,7 @@ def cost_draft(
                 notice_s = event.at_s
             case "attempt.ended":
                 ended, end_s = event.data, event.data.get("ended_s", event.at_s)
+                told_s, notice_s = notice_s, None  # an attempt before it may have had one
             case "job.resized" if event.data["attempt"] == attempt.number:
                 resized = event.data
                 break  # what follows is of this attempt
@@ -65,7 +66,7 @@ def cost_draft(
     if again_s is None:
         return None
     by = CostFrom.PROCESSES if first_s is None or last_s is None else CostFrom.STEPS
-    since_s = last_s if by is CostFrom.STEPS and last_s is not None else end_s if notice_s is None else notice_s
+    since_s = last_s if by is CostFrom.STEPS and last_s is not None else end_s if told_s is None else told_s
     step, first = _number(ended.get("last_step")), _number(told.get("first_step"))
     data = {
         "attempt": attempt.number,
