@@ -57,6 +57,8 @@ LOG = "hooks.log"
 
 switched_off = set()  # type: set[str]
 """Names of hooks in which something failed."""
+at_switch_off = {}  # type: dict[str, Callable[[BaseException], object]]
+"""By hook: what is to be done when something has failed in it, such as giving a signal back."""
 
 
 def folder() -> str | None:
@@ -114,10 +116,11 @@ class AfterImport:
 
         def exec_module(module: Any) -> None:
             execute(module)
-            self.imported(name, module)
+            if module.__name__ == name:
+                self.imported(name, module)
 
         try:
-            loader.exec_module = exec_module  # on this object, which serves this module only
+            loader.exec_module = exec_module  # on this object; that of a zip file serves others as well
         except (AttributeError, TypeError) as error:
             for where, _ in self.wanted.pop(name, ()):
                 switch_off(where, error)
@@ -165,6 +168,12 @@ def switch_off(hook: str, error: BaseException) -> None:
         trace = trace.tb_next
     place = "" if trace is None else f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno})"
     say(hook, f"switched off: {type(error).__name__}: {error}{place}")
+    undo = at_switch_off.pop(hook, None)
+    if undo is not None:
+        try:
+            undo(error)
+        except Exception as again:  # ours; the job runs on
+            say(hook, f"can't be undone: {type(again).__name__}: {again}")
 
 
 def say(hook: str, text: str) -> None:

@@ -7,10 +7,12 @@ has given up, and which still runs somewhere, can neither replace nor remove wha
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import time
+from contextlib import suppress
 
 from . import folder as of_records
 
@@ -22,6 +24,9 @@ SETTING = "GPULOOM_SAVES"
 """Environment variable: the job's folder; "off": hooks save nothing."""
 OFF = "off"
 ABOUT = "gpuloom.json"
+ENDED = ".ended"
+"""With the kind before it, an empty file among the records of a run: a training whose saves are of this kind has ended
+well in it."""
 NOTE = "saves"
 """File among the records of a run: the job's folder here, for gpuloom, which removes it when the job has ended well."""
 
@@ -99,6 +104,22 @@ def newest(kind: str) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
+def mark_ended(kind: str) -> None:
+    """A training with saves of this kind has ended well: another one in this run is not the same."""
+    records = of_records()
+    if records is not None:
+        with suppress(
+            OSError
+        ):  # of a full disk: a second training of this command would go on from the first one's save
+            os.close(os.open(os.path.join(records, kind + ENDED), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
+def has_ended(kind: str) -> bool:
+    """Whether one has, in this run of the job."""
+    records = of_records()
+    return records is not None and os.path.exists(os.path.join(records, kind + ENDED))
+
+
 def _remove(path: str) -> None:
     """A save, first from sight: half of one must never be taken for a whole."""
     place, name = os.path.split(path)
@@ -136,5 +157,8 @@ def _sync(path: str) -> None:
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems of networks know none for folders
+            raise
     finally:
         os.close(opened)

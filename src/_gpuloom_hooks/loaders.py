@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary, ref
 
-from . import chance
+from . import chance, guarded, switched_off
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+HOOK = "loaders"
 
 _seen = WeakKeyDictionary()  # type: WeakKeyDictionary[Any, Any]
 """By loader: a reference to the iterator it made last."""
@@ -29,13 +31,20 @@ def install(module: Any) -> None:
     for kind in (module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
         _wrap_making(kind)
 
-    def begin(self: Any, loader: Any) -> None:
+    def _begin(self: Any, loader: Any) -> None:
         _seen[loader] = ref(self)
         self._gpuloom = {"skip": 0, "first": None, "loader": ref(loader)}
         due = _due.get(loader)
         self._gpuloom["before"] = _drawn(loader)
         if due is not None and not due["iterable"]:
             self._gpuloom.update(skip=due["used"], first=due["first"])
+
+    def _first(self: Any) -> None:
+        own = self._gpuloom
+        if own["first"] is None:
+            own["first"] = _drawn(own["loader"]())
+
+    begin, first = guarded(HOOK, _begin), guarded(HOOK, _first)
 
     def new_make(self: Any, loader: Any) -> None:
         begin(self, loader)
@@ -47,8 +56,8 @@ def install(module: Any) -> None:
         reset(self, loader, first_iter)
 
     def next_index(self: Any) -> Any:
-        own = self._gpuloom
-        if own["skip"]:
+        own = getattr(self, "_gpuloom", None)  # None: its loader is one that can't be followed
+        if own is not None and own.get("skip"):
             skip, own["skip"] = own["skip"], 0
             loader = own["loader"]()
             now = _drawn(loader)
@@ -58,18 +67,18 @@ def install(module: Any) -> None:
             index = draw(self)
             chance.restore(now["global"])
             return index
-        if own["first"] is None:
-            own["first"] = _drawn(own["loader"]())
+        if own is not None:
+            first(self)
         return draw(self)
 
     base.__init__, base._reset, base._next_index = new_make, new_reset, next_index
 
 
 def _wrap_making(kind: Any) -> None:
-    make = kind.__init__
+    make, due_of = kind.__init__, guarded(HOOK, _due.get)
 
     def new_make(self: Any, loader: Any) -> None:
-        due = _due.get(loader)
+        due = due_of(loader)
         if due is None:
             make(self, loader)
             return
@@ -90,7 +99,12 @@ def _wrap_making(kind: Any) -> None:
 
 
 def position(loader: Any, *, ahead: int = 0) -> dict[str, Any]:
-    """Where its newest iteration stands. ahead: batches that were read and not used yet."""
+    """Where its newest iteration stands. ahead: batches that were read and not used yet.
+
+    Raises RuntimeError: that is not known.
+    """
+    if HOOK in switched_off:
+        raise RuntimeError("where the data loaders stand is not known: their hook is switched off")
     found = _seen.get(loader)
     iterator = None if found is None else found()
     iterable = loader._dataset_kind == 1

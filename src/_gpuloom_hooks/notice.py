@@ -56,7 +56,7 @@ def take() -> None:
     """SIGTERM no longer ends this process, but is a notice."""
     global _before, _taker
     before = signal.signal(signal.SIGTERM, on_signal)
-    if before is not on_signal:
+    if before is not on_signal and _taker != os.getpid():  # else it is of the framework, for as long as its loop runs
         _before = before
     _taker = os.getpid()
 

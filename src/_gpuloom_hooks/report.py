@@ -86,6 +86,9 @@ def _write() -> None:
         return
     _written_s = time.monotonic()
     temporary = f"{path}.{os.getpid()}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(_said, file)
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(_said, file)
+        os.replace(temporary, path)
+    except OSError:
+        pass  # a full disk, or no folder any more: the next report may do, and saving goes on without

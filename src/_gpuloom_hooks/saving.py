@@ -7,11 +7,13 @@ step, and has the state written. docs/howto/training-frameworks.md tells users w
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from functools import wraps
+from zlib import crc32
 
-from . import kept, notice, ranks, report, say
+from . import at_switch_off, kept, notice, ranks, report, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,10 +30,10 @@ _counts = {}  # type: dict[str, int]
 
 
 class Loop:
-    """framework: its name, for people. kind: of its saves."""
+    """framework: its name, for people. kind: of its saves. hook: that of the framework."""
 
-    def __init__(self, framework: str, kind: str) -> None:
-        self.framework, self.kind = framework, kind
+    def __init__(self, framework: str, kind: str, hook: str) -> None:
+        self.framework, self.kind, self.hook = framework, kind, hook
         self.agreement = ranks.Agreement(kind)
         self.at_step = 0
 
@@ -90,27 +92,54 @@ class Loop:
         """The loop has ended by itself, or by an error, with so many steps done."""
         global running
         running -= 1
+        at_switch_off.pop(self.hook, None)
         if ranks.rank() == 0:
             report.progress(step)
         notice.give_back()
+        if sys.exc_info()[0] is None:
+            kept.mark_ended(self.kind)
 
 
-def begin(framework: str) -> Loop | None:
-    """A loop begins; None: it is not ours to save. framework: "Lightning"."""
+def command() -> str:
+    """Which of a job's commands this process runs: eight digits, the same in all of its ranks and attempts."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0]
+    words = [script if os.path.isabs(script) else os.path.basename(script)]
+    after_rank = False
+    for word in sys.argv[1:]:
+        # What launchers add differs by rank: --local_rank=1, and what Lightning says to Hydra.
+        ours = (
+            word.startswith("hydra.") or re.match("--?([a-z]+[-_])*rank(=|$)", word) or (after_rank and word.isdigit())
+        )
+        after_rank = bool(ours) and word.startswith("-") and "=" not in word
+        if not ours:
+            words.append(word)
+    return f"{crc32(chr(0).join(words).encode('utf-8', 'surrogateescape')):08x}"
+
+
+def begin(framework: str, hook: str) -> Loop | None:
+    """A loop begins; None: it is not ours to save. framework: "Lightning". hook: that of the framework.
+
+    Saves are told apart by command: a job may train several times, in one process after another.
+    """
     if kept.folder() is None or not os.environ.get(notice.FILE):
         return None
     global running
     count = _counts[framework] = _counts.get(framework, -1) + 1
+    kind = f"{framework.lower().replace(' ', '-')}-{count}-{command()}"
     why = notice.why_not()
     if not why and count:
         why = f"it trains for the {count + 1}. time in this process, and what was trained before is not kept"
+    if not why and kept.has_ended(kind):
+        why = "the same command has trained before in this job, and what was trained then is not kept"
     if why:
         say("saving", f"{framework}: not saved on notice: {why}")
         report.not_saved(f"{framework}: {why}")
         return None
     notice.take()
     running += 1
-    return Loop(framework, framework.lower().replace(" ", "-") + f"-{count}")
+    loop = Loop(framework, kind, hook)
+    at_switch_off[hook] = loop.failed
+    return loop
 
 
 def wrap(*rows: tuple[Any, str, Callable[..., Any]]) -> None:

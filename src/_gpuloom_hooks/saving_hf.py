@@ -99,7 +99,7 @@ def _of(trainer: Any) -> Run | None:
 def _begin(trainer: Any) -> None:
     global _run
     if _run is None:
-        loop = saving.begin("HF Trainer")
+        loop = saving.begin("HF Trainer", HOOK)
         _run = None if loop is None else Run(trainer, loop)
 
 

@@ -166,7 +166,7 @@ def _is_plain(value: Any) -> bool:
 def _begin(model: Any) -> None:
     global _run
     if _run is None:
-        loop = saving.begin("Keras")
+        loop = saving.begin("Keras", HOOK)
         _run = None if loop is None else Run(model, loop)
 
 

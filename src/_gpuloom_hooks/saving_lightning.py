@@ -106,9 +106,9 @@ class Fit:
             return
         if not self.loop.due(trainer.global_step, _steps(trainer)):
             return
-        own = self.own_state(epoch_loop, fetcher)
 
         def write(path: str) -> None:
+            own = self.own_state(epoch_loop, fetcher)
             sys.modules["torch"].save(own, os.path.join(path, self._own_name()))
             trainer.save_checkpoint(os.path.join(path, CHECKPOINT))
 
@@ -152,7 +152,7 @@ def _begin(trainer: Any) -> None:
     global _fit
     looks_around = any(getattr(one, "_early_exit", False) for one in trainer.callbacks)  # for a batch size, or a rate
     if _fit is None and not looks_around and not trainer.fast_dev_run:
-        loop = saving.begin("Lightning")
+        loop = saving.begin("Lightning", HOOK)
         _fit = None if loop is None else Fit(trainer, loop)
 
 

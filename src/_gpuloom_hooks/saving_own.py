@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 
-from . import guarded, notice, ranks, report, saving, say, stages
+from . import at_switch_off, guarded, notice, ranks, report, saving, say, stages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,6 +96,13 @@ class Own:
         if not self.taken and os.environ.get(notice.FILE) and not notice.why_not():
             notice.take()
             self.taken = True
+            at_switch_off[HOOK] = self._failed
+
+    def _failed(self, error: BaseException) -> None:
+        """Nothing here hears a notice any more: SIGTERM is left to its default, and if it has come, takes effect."""
+        notice.give_back()
+        if notice.asked() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _look(self) -> None:
         now = time.monotonic()

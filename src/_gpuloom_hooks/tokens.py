@@ -26,6 +26,7 @@ import select
 import sys
 import threading
 from contextlib import suppress
+from queue import SimpleQueue
 from time import monotonic_ns
 
 from . import page as pages
@@ -78,12 +79,13 @@ class Tokens:
         self.pending = None  # type: Any
         """Event on the GPU after which its token goes back."""
         self.pending_since_ns = 0
-        self.lock = threading.Lock()
-        """Of `pending`, and of giving back: the thread that waits for a GPU does both."""
+        self.lock = threading.RLock()
+        """Of `pending`, and of giving back: the thread that waits for a GPU does both. Taken again where a signal comes
+        meanwhile and the script's handler begins a stage."""
         self.device = Device(self._gpu_done)
         self._forget()
         os.register_at_fork(after_in_child=self._in_child)
-        atexit.register(self.close)
+        atexit.register(self._at_exit)
 
     def _forget(self) -> None:
         self.page = None  # type: Any
@@ -364,6 +366,10 @@ class Tokens:
                 self.longs[self.base + pages.PID] = 0
             self._leave()
 
+    def _at_exit(self) -> None:
+        self.close()
+        self.device.finish()
+
     def _fail(self, error: BaseException) -> None:
         switch_off(HOOK, error)
         self.off = True
@@ -376,7 +382,7 @@ class Tokens:
         """A forked process has no part in what it inherited; should it train, it asks for a seat of its own."""
         page = self.page
         self._shut(self._all_files())  # the parent's locks stay with the parent, and end with it
-        self.lock, self.held, self.pending, self.stack = threading.Lock(), -1, None, []
+        self.lock, self.held, self.pending, self.stack = threading.RLock(), -1, None, []
         self.device = Device(self._gpu_done)
         self._forget()
         if page is not None:
@@ -402,8 +408,7 @@ class Device:
     def __init__(self, done: Callable[[Any], None]) -> None:
         self._done = done
         self._thread = None  # type: threading.Thread | None
-        self._events = []  # type: list[Any]
-        self._wake = threading.Semaphore(0)
+        self._events = SimpleQueue()  # type: SimpleQueue[Any]
 
     def mark(self) -> Any:
         """An event that comes when the GPU has done all that it was given until now; None: there is no GPU in use."""
@@ -415,14 +420,21 @@ class Device:
         if self._thread is None:
             self._thread = threading.Thread(target=self._follow, name="gpuloom-tokens", daemon=True)
             self._thread.start()
-        self._events.append(event)
-        self._wake.release()
+        self._events.put(event)
         return event
+
+    def finish(self) -> None:
+        """Python is about to end: so does the thread. One that came back from CUDA to a Python that has gone would
+        abort the process (pybind11 gives the interpreter's lock back in a destructor, which must not be unwound)."""
+        if self._thread is not None:
+            self._events.put(None)
+            self._thread.join(MOST_PATIENCE_NS / 1e9)
 
     def _follow(self) -> None:
         while True:
-            self._wake.acquire()
-            event = self._events.pop(0)
+            event = self._events.get()
+            if event is None:
+                return
             try:
                 event.synchronize()
             except Exception as error:  # of CUDA: the script will see it as well

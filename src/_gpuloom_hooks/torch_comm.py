@@ -1,6 +1,6 @@
 """PyTorch's communication: collectives that a script calls itself, and the gradient sync of DistributedDataParallel.
 
-DDP's comes from its own logging, of every iteration; a communication hook would take the place of the script's own.
+DDP's comes from its own logging; a communication hook would take the place of the script's own.
 With NCCL a collective only begins when it is called: its time is then part of the device's.
 """
 
@@ -28,13 +28,13 @@ COLLECTIVES = (
     "barrier",
 )
 EVERY = 8
-"""DDP's logging is read after each EVERY iterations: it costs about 0.1 ms."""
+"""DDP logs one of so many iterations, and is read as often: 0.1 ms; with CUDA it waits for the device besides."""
 
 _models: list[weakref.ReferenceType[Any]] = []
 
 
 def install_ddp(module: Any) -> None:
-    """Have every model of DDP log each iteration. module: torch.nn.parallel.distributed."""
+    """Have every model of DDP log its iterations. module: torch.nn.parallel.distributed."""
     ddp = module.DistributedDataParallel
     original = ddp.__init__
     made = guarded(HOOK, _made)
@@ -49,7 +49,7 @@ def install_ddp(module: Any) -> None:
 
 
 def _made(model: Any) -> None:
-    model._set_ddp_runtime_logging_sample_rate(1)
+    model._set_ddp_runtime_logging_sample_rate(EVERY)
     _models.append(weakref.ref(model))
     records.facts.flags |= records.SYNCED
 

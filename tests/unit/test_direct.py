@@ -309,3 +309,11 @@ def test_where_the_chief_is_not_a_notice_is_passed_on_after_half_the_grace() -> 
     os.killpg(process.pid, signal.SIGTERM)
     assert ended(process)[0] == -signal.SIGTERM
     assert time.monotonic() - begun_s >= 0.25
+
+
+def test_a_command_has_the_signals_of_a_broken_pipe_as_in_a_shell() -> None:
+    """Else a loop of the shell that writes to `head` would never end."""
+    ignored = ("/bin/sh", "-c", "grep SigIgn /proc/self/status")
+    command = (sys.executable, "-I", "-S", direct.__file__, "--processes", "1", *WHERE[2:], "--", *ignored)
+    done = subprocess.run(command, env=OWN, capture_output=True, text=True, timeout=60, check=True)
+    assert not int(done.stdout.split()[1], 16) & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1))

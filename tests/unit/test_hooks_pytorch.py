@@ -17,6 +17,7 @@ torch_data: Any = importlib.import_module("_gpuloom_hooks.torch_data")
 torch_comm: Any = importlib.import_module("_gpuloom_hooks.torch_comm")
 torch_gpu: Any = importlib.import_module("_gpuloom_hooks.torch_gpu")
 keras_steps: Any = importlib.import_module("_gpuloom_hooks.keras_steps")
+loaders: Any = importlib.import_module("_gpuloom_hooks.loaders")
 totals: Any = importlib.import_module("_gpuloom_hooks.totals")
 MS = 1_000_000
 
@@ -145,7 +146,7 @@ def test_batches_are_counted_and_the_end_of_data_is_none(clock: Clock, monkeypat
     assert (records.facts.workers, line.ns[stages.STORAGE]) == (3, 12)  # what workers read is theirs to tell
 
 
-def test_ddp_logs_each_iteration_and_collectives_are_network(clock: Clock, tmp_path: Path) -> None:
+def test_ddp_logs_as_often_as_it_is_read_and_collectives_are_network(clock: Clock, tmp_path: Path) -> None:
     class Model:
         def __init__(self) -> None:
             self.rate = 0
@@ -159,7 +160,7 @@ def test_ddp_logs_each_iteration_and_collectives_are_network(clock: Clock, tmp_p
     module = SimpleNamespace(DistributedDataParallel=Model)
     torch_comm.install_ddp(module)
     model = Model()
-    assert model.rate == 1
+    assert model.rate == torch_comm.EVERY
 
     def all_reduce(tensor: int, *, async_op: bool = False) -> int:
         clock.now += MS
@@ -266,3 +267,39 @@ def test_frameworks_that_know_how_many_steps_there_will_be(clock: Clock) -> None
     assert records.facts.total_steps == 500
     Loop(optimizers=[1], estimated_stepping_batches=80, global_step=8).on_run_start()
     assert (records.facts.total_steps, records.facts.first_step) == (80, 8)
+
+
+def test_a_loader_that_cant_be_followed_goes_as_without_hooks(request: pytest.FixtureRequest) -> None:
+    """A subclass with `__eq__` alone has no hash, and so can't be a key."""
+    request.addfinalizer(lambda: loaders.switched_off.discard("loaders"))
+
+    class Loader:
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+    class Iterator:
+        def __init__(self, loader: Loader) -> None:
+            self._reset(loader, first_iter=True)
+
+        def _reset(self, loader: Loader, first_iter: bool = False) -> None:
+            self.indices = iter([3, 1])
+
+        def _next_index(self) -> int:
+            return next(self.indices)
+
+    class Single(Iterator):
+        pass
+
+    class Several(Iterator):
+        pass
+
+    loaders.install(
+        SimpleNamespace(
+            _BaseDataLoaderIter=Iterator, _SingleProcessDataLoaderIter=Single, _MultiProcessingDataLoaderIter=Several
+        )
+    )
+    for kind in (Single, Several):
+        found = kind(Loader())
+        assert [found._next_index(), found._next_index()] == [3, 1]
+    with pytest.raises(RuntimeError, match="where the data loaders stand is not known"):
+        loaders.position(Loader())

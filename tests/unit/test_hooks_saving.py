@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from _gpuloom_hooks import kept, ranks
+from _gpuloom_hooks import kept, ranks, saving
 from gpuloom.executors.kept_saves import remove_saves
 from gpuloom.executors.prepare import request_of
 from gpuloom.training import inject
@@ -36,7 +36,7 @@ def write(folder):
         file.write(str(step))
 
 BEFORE
-loop = saving.begin("Frame Work")
+loop = saving.begin("Frame Work", "saving_frame")
 step = 0
 found = loop.newest() if loop else None
 if found:
@@ -56,7 +56,7 @@ AFTER
 """
 
 
-def run(place: Path, attempt: int = 1, **given: Any) -> subprocess.CompletedProcess[str]:
+def run(place: Path, attempt: int = 1, *words_of_command: str, **given: Any) -> subprocess.CompletedProcess[str]:
     """Ten steps of a framework, in which the process gives itself notice at step `stop`."""
     run = place / f"run-{attempt}"
     (run / "hooks").mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def run(place: Path, attempt: int = 1, **given: Any) -> subprocess.CompletedProc
         "FAILS": False,
         "BEFORE": "",
         "AFTER": "",
-        **{key.upper(): value for key, value in given.items()},
+        **{key.upper(): value for key, value in given.items() if key != "progress"},
     }
     code = LOOP.replace("HOOKS", repr(HOOKS))
     for key, value in words.items():
@@ -77,7 +77,9 @@ def run(place: Path, attempt: int = 1, **given: Any) -> subprocess.CompletedProc
         "GPULOOM_ATTEMPT": str(attempt),
     }
     env |= {"GPULOOM_NOTICE_FILE": str(run / "notice"), "GPULOOM_PROGRESS_FILE": str(run / "progress.json")}
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    env["GPULOOM_PROGRESS_FILE"] = str(given.get("progress", env["GPULOOM_PROGRESS_FILE"]))
+    command = [sys.executable, "-c", code, *words_of_command]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
 
 def told(place: Path, attempt: int = 1) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def test_a_notice_by_the_file_alone_is_seen(tmp_path: Path) -> None:
     ("before", "why"),
     [
         ("signal.signal(signal.SIGTERM, lambda *a: print('mine', flush=True))", "the script handles SIGTERM itself"),
-        ("saving.begin('Frame Work').end(10)", "it trains for the 2. time"),
+        ("saving.begin('Frame Work', 'saving_frame').end(10)", "it trains for the 2. time"),
     ],
 )
 def test_a_loop_that_is_not_ours_to_save_is_left_alone(before: str, why: str, tmp_path: Path) -> None:
@@ -125,6 +127,63 @@ def test_a_save_that_fails_ends_the_process_as_without_us_and_keeps_the_old_one(
     assert "the disk is full" in told(tmp_path, 2)["not_saved"]
     assert "saved_step" not in told(tmp_path, 2)
     assert run(tmp_path, 3).stdout == "from 3\ndone 10\n"
+
+
+def test_a_job_that_trains_by_several_commands_goes_on_with_each_from_its_own_save(tmp_path: Path) -> None:
+    """A script that runs `train.py --fold 0`, then `train.py --fold 1`, and is preempted in the second."""
+    assert run(tmp_path, 1, "--fold", "0").stdout == "from 0\ndone 10\n"
+    assert run(tmp_path, 1, "--fold", "1", stop=4).returncode == 85
+    assert run(tmp_path, 2, "--fold", "0").stdout == "from 0\ndone 10\n"
+    assert run(tmp_path, 2, "--fold", "1").stdout == "from 4\ndone 10\n"
+
+
+def test_what_one_training_has_left_is_not_the_beginning_of_the_next_by_the_same_command(tmp_path: Path) -> None:
+    assert run(tmp_path, stop=4).returncode == 85
+    assert run(tmp_path, 2).stdout == "from 4\ndone 10\n"
+    second = run(tmp_path, 2, stop=7)
+    assert (second.returncode, second.stdout) == (-signal.SIGTERM, "from 0\n")
+    assert "the same command has trained before in this job" in told(tmp_path, 2)["not_saved"]
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (["--lr", "3", "--local_rank=1"], True),
+        (["--local-rank", "2", "--lr", "3"], True),
+        (["--lr", "3", "hydra.job.name=train_ddp_process_1"], True),
+        (["--lr", "4"], False),
+        (["--lr", "3", "--ranking=2"], False),
+    ],
+)
+def test_ranks_have_the_same_command(words: list[str], same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "3"])
+    first = saving.command()
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    assert (saving.command() == first) is same
+
+
+def test_a_hook_in_which_something_fails_gives_sigterm_back(tmp_path: Path) -> None:
+    fails = "os.kill(os.getpid(), signal.SIGTERM)\nprint('heard', flush=True)\nimport _gpuloom_hooks\n"
+    fails += "_gpuloom_hooks.guarded('saving_frame', lambda: 1 // 0)()\nprint('lives')"
+    before = f"saving.begin('Frame Work', 'saving_frame')\n{fails}"
+    done = run(tmp_path, before=before)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "heard\n")
+    assert "division" in told(tmp_path)["not_saved"]
+
+
+def test_progress_that_cant_be_written_breaks_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path, stop=4, progress=tmp_path / "none" / "progress.json")
+    assert (done.returncode, done.stderr) == (85, "")
+    assert run(tmp_path, 2).stdout == "from 4\ndone 10\n"
+
+
+def test_a_handler_that_a_framework_had_meanwhile_does_not_stay(tmp_path: Path) -> None:
+    """Lightning puts its own in front of what is there, and takes it away after the loop."""
+    before = "from _gpuloom_hooks import notice\nwas = saving.begin('Frame Work', 'saving_frame')\n"
+    before += "signal.signal(signal.SIGTERM, lambda *a: None)\nnotice.take()\n"
+    before += "signal.signal(signal.SIGTERM, notice.on_signal)\nwas.end(1)\n"
+    done = run(tmp_path, before=before + "os.kill(os.getpid(), signal.SIGTERM)\nprint('lives')")
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), done.stderr
 
 
 def test_after_the_loop_sigterm_is_the_scripts_again(tmp_path: Path) -> None:

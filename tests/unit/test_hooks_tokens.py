@@ -1,5 +1,6 @@
 """Jobs that share devices take turns: real processes, with tokens that are files, and the page of their devices."""
 
+import fcntl
 import json
 import os
 import signal
@@ -469,3 +470,44 @@ def test_turns_are_shared_out(jobs: Jobs, holds: list[tuple[float, float]]) -> N
         goes_on(process)
     turns = [int(str(said(process)["turns"])) for process in started]
     assert min(turns) >= 0.4 * max(turns) > 2, turns
+
+
+def test_a_stage_that_a_signal_s_handler_begins_while_a_token_is_given_back(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a barrier in a script's own handler of SIGTERM."""
+    jobs.weave(1, 2)
+    one = jobs.here(1, monkeypatch)
+    one.begin(GPU)
+    flock, came = fcntl.flock, []
+
+    def signalled(file: int, how: int) -> None:
+        if how == fcntl.LOCK_UN and not came:
+            came.append(file)
+            one.begin(CPU)
+            one.end(CPU)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", signalled)
+    assert ends(in_thread(lambda: one.end(GPU)))
+    assert (bool(came), one.held, one.off) == (True, -1, False)
+
+
+def test_no_thread_is_left_that_waits_for_a_gpu_when_python_ends() -> None:
+    came = threading.Event()
+
+    class Slow:
+        def record(self) -> None:
+            """Recorded."""
+
+        def synchronize(self) -> None:
+            time.sleep(0.05)
+            came.set()
+
+    device = hook.Device(lambda event: None)
+    device._thread = threading.Thread(target=device._follow, daemon=True)
+    device._thread.start()
+    device._events.put(Slow())
+    device.finish()
+    assert came.is_set()
+    assert not device._thread.is_alive()

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
+"""By this Python, as by every one; the command is to have them as a shell would give them to it."""
 GRACE_S = 30.0
 """Between SIGTERM and SIGKILL for those that are left when another has failed, as in torchrun; or less, if the job's
 own grace is."""
@@ -263,7 +265,7 @@ class Direct:
         for local_rank, own in enumerate(each):
             env = {**common, **os.environ, **own}
             try:
-                pid = os.posix_spawnp(self.command[0], self.command, env, setsid=True, setsigmask=())
+                pid = os.posix_spawnp(self.command[0], self.command, env, setsid=True, setsigmask=(), setsigdef=IGNORED)
             except OSError as error:
                 say(f"can't run {self.command[0]!r}: {error.strerror}")
                 self.end_others()
