@@ -50,7 +50,7 @@ def _trains(callbacks: Any) -> None:
     said = getattr(callbacks, "params", None) or {}
     epochs, steps = said.get("epochs"), said.get("steps")
     if isinstance(epochs, int) and isinstance(steps, int):
-        records.facts.total_steps = epochs * steps
+        records.planned(epochs * steps)
 
 
 def _begins(callbacks: Any, batch: Any) -> None:

@@ -104,6 +104,16 @@ def begin(framework: str) -> None:
         stages.sinks.append(record)
 
 
+def planned(steps: int, done: int = 0) -> None:
+    """A training begins that is to have so many steps, of which some were done before this process. One that is not the
+    first here comes after all that was done: who has trained once is not done."""
+    before = stages.done()
+    if before:
+        facts.total_steps = facts.first_step + before + max(steps - done, 0)
+    else:
+        facts.total_steps, facts.first_step = steps, done
+
+
 def record(took_ns: int, ns: list[int], count: int) -> None:
     """The sink of the timeline: a row, if it is known when the iteration began, and the state."""
     global _file, _rows

@@ -38,6 +38,14 @@ def progress(step: int, steps: int | None = None) -> None:
         _write()
 
 
+def trains_again() -> None:
+    """Another training begins: the steps that were told of the one before are not all that there is to do."""
+    if _own() is None:
+        _here()
+        if _said.pop("steps", None) is not None:
+            _write()
+
+
 def saved(step: int, who: str, what: str) -> None:
     """The work up to this step is kept. who: "hook", or "framework"; what: whose checkpoint it is."""
     own = _own()

@@ -126,6 +126,8 @@ def begin(framework: str, hook: str) -> Loop | None:
     global running
     count = _counts[framework] = _counts.get(framework, -1) + 1
     kind = f"{framework.lower().replace(' ', '-')}-{count}-{command()}"
+    if count:
+        report.trains_again()
     why = notice.why_not()
     if not why and count:
         why = f"it trains for the {count + 1}. time in this process, and what was trained before is not kept"

@@ -174,6 +174,11 @@ def thread(*, steps: bool = False) -> Timeline | None:
     return _timeline
 
 
+def done() -> int:
+    """Iterations of the thread that trains."""
+    return _timeline.iterations
+
+
 def _begin_anew(owner: int = 0) -> None:
     global _owner, _timeline
     _owner, _timeline = owner, Timeline()

@@ -48,4 +48,4 @@ def _lightning_begins(loop: Any, *more: Any) -> None:
 
 def _known(steps: Any, done: Any) -> None:
     if 0 < steps < float("inf"):
-        records.facts.total_steps, records.facts.first_step = int(steps), int(done)
+        records.planned(int(steps), int(done))

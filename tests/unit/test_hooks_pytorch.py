@@ -267,6 +267,11 @@ def test_frameworks_that_know_how_many_steps_there_will_be(clock: Clock) -> None
     assert records.facts.total_steps == 500
     Loop(optimizers=[1], estimated_stepping_batches=80, global_step=8).on_run_start()
     assert (records.facts.total_steps, records.facts.first_step) == (80, 8)
+    line = stages.thread(steps=True)
+    assert line is not None
+    line.iteration(72)
+    Loop(optimizers=[1], estimated_stepping_batches=50, global_step=0).on_run_start()
+    assert (records.facts.total_steps, records.facts.first_step) == (130, 8), "a second training"
 
 
 def test_a_loader_that_cant_be_followed_goes_as_without_hooks(request: pytest.FixtureRequest) -> None:

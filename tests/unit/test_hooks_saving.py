@@ -186,6 +186,14 @@ def test_a_handler_that_a_framework_had_meanwhile_does_not_stay(tmp_path: Path) 
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), done.stderr
 
 
+def test_who_trains_a_second_time_is_not_done(tmp_path: Path) -> None:
+    assert run(tmp_path).stdout == "from 0\ndone 10\n"
+    assert told(tmp_path)["steps"] == 10
+    again = run(tmp_path, 2, after="saving.begin('Frame Work', 'saving_frame')")
+    assert again.returncode == 0, again.stderr
+    assert "steps" not in told(tmp_path, 2)
+
+
 def test_after_the_loop_sigterm_is_the_scripts_again(tmp_path: Path) -> None:
     done = run(tmp_path, after="os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)")
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "from 0\ndone 10\n")
