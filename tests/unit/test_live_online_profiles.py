@@ -11,6 +11,7 @@ from gpuloom.core.measured import Measured
 from gpuloom.core.profile import Profile, Profiles
 from gpuloom.executors.no_files import NoFiles
 from gpuloom.executors.node import RunFiles
+from gpuloom.facts.profiles import add_profiles, read_library
 from gpuloom.files.hook_records import Hooked, Sight
 from gpuloom.live.records.online import AGAIN_S, LOOK_S, PATIENCE_S, OnlineProfiles, Watched
 
@@ -125,6 +126,17 @@ def test_a_program_that_hooks_do_not_see_is_not_asked_for_ever(kit: Kit) -> None
     kit.runs = [RUN]  # the same name again: as new
     kit.look()
     assert kit.files.asked == asked + 1
+
+
+def test_of_very_many_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuloom.live.records.online.MOST_KEPT", 10)
+    file = tmp_path / "measured.csv"
+    add_profiles(file, [Profile(f"job {n}", 1, 0.1, STEADY.stages_s, date=f"2026-01-{28 - n}") for n in range(10)])
+    kit = Kit(tmp_path)
+    kit.look()
+    kept = {profile.model for profile in read_library(file)}
+    assert kept == {RUN.key, *(f"job {n}" for n in range(8))}
+    assert {profile.model for profile in kit.taken[-1].own} == kept
 
 
 def test_a_run_that_never_goes_evenly_is_not_asked_for_ever(kit: Kit) -> None:

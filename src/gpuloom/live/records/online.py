@@ -21,7 +21,7 @@ from gpuloom.core.profile import Profile, Profiles
 from gpuloom.executors.node import FilesOf
 from gpuloom.executors.port import ExecutorError
 from gpuloom.facts.measured_profiles import profile_of
-from gpuloom.facts.profiles import add_profiles, read_library
+from gpuloom.facts.profiles import add_profiles, change_library, read_library
 from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom.scheduler")
@@ -32,6 +32,8 @@ AGAIN_S = 600.0
 """A run of which the profile is known is looked at again after so long."""
 PATIENCE_S = 120.0
 """A run that gave no profile for so long is looked at as seldom: it has no framework, or never goes evenly."""
+MOST_KEPT = 2000
+"""Of more profiles those that were measured longest ago are forgotten: a search over arguments has one for each."""
 LEAST_TIMED, MOST_NOISE = 16, 0.5
 """Fewer iterations, or more noise, make no profile."""
 CHANGED = 0.1
@@ -110,7 +112,10 @@ class OnlineProfiles:
         ]
         if news := [profile for profile in found if self._is_news(profile)]:
             self._known |= {profile.row_key: profile for profile in news}
-            self._write(news)
+            if whole := len(self._known) > MOST_KEPT:
+                newest = sorted(self._known.values(), key=lambda profile: profile.date)[-(MOST_KEPT * 9 // 10) :]
+                self._known = {profile.row_key: profile for profile in newest}
+            self._write(news, whole=whole)
             self._take(self.all())
 
     def _of(self, one: Watched, now_s: float) -> Collection[Profile]:
@@ -149,9 +154,13 @@ class OnlineProfiles:
             log.warning("profiles of earlier runs can't be read, and are measured anew: %s", error)
             return []
 
-    def _write(self, news: Sequence[Profile]) -> None:
+    def _write(self, news: Sequence[Profile], *, whole: bool) -> None:
+        """whole: not only what is new, but without what was forgotten."""
         try:
-            add_profiles(self._path, news, replacing=True)
+            if whole:
+                change_library(self._path, lambda before: list(self._known.values()))
+            else:
+                add_profiles(self._path, news, replacing=True)
             self.problem = ""
         except (GpuloomError, OSError) as error:  # they are known until the scheduler ends
             self.problem = f"{self._path} can't be written: {error}"
