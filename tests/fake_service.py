@@ -29,6 +29,7 @@ from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.no_files import NoFiles
 from gpuloom.executors.node import RunFiles
 from gpuloom.executors.port import ExecutorError
+from gpuloom.live.figures.each import Of
 from gpuloom.live.figures.sample import WIDTHS_S, Figures, row_of
 from gpuloom.live.service import LogOf, logs_of
 from gpuloom.live.store_check import Checked
@@ -36,6 +37,7 @@ from gpuloom.live.submission.actions import Action, impossible, so_already
 from gpuloom.live.submission.spec import JobSpec, job_spec
 from gpuloom.live.views import cluster
 from gpuloom.live.views.answers import (
+    EachSeriesView,
     GroupView,
     JobView,
     NodeView,
@@ -47,7 +49,7 @@ from gpuloom.live.views.answers import (
     UsageRow,
     WhyView,
 )
-from gpuloom.live.views.figures import series_view, stats_view
+from gpuloom.live.views.figures import each_series_view, series_view, stats_view
 from gpuloom.live.views.jobs import show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.live.views.policy import parameters_of
@@ -442,6 +444,9 @@ class FakeService:
 
     def series(self, *, since_s: float | None, until_s: float | None, user: str | None) -> SeriesView:
         return series_view(self._records(), since_s, until_s, user, self.clock())
+
+    def each_series(self, *, by: Of, name: str | None, since_s: float | None, until_s: float | None) -> EachSeriesView:
+        return each_series_view(self._records(), by, name, since_s, until_s, self.clock())
 
     def _records(self) -> MemoryStore:
         """A store that holds what happened, and the samples."""

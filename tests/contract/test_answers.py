@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from api_client import TOKEN, Local
 from gpuloom.core.job import ACTIVE, EndReason, Phase, SavedBy
+from gpuloom.live.figures.each import COLUMNS, Of
 from gpuloom.live.planning.estimates import Source
 from gpuloom.live.store_check import Checked
 from gpuloom.live.stored import StoredService
@@ -56,6 +57,7 @@ def test_every_answer_is_as_published(tmp_path: Path) -> None:
             "groups",
             "stats",
             "stats/series",
+            "stats/series/node",
             "status",
         ):
             assert good(api, "GET", f"/v1/{path}")
@@ -125,6 +127,8 @@ def test_words_of_answers_are_those_of_the_records() -> None:
     assert set(get_args(answers.ReasonOfEnd)) == set(EndReason)
     assert set(get_args(answers.SourceOfEstimate)) == set(Source)
     assert set(get_args(answers.SavedHow)) == set(SavedBy) - {SavedBy.NOTHING}
+    assert set(get_args(answers.FigureOfEach)) == {column for columns in COLUMNS.values() for column in columns}
+    assert set(get_args(get_type_hints(answers.EachSeriesView)["by"])) == set(Of)
     assert set(Checked) == {"whole", "part", "damaged"}
 
 

@@ -23,14 +23,15 @@ from click.testing import CliRunner, Result
 
 from fake_views import attempt, record
 from gpuloom.cli import jobs as jobs_cli
+from gpuloom.cli.bars import bars, binned
 from gpuloom.cli.live import Moment, ago, plain, runs_of, short
 from gpuloom.cli.main import cli
-from gpuloom.cli.stats import bars, binned
 from gpuloom.client import Client, ConflictError, NotFoundError, RequestError, WaitTimeoutError
 from gpuloom.client.client import current_user
 from gpuloom.core.decision import Reason
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import EndReason, Phase
+from gpuloom.live.figures.each import Of, table
 from gpuloom.live.figures.sample import Figures, Machines, UserFigures
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views import jobs as views
@@ -683,7 +684,33 @@ def test_stats(api: Api) -> None:
     assert [point["queue_length"] for point in points] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
+def test_what_each_used(api: Api) -> None:
+    now = api.service.clock()
+    assert run("stats", "--series", "--by", "gpu").stdout.startswith("no samples of any GPU in that time")
+    for place in range(4):
+        node = [10.0 * place, None, None, 2048.0, *[None] * 8]
+        ada = [1.5 + place, *[None] * 5]
+        used = {Of.NODE: table(Of.NODE, {"node10": node, "node9": node}), Of.USER: table(Of.USER, {"ada": ada})}
+        api.service.samples.append(Figures(now - 60 + 10 * place, 10.0, UserFigures(), each=used))
+    lines = [line.split() for line in run("stats", "--series", "--by", "node").stdout.splitlines()]
+    assert lines[0][:5] == ["node", "CPU", "use", "over", "time"]
+    assert [line[:5] for line in lines[1:3]] == [[name, "▁▃▆█", "30", "-", "2.0"] for name in ("node9", "node10")]
+    assert " ".join(lines[-1]) == "4 samples over 40s; --csv and --json have each"
+    (line,) = told("stats", "--series", "--by", "user", "--of", "ada")["lines"]
+    assert line["figures"]["cpu_cores"] == [1.5, 2.5, 3.5, 4.5]
+    rows = list(csv.DictReader(io.StringIO(run("stats", "--series", "--by", "node", "--csv").stdout)))
+    assert [(row["node"], row["cpu_percent"], row["sent_mib_per_s"]) for row in rows[-2:]] == [
+        ("node9", "30.0", ""),
+        ("node10", "30.0", ""),
+    ]
+    with pytest.raises(NotFoundError, match="no figures of node 'moon' in that time"):
+        run("stats", "--series", "--by", "node", "--of", "moon")
+
+
 def test_stats_that_can_not_be_told(api: Api) -> None:
+    assert "add --series" in run("stats", "--by", "node", code=2).stderr
+    assert "add --by" in run("stats", "--series", "--of", "node1", code=2).stderr
+    assert "--by user --of ada" in run("stats", "--series", "--by", "job", "--user", "ada", code=2).stderr
     assert "add --series" in run("stats", "--csv", code=2).stderr
     assert "give one" in run("stats", "--series", "--csv", "--json", code=2).stderr
     assert "needs a name" in run("stats", "--user", "", code=2).stderr
@@ -697,9 +724,7 @@ def test_stats_that_can_not_be_told(api: Api) -> None:
 def test_bars_and_bins_by_hand() -> None:
     assert bars([1.0, None, 3.0, 2.0, None]) == "▁ █▅"
     assert bars([7.0, 7.0]) == "▁▁"
-    points: Any = [{"from_s": 0.0, "span_s": 10.0, "v": 1.0}, {"from_s": 10.0, "span_s": 30.0, "v": 3.0}]
-    points += [{"from_s": 50.0, "span_s": 10.0, "v": None}]
-    assert binned(points, lambda point: point["v"], 3) == [2.0, 3.0, None]  # type: ignore[typeddict-item]
+    assert binned([0.0, 10.0, 50.0], [10.0, 30.0, 10.0], [1.0, 3.0, None], 3) == [2.0, 3.0, None]
 
 
 def test_status(api: Api, tmp_path: Path) -> None:

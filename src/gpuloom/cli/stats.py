@@ -6,18 +6,19 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from gpuloom.cli.bars import bars, binned
 from gpuloom.cli.live import Moment, connect, live_options, plain, say_json, short
 from gpuloom.cli.live_tables import Column, show_table
+from gpuloom.cli.stats_each import csv_of_each, say_each
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.live.views.answers import PointView, SeriesView, StatsView
 
-BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 32
 """Bars of a line, at most."""
 
@@ -27,6 +28,12 @@ WIDTH = 32
 @click.option("--until", type=Moment(), metavar="TIME", help="What ran until then [now].")
 @click.option("--user", metavar="NAME", help="Jobs of this user alone.")
 @click.option("--series", is_flag=True, help="How it went over time, sample by sample.")
+@click.option(
+    "--by",
+    type=click.Choice(["node", "gpu", "user", "job"]),
+    help="With --series: what each of these used, by the monitors, in the last hour.",
+)
+@click.option("--of", "name", metavar="NAME", help="With --by: this one alone; a GPU: NODE:INDEX.")
 @click.option("--csv", "as_csv", is_flag=True, help="With --series: print CSV.")
 @live_options
 def stats(
@@ -34,6 +41,8 @@ def stats(
     until: float | None,
     user: str | None,
     series: bool,
+    by: Literal["node", "gpu", "user", "job"] | None,
+    name: str | None,
     as_csv: bool,
     as_json: bool,
     home: Path | None,
@@ -45,16 +54,27 @@ def stats(
       gpuloom stats
       gpuloom stats --since 7d --user ada --json
       gpuloom stats --series --since 1h
+      gpuloom stats --series --by node
+      gpuloom stats --series --by gpu --of node3:0 --since 10m
       gpuloom stats --series --csv > series.csv
     """
     if as_csv and not series:
         raise click.UsageError("--csv prints the series: add --series")
     if as_csv and as_json:
         raise click.UsageError("--csv and --json are two forms of the same: give one")
+    if by is not None and not series:
+        raise click.UsageError("--by is of the series: add --series")
+    if name is not None and by is None:
+        raise click.UsageError("--of is one of --by: add --by node, gpu, user or job")
+    if by is not None and user is not None:
+        raise click.UsageError(f"--user does not go with --by; the figures of one user: --by user --of {user}")
     if user == "":
         raise click.UsageError("--user needs a name")
     with connect(home) as client:
-        if series:
+        if by is not None:
+            each = client.each_series(by, name=name, since_s=since, until_s=until)
+            _say_text(csv_of_each(each)) if as_csv else say_json(each) if as_json else say_each(each)
+        elif series:
             points = client.series(user=user, since_s=since, until_s=until)
             _say_csv(points) if as_csv else say_json(points) if as_json else _say_series(points)
         else:
@@ -88,6 +108,10 @@ def _say(found: StatsView) -> None:
             f"Queue, blocking and utilization are of {short(found['covered_s'])} in which a scheduler ran and sampled"
         )
         click.echo(f"{text}, out of {short(span_s)}.")
+
+
+def _say_text(text: str) -> None:
+    click.echo(text, nl=False)
 
 
 def _number(value: float | None) -> str:
@@ -127,46 +151,18 @@ LINES: Sequence[tuple[str, Callable[[PointView], float | None]]] = (
 """Lines of the table, and what each shows of a sample."""
 
 
-def binned(points: Sequence[PointView], value: Callable[[PointView], float | None], bins: int) -> list[float | None]:
-    """Means over equal bins of the time that the points span, weighed by their spans; None where nothing is known."""
-    begin_s = points[0]["from_s"]
-    width_s = max(points[-1]["from_s"] + points[-1]["span_s"] - begin_s, 1e-9) / bins
-    sums, spans = [0.0] * bins, [0.0] * bins
-    for point in points:
-        known = value(point)
-        if known is None:
-            continue
-        from_s, until_s = point["from_s"] - begin_s, point["from_s"] - begin_s + point["span_s"]
-        for place in range(min(int(from_s / width_s), bins - 1), min(int(until_s / width_s), bins - 1) + 1):
-            span = min(until_s, (place + 1) * width_s) - max(from_s, place * width_s)
-            if span > 0:
-                sums[place] += known * span
-                spans[place] += span
-    return [total / span if span else None for total, span in zip(sums, spans, strict=True)]
-
-
-def bars(values: Sequence[float | None]) -> str:
-    """A letter for each value, from the least to the most of them; a blank where it is not known."""
-    known = [value for value in values if value is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
-
-    def bar(value: float) -> str:
-        return BARS[round((len(BARS) - 1) * (value - low) / (high - low))] if high > low else BARS[0]
-
-    return "".join(" " if value is None else bar(value) for value in values).rstrip()
-
-
 def _say_series(found: SeriesView) -> None:
     points = found["points"]
     if not points:
         click.echo("no samples in that time: one is taken every ten seconds while the scheduler runs")
         return
     span_s = points[-1]["from_s"] + points[-1]["span_s"] - points[0]["from_s"]
+    from_s, spans_s = [point["from_s"] for point in points], [point["span_s"] for point in points]
     rows = []
     for name, value in LINES:
         known = [one for point in points if (one := value(point)) is not None]
         if known:
-            drawn = bars(binned(points, value, min(WIDTH, len(points))))
+            drawn = bars(binned(from_s, spans_s, [value(point) for point in points], min(WIDTH, len(points))))
             rows.append((name, drawn, known[-1], min(known), max(known)))
     columns: Sequence[Column[tuple[str, str, float, float, float]]] = (
         Column("figure", lambda row: row[0]),
@@ -191,4 +187,4 @@ def _say_csv(found: SeriesView) -> None:
     writer.writerow(names)
     for row in rows:
         writer.writerow(["" if (value := row[name]) is None else value for name in names])
-    click.echo(stream.getvalue(), nl=False)
+    _say_text(stream.getvalue())

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpuloom.client.errors import ConnectionLostError, RequestError, WaitTimeoutError
 from gpuloom.client.http import SILENCE_S, Connection
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpuloom.live.views.answers import (
         ActionOnArray,
         ArrayChange,
+        EachSeriesView,
         EventPage,
         EventView,
         GroupList,
@@ -473,6 +474,19 @@ class Client:
     ) -> SeriesView:
         """The same over time, sample by sample, with the rates of the machines."""
         found: SeriesView = self._get("/v1/stats/series", {"user": user, "since": since_s, "until": until_s})
+        return found
+
+    def each_series(
+        self,
+        by: Literal["node", "gpu", "user", "job"],
+        *,
+        name: str | None = None,
+        since_s: float | None = None,
+        until_s: float | None = None,
+    ) -> EachSeriesView:
+        """What each of them used over time, by default in the last hour. name: of one alone; a GPU: NODE:INDEX."""
+        params = {"name": name, "since": since_s, "until": until_s}
+        found: EachSeriesView = self._get(f"/v1/stats/series/{by}", params)
         return found
 
     def history(self, *, since_s: float | None = None, until_s: float | None = None) -> str:

@@ -14,6 +14,7 @@ from gpuloom.core.words import plural
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.node import RunFiles
 from gpuloom.facts.inputs import load_policy
+from gpuloom.live.figures.each import Of
 from gpuloom.live.planning.lacks import lacks
 from gpuloom.live.planning.reasons import why
 from gpuloom.live.records.fleet import fleet_of
@@ -30,6 +31,7 @@ from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.live.submission.submitting import Submissions
 from gpuloom.live.views.answers import (
+    EachSeriesView,
     FailureView,
     GroupView,
     JobView,
@@ -53,7 +55,7 @@ from gpuloom.live.views.cluster import (
     store_view,
     usage_row,
 )
-from gpuloom.live.views.figures import series_view, stats_view
+from gpuloom.live.views.figures import each_series_view, series_view, stats_view
 from gpuloom.live.views.groups import groups_view
 from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
@@ -223,6 +225,9 @@ class LiveService:
 
     def series(self, *, since_s: float | None, until_s: float | None, user: str | None) -> SeriesView:
         return series_view(self._store, since_s, until_s, user, self._scheduler.clock.now())
+
+    def each_series(self, *, by: Of, name: str | None, since_s: float | None, until_s: float | None) -> EachSeriesView:
+        return each_series_view(self._store, by, name, since_s, until_s, self._scheduler.clock.now())
 
     def history(self, *, since_s: float | None, until_s: float | None) -> str:
         until = self._scheduler.clock.now() if until_s is None else until_s

@@ -14,9 +14,11 @@ from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, NodeState
 from gpuloom.executors.node import Hooked, RunFiles
 from gpuloom.executors.port import ExecutorError
+from gpuloom.live.figures.each import Of
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views.answers import (
+    EachSeriesView,
     GroupView,
     JobView,
     NodeView,
@@ -158,6 +160,10 @@ class Service(Protocol):
 
     def series(self, *, since_s: float | None, until_s: float | None, user: str | None) -> SeriesView:
         """Figures over that span, sample by sample."""
+        ...
+
+    def each_series(self, *, by: Of, name: str | None, since_s: float | None, until_s: float | None) -> EachSeriesView:
+        """What each node, GPU, user or job used, sample by sample, by default in the last hour; name: of one alone."""
         ...
 
     def history(self, *, since_s: float | None, until_s: float | None) -> str:

@@ -15,6 +15,7 @@ from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.no_files import NoFiles
 from gpuloom.executors.node import RunFiles
 from gpuloom.facts.profiles import load_profiles
+from gpuloom.live.figures.each import Of
 from gpuloom.live.parts import DEFAULT_INTERVAL_S
 from gpuloom.live.planning.estimates import Estimates
 from gpuloom.live.planning.gpu_memory import GpuMemory
@@ -26,6 +27,7 @@ from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.views.answers import (
+    EachSeriesView,
     GroupView,
     JobView,
     NodeView,
@@ -38,7 +40,7 @@ from gpuloom.live.views.answers import (
     WhyView,
 )
 from gpuloom.live.views.cluster import executor_view, monitor_view, sharing_view, status_view, store_view, usage_row
-from gpuloom.live.views.figures import series_view, stats_view
+from gpuloom.live.views.figures import each_series_view, series_view, stats_view
 from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.live.views.sizes import RESIZES
@@ -99,6 +101,9 @@ class StoredService:
 
     def series(self, *, since_s: float | None, until_s: float | None, user: str | None) -> SeriesView:
         return series_view(self._store, since_s, until_s, user, self._now_s)
+
+    def each_series(self, *, by: Of, name: str | None, since_s: float | None, until_s: float | None) -> EachSeriesView:
+        return each_series_view(self._store, by, name, since_s, until_s, self._now_s)
 
     def history(self, *, since_s: float | None, until_s: float | None) -> str:
         loaded = self._store.load(recent=0)

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from gpuloom.live.views.answers import (
     ArrayChange,
+    EachSeriesView,
     Ending,
     EventPage,
     GroupList,
@@ -345,6 +346,15 @@ series = _route(
     problems=(404,),
     description="A sample every ten seconds; of times more than an hour ago one a minute, more than a day ago one an "
     "hour, for a year.",
+    tags=["cluster"],
+)
+each_series = _route(
+    "get_each_series",
+    "What each node, GPU, user or job used over time.",
+    EachSeriesView,
+    problems=(404,),
+    description="By the monitors, by default in the last hour. Kept of those that use most: of the last hour 1,024 "
+    "nodes, 512 GPUs, 32 users, 128 jobs; of the last day 128, 64, 32, 64; before that 32, 8, 16, 8.",
     tags=["cluster"],
 )
 history = _route(

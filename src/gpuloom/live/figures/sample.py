@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import groupby, pairwise
 from typing import Any
 
 from gpuloom.core.sums import sum_floats, sum_ints
+from gpuloom.live.figures import each as eachs
 from gpuloom.store.errors import StoreError
 from gpuloom.store.port import SampleRow
 
@@ -64,7 +65,8 @@ class Machines:
 class Figures:
     """What held from `from_s` on for `span_s` seconds, on average; `all` is of all users.
 
-    gpus, nodes: those that are not down. users: those with jobs that wait or run.
+    gpus, nodes: those that are not down. users: those with jobs that wait or run. each: what each of them used, by the
+    monitors.
     """
 
     from_s: float
@@ -76,6 +78,7 @@ class Figures:
     nodes_up: float = 0.0
     machines: Machines = Machines()
     of_users: Mapping[str, UserFigures] = field(default_factory=dict)
+    each: eachs.Each = field(default_factory=dict)
 
     def of(self, user: str | None) -> UserFigures:
         """Of one user; None: of all."""
@@ -115,7 +118,13 @@ def mean(parts: Sequence[Figures], from_s: float) -> Figures:
     machines = {one.name: _known(parts, one.name) for one in fields(Machines)}
     of_users = {user: of(lambda part, user=user: part.of(user)) for user in names}  # type: ignore[misc]
     return Figures(
-        from_s, whole_s, of(lambda part: part.all), **counted, machines=Machines(**machines), of_users=fewer(of_users)
+        from_s,
+        whole_s,
+        of(lambda part: part.all),
+        **counted,
+        machines=Machines(**machines),
+        of_users=fewer(of_users),
+        each=eachs.mean([(part.each, part.span_s) for part in parts]),
     )
 
 
@@ -159,19 +168,15 @@ class Thinning:
 
     def __init__(self, rows: Iterable[SampleRow] = ()) -> None:
         """rows: what the store has of the last hours; of what was not thinned when the scheduler ended, it is now."""
-        found: dict[int, list[Figures]] = {width: [] for width in WIDTHS_S}
+        found: dict[int, list[SampleRow]] = {width: [] for width in WIDTHS_S}
         for row in rows:
-            try:
-                one = figures_of(row)
-            except StoreError as error:
-                log.warning("%s; it is left out of what is made of it", error)
-                continue
             if row.width_s in found:
-                found[row.width_s].append(one)
+                found[row.width_s].append(row)
         self.pending: dict[int, list[Figures]] = {}
         for finer, width in pairwise(WIDTHS_S):
-            done_s = max((figures.from_s + width for figures in found[width]), default=0.0)
-            self.pending[width] = [figures for figures in found[finer] if figures.from_s >= done_s]
+            done_s = max((row.from_s + width for row in _readable(found[width])), default=0.0)
+            late = [row for row in found[finer] if row.from_s >= done_s]
+            self.pending[width] = [figures_of(row, each=True) for row in _readable(late, each=True)]
 
     def take(self, sample: Figures) -> list[SampleRow]:
         """What is to be written down with a new sample of the finest kind: it, and those of times that are over."""
@@ -181,20 +186,33 @@ class Thinning:
             waiting = [*self.pending[width], *new]
             over = [one for one in waiting if _begin(one.from_s, width) + width <= until_s]
             self.pending[width] = [one for one in waiting if _begin(one.from_s, width) + width > until_s]
-            new = [mean(list(group), start) for start, group in groupby(over, lambda one: _begin(one.from_s, width))]  # noqa: B023
+            means = [mean(list(group), start) for start, group in groupby(over, lambda one: _begin(one.from_s, width))]  # noqa: B023
+            new = [replace(one, each=eachs.kept(one.each, width)) for one in means]
             rows += [row_of(width, one) for one in new]
         return rows
+
+
+def _readable(rows: Iterable[SampleRow], *, each: bool = False) -> list[SampleRow]:
+    found = []
+    for row in rows:
+        try:
+            figures_of(row, each=each)
+        except StoreError as error:
+            log.warning("%s; it is left out of what is made of it", error)
+            continue
+        found.append(row)
+    return found
 
 
 def _begin(at_s: float, width_s: int) -> float:
     return at_s // width_s * width_s
 
 
-def finest(rows: Iterable[SampleRow]) -> list[Figures]:
-    """The series: of each time the finest samples that are kept, in order."""
+def finest(rows: Iterable[SampleRow], *, each: bool = False) -> list[Figures]:
+    """The series: of each time the finest samples that are kept, in order. each: with what each node, … used."""
     by_width: dict[int, list[Figures]] = {}
     for row in rows:
-        by_width.setdefault(row.width_s, []).append(figures_of(row))
+        by_width.setdefault(row.width_s, []).append(figures_of(row, each=each))
     found: list[Figures] = []
     for width in sorted(by_width):
         first_s = found[0].from_s if found else None
@@ -219,12 +237,13 @@ def row_of(width_s: int, figures: Figures) -> SampleRow:
         **{name: _short(getattr(figures, name)) for name in _COUNTED},
         "machines": machines,
         "of_users": {user: _numbers(one) for user, one in figures.of_users.items()},
+        **({"each": eachs.text_of(figures.each)} if figures.each else {}),
     }
     return SampleRow(width_s, figures.from_s, figures.span_s, data)
 
 
-def figures_of(row: SampleRow) -> Figures:
-    """The same back.
+def figures_of(row: SampleRow, *, each: bool = False) -> Figures:
+    """The same back; what each node, … used only where it is asked for.
 
     Raises:
         StoreError: gpuloom did not write it.
@@ -238,6 +257,7 @@ def figures_of(row: SampleRow) -> Figures:
             **{name: float(data[name]) for name in _COUNTED},
             machines=Machines(**data["machines"]),
             of_users={user: _of_user(numbers) for user, numbers in data["of_users"].items()},
+            each=eachs.each_of(data["each"]) if each and "each" in data else {},
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"the sample of {row.from_s:.0f} s ({row.width_s} s wide) can't be read: {error!r}") from error

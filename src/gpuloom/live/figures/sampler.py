@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
+from gpuloom.agent.sample import Sample
 from gpuloom.core.job import Job, NodeRecord, NodeState
 from gpuloom.core.metrics import blocking_per_s
 from gpuloom.core.sums import sum_floats
 from gpuloom.core.usage import RunUsage
+from gpuloom.live.figures.each import kept
+from gpuloom.live.figures.looked import looked
 from gpuloom.live.figures.sample import KEPT_S, WIDTHS_S, Figures, Machines, Thinning, UserFigures, fewer
 from gpuloom.live.figures.tally import Tally
 from gpuloom.live.planning.scene import Scene
@@ -43,6 +46,7 @@ class Sampler:
         span_s, every, of_users = self._tally.take(now_s)
         blocking, of_user = self._blocking(now_s)
         nodes = [node for node in self._ledger.book.nodes.values() if node.state is not NodeState.DOWN]
+        seen = self._seen(nodes, now_s)
         found = Figures(
             begin_s,
             span_s,
@@ -51,8 +55,9 @@ class Sampler:
             gpus=sum(len(node.gpus) for node in nodes),
             nodes=len(nodes),
             nodes_up=sum(node.state is NodeState.UP for node in nodes),
-            machines=self._machines(nodes, now_s),
+            machines=_machines(nodes, [sample for _, sample in seen]),
             of_users=fewer({user: _with(one, of_user.get(user, 0.0)) for user, one in of_users.items()}),
+            each=kept(looked(self._ledger.book, seen), WIDTHS_S[0]),
         )
         keep_from_s = {width: now_s - kept_s for width, kept_s in KEPT_S.items()}
         try:
@@ -90,32 +95,36 @@ class Sampler:
             known[key] = self._scene.left_s(job)
         return known[key]
 
-    def _machines(self, nodes: Sequence[NodeRecord], now_s: float) -> Machines:
+    def _seen(self, nodes: Sequence[NodeRecord], now_s: float) -> list[tuple[NodeRecord, Sample]]:
         """What the monitors saw last, of nodes that can be talked to."""
-        seen = [
-            sample
+        return [
+            (node, sample)
             for node in nodes
             if node.name not in self._sights.cut
             and (sample := self._sights.of(node.name).sample) is not None
             and now_s - sample.at_s <= STALE_S
         ]
-        gpus = [gpu for sample in seen for gpu in sample.gpus]
-        runs = [run for sample in seen for run in sample.runs.values()]
-        memory = {gpu.uuid: gpu.memory_mib for node in nodes for gpu in node.gpus}
-        rates = [sample.node for sample in seen]
-        return Machines(
-            gpu_utilization=_mean_of(gpu.utilization for gpu in gpus),
-            gpu_memory_used_mib=_sum(gpu.memory_used_mib for gpu in gpus),
-            gpu_memory_mib=_sum(memory.get(gpu.uuid) for gpu in gpus if gpu.memory_used_mib is not None),
-            cpu_percent=_mean_of(rate.cpu_percent for rate in rates),
-            memory_used_mib=_sum(rate.memory_used_mib for rate in rates),
-            memory_mib=_sum(rate.memory_mib for rate in rates),
-            disk_free_mib=_sum(rate.disk_free_mib for rate in rates),
-            read_mib_per_s=_of_runs(runs, "read_mib_per_s"),
-            write_mib_per_s=_of_runs(runs, "write_mib_per_s"),
-            received_mib_per_s=_sum(rate.received_mib_per_s for rate in rates),
-            sent_mib_per_s=_sum(rate.sent_mib_per_s for rate in rates),
-        )
+
+
+def _machines(nodes: Sequence[NodeRecord], seen: Sequence[Sample]) -> Machines:
+    """All of them together."""
+    gpus = [gpu for sample in seen for gpu in sample.gpus]
+    runs = [run for sample in seen for run in sample.runs.values()]
+    memory = {gpu.uuid: gpu.memory_mib for node in nodes for gpu in node.gpus}
+    rates = [sample.node for sample in seen]
+    return Machines(
+        gpu_utilization=_mean_of(gpu.utilization for gpu in gpus),
+        gpu_memory_used_mib=_sum(gpu.memory_used_mib for gpu in gpus),
+        gpu_memory_mib=_sum(memory.get(gpu.uuid) for gpu in gpus if gpu.memory_used_mib is not None),
+        cpu_percent=_mean_of(rate.cpu_percent for rate in rates),
+        memory_used_mib=_sum(rate.memory_used_mib for rate in rates),
+        memory_mib=_sum(rate.memory_mib for rate in rates),
+        disk_free_mib=_sum(rate.disk_free_mib for rate in rates),
+        read_mib_per_s=_of_runs(runs, "read_mib_per_s"),
+        write_mib_per_s=_of_runs(runs, "write_mib_per_s"),
+        received_mib_per_s=_sum(rate.received_mib_per_s for rate in rates),
+        sent_mib_per_s=_sum(rate.sent_mib_per_s for rate in rates),
+    )
 
 
 def _next(now_s: float) -> float:

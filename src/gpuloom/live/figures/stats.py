@@ -71,9 +71,9 @@ def checked_user(store: Store, user: str | None) -> None:
         raise NotFoundError(f"there is no job of a user {user!r}; `gpuloom usage` lists users with jobs")
 
 
-def series_of(store: Store, since_s: float, until_s: float) -> list[Figures]:
-    """The samples that begin in a span. Raises StoreError: they can't be read."""
-    return finest(store.samples(since_s=since_s, until_s=until_s))
+def series_of(store: Store, since_s: float, until_s: float, *, each: bool = False) -> list[Figures]:
+    """The samples that begin in a span; each: as in `finest`. Raises StoreError: they can't be read."""
+    return finest(store.samples(since_s=since_s, until_s=until_s), each=each)
 
 
 def stats_of(store: Store, since_s: float, until_s: float, user: str | None, now_s: float) -> Stats:

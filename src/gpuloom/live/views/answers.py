@@ -612,6 +612,23 @@ class StatsView(TypedDict):
     ]
 
 
+FigureOfEach = Literal[
+    "cpu_percent",
+    "cpu_cores",
+    "memory_used_mib",
+    "memory_mib",
+    "disk_free_mib",
+    "read_mib_per_s",
+    "write_mib_per_s",
+    "received_mib_per_s",
+    "sent_mib_per_s",
+    "gpu_utilization",
+    "gpu_utilization_most",
+    "gpu_memory_used_mib",
+    "gpu_memory_mib",
+]
+
+
 class UserPointView(TypedDict):
     """A sample, of one user."""
 
@@ -653,6 +670,29 @@ class PointView(TypedDict):
     received_mib_per_s: Annotated[float | None, "By all nodes, over the network."]
     sent_mib_per_s: float | None
     by_user: list[UserPointView]
+
+
+class EachLineView(TypedDict):
+    """What one node, GPU, user or job used, sample by sample; null: not known then."""
+
+    name: Annotated[str, "A node; a GPU as NODE:INDEX; a user; a job's number."]
+    figures: Annotated[
+        dict[FigureOfEach, list[float | None]],
+        "By figure, a value for each sample: means over its span, but `gpu_utilization_most`, the most that any GPU of "
+        "the node was used. Memory and rates of users and jobs are of all their processes together; of nodes of all "
+        "that runs there, but what is read and written, which is by jobs. GPU utilisation is the mean over the GPUs.",
+    ]
+
+
+class EachSeriesView(TypedDict):
+    """What each used over time."""
+
+    since_s: float
+    until_s: float
+    by: Literal["node", "gpu", "user", "job"]  # live/figures/each.py, Of
+    from_s: Annotated[list[float], "Of each sample, when it begins."]
+    span_s: Annotated[list[float], "10 s; of times an hour ago a minute, of times a day ago an hour."]
+    lines: Annotated[list[EachLineView], "Those of which something is known in that time, by name."]
 
 
 class SeriesView(TypedDict):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
+
+from gpuloom.core.errors import NotFoundError
+from gpuloom.core.workload import F8
+from gpuloom.live.figures.each import COLUMNS, Of
 from gpuloom.live.figures.sample import Figures, UserFigures
 from gpuloom.live.figures.stats import Stats, checked_span, checked_user, series_of, stats_of
-from gpuloom.live.views.answers import PointView, SeriesView, StatsView, UserPointView
+from gpuloom.live.views.answers import EachSeriesView, PointView, SeriesView, StatsView, UserPointView
 from gpuloom.store.port import Store
+
+HOUR_S = 3600.0
 
 
 def stats_view(store: Store, since_s: float | None, until_s: float | None, user: str | None, now_s: float) -> StatsView:
@@ -35,6 +43,54 @@ def series_view(
     checked_user(store, user)
     points = _points(series_of(store, since, until), user)
     return {"since_s": since, "until_s": until, "user": user, "points": points}
+
+
+def each_series_view(
+    store: Store, by: Of, name: str | None, since_s: float | None, until_s: float | None, now_s: float
+) -> EachSeriesView:
+    """What each node, GPU, user or job used in a span, by default the last hour; name: that one alone.
+
+    Raises:
+        InputError: no such span. NotFoundError: nothing is known of that one then. StoreError: the store can't be read.
+    """
+    if since_s is None:
+        since_s = min(now_s if until_s is None else until_s, now_s) - HOUR_S
+    since, until = checked_span(since_s, until_s, now_s)
+    samples = series_of(store, since, until, each=True)
+    tables = [(place, sample.each[by]) for place, sample in enumerate(samples) if by in sample.each]
+    names = sorted({one for _, found in tables for one in found.names if name in (None, one)}, key=_natural)
+    line_of = {one: line for line, one in enumerate(names)}
+    values = np.full((len(names), len(COLUMNS[by]), len(samples)), np.nan)
+    for place, found in tables:
+        rows = [row for row, one in enumerate(found.names) if one in line_of]
+        values[[line_of[found.names[row]] for row in rows], :, place] = found.values[rows]
+    if name is not None and not names:
+        raise NotFoundError(f"there are no figures of {by} {name!r} in that time (GPUs are named NODE:INDEX)")
+    answer: dict[str, Any] = {
+        "since_s": since,
+        "until_s": until,
+        "by": by.value,
+        "from_s": [sample.from_s for sample in samples],
+        "span_s": [sample.span_s for sample in samples],
+        "lines": [
+            {"name": one, "figures": dict(zip(COLUMNS[by], told, strict=True))}
+            for one, told in zip(names, _with_none(values), strict=True)
+        ],
+    }
+    return cast("EachSeriesView", answer)  # the columns are FigureOfEach: tests/contract/test_answers.py
+
+
+def _with_none(values: F8) -> list[Any]:
+    """As lists; None for NaN."""
+    told = values.astype(object)
+    told[np.isnan(values)] = None
+    found: list[Any] = told.tolist()
+    return found
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """node9 before node10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 def _points(samples: Iterable[Figures], user: str | None) -> list[PointView]:

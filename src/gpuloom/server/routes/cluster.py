@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from gpuloom.core.job import NodeState
+from gpuloom.live.figures.each import Of
 from gpuloom.live.views.answers import GroupList, NodeList, UsageList
 from gpuloom.server import bodies, docs
 from gpuloom.server.context import Context
@@ -73,6 +74,15 @@ def router(context: Context) -> APIRouter:
     @routes.get("/v1/stats/series", **docs.series)
     def get_series(since: Since = None, until: Until = None, user: OfUser = None) -> JsonResponse:
         return JsonResponse(service.series(since_s=since, until_s=until, user=user))
+
+    @routes.get("/v1/stats/series/{by}", **docs.each_series)
+    def get_each_series(
+        by: Annotated[Of, Path(description="What the figures are of.")],
+        name: Annotated[str | None, Query(max_length=300, description="Of this one alone; a GPU: NODE:INDEX.")] = None,
+        since: Since = None,
+        until: Until = None,
+    ) -> JsonResponse:
+        return JsonResponse(service.each_series(by=by, name=name, since_s=since, until_s=until))
 
     @routes.get("/v1/history.csv", **docs.history)
     def get_history(since: Since = None, until: Until = None) -> Response:
