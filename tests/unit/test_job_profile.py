@@ -16,6 +16,7 @@ from gpuloom.core.job import DeviceKind, Gpu, NodeRecord, NodeSource
 from gpuloom.live.dispatch.launch import run_specs
 from gpuloom.live.submission.admission import Admission
 from gpuloom.live.submission.spec import job_spec
+from gpuloom.live.trial.rehearsal import Rehearsal
 from gpuloom.sharing.job_profile import check_job_profile, here, job_profile, named_profile
 from gpuloom.sharing.profiles import library_folder, save
 from gpuloom.sharing.shipped import shipped
@@ -133,3 +134,9 @@ def test_a_node_that_does_not_see_the_file_has_its_own_of_that_name(library: Pat
     assert here("/of/the/head/vgg.kernels.jsonl") == "/of/the/head/vgg.kernels.jsonl"
     assert here("/of/the/head/resnet50.kernels.jsonl") == "resnet50"
     assert here(str(library)) == str(library)
+
+
+def test_a_model_that_is_no_name_of_a_file_stops_no_scheduler() -> None:
+    it = Rehearsal("fifo", models=["V100"] * 2)
+    jobs = it.submit({"model": "\ud800", "share_class": "high"}, {"command": ["b"]})
+    assert [it.service.job(job)["state"] for job in jobs] == ["running", "running"]

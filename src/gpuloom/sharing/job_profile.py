@@ -94,7 +94,10 @@ def _stored(name: str) -> str:
 def _kept(name: str) -> str:
     """The path of a profile of this name in the library; '' where there is none. The shipped ones are estimates of one
     inference and one training, and not of whatever job has a model of that name."""
-    if "/" in name or "\0" in name or len(os.fsencode(name)) >= MOST_BYTES:
+    try:
+        if "/" in name or "\0" in name or len(os.fsencode(name)) >= MOST_BYTES:
+            return ""
+        kept = library_folder() / f"{name}{SUFFIX}"
+        return str(kept) if kept.is_file() else ""
+    except (UnicodeEncodeError, OSError):  # no name of a file, or of one that may not be looked at
         return ""
-    kept = library_folder() / f"{name}{SUFFIX}"
-    return str(kept) if kept.is_file() else ""
