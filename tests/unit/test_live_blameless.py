@@ -225,3 +225,11 @@ def test_a_gang_of_antman_keeps_nodes_until_its_guests_have_left() -> None:
     assert running(it) == [gang, small]
     it.end(it.scheduler.book.attempts[gang].run)
     assert running(it) == [late, small]
+
+
+def test_what_is_expected_under_antman_goes_by_memory_as_well() -> None:
+    it = Rehearsal("antman", models=["V100"] * 2, interval_s=0.0)
+    it.submit({"estimate": "1h"}, {"estimate": "30m", "gpu_memory": 15_000}, {"estimate": "1h"})
+    (guest,) = it.submit({"priority": -1, "gpu_memory": 4_000, "estimate": "1h"})
+    start_s = it.service.why(guest)["start_s_low"]
+    assert start_s == it.now_s + 3600.0, "not beside the third job, which starts in half an hour"

@@ -93,6 +93,7 @@ def forward(
     future: Mapping[int, float] | None = None,
     extra_s: F8 | None = None,
     fixed: frozenset[int] = frozenset(),
+    memory_stays: bool = False,
     jobs: Collection[int] | None = None,
     until: Literal["start", "end"] = "start",
     horizon_s: float = math.inf,
@@ -109,7 +110,7 @@ def forward(
             asked since the last event.
         future: jobs of the state that are not submitted yet, and when they will be. Other such jobs never come.
         extra_s: by job, the work that it has beyond what the state, and so the policy, believes; below 0: less.
-        fixed: running jobs that the policy must leave as they are.
+        fixed: running jobs that the policy must leave as they are. memory_stays: as in `Snapshot`.
         jobs: those whose start (or end, by `until`) is asked for; the forecast ends once these are known. None: all
             ends.
         horizon_s: how far to look, seconds from now. most_events: steps after which it gives up. gives_up: asked before
@@ -158,6 +159,7 @@ def forward(
             wake_at_s=wake_at_s,
             future=coming,
             fixed=fixed,
+            memory_stays=memory_stays,
             horizon_s=now_s + horizon_s,
             until=lambda events: not wanted or events >= most_events or gives_up(),
         ),

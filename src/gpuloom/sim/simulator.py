@@ -195,7 +195,7 @@ class Begin:
     state, memory: the simulation takes them over and changes them. wake_at_s: when the policy is asked again if nothing
     happens; None: it is asked now, and again at the next interval if jobs wait. future: (time, job) of jobs that are
     submitted later, in order of time; other jobs of the state that are not submitted never come.
-    fixed: running jobs that the policy must leave as they are.
+    fixed: running jobs that the policy must leave as they are. memory_stays: as in `Snapshot`.
     horizon_s: it ends before the first event after that. until: asked before every event whether to end here.
     """
 
@@ -207,6 +207,7 @@ class Begin:
     wake_at_s: float | None = None
     future: tuple[tuple[float, int], ...] = ()
     fixed: frozenset[int] = frozenset()
+    memory_stays: bool = False
     horizon_s: float = math.inf
     until: Callable[[int], bool] | None = None
 
@@ -248,6 +249,7 @@ class Simulation:
             charge_every_step=mode.charge_every_step,
             checkpoint_s=settings.checkpoint_s,
             memory=None if begin is None else begin.memory,
+            memory_stays=begin is not None and begin.memory_stays,
         )
         if begin is not None:
             self.engine.snapshot.fixed = begin.fixed

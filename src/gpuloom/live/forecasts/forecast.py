@@ -152,6 +152,7 @@ class Queue:
             interval_s=planning.seat.interval_s,
             wake_at_s=preview.wake_at_s,
             fixed=world.engine.snapshot.fixed,
+            memory_stays=True,
             most_events=FIRST_EVENTS,
             gives_up=lambda: time.thread_time() > begun + FIRST_CPU_S,
         )
@@ -422,6 +423,7 @@ class _Forecast:
             future=future,
             extra_s=extra_s,
             fixed=sample.fixed,
+            memory_stays=True,
             jobs=jobs,
             until=until,
             most_events=MOST_EVENTS,
