@@ -99,9 +99,14 @@ def shield_workers(signal_handling: Any) -> None:
     original = signal_handling._set_worker_signal_handlers
 
     def set_handlers(*given: Any, **more: Any) -> Any:
+        def of_worker(number: int, frame: FrameType | None) -> None:
+            if not written():
+                os._exit(0)  # as PyTorch's own handler does for its parent, which takes a death by signal for a fault
+            original(*given, **more)  # that was the notice, which went to the whole group; the next is its parent's
+
         done = original(*given, **more)
-        if os.environ.get(FILE):
-            signal.signal(signal.SIGTERM, once)
+        if os.environ.get(FILE) and not written():
+            signal.signal(signal.SIGTERM, of_worker)
         return done
 
     signal_handling._set_worker_signal_handlers = set_handlers

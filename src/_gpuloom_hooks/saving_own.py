@@ -44,6 +44,8 @@ class Own:
         self.last_s = 0.0
         """When the last checkpoint was written, and how long after the one before (or the first step)."""
         self.every_s = 0.0
+        self.written_at = 0
+        """The step of the last checkpoint."""
         self.loaded = False
         self.inside = 0
         self.left_alone = False
@@ -84,7 +86,9 @@ class Own:
                 report.not_saved(f"{what}: the script writes checkpoints, but loaded none when it was started again")
             return
         now = time.monotonic()
-        self.every_s, self.last_s = now - (self.last_s or self.began_s), now
+        if self.steps != self.written_at:  # else it is another file of the same checkpoint
+            self.every_s, self.written_at = now - (self.last_s or self.began_s), self.steps
+        self.last_s = now
         self.fresh = notice.asked()
         if ranks.rank() == 0:
             report.saved(self.steps, by, what)

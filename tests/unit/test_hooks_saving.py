@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from _gpuloom_hooks import kept, ranks, saving
+from _gpuloom_hooks import kept, ranks, saving, saving_own
 from gpuloom.executors.kept_saves import remove_saves
 from gpuloom.executors.prepare import request_of
 from gpuloom.training import inject
@@ -194,6 +194,47 @@ def test_who_trains_a_second_time_is_not_done(tmp_path: Path) -> None:
     assert "steps" not in told(tmp_path, 2)
 
 
+@pytest.mark.parametrize(("notice", "left"), [("", "0"), ("before", "own 0"), ("meanwhile", "lives own 0")])
+def test_a_worker_outlives_the_notice_and_ends_when_its_parent_says_so(notice: str, left: str, tmp_path: Path) -> None:
+    """With PyTorch's handler a worker ends with 0: its parent would take a death by signal for a fault."""
+    code = f"""
+import os, signal, sys, time, types
+sys.path.insert(0, {HOOKS!r})
+from _gpuloom_hooks import notice
+def own(*a):
+    os.write(1, b"own ")
+    os._exit(0)
+def set_handlers():
+    signal.signal(signal.SIGTERM, own)
+    os.write(made, b"1")
+torch = types.SimpleNamespace(_set_worker_signal_handlers=set_handlers)
+notice.shield_workers(torch)
+def tell():
+    open(os.environ["GPULOOM_NOTICE_FILE"], "w").close()
+if {notice!r} == "before":
+    tell()
+ready, made = os.pipe()
+worker = os.fork()
+if not worker:
+    torch._set_worker_signal_handlers()
+    os.write(made, b"2")
+    while True:
+        time.sleep(0.01)
+os.close(made)
+while os.read(ready, 1) != b"2":
+    pass
+if {notice!r} == "meanwhile":
+    tell()
+    os.kill(worker, signal.SIGTERM)
+    print("lives" if os.read(ready, 1) else "died", end=" ", flush=True)
+os.kill(worker, signal.SIGTERM)
+print(os.waitpid(worker, 0)[1])
+"""
+    env = {**os.environ, "GPULOOM_NOTICE_FILE": str(tmp_path / "notice")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == (left, "")
+
+
 def test_after_the_loop_sigterm_is_the_scripts_again(tmp_path: Path) -> None:
     done = run(tmp_path, after="os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)")
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "from 0\ndone 10\n")
@@ -345,3 +386,20 @@ def test_ranks_that_see_the_notice_at_different_steps_leave_at_the_same(monkeypa
             left[now] = mine.step
     assert len(set(left.values())) == 1, (sees, left)
     assert max(sees) <= left[0] <= max(sees) + ranks.APART
+
+
+def test_two_files_of_one_checkpoint_say_nothing_of_when_the_next_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the model and of the best one, say, both with the optimizer's state."""
+    for name in ("GPULOOM_RESUME", "GPULOOM_NOTICE_FILE", "GPULOOM_PROGRESS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    now_s = 100.0
+    monkeypatch.setattr(saving_own.time, "monotonic", lambda: now_s)
+    own = saving_own.Own()
+    own.began_s = now_s
+    for step in (5, 10):
+        now_s += 60.0
+        own.steps = step
+        for _ in range(2):
+            own.written("PyTorch", "script")
+            now_s += 0.5
+    assert (own.every_s, own.last_s) == (60.5, now_s - 0.5)
