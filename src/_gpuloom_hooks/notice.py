@@ -10,6 +10,9 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
+
+from . import folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 FILE = "GPULOOM_NOTICE_FILE"
 LOOK_EVERY_S = 0.05
+LEFT = "left.%d"
+"""Empty file among the records: this process, which had a notice, trains no more. Its children are to end when told."""
 
 _looked_s = float("-inf")
 _seen = False
@@ -64,6 +69,7 @@ def take() -> None:
 def give_back() -> None:
     """SIGTERM does what it did before. A notice that came stays one."""
     global _taker
+    _mark_left()
     if _taker == os.getpid() and threading.current_thread() is threading.main_thread():
         if signal.getsignal(signal.SIGTERM) is on_signal:
             signal.signal(signal.SIGTERM, _before)
@@ -72,6 +78,7 @@ def give_back() -> None:
 
 def leave_out() -> None:
     """The process is ending by itself: a notice now must not make a signal of its exit code."""
+    _mark_left()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -87,8 +94,21 @@ def on_signal(number: int, frame: FrameType | None) -> None:
 def once(number: int, frame: FrameType | None) -> None:
     """Handler of a helper process: the SIGTERM of a notice, which goes to the whole group, is for its parent."""
     signal.signal(number, signal.SIG_DFL)
-    if not written():
+    if not _of_notice():
         os.kill(os.getpid(), number)
+
+
+def _mark_left() -> None:
+    place = folder()
+    if place is not None and written():
+        with suppress(OSError):  # without it a child may have to be killed
+            os.close(os.open(os.path.join(place, LEFT % os.getpid()), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
+def _of_notice() -> bool:
+    """Whether a SIGTERM to a child is that of the notice. In a container, say, only its parent had that one; then it is
+    its parent, which waits for its end."""
+    return written() and not os.path.exists(os.path.join(folder() or "", LEFT % os.getppid()))
 
 
 def shield_workers(signal_handling: Any) -> None:
@@ -100,7 +120,7 @@ def shield_workers(signal_handling: Any) -> None:
 
     def set_handlers(*given: Any, **more: Any) -> Any:
         def of_worker(number: int, frame: FrameType | None) -> None:
-            if not written():
+            if not _of_notice():
                 os._exit(0)  # as PyTorch's own handler does for its parent, which takes a death by signal for a fault
             original(*given, **more)  # that was the notice, which went to the whole group; the next is its parent's
 

@@ -235,6 +235,20 @@ print(os.waitpid(worker, 0)[1])
     assert (done.stdout.strip(), done.stderr) == (left, "")
 
 
+def test_a_child_that_had_no_notice_ends_when_its_parent_leaves(tmp_path: Path) -> None:
+    """As in a container, where the notice goes to one process. multiprocessing ends children at exit, and waits."""
+    before = """
+import multiprocessing
+was, step = saving.begin("Frame Work", "saving_frame"), 3
+multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
+open(os.environ["GPULOOM_NOTICE_FILE"], "w").close()
+os.kill(os.getpid(), signal.SIGTERM)
+was.save_and_leave(write, True)
+"""
+    done = run(tmp_path, before=before)
+    assert (done.returncode, done.stdout) == (85, ""), done.stderr
+
+
 def test_after_the_loop_sigterm_is_the_scripts_again(tmp_path: Path) -> None:
     done = run(tmp_path, after="os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)")
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "from 0\ndone 10\n")
