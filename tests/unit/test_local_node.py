@@ -69,6 +69,15 @@ def test_what_can_t_be_prepared_is_an_exit_until_it_is_acknowledged(here: Here, 
     assert not here.executor.starts
 
 
+def test_without_a_page_for_turns_a_job_starts_all_the_same(
+    here: Here, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "devices").write_text("no folder")
+    here.node.start(spec())
+    assert [status.phase for status in here.told] == [RunPhase.RUNNING]
+    assert f"run 1.1-ab takes no turns with others: can't use {tmp_path}/devices" in caplog.text
+
+
 @pytest.mark.parametrize(("number", "cause"), [(5, Cause.PLACE), (13, Cause.JOB), (24, Cause.EXECUTOR)])
 def test_a_place_that_can_t_be_reached(here: Here, monkeypatch: pytest.MonkeyPatch, number: int, cause: Cause) -> None:
     def broken(*_: object, **__: object) -> None:

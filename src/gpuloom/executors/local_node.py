@@ -69,15 +69,24 @@ class LocalNode:
             return
         try:
             request = request_of(spec, self.directory, shared=self.shared)
-            if SETTING in request.env:
-                self.devices.make(spec.kind, spec.gpus)
         except InputError as error:
             self._not_started(spec.run, Cause.JOB, str(error))
         except OSError as error:  # a venv on a dead disk, say
             where = f"can't use {error.filename}" if error.filename else "can't prepare it"
             self._not_started(spec.run, blamed(error), fault_text(where, error))
         else:
+            if SETTING in request.env:
+                self._make_page(spec)
             self.executor.start(request)
+
+    def _make_page(self, spec: RunSpec) -> None:
+        """The page by which it takes turns with others. A job starts without it: what keeps it from being made (a full
+        disk, say) mostly keeps the executor from starting anything, which says so itself."""
+        try:
+            self.devices.make(spec.kind, spec.gpus)
+        except OSError as error:
+            where = f"run {spec.run} takes no turns with others: can't use {error.filename}"
+            log.warning("%s", fault_text(where, error))
 
     def _not_started(self, run: str, cause: Cause, message: str) -> None:
         status = not_run(run, EndReason.NOT_STARTED, message, cause)
