@@ -21,7 +21,7 @@ from gpuloom.executors.node import Capabilities, RunSpec, Weaving
 from gpuloom.executors.port import RunStatus
 from gpuloom.fleet.codec import CodecError, of_plain, plain
 
-VERSION = 1
+VERSION = 2
 """Of what is said here. Head and node of different versions don't work together."""
 PATH = "/v1/nodes/link"
 """Of the WebSocket at the head."""

@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from gpuloom.core.book import node_data
 from gpuloom.core.errors import PolicyError
+from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, Condition, EndReason, Gpu, GpuState, Job, NodeState, Phase, condition_of, gpus_in
 from gpuloom.core.profile import Profiles
 from gpuloom.core.script_key import profile_key, script_key
@@ -76,6 +77,13 @@ MEET_S = 3.0
 
 SLOW_PASS_S = 10.0
 """A pass that lasts longer than this is said to, as it keeps everything else waiting."""
+
+
+def _told_of_groups(store: Store) -> list[Event]:
+    """The last judgements of groups and, however often groups change, the speeds alone that went with changes."""
+    kinds = ("group.changed", "group.measured")
+    told = [event for kind in kinds for event in store.events(types=(kind,), limit=TOLD, newest=True)]
+    return sorted(told, key=lambda event: event.id)
 
 
 class Scheduler:
@@ -187,7 +195,7 @@ class Scheduler:
             clock.now,
             known_alone=self._known_alone,
             kind_of=alike,
-            events=store.events(types=("group.changed", "group.measured"), limit=TOLD, newest=True),
+            events=_told_of_groups(store),
         )
         self.planning.worlds.apart = self.together.apart
         self.turns = Turns(self.book, self.groups, gangs, lambda: self.planning.policy.weaves)
