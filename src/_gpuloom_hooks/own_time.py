@@ -10,7 +10,16 @@ import os
 from threading import local
 from time import perf_counter_ns, thread_time_ns
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SCHEDSTAT = "/proc/thread-self/schedstat"
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
 
 
 class _Own(local):
@@ -19,12 +28,18 @@ class _Own(local):
     def __init__(self) -> None:
         try:
             self.fd = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+            self.same = _identity(self.fd)
         except OSError:
             self.fd = -1  # no Linux, or a kernel that doesn't count: then waits for a core count as reading
 
-    def __del__(self) -> None:
+    def __del__(self, identity: Callable[[int], tuple[int, int]] = _identity) -> None:
         if self.fd >= 0:
-            os.close(self.fd)
+            try:
+                ours = identity(self.fd) == self.same
+            except OSError:
+                return  # the job has closed it
+            if ours:  # else it is one of the job's files by now
+                os.close(self.fd)
 
 
 _own = _Own()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -308,3 +309,16 @@ def test_a_loader_that_cant_be_followed_goes_as_without_hooks(request: pytest.Fi
         assert [found._next_index(), found._next_index()] == [3, 1]
     with pytest.raises(RuntimeError, match="where the data loaders stand is not known"):
         loaders.position(Loader())
+
+
+def test_a_file_of_the_job_s_that_took_a_closed_descriptor_s_place_stays_open() -> None:
+    """A job that closes all descriptors and forks, as loaders do for their workers."""
+    own_time: Any = importlib.import_module("_gpuloom_hooks.own_time")
+    own = own_time._Own()
+    if own.fd < 0:
+        pytest.skip("this kernel has no /proc/thread-self/schedstat")
+    os.close(own.fd)
+    theirs = os.dup2(os.open(os.devnull, os.O_RDONLY), own.fd)
+    del own
+    os.fstat(theirs)
+    os.close(theirs)
