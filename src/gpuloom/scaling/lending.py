@@ -86,11 +86,12 @@ class Lending:
         shared: dict[Place, tuple[int, ...]] = {}
         known = {job: home for job, home in self.home.items() if job in snapshot.placements}
         self.home.clear()
+        without_room = self._without_room(snapshot, known, free)
         for job, placement in snapshot.placements.items():
             place = placement
             if len(self.sizes.of[job]) > 1:
                 place = known.get(job) or _part(placement, self.sizes.of[job][0])
-                if any(node in snapshot.nodes_out for node in place.nodes):
+                if job in without_room or any(node in snapshot.nodes_out for node in place.nodes):
                     self._lose_home(job, dict(zip(placement.nodes, placement.masks, strict=True)))
                     continue
             masks = shared.get(place_of(placement))
@@ -105,6 +106,33 @@ class Lending:
                 self._settle(job, base[job])
                 self._enter(job, dict(zip(placement.nodes, placement.masks, strict=True)))
         self.view.rebuild(base, free)
+
+    def _without_room(self, snapshot: Snapshot, known: dict[int, Placement], free: list[int]) -> set[int]:
+        """Jobs for which there is no home where they live. A home among `known` that others have taken meanwhile is
+        dropped: a scheduler that was killed may remember an older one than its records tell."""
+        room = [mask.bit_count() for mask in free]
+        seen, found = set[Place](), set[int]()
+        # Who has one size is where it is.
+        for job, placement in sorted(snapshot.placements.items(), key=lambda pair: len(self.sizes.of[pair[0]]) > 1):
+            if place_of(placement) in seen:
+                continue
+            seen.add(place_of(placement))
+            if len(self.sizes.of[job]) == 1:
+                homes = [placement]
+            else:
+                homes = [home for home in (known.get(job), _part(placement, self.sizes.of[job][0])) if home is not None]
+            if any(node in snapshot.nodes_out for node in homes[0].nodes):
+                continue  # that home is lost in any case
+            for home in homes:
+                needs = [(node, mask.bit_count()) for node, mask in zip(home.nodes, home.masks, strict=True)]
+                if all(room[node] >= count for node, count in needs):
+                    for node, count in needs:
+                        room[node] -= count
+                    break
+                known.pop(job, None)
+            else:
+                found.add(job)
+        return found
 
     def _lose_home(self, job: int, pieces: Pieces) -> None:
         self.view.homeless.append(job)
