@@ -521,7 +521,7 @@ def test_the_document_is_complete(api: Local) -> None:
     operations = [
         (path, method, operation) for path, item in document["paths"].items() for method, operation in item.items()
     ]
-    assert len(operations) == 34
+    assert len(operations) == 35
     assert len({operation["operationId"] for _, _, operation in operations}) == len(operations)
     for path, method, operation in operations:
         where = f"{method} {path}"
