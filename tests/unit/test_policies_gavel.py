@@ -258,7 +258,9 @@ def test_the_term_for_throughput_reaches_the_rounds() -> None:
     assert ends[0] != ends[1]
 
 
-@pytest.mark.parametrize("policy", ["gavel", "gavel:released;objective=makespan"])
+@pytest.mark.parametrize(
+    "policy", ["gavel", pytest.param("gavel:released;objective=makespan", marks=[pytest.mark.ecos, without_ecos])]
+)
 def test_the_term_for_throughput_is_for_released_max_min_alone(policy: str) -> None:
     with pytest.raises(PolicyError, match="throughput_term is for gavel:released with objective=max_min_fairness"):
         load_policy(f"{policy}{';' if ':' in policy else ':'}throughput_term=1e-4")
