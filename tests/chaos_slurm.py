@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -23,6 +24,7 @@ from slurm_kit import NODES, RealSlurm, wait
 MOST = 3
 """Nodes that are asked for at a time, of the four."""
 IDLE_S = 4
+RESUME_S = 5.0
 GUARD = "executors/guard/main.py"
 
 
@@ -52,6 +54,7 @@ class SlurmChaos(Chaos):
         super().__init__(folder, seed, jobs, stack, ("head",))
         (folder / "slurm").mkdir()
         self.slurm = RealSlurm(folder / "slurm", cpus=SLOTS)
+        self._next_resume_s = 0.0
         stack.callback(self.slurm.close)
         self.slurm.start()
         self.homes = folder / "pilots"
@@ -74,6 +77,21 @@ class SlurmChaos(Chaos):
             if slurmd.poll() is not None and f"slurmd {name}" not in self.hurt:
                 self.outcome.faults["slurmd gave up"] += 1
                 self._for(1.0, f"slurmd {name}", partial(self.slurm.start_node, name))
+        if time.monotonic() >= self._next_resume_s:
+            self._next_resume_s = time.monotonic() + RESUME_S
+            self._resume_drained()
+
+    def _resume_drained(self) -> None:
+        """As an administrator would: a slurmctld that was killed before it wrote down a start makes it again, and Slurm
+        then drains the nodes for good ("Duplicate jobid")."""
+        ctld = self.slurm.ctld
+        if ctld is None or ctld.poll() is not None or "slurmctld" in self.hurt:
+            return
+        for line in self.slurm.run("sinfo", "-h", "-N", "-p", "gpu", "-t", "drain", "-o", "%N %E").stdout.splitlines():
+            name, _, why = line.partition(" ")
+            if "Duplicate jobid" in why:
+                self.outcome.faults["node drained by Slurm"] += 1
+                self.slurm.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
 
     def _do(self, kind: str) -> bool:
         match kind:
