@@ -21,17 +21,25 @@ $(STAMP): pyproject.toml src/gpuloom/__init__.py
 demo: $(STAMP) ## Run eight small jobs on a scheduler of their own, and compare with the simulator
 	@$(BIN)/gpuloom demo
 
+# pytest puts its own code into each test file that it reads, once for each clone: two processes do that for all.
+READ := build/tests-read-$(notdir $(VENV))
+
 # Compiled modules are kept for the next run, and for the programs that tests start, wherever the machine says otherwise.
-quick test test-training: export PYTHONDONTWRITEBYTECODE =
+quick test test-training $(READ): export PYTHONDONTWRITEBYTECODE =
 quick: export GPULOOM_QUICK = 1
+
+$(READ): | $(STAMP)
+	@mkdir -p build
+	@$(BIN)/python -m pytest --collect-only -qq tests/unit > $@.unit & other=$$!; \
+	  $(BIN)/python -m pytest --collect-only -qq --ignore tests/unit > $@.rest; wait $$other; rm $@.unit $@.rest; touch $@
 
 # More workers than cores: many tests wait for processes and for time to pass. Each begins with its share of the slow
 # ones (tests/turns.py); who is done takes tests from others.
-quick: $(STAMP) ## Run the tests that take little time: while working (less than 2 minutes on 2 cores)
+quick: $(STAMP) $(READ) ## Run the tests that take little time: while working (less than 2 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --ignore tests/docs
 
-test: $(STAMP) ## Run all tests (less than 12 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 5 --dist worksteal
+test: $(STAMP) $(READ) ## Run all tests (less than 12 minutes on 2 cores)
+	@$(BIN)/python -m pytest -n 6 --dist worksteal
 
 # PyTorch and the frameworks are large: they have an environment of their own, and tests start their scripts with it.
 TRAINING := build/training

@@ -154,7 +154,7 @@ TEXT = """## Sia's ground
 64 GPUs of three models, 6 nodes of 4 T4 (`aws`), 2 of 8 A100 (`dgx-ext`), 3 of 8 RTX 2080 Ti (`rtx`): the default
 cluster of Sia's artifact, with its measurements, restart times and slowdowns. Average JCT in seconds:
 
-*Needs the public traces, see [data.md](../reference/data.md).*
+*Needs the public traces, see [data.md](../reference/data.md), and takes a minute.*
 
 ```sh
 cd $GPULOOM_DATA/sia

@@ -84,6 +84,13 @@ class Pace:
         size = None if gpus is None else self.sizes.get(gpus)
         return 1.0 if size is None else size.factor
 
+    def factors(self) -> tuple[tuple[str, float] | tuple[int, float], ...]:
+        """All that `work_s` goes by: two paces with the same factors make the same of all work."""
+        return (
+            *[(model, speed.factor) for model, speed in self.speeds.items()],
+            *[(gpus, speed.factor) for gpus, speed in self.sizes.items()],
+        )
+
     def slowest(self, wanted: Sequence[str]) -> float:
         """Work per second on the slowest model that a job accepts: its user's estimate is for that."""
         names = {name.strip().lower() for name in wanted}

@@ -150,6 +150,8 @@ class Estimates:
         self._ended = 0
         """Runs that ended so far: while one does, what the store is being asked for may lack it or have it already."""
         self._lock = threading.Lock()
+        self._parts: dict[tuple[object, ...], tuple[Sequence[_Past], tuple[float, ...]]] = {}
+        """By runs and pace: what `_turned_out` found. Each pass asks for every job that waits, and these are few."""
 
     def copy(self) -> Estimates:
         """What is known now, for another thread."""
@@ -187,7 +189,8 @@ class Estimates:
         most = math.inf if limit_s is None else limit_s
         named = self._of((like.user, like.name))
         if given_s is not None:
-            turned_out = _turned_out(named, pace, slowest) or _turned_out(self._of((like.user, "")), pace, slowest)
+            turned_out = self._turned_out(named, pace, slowest)
+            turned_out = turned_out or self._turned_out(self._of((like.user, "")), pace, slowest)
             return Estimate(given_s, Source.GIVEN, tuple([_bounded(given_s * part) for part in turned_out]), limit_s)
         source, known = _alike(like, named)
         if known:
@@ -211,6 +214,19 @@ class Estimates:
                 if where.gpu_model and where.gpus in (None, like.gpus):
                     found.setdefault(where.gpu_model, []).append(run.work_s)
         return found
+
+    def _turned_out(self, runs: Sequence[_Past], pace: Pace, slowest: float) -> tuple[float, ...]:
+        """Running times as parts of what their user had estimated, smallest first; none if that is too few to go by."""
+        key = (id(runs), slowest, *pace.factors())
+        known = self._parts.get(key)
+        if known is not None and known[0] is runs:  # which are kept, so that nothing else has their id
+            return known[1]
+        said = [run for run in runs if run.given_s is not None]
+        parts = () if len(said) < ENOUGH else tuple(sorted([_part(run, pace, slowest) for run in said[-SAMPLE:]]))
+        if len(self._parts) >= MOST_NAMES:
+            self._parts.clear()
+        self._parts[key] = (runs, parts)
+        return parts
 
     def _of(self, key: tuple[str, str]) -> tuple[_Past, ...]:
         runs: tuple[_Past, ...] = ()
@@ -252,14 +268,14 @@ def _alike(like: Like, named: Sequence[_Past]) -> tuple[Source, list[_Past]]:
     return Source.EARLIER_RUNS, exact or same
 
 
-def _turned_out(runs: Sequence[_Past], pace: Pace, slowest: float) -> list[float]:
-    """Running times as parts of what their user had estimated, smallest first; none if that is too few to go by."""
-    parts = [_work_s(run, pace) / (run.given_s * slowest) for run in runs if run.given_s is not None]
-    return sorted(parts[-SAMPLE:]) if len(parts) >= ENOUGH else []
-
-
 def _usual(runs: Sequence[_Past], pace: Pace) -> float:
     return median([_work_s(run, pace) for run in runs[-KEEP:]])
+
+
+def _part(run: _Past, pace: Pace, slowest: float) -> float:
+    """Its running time over what its user had estimated, which is for the slowest GPU model."""
+    assert run.given_s is not None
+    return _work_s(run, pace) / (run.given_s * slowest)
 
 
 def _work_s(run: _Past, pace: Pace) -> float:
