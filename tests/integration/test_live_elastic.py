@@ -235,7 +235,7 @@ def test_a_replica_that_is_killed_is_dropped_and_the_others_save_and_go_on(live:
 
 def test_killed_at_the_writes_of_resizes_no_replica_is_lost_or_doubled(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(tmp_path), "16", "7"],
+        [sys.executable, str(PROGRAM), str(tmp_path), "16", "17"],
         capture_output=True,
         text=True,
         timeout=280,
