@@ -36,20 +36,18 @@ from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.actions import Action, impossible, so_already
 from gpuloom.live.submission.spec import JobSpec, job_spec
 from gpuloom.live.views import cluster
-from gpuloom.live.views.answers import (
+from gpuloom.live.views.answers import StatusView
+from gpuloom.live.views.cluster_answers import (
     EachSeriesView,
     GroupView,
-    JobView,
     NodeView,
     PolicyView,
     SeriesView,
-    ShowView,
     StatsView,
-    StatusView,
     UsageRow,
-    WhyView,
 )
 from gpuloom.live.views.figures import each_series_view, series_view, stats_view
+from gpuloom.live.views.job_answers import JobView, ShowView, WhyView
 from gpuloom.live.views.jobs import show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.live.views.policy import parameters_of

@@ -18,7 +18,7 @@ from gpuloom.live.planning.estimates import Estimate, Source
 from gpuloom.live.submission.spec import job_spec
 from gpuloom.live.views import jobs as views
 from gpuloom.live.views import why
-from gpuloom.live.views.answers import JobView, WhyView
+from gpuloom.live.views.job_answers import JobView, WhyView
 from gpuloom.store.port import JobQuery
 
 

@@ -13,7 +13,7 @@ from gpuloom.core.job import Job
 from gpuloom.live.facade import LiveService
 from gpuloom.live.parts import LiveScheduler
 from gpuloom.live.submission.spec import JobSpec, job_spec
-from gpuloom.live.views.answers import JobView
+from gpuloom.live.views.job_answers import JobView
 from gpuloom.store.home import home_of
 from until import until
 

@@ -15,7 +15,7 @@ from gpuloom.live.planning.estimates import Source
 from gpuloom.live.store_check import Checked
 from gpuloom.live.stored import StoredService
 from gpuloom.live.submission.spec import JobSpec
-from gpuloom.live.views import answers
+from gpuloom.live.views import cluster_answers, job_answers
 from gpuloom.server import docs
 from gpuloom.server.app import make_app
 from gpuloom.server.shapes import model_of
@@ -122,13 +122,13 @@ def test_an_answer_that_is_not_as_published_is_found(tmp_path: Path) -> None:
 
 
 def test_words_of_answers_are_those_of_the_records() -> None:
-    assert set(get_args(answers.StateOfJob)) == set(Phase)
-    assert set(get_args(answers.StateOfAttempt)) == {*ACTIVE, "ended"}
-    assert set(get_args(answers.ReasonOfEnd)) == set(EndReason)
-    assert set(get_args(answers.SourceOfEstimate)) == set(Source)
-    assert set(get_args(answers.SavedHow)) == set(SavedBy) - {SavedBy.NOTHING}
-    assert set(get_args(answers.FigureOfEach)) == {column for columns in COLUMNS.values() for column in columns}
-    assert set(get_args(get_type_hints(answers.EachSeriesView)["by"])) == set(Of)
+    assert set(get_args(job_answers.StateOfJob)) == set(Phase)
+    assert set(get_args(job_answers.StateOfAttempt)) == {*ACTIVE, "ended"}
+    assert set(get_args(job_answers.ReasonOfEnd)) == set(EndReason)
+    assert set(get_args(job_answers.SourceOfEstimate)) == set(Source)
+    assert set(get_args(job_answers.SavedHow)) == set(SavedBy) - {SavedBy.NOTHING}
+    assert set(get_args(cluster_answers.FigureOfEach)) == {column for columns in COLUMNS.values() for column in columns}
+    assert set(get_args(get_type_hints(cluster_answers.EachSeriesView)["by"])) == set(Of)
     assert set(Checked) == {"whole", "part", "damaged"}
 
 

@@ -13,7 +13,7 @@ from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import ConflictError, ImpossibleJobError, InputError, NotFoundError
 from gpuloom.core.job import NodeState
 from gpuloom.live.submission.actions import Action
-from gpuloom.live.views.answers import JobView
+from gpuloom.live.views.job_answers import JobView
 from gpuloom.policies.registry import policy_ids
 from gpuloom.store.port import JobQuery
 from live_builders import living, spec

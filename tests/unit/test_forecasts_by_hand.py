@@ -13,7 +13,7 @@ from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, Left, left_of
 from gpuloom.live.planning.estimates import MOST_S, Estimate, Source, like_of
 from gpuloom.live.trial import rehearsal
 from gpuloom.live.trial.rehearsal import Rehearsal
-from gpuloom.live.views.answers import WhyView
+from gpuloom.live.views.job_answers import WhyView
 from gpuloom.sharing.start import Ability
 from live_builders import spec
 

@@ -15,7 +15,7 @@ from gpuloom.executors.port import Cause, ExecutorError, RunExit, RunPhase, RunS
 from gpuloom.live.dispatch import intake
 from gpuloom.live.dispatch.saved import Saved
 from gpuloom.live.trial.rehearsal import Rehearsal
-from gpuloom.live.views.answers import WhyView
+from gpuloom.live.views.job_answers import WhyView
 
 
 class Told:

@@ -20,7 +20,7 @@ from gpuloom.live.forecasts.forecast import Outlook, Span
 from gpuloom.live.forecasts.left import Left
 from gpuloom.live.planning.estimates import Source
 from gpuloom.live.views import jobs as views
-from gpuloom.live.views.answers import JobView, WhyView
+from gpuloom.live.views.job_answers import JobView, WhyView
 from gpuloom.live.views.why import Among, Known, why_view
 
 NOW = 1000.0

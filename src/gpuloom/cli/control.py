@@ -19,7 +19,7 @@ from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
-    from gpuloom.live.views.answers import JobView
+    from gpuloom.live.views.job_answers import JobView
 
 
 FEW = 10

@@ -18,7 +18,8 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
-    from gpuloom.live.views.answers import EventView, UsageRow
+    from gpuloom.live.views.cluster_answers import UsageRow
+    from gpuloom.live.views.job_answers import EventView
 
 UNTOLD = ("estimates", "boot_id", "start_ticks", "failure")
 """Fields of events that say nothing to people; --json has them."""

@@ -46,10 +46,9 @@ from gpuloom.core.words import plural
 if TYPE_CHECKING:
     from gpuloom.client import Client
     from gpuloom.core.replicas import Replicas
-    from gpuloom.live.views.answers import (
+    from gpuloom.live.views.cluster_answers import GroupMemberView, GroupView
+    from gpuloom.live.views.job_answers import (
         AttemptView,
-        GroupMemberView,
-        GroupView,
         JobView,
         KeptView,
         MemberView,

@@ -17,7 +17,9 @@ from gpuloom.core.words import plural
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gpuloom.live.views.answers import GpuView, JobView, NodeView, StatusView
+    from gpuloom.live.views.answers import StatusView
+    from gpuloom.live.views.cluster_answers import GpuView, NodeView
+    from gpuloom.live.views.job_answers import JobView
 
 Row = TypeVar("Row")
 

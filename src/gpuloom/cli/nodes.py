@@ -13,7 +13,7 @@ from gpuloom.cli.live_tables import gpu_columns, node_columns, show_table
 from gpuloom.core.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuloom.live.views.answers import NodeView
+    from gpuloom.live.views.cluster_answers import NodeView
 
 STATES = {"up": "up", "cordon": "cordoned", "cordoned": "cordoned", "drain": "draining", "draining": "draining"}
 

@@ -13,7 +13,8 @@ from gpuloom.cli.live import ago, connect, live_options, plain, say_json, short
 from gpuloom.cli.run_options import Duration
 
 if TYPE_CHECKING:
-    from gpuloom.live.views.answers import PolicyView, StatusView
+    from gpuloom.live.views.answers import StatusView
+    from gpuloom.live.views.cluster_answers import PolicyView
 
 
 @click.group(cls=Group, aliases={"list": "ls"})

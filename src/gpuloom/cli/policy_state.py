@@ -13,7 +13,7 @@ from gpuloom.cli.live_tables import Column, show_table
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
-    from gpuloom.live.views.answers import PolicyView
+    from gpuloom.live.views.cluster_answers import PolicyView
     from gpuloom.live.views.policy_answers import (
         ElasticPoolView,
         ElasticSizeView,

@@ -17,7 +17,7 @@ from gpuloom.cli.stats_each import csv_of_each, say_each
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
-    from gpuloom.live.views.answers import PointView, SeriesView, StatsView
+    from gpuloom.live.views.cluster_answers import PointView, SeriesView, StatsView
 
 WIDTH = 32
 """Bars of a line, at most."""
@@ -178,7 +178,7 @@ def _say_series(found: SeriesView) -> None:
 
 def _say_csv(found: SeriesView) -> None:
     """A row for each sample; empty where a figure is not known. What each user had is in --json."""
-    from gpuloom.live.views.answers import PointView
+    from gpuloom.live.views.cluster_answers import PointView
 
     names = [name for name in PointView.__annotations__ if name != "by_user"]
     rows: Sequence[Mapping[str, Any]] = [{**point} for point in found["points"]]

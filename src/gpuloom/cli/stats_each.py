@@ -15,7 +15,7 @@ from gpuloom.cli.live_tables import Column, gib, show_table
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
-    from gpuloom.live.views.answers import EachLineView, EachSeriesView, FigureOfEach
+    from gpuloom.live.views.cluster_answers import EachLineView, EachSeriesView, FigureOfEach
 
 WIDTH = 24
 """Bars of a line, at most."""

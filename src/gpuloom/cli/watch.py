@@ -18,7 +18,9 @@ from gpuloom.core.units import format_duration
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
-    from gpuloom.live.views.answers import GroupView, JobView, NodeView, StatusView
+    from gpuloom.live.views.answers import StatusView
+    from gpuloom.live.views.cluster_answers import GroupView, NodeView
+    from gpuloom.live.views.job_answers import JobView
 
 
 class _Look(TypedDict):

@@ -20,31 +20,32 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gpuloom.live.submission.spec import JobSpec
-    from gpuloom.live.views.answers import (
-        ActionOnArray,
-        ArrayChange,
+    from gpuloom.live.views.answers import Health, StatusView
+    from gpuloom.live.views.cluster_answers import (
         EachSeriesView,
-        EventPage,
-        EventView,
         GroupList,
         GroupView,
-        Health,
+        NodeList,
+        NodeView,
+        PolicyView,
+        SeriesView,
+        StatsView,
+        UsageList,
+        UsageRow,
+    )
+    from gpuloom.live.views.job_answers import (
+        ActionOnArray,
+        ArrayChange,
+        EventPage,
+        EventView,
         JobList,
         JobPage,
         JobView,
         LogAttempt,
         LogText,
-        NodeList,
-        NodeView,
-        PolicyView,
-        SeriesView,
         ShowView,
         StateOfJob,
-        StatsView,
-        StatusView,
         Submitted,
-        UsageList,
-        UsageRow,
         WhyView,
     )
     from gpuloom.live.views.pilots import PilotsView

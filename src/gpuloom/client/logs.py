@@ -9,7 +9,7 @@ from urllib.parse import unquote
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpuloom.live.views.answers import LogEnd
+    from gpuloom.live.views.job_answers import LogEnd
 
 
 @dataclass(frozen=True, slots=True)

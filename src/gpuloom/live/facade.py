@@ -30,20 +30,7 @@ from gpuloom.live.submission.lookup import JobRecords
 from gpuloom.live.submission.spec import JobSpec
 from gpuloom.live.submission.spec import interval as checked_interval
 from gpuloom.live.submission.submitting import Submissions
-from gpuloom.live.views.answers import (
-    EachSeriesView,
-    FailureView,
-    GroupView,
-    JobView,
-    NodeView,
-    PolicyView,
-    SeriesView,
-    ShowView,
-    StatsView,
-    StatusView,
-    UsageRow,
-    WhyView,
-)
+from gpuloom.live.views.answers import StatusView
 from gpuloom.live.views.cluster import (
     executor_view,
     failure_view,
@@ -55,8 +42,19 @@ from gpuloom.live.views.cluster import (
     store_view,
     usage_row,
 )
+from gpuloom.live.views.cluster_answers import (
+    EachSeriesView,
+    FailureView,
+    GroupView,
+    NodeView,
+    PolicyView,
+    SeriesView,
+    StatsView,
+    UsageRow,
+)
 from gpuloom.live.views.figures import each_series_view, series_view, stats_view
 from gpuloom.live.views.groups import groups_view
+from gpuloom.live.views.job_answers import JobView, ShowView, WhyView
 from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.live.views.policy import policy_view, with_state

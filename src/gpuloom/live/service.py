@@ -17,19 +17,17 @@ from gpuloom.executors.port import ExecutorError
 from gpuloom.live.figures.each import Of
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
-from gpuloom.live.views.answers import (
+from gpuloom.live.views.answers import StatusView
+from gpuloom.live.views.cluster_answers import (
     EachSeriesView,
     GroupView,
-    JobView,
     NodeView,
     PolicyView,
     SeriesView,
-    ShowView,
     StatsView,
-    StatusView,
     UsageRow,
-    WhyView,
 )
+from gpuloom.live.views.job_answers import JobView, ShowView, WhyView
 from gpuloom.live.views.pilots import PilotsView
 from gpuloom.store.port import JobQuery
 

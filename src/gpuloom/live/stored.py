@@ -26,21 +26,19 @@ from gpuloom.live.service import LogOf, hooked_of, logs_of
 from gpuloom.live.store_check import Checked
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
-from gpuloom.live.views.answers import (
+from gpuloom.live.views.answers import StatusView
+from gpuloom.live.views.cluster import executor_view, monitor_view, sharing_view, status_view, store_view, usage_row
+from gpuloom.live.views.cluster_answers import (
     EachSeriesView,
     GroupView,
-    JobView,
     NodeView,
     PolicyView,
     SeriesView,
-    ShowView,
     StatsView,
-    StatusView,
     UsageRow,
-    WhyView,
 )
-from gpuloom.live.views.cluster import executor_view, monitor_view, sharing_view, status_view, store_view, usage_row
 from gpuloom.live.views.figures import each_series_view, series_view, stats_view
+from gpuloom.live.views.job_answers import JobView, ShowView, WhyView
 from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_view
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.live.views.sizes import RESIZES

@@ -7,25 +7,25 @@ from typing import Any
 
 from starlette.responses import Response
 
-from gpuloom.live.views.answers import (
-    ArrayChange,
+from gpuloom.live.views.answers import Ending, Health, StatusView
+from gpuloom.live.views.cluster_answers import (
     EachSeriesView,
-    Ending,
-    EventPage,
     GroupList,
-    Health,
-    JobList,
-    JobPage,
-    JobView,
     NodeList,
     NodeView,
     PolicyView,
     SeriesView,
-    ShowView,
     StatsView,
-    StatusView,
-    Submitted,
     UsageList,
+)
+from gpuloom.live.views.job_answers import (
+    ArrayChange,
+    EventPage,
+    JobList,
+    JobPage,
+    JobView,
+    ShowView,
+    Submitted,
     WhyView,
 )
 from gpuloom.live.views.pilots import PilotsView

@@ -16,7 +16,7 @@ from gpuloom.core.job import ENDED
 from gpuloom.executors.logs import NoLogError
 from gpuloom.executors.port import ExecutorError
 from gpuloom.live.service import LogOf
-from gpuloom.live.views.answers import JobView, LogAttempt, LogEnd, LogText
+from gpuloom.live.views.job_answers import JobView, LogAttempt, LogEnd, LogText
 from gpuloom.server.context import Context
 from gpuloom.server.encoded import encoded
 from gpuloom.server.sse import HEARTBEAT, Follower, message, wire_of

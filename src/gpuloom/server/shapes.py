@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 
-from gpuloom.live.views.answers import Fits
+from gpuloom.live.views.job_answers import Fits
 
 _SUFFIXED = frozenset({"JobView", "WhyView"})
 """Names in the document that end so."""

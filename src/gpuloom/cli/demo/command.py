@@ -23,7 +23,7 @@ from gpuloom.core.errors import GpuloomError
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
-    from gpuloom.live.views.answers import JobView
+    from gpuloom.live.views.job_answers import JobView
 
 SLOTS = 4
 POLICY = "srtf"

@@ -11,7 +11,7 @@ from gpuloom.cli.demo.home import last_report
 from gpuloom.core.words import noun, plural
 
 if TYPE_CHECKING:
-    from gpuloom.live.views.answers import EventView
+    from gpuloom.live.views.job_answers import EventView
 
 STEP_S = 0.05
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpuloom.core.errors import GpuloomError
 
 if TYPE_CHECKING:
-    from gpuloom.live.views.answers import JobView
+    from gpuloom.live.views.job_answers import JobView
 
 BOUND = 0.03
 """Most that the average JCT of a replay may differ: what Muri's authors found of their simulator (SIGCOMM '22)."""

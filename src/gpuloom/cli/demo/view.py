@@ -17,7 +17,7 @@ from gpuloom.cli.live_tables import STYLES
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gpuloom.live.views.answers import JobView
+    from gpuloom.live.views.job_answers import JobView
 
 COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "bright_green")
 

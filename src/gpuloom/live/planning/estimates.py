@@ -221,8 +221,9 @@ class Estimates:
         known = self._parts.get(key)
         if known is not None and known[0] is runs:  # which are kept, so that nothing else has their id
             return known[1]
-        said = [run for run in runs if run.given_s is not None]
-        parts = () if len(said) < ENOUGH else tuple(sorted([_part(run, pace, slowest) for run in said[-SAMPLE:]]))
+        said = [(run, run.given_s * slowest) for run in runs if run.given_s is not None]
+        found = sorted([_work_s(run, pace) / given_s for run, given_s in said[-SAMPLE:]])
+        parts = tuple(found) if len(said) >= ENOUGH else ()
         if len(self._parts) >= MOST_NAMES:
             self._parts.clear()
         self._parts[key] = (runs, parts)
@@ -270,12 +271,6 @@ def _alike(like: Like, named: Sequence[_Past]) -> tuple[Source, list[_Past]]:
 
 def _usual(runs: Sequence[_Past], pace: Pace) -> float:
     return median([_work_s(run, pace) for run in runs[-KEEP:]])
-
-
-def _part(run: _Past, pace: Pace, slowest: float) -> float:
-    """Its running time over what its user had estimated, which is for the slowest GPU model."""
-    assert run.given_s is not None
-    return _work_s(run, pace) / (run.given_s * slowest)
 
 
 def _work_s(run: _Past, pace: Pace) -> float:

@@ -13,19 +13,15 @@ from gpuloom.core.job import Attempt, GpuState, NodeRecord, NodeState
 from gpuloom.live.planning.lacks import Lack
 from gpuloom.live.planning.standby import Failure
 from gpuloom.live.store_check import Checked
-from gpuloom.live.views.answers import (
-    ExecutorView,
+from gpuloom.live.views.answers import ExecutorView, MonitorView, SharingView, StatusView, StoreView
+from gpuloom.live.views.cluster_answers import (
     FailureView,
     ForeignView,
     GpuView,
     KindOfDevice,
-    MonitorView,
     NodeView,
-    SharingView,
     StateOfGpu,
     StateOfNode,
-    StatusView,
-    StoreView,
     UsageRow,
 )
 from gpuloom.live.views.policy import lack_view

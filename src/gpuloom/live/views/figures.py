@@ -14,7 +14,7 @@ from gpuloom.core.workload import F8
 from gpuloom.live.figures.each import COLUMNS, Of
 from gpuloom.live.figures.sample import Figures, UserFigures
 from gpuloom.live.figures.stats import Stats, checked_span, checked_user, series_of, stats_of
-from gpuloom.live.views.answers import EachSeriesView, PointView, SeriesView, StatsView, UserPointView
+from gpuloom.live.views.cluster_answers import EachSeriesView, PointView, SeriesView, StatsView, UserPointView
 from gpuloom.store.port import Store
 
 HOUR_S = 3600.0

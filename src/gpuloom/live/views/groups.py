@@ -10,7 +10,7 @@ from gpuloom.live.records.groups import Group
 from gpuloom.live.records.together import Measured
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.sights import Sights
-from gpuloom.live.views.answers import GroupMemberView, GroupView
+from gpuloom.live.views.cluster_answers import GroupMemberView, GroupView
 
 
 def groups_view(scheduler: Scheduler, sights: Sights) -> list[GroupView]:

@@ -21,11 +21,11 @@ from gpuloom.files.hook_records import Hooked
 from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, Left
 from gpuloom.live.planning.estimates import Source
 from gpuloom.live.planning.gpu_memory import Need
-from gpuloom.live.views.answers import (
+from gpuloom.live.views.cluster_answers import GroupView
+from gpuloom.live.views.job_answers import (
     AttemptView,
     Dependency,
     EventView,
-    GroupView,
     JobView,
     KeptView,
     MemberView,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuloom.core.measured import Measured
 from gpuloom.facts.measured_profiles import DOUBTS, advice_of
 from gpuloom.files.hook_records import Hooked
-from gpuloom.live.views.answers import HooksView, MeasuredView
+from gpuloom.live.views.job_answers import HooksView, MeasuredView
 
 
 def hooks_view(hooked: Hooked) -> HooksView:

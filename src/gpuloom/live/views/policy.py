@@ -14,7 +14,7 @@ from gpuloom.live.planning.asking import PolicyFailure
 from gpuloom.live.planning.describing import state_of
 from gpuloom.live.planning.lacks import Lack, lacks
 from gpuloom.live.planning.planning import Planning
-from gpuloom.live.views.answers import FailureView, LackView, PolicyView
+from gpuloom.live.views.cluster_answers import FailureView, LackView, PolicyView
 from gpuloom.live.views.policy_answers import ParameterView, PolicyStateView
 from gpuloom.policies.base import Parameter, Policy
 

@@ -12,7 +12,7 @@ from gpuloom.core.spec import OnPreempt, Spec
 from gpuloom.core.words import are, plural
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.reasons import free_gpus
-from gpuloom.live.views.answers import ReplicasView, ResizeView, SizeView
+from gpuloom.live.views.job_answers import ReplicasView, ResizeView, SizeView
 
 RESIZES = ("job.resized", "job.resize_cost")
 """Events of which `resize_views` makes an answer."""

@@ -23,7 +23,7 @@ from gpuloom.live.planning.lasting import lasting
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.reasons import why
 from gpuloom.live.scheduler import Scheduler
-from gpuloom.live.views.answers import WhyView
+from gpuloom.live.views.job_answers import WhyView
 from gpuloom.live.views.jobs import ends_in
 from gpuloom.live.views.sizes import why_this_size
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from gpuloom.core.job import NodeState
 from gpuloom.live.figures.each import Of
-from gpuloom.live.views.answers import GroupList, NodeList, UsageList
+from gpuloom.live.views.cluster_answers import GroupList, NodeList, UsageList
 from gpuloom.server import bodies, docs
 from gpuloom.server.context import Context
 from gpuloom.server.encoded import JsonResponse

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
-from gpuloom.live.views.answers import EventPage
+from gpuloom.live.views.job_answers import EventPage
 from gpuloom.live.views.jobs import event_view
 from gpuloom.server import docs
 from gpuloom.server.context import Context

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from gpuloom.core.job import Phase
 from gpuloom.live.service import Service
 from gpuloom.live.submission.actions import Action
-from gpuloom.live.views.answers import ActionOnArray, ArrayChange, JobList, JobPage, JobView, Submitted
+from gpuloom.live.views.job_answers import ActionOnArray, ArrayChange, JobList, JobPage, JobView, Submitted
 from gpuloom.server import bodies, docs
 from gpuloom.server.context import Context, printable
 from gpuloom.server.encoded import JsonResponse
