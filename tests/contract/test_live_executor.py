@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -612,6 +613,25 @@ class TestTrees:
         bench.start("1.1", *PYTHON, code, str(tmp_path))
         bench.ended("1.1")
         assert (tmp_path / "saved").exists()
+
+    def test_a_program_of_a_shell_has_the_whole_grace_to_save(self, bench: Bench, tmp_path: Path) -> None:
+        """Longer than what else is left behind has: the shell itself dies of the notice at once."""
+        code = (
+            "import os, signal, time\n"
+            "def told(*_): time.sleep(2.5); open(os.environ['SAVED'], 'x').close(); os._exit(85)\n"
+            "signal.signal(signal.SIGTERM, told)\n"
+            "print('up', flush=True)\n"
+            "while True: time.sleep(600)\n"
+        )
+        saved = tmp_path / "saved"
+        command = f"SAVED={shlex.quote(str(saved))} {shlex.join(PYTHON)} {shlex.quote(code)}; echo after"
+        bench.start("1.1", "/bin/sh", "-c", command)
+        until(lambda: bench.log("1.1"))
+        bench.executor.stop("1.1", reason=EndReason.PREEMPTED, grace_s=60)
+        ended = bench.ended("1.1").exit
+        assert saved.exists()
+        assert ended is not None
+        assert (ended.reason, ended.signal) == (EndReason.PREEMPTED, signal.SIGTERM)
 
     def test_one_that_forks_all_the_time(self, bench: Bench) -> None:
         code = (

@@ -318,6 +318,23 @@ class TestEnds:
         assert made.told == ["kill 7.1", "concluded 7.1"]
         assert exit_of(run)["at_s"] == 900.0 + max(kill_at, 100.005)
 
+    @pytest.mark.parametrize(
+        ("code", "number", "deadline", "kill_at"),
+        [(None, TERM_SIGNAL, 130.0, 130.0), (85, None, 130.0, 102.0), (None, TERM_SIGNAL, None, 102.0)],
+    )
+    def test_what_a_shell_that_dies_of_the_notice_leaves_has_the_whole_grace(
+        self, code: int | None, number: int | None, deadline: float | None, kill_at: float, made: Made
+    ) -> None:
+        """Its program saves. Who is of the shell's process group has been told, and isn't told twice."""
+        run = made.run
+        run.deadline = deadline
+        child, stray = process(40), process(41)
+        child.pgrp, stray.pgrp = 31, 41
+        run.alive = lambda *_: [child, stray]  # type: ignore[method-assign]
+        made.ends._leader_ended(run, code, number, 0.1)
+        assert run.kill_at == kill_at
+        assert made.sent == [([41] if kill_at == 130.0 else [40, 41], TERM_SIGNAL)]
+
     def test_where_its_processes_can_not_be_looked_at_it_is_tried_again(self, made: Made) -> None:
         def alive(*_: object, **__: object) -> list[procs.Process]:
             raise OSError(errno.EMFILE, "too many")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GUARD = f"{GUARD_MARK}=1".encode()
 LEFT_GRACE_S = 2.0
-"""Time between SIGTERM and SIGKILL for processes that a leading process leaves behind."""
+"""Time between SIGTERM and SIGKILL for processes that a leading process leaves behind, unless it died of the notice."""
 UNKILLABLE_S = 10.0
 """This long after SIGKILL the run is reported as ended, and the processes that are left are named."""
 KILL_AGAIN_S = 0.1
@@ -145,7 +145,11 @@ class Ends:
         now = time.monotonic()
         if exit_code != 0:
             self._again.help(run, "kill")  # the tool has gone, but maybe not the container
-        run.kill_at = now + LEFT_GRACE_S if run.deadline is None else max(min(now + LEFT_GRACE_S, run.deadline), now)
+        # A shell dies of the notice's own signal, while the program that it started saves: that has the whole grace.
+        noticed = run.deadline is not None and number == TERM_SIGNAL
+        run.kill_at = now + LEFT_GRACE_S
+        if run.deadline is not None:
+            run.kill_at = max(run.deadline if noticed else min(run.kill_at, run.deadline), now)
         try:
             left = self._left(run, everything)
         except (OSError, MemoryError):
@@ -153,8 +157,9 @@ class Ends:
             return
         if left and run.kill_at > now:
             self._thaw(run)
+            told = [entry for entry in left if not (noticed and entry.pgrp == run.pid)]
             with contextlib.suppress(OSError):  # what stays is killed a little later
-                procs.send_all(left, TERM_SIGNAL)
+                procs.send_all(told, TERM_SIGNAL)
         self._loop.soon(lambda: self._clean(run, left), f"the end of run {run.name}")
 
     def _left(self, run: RunningJob, everything: dict[int, procs.Process] | None = None) -> list[procs.Process]:
