@@ -51,11 +51,12 @@ def opened(home: Home, store: SqliteStore) -> tuple[LiveScheduler, LiveService]:
 
 
 def wait(true: Callable[[], bool], timeout_s: float) -> bool:
-    until = time.monotonic() + timeout_s
+    until, pause_s = time.monotonic() + timeout_s, 0.005
     while not true():
         if time.monotonic() > until:
             return False
-        time.sleep(0.005)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.2, 0.05)
     return True
 
 

@@ -1,4 +1,4 @@
-"""Three seeds of the chaos test (tests/chaos.py), and one on a real Slurm; more seeds and more jobs: `make chaos`."""
+"""One seed of the chaos test (tests/chaos.py), and one on a real Slurm; more seeds and more jobs: `make chaos`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ JOBS = 32
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_whatever_dies_every_job_ends_once_with_its_true_reason(tmp_path: Path, seed: int) -> None:
-    outcome = chaos(tmp_path, seed, JOBS)
+def test_whatever_dies_every_job_ends_once_with_its_true_reason(tmp_path: Path) -> None:
+    outcome = chaos(tmp_path, 2, JOBS)
     print(outcome)
     assert not outcome.wrong, str(outcome)
     assert sum(outcome.states.values()) >= JOBS
