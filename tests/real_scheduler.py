@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,14 @@ class Real:
         return found
 
     def runner(self) -> int:
-        """The process that is the parent of the jobs."""
-        found = [pid for pid, line in self.processes().items() if "executors/runner/main.py" in line]
-        assert len(found) == 1, self.processes()
-        return found[0]
+        """The process that is the parent of the jobs. While it begins, it is seen as two: the first of them ends."""
+
+        def found() -> list[int] | None:
+            runners = [pid for pid, line in self.processes().items() if "executors/runner/main.py" in line]
+            return runners if len(runners) == 1 else None
+
+        runner: int = until(found, "one runner")[0]
+        return runner
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
@@ -120,6 +124,12 @@ class Real:
         """How often each job has run."""
         path = self.files / "marks"
         return Counter(map(int, path.read_text().split())) if path.exists() else Counter()
+
+    def ran(self, times: Mapping[int, int]) -> None:
+        """Each job has run so often, or has by and by: a process leaves its mark a moment after it has begun."""
+        with suppress(AssertionError):
+            until(lambda: self.marks() == times)
+        assert self.marks() == times
 
     def states(self, jobs: Sequence[int]) -> dict[int, str]:
         found = {view["id"]: view["state"] for view in self.client.jobs(ids=list(jobs))}

@@ -23,7 +23,6 @@ KINDS = {
     "plain": (),
     "faults": ("-DGPULOOM_FAULTS=ON",),
     "address": ("-DGPULOOM_FAULTS=ON", "-DGPULOOM_SANITIZE=address,undefined"),
-    "undefined": ("-DGPULOOM_FAULTS=ON", "-DGPULOOM_SANITIZE=undefined"),
     "thread": ("-DGPULOOM_FAULTS=ON", "-DGPULOOM_SANITIZE=thread"),
 }
 TIMEOUT_S = 60

@@ -142,6 +142,6 @@ def test_groups_of_two_are_worse_than_groups_of_four(muri: MuriRuns) -> None:
 @pytest.mark.slow
 def test_noise_in_profiles_costs_a_little(muri: MuriRuns) -> None:
     """Plans by times that are off by up to half still beat not weaving at all by far."""
-    noisy, exact = muri("trace3_pr", "muri-l:profile_noise=1"), muri("trace3_pr", "muri-l")
+    noisy, exact = muri("trace3", "muri-l:profile_noise=1"), muri("trace3", "muri-l")
     assert exact.avg_jct_s < noisy.avg_jct_s * 1.01
-    assert noisy.avg_jct_s * 1.3 < muri("trace3_pr", "tiresias").avg_jct_s
+    assert noisy.avg_jct_s * 1.3 < muri("trace3", "tiresias").avg_jct_s

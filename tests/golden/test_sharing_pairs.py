@@ -17,21 +17,15 @@ from gpuloom.sharing.simulate import Machine, Outcome, Pair, poisson_arrivals, r
 pytestmark = pytest.mark.data
 PAIRS = (
     ("resnet50_4_fwd", "resnet50_32_fb1", 0),
-    ("resnet50_4_fwd", "resnet50_32_fb1", 1),
-    ("resnet50_4_fwd", "resnet50_32_fb1", 2),
     ("resnet50_4_fwd", "mobilenetv2_32_fb1", 0),
     ("mobilenetv2_4_fwd", "bert_8_fb1", 0),
-    ("mobilenetv2_4_fwd", "bert_8_fb1", 1),
-    ("mobilenetv2_4_fwd", "bert_8_fb1", 2),
-    ("mobilenetv2_4_fwd", "mobilenetv2_96_fb1", 0),
-    ("mobilenetv2_4_fwd", "mobilenetv2_96_fb1", 1),
     ("mobilenetv2_4_fwd", "mobilenetv2_96_fb1", 2),
     ("resnet101_4_fwd", "bert_8_fb1", 1),
     ("transformer_xl_4_fwd", "mobilenetv2_64_fb1", 1),
     ("efficientnet_4_fwd", "resnet50_32_fb1", 1),
 )
 """Service, training, seed."""
-QUICK = (4,)
+QUICK = (2,)
 """Of these, those that `make quick` tries; runs of all rules are kept in test_shared_gpu_runs.py, too."""
 TARGET = 1.05
 MISSED = {("mobilenetv2_4_fwd", "mobilenetv2_96_fb1", 2): 1.065}

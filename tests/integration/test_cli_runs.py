@@ -391,7 +391,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes by /proc")
-@pytest.mark.parametrize(("processes", "background"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("processes", "background"), [(1, False), (2, True)])
 def test_an_interrupt_prints_what_is_done_and_leaves_no_process(
     processes: int, background: bool, long_trace: Path, started: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -408,7 +408,7 @@ def test_an_interrupt_prints_what_is_done_and_leaves_no_process(
     )  # fmt: skip
     started.append(process)
     seen: set[int] = set()
-    while process.poll() is None and (len(seen) < 2 * (processes > 1) or cpu_s({process.pid, *seen}) < 3.0):
+    while process.poll() is None and (len(seen) < 2 * (processes > 1) or cpu_s({process.pid, *seen}) < 2.0):
         time.sleep(0.05)
         seen |= children(process.pid)
     assert process.poll() is None, "still at work"

@@ -77,7 +77,7 @@ def _all_well(live: Real, jobs: list[int], codes: dict[int, int]) -> None:
     assert {job: views[job]["state"] for job in jobs} == {
         job: "failed" if codes.get(job) else "finished" for job in jobs
     }
-    assert live.marks() == dict.fromkeys(jobs, 1)
+    live.ran(dict.fromkeys(jobs, 1))
     assert {views[job]["attempts"] for job in jobs} == {1}
     live.down("--stop-jobs")
     live.check()
@@ -125,7 +125,7 @@ def test_killed_with_its_runner_it_finds_the_jobs_that_go_on(live: Real) -> None
     live.end(*running, attempt=2)
     live.in_state("finished", running)
     live.in_state("running", waiting, 10)
-    assert live.marks() == {**dict.fromkeys(running, 2), **dict.fromkeys(waiting[:10], 1)}
+    live.ran({**dict.fromkeys(running, 2), **dict.fromkeys(waiting[:10], 1)})
     live.down("--stop-jobs")
     live.check()
     live.nothing_left()

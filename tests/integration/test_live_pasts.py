@@ -59,7 +59,7 @@ def test_a_number_given_again_is_another_job_with_a_log_of_its_own(live: Real, t
     live.up()
     assert live.client.submit([live.shell('echo "$GPULOOM_JOB_ID" >> marks; echo of this past')]) == [[2]]
     live.in_state("finished", [2])
-    assert live.marks() == {2: 1}
+    live.ran({2: 1})
     assert log_of(live, 2).strip() == "of this past"
     assert log_of(live, 1).strip() == "first"
     assert other.read_text().strip() == "of the other past"  # kept
@@ -86,7 +86,7 @@ def test_what_ran_after_the_backup_runs_again_and_what_ended_after_it_has_ended(
     live.in_state("running", [waits])
     live.end(waits)
     live.in_state("finished", [waits])
-    assert live.marks() == {runs: 1, waits: 2}
+    live.ran({runs: 1, waits: 2})
 
 
 def test_a_run_of_another_past_that_goes_on_is_ended_and_told(live: Real, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_run_that_the_copy_knows_goes_on(live: Real, tmp_path: Path) -> None:
     assert live.attempts(group) == before
     live.end(*group)
     live.in_state("finished", group)
-    assert live.marks() == {group[0]: 1}
+    live.ran({group[0]: 1})
 
 
 def test_nothing_starts_beside_runs_that_nobody_accounts_for(tmp_path: Path) -> None:

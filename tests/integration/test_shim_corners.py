@@ -150,7 +150,7 @@ def test_two_held_threads_are_shown_until_both_have_passed(stage: Stage) -> None
     assert last(stage, 1).holds == 2
 
 
-@pytest.mark.parametrize("kind", ["plain", "undefined"])
+@pytest.mark.parametrize("kind", ["plain", "address"])
 def test_a_program_that_ends_while_a_thread_is_held_writes_to_no_slot_of_others(kind: str, tmp_path: Path) -> None:
     """The process lives on for a while after the shim has given its slot back; a service of the same GPU takes it."""
     stage = Stage(built(kind), tmp_path, NAMED)
