@@ -159,6 +159,7 @@ def test_a_store_full_of_nonsense_breaks_no_forecast(tmp_path: Path) -> None:
                 assert live.view(job)["id"] == job
 
 
+@pytest.mark.slow
 def test_a_long_queue_is_told_from_the_first_to_the_last(tmp_path: Path) -> None:
     with living(tmp_path, slots=4, policy="fifo") as live:
         jobs = live.submit_all([spec(1 + n % 3, estimate=50.0 + n % 7) for n in range(1800)])

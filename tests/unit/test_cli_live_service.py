@@ -122,6 +122,7 @@ def test_where_others_can_connect_it_speaks_tls_and_commands_know_its_certificat
     assert "go together" in str(gpuloom(home, "up", "--slots", "1", *files[:2]).exception)
 
 
+@pytest.mark.slow
 def test_in_the_foreground_it_says_when_it_is_ready_and_ends_by_ctrl_c(home: Path) -> None:
     command = [*PROGRAM, "up", "--home", str(home), "--slots", "1", "--port", "0", "--log-level", "error"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

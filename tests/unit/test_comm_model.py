@@ -114,6 +114,7 @@ class TestCurves:
         with pytest.raises(InputError, match="holds no"):
             elasticflow_curves(tmp_path)
 
+    @pytest.mark.slow
     def test_measured_points_are_kept_and_the_rest_lies_near_the_model(self, data: Path) -> None:
         profiles = load_profiles(data / "pollux" / "profiles_traces.tar.gz")
         for name, batch in (("cifar10", 2048), ("bert", 384), ("ncf", 32768)):
@@ -133,11 +134,13 @@ class TestCurves:
             off = np.abs(np.log(curve.throughput[gpus.astype(int), nodes.astype(int) - 1] / modelled))
             assert off.max() < np.log(2.5)
 
+    @pytest.mark.slow
     def test_no_fit_is_far_off(self, data: Path) -> None:
         """Root mean square of 17 % over all placements; docs/results/learning.md has the figures."""
         for name, profile in load_profiles(data / "pollux" / "profiles_traces.tar.gz").items():
             assert pollux_fit(profile).error < 0.17, name
 
+    @pytest.mark.slow
     def test_pollux_jobs_are_elastic_and_their_durations_hold_at_the_reference(self, data: Path) -> None:
         trace = f"{data / 'pollux/workloads.tar.gz'}::workloads/workload-6.csv"
         workload = read_trace(trace, throughputs=data / "pollux" / "profiles_traces.tar.gz").workload
@@ -152,6 +155,7 @@ class TestCurves:
             gpus = int(workload.gpus[job])
             assert gpus > 16 or scaling.speed(job, gpus, -(-gpus // 4)) == 1.0
 
+    @pytest.mark.slow
     def test_a_rigid_policy_pays_for_spreading(self, data: Path) -> None:
         trace = f"{data / 'pollux/workloads.tar.gz'}::workloads/workload-6.csv"
         workload = read_trace(trace, throughputs=data / "pollux" / "profiles_traces.tar.gz").workload

@@ -115,6 +115,7 @@ def test_another_processor_gives_the_same_bits() -> None:
     assert len(said) == 1
 
 
+@pytest.mark.slow
 def test_nobody_asks_numpy_or_blas() -> None:
     found = list[str]()
     names = {*PROCESSORS.split()}

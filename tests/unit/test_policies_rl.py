@@ -121,6 +121,7 @@ class TestLearning:
         }
         assert jct["model"] < 0.5 * jct["zero"]
 
+    @pytest.mark.slow
     def test_groups_are_formed_anew_every_twenty_jobs(self) -> None:
         models = tuple(CommModel(0.0, 1.0, share / 2, share) for share in (0.001, 0.0011, 0.5, 0.51, 20.0, 21.0))
         policy = watched(elastic(19, 9000.0, models=models), groups=3)

@@ -43,7 +43,7 @@ pytestmark = [
         ("alibaba/openb_pod_list_default.csv.gz", "alibaba", 7064),
         pytest.param("alibaba/openb_pod_list_gpuspec33.csv.gz", "alibaba", 7064, marks=pytest.mark.slow),
         ("alibaba/disaggregated_DLRM_trace.csv.gz", "alibaba", 3218),
-        ("pollux/workloads.tar.gz::workloads/workload-6.csv", "pollux", 160),
+        pytest.param("pollux/workloads.tar.gz::workloads/workload-6.csv", "pollux", 160, marks=pytest.mark.slow),
     ],
 )
 def test_jobs_of_the_real_traces(path: str, format_id: str, jobs: int) -> None:
