@@ -4,6 +4,8 @@
 
 Faults are drawn at random over src, or over the files and lines named. What covers a line is measured once, kept in
 .mutants, and measured anew for test files that have changed; lines of the program that have moved are found again.
+Measured are the tests that are not slow. A fault that none of them sees is shown to slow ones, too: of the files whose
+names and imports are nearest to it.
 A fault that no test sees is printed as a diff: either it changes nothing that matters, or a test is missing.
 
 Why not a library: mutmut (3.8) makes all mutants at once, draws no sample, and knows which tests call a function only
@@ -17,6 +19,7 @@ import argparse
 import ast
 import difflib
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +35,8 @@ from mutants_map import ROOT, Map, environment
 
 FIRST_S, MOST_S = 12.0, 90.0
 """Seconds' worth of tests that a fault is tried with: of those nearest to the line, and then of the others."""
+SLOW_FILES, SLOW_S = 4, 240.0
+"""Files of slow tests that a fault is tried with, and for how long all of them."""
 
 
 @dataclass(frozen=True)
@@ -169,9 +174,10 @@ def copy(folder: Path) -> Path:
     return folder
 
 
-def seen_by(folder: Path, tests: Sequence[str], most_s: float) -> str:
+def seen_by(folder: Path, tests: Sequence[str], most_s: float, timeout_s: int = 40) -> str:
     """The first of these tests that fails, or what else showed that something is wrong; nothing: all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "40", "--tb", "line"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb", "line"]
+    command += ["--timeout", str(timeout_s)]
     try:
         done = subprocess.run(
             [*command, *tests],
@@ -225,6 +231,37 @@ def tried(mutant: Mutant, folder: Path, covered: Map) -> str:
     return ""
 
 
+def slow_sees(mutant: Mutant, folder: Path) -> str:
+    """What slow test sees this fault; nothing: none of those that were tried in the time there is."""
+    files = near(mutant.path)
+    if not files:
+        return ""
+    file = folder / mutant.path
+    source = file.read_text()
+    file.write_text(mutant.put_into(source))
+    try:
+        by = seen_by(folder, ["-m", "slow", *files], SLOW_S, timeout_s=120)
+    finally:
+        file.write_text(source)
+    test = by.partition(" ")[2]
+    return by if "::" in test and not seen_by(folder, [test], SLOW_S, timeout_s=120) else ""
+
+
+def near(path: str) -> list[str]:
+    """Files of slow tests by how near they are to a file of the program: those first that import it, then those whose
+    names have most words in common with its path."""
+    of_program = {word.rstrip("s") for word in re.split(r"[/_.]", path)} - {"src", "gpuloom", "py", ""}
+    module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    scores: dict[str, int] = {}
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = file.read_text()
+        words = {word.rstrip("s") for word in file.stem.split("_")}
+        score = 3 * (f"{module} import" in text) + len(words & of_program)
+        if score and "slow" in text and file.parent.name not in ("docs", "training"):
+            scores[str(file.relative_to(ROOT))] = score
+    return sorted(scores, key=lambda name: (-scores[name], name))[:SLOW_FILES]
+
+
 def allowed_s(tests: Sequence[str], covered: Map) -> float:
     """How long these tests may take on a machine that has other things to do, too."""
     return 30 + 6 * sum(covered.seconds[test] for test in tests)
@@ -272,7 +309,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="which sample (default: any)")
     parser.add_argument("--least", type=float, default=80.0, help="per cent to be seen (80: a tenth changes nothing)")
     parser.add_argument("--at-once", type=int, default=2, help="faults tried at the same time (default: 2)")
-    parser.add_argument("--tests", nargs="*", metavar="FILE", help="test files to ask (default: all that are not slow)")
+    parser.add_argument("--tests", nargs="*", metavar="FILE", help="test files to measure (default: all)")
     parser.add_argument("--stale", action="store_true", help="take the map of the tests as it is")
     given = parser.parse_args()
     covered = Map.of_now(given.tests, stale=given.stale)
@@ -285,7 +322,7 @@ def main() -> int:
     def work(mutant: Mutant) -> None:
         folder = folders.get()
         try:
-            by = tried(mutant, folder, covered)
+            by = tried(mutant, folder, covered) or slow_sees(mutant, folder)
         finally:
             folders.put(folder)
         print(f"{'seen  ' if by else 'UNSEEN'} {mutant.path}:{mutant.line} {mutant.kind}  {by}", flush=True)

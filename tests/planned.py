@@ -11,6 +11,7 @@ from typing import Any
 from gpuloom.core.book import Book
 from gpuloom.core.events import Event
 from gpuloom.core.job import ENDED, Phase, gpus_in
+from gpuloom.core.profile import Profiles
 from gpuloom.core.share_class import is_pair
 from gpuloom.live.planning.claims import ON_DISK, Step
 from gpuloom.live.planning.estimates import Estimates
@@ -41,10 +42,12 @@ class Task:
 
 
 class Planned:
-    """Runs tasks to their ends; jobs are numbered from 1 in the order of the tasks. A guest takes from nobody's speed.
+    """Runs tasks to their ends; jobs are numbered from 1 in the order of the tasks. Jobs that share GPUs are as fast as
+    the policy's model of sharing says; a guest takes from nobody's speed.
 
     Attributes:
-        first_s, end_s: by job. starts: (time, job, slots) of every start. passes: how often a world was built.
+        first_s, end_s: by job. starts: (time, job, slots) of every start. builds: how often a world was built.
+        together: how many starts were beside a job that ran.
         noticed_s: that long after an end the scheduler knows of it.
     """
 
@@ -58,8 +61,11 @@ class Planned:
         overhead_s: float = 0.0,
         noticed_s: float = 0.0,
         models: Mapping[str, int] | None = None,
+        profiles: Profiles | None = None,
+        ended_gpu_s: Sequence[float] = (),
     ) -> None:
-        """slots: of one machine. models: in place of them a machine for each GPU model, with so many GPUs."""
+        """slots: of one machine. models: in place of them a machine for each GPU model, with so many GPUs. ended_gpu_s:
+        GPU-seconds of jobs that ended before."""
         self.tasks, self.noticed_s = tasks, noticed_s
         self.book, self.work = Book(), WorkDone()
         self._events = 0
@@ -73,19 +79,24 @@ class Planned:
             self.work,
             estimates,
             ModelSpeeds(lambda user, name, limit: (), estimates),
-            list,
+            lambda: ended_gpu_s,
             policy=policy,
             interval_s=interval_s,
             overhead_s=overhead_s,
             beside=False,
         )
+        if profiles is not None:
+            self.planning.worlds.profiles = profiles
         self.first_s: dict[int, float] = {}
         self.end_s: dict[int, float] = {}
         self.starts: list[tuple[float, int, frozenset[tuple[str, int]]]] = []
-        self.builds = 0
+        self.builds = self.together = 0
         self._coming: list[tuple[float, int, str, int]] = []
         self._count = 0
         self._ends: dict[int, int] = {}
+        self._left_s: dict[int, float] = {}
+        """Seconds that a run would take alone, from its start."""
+        self._rate: dict[int, float] = {}
         for number, task in enumerate(tasks, 1):
             self._at(task.at_s, "submit", number)
 
@@ -167,6 +178,19 @@ class Planned:
                 else:
                     self._stopped(number, now, 0)
 
+        for number in list(self._ends):
+            rate = self.work.rate_of(number)
+            if rate is not None and rate != self._rate[number]:
+                self._rate[number] = rate
+                self._ends_at(number, now, self._left_s[number] - self.work.of(number, now))
+
+    def _ends_at(self, number: int, now: float, left_s: float) -> None:
+        rate = self._rate[number]
+        if rate > 0.0:
+            self._ends[number] = self._at(now + left_s / rate + self.noticed_s, "end", number)
+        else:
+            self._ends[number] = 0
+
     def _start(self, now: float) -> None:
         held: dict[tuple[str, int], list[int]] = {}
         for attempt in self.book.attempts.values():
@@ -187,16 +211,20 @@ class Planned:
             for slot in slots:
                 held.setdefault(slot, []).append(number)
             self.work.begin(number, now)
-            self.work.rate(number, self.planning.claims.take_rate(number))
-            left = task.late_s + (task.takes_s - self.planning.scene.done_s(job)) / speed
-            self._ends[number] = self._at(now + left + self.noticed_s, "end", number)
+            self._rate[number] = self.planning.claims.take_rate(number)
+            self.work.rate(number, self._rate[number])
+            self._left_s[number] = task.late_s + (task.takes_s - self.planning.scene.done_s(job)) / speed
+            self._ends_at(number, now, self._left_s[number])
             self.first_s.setdefault(number, now)
+            self.together += bool(there)
             self.starts.append((now, number, frozenset(slots)))
 
     def _may_join(self, number: int, there: set[int]) -> bool:
-        """Whether the GPUs given to a job are free, or have the other one of a pair on them that stays."""
+        """Whether the GPUs given to a job are free, or have those on them that stay and may be beside it."""
         if any(self.book.attempts[other].stop_reason is not None for other in there):
             return False
+        if len(there) < self.planning.policy.max_jobs_per_gpu and not self.planning.policy.pairs:
+            return True
         return not there or is_pair([self.book.jobs[each].spec.sharing_class for each in (number, *there)])
 
     def _at(self, at_s: float, what: str, job: int) -> int:

@@ -30,6 +30,11 @@ def own(tmp_path: Path) -> Path:
     return file
 
 
+def test_names_are_written_as_they_are(own: Path) -> None:
+    own.write_text(OWN.replace("bert", "bärt"))
+    assert "bärt" in run("show", own, "--json", "--limit", 1).stdout
+
+
 def test_show_as_json(own: Path) -> None:
     result = run("show", own, "--json", "--limit", 1)
     shown = json.loads(result.stdout)

@@ -93,7 +93,11 @@ DUE = [
     ("free", {"least_pause_s": 0.05}, 10.0, 3.0, True, 1, 1, 10.05),
     ("free", {"least_pause_s": 0.05}, 10.0, 10.5, True, 1, 1, 10.5),
     ("free", {"least_pause_s": 0.05}, 10.0, inf, True, 1, 1, inf),
-    ("gated", {"least_pause_s": 0.05}, 59.99, 60.0, True, 1, 1, 120.0),
+    # A multiple is never left out, however short before it something happened; the pause is that between multiples.
+    ("gated", {"least_pause_s": 0.05}, 59.99, 60.0, True, 1, 1, 60.0),
+    ("gated", {"least_pause_s": 0.05}, 59.99, 33.0, True, 1, 1, 60.0),
+    ("gated", {"least_pause_s": 60.0}, 59.99, 33.0, True, 1, 1, 60.0),
+    ("gated", {"least_pause_s": 61.0}, 59.99, 33.0, True, 1, 1, 180.0),
 ]
 
 

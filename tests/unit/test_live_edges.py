@@ -15,6 +15,7 @@ from gpuloom.core.book import Book
 from gpuloom.core.decision import Placement, Reason, WaitCode
 from gpuloom.core.errors import InputError, NotFoundError
 from gpuloom.core.job import DeviceKind, EndReason, Gpu, GpuState, Job, Needed, NodeRecord, NodeSource, NodeState, Phase
+from gpuloom.facts.gpus import known_memory_mib
 from gpuloom.facts.inputs import load_policy
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.planning import standby
@@ -416,6 +417,20 @@ def test_what_keeps_a_job_from_starting() -> None:
 
 
 # -- machines ------------------------------------------------------------------------------------------------
+
+
+def test_the_memory_of_gpus_that_do_not_tell_is_that_of_their_model_and_slots_have_none() -> None:
+    nodes = [
+        node("gpus", "K80"),
+        node("unheard-of", "Moon 9000"),
+        node("slots", "K80", kind=DeviceKind.CPU),
+        node("tells", gpus=(Gpu(0, "a", "K80", 11_000),)),
+    ]
+    fleet = fleet_of(nodes)
+    assert fleet is not None
+    found = {one.name: one.gpu_memory_mib for one in fleet.cluster.nodes}
+    assert found == {"gpus": known_memory_mib("K80"), "unheard-of": None, "slots": None, "tells": 11_000}
+    assert found["gpus"] == pytest.approx(12_000, rel=0.1)
 
 
 def test_which_gpus_may_be_given_away() -> None:

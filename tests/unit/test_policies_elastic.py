@@ -95,6 +95,35 @@ def test_jobs_grow_onto_other_models() -> None:
     assert found.end_s[0] == pytest.approx(2.5 * 3600, abs=700)
 
 
+def test_jobs_begin_on_the_model_on_which_they_are_fastest() -> None:
+    """However long it is to the next look at the pool."""
+    workload = jobs([(7.0, 9000.0, 1), (410.0, 1000.0, 3), (411.0, 1000.0, 1)])
+    least, most = np.array([1, 1, 1], dtype=np.int32), np.array([2, 3, 1], dtype=np.int32)
+    curve, curves = np.array([0, 0, 0], dtype=np.int32), (np.arange(4.0)[:, None],)
+    scaling = Scaling(np.ones(3, dtype=np.int32), least, most, curve, np.array([1.0, 3.0, 1.0]), curves)
+    speeds = Speeds(("K80", "P100", "V100"), np.array([[1.0, 2.0, 3.0], [1.0, 4.0, 2.0], [1.0, 2.0, 8.0]]))
+    workload = replace(workload, scaling=scaling, speeds=speeds)
+    found = simulate(workload, "1x5:K80,1x3:P100,1x4:V100", "elastic", record_segments=True, restart_overhead_s=0.0)
+    segments = found.segments
+    assert segments is not None
+    columns = (segments.job.tolist(), segments.start_s.tolist(), segments.node.tolist())
+    rows = sorted(zip(*columns, strict=True))
+    assert [row for row in rows if row[0] > 0] == [(1, 410.0, 1), (2, 411.0, 2)]
+
+
+def test_a_look_that_was_due_for_others_is_not_made_up_for() -> None:
+    """By the letter, which places nobody anew: the pool is looked at at multiples of five minutes alone."""
+    workload = linear(2, least=1, asks=1, most=8)
+    workload = replace(workload, submit_s=np.array([30.0, 1000.0]), duration_s=np.array([40.0, 9e4]))
+    policy = "elastic:literal;proportion=1;expand_threshold=1;shrink_threshold=1.2;count_elastic_usage=no"
+    found = simulate(workload, "1x8", policy, record_segments=True, restart_overhead_s=0.0, interval_s=0.0)
+    segments = found.segments
+    assert segments is not None
+    columns = (segments.job.tolist(), segments.start_s.tolist(), segments.gpu_mask.tolist())
+    sizes = [(at_s, mask.bit_count()) for job, at_s, mask in zip(*columns, strict=True) if job == 1]
+    assert sizes == [(1000.0, 1), (1200.0, 8)]
+
+
 def test_the_letter_has_its_own_values_where_none_are_written() -> None:
     rules, _ = Elastic().rules()
     assert (rules.proportion, rules.expand_threshold, rules.shrink_threshold, rules.count_elastic_usage) == (

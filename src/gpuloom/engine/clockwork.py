@@ -81,8 +81,8 @@ class Clockwork:
             unseen: whether something happened about which it has not been asked (in rounds).
         """
         due_s, step_s = wake_s, self.interval_s
-        if due_s < now_s + self.least_pause_s:
-            due_s = now_s + self.least_pause_s
+        if not self.aligned or step_s < self.least_pause_s:
+            due_s = max(due_s, now_s + self.least_pause_s)  # else multiples are pause enough, and none is left out
         if self.aligned and due_s < math.inf:
             due_s = due_s if is_multiple(due_s, step_s) else next_multiple(due_s, step_s)
             due_s = max(due_s, next_multiple(now_s, step_s))

@@ -122,20 +122,24 @@ def hand_in_facts(policy: Policy) -> None:
         hand_in_facts(policy.inner)
 
 
-def with_known_memory(cluster: Cluster) -> Cluster:
-    """The cluster, with the memory of the GPU model for nodes whose GPU memory is not given.
+def known_memory_mib(model: str) -> int | None:
+    """The memory of a GPU model, MiB; None: nothing is known of it.
 
     Where a name may mean several models, the largest memory is taken: no job is refused that might fit.
     """
-    nodes = list(cluster.nodes)
-    known: dict[str, int] = {}
-    for index, node in enumerate(nodes):
-        if node.gpu_memory_mib is None:
-            if node.gpu_model not in known:
-                known[node.gpu_model] = max((gpu.memory_mib for gpu in gpus_named(node.gpu_model)), default=0)
-            if memory := known[node.gpu_model]:
-                nodes[index] = replace(node, gpu_memory_mib=memory)
-    return replace(cluster, nodes=tuple(nodes)) if any(known.values()) else cluster
+    return max((gpu.memory_mib for gpu in gpus_named(model)), default=None)
+
+
+def with_known_memory(cluster: Cluster) -> Cluster:
+    """The cluster, with the memory of the GPU model for nodes whose GPU memory is not given."""
+    known = {node.gpu_model: known_memory_mib(node.gpu_model) for node in cluster.nodes if node.gpu_memory_mib is None}
+    if not any(known.values()):
+        return cluster
+    nodes = [
+        node if node.gpu_memory_mib is not None else replace(node, gpu_memory_mib=known[node.gpu_model])
+        for node in cluster.nodes
+    ]
+    return replace(cluster, nodes=tuple(nodes))
 
 
 def prices_usd_per_s(models: Sequence[str]) -> F8 | None:

@@ -16,7 +16,7 @@ to other GPU models where that pays (`policies/gpu_allocator.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any, ClassVar
 
@@ -192,11 +192,14 @@ class Elastic(Composed):
     def lend(self, snapshot: Snapshot, memory: Memory, lending: Lending, *, stirred: bool) -> float:
         rules, period_s = self.rules()
         now_s = snapshot.now_s
+        if not lending.gpus:
+            memory.dirty = False  # a look that was due when the last one ended is no reason to look at once at the next
+            return math.inf
         if stirred and not memory.dirty:
             memory.dirty = True
             due = is_multiple(now_s, period_s) and memory.checked_s < now_s
             memory.check_at_s = now_s if due else next_multiple(now_s, period_s)
-        if not memory.dirty or not lending.gpus:
+        if not memory.dirty:
             return math.inf
         if now_s >= memory.check_at_s:
             # Nothing but events and its own steps changes what a check finds.
@@ -268,6 +271,9 @@ class Elastic(Composed):
             jobs = _below(self._candidates(snapshot, memory, lending, True, set(lending.reclaimed)))
             begun = [job for job in jobs if job.job in lending.run]
             self._resized(snapshot, memory, lending, rules, resize, begun, ResizeWhy.AS_ASKED)
+        if len(lending.nodes_of) > 1:
+            # To begin elsewhere costs nothing, and the next look may be minutes away.
+            self._to_other_models(snapshot, memory, lending, rules, among=lending.run)
 
     def _resized(
         self,
@@ -302,14 +308,23 @@ class Elastic(Composed):
                 self.note_shrink(snapshot, memory, job, ResizeWhy.ABOVE_SHRINK_THRESHOLD)
         return {job: lending.gpus[job] - before[job] for job in changed}
 
-    def _to_other_models(self, snapshot: Snapshot, memory: Memory, lending: Lending, rules: Thresholds) -> bool:
-        """Jobs go to free GPUs of another model where that pays, larger if all that is free may be lent."""
+    def _to_other_models(
+        self,
+        snapshot: Snapshot,
+        memory: Memory,
+        lending: Lending,
+        rules: Thresholds,
+        among: Collection[int] | None = None,
+    ) -> bool:
+        """Jobs (all, or some) go to free GPUs of another model where that pays, larger if all that is free may be
+        lent."""
         if not isinstance(lending.attached, GpuAllocator):
             values = {parameter.name: parameter.default for parameter in GOODPUT}
             lending.attached = GpuAllocator(values, snapshot, lending)
         desk: GpuAllocator = lending.attached
         desk.grown, desk.shrunk = [], []
-        desk.move(snapshot, quiet_s=snapshot.now_s - memory.stirred_s, larger=rules.proportion == 1.0)
+        quiet_s = snapshot.now_s - memory.stirred_s
+        desk.move(snapshot, quiet_s=quiet_s, larger=rules.proportion == 1.0, among=among)
         for job in desk.grown:
             self.note_expansion(snapshot, memory, job)
         return bool(desk.grown or desk.shrunk)

@@ -17,7 +17,7 @@ is looked at again then.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -296,11 +296,11 @@ class GpuAllocator:
             if len(lending.held[job]) > 1 and job not in lending.reclaimed:
                 self._gather(snapshot, job, quiet_s)
 
-    def move(self, snapshot: Snapshot, *, quiet_s: float, larger: bool) -> None:
+    def move(self, snapshot: Snapshot, *, quiet_s: float, larger: bool, among: Collection[int] | None = None) -> None:
         """Move jobs to free GPUs of other models where that pays; nobody grows or shrinks where it is.
 
         Args:
-            larger: to larger sizes, too.
+            larger: to larger sizes, too. among: None: all of them.
         """
         jobs = sorted(self.lending.held)
         options, present = self._options, self._present(jobs)
@@ -308,6 +308,8 @@ class GpuAllocator:
         barred = options.model[None, :] == options.model[present][:, None]
         if not larger:
             barred |= options.gpus[None, :] > options.gpus[present][:, None]
+        if among is not None:
+            barred[[row for row, job in enumerate(jobs) if job not in among]] = True
         barred[np.arange(len(jobs)), present] = False
         worth[barred] = -np.inf
         capacity = options.used(present)

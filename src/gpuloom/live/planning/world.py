@@ -26,7 +26,6 @@ from gpuloom.core.state import State
 from gpuloom.core.workload import I4, Workload
 from gpuloom.engine.engine import Engine
 from gpuloom.engine.progress import Progress
-from gpuloom.facts.gpus import with_known_memory
 from gpuloom.facts.profiles import with_profiles
 from gpuloom.facts.speeds import with_speeds
 from gpuloom.interleave.worth import GroupSharing
@@ -133,7 +132,7 @@ class World:
         self.fleet, self.policy = fleet, policy
         self.jobs = tuple([job.id for job in ordered])
         self.row_of = {job: row for row, job in enumerate(self.jobs)}
-        cluster = with_known_memory(fleet.cluster)
+        cluster = fleet.cluster
         # Most jobs have never run: what is left of them is their estimate. All of it is work (core/pace.py).
         lefts = columns.total_s.copy()
         duration_s = columns.total_s.copy()

@@ -16,6 +16,7 @@ from gpuloom.core.spec import Spec
 from gpuloom.core.sums import sum_ints
 from gpuloom.core.words import plural
 from gpuloom.core.workload import Labels, Workload
+from gpuloom.facts.gpus import known_memory_mib
 from gpuloom.placement.shapes import asks_too_much, impossible_jobs, shapes_of
 
 Slot = tuple[str, int]
@@ -115,7 +116,7 @@ def fleet_of(nodes: Iterable[NodeRecord], *, without: Collection[Slot] = (), eve
                     name=record.name if number == 0 else f"{record.name}#{model}",
                     gpus=len(indices),
                     gpu_model=model,
-                    gpu_memory_mib=min(known) if known else None,
+                    gpu_memory_mib=min(known) if known else _memory_mib(record, model),
                     cpus=record.cpus,
                     memory_mib=record.memory_mib,
                     links=_links(record, indices),
@@ -127,6 +128,11 @@ def fleet_of(nodes: Iterable[NodeRecord], *, without: Collection[Slot] = (), eve
         return None
     at = {(names[n], gpu): (n, bit) for n, gpus in enumerate(slots) for bit, gpu in enumerate(gpus)}
     return Fleet(Cluster(tuple(made), name="live"), tuple(names), tuple(slots), at)
+
+
+def _memory_mib(record: NodeRecord, model: str) -> int | None:
+    """Of GPUs that don't tell. A CPU slot that pretends to be a model has none to run out of."""
+    return None if record.kind == DeviceKind.CPU else known_memory_mib(model)
 
 
 def _links(record: NodeRecord, gpus: Sequence[int]) -> Links:
