@@ -295,6 +295,7 @@ class TestEndedRuns:
         assert (run.work_s, run.work_on) == (15.0, {"K80": 4.0, "V100": 10.0})
         measured = store.measured_runs("ada", "a", 9)
         assert [(one.gpus, one.gpu_model, one.it_per_s) for one in measured] == [(2, "K80", 2.0), (2, "V100", 9.0)]
+        assert [one.on_gpus for one in measured] == [0, 0]  # as many as it asked for: it is not elastic
         assert measured[0].spec.name == "a"
         assert [one.it_per_s for one in store.measured_runs("ada", "a", 1)] == [9.0]
         assert list(store.measured_runs("bob", "a", 9)) == list(store.measured_runs("ada", "b", 9)) == []

@@ -153,7 +153,9 @@ def test_where_no_node_process_works_leave_and_status_say_so(home: NodeHome) -> 
     home.say(State(7, "n1", "https://head:7411", "refused", 5.0, 4.0, "its token was revoked"))
     done = gpuloom("status", "--home", home.path)
     assert (done.exit_code, "the last one: refused, its token was revoked" in done.stdout) == (1, True)
-    assert json.loads(gpuloom("status", "--json", "--home", home.path).stdout)["running"] is False
+    found = json.loads(gpuloom("status", "--json", "--home", home.path).stdout)
+    assert (found["running"], found["pid"], found["home"]) == (False, None, str(home.path))
+    assert (found["name"], found["state"], found["detail"]) == ("n1", "refused", "its token was revoked")
 
 
 def test_a_node_process_loads_nothing_large() -> None:
