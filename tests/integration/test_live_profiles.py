@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from real_scheduler import real
+from real_scheduler import PROGRAM, real
 from until import until
 
 pytestmark = pytest.mark.slow
@@ -51,3 +53,22 @@ def test_a_job_is_profiled_while_it_runs_and_its_stages_are_shown(tmp_path: Path
         it.client.set_policy("muri-s")
         assert it.client.policy()["lacks"] == []
         it.client.cancel([job, again])
+
+
+def test_by_a_dry_run_it_has_a_profile_before_it_is_submitted(tmp_path: Path) -> None:
+    with real(tmp_path, slots=2) as it:
+        it.up()
+        script = it.files / "train.py"
+        script.write_text(SCRIPT)
+        words = ["submit", "--profile", "dry", "--", sys.executable, str(script), "--width", "8"]
+        env = {**os.environ, "GPULOOM_HOME": str(it.home)}
+        done = subprocess.run([*PROGRAM, *words], capture_output=True, text=True, timeout=90, env=env, check=True)
+        assert "kept 1 profile of 'train --width 8'" in done.stderr
+        with (it.home / "profiles.csv").open() as file:
+            (row,) = csv.DictReader(file)
+        assert (row["model"], row["gpus"], row["gpu_model"]) == ("train --width 8", "1", "CPU")
+        assert float(row["storage_s"]) >= 0.012
+        states = [it.client.job(number)["state"] for number in (1, 2)]
+        assert states[0] == "cancelled"
+        assert states[1] in ("queued", "running")
+        it.client.cancel([2])

@@ -8,7 +8,9 @@ import pytest
 
 from gpuloom.core.cluster import ANY_MODEL
 from gpuloom.core.pace import ALIKE, ModelSpeed, Pace, SpeedSource, speeds_of
+from gpuloom.core.profile import Profile, Profiles
 from gpuloom.core.progress import it_per_s
+from gpuloom.core.script_key import script_key
 from gpuloom.core.spec import Spec
 from gpuloom.facts.speeds import rating_of
 from gpuloom.live.planning.estimates import Estimates, Like, Source, like_of
@@ -68,6 +70,31 @@ def test_other_sizes_and_other_commands_measure_nothing_but_other_learning_rates
     assert known(speeds(*others).of(LIKE, {}))["V100"][1] == "facts"
     rates = [measured(m, r, command=(*COMMAND[:3], "0.5")) for m, r in (("K80", 1.0), ("V100", 6.0))]
     assert known(speeds(*rates).of(LIKE, {}))["V100"] == (6.0, "measured")
+
+
+def profile(gpu_model: str | None, iteration_s: float, gpus: int = 1, model: str = "train --lr 0.1") -> Profile:
+    return Profile(model, gpus, iteration_s=iteration_s, stage_s=(0.0, iteration_s, 0.0), gpu_model=gpu_model)
+
+
+def test_profiles_say_it_before_a_user_does_and_after_what_ran() -> None:
+    found = speeds()
+    key = script_key(COMMAND)
+    rows = (profile("K80", 0.5, model=key), profile("V100", 0.1, model=key), profile(None, 9.0, model=key))
+    found.profiled(Profiles(own=rows))
+    pace = found.of(LIKE, {"K80": 1.0, "V100": 7.0})
+    assert known(pace) == {"K80": (1.0, "profiles"), "V100": (5.0, "profiles")}
+    assert pace.speeds["V100"].it_per_s == 10.0
+    assert known(found.of(LIKE._replace(gpus=2), {}))["V100"][1] == "facts"
+    # One that names a training model goes by that one's alone.
+    assert known(found.of(LIKE, {}, model="gpt2"))["V100"][1] == "facts"
+    found.profiled(Profiles(own=(profile("K80", 0.3, model="gpt2"), profile("V100", 0.1, model="gpt2"))))
+    assert known(found.of(LIKE, {}, model="gpt2"))["V100"] == (3.0, "profiles")
+    assert known(found.of(LIKE, {}))["V100"][1] == "facts"
+
+    ran_there = speeds(measured("K80", 2.0))
+    ran_there.profiled(Profiles(own=rows))
+    assert known(ran_there.of(LIKE, {})) == {"K80": (1.0, "measured"), "V100": (5.0, "profiles")}
+    assert known(ran_there.copy(ran_there._estimates).of(LIKE, {}))["V100"] == (5.0, "profiles")
 
 
 def test_running_times_count_where_a_run_was_on_one_model_and_scale_to_what_was_measured() -> None:

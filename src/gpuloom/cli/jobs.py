@@ -414,6 +414,7 @@ MEMBER_COLUMNS: Sequence[Column[tuple[AttemptView, MemberView]]] = (
 _WHENCE: Mapping[str, str] = {
     "measured": "measured in {runs}",
     "earlier_runs": "by the running time of {runs}",
+    "profiles": "by its profile there",
     "given": "as its user says",
     "facts": "estimated from the GPU models' facts",
     "usual": "estimated: what jobs usually gain",

@@ -6,44 +6,26 @@ import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuloom.cli.dry_runs import Result, measured_on
 from gpuloom.cli.job_options import KEY_OF_COMMAND, SubmitCommand
 from gpuloom.cli.live_tables import show_table
 from gpuloom.cli.run_options import Duration
 from gpuloom.cli.stage_table import PART_COLUMNS, measured_lines, part_rows
 from gpuloom.core.errors import GpuloomError, InputError
-from gpuloom.core.measured import Measured
 from gpuloom.core.script_key import script_key
 from gpuloom.core.units import format_duration
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
-    from gpuloom.client import Client
     from gpuloom.core.profile import Profile
     from gpuloom.files.hook_records import Sight
-
-LOOK_S = 0.5
-ENDED = ("finished", "failed", "cancelled")
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A measurement. where: 'here', or a GPU model. source: what told. why: what hooks could not see, and why; ''."""
-
-    where: str
-    measured: Measured | None
-    it_per_s: float | None
-    source: str
-    why: str = ""
 
 
 @click.command(cls=SubmitCommand)
@@ -103,12 +85,14 @@ def measure(
     wanted = [word.strip() for word in (models or "").split(",") if word.strip()]
     if wanted:
         from gpuloom.cli.live import connect
+        from gpuloom.cli.submit import shell_environment
 
+        spec = {"command": command, "gpus": gpus, "workdir": os.getcwd(), "env": shell_environment()}
         with connect(home) as client:
-            results = _on_models(client, command, wanted, gpus, iterations, timeout)
+            results = measured_on(client, {**spec, "on_preempt": "checkpoint"}, wanted, iterations, timeout)
     else:
         results = [_here(command, iterations, timeout)]
-    kept = _keep(results, key, gpus, command, library, save=save)
+    kept = keep(results, key, gpus, command, library, save=save)
     if plot is not None:
         drawn = [(one.where, one.measured) for one in results if one.measured is not None]
         if not drawn:
@@ -158,67 +142,13 @@ def _here(command: Sequence[str], iterations: int, timeout_s: float) -> Result:
     return Result("here", seen.measured, seen.it_per_s, seen.source.value, why)
 
 
-def _on_models(
-    client: Client, command: Sequence[str], models: Sequence[str], gpus: int, iterations: int, timeout_s: float
-) -> list[Result]:
-    """A job for each GPU model, all submitted at once, each ended when it is known."""
-    from gpuloom.cli.submit import shell_environment
-
-    spec: dict[str, Any] = {"command": list(command), "gpus": gpus, "workdir": os.getcwd(), "env": shell_environment()}
-    submitted = client.submit([{**spec, "gpu_types": [model], "on_preempt": "checkpoint"} for model in models])
-    jobs = {group[0]: model for group, model in zip(submitted, models, strict=True)}
-    found: dict[int, Result] = {}
-    until_s = time.monotonic() + timeout_s
-    try:
-        while len(found) < len(jobs) and time.monotonic() < until_s:
-            time.sleep(LOOK_S)
-            for job in jobs.keys() - found.keys():
-                result = _look(client, job, jobs[job], iterations)
-                if result is not None:
-                    found[job] = result
-                    _end(client, job)
-    finally:
-        for job in jobs.keys() - found.keys():
-            _end(client, job)
-    late = [job for job in jobs if job not in found]
-    for job in late:
-        found[job] = _look(client, job, jobs[job], 0) or Result(
-            jobs[job], None, None, "nothing", f"job {job} was not measured in {timeout_s:g} s: gpuloom show {job}"
-        )
-    return [found[job] for job in jobs]
-
-
-def _end(client: Client, job: int) -> None:
-    from gpuloom.client import ConflictError
-
-    with suppress(ConflictError):  # it has ended by itself
-        client.cancel([job], grace_s=0.0)
-
-
-def _look(client: Client, job: int, model: str, iterations: int) -> Result | None:
-    """What is known of it by now; None: it goes on."""
-    from gpuloom.fleet.codec import of_plain
-
-    view = client.show(job)
-    hooks, over = view["hooks"], view["job"]["state"] in ENDED
-    measured = None if hooks is None else hooks["measured"]
-    if measured is not None and (over or iterations == 0 or measured["iterations"] > iterations + 3):
-        return Result(model, of_plain(Measured, dict(measured)), measured["it_per_s"], "hooks")
-    if not over:
-        return None
-    speed = next((a["it_per_s"] for a in reversed(view["attempts"]) if a["it_per_s"] is not None), None)
-    why = (
-        f"job {job} ended ({view['job']['message'] or view['job']['state']}) before it was measured: gpuloom logs {job}"
-    )
-    return Result(model, None, speed, "progress reports" if speed is not None else "nothing", why)
-
-
 # -- keeping and showing ----------------------------------------------------------------------------------------------
 
 
-def _keep(
+def keep(
     results: Sequence[Result], key: str, gpus: int, command: Sequence[str], library: Path | None, *, save: bool
 ) -> list[Profile]:
+    """The profiles that were measured, by GPU model; in the user's library from now on, if they are to be saved."""
     from gpuloom.facts.measured_profiles import profile_of
     from gpuloom.facts.profiles import add_profiles, library_path
 

@@ -34,6 +34,14 @@ KEY_OF_SBATCH = "gpuloom.sbatch"
 @click.option(
     "--idempotency-key", metavar="TEXT", help="Submit only once, however often this is run with the same key."
 )
+@click.option(
+    "--profile",
+    type=click.Choice(["live", "dry"]),
+    default="live",
+    show_default=True,
+    help="How a script that was never measured is: while its first job runs, or by a run of 40 iterations on each GPU "
+    "model that is idle, before it is submitted. What it writes it writes there, too.",
+)
 @click.option("--dry-run", is_flag=True, help="Check the job and print what would be sent, as JSON.")
 @live_options
 @click.pass_context
@@ -43,6 +51,7 @@ def submit(
     given: tuple[str, ...],
     watch: bool,
     idempotency_key: str | None,
+    profile: str,
     dry_run: bool,
     as_json: bool,
     home: Path | None,
@@ -119,6 +128,10 @@ def submit(
         for program in missing_programs(specs):
             near = did_you_mean(program, [name for name in ("python", "python3") if shutil.which(name)])
             click.echo(f"note: no program {program!r} is on this shell's PATH, which the job gets{near}", err=True)
+        if profile == "dry":
+            from gpuloom.cli.dry_runs import profile_first
+
+            profile_first(client, specs)
         submitted = client.submit(specs, idempotency_key=idempotency_key)
         jobs = [job for group in submitted for job in group]
         if as_json:

@@ -26,6 +26,8 @@ class SpeedSource(StrEnum):
     """Iterations per second that its own runs reported."""
     RUNS = "earlier_runs"
     """Running times of its earlier runs."""
+    PROFILES = "profiles"
+    """Its profiles on these GPU models."""
     GIVEN = "given"
     """Its user says so."""
     FACTS = "facts"

@@ -74,6 +74,11 @@ class Like(NamedTuple):
     similar: str
     array_id: int | None
 
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Its words."""
+        return tuple(self.exact.split("\0")[1:])
+
 
 class Estimate(NamedTuple):
     """What scheduling reckons with, seconds of work; what is known; the running times by which it is, shortest first.

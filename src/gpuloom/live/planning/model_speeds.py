@@ -4,8 +4,9 @@ elastic jobs also how fast at which size (`size_speeds.py`).
 Sources, the best first; what one of them does not tell the next one does, scaled to it on a model that both know:
 1. iterations per second that earlier runs of this very job reported while they had their GPUs for themselves,
 2. running times of earlier runs that were on one model from begin to end,
-3. what its user said (`speeds`),
-4. estimates from the facts of GPU models (facts/speeds.py).
+3. its profiles on each GPU model, on as many GPUs (`gpuloom profiles`),
+4. what its user said (`speeds`),
+5. estimates from the facts of GPU models (facts/speeds.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import numpy as np
 from gpuloom.core.cluster import ANY_MODEL, plain_model
 from gpuloom.core.job import Job
 from gpuloom.core.pace import ALIKE, ModelSpeed, Pace, SpeedSource
+from gpuloom.core.profile import Profiles
+from gpuloom.core.script_key import profile_key
 from gpuloom.facts.gpus import find_gpu
 from gpuloom.facts.speeds import fill, rating_of
 from gpuloom.live.planning.estimates import MOST_NAMES, Estimates, Like, like_of
@@ -57,6 +60,9 @@ class ModelSpeeds:
         self._earlier, self._estimates = earlier, estimates
         self.models: tuple[str, ...] = ()
         self._facts = ALIKE
+        self._profiled: Mapping[tuple[str, int], Mapping[str, float]] = {}
+        """Iterations per second by GPU model, of a key of profiles and so many GPUs."""
+        self._keys: frozenset[str] = frozenset()
         self._runs: OrderedDict[tuple[str, str], tuple[_Run, ...]] = OrderedDict()
         self._known: dict[tuple[str, str], dict[_Asked, Pace]] = {}
         self._lock = threading.Lock()
@@ -66,6 +72,7 @@ class ModelSpeeds:
         twin = ModelSpeeds(self._earlier, estimates)
         with self._lock:
             twin.models, twin._facts, twin._runs = self.models, self._facts, self._runs.copy()
+            twin._profiled, twin._keys = self._profiled, self._keys
         return twin
 
     def see(self, models: Iterable[str]) -> None:
@@ -76,6 +83,17 @@ class ModelSpeeds:
                 self.models = found
                 self._known.clear()
                 self._facts = ALIKE if len(found) < 2 else _pace(found, {})
+
+    def profiled(self, profiles: Profiles) -> None:
+        """These are the profiles from now on. Counted are the user's own that name their GPU model."""
+        found: dict[tuple[str, int], dict[str, float]] = {}
+        for one in sorted(profiles.own, key=lambda one: one.batch_size or 0):
+            if one.gpu_model and one.iteration_s > 0.0:
+                found.setdefault((one.model, one.gpus), {}).setdefault(one.gpu_model, 1.0 / one.iteration_s)
+        if found != self._profiled:
+            with self._lock:
+                self._profiled, self._keys = found, frozenset(key for key, _ in found)
+                self._known.clear()
 
     def measured(self, like: Like, gpu_model: str, it_per_s: float, *, stored: bool, on_gpus: int = 0) -> None:
         """A run of such a job, alone on GPUs of this model, made so many iterations per second. stored: the store tells
@@ -93,19 +111,24 @@ class ModelSpeeds:
         with self._lock:
             self._known.pop((like.user, like.name), None)
 
-    def of(self, like: Like, given: Mapping[str, float], sizes: tuple[int, ...] = ()) -> Pace:
-        """The speeds of such a job. given: what its user said. sizes: GPUs that it may have, if it is elastic."""
+    def of(self, like: Like, given: Mapping[str, float], sizes: tuple[int, ...] = (), model: str | None = None) -> Pace:
+        """The speeds of such a job. given: what its user said. sizes: GPUs that it may have, if it is elastic. model:
+        what it trains, if its user says so; else its profiles are those of its script."""
         if len(self.models) < 2 and not sizes:
             return ALIKE
         key = like.user, like.name
-        asked = _Asked(like, tuple(sorted(given.items())), sizes)
+        asked = _Asked(like, tuple(sorted(given.items())), sizes, model)
         with self._lock:
             if (pace := self._known.get(key, {}).get(asked)) is not None:
                 return pace
         runs = self._same(like)
         by_size = size_speeds(like.gpus, sizes, _rates(runs)) if sizes else {}
         pace = self._facts if len(self.models) > 1 else ALIKE
-        layers = [*self._of_runs(like, runs, Pace({}, by_size)), _Layer(SpeedSource.GIVEN, self._named(given))]
+        layers = [
+            *self._of_runs(like, runs, Pace({}, by_size)),
+            _Layer(SpeedSource.PROFILES, self._named(self._by_profiles(like, model))),
+            _Layer(SpeedSource.GIVEN, self._named(given)),
+        ]
         if len(self.models) > 1 and (told := [layer for layer in layers if layer.speeds]):
             pace = _pace(self.models, _joined(told))
         if by_size:
@@ -118,7 +141,8 @@ class ModelSpeeds:
 
     def of_job(self, job: Job) -> Pace:
         """The speeds of this job."""
-        return self.of(like_of(job.spec, job.user, job.gpus, job.array_id), job.spec.speeds, job.spec.sizes)
+        like = like_of(job.spec, job.user, job.gpus, job.array_id)
+        return self.of(like, job.spec.speeds, job.spec.sizes, job.spec.model)
 
     def it_per_s(self, job: Job, gpu_model: str, gpus: int) -> float | None:
         """Iterations per second of earlier runs of this very job, alone on so many GPUs of this model; None: none was
@@ -141,6 +165,11 @@ class ModelSpeeds:
             _Layer(SpeedSource.MEASURED, {m: median(v[-KEEP:]) for m, v in rates.items()}, _counts(rates)),
             _Layer(SpeedSource.RUNS, {m: 1.0 / median(v[-KEEP:]) for m, v in took_s.items()}, _counts(took_s)),
         ]
+
+    def _by_profiles(self, like: Like, model: str | None) -> Mapping[str, float]:
+        if not self._profiled:
+            return {}
+        return self._profiled.get((profile_key(model, like.command, self._keys), like.gpus), {})
 
     def _measured(self, like: Like) -> tuple[_Run, ...]:
         key = like.user, like.name
@@ -182,6 +211,7 @@ class _Asked(NamedTuple):
     like: Like
     given: tuple[tuple[str, float], ...]
     sizes: tuple[int, ...]
+    model: str | None
 
 
 class _Layer(NamedTuple):
@@ -220,7 +250,7 @@ def _joined(layers: Sequence[_Layer]) -> dict[str, ModelSpeed]:
         scale = median(both) if both else 1.0
         for model, speed in layer.speeds.items():
             if model not in found:
-                rate = speed if layer.source is SpeedSource.MEASURED else None
+                rate = speed if layer.source in (SpeedSource.MEASURED, SpeedSource.PROFILES) else None
                 found[model] = ModelSpeed(speed * scale, layer.source, rate, layer.runs.get(model, 0))
     return found
 

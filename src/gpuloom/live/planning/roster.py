@@ -32,6 +32,7 @@ class _Asks(NamedTuple):
     wanted: tuple[str, ...]
     speeds: tuple[tuple[str, float], ...]
     replicas: Replicas | None
+    model: str | None
 
 
 class _Row(NamedTuple):
@@ -131,7 +132,7 @@ class Roster:
         paces: dict[_Asks, Pace] = {}
         for asks in distinct:
             sizes = () if asks.replicas is None else asks.replicas.sizes
-            pace = paces[asks] = self._speeds.of(asks.like, dict(asks.speeds), sizes)
+            pace = paces[asks] = self._speeds.of(asks.like, dict(asks.speeds), sizes, asks.model)
             totals[asks] = self._estimates.of(
                 asks.like, given_s=asks.given_s, time_limit_s=asks.limit_s, pace=pace, wanted=asks.wanted
             ).total_s
@@ -191,5 +192,6 @@ def _row(job: Job) -> _Row:
             spec.gpu_types,
             tuple(sorted(spec.speeds.items())),
             spec.replicas,
+            spec.model,
         ),
     )

@@ -78,7 +78,7 @@ class Scene:
         """What is known now of a job's whole work."""
         spec = job.spec
         like = like_of(spec, job.user, job.gpus, job.array_id)
-        pace = self.speeds.of(like, spec.speeds, spec.sizes)
+        pace = self.speeds.of(like, spec.speeds, spec.sizes, spec.model)
         return self.estimates.of(
             like, given_s=spec.estimate, time_limit_s=spec.time_limit, pace=pace, wanted=spec.gpu_types
         )

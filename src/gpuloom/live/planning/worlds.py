@@ -48,10 +48,20 @@ class Worlds:
         self.going: dict[int, Speed] = {}
         self.freed: set[str] = set()
         self.silent = self.told = 0
-        self.profiles: Profiles = load_profiles()
+        self.profiles = load_profiles()
         self.apart: Callable[[], Apart] = Apart
         """Groups that did not pay when they were measured."""
         self._roster = Roster(scene.estimates, scene.speeds, scene.memory)
+
+    @property
+    def profiles(self) -> Profiles:
+        """Of stages, by which jobs are put together, and of speeds by GPU model."""
+        return self._profiles
+
+    @profiles.setter
+    def profiles(self, profiles: Profiles) -> None:
+        self._profiles = profiles
+        self.scene.speeds.profiled(profiles)
 
     @property
     def overhead_s(self) -> float:

@@ -28,7 +28,9 @@ ReasonOfEnd = Literal[
 SourceOfEstimate = Literal[
     "given", "progress", "array", "earlier_runs", "time_limit", "unknown"
 ]  # live/planning/estimates.py, Source
-SourceOfSpeed = Literal["measured", "earlier_runs", "given", "facts", "usual", "unknown"]  # core/pace.py, SpeedSource
+SourceOfSpeed = Literal[
+    "measured", "earlier_runs", "profiles", "given", "facts", "usual", "unknown"
+]  # core/pace.py, SpeedSource
 ActionOnArray = Literal["cancel", "hold", "release", "requeue", "top"]  # live/submission/actions.py, Action
 SavedHow = Literal["exit_code", "saved_step", "checkpoint"]  # core/job.py, SavedBy
 Dependency = tuple[int, Literal["ok", "any"]]
