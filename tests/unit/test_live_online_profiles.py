@@ -58,13 +58,13 @@ class Files(NoFiles):
 class Kit:
     """Runs that are looked at, by a clock by hand."""
 
-    def __init__(self, folder: Path, own: tuple[Profile, ...] = ()) -> None:
+    def __init__(self, folder: Path, own: tuple[Profile, ...] = (), library: str = "") -> None:
         self.files, self.runs, self.now_s = Files(), [RUN], 0.0
         self.there = True
         self.taken: list[Profiles] = []
         self.online = OnlineProfiles(
             folder / "measured.csv",
-            Profiles(own=own),
+            Profiles(own=own, library=library),
             watched=lambda: self.runs,
             files=self._files,
             take=self.taken.append,
@@ -188,3 +188,23 @@ def test_a_file_that_can_not_be_read_or_written_stops_nobody(tmp_path: Path) -> 
     kit.look()
     assert "can't be written" in kit.online.problem
     assert kit.taken[-1].find("train --width 8", 1) is not None
+
+
+def test_the_library_is_taken_as_it_is_now(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    library = tmp_path / "profiles.csv"
+    kit = Kit(tmp_path, library=str(library))
+    kit.online.refresh()
+    assert kit.taken == []
+    add_profiles(library, [Profile("a", 1, iteration_s=0.5, stage_s=(0.1, 0.3, 0.1), gpu_model="K80")])
+    kit.online.refresh()
+    kit.online.refresh()
+    assert [[one.model for one in profiles.own] for profiles in kit.taken] == [["a"]]
+    kit.look()
+    assert [one.model for one in kit.taken[-1].own] == ["a", "train --width 8"]
+    library.write_text("no,profiles\n1,2\n")
+    kit.online.refresh()
+    assert "can't be read, and is used as it was" in caplog.text
+    assert len(kit.taken) == 2
+    library.unlink()
+    kit.online.refresh()
+    assert [one.model for one in kit.taken[-1].own] == ["train --width 8"]

@@ -77,10 +77,12 @@ class LiveService:
         machine: Looker | None = None,
         check: StoreCheck | None = None,
         links: Callable[[], str] = lambda: "",
+        refresh: Callable[[], None] = lambda: None,
     ) -> None:
         """machine: looks at this one, where jobs may run here. check: of the store, if it was not checked as a whole
-        before the scheduler began. links: '' or why nothing is heard of nodes that joined."""
-        self._check, self._links = check, links
+        before the scheduler began. links: '' or why nothing is heard of nodes that joined. refresh: is called before
+        jobs are submitted, so that what files say is known as it is now."""
+        self._check, self._links, self._refresh = check, links, refresh
         self.pilots_of: Callable[[], PilotsView] | None = None
         """Says what pilots there are, where there can be any."""
         self._scheduler, self._sights, self._machine, self._store = scheduler, sights, machine, scheduler.store
@@ -97,6 +99,7 @@ class LiveService:
     def submit(
         self, specs: Sequence[JobSpec], *, user: str, idempotency_key: str | None = None
     ) -> Sequence[Sequence[int]]:
+        self._refresh()
         return self._submissions.submit(specs, user=user, idempotency_key=idempotency_key)
 
     def job(self, job: int) -> JobView:

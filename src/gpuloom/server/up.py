@@ -94,6 +94,7 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
         machine=live.machine,
         check=live.check,
         links=live.links_problem,
+        refresh=live.online.refresh,
     )
     live.scheduler.on_end(end)
     token = load_or_make_token(home.token)

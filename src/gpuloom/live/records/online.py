@@ -2,12 +2,13 @@
 
 A thread looks at each run until its profile is known, and from time to time after that, as a training may change. A
 run counts while it has its GPUs for itself. Profiles are kept in a file of the home, beside the user's own library,
-which always goes first.
+which always goes first, as it is now.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -72,7 +73,8 @@ class OnlineProfiles:
     ) -> None:
         """path: of the file. library: shipped profiles and the user's own. watched: the runs of now. take: called with
         all profiles when more is known, from a thread of its own."""
-        self._path, self._library = path, library
+        self._path, self._library, self._stamp = path, library, stamp(library)
+        self._lock = threading.Lock()
         self._watched, self._files, self._take, self._now = watched, files, take, now
         self._known = {profile.row_key: profile for profile in self._read()}
         self._due_s: dict[str, float] = {}
@@ -111,12 +113,29 @@ class OnlineProfiles:
             for profile in self._of(one, now_s)
         ]
         if news := [profile for profile in found if self._is_news(profile)]:
-            self._known |= {profile.row_key: profile for profile in news}
-            if whole := len(self._known) > MOST_KEPT:
-                newest = sorted(self._known.values(), key=lambda profile: profile.date)[-(MOST_KEPT * 9 // 10) :]
-                self._known = {profile.row_key: profile for profile in newest}
+            known = self._known | {profile.row_key: profile for profile in news}
+            if whole := len(known) > MOST_KEPT:
+                newest = sorted(known.values(), key=lambda profile: profile.date)[-(MOST_KEPT * 9 // 10) :]
+                known = {profile.row_key: profile for profile in newest}
+            with self._lock:
+                self._known = known
             self._write(news, whole=whole)
             self._take(self.all())
+
+    def refresh(self) -> None:
+        """Take the user's library as it is now, if it has changed. From any thread; costs a look at the file."""
+        with self._lock:
+            now = stamp(self._library)
+            if now == self._stamp:
+                return
+            self._stamp = now
+            try:
+                own = read_library(Path(self._library.library))
+            except (GpuloomError, OSError) as error:
+                log.warning("the library of profiles can't be read, and is used as it was: %s", error)
+                return
+            self._library = Profiles(self._library.shipped, tuple(own), self._library.library)
+        self._take(self.all())
 
     def _of(self, one: Watched, now_s: float) -> Collection[Profile]:
         try:
@@ -168,7 +187,17 @@ class OnlineProfiles:
 
     def _run(self) -> None:
         while not self._end.wait(LOOK_S):
+            self.refresh()
             self.look()
+
+
+def stamp(library: Profiles) -> tuple[int, ...]:
+    """Another one whenever the library's file has changed; () where there is none."""
+    try:
+        found = os.stat(library.library)
+    except (OSError, ValueError):
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _good(measured: Measured) -> bool:
