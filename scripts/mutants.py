@@ -27,10 +27,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+import psutil
 from mutants_map import ROOT, Map, environment
 
 FIRST_S, MOST_S = 12.0, 90.0
@@ -189,6 +191,8 @@ def seen_by(folder: Path, tests: Sequence[str], most_s: float, timeout_s: int = 
         )
     except subprocess.TimeoutExpired:
         return "it doesn't end"
+    finally:
+        end_left(folder)
     if done.returncode == 0:
         return ""
     if by := failed_in(done.stdout):
@@ -197,6 +201,15 @@ def seen_by(folder: Path, tests: Sequence[str], most_s: float, timeout_s: int = 
         there = [test for test in tests if test not in gone]
         return seen_by(folder, there, most_s) if there else ""
     return f"pytest ended with {done.returncode}"
+
+
+def end_left(folder: Path) -> None:
+    """End what tests of this copy have left: with a fault in the program their own end of it may not work."""
+    source = str(folder / "src")
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("PYTHONPATH") == source or any(source in word for word in process.cmdline()):
+                process.kill()
 
 
 def failed_in(said: str) -> str:
