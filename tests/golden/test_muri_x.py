@@ -13,8 +13,8 @@ from made_once import MuriRuns
 
 pytestmark = pytest.mark.data
 
-TRACES = ("trace3", "cluster_exp_400jobs", "job_type_1", "job_type_2", "job_type_3")
-"""docs/results/weaving.md has the larger ones, too."""
+TRACES = ("trace3", "cluster_exp_400jobs", "job_type_1")
+"""docs/results/weaving.md has others, too."""
 PAIRS = pytest.mark.parametrize(
     ("ours", "theirs"), [("muri-xs", "muri-s"), pytest.param("muri-xl", "muri-l", marks=pytest.mark.slow)]
 )

@@ -18,11 +18,9 @@ DATA = Path(os.environ.get("GPULOOM_DATA", ROOT.parent / "shared" / "data")) / "
 PAIRS = [
     ("resnet50_4_fwd", "resnet50_32_fb1"),
     ("resnet50_4_fwd", "mobilenetv2_32_fb1"),
-    ("resnet101_4_fwd", "bert_8_fb1"),
     ("mobilenetv2_4_fwd", "mobilenetv2_96_fb1"),
     ("mobilenetv2_4_fwd", "bert_8_fb1"),
     ("transformer_xl_4_fwd", "mobilenetv2_64_fb1"),
-    ("efficientnet_4_fwd", "resnet50_32_fb1"),
 ]
 
 pytestmark = [pytest.mark.data, pytest.mark.skipif(not DATA.is_dir(), reason=f"no {DATA}: see docs/reference/data.md")]

@@ -233,7 +233,7 @@ def test_any_order_of_events(text: str) -> None:
         machine,
         settings=settings(
             max_examples=examples,
-            stateful_step_count=16,
+            stateful_step_count=12,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

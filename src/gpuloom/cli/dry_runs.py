@@ -6,11 +6,14 @@ is known.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +25,7 @@ from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
+    from gpuloom.core.profile import Profile
 
 LOOK_S = 0.5
 MOST_OF_NAME = 180
@@ -74,7 +78,6 @@ def profile_first(client: Client, specs: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         KeyboardInterrupt: the dry runs have been ended.
     """
-    from gpuloom.cli.measure import keep
     from gpuloom.facts.profiles import library_path, read_library
     from gpuloom.live.submission.spec import job_spec
 
@@ -173,3 +176,25 @@ def _look(client: Client, job: int, model: str, iterations: int) -> Result | Non
         f"job {job} ended ({view['job']['message'] or view['job']['state']}) before it was measured: gpuloom logs {job}"
     )
     return Result(model, None, speed, "progress reports" if speed is not None else "nothing", why)
+
+
+def keep(
+    results: Sequence[Result], key: str, gpus: int, command: Sequence[str], library: Path | None, *, save: bool
+) -> list[Profile]:
+    """The profiles that were measured, by GPU model; in the user's library from now on, if they are to be saved."""
+    from gpuloom.facts.measured_profiles import profile_of
+    from gpuloom.facts.profiles import add_profiles, library_path
+
+    date = datetime.now(UTC).date().isoformat()
+    found = []
+    for one in results:
+        if one.measured is None:
+            continue
+        source = f"{one.measured.timed} iterations of {shlex.join(command)}"[:300]
+        model = None if one.where == "here" else one.where
+        profile = profile_of(one.measured, key, gpus=gpus, gpu_model=model, date=date, source=source)
+        if profile is not None:
+            found.append(profile)
+    if found and save:
+        add_profiles(library or library_path(), found, replacing=True)
+    return found if save else []

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuloom.cli.dry_runs import Result, measured_on
+from gpuloom.cli.dry_runs import Result, keep, measured_on
 from gpuloom.cli.job_options import KEY_OF_COMMAND, SubmitCommand
 from gpuloom.cli.live_tables import show_table
 from gpuloom.cli.run_options import Duration
@@ -143,28 +141,6 @@ def _here(command: Sequence[str], iterations: int, timeout_s: float) -> Result:
 
 
 # -- keeping and showing ----------------------------------------------------------------------------------------------
-
-
-def keep(
-    results: Sequence[Result], key: str, gpus: int, command: Sequence[str], library: Path | None, *, save: bool
-) -> list[Profile]:
-    """The profiles that were measured, by GPU model; in the user's library from now on, if they are to be saved."""
-    from gpuloom.facts.measured_profiles import profile_of
-    from gpuloom.facts.profiles import add_profiles, library_path
-
-    date = datetime.now(UTC).date().isoformat()
-    found = []
-    for one in results:
-        if one.measured is None:
-            continue
-        source = f"{one.measured.timed} iterations of {shlex.join(command)}"[:300]
-        model = None if one.where == "here" else one.where
-        profile = profile_of(one.measured, key, gpus=gpus, gpu_model=model, date=date, source=source)
-        if profile is not None:
-            found.append(profile)
-    if found and save:
-        add_profiles(library or library_path(), found, replacing=True)
-    return found if save else []
 
 
 def _as_json(key: str, results: Sequence[Result], kept: Sequence[Profile]) -> list[dict[str, Any]]:
