@@ -183,4 +183,5 @@ if __name__ == "__main__":
     done = globals()[name](int(batches), *map(int, more))
     own = {key: sorted(values) for key, values in spent.items() if values}
     said = {key: [values[len(values) // 2], values[len(values) * 3 // 4]] for key, values in own.items()}
-    print(json.dumps({"steps": done, **said}))
+    # In one piece: torchrun starts Pythons with -u, and two of them print at once.
+    sys.stdout.write(json.dumps({"steps": done, **said}) + "\n")
