@@ -37,10 +37,10 @@ def test_models_of_which_enough_gpus_stand_idle() -> None:
     assert idle_models(nodes, 1, ["k80", "A100"]) == ["K80"]
 
 
-def test_a_dry_run_is_the_job_at_the_size_that_it_asks_for_and_waits_for_nobody() -> None:
+def test_a_dry_run_is_the_job_at_the_size_that_it_asks_for() -> None:
     spec = {
-        "command": ["train"], "name": "big", "elastic": "2-8", "replica_gpus": 1, "array": "0-9", "after": [4],
-        "after_any": [5], "hold": True, "retries": 3, "priority": 7, "venv": ".venv", "env": {"A": "1"},
+        "command": ["train"], "name": "big", "elastic": "2-8", "replica_gpus": 1, "array": "0-9",
+        "hold": True, "retries": 3, "priority": 7, "venv": ".venv", "env": {"A": "1"},
     }  # fmt: skip
     assert dry_spec(spec, 2, "train") == {
         "command": ["train"], "name": "big (dry run)", "gpus": 2, "retries": 0, "priority": 7, "venv": ".venv",
@@ -137,6 +137,14 @@ def test_the_job_is_submitted_where_nothing_could_be_measured_and_it_is_said_why
     done = submitted(Measuring(), monkeypatch, "--profile", "dry", "--", "python", "train.py")
     assert "train: no GPU model is idle: it is measured while it runs" in done.stderr
     assert "submitted job 1" in done.stdout
+
+
+def test_a_job_that_waits_for_others_is_measured_while_it_runs(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Measuring("V100")
+    (library.parent / "job.yaml").write_text("command: [python, train.py]\nafter: [4]\n")
+    done = submitted(scheduler, monkeypatch, "--profile", "dry", str(library.parent / "job.yaml"))
+    assert "train waits for other jobs: it is measured while it runs" in done.stderr
+    assert [spec["after"] for spec in scheduler.specs] == [[4]]
 
 
 def test_an_interrupt_ends_the_dry_runs_and_submits_nothing(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ MOST_OF_NAME = 180
 ITERATIONS, TIMEOUT_S = 40, 600.0
 """Of a dry run before a job is submitted."""
 ENDED = ("finished", "failed", "cancelled")
-_NOT_OF_A_DRY_RUN = ("array", "elastic", "replica_gpus", "replica_cpus", "replica_memory", "after", "after_any", "hold")
+_NOT_OF_A_DRY_RUN = ("array", "elastic", "replica_gpus", "replica_cpus", "replica_memory", "hold")
 """Fields of a job's spec that its dry runs don't have."""
 
 
@@ -88,6 +88,9 @@ def profile_first(client: Client, specs: Sequence[Mapping[str, Any]]) -> None:
         if (key, checked.gpus) in seen:
             continue
         seen.add((key, checked.gpus))
+        if checked.after or checked.after_any:  # what it reads may not be there yet
+            click.echo(f"{key} waits for other jobs: it is measured while it runs", err=True)
+            continue
         rows = [row for row in read_library(library_path()) if (row.model, row.gpus) == (key, checked.gpus)]
         if known := sorted({row.gpu_model or "GPUs" for row in rows}):
             click.echo(f"{key} was measured before on {', '.join(known)}: gpuloom profiles show", err=True)

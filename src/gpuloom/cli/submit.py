@@ -39,8 +39,8 @@ KEY_OF_SBATCH = "gpuloom.sbatch"
     type=click.Choice(["live", "dry"]),
     default="live",
     show_default=True,
-    help="How a script that was never measured is: while its first job runs, or by a run of 40 iterations on each GPU "
-    "model that is idle, before it is submitted. What it writes it writes there, too.",
+    help="How a new script is measured. live: while its first job runs. dry: before it is submitted, by 40 iterations "
+    "on each idle GPU model; it writes its files then, too.",
 )
 @click.option("--dry-run", is_flag=True, help="Check the job and print what would be sent, as JSON.")
 @live_options
