@@ -115,7 +115,7 @@ def test_an_unknown_script_is_measured_on_each_idle_model_before_its_job_is_subm
     assert "submitted job 3" in done.stdout
 
     again = submitted(scheduler, monkeypatch, "--profile", "dry", "--", "python", "train.py", "--width", "8")
-    assert "was measured before on K80, V100" in again.stderr
+    assert "measured before on K80, V100: gpuloom profiles show 'train --width 8'\n" in again.stderr
     assert len(scheduler.specs) == 4
 
 

@@ -93,7 +93,8 @@ def profile_first(client: Client, specs: Sequence[Mapping[str, Any]]) -> None:
             continue
         rows = [row for row in read_library(library_path()) if (row.model, row.gpus) == (key, checked.gpus)]
         if known := sorted({row.gpu_model or "GPUs" for row in rows}):
-            click.echo(f"{key} was measured before on {', '.join(known)}: gpuloom profiles show", err=True)
+            where = ", ".join(known)
+            click.echo(f"{key} was measured before on {where}: gpuloom profiles show {shlex.quote(key)}", err=True)
         models = idle_models(client.nodes(), checked.gpus, checked.gpu_types)
         models = [model for model in models if model not in known]
         if not models:
