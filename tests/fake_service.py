@@ -354,7 +354,8 @@ class FakeService:
         with self._changed:
             record = self._job(job)
             log = str(self.log_path(job)) if record.attempts else ""
-            return show_view(self._view(record), record.spec, ALIKE, self._attempts(job), self.events(job=job), log)
+            attempts, events = self._attempts(job), self.events(job=job)
+            return show_view(self._view(record), record.spec, ALIKE, attempts, events, log, now_s=self.clock())
 
     def why(self, job: int, *, forecast: bool = True) -> WhyView:
         with self._changed:
@@ -426,11 +427,12 @@ class FakeService:
                 if job.submitted_s < (since_s or 0.0) or (until_s is not None and job.submitted_s >= until_s):
                     continue
                 zero = {"key": keys[by](job), "jobs": 0, "attempts": 0, "held_s": 0.0, "gpu_s": 0.0, "failed": 0}
-                row = rows.setdefault(zero["key"], zero)
+                row = rows.setdefault(zero["key"], {**zero, "gpu_s_on": {}})
                 row["jobs"] += 1
                 row["attempts"] += job.attempts
                 row["held_s"] += job.held_s
                 row["gpu_s"] += job.held_gpu_s
+                row["gpu_s_on"] = {"": row["gpu_s"]}
                 row["failed"] += job.phase is Phase.FAILED
             return [cluster.usage_row(Usage(**row)) for row in rows.values()]
 

@@ -315,49 +315,61 @@ class TestEndedRuns:
         assert again.work_on == {}
 
 
+def used(key: str, jobs: int, attempts: int, held_s: float, gpu_s: float, failed: int, **on: float) -> Usage:
+    return Usage(key, jobs, attempts, held_s, gpu_s, failed, on or {"": gpu_s})
+
+
 class TestUsage:
     DAY = 86_400.0
 
     def usage(self, store: Store, by: str, since_s: float = 0.0, until_s: float = 1e6) -> list[Usage]:
         return list(store.usage(since_s=since_s, until_s=until_s, by=by))
 
+    def test_gpu_time_by_model(self, writer: Writer, store: Store) -> None:
+        job = writer.submit(user="ada", gpus=2)
+        for model, at in (("K80", 0.0), ("V100", 100.0), ("K80", 200.0)):
+            writer.start(job, at=at, gpu_model=model, allocation=(("a", (0, 1)),))
+            writer.end(job, at=at + 10.0, reason="preempted", after="queued", work_s=1.0)
+        assert self.usage(store, "user") == [used("ada", 1, 3, 30.0, 60.0, 0, K80=40.0, V100=20.0)]
+        assert self.usage(store, "user", 95.0, 205.0) == [used("ada", 1, 2, 15.0, 30.0, 0, V100=20.0, K80=10.0)]
+
     def test_a_run_by_all_four(self, writer: Writer, store: Store) -> None:
         job = writer.submit(user="ada", name="big", gpus=3)
         writer.start(job, at=self.DAY - 100.0, allocation=(("a", (0, 1)), ("b", (0,))))
         writer.end(job, at=self.DAY + 200.0, reason="failed", after="failed")
-        assert self.usage(store, "user") == [Usage("ada", 1, 1, 300.0, 900.0, 1)]
-        assert self.usage(store, "name") == [Usage("big", 1, 1, 300.0, 900.0, 1)]
-        assert self.usage(store, "node") == [Usage("a", 1, 1, 300.0, 600.0, 1), Usage("b", 1, 1, 300.0, 300.0, 1)]
+        assert self.usage(store, "user") == [used("ada", 1, 1, 300.0, 900.0, 1)]
+        assert self.usage(store, "name") == [used("big", 1, 1, 300.0, 900.0, 1)]
+        assert self.usage(store, "node") == [used("a", 1, 1, 300.0, 600.0, 1), used("b", 1, 1, 300.0, 300.0, 1)]
         assert self.usage(store, "day") == [
-            Usage("1970-01-01", 1, 1, 100.0, 300.0, 0),
-            Usage("1970-01-02", 1, 1, 200.0, 600.0, 1),
+            used("1970-01-01", 1, 1, 100.0, 300.0, 0),
+            used("1970-01-02", 1, 1, 200.0, 600.0, 1),
         ]
 
     def test_what_lies_in_the_span_counts(self, writer: Writer, store: Store) -> None:
         job = writer.submit()
         writer.start(job, at=2000.0)
         writer.end(job, at=2100.0)
-        assert self.usage(store, "user", 2050.0, 2060.0) == [Usage("ada", 1, 1, 10.0, 10.0, 0)]
+        assert self.usage(store, "user", 2050.0, 2060.0) == [used("ada", 1, 1, 10.0, 10.0, 0)]
         assert self.usage(store, "user", 2100.0, 3000.0) == []
         assert self.usage(store, "user", 1000.0, 2000.0) == []
 
     def test_runs_under_way_count_up_to_the_end_of_the_span(self, writer: Writer, store: Store) -> None:
         writer.start(writer.submit(indices=[0, 1], count=2), at=2000.0)
         writer.start(2, at=2010.0)
-        assert self.usage(store, "name", until_s=2050.0) == [Usage("train", 2, 2, 90.0, 90.0, 0)]
+        assert self.usage(store, "name", until_s=2050.0) == [used("train", 2, 2, 90.0, 90.0, 0)]
 
     def test_frozen_time_is_not_held(self, writer: Writer, store: Store) -> None:
         job = writer.submit(gpus=2)
         writer.start(job, at=2000.0, allocation=(("a", (0, 1)),))
         writer.write(("attempt.frozen", job, {}), at=2010.0)
-        assert self.usage(store, "user", until_s=2100.0) == [Usage("ada", 1, 1, 10.0, 20.0, 0)]
+        assert self.usage(store, "user", until_s=2100.0) == [used("ada", 1, 1, 10.0, 20.0, 0)]
         writer.write(("attempt.thawed", job, {"allocation": [["b", [2, 3]]]}), at=2500.0)
-        assert self.usage(store, "user", until_s=2503.0) == [Usage("ada", 1, 1, 13.0, 26.0, 0)]
+        assert self.usage(store, "user", until_s=2503.0) == [used("ada", 1, 1, 13.0, 26.0, 0)]
         writer.write(("attempt.frozen", job, {}), at=2505.0)
         writer.write(("attempt.stopping", job, {"reason": "cancelled", "deadline_s": None}), at=2600.0)
         writer.end(job, at=2601.0, reason="cancelled", after="cancelled")
-        assert self.usage(store, "node") == [Usage("a", 1, 1, 10.0, 20.0, 0), Usage("b", 1, 1, 6.0, 12.0, 0)]
-        assert self.usage(store, "user", 2005.0, 2502.0) == [Usage("ada", 1, 1, 7.0, 14.0, 0)]
+        assert self.usage(store, "node") == [used("a", 1, 1, 10.0, 20.0, 0), used("b", 1, 1, 6.0, 12.0, 0)]
+        assert self.usage(store, "user", 2005.0, 2502.0) == [used("ada", 1, 1, 7.0, 14.0, 0)]
         # What the records say in all is what the stretches add up to.
         assert store.job(job).held_s == 16.0  # type: ignore[union-attr]
         assert store.job(job).held_gpu_s == 32.0  # type: ignore[union-attr]
@@ -370,14 +382,14 @@ class TestUsage:
         writer.write(("attempt.frozen", job, {}), at=6010.0)
         writer.write(("attempt.thawed", job, {"allocation": [["host", [0]]]}), at=6020.0)
         writer.end(job, at=9000.0, ended_s=6021.0)
-        assert self.usage(store, "user") == [Usage("ada", 1, 2, 21.0, 21.0, 0)]
+        assert self.usage(store, "user") == [used("ada", 1, 2, 21.0, 21.0, 0)]
         assert store.job(job).held_s == 21.0  # type: ignore[union-attr]
 
     def test_a_run_that_took_no_time_is_a_run(self, writer: Writer, store: Store) -> None:
         job = writer.submit()
         writer.write(("attempt.starting", job, starting()), at=2000.0)
         writer.end(job, at=2000.0, reason="not_started", after="failed")
-        assert self.usage(store, "user") == [Usage("ada", 1, 1, 0.0, 0.0, 1)]
+        assert self.usage(store, "user") == [used("ada", 1, 1, 0.0, 0.0, 1)]
 
     def test_several_attempts_of_a_job(self, writer: Writer, store: Store) -> None:
         job = writer.submit()
@@ -386,8 +398,8 @@ class TestUsage:
             writer.end(job, at=at + 10.0, reason="preempted", after="queued")
         writer.start(writer.submit(user="bob"), at=4000.0)
         assert self.usage(store, "user", until_s=4050.0) == [
-            Usage("bob", 1, 1, 50.0, 50.0, 0),
-            Usage("ada", 1, 2, 20.0, 20.0, 0),
+            used("bob", 1, 1, 50.0, 50.0, 0),
+            used("ada", 1, 2, 20.0, 20.0, 0),
         ]
 
     def test_by_what_else_is_refused(self, store: Store) -> None:

@@ -82,7 +82,7 @@ def test_gpu_time(seconds: float, said: str) -> None:
     assert events._gpu_time(seconds) == said
 
 
-USE = {"key": "a", "gpu_s": 3600.0, "jobs": 1000, "attempts": 2, "failed": 0}
+USE = {"key": "a", "gpu_s": 3600.0, "jobs": 1000, "attempts": 2, "failed": 0, "cost_usd": None}
 
 
 @pytest.mark.parametrize("by", ["user", "day"])
@@ -94,6 +94,9 @@ def test_usage_most_first_but_days_in_order(by: str, monkeypatch: pytest.MonkeyP
         ["a", "1.00", "h", "25%", "1,000", "2", "0"],
         ["b", "3.00", "h", "75%", "1", "2", "0"],
     ][:: -1 if by == "user" else 1]
+    found[1]["cost_usd"] = 7.44
+    lines = CliRunner().invoke(events.usage, ["--by", by]).stdout.splitlines()
+    assert sorted(line.split()[4] for line in lines[1:]) == ["$7.44", "-"], "where one is known there is a column"
     found.clear()
     assert CliRunner().invoke(events.usage, []).stdout == "nothing was used in that time\n"
     found.append({**USE, "gpu_s": 0.0})
@@ -348,12 +351,13 @@ def test_cells_of_profiles() -> None:
 
 def alternative(model: str, speed: float, **more: Any) -> Any:
     plain = {"it_per_s": None, "source": "measured", "free": 2, "fits_now": True, "cant": "", "chosen": False}
+    plain["price_usd_per_hour"] = None
     assert {*plain, "model", "speed", "estimated"} == set(Alternative.__annotations__)
     return SimpleNamespace(model=model, speed=speed, **{**plain, **more})
 
 
 def test_gpu_models_that_were_weighed() -> None:
-    chosen = alternative("V100", 1.0, chosen=True, it_per_s=12.3456)
+    chosen = alternative("V100", 1.0, chosen=True, it_per_s=12.3456, price_usd_per_hour=2.48)
     others = [
         alternative("K80", 0.25, fits_now=False, free=1), alternative("A100", 4.0),
         alternative("T4", 0.0, cant="too small"),
@@ -361,7 +365,7 @@ def test_gpu_models_that_were_weighed() -> None:
     ]  # fmt: skip
     step: Any = SimpleNamespace(alternatives=[chosen, *others])
     assert [explain._line(one, step) for one in step.alternatives] == [
-        "> V100: 12.35 it/s (measured), 2 GPUs free",
+        "> V100: 12.35 it/s (measured), 2 GPUs free, $2.48/h each",
         "  K80: speed 0.25 (measured), 1 GPU free, not enough for it; V100 is 4.00 times as fast",
         "  A100: speed 4 (measured), 2 GPUs free; V100 is 0.25 times as fast",
         "  T4: can't run there (too small)",
@@ -391,9 +395,10 @@ def test_of_a_long_story_the_middle_is_left_out(count: int, out: int, capsys: py
     steps[-2] = step(count - 2, "move", nodes=("c",), **there)
     steps[-1] = step(count - 1, "end", model="V100", nodes=("c",))
     result = SimpleNamespace(trace="t", cluster="2x4", interrupted=False)
-    found: Any = SimpleNamespace(job_id="7", gpus=1, policy="fifo", steps=steps, result=result)
+    found: Any = SimpleNamespace(job_id="7", gpus=1, policy="fifo", steps=steps, result=result, cost_usd=2.5)
     explain._print(found)
     text = capsys.readouterr().out
+    assert text.endswith("\n\nIts GPUs cost $2.50, at on-demand prices (gpuloom gpus).\n")
     lines = [line for line in text.splitlines() if line.startswith(("+", "…"))]
     assert text.startswith("job 7 (1 GPU) of t under fifo on 2x4\n\n+0s  starts on 1 V100, node a, after waiting 5s\n")
     assert lines[-2].endswith("moves to 1 V100, node c (from 1 V100, node b)"), "the one before it may be left out"

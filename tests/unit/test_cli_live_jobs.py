@@ -262,7 +262,7 @@ def test_words_of_what_happened_before() -> None:
     job = views.job_view(again, attempt=None, preemptions=1, reason=waits, usage=None, left=None, now_s=9.0)
     assert short_reason(job) == "It needs 2 GPUs and 0 are free; preempted before"
     ended = attempt(phase=None, ended_s=1.0, reason=EndReason.NODE)
-    assert _outcome(views.attempt_view(ended)) == "moved: its machine was drained"
+    assert _outcome(views.attempt_view(ended, 0.0)) == "moved: its machine was drained"
     data = {"reason": "node", "deadline_s": 1795282382.5, "work_s": 90.0, "not_before_s": 1795282382.5, "exit_code": 3}
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1795282382.5))
     assert _data_text(data, 1.0) == (

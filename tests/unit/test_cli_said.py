@@ -410,6 +410,7 @@ def shown(capsys: pytest.CaptureFixture[str], spec: Any, runs: list[Any], **fiel
         "log": "",
         "sizes": [],
         "resizes": [],
+        "cost_usd": fields.pop("cost_usd", None),
         "gpu_memory": fields.pop("gpu_memory", None),
         "hooks": None,
         "group": fields.pop("group", None),
@@ -443,7 +444,7 @@ def test_the_resizes_of_a_job_and_what_they_cost(capsys: pytest.CaptureFixture[s
     paid = {"jobs": [4], "cost_s": 3.25, "lost_steps": 2.0, "cost_from": "steps"}
     unpaid = {"attempt": 3, "jobs": [], "cost_s": None, "lost_steps": None, "cost_from": None}
     found: Any = {"job": SHOWN, "spec": {"command": ["a"], "elastic": "1-4"}, "speeds": [], "attempts": [], "log": ""}
-    found |= {"sizes": [], "group": None, "launcher": None, "gpu_memory": None, "hooks": None}
+    found |= {"sizes": [], "group": None, "launcher": None, "gpu_memory": None, "hooks": None, "cost_usd": None}
     jobs._show(found | {"resizes": [{**one, **paid}, {**one, **unpaid}]})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[-3:] == [
@@ -614,3 +615,8 @@ def test_ended_jobs_were_not_told_to_stop() -> None:
         "told to stop", "cancelled", "failed",
     ]  # fmt: skip
     assert control._ended(job(state="cancelled", changed=False)) == "cancelled already"
+
+
+def test_what_a_job_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, {}, [], cost_usd=1234.5)["cost"] == "$1,234.50 at on-demand prices (gpuloom gpus)"
+    assert all("cost" not in shown(capsys, {}, [], cost_usd=unknown) for unknown in (None, 0.0))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuloom.core import errors
 from gpuloom.core.errors import GpuloomError, InputError, MissingDependencyError, PlanError, TraceError
-from gpuloom.core.units import format_duration, parse_duration_s, parse_memory_mib
+from gpuloom.core.units import format_duration, money, parse_duration_s, parse_memory_mib
 
 
 @pytest.mark.parametrize(
@@ -124,3 +124,9 @@ def test_a_trace_error_names_file_line_and_column() -> None:
 def test_a_missing_dependency_says_what_to_install() -> None:
     error = MissingDependencyError("a plot", "matplotlib", "plot")
     assert str(error) == "a plot needs matplotlib, which is not installed: pip install 'gpuloom[plot]'"
+
+
+def test_money_has_cents_and_below_them_one_digit() -> None:
+    assert [money(usd) for usd in (0.0, 0.01, 1234.5, 0.0099, 0.00012, 0.00009)] == [
+        "$0.00", "$0.01", "$1,234.50", "$0.01", "$0.0001", "<$0.0001",
+    ]  # fmt: skip

@@ -706,9 +706,9 @@ def test_a_job_that_there_is_not() -> None:
 
 def test_an_attempt_as_it_is_shown() -> None:
     assert where((("a", (0, 1)), ("b", (2,)))) == "a:0,1 b:2"
-    plain = attempt_view(attempt())
+    plain = attempt_view(attempt(), 0.0)
     assert (plain["state"], plain["reason"], plain["saved_by"], plain["stop_reason"]) == ("running", None, None, None)
-    over = attempt_view(attempt(phase=None, reason=EndReason.FINISHED, stop_reason=EndReason.PREEMPTED))
+    over = attempt_view(attempt(phase=None, reason=EndReason.FINISHED, stop_reason=EndReason.PREEMPTED), 0.0)
     assert (over["state"], over["reason"], over["stop_reason"], over["gpus"]) == ("ended", "finished", "preempted", 1)
     ends = [EndReason.PREEMPTED, EndReason.NODE, EndReason.FINISHED]
     assert preemptions_of({1: [attempt(reason=reason) for reason in ends]}, 1) == 2

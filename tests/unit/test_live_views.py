@@ -20,6 +20,7 @@ from gpuloom.live.forecasts.forecast import Outlook, Span
 from gpuloom.live.forecasts.left import Left
 from gpuloom.live.planning.estimates import Source
 from gpuloom.live.views import jobs as views
+from gpuloom.live.views.costs import attempt_cost_usd, cost_usd, job_cost_usd
 from gpuloom.live.views.job_answers import JobView, WhyView
 from gpuloom.live.views.why import Among, Known, why_view
 
@@ -118,13 +119,47 @@ def test_why_it_waits_and_what_it_uses() -> None:
     assert views.job_view(job(Phase.FINISHED), reason=reason, usage=None, **more)["waiting"] is None
     event = Event(7, 5.0, "job.held", 1, {"why": "x"})
     pace = Pace({"V100": ModelSpeed(4.0, SpeedSource.MEASURED, 20.0, 2)})
-    whole = views.show_view(found, job().spec, pace, [attempt()], [event], "/log")
-    fast = {"gpu_model": "V100", "speed": 4.0, "it_per_s": 20.0, "source": "measured", "runs": 2}
+    whole = views.show_view(found, job().spec, pace, [attempt()], [event], "/log", now_s=NOW)
+    fast = {
+        "gpu_model": "V100",
+        "speed": 4.0,
+        "it_per_s": 20.0,
+        "source": "measured",
+        "runs": 2,
+        "price_usd_per_hour": 2.48,
+    }
     assert whole["speeds"] == [fast]
     assert whole["events"] == [{"id": 7, "at_s": 5.0, "type": "job.held", "job": 1, "data": {"why": "x"}}]
     assert (whole["job"], whole["log"], [one["where"] for one in whole["attempts"]]) == (found, "/log", ["node0:0"])
     ended = [attempt(phase=None, reason=reason) for reason in (EndReason.PREEMPTED, EndReason.NODE, EndReason.FAILED)]
     assert (views.preemptions_of({1: ended}, 1), views.preemptions_of({1: ended}, 2)) == (2, 0)
+
+
+def test_gpu_time_costs_what_its_models_do_on_demand() -> None:
+    # data/gpus.csv: V100 2.48, K80 0.45 US dollars per GPU and hour
+    assert cost_usd({"V100": 3600.0, "K80": 7200.0}) == pytest.approx(2.48 + 0.9)
+    assert cost_usd({"V100": 3600.0, "": 1.0}) is None
+    assert cost_usd({"V100": 3600.0, "Abacus": 0.0}) == pytest.approx(2.48)
+    assert cost_usd({}) == 0.0
+    runs = attempt(gpu_model="V100", held_s=40.0, since_s=NOW - 60.0, allocation=(("a", (0, 1)),))
+    assert attempt_cost_usd(runs, NOW) == pytest.approx(200 / 3600 * 2.48)
+    frozen = replace(runs, phase=Phase.FROZEN)
+    assert attempt_cost_usd(frozen, NOW) == pytest.approx(80 / 3600 * 2.48)
+    assert job_cost_usd([frozen, replace(frozen, gpu_model="K80")], NOW) == pytest.approx(80 / 3600 * (2.48 + 0.45))
+    assert job_cost_usd([frozen, replace(frozen, gpu_model="")], NOW) is None
+    assert job_cost_usd([], NOW) == 0.0
+
+
+def test_what_it_cost_is_told_of_who_ran() -> None:
+    now, ended = (
+        why_view(known(job(), cost_usd=1.234)),
+        why_view(known(job(Phase.FINISHED, ended_s=900.0), cost_usd=2.0)),
+    )
+    assert now["sentences"][-1] == "Its GPUs cost $1.23 so far, at on-demand prices."
+    assert now["numbers"] == {"cost_usd": 1.234}
+    assert ended["sentences"][-1] == "Its GPUs cost $2.00, at on-demand prices."
+    for unknown in (None, 0.0):
+        assert "cost" not in why_view(known(job(), cost_usd=unknown))["sentences"][-1]
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------

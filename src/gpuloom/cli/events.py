@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuloom.cli.groups import Choice, Group
-from gpuloom.cli.live import Moment, connect, live_options, one_number, plain, say_json, say_json_line, short
+from gpuloom.cli.live import (
+    Moment,
+    connect,
+    dollars,
+    live_options,
+    one_number,
+    plain,
+    say_json,
+    say_json_line,
+    short,
+)
 from gpuloom.cli.live_tables import MOVED, Column, show_table
 from gpuloom.cli.outputs import check_outputs, overwrite_option
 from gpuloom.core.errors import InputError
@@ -217,10 +227,12 @@ def usage(by: str, since: float | None, until: float | None, as_json: bool, home
         return
     whole = sum(row["gpu_s"] for row in found) or 1.0
     rows = found if by == "day" else sorted(found, key=lambda row: -row["gpu_s"])
+    priced = any(row["cost_usd"] is not None and row["gpu_s"] > 0 for row in rows)
     columns: Sequence[Column[UsageRow]] = (
         Column(by, lambda row: row["key"], gives=True),
         Column("GPU time", lambda row: _gpu_time(row["gpu_s"]), right=True),
         Column("share", lambda row: f"{100 * row['gpu_s'] / whole:.0f}%", right=True),
+        *([Column("cost", lambda row: dollars(row["cost_usd"]), right=True)] if priced else []),
         Column("jobs", lambda row: f"{row['jobs']:,}", right=True),
         Column("attempts", lambda row: f"{row['attempts']:,}", right=True),
         Column("failed", lambda row: f"{row['failed']:,}", right=True),

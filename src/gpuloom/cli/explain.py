@@ -11,7 +11,7 @@ import click
 from gpuloom.cli.run_options import checked, run_options
 from gpuloom.core.cluster import ANY_MODEL
 from gpuloom.core.errors import InputError
-from gpuloom.core.units import format_duration
+from gpuloom.core.units import format_duration, money
 from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def _print(found: Explanation) -> None:
             click.echo(f"  {step.why.text} [{step.why.code}]")
         elif step.alternatives:
             click.echo(f"  {_generic(step)}")
+    if found.cost_usd:
+        click.echo(f"\nIts GPUs cost {money(found.cost_usd)}, at on-demand prices (gpuloom gpus).")
 
 
 def _gpus(step: Step) -> str:
@@ -116,7 +118,8 @@ def _line(a: Alternative, step: Step) -> str:
     chosen = next(other for other in step.alternatives if other.chosen)
     mark = ">" if a.chosen else " "
     speed = f"{a.it_per_s:.4g} it/s" if a.it_per_s is not None else f"speed {a.speed:.3g}"
-    text = f"{mark} {a.model}: {speed} ({a.source}), {plural(a.free, 'GPU')} free"
+    price = "" if a.price_usd_per_hour is None else f", {money(a.price_usd_per_hour)}/h each"
+    text = f"{mark} {a.model}: {speed} ({a.source}), {plural(a.free, 'GPU')} free{price}"
     if a.cant:
         return f"{mark} {a.model}: can't run there ({a.cant})"
     if a.chosen:

@@ -17,6 +17,7 @@ from gpuloom.cli.live import (
     ago,
     connect,
     connect_or_name_files,
+    dollars,
     live_options,
     numbers,
     one_number,
@@ -302,6 +303,8 @@ def _show(found: ShowView) -> None:
     if progress := progress_of(job):
         speed = speed_of(job)
         lines.append(("done", f"{progress}, {speed} it/s" if speed else progress))
+    if found["cost_usd"]:
+        lines.append(("cost", f"{dollars(found['cost_usd'])} at on-demand prices (gpuloom gpus)"))
     if job["after"]:
         lines.append(
             ("after", ", ".join(f"{n} ({'ended well' if how == 'ok' else 'ended'})" for n, how in job["after"]))
@@ -438,6 +441,7 @@ SPEED_COLUMNS: Sequence[Column[SpeedView]] = (
     Column("GPU model", lambda s: s["gpu_model"]),
     Column("speed", lambda s: f"{s['speed']:.3g}", right=True),
     Column("it/s", lambda s: "-" if s["it_per_s"] is None else f"{s['it_per_s']:.4g}", right=True),
+    Column("$/h", lambda s: "-" if s["price_usd_per_hour"] is None else f"{s['price_usd_per_hour']:.2f}", right=True),
     Column("known", _whence, gives=True),
 )
 

@@ -13,7 +13,7 @@ import click
 
 from gpuloom.cli.groups import Choice
 from gpuloom.core.errors import InputError
-from gpuloom.core.units import format_duration, parse_duration_s, parse_memory_mib
+from gpuloom.core.units import format_duration, money, parse_duration_s, parse_memory_mib
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
@@ -171,6 +171,11 @@ class Moment(click.ParamType[Any]):
 def short(seconds: float | None) -> str:
     """A duration, or '-'."""
     return "-" if seconds is None else format_duration(round(max(seconds, 0.0), 1))
+
+
+def dollars(cost: float | None) -> str:
+    """US dollars, or '-'."""
+    return "-" if cost is None else money(cost)
 
 
 def ago(at_s: float | None, now_s: float | None = None) -> str:

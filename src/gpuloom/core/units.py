@@ -78,3 +78,10 @@ def next_multiple(now_s: float, step_s: float) -> float:
     while step_s * count <= now_s:
         count += 1
     return step_s * count
+
+
+def money(usd: float) -> str:
+    """US dollars; below a cent one digit that counts."""
+    if usd == 0.0 or usd >= 0.01:
+        return f"${usd:,.2f}"
+    return f"${usd:.1g}" if usd >= 0.0001 else "<$0.0001"

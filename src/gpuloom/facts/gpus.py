@@ -142,8 +142,13 @@ def with_known_memory(cluster: Cluster) -> Cluster:
     return replace(cluster, nodes=tuple(nodes))
 
 
+def price_usd_per_hour(model: str) -> float | None:
+    """On-demand price of one GPU of a model, US dollars per hour; None: not known."""
+    found = find_gpu(model)
+    return None if found is None else found.price_usd_per_hour
+
+
 def prices_usd_per_s(models: Sequence[str]) -> F8 | None:
     """On-demand price of one GPU of each model, US dollars per second; None unless all are known."""
-    found = [find_gpu(model) for model in models]
-    prices = [gpu.price_usd_per_hour for gpu in found if gpu is not None and gpu.price_usd_per_hour is not None]
+    prices = [price for price in map(price_usd_per_hour, models) if price is not None]
     return np.array(prices) / HOUR_S if len(prices) == len(models) else None

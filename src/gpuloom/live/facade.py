@@ -118,7 +118,10 @@ class LiveService:
         group = self._group_of(job) if record.phase in ACTIVE and not self._scheduler.stuck() else None
         seen = hooked_of(self, attempts[-1], live=record.phase in ACTIVE) if attempts else None
         view, need = self._views([record])[0], self._scheduler.planning.scene.memory.of_job(record)
-        return show_view(view, record.spec, pace, attempts, events, log, group, hooked=seen, resizes=resizes, need=need)
+        now_s, spec = self._scheduler.clock.now(), record.spec
+        return show_view(
+            view, spec, pace, attempts, events, log, group, now_s=now_s, hooked=seen, resizes=resizes, need=need
+        )
 
     def _group_of(self, job: int) -> GroupView | None:
         return next((g for g in self.groups() if any(member["job"] == job for member in g["members"])), None)

@@ -72,8 +72,8 @@ class StoredService:
         log = log_place(attempts[-1], self._here) if attempts else ""
         seen = hooked_of(self, attempts[-1], live=False) if attempts else None
         need = GpuMemory(self._store.measured_runs, self._store.attempts).of_job(record)
-        view = self._views([record])[0]
-        return show_view(view, record.spec, ALIKE, attempts, events, log, hooked=seen, resizes=resizes, need=need)
+        view, spec, now_s = self._views([record])[0], record.spec, self._now_s
+        return show_view(view, spec, ALIKE, attempts, events, log, now_s=now_s, hooked=seen, resizes=resizes, need=need)
 
     def events(
         self,

@@ -321,7 +321,17 @@ usage = _route(
     "GPU time used.",
     UsageList,
     example=UsageList(
-        usage=[{"key": "ada", "jobs": 3, "attempts": 4, "held_s": 7200.0, "gpu_s": 14400.0, "failed": 1}]
+        usage=[
+            {
+                "key": "ada",
+                "jobs": 3,
+                "attempts": 4,
+                "held_s": 7200.0,
+                "gpu_s": 14400.0,
+                "failed": 1,
+                "cost_usd": 9.92,
+            }
+        ]
     ),
     tags=["cluster"],
 )

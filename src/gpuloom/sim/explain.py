@@ -21,7 +21,7 @@ from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
 from gpuloom.core.workload import Speeds, Workload
 from gpuloom.engine.progress import Progress
-from gpuloom.facts.gpus import with_known_memory
+from gpuloom.facts.gpus import HOUR_S, price_usd_per_hour, with_known_memory
 from gpuloom.facts.speeds import with_speeds
 from gpuloom.placement.pool import pools_of
 from gpuloom.placement.shapes import (
@@ -56,6 +56,7 @@ class Alternative:
     speed: of the job there, relative to the model its duration is of; it_per_s: its iterations per second there, where
         the trace tells them. estimated: the speed on the model was estimated from facts. source: where the speed is
         from (`SpeedSource`), with 'by its curve' where the job has not the size or nodes of its duration.
+        price_usd_per_hour: of one GPU, on demand; None: not known.
         free: GPUs free then, those that the job gave back included. fits_now: they would have held it (nodes too).
         cant: why the job can't run there at all, or ''.
     """
@@ -69,6 +70,7 @@ class Alternative:
     fits_now: bool
     cant: str
     chosen: bool
+    price_usd_per_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,14 @@ class Explanation:
     policy: str
     steps: tuple[Step, ...]
     result: SimResult = field(repr=False)
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Of the GPUs that it held, at on-demand prices; None where that of a GPU model that it held is not known."""
+        held = dict(zip(self.result.gpu_models, self.result.held_gpu_s[self.job].tolist(), strict=True))
+        prices = {model: price_usd_per_hour(model) for model, seconds in held.items() if seconds > 0.0}
+        known = [held[model] / HOUR_S * price for model, price in prices.items() if price is not None]
+        return sum(known) if len(known) == len(prices) else None
 
 
 def explain(
@@ -279,7 +289,8 @@ class Watched(Policy):
             cant = "" if index in able else why_not(workload, cluster, job, index)
             fits = not cant and pool.fits(placement.gpus)
             estimated, taken = source is SpeedSource.ESTIMATED, model == chosen
-            found.append(Alternative(model, speed, it_per_s, estimated, said, pool.free_gpus, fits, cant, taken))
+            price = price_usd_per_hour(model)
+            found.append(Alternative(model, speed, it_per_s, estimated, said, pool.free_gpus, fits, cant, taken, price))
         return tuple(found)
 
     def _speed(self, node: int, placement: Placement) -> float:
@@ -334,6 +345,7 @@ def plain(explanation: Explanation) -> dict[str, Any]:
         "trace": explanation.result.trace,
         "cluster": explanation.result.cluster,
         "interrupted": explanation.result.interrupted,
+        "cost_usd": explanation.cost_usd,
         "steps": [_plain_step(step) for step in explanation.steps],
     }
 
@@ -355,6 +367,7 @@ def _plain_step(step: Step) -> dict[str, Any]:
                 "fits_now": a.fits_now,
                 "cant": a.cant,
                 "chosen": a.chosen,
+                "price_usd_per_hour": a.price_usd_per_hour,
             }
             for a in step.alternatives
         ]

@@ -69,6 +69,8 @@ class Usage:
     held_s: float
     gpu_s: float
     failed: int
+    gpu_s_on: Mapping[str, float]
+    """By GPU model, as attempts were recorded with it ('': not known)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class _Sum:
     attempts: set[tuple[int, int]] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     held_s: float = 0.0
-    gpu_s: float = 0.0
+    gpu_s_on: dict[str, float] = field(default_factory=dict)
 
 
 def tally(runs: Iterable[UsageRun], *, since_s: float, until_s: float, by: str) -> Sequence[Usage]:
@@ -102,12 +102,21 @@ def tally(runs: Iterable[UsageRun], *, since_s: float, until_s: float, by: str) 
                 total.jobs.add(run.attempt.job)
                 total.attempts.add((run.attempt.job, run.attempt.number))
                 total.held_s += b - a
-                total.gpu_s += (b - a) * gpus
+                model = run.attempt.gpu_model
+                total.gpu_s_on[model] = total.gpu_s_on.get(model, 0.0) + (b - a) * gpus
                 failed = run.failed_s
                 if failed is not None and since_s <= failed < until_s and (by != "day" or day_of(failed) == key):
                     total.failed.add(run.attempt.job)
     found = [
-        Usage(key, len(total.jobs), len(total.attempts), total.held_s, total.gpu_s, len(total.failed))
+        Usage(
+            key,
+            len(total.jobs),
+            len(total.attempts),
+            total.held_s,
+            sum(total.gpu_s_on.values()),
+            len(total.failed),
+            total.gpu_s_on,
+        )
         for key, total in sums.items()
     ]
     return sorted(found, key=lambda usage: usage.key if by == "day" else (-usage.gpu_s, usage.key))

@@ -24,6 +24,7 @@ from gpuloom.live.views.cluster_answers import (
     StateOfNode,
     UsageRow,
 )
+from gpuloom.live.views.costs import cost_usd
 from gpuloom.live.views.policy import lack_view
 from gpuloom.store.port import Usage
 
@@ -134,6 +135,7 @@ def usage_row(found: Usage) -> UsageRow:
         "held_s": found.held_s,
         "gpu_s": found.gpu_s,
         "failed": found.failed,
+        "cost_usd": cost_usd(found.gpu_s_on),
     }
 
 

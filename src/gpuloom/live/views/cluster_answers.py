@@ -165,6 +165,9 @@ class UsageRow(TypedDict):
     held_s: float
     gpu_s: float
     failed: int
+    cost_usd: Annotated[
+        float | None, "Of the GPU time, at on-demand prices (gpuloom gpus); null: that of a GPU model is unknown."
+    ]
 
 
 class UsageList(TypedDict):

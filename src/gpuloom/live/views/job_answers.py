@@ -155,6 +155,7 @@ class AttemptView(TypedDict):
     running_s: float | None
     ended_s: float | None
     held_s: Annotated[float, "Time with GPUs so far, seconds."]
+    cost_usd: Annotated[float | None, "Of that time until now, at the on-demand price of its GPU model; null: unknown."]
     reason: Annotated[ReasonOfEnd | None, "Why it ended."]
     exit_code: int | None
     signal: int | None
@@ -252,6 +253,7 @@ class SpeedView(TypedDict):
     it_per_s: Annotated[float | None, "Iterations per second, where its own runs reported them."]
     source: Annotated[SourceOfSpeed, "Whence it is known; facts and unknown: an estimate."]
     runs: Annotated[int, "Number of its runs that measured it."]
+    price_usd_per_hour: Annotated[float | None, "On-demand price of one such GPU (gpuloom gpus); null: unknown."]
 
 
 class MeasuredView(TypedDict):
@@ -317,6 +319,7 @@ class ShowView(TypedDict):
     sizes: Annotated[
         list[SizeView], "Of an elastic job, how fast it is at its sizes; of many those that were measured, and some."
     ]
+    cost_usd: Annotated[float | None, "Of its attempts until now; null: the price of a GPU model is unknown."]
     gpu_memory: Annotated[GpuMemoryView | None, "What it needs on one GPU; null: not known."]
     attempts: list[AttemptView]
     resizes: Annotated[list[ResizeView], "Of an elastic job; of many the last thousand."]

@@ -17,11 +17,13 @@ from gpuloom.core.spec import Spec
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.port import RunUsage
 from gpuloom.executors.recognise import launcher_for
+from gpuloom.facts.gpus import price_usd_per_hour
 from gpuloom.files.hook_records import Hooked
 from gpuloom.live.forecasts.left import HIGH, LOW, MIDDLE, Left
 from gpuloom.live.planning.estimates import Source
 from gpuloom.live.planning.gpu_memory import Need
 from gpuloom.live.views.cluster_answers import GroupView
+from gpuloom.live.views.costs import attempt_cost_usd, job_cost_usd
 from gpuloom.live.views.job_answers import (
     AttemptView,
     Dependency,
@@ -146,7 +148,7 @@ def rates_view(usage: RunUsage) -> RatesView:
     }
 
 
-def attempt_view(attempt: Attempt, replicas: Replicas | None = None) -> AttemptView:
+def attempt_view(attempt: Attempt, now_s: float, replicas: Replicas | None = None) -> AttemptView:
     """An attempt. replicas: sizes of its job, if that is elastic."""
     return {
         "number": attempt.number,
@@ -158,6 +160,7 @@ def attempt_view(attempt: Attempt, replicas: Replicas | None = None) -> AttemptV
         "running_s": attempt.running_s,
         "ended_s": attempt.ended_s,
         "held_s": attempt.held_s,
+        "cost_usd": attempt_cost_usd(attempt, now_s),
         "reason": None if attempt.reason is None else attempt.reason.value,
         "exit_code": attempt.exit_code,
         "signal": attempt.signal,
@@ -191,6 +194,7 @@ def speed_view(gpu_model: str, speed: ModelSpeed) -> SpeedView:
         "it_per_s": speed.it_per_s,
         "source": speed.source.value,
         "runs": speed.runs,
+        "price_usd_per_hour": price_usd_per_hour(gpu_model),
     }
 
 
@@ -223,6 +227,7 @@ def show_view(
     log: str,
     group: GroupView | None = None,
     *,
+    now_s: float,
     resizes: Iterable[Event] = (),
     hooked: Hooked | None = None,
     need: Need | None = None,
@@ -237,7 +242,8 @@ def show_view(
         "speeds": [speed_view(model, speed) for model, speed in pace.speeds.items()],
         "sizes": size_views(spec, pace),
         "gpu_memory": None if need is None else {"mib": need.mib, "source": need.source.value, "runs": need.runs},
-        "attempts": [attempt_view(attempt, spec.replicas) for attempt in attempts],
+        "cost_usd": job_cost_usd(attempts, now_s),
+        "attempts": [attempt_view(attempt, now_s, spec.replicas) for attempt in attempts],
         "resizes": resize_views(resizes),
         "events": [event_view(event) for event in events],
         "log": log,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gpuloom.core.decision import Reason
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import ENDED, Job, Phase
-from gpuloom.core.units import format_duration
+from gpuloom.core.units import format_duration, money
 from gpuloom.core.words import plural
 from gpuloom.live.forecasts import words as said
 from gpuloom.live.forecasts.forecast import ForecastFailed, Outlook, Queue, outlook
@@ -23,6 +23,7 @@ from gpuloom.live.planning.lasting import lasting
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.planning.reasons import why
 from gpuloom.live.scheduler import Scheduler
+from gpuloom.live.views.costs import job_cost_usd
 from gpuloom.live.views.job_answers import WhyView
 from gpuloom.live.views.jobs import ends_in
 from gpuloom.live.views.sizes import why_this_size
@@ -61,6 +62,8 @@ class Known:
     lacks: Sequence[str] = ()
     size: str = ""
     """Of an elastic job that runs, a sentence on its size."""
+    cost_usd: float | None = None
+    """Of one that does not wait, until now; None: not known."""
     apart: Sequence[str] = ()
     """Sentences on the jobs beside which it did not pay."""
 
@@ -124,6 +127,7 @@ class Whys:
                 None if attempt is None else attempt.since_s,
                 [lack.text for lack in lacks(scheduler.planning)] if current.phase not in ENDED else [],
                 why_this_size(scheduler.planning, current, _resized(scheduler, current)),
+                None if reason is not None else job_cost_usd(scheduler.store.attempts([job.id]), now),
                 kept_apart(scheduler, current, now) if scheduler.planning.policy.weaves else [],
             )
             copied = scheduler.planning.copy() if wanted and prepared is None else None
@@ -240,6 +244,10 @@ def _of_one_that_does_not_wait(known: Known) -> WhyView:
         text += f" {said.end_of_one_that_runs(known.left, job, (low, median, high), now)}"
     view["text"] = text
     view["sentences"] = [text, *([known.size] if known.size else []), *known.apart]
+    if known.cost_usd:
+        view["numbers"] = {"cost_usd": known.cost_usd}
+        far = "" if job.phase in ENDED else " so far"
+        view["sentences"].append(f"Its GPUs cost {money(known.cost_usd)}{far}, at on-demand prices.")
     return view
 
 
