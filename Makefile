@@ -49,7 +49,7 @@ test-training: $(STAMP) $(TRAINING)/.installed ## Run the tests with real PyTorc
 
 $(TRAINING)/.installed: tests/training/requirements.txt pyproject.toml
 	@test -x $(TRAINING)/bin/python || "$(PYTHON)" -m venv $(TRAINING)
-	@echo "installing PyTorch and the frameworks into $(TRAINING) (1.3 GB) …"
+	@echo "installing PyTorch and the frameworks into $(TRAINING) (3.7 GB) …"
 	@$(TRAINING)/bin/python -m pip install --quiet --quiet --disable-pip-version-check -r tests/training/requirements.txt --editable .
 	@touch $@
 

@@ -31,6 +31,8 @@ AFTER_IMPORT = (
     ("pytorch_lightning.trainer.trainer", "saving_lightning", "install"),
     ("transformers.trainer", "saving_hf", "install"),
     ("keras.src.backend.torch.trainer", "saving_keras", "install"),
+    ("keras.src.backend.jax.trainer", "saving_keras", "install"),
+    ("keras.src.backend.tensorflow.trainer", "saving_keras", "install"),
     ("torch.optim.optimizer", "torch_steps", "install"),
     ("torch.autograd", "torch_steps", "install_backward"),
     ("torch.utils.data.dataloader", "torch_data", "install_loader"),
@@ -45,6 +47,7 @@ AFTER_IMPORT = (
     ("torch", "gpu_memory", "install"),
     ("tensorflow", "gpu_memory", "install"),
     ("jax", "gpu_memory", "install"),
+    ("jax", "jax_steps", "install"),
 )
 """Rows of: a module that the job imports, a module of this package, its function, which is called with the former."""
 

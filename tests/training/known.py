@@ -164,10 +164,10 @@ def ddp(batches: int) -> int:
     return batches
 
 
-def keras(batches: int) -> int:
+def keras(batches: int, backend: str = "torch") -> int:
     import os
 
-    os.environ["KERAS_BACKEND"] = "torch"
+    os.environ["KERAS_BACKEND"] = backend
     import keras
     import numpy
 
@@ -178,9 +178,45 @@ def keras(batches: int) -> int:
     return 2 * batches
 
 
+def jax(batches: int) -> int:
+    """A step that is donated its state; beside it functions that are no steps, or smaller ones."""
+    from functools import partial
+
+    import jax
+    import optax
+
+    adam = optax.adam(1e-2)
+
+    @jax.jit
+    def normal(x):
+        return x / (1 + abs(x))
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(weights, state, x):
+        loss, gradient = jax.value_and_grad(lambda w: ((normal(x) @ w) ** 2).mean())(weights)
+        change, state = adam.update(gradient, state, weights)
+        return optax.apply_updates(weights, change), state, loss
+
+    def mean_of(old, new):
+        return 0.9 * old + 0.1 * new
+
+    weights, mean, key = jax.numpy.ones((8, 8)), jax.numpy.ones((8, 8)), jax.random.key(0)
+    state = adam.init(weights)
+    for _ in range(batches):
+        key, drawn = jax.random.split(key)
+        x = normal(jax.random.normal(drawn, (BATCH, 8)))
+        weights, state, _ = step(weights, state, x)
+        mean = jax.jit(mean_of)(mean, weights)
+        time.sleep(COMPUTE_S)
+    assert step.__name__ == "step"
+    assert step._cache_size() == 1
+    assert isinstance(step, jax.stages.Wrapped)
+    return batches
+
+
 if __name__ == "__main__":
     name, batches, *more = sys.argv[1:]
-    done = globals()[name](int(batches), *map(int, more))
+    done = globals()[name](int(batches), *[int(one) if one.isdigit() else one for one in more])
     own = {key: sorted(values) for key, values in spent.items() if values}
     said = {key: [values[len(values) // 2], values[len(values) * 3 // 4]] for key, values in own.items()}
     # In one piece: torchrun starts Pythons with -u, and two of them print at once.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpuloom.core.measured import Measured, Training
+from gpuloom.core.measured import Doubt, Measured, Training
 from gpuloom.files.hook_records import hooked
 from gpuloom.training.inject import environment
 
@@ -111,3 +111,19 @@ def test_keras_counts_every_batch_of_an_execution(training_python: str, tmp_path
     training, measured = found(tmp_path / "hooks")
     assert (training.framework, training.iterations, training.steps) == ("keras", 62, 62)
     assert measured.gpu_s > 0.0
+
+
+def test_jax_tells_iterations_and_their_time(training_python: str, tmp_path: Path) -> None:
+    said = run(training_python, tmp_path / "hooks", "jax", 40)
+    training, measured = found(tmp_path / "hooks")
+    assert (training.framework, training.iterations, said["steps"]) == ("jax", 40, 40)
+    assert Doubt.INSIDE in measured.doubts
+    assert measured.iteration_s >= COMPUTE_S
+    assert measured.gpu_s >= 0.85 * COMPUTE_S
+
+
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_keras_on_other_backends(backend: str, training_python: str, tmp_path: Path) -> None:
+    run(training_python, tmp_path / "hooks", "keras", 31, backend)
+    training, _ = found(tmp_path / "hooks")
+    assert (training.framework, training.iterations, training.steps) == ("keras", 62, 62)

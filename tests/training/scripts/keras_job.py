@@ -1,8 +1,6 @@
-"""Keras on PyTorch as people use it, with nothing for being preempted: dropout, validation, callbacks that count."""
+"""Keras as people use it, on the backend that the environment names: dropout, validation, callbacks that count."""
 
-import os
-
-os.environ["KERAS_BACKEND"] = "torch"
+import sys
 
 import keras
 import numpy as np
@@ -12,8 +10,11 @@ from made_up import maybe_stop
 class Stopped(keras.callbacks.Callback):
     """Stops it in a step, and notes what it has learnt after each."""
 
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
     def on_train_batch_begin(self, batch, logs=None):
-        maybe_stop(int(self.model.optimizer.iterations))
+        maybe_stop(self.epoch * self.params["steps"] + batch)
 
     def on_train_batch_end(self, batch, logs=None):
         with open("ids.txt", "a") as file:
@@ -33,9 +34,17 @@ callbacks = [
     keras.callbacks.EarlyStopping("loss", patience=5),
     Stopped(),
 ]
-history = model.fit(
-    x, y, batch_size=4, epochs=3, validation_split=0.0, validation_data=(x, y), callbacks=callbacks, verbose=0
-)
+data = {"x": x, "y": y, "batch_size": 4}
+if sys.argv[1:]:  # a pipeline of TensorFlow, whose place can be told ("plain") or can't ("generator")
+    import tensorflow as tf
+
+    pairs = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(20, seed=5, reshuffle_each_iteration=False)
+    if sys.argv[1] == "generator":
+        kinds = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((1,), tf.float32))
+        pairs = tf.data.Dataset.from_generator(lambda: zip(x, y, strict=True), output_signature=kinds)
+        pairs = pairs.apply(tf.data.experimental.assert_cardinality(44))
+    data = {"x": pairs.batch(4)}
+history = model.fit(**data, epochs=3, validation_data=(x, y), callbacks=callbacks, verbose=0)
 with open("weights.txt", "w") as file:
     print(
         *[repr(number) for one in model.weights for number in keras.ops.convert_to_numpy(one).flatten().tolist()],
