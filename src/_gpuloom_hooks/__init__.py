@@ -58,6 +58,8 @@ SEEN = "seen"
 """Empty file in the folder: a Python with hooks has started. Without it there was none, or it ran with -I, -E or -S."""
 LOG = "hooks.log"
 
+started = False
+"""All of them wait for their imports. Else the script asked for some by itself (`gpuloom.training.saves`)."""
 switched_off = set()  # type: set[str]
 """Names of hooks in which something failed."""
 at_switch_off = {}  # type: dict[str, Callable[[BaseException], object]]
@@ -72,9 +74,11 @@ def folder() -> str | None:
 
 def start() -> None:
     """Wait for the imports of `AFTER_IMPORT`, and leave the mark that Python has started with hooks."""
+    global started
     place = folder()
     if place is None:
         return
+    started = True
     if not os.path.isdir(place):
         with suppress(FileExistsError):  # another Python of the job was first
             os.mkdir(place, 0o700)  # the run's own folder is there
@@ -180,9 +184,10 @@ def switch_off(hook: str, error: BaseException) -> None:
 
 
 def say(hook: str, text: str) -> None:
-    """One line in the log of the folder."""
+    """One line in the log of the folder; on stderr where there is none, as the script has asked for hooks itself."""
     place = folder()
     if place is None:
+        sys.stderr.write(f"gpuloom: {' '.join(text.split())[:1000]}\n")
         return
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     line = f"{stamp} {os.getpid()} {hook}: {' '.join(text.split())[:1000]}\n"

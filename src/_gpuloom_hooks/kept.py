@@ -105,8 +105,14 @@ def newest(kind: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def mark_ended(kind: str) -> None:
-    """A training with saves of this kind has ended well: another one in this run is not the same."""
-    records = of_records()
+    """A training with saves of this kind has ended well: another one in this run is not the same.
+
+    Without gpuloom, which would do it when the job has ended, its saves are removed: the same command begins anew.
+    """
+    records, place = of_records(), folder()
+    if records is None and place is not None:
+        for name, _, _ in _listed(place, kind):
+            _remove(os.path.join(place, name))
     if records is not None:
         with suppress(
             OSError
