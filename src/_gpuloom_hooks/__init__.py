@@ -48,6 +48,12 @@ AFTER_IMPORT = (
     ("tensorflow", "gpu_memory", "install"),
     ("jax", "gpu_memory", "install"),
     ("jax", "jax_steps", "install"),
+    ("wandb", "links", "install_wandb"),
+    ("mlflow.tracking.client", "links", "install_mlflow"),
+    ("mlflow.tracking.fluent", "links", "install_mlflow_start"),
+    ("torch.utils.tensorboard.writer", "links", "install_tensorboard"),
+    ("tensorboardX.writer", "links", "install_tensorboard"),
+    ("tensorflow.python.ops.summary_ops_v2", "links", "install_tensorflow"),
 )
 """Rows of: a module that the job imports, a module of this package, its function, which is called with the former."""
 

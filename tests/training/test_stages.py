@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpuloom.core.measured import Doubt, Measured, Training
-from gpuloom.files.hook_records import hooked
+from gpuloom.files.hook_records import Tracker, hooked
 from gpuloom.training.inject import environment
 
 pytestmark = pytest.mark.slow
@@ -127,3 +127,12 @@ def test_keras_on_other_backends(backend: str, training_python: str, tmp_path: P
     run(training_python, tmp_path / "hooks", "keras", 31, backend)
     training, _ = found(tmp_path / "hooks")
     assert (training.framework, training.iterations, training.steps) == ("keras", 62, 62)
+
+
+def test_trackers_tell_where_they_have_the_run(training_python: str, tmp_path: Path) -> None:
+    run(training_python, tmp_path / "hooks", "trackers", 1)
+    links = {link.tracker: link.where for link in hooked(str(tmp_path / "hooks")).links}
+    assert list(links) == [Tracker.WANDB, Tracker.MLFLOW, Tracker.TENSORBOARD]
+    assert Path(links[Tracker.WANDB]).is_dir()
+    assert "mlruns run " in links[Tracker.MLFLOW]
+    assert links[Tracker.TENSORBOARD] == str(tmp_path / "runs" / "a")

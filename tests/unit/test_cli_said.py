@@ -412,7 +412,7 @@ def shown(capsys: pytest.CaptureFixture[str], spec: Any, runs: list[Any], **fiel
         "resizes": [],
         "cost_usd": fields.pop("cost_usd", None),
         "gpu_memory": fields.pop("gpu_memory", None),
-        "hooks": None,
+        "hooks": fields.pop("hooks", None),
         "group": fields.pop("group", None),
         "launcher": fields.pop("launcher", None),
     }
@@ -620,3 +620,9 @@ def test_ended_jobs_were_not_told_to_stop() -> None:
 def test_what_a_job_cost(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, {}, [], cost_usd=1234.5)["cost"] == "$1,234.50 at on-demand prices (gpuloom gpus)"
     assert all("cost" not in shown(capsys, {}, [], cost_usd=unknown) for unknown in (None, 0.0))
+
+
+def test_where_its_trackers_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+    links = [{"tracker": "wandb", "where": "https://w"}, {"tracker": "tensorboard", "where": "/runs\x1b[2J"}]
+    said = shown(capsys, {}, [], hooks={"links": links, "measured": None})
+    assert (said["W&B"], said["TensorBoard"]) == ("https://w", "/runs�[2J")

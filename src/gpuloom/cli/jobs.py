@@ -316,6 +316,8 @@ def _show(found: ShowView) -> None:
         lines.append(("GPU memory", f"{need['mib']:,} MiB on each GPU, measured {runs}"))
     if spec.env:
         lines.append(("environment", f"{plural(len(spec.env), 'variable')} (--json names them; values are not shown)"))
+    for link in found["hooks"]["links"] if found["hooks"] is not None else ():
+        lines.append((TRACKERS[link["tracker"]], link["where"]))
     lines.append(("log", found["log"] or "-"))
     for title, text in lines:
         click.echo(f"{title + ':':<15}{plain(text)}")
@@ -428,6 +430,8 @@ _WHENCE: Mapping[str, str] = {
 def _whence(speed: SpeedView | SizeView) -> str:
     return _WHENCE[speed["source"]].format(runs=plural(speed["runs"], "run"))
 
+
+TRACKERS = {"wandb": "W&B", "mlflow": "MLflow", "tensorboard": "TensorBoard"}
 
 SIZE_COLUMNS: Sequence[Column[SizeView]] = (
     Column("replicas", lambda s: str(s["replicas"]), right=True),

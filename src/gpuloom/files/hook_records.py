@@ -30,9 +30,10 @@ MOST_ROWS = 4096
 SIZE = RING_AT + MOST_ROWS * (ROW.size + CRC)
 DEVICE_CLOCK, SYNCED, OTHER_THREAD, NO_QUEUE, DATA_INSIDE = 1, 2, 4, 8, 16
 
-SEEN, LOG = "seen", "hooks.log"
+SEEN, LOG, LINKS = "seen", "hooks.log", "links"
 MOST_FILES = 4096
-LOG_BYTES = 4096
+LOG_BYTES = LINKS_BYTES = 4096
+MOST_LINKS = 8
 TOGETHER_S = 60.0
 """Records whose newest entries are so close to each other are of processes that run beside each other."""
 
@@ -49,9 +50,26 @@ class Sight(StrEnum):
     PROFILE = "profile"
 
 
+class Tracker(StrEnum):
+    """What a script follows its runs with."""
+
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
+    TENSORBOARD = "tensorboard"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Where a tracker has a run: an address, or a path on its node."""
+
+    tracker: Tracker
+    where: str
+
+
 @dataclass(frozen=True, slots=True)
 class Hooked:
     """What hooks tell of a run. refused: files that can't be read, and why. log: last lines of the hooks' own log.
+    links: where its trackers have it, the newest last.
 
     training: of the process that counts (the lowest rank), without its rows; measured: its profile.
     """
@@ -61,6 +79,7 @@ class Hooked:
     measured: Measured | None = None
     refused: tuple[str, ...] = ()
     log: tuple[str, ...] = ()
+    links: tuple[Link, ...] = ()
 
 
 class RefusedError(ValueError):
@@ -70,13 +89,13 @@ class RefusedError(ValueError):
 def hooked(folder: str) -> Hooked:
     """What the hooks of a run recorded in this folder; it need not be there."""
     training, refused = _read(folder)
-    log = _log(os.path.join(folder, LOG))
+    log, links = _log(os.path.join(folder, LOG)), _links(os.path.join(folder, LINKS))
     if training is None:
         seen = os.path.exists(os.path.join(folder, SEEN))
-        return Hooked(Sight.PYTHON if seen else Sight.NONE, None, None, refused, log)
+        return Hooked(Sight.PYTHON if seen else Sight.NONE, None, None, refused, log, links)
     measured = measured_of(training, len(os.sched_getaffinity(0)))
     sight = Sight.ITERATIONS if measured is None else Sight.PROFILE
-    return Hooked(sight, replace(training, rows=()), measured, refused, log)
+    return Hooked(sight, replace(training, rows=()), measured, refused, log, links)
 
 
 def training_in(folder: str) -> Training | None:
@@ -246,14 +265,31 @@ def load_of(data: bytes) -> Load:
 
 
 def _log(path: str) -> tuple[str, ...]:
-    """The last lines of the hooks' own log; what a job has put there instead is none."""
+    """The last lines of the hooks' own log."""
+    return tuple(_end_of(path, LOG_BYTES).splitlines()[-5:])
+
+
+def _links(path: str) -> tuple[Link, ...]:
+    """What is told last, once each."""
+    found: dict[Link, None] = {}
+    for line in _end_of(path, LINKS_BYTES).split("\n")[:-1]:
+        name, _, where = line.partition("\t")
+        if name in set(Tracker) and where:
+            link = Link(Tracker(name), where)
+            found.pop(link, None)
+            found[link] = None
+    return tuple(found)[-MOST_LINKS:]
+
+
+def _end_of(path: str, most: int) -> str:
+    """The last bytes of a text; what a job has put there instead is none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return ()
+        return ""
     try:
         found = os.fstat(fd)
-        text = os.pread(fd, LOG_BYTES, max(found.st_size - LOG_BYTES, 0)) if stat.S_ISREG(found.st_mode) else b""
+        text = os.pread(fd, most, max(found.st_size - most, 0)) if stat.S_ISREG(found.st_mode) else b""
     finally:
         os.close(fd)
-    return tuple(text.decode("utf-8", "replace").splitlines()[-5:])
+    return text.decode("utf-8", "replace")

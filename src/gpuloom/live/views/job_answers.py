@@ -294,6 +294,13 @@ class MeasuredView(TypedDict):
 SeenByHooks = Literal["none", "python", "iterations", "profile"]  # files/hook_records.py, Sight
 
 
+class LinkView(TypedDict):
+    """Where a tracker has the run."""
+
+    tracker: Literal["wandb", "mlflow", "tensorboard"]  # files/hook_records.py, Tracker
+    where: Annotated[str, "An address, or a path on the run's node."]
+
+
 class HooksView(TypedDict):
     """What hooks in a job's Python saw of its last run."""
 
@@ -303,6 +310,7 @@ class HooksView(TypedDict):
     ]
     iterations: int
     measured: MeasuredView | None
+    links: Annotated[list[LinkView], "Where the script's own trackers have it, the newest last."]
     log: Annotated[list[str], "What was refused, and the last lines of the hooks' own log."]
 
 

@@ -14,6 +14,7 @@ def hooks_view(hooked: Hooked) -> HooksView:
         "seen": hooked.sight.value,
         "iterations": 0 if hooked.training is None else hooked.training.iterations,
         "measured": None if hooked.measured is None else measured_view(hooked.measured),
+        "links": [{"tracker": link.tracker.value, "where": link.where} for link in hooked.links],
         "log": [*hooked.refused, *hooked.log],
     }
 
