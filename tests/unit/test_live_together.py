@@ -10,6 +10,7 @@ from gpuloom.core.pairs import Apart
 from gpuloom.core.usage import RunUsage
 from gpuloom.live.dispatch.faults import MOST_CROWDED
 from gpuloom.live.dispatch.last_words import Words
+from gpuloom.live.planning.gpu_memory import raised_mib
 from gpuloom.live.records.together import KEPT, REMEMBERED_S, Reports
 from gpuloom.live.trial.rehearsal import Rehearsal
 
@@ -159,6 +160,48 @@ def test_running_out_of_gpu_memory_in_a_group_is_no_failure() -> None:
     live.scheduler.intake.words[run] = Words({"gpu_memory_full": True})
     live.end(f"{two}.2", code=1)
     assert live.service.show(two)["job"]["state"] == "failed", "alone it is"
+
+
+def test_who_found_too_little_memory_is_taken_to_need_more_than_was_left() -> None:
+    live = Live()
+    one, two = live.job("reader", gpu_memory=9000), live.job("learner", gpu_memory=None)
+    live.scheduler.planning.scene.memory.saw(two, 2000.0)
+    live.scheduler.planning.stale()
+    live.turn()
+    assert live.together() == [(one, two)]
+    run = live.scheduler.book.attempts[two].run
+    live.scheduler.intake.words[run] = Words({"gpu_memory_full": True})
+    live.end(f"{two}.1", code=1)
+    needs = 16_000 - 9000 + 1  # of a rehearsal's GPU
+    view = live.service.show(two)
+    assert view["attempts"][0]["gpu_memory_mib"] == needs
+    assert view["gpu_memory"] == {"mib": needs, "source": "measured", "runs": 0}
+    third = live.job("reader", gpu_memory=9000)
+    live.restart(orderly=False)
+    live.end(f"{one}.1")
+    live.later(30.0)
+    assert live.together() == [], "it does not fit beside another that needs as much as the first"
+    assert {two, third} - set(live.scheduler.book.attempts) != set()
+
+
+@pytest.mark.parametrize(
+    ("need", "others", "gpu", "found"),
+    [
+        (2000, [9000], 16_384, 7385),  # it needs more than was left
+        (2000, [9000, 5000], 16_384, 2385),
+        (2000, [9000, 6000], 16_384, 2500),  # they never fitted, by what is known
+        (15_000, [9000], 16_384, 16_384),  # no more than the GPU has
+        (2000, [None], 16_384, 2500),
+        (2000, [9000], None, 2500),
+        (0, [9000], 16_384, 7385),
+        (0, [None], None, None),
+        (7000, [9000], 16_384, 7385),
+        (7380, [9000], 16_384, 7749),  # by so much that it is another decision
+    ],
+)
+def test_by_how_much_the_figure_is_raised(need: float, others: list[float | None], gpu: float, found: float) -> None:
+    more = raised_mib(need, others, gpu)
+    assert more == (found if found is None else pytest.approx(found))
 
 
 def test_where_jobs_are_not_kept_apart_it_is_forgiven_only_so_often() -> None:

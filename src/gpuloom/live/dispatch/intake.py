@@ -42,8 +42,9 @@ from gpuloom.live.dispatch.saved import saved
 from gpuloom.live.planning.claims import ON_DISK, Do, Step
 from gpuloom.live.planning.eligible import broken, throttle_of
 from gpuloom.live.planning.estimates import Estimates, like_of
+from gpuloom.live.planning.gpu_memory import raised_mib
 from gpuloom.live.planning.planning import Planning
-from gpuloom.live.records.fleet import Slot, slots_of
+from gpuloom.live.records.fleet import Slot, gpu_memory_of, slots_of
 from gpuloom.live.records.ledger import Draft, Ledger
 from gpuloom.live.records.work import WorkDone
 
@@ -230,7 +231,8 @@ class Intake:
             apart=self.planning.policy.weaves,
             fault=fault,
         )
-        if (mib := self.peaks.of(attempt.run)) is not None:
+        mib = self.peaks.of(attempt.run) if not beside else self._needs_more(job, attempt, beside)
+        if mib is not None:
             data["gpu_memory_mib"] = mib
         if attempt.gpu_model and self.work.was_alone(job.id) and (speed := it_per_s(told)) is not None:
             data["it_per_s"] = speed
@@ -239,6 +241,16 @@ class Intake:
             ends = [one.status for one in status.members] or [status] * len(attempt.members)
             data["members"] = [self._member_end(attempt, one) for one in ends]
         return {**data, **last_step(told, self.clock.from_wall), "ended_s": at}, failed
+
+    def _needs_more(self, job: Job, attempt: Attempt, beside: Collection[int]) -> float | None:
+        """MiB on one GPU that a job is taken to need from now on which found too little beside these."""
+        memory = self.planning.scene.memory
+        needs = [memory.of_job(self.book.jobs[number]) for number in (job.id, *beside)]
+        own, *others = [None if need is None else float(need.mib) for need in needs]
+        found = raised_mib(own or 0.0, others, gpu_memory_of(self.book.nodes, attempt.allocation))
+        if found is not None:
+            memory.saw(job.id, found)
+        return found
 
     def _failed_before(self, job: Job) -> Mapping[str, Any] | None:
         """Data of the event of the last failure of replicas of an elastic job; None: there was none."""

@@ -1,5 +1,7 @@
 """How much memory a job needs on one GPU, where its user does not say: as the monitor saw it.
 
+A job that found no memory left beside others is taken to need more than they left (`raised_mib`).
+
 Counted is what a run used at its peak while it had its GPUs for itself, the mean over them, once it had reported a step
 or run for `SETTLED_S`. Of the job's own attempts the largest counts; of earlier runs of the same job that finished
 well, of the last `KEEP` on each GPU model the largest, and of the models the least: a framework may take what there is.
@@ -26,6 +28,8 @@ REMEMBER = 60
 """Measured runs of a name that are looked through."""
 GROWS = 1.05
 """By more than this, more memory is worth another decision."""
+RAISED = 1.25
+"""So many times what it was thought to need, a job gets that found too little beside others, where no more is known."""
 
 
 class MemorySource(StrEnum):
@@ -162,6 +166,23 @@ class GpuMemory:
             if len(self._runs) >= MOST_NAMES:
                 self._runs.popitem(last=False)
             return self._runs.setdefault(key, found)
+
+
+def raised_mib(need_mib: float, others_mib: Sequence[float | None], gpu_mib: float | None) -> float | None:
+    """What a job is taken to need, on one GPU, that found no memory left beside others.
+
+    It needs more than they left, as far as that is known; else `RAISED` times as much. No more than the GPU has: alone
+    it may run.
+
+    Args:
+        need_mib: what was known of it; 0: nothing. others_mib: what the others need; None: not known. gpu_mib: what the
+            GPU has; None: not known. None: nothing is known of any.
+    """
+    known = [mib for mib in others_mib if mib is not None]
+    told = gpu_mib is not None and len(known) == len(others_mib)
+    more = gpu_mib - sum(known) + 1.0 if told and gpu_mib is not None else 0.0
+    found = max(need_mib * (GROWS if more > need_mib else RAISED), more)
+    return None if found <= 0.0 else found if gpu_mib is None else min(found, float(gpu_mib))
 
 
 def larger(known: Need | None, own_mib: float) -> Need | None:

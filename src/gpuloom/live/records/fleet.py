@@ -70,6 +70,21 @@ def model_of(nodes: Mapping[str, NodeRecord], allocation: Allocation) -> str:
     return _word(found.pop()) if len(found) == 1 and "" not in found else ""
 
 
+def gpu_memory_of(nodes: Mapping[str, NodeRecord], allocation: Allocation) -> int | None:
+    """MiB of the smallest of these GPUs; None: that of one is not known."""
+    found: list[int | None] = []
+    for name, gpus in allocation:
+        if (record := nodes.get(name)) is None:
+            return None
+        there = {gpu.index: gpu for gpu in record.gpus}
+        for index in gpus:
+            if (gpu := there.get(index)) is None:
+                return None
+            found.append(_memory_mib(record, _word(gpu.model)) if gpu.memory_mib is None else gpu.memory_mib)
+    known = [mib for mib in found if mib is not None]
+    return min(known) if known and len(known) == len(found) else None
+
+
 def models_of(nodes: Iterable[NodeRecord]) -> set[str]:
     """The models of all GPUs, in service or not, as `Fleet` names them."""
     return {_word(model) for model in {gpu.model for node in nodes for gpu in node.gpus}}

@@ -172,7 +172,11 @@ class AttemptView(TypedDict):
     peak_memory_mib: float | None
     gpu_model: Annotated[str | None, "Of its GPUs; null: not known."]
     it_per_s: Annotated[float | None, "Iterations per second that it reported while it had its GPUs for itself."]
-    gpu_memory_mib: Annotated[float | None, "On one GPU at its peak, while it had them for itself; null: not seen."]
+    gpu_memory_mib: Annotated[
+        float | None,
+        "On one GPU at its peak, while it had them for itself; of one that found too little beside others, what it is "
+        "taken to need. null: not seen.",
+    ]
     members: Annotated[list[MemberView], "One for each node, in the order of ranks."]
 
 
