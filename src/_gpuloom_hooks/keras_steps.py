@@ -1,7 +1,7 @@
 """Keras (`keras`, `tf_keras`): iterations by its list of callbacks, through which every `fit` goes.
 
-Between the two calls around a batch it computes; with TensorFlow the step also fetches its data, which can't be told
-apart.
+Between the two calls around a batch it computes; with TensorFlow and JAX the step also fetches its data, which can't be
+told apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _begun = 0
 def install(module: Any) -> None:
     """Hear of batches of `fit`. module: the one that has CallbackList."""
     listed = module.CallbackList
-    inside = records.DATA_INSIDE if module.__name__.startswith("tf_keras") or _backend() == "tensorflow" else 0
+    inside = records.DATA_INSIDE if module.__name__.startswith("tf_keras") or _backend() in ("tensorflow", "jax") else 0
     _around(listed, "on_train_batch_begin", before=guarded(HOOK, _begins))
     _around(listed, "on_train_batch_end", before=guarded(HOOK, lambda self, batch: _ends(batch, inside)))
     _around(listed, "on_train_begin", before=guarded(HOOK, lambda self, *_: _trains(self)))

@@ -125,8 +125,9 @@ def test_jax_tells_iterations_and_their_time(training_python: str, tmp_path: Pat
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])
 def test_keras_on_other_backends(backend: str, training_python: str, tmp_path: Path) -> None:
     run(training_python, tmp_path / "hooks", "keras", 31, backend)
-    training, _ = found(tmp_path / "hooks")
+    training, measured = found(tmp_path / "hooks")
     assert (training.framework, training.iterations, training.steps) == ("keras", 62, 62)
+    assert Doubt.INSIDE in measured.doubts
 
 
 def test_trackers_tell_where_they_have_the_run(training_python: str, tmp_path: Path) -> None:

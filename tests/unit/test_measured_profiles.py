@@ -41,6 +41,9 @@ def test_who_computes_all_the_time_is_told_so() -> None:
     found = advice_of(BUSY)
     assert (found.remedy, found.saves) == (Remedy.NONE, 0.0)
     assert found.text == "computes 97% of the time: neither its data nor its sync holds it up"
+    inside = advice_of(replace(BUSY, doubts=(Doubt.INSIDE,)))
+    assert inside.text == "computes or waits for data 97% of the time: its framework does not tell the two apart"
+    assert inside.remedy is Remedy.NONE
 
 
 def test_workers_so_that_batches_are_made_in_the_time_of_the_rest() -> None:

@@ -54,6 +54,9 @@ def advice_of(measured: Measured) -> Advice:
     if best is not None and best.saves >= WORTH:
         return best
     share = measured.gpu_s / measured.iteration_s
+    if Doubt.INSIDE in measured.doubts:
+        text = f"computes or waits for data {share:.0%} of the time: its framework does not tell the two apart"
+        return Advice(Remedy.NONE, text)
     return Advice(Remedy.NONE, f"computes {share:.0%} of the time: neither its data nor its sync holds it up")
 
 
