@@ -152,6 +152,33 @@ int gls_hook_of(const void *address) {
     return -1;
 }
 
+/* Names whose forms take other arguments: by the name alone it is not known which form an address is. */
+static const char *const ambiguous[] = {"cuStreamBeginCapture", "cuCtxSynchronize", "cuGetProcAddress"};
+
+static int named(const char *symbol, const char *version, const char *thread) {
+    char name[128];
+    if (snprintf(name, sizeof name, "%s%s%s", symbol, version, thread) >= (int)sizeof name) return -1;
+    for (int i = 0; i < HOOK_COUNT; i++)
+        if (strcmp(hook_names[i], name) == 0) return i;
+    return -1;
+}
+
+int gls_hook_named(const char *symbol, bool per_thread, void *address) {
+    static const char *const versions[] = {"_v2", ""};
+    static const char *const threads[] = {"_ptsz", "_ptds", ""};
+    for (size_t i = 0; i < sizeof ambiguous / sizeof *ambiguous; i++)
+        if (strcmp(symbol, ambiguous[i]) == 0) return -1;
+    for (int thread = per_thread ? 0 : 2; thread < 3; thread++)
+        for (int version = 0; version < 2; version++) {
+            int hook = named(symbol, versions[version], threads[thread]);
+            if (hook < 0) continue;
+            void *none = NULL;
+            atomic_compare_exchange_strong(&gls_real[hook], &none, address);
+            return hook;
+        }
+    return -1;
+}
+
 /* What a symbol that the driver lacks does. */
 static CUresult not_found(void) { return CUDA_ERROR_NOT_FOUND; }
 static CUresult no_driver(void) { return CUDA_ERROR_STUB_LIBRARY; }

@@ -36,5 +36,8 @@ extern struct gls_own gls_own;
 bool gls_driver(void);
 /* Which hook has this address in the real driver, or -1. */
 int gls_hook_of(const void *address);
+/* Which hook a name of cuGetProcAddress means, or -1: none, or one of several forms that take other arguments. The
+ * address is what its wrapper goes on to, where the driver exports no such symbol. per_thread: default streams are. */
+int gls_hook_named(const char *symbol, bool per_thread, void *address);
 
 #endif

@@ -207,12 +207,12 @@ FAMILY(event_wait, P_EVENT, CUevent event) {
     return result;
 }
 
-static void swap(const char *symbol, void **pfn);
+static void swap(const char *symbol, void **pfn, cuuint64_t flags);
 
 FAMILY(proc_address_1, P_PROC_1, const char *symbol, void **pfn, int version, cuuint64_t flags) {
     UNUSED;
     CUresult result = real(symbol, pfn, version, flags);
-    if (result == CUDA_SUCCESS && pfn) swap(symbol, pfn);
+    if (result == CUDA_SUCCESS && pfn) swap(symbol, pfn, flags);
     return result;
 }
 
@@ -220,7 +220,7 @@ FAMILY(proc_address_2, P_PROC_2, const char *symbol, void **pfn, int version, cu
        CUdriverProcAddressQueryResult *status) {
     UNUSED;
     CUresult result = real(symbol, pfn, version, flags, status);
-    if (result == CUDA_SUCCESS && pfn) swap(symbol, pfn);
+    if (result == CUDA_SUCCESS && pfn) swap(symbol, pfn, flags);
     return result;
 }
 
@@ -344,9 +344,12 @@ static void *const wrappers[HOOK_COUNT] = {
 #undef HOOK
 };
 
-/* The real driver has answered: where the address is one of a function that is wrapped, give the wrapper. */
-static void swap(const char *symbol, void **pfn) {
+/* The real driver has answered: where the address is one of a function that is wrapped, or its name is, give the
+ * wrapper. A driver may give addresses that none of its exported symbols has. */
+static void swap(const char *symbol, void **pfn, cuuint64_t flags) {
     int hook = gls_hook_of(*pfn);
+    if (hook < 0 && symbol && *pfn)
+        hook = gls_hook_named(symbol, (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, *pfn);
     if (hook >= 0) {
         *pfn = wrappers[hook];
     } else if (symbol && *pfn && (strstr(symbol, "cuLaunch") == symbol || strcmp(symbol, "cuGraphLaunch") == 0)) {

@@ -71,6 +71,30 @@ print(name.value.decode(), cuda.cuMemcpyPeerAsync(1, 2, 3, 4, 5, 6))
     assert launches(stage) == 25
 
 
+@pytest.mark.parametrize("loader", ["proc1", "proc2", "ptsz"])
+def test_functions_at_addresses_that_no_symbol_has_are_known_by_name(stage: Stage, loader: str) -> None:
+    elsewhere = {"FAKE_ELSEWHERE": "1"}
+    unhooked = stage.run("", "hash", "300", loader=str(stage.made.fake))
+    assert stage.run("high", "hash", "300", loader=loader, **elsewhere) == unhooked
+    assert launches(stage) == 300
+
+
+REOPENED = """
+import _ctypes, ctypes
+for time in range(3):
+    cuda = ctypes.CDLL("libcuda.so.1")
+    assert cuda.cuInit(0) == 0
+    assert ctypes.c_uint.in_dll(cuda, "gpuloom_shim_version").value, f"time {time}: that is the driver itself"
+    _ctypes.dlclose(cuda._handle)
+print("gated")
+"""
+
+
+def test_who_closes_the_driver_and_opens_it_again_is_gated(stage: Stage) -> None:
+    """The driver stays loaded under the same name: without the shim it would be what is found."""
+    assert stage.python("high", REOPENED) == "gated\n"
+
+
 @pytest.mark.parametrize("klass", CLASSES)
 def test_arguments_of_all_kinds_and_errors_pass_unchanged(stage: Stage, klass: str) -> None:
     assert stage.run(klass, "arguments") == [{"struct": "661613536859269229", "floats": "47", "integers": "135"}], (

@@ -3,7 +3,8 @@
  * A kernel is described by its name: "gemm?ns=20000&per_sm=2&compute=0.8&dram=0.1". Where its first parameter is not
  * NULL it is the address of a device pointer to a 64-bit number; the launch appends its launch count to it
  * (n -> 31 n + blocks), so that order and completeness of launches show in the result. FAKE_NULL=1: launches return at
- * once. FAKE_SLOW_MS: cuEventRecord returns, and the process ends, so much later. FAKE_REENTER: a launch goes by way of whatever the program sees as libcuda. FAKE_LACKS=a,b: these symbols do not exist for cuGetProcAddress. FAKE_GPUS: number of GPUs. */
+ * once. FAKE_SLOW_MS: cuEventRecord returns, and the process ends, so much later. FAKE_REENTER: a launch goes by way of whatever the program sees as libcuda. FAKE_LACKS=a,b: these symbols do not exist for cuGetProcAddress. FAKE_ELSEWHERE=1: what cuGetProcAddress gives for launches
+ * are addresses that no exported symbol has, as of a driver that keeps several copies. FAKE_GPUS: number of GPUs. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -413,6 +414,25 @@ static const struct entry entries[] = {
     {"cuMemAlloc", (void *)cuMemAlloc_v2, 3020, false},
 };
 
+/* The same, at another address. */
+static CUresult launch_elsewhere P_LAUNCH {
+    return cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
+}
+static CUresult launch_ex_elsewhere P_LAUNCH_EX { return cuLaunchKernelEx(config, f, params, extra); }
+static CUresult launch_elsewhere_ptsz P_LAUNCH {
+    return cuLaunchKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
+}
+static CUresult begin_capture_elsewhere P_BEGIN_CAPTURE { return cuStreamBeginCapture_v2(stream, mode); }
+
+static void *elsewhere(void *address) {
+    if (!getenv("FAKE_ELSEWHERE")) return address;
+    if (address == (void *)cuLaunchKernel) return (void *)launch_elsewhere;
+    if (address == (void *)cuLaunchKernel_ptsz) return (void *)launch_elsewhere_ptsz;
+    if (address == (void *)cuLaunchKernelEx) return (void *)launch_ex_elsewhere;
+    if (address == (void *)cuStreamBeginCapture_v2) return (void *)begin_capture_elsewhere;
+    return address;
+}
+
 static bool lacks(const char *symbol) {
     const char *list = getenv("FAKE_LACKS"), *at = list ? strstr(list, symbol) : NULL;
     size_t length = strlen(symbol);
@@ -432,7 +452,7 @@ static CUresult find(const char *symbol, void **pfn, int version, cuuint64_t fla
                 continue;
             }
             if (status) *status = CU_GET_PROC_ADDRESS_SUCCESS;
-            *pfn = e->address;
+            *pfn = elsewhere(e->address);
             return CUDA_SUCCESS;
         }
     if (status) *status = old ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;

@@ -129,7 +129,7 @@ def link(folder: Path, command: Sequence[str], target: Path, flags: Sequence[str
     """
     sources = [str(folder / name) for name in C_SOURCES]
     linking = (
-        "-shared", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-Wl,-z,now",
+        "-shared", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-Wl,-z,now", "-Wl,-z,nodelete",
         f"-Wl,--version-script={folder / 'shim.map'}", "-lpthread", "-ldl", "-lm",
     )  # fmt: skip
     run_compiler([*command, *FLAGS, *flags, *sources, "-o", str(target), *linking], folder)
