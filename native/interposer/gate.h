@@ -43,8 +43,9 @@ uint64_t gls_wait_begins(void);
 void gls_waited(uintptr_t stream, uint64_t before);
 void gls_event_recorded(CUevent event, uintptr_t stream, uint64_t before);
 void gls_event_waited(CUevent event);
-/* Around the begin of a capture: from `begins` on nothing is gated or measured; `failed` takes that back. */
-void gls_capture_begins(void);
-void gls_capture_ended(void);
+/* Around a capture: from `begins` on nothing is gated or measured, until it has ended or its stream is gone. */
+void gls_capture_begins(CUstream stream);
+void gls_capture_ended(CUstream stream);
+void gls_capture_stream_gone(CUstream stream);
 
 #endif

@@ -43,6 +43,13 @@ struct marker {
     uint64_t launched_ns;
 };
 static struct marker markers[MARKERS];
+
+#define ORIGINS 64 /* captures under way of which it is known where they began */
+static struct origin {
+    CUstream stream;
+    CUcontext context;
+} origins[ORIGINS];
+static unsigned noted;
 static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic bool off; /* the driver refused an event: never again */
 
@@ -247,6 +254,11 @@ void gls_all_done(void) {
     pthread_mutex_unlock(&measuring);
 }
 
+static void one_less(void) {
+    int seen = atomic_load(&gls_captures);
+    while (seen > 0 && !atomic_compare_exchange_weak(&gls_captures, &seen, seen - 1)) {}
+}
+
 void gls_measure_forget(CUcontext context) {
     pthread_mutex_lock(&measuring);
     for (struct marker *m = markers; m < markers + MARKERS; m++) {
@@ -256,19 +268,44 @@ void gls_measure_forget(CUcontext context) {
     }
     for (int i = 0; i < SAMPLES; i++)
         if (samples[i].context == context) samples[i] = (struct sample){0};
+    unsigned gone = 0;
+    for (unsigned i = noted; i-- > 0;)
+        if (origins[i].context == context) {
+            origins[i] = origins[--noted];
+            gone++;
+        }
     pthread_mutex_unlock(&measuring);
+    while (gone--) one_less();
 }
 
 /* With the lock taken once nobody is amid a measurement, and whoever comes sees the capture. */
-void gls_capture_begins(void) {
+void gls_capture_begins(CUstream stream) {
     atomic_fetch_add(&gls_captures, 1);
     pthread_mutex_lock(&measuring);
+    if (noted < ORIGINS) origins[noted++] = (struct origin){stream, gls_self.context};
     pthread_mutex_unlock(&measuring);
 }
 
-void gls_capture_ended(void) {
-    int seen = atomic_load(&gls_captures);
-    while (seen > 0 && !atomic_compare_exchange_weak(&gls_captures, &seen, seen - 1)) {}
+/* Whether a capture that is under way began on this stream; it is struck out. */
+static bool strike(CUstream stream) {
+    bool found = false;
+    pthread_mutex_lock(&measuring);
+    for (unsigned i = noted; i-- > 0 && !found;)
+        if (origins[i].stream == stream) {
+            origins[i] = origins[--noted];
+            found = true;
+        }
+    pthread_mutex_unlock(&measuring);
+    return found;
+}
+
+void gls_capture_ended(CUstream stream) {
+    strike(stream);
+    one_less();
+}
+
+void gls_capture_stream_gone(CUstream stream) {
+    if (strike(stream)) one_less();
 }
 
 void gls_measure_reset(void) {
@@ -277,5 +314,6 @@ void gls_measure_reset(void) {
     memset(samples, 0, sizeof samples);
     memset(markers, 0, sizeof markers);
     memset(lanes, 0, sizeof lanes);
+    noted = 0;
     atomic_store(&off, false);
 }

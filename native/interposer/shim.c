@@ -95,10 +95,10 @@ FAMILY(graph_launch, P_GRAPH_LAUNCH, CUgraphExec graph, CUstream stream) {
 }
 
 #define CAPTURE_BEGINS(call)                                                                                        \
-    UNUSED;                                                                                                         \
-    gls_capture_begins();                                                                                           \
+    CUstream handle = explicit_stream(stream, per_thread);                                                          \
+    gls_capture_begins(handle);                                                                                     \
     CUresult result = call;                                                                                         \
-    if (result != CUDA_SUCCESS) gls_capture_ended();                                                                \
+    if (result != CUDA_SUCCESS) gls_capture_ended(handle);                                                          \
     return result
 
 FAMILY(begin_capture_1, P_STREAM, CUstream stream) { CAPTURE_BEGINS(real(stream)); }
@@ -121,7 +121,7 @@ FAMILY(end_capture, P_END_CAPTURE, CUstream stream, CUgraph *graph) {
     CUstream handle = explicit_stream(stream, per_thread);
     int before = capturing(handle);
     CUresult result = real(stream, graph);
-    if (before < 0 ? result == CUDA_SUCCESS : before == 1 && capturing(handle) != 1) gls_capture_ended();
+    if (before < 0 ? result == CUDA_SUCCESS : before == 1 && capturing(handle) != 1) gls_capture_ended(handle);
     return result;
 }
 
@@ -183,6 +183,7 @@ FAMILY(stream_gone, P_STREAM, CUstream stream) {
     bool done = is_done(stream);
     CUresult result = real(stream);
     if (result == CUDA_SUCCESS && done) gls_waited(gls_stream(stream, per_thread), before);
+    if (result == CUDA_SUCCESS) gls_capture_stream_gone(stream); /* nobody can end its capture any more */
     return result;
 }
 

@@ -170,6 +170,13 @@ def test_a_capture_is_neither_gated_nor_measured(stage: Stage, klass: str) -> No
     assert found["nodes"] == "50"
 
 
+@pytest.mark.parametrize("klass", ["high", "best-effort"])
+def test_a_capture_ends_with_its_stream(stage: Stage, klass: str) -> None:
+    """Else the program would be taken to capture for good, and nothing of it would be gated any more."""
+    stage.run(klass, "abandoned", "40")
+    assert launches(stage) == 40
+
+
 def test_a_capture_is_not_held_while_a_request_is_in_progress(stage: Stage) -> None:
     busy = stage.start("high", "busy", "5e7", "5e9")
     assert busy.stdout is not None

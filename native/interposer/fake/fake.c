@@ -303,7 +303,14 @@ API cuStreamCreate(CUstream *stream, unsigned flags) {
     *s = (struct CUstream_st){fake_stream(), current->device, NULL};
     return *stream = s, CUDA_SUCCESS;
 }
-API cuStreamDestroy_v2(CUstream stream) { return free(stream), CUDA_SUCCESS; }
+API cuStreamDestroy_v2(CUstream stream) {
+    if (stream->graph) { /* its capture goes with it */
+        free(stream->graph);
+        atomic_store(&captured, NULL);
+        atomic_fetch_sub(&captures, 1);
+    }
+    return free(stream), CUDA_SUCCESS;
+}
 
 API cuEventCreate(CUevent *event, unsigned flags) {
     NEED_CONTEXT;

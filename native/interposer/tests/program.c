@@ -55,7 +55,7 @@ extern CUresult cuInit(unsigned), cuDeviceGet(CUdevice *, int), cuCtxCreate_v2(C
     cuLaunchKernelEx P_LAUNCH_EX, cuLaunchCooperativeKernel P_COOPERATIVE, cuStreamSynchronize P_STREAM,
     cuGraphLaunch P_GRAPH_LAUNCH, cuStreamBeginCapture_v2 P_BEGIN_CAPTURE, cuStreamEndCapture P_END_CAPTURE,
     cuEventRecord P_EVENT_RECORD, cuGetProcAddress P_PROC_1, cuGetProcAddress_v2 P_PROC_2;
-extern CUresult cuStreamCreate(CUstream *, unsigned), cuEventCreate(CUevent *, unsigned), cuEventSynchronize P_EVENT,
+extern CUresult cuStreamCreate(CUstream *, unsigned), cuStreamDestroy_v2 P_STREAM, cuEventCreate(CUevent *, unsigned), cuEventSynchronize P_EVENT,
     cuEventQuery P_EVENT, cuStreamQuery P_STREAM, cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, uint64_t),
     cuGraphGetNodes(CUgraph, CUgraphNode *, size_t *), cuModuleUnload(CUmodule),
     cuLibraryLoadData(CUlibrary *, const void *, void *, void **, unsigned, void *, void **, unsigned),
@@ -279,6 +279,19 @@ static void capture(void) {
            (unsigned long long)(now() - from));
 }
 
+/* A stream is destroyed while it is captured; then kernels are launched as ever. */
+static void abandoned(int n) {
+    CUstream stream;
+    CUfunction f = kernel("after", 20000, 1);
+    CHECK(cuStreamCreate(&stream, 0));
+    CHECK(api.cuStreamBeginCapture(stream, 0));
+    for (int i = 0; i < 5; i++) go(f, 80, stream);
+    CHECK(cuStreamDestroy_v2(stream));
+    for (int i = 0; i < n; i++) go(f, 80, NULL);
+    CHECK(api.cuStreamSynchronize(NULL));
+    printf("abandoned=1\n");
+}
+
 /* Nothing but graph launches, each waited for. */
 static void graphs(int n) {
     CUstream stream;
@@ -350,6 +363,8 @@ int main(int argc, char **argv) {
         printf("threads=4\n");
     } else if (strcmp(command, "capture") == 0) {
         capture();
+    } else if (strcmp(command, "abandoned") == 0) {
+        abandoned((int)number(argc, argv, 3, 40));
     } else if (strcmp(command, "graphs") == 0) {
         graphs((int)number(argc, argv, 3, 3));
     } else if (strcmp(command, "busy") == 0) { /* launches and never waits */
