@@ -383,7 +383,7 @@ const char *gl_reason_name(uint32_t reason) {
         [GL_HOLD_WINDOW] = "window",        [GL_HOLD_BUDGET] = "budget",
         [GL_HOLD_GRAPH] = "graph",          [GL_HOLD_CLASS] = "class",
         [GL_ADMIT_PRICED] = "priced",       [GL_HOLD_PRICE] = "price",
-        [GL_HOLD_BAD_INPUT] = "bad_input",
+        [GL_HOLD_BAD_INPUT] = "bad_input",  [GL_HOLD_TURNS] = "turns",
     };
     return reason < GL_REASONS && names[reason] ? names[reason] : "?";
 }

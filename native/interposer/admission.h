@@ -54,6 +54,7 @@ enum gl_reason {
     GL_HOLD_BUDGET = 12,       /* the delay budget of this busy period is spent */
     GL_HOLD_GRAPH = 13,        /* graph launches wait for the end of the request */
     GL_HOLD_CLASS = 14,        /* Orion: same class, or class unknown */
+    GL_HOLD_TURNS = 15,        /* without MPS kernels of two programs don't run at the same time */
     GL_HOLD_BAD_INPUT = 16,    /* version or size of a struct does not match: the caller passes the launch through */
     GL_ADMIT_PRICED = 5,       /* delays the request, by less than its budget has left */
     GL_HOLD_PRICE = 17,        /* would delay the request by more than it is worth */

@@ -146,6 +146,16 @@ bool gls_driver(void) {
     return atomic_load(&state) == 2;
 }
 
+bool gls_overlaps(void) {
+    int (*fake)(void) = NULL; /* the tests' fake driver has no pipes */
+    char path[PATH_MAX];
+    const char *pipes = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    if (gls_driver()) TAKE(fake, "gpuloom_fake_mps", NULL);
+    if (fake) return fake() != 0;
+    int length = snprintf(path, sizeof path, "%s/control", pipes && *pipes ? pipes : "/tmp/nvidia-mps");
+    return length > 0 && length < (int)sizeof path && access(path, F_OK) == 0;
+}
+
 int gls_hook_of(const void *address) {
     for (int i = 0; address && i < HOOK_COUNT; i++)
         if (atomic_load_explicit(&gls_real[i], memory_order_relaxed) == address) return i;

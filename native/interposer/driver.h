@@ -34,6 +34,8 @@ extern struct gls_own gls_own;
 
 /* Load the real driver on the first call. False: there is none. */
 bool gls_driver(void);
+/* Whether kernels of several programs run on the GPU at the same time: the program is a client of MPS, by its pipes. */
+bool gls_overlaps(void);
 /* Which hook has this address in the real driver, or -1. */
 int gls_hook_of(const void *address);
 /* Which hook a name of cuGetProcAddress means, or -1: none, or one of several forms that take other arguments. The

@@ -188,7 +188,10 @@ static bool attach(CUdevice device) {
         step_aside("no shared memory");
         return false;
     }
+    bool overlaps = gls_overlaps();
+    if (!overlaps) gls_log("without MPS programs' contexts take turns: best-effort kernels run between requests only");
     gls_lock();
+    p->overlaps = overlaps;
     p->device = device;
     p->sm_count = (unsigned)sms;
     p->map = map;
@@ -358,6 +361,9 @@ static void hold(const struct gl_kernel *k, uint32_t kind, uint64_t waited) {
         s.pass_sm = s.outstanding_sm;
         s.held_ns = waited + (began ? now - began : 0);
         gl_admit(&p->params, &s, k, &verdict);
+        /* The rule takes it that both run at the same time. Where they don't, the request would wait for all of it. */
+        if (!p->overlaps && (verdict.reason == GL_ADMIT_BESIDE || verdict.reason == GL_ADMIT_PRICED))
+            verdict = (struct gl_verdict){.reason = GL_HOLD_TURNS, .interference = verdict.interference};
         if (verdict.admit || verdict.reason == GL_HOLD_BAD_INPUT) break;
         if (!began) {
             began = now;

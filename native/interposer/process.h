@@ -30,6 +30,7 @@ struct gls_process {
     enum gls_class klass;
     struct gl_params params;
     uint32_t warm_up; /* launches of each kernel that are never held */
+    bool overlaps;    /* kernels of several programs run at the same time (MPS) */
     CUdevice device;
     unsigned sm_count;
     struct gls_map map;

@@ -239,3 +239,23 @@ def test_two_ctypes_programs_by_proc_address_gate_each_other(stage: Stage, name:
     held = last(stage, 1)
     assert (held.kernels, last(stage, 0).kernels) == (20, 30)
     assert os.path.samefile(link, stage.made.shim)
+
+
+def test_without_mps_best_effort_runs_in_gaps_only(stage: Stage) -> None:
+    """Its contexts take turns then: a kernel that the rule lets run beside a request would run before or after it."""
+
+    def shared(**more: str) -> dict[str, int]:
+        more |= {"FAKE_VIRTUAL": "2", "GPULOOM_SHARE_WARM_UP": "0", "PROGRAM_COMPUTE": "0.2", "PROGRAM_DRAM": "0.2"}
+        service = stage.start("high", "serve", "150", "20", "50000", "600000", FAKE_RANK="0", **more)
+        training = stage.start("best-effort", "train", "2e8", "4", "20000", FAKE_RANK="1", **more)
+        told(service)
+        told(training)
+        return reasons(last(stage, 1))
+
+    both = shared()
+    assert both.get("beside", 0) + both.get("priced", 0) > 20
+    assert "turns" not in both
+    alone = shared(FAKE_NO_MPS="1")
+    assert alone.get("beside", 0) + alone.get("priced", 0) == 0
+    assert min(alone["turns"], alone["idle"]) > 20
+    assert "without MPS" in stage.log

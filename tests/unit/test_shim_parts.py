@@ -86,7 +86,7 @@ def test_mps_and_profiling_in_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(mps, "control", lambda: "/bin/mps")
     assert attach._mps() == Finding("MPS", True, "/bin/mps: programs' kernels can run at the same time")
     monkeypatch.setattr(mps, "control", lambda: None)
-    text = "nvidia-cuda-mps-control not found: programs' contexts take turns; gating works all the same"
+    text = "nvidia-cuda-mps-control not found: programs' contexts take turns; best effort runs between requests"
     assert attach._mps() == Finding("MPS", None, text)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert attach._profiling() == Finding("profiling", True, "root: ncu may read performance counters")

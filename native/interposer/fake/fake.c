@@ -51,6 +51,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* For the shim and for tests: the clock of the GPUs, and whether it is a virtual one. */
 __attribute__((visibility("default"))) int gpuloom_fake_virtual(void) { return fake_virtual(); }
+/* Whether it is as under MPS: its GPUs run kernels of several programs at the same time. FAKE_NO_MPS: it says no. */
+__attribute__((visibility("default"))) int gpuloom_fake_mps(void) { return getenv("FAKE_NO_MPS") == NULL; }
 __attribute__((visibility("default"))) uint64_t gpuloom_fake_clock(void) { return fake_now(); }
 __attribute__((visibility("default"))) void gpuloom_fake_sleep(uint64_t ns) { fake_pass(ns); }
 __attribute__((visibility("default"))) void gpuloom_fake_wait(uint64_t ns) { fake_wait(ns); }
