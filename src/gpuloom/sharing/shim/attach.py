@@ -234,7 +234,9 @@ def _mps() -> Finding:
     program = mps.control()
     if program:
         return Finding("MPS", True, f"{program}: programs' kernels can run at the same time")
-    return Finding("MPS", None, f"{mps.CONTROL} not found: programs' contexts take turns; best effort runs between requests")
+    return Finding(
+        "MPS", None, f"{mps.CONTROL} not found: programs' contexts take turns; best effort runs between requests"
+    )
 
 
 def _profiling() -> Finding:
