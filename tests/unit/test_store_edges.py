@@ -127,7 +127,7 @@ def test_a_run_that_ended_before_the_span_counts_in_none_of_it() -> None:
 @pytest.mark.parametrize(("failed_s", "failed"), [(None, 0), (9.0, 0), (10.0, 1), (19.0, 1), (20.0, 0)])
 def test_a_job_counts_as_failed_where_it_failed_in_the_span(failed_s: float | None, failed: int) -> None:
     found = usage.tally([run(Stretch(0.0, None, ONE), failed_s=failed_s)], since_s=10.0, until_s=20.0, by="name")
-    assert found == [Usage("ada's", 1, 1, 10.0, 10.0, failed)]
+    assert found == [Usage("ada's", 1, 1, 10.0, 10.0, failed, {"": 10.0})]
 
 
 def test_most_gpu_time_first_and_of_equals_by_name() -> None:
@@ -138,9 +138,9 @@ def test_most_gpu_time_first_and_of_equals_by_name() -> None:
         run(Stretch(10.0, 20.0, ONE), user="bo", number=2),
     ]
     assert usage.tally(runs, since_s=0.0, until_s=100.0, by="user") == [
-        Usage("di", 1, 1, 10.0, 30.0, 0),
-        Usage("bo", 1, 2, 20.0, 20.0, 0),
-        Usage("cy", 1, 1, 10.0, 10.0, 0),
+        Usage("di", 1, 1, 10.0, 30.0, 0, {"": 30.0}),
+        Usage("bo", 1, 2, 20.0, 20.0, 0, {"": 20.0}),
+        Usage("cy", 1, 1, 10.0, 10.0, 0, {"": 10.0}),
     ]
     assert [(each.key, each.gpu_s) for each in usage.tally(runs, since_s=0.0, until_s=100.0, by="node")] == [
         ("a", 50.0),
@@ -151,8 +151,8 @@ def test_most_gpu_time_first_and_of_equals_by_name() -> None:
 def test_days_are_cut_at_midnight_and_a_failure_counts_on_its_day() -> None:
     runs = [run(Stretch(0.0, 2 * DAY_S, TWO)), run(Stretch(DAY_S - 5.0, DAY_S + 7.0, ONE), job=2, failed_s=DAY_S)]
     assert usage.tally(runs, since_s=0.0, until_s=9 * DAY_S, by="day") == [
-        Usage("1970-01-01", 2, 2, DAY_S + 5.0, 3 * DAY_S + 5.0, 0),
-        Usage("1970-01-02", 2, 2, DAY_S + 7.0, 3 * DAY_S + 7.0, 1),
+        Usage("1970-01-01", 2, 2, DAY_S + 5.0, 3 * DAY_S + 5.0, 0, {"": 3 * DAY_S + 5.0}),
+        Usage("1970-01-02", 2, 2, DAY_S + 7.0, 3 * DAY_S + 7.0, 1, {"": 3 * DAY_S + 7.0}),
     ]
     assert [usage.day_of(at_s) for at_s in (0.0, DAY_S - 1e-3, DAY_S)] == ["1970-01-01", "1970-01-01", "1970-01-02"]
 

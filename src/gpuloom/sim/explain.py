@@ -19,6 +19,7 @@ from gpuloom.core.errors import InputError
 from gpuloom.core.scaling import NO_CURVE
 from gpuloom.core.sharing import Sharing
 from gpuloom.core.snapshot import Snapshot
+from gpuloom.core.sums import sum_floats
 from gpuloom.core.workload import Speeds, Workload
 from gpuloom.engine.progress import Progress
 from gpuloom.facts.gpus import HOUR_S, price_usd_per_hour, with_known_memory
@@ -118,7 +119,7 @@ class Explanation:
         held = dict(zip(self.result.gpu_models, self.result.held_gpu_s[self.job].tolist(), strict=True))
         prices = {model: price_usd_per_hour(model) for model, seconds in held.items() if seconds > 0.0}
         known = [held[model] / HOUR_S * price for model, price in prices.items() if price is not None]
-        return sum(known) if len(known) == len(prices) else None
+        return sum_floats(known) if len(known) == len(prices) else None
 
 
 def explain(
