@@ -89,6 +89,7 @@ typedef struct { /* cuda.h: struct CUlaunchConfig_st */
 #define P_EVENT (CUevent event)
 #define P_EVENT_RECORD (CUevent event, CUstream stream)
 #define P_EVENT_RECORD_FLAGS (CUevent event, CUstream stream, unsigned flags)
+#define P_STREAM_WAIT (CUstream stream, CUevent event, unsigned flags)
 #define P_VOID (void)
 #define P_CONTEXT (CUcontext context)
 #define P_PROC_1 (const char *symbol, void **pfn, int version, cuuint64_t flags)

@@ -77,6 +77,7 @@ static void fork_child(void) {
     memset(&p->row, 0, sizeof p->row);
     memset(p->streams, 0, sizeof p->streams);
     memset(p->events, 0, sizeof p->events);
+    memset(p->joins, 0, sizeof p->joins);
     p->generation++;
     gls_self = (struct gls_thread){0};
 }

@@ -43,6 +43,8 @@ uint64_t gls_wait_begins(void);
 void gls_waited(uintptr_t stream, uint64_t before);
 void gls_event_recorded(CUevent event, uintptr_t stream, uint64_t before);
 void gls_event_waited(CUevent event);
+/* A stream goes on once an event is reached: who waits for it later has waited for what the event stands for. */
+void gls_stream_joins(uintptr_t stream, CUevent event);
 /* Around a capture: from `begins` on nothing is gated or measured, until it has ended or its stream is gone. */
 void gls_capture_begins(CUstream stream);
 void gls_capture_ended(CUstream stream);

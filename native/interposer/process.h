@@ -6,6 +6,7 @@
 
 #define STREAMS 64u
 #define EVENTS 256u
+#define JOINS 64u
 #define GLS_QUEUE 28u /* high-priority kernels looked at */
 
 struct gls_stream_state {
@@ -48,6 +49,11 @@ struct gls_process {
         uintptr_t stream;
         uint64_t launches;
     } events[EVENTS];
+    struct gls_join { /* a stream that waits, on the GPU, for another's launches up to a number */
+        uintptr_t stream, other; /* 0: none */
+        uint64_t since, launches; /* since: launches when it began to */
+    } joins[JOINS];
+    unsigned next_join;
     struct gl_tail tail;
     struct gls_row row; /* of high-priority requests */
     uint64_t gap_ns;    /* between kernels of a request, alone: its time beyond its kernels', by kernel */

@@ -201,6 +201,13 @@ FAMILY(event_record_flags, P_EVENT_RECORD_FLAGS, CUevent event, CUstream stream,
     return result;
 }
 
+FAMILY(stream_joins, P_STREAM_WAIT, CUstream stream, CUevent event, unsigned flags) {
+    CUresult result = real(stream, event, flags);
+    if (result == CUDA_SUCCESS && !gls_self.inside && atomic_load(&gls_captures) == 0)
+        gls_stream_joins(gls_stream(stream, per_thread), event);
+    return result;
+}
+
 FAMILY(event_wait, P_EVENT, CUevent event) {
     UNUSED;
     CUresult result = real(event);

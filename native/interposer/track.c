@@ -218,6 +218,19 @@ uint64_t gls_wait_begins(void) {
     return launches;
 }
 
+/* A stream's launches up to a number are done, and with them those that it waited for. */
+static void is_done(uintptr_t stream, uint64_t before, unsigned depth) {
+    struct gls_process *p = &gls_process;
+    struct gls_stream_state *s = stream_state(stream, false);
+    if (s && s->stream == stream && s->dirty && s->last <= before) s->dirty = false, p->dirty--;
+    for (unsigned i = 0; i < JOINS && depth < JOINS; i++) {
+        struct gls_join *join = &p->joins[i];
+        if (join->stream != stream || join->since > before) continue;
+        join->stream = 0;
+        is_done(join->other, join->launches, depth + 1);
+    }
+}
+
 void gls_waited(uintptr_t stream, uint64_t before) {
     struct gls_process *p = &gls_process;
     gls_lock();
@@ -228,10 +241,11 @@ void gls_waited(uintptr_t stream, uint64_t before) {
     if (stream == 0) {
         for (unsigned i = 0; i < STREAMS; i++)
             if (p->streams[i].dirty && p->streams[i].last <= before) p->streams[i].dirty = false, p->dirty--;
+        for (unsigned i = 0; i < JOINS; i++)
+            if (p->joins[i].since <= before) p->joins[i].stream = 0;
         if (p->launches == before) p->overflow = false;
     } else {
-        struct gls_stream_state *s = stream_state(stream, false);
-        if (s && s->stream == stream && s->dirty && s->last <= before) s->dirty = false, p->dirty--;
+        is_done(stream, before, 0);
     }
     bool done = p->dirty == 0 && !p->overflow;
     bool best_effort = p->klass == GLS_CLASS_BEST_EFFORT;
@@ -265,4 +279,14 @@ void gls_event_waited(CUevent event) {
     uint64_t launches = p->events[at].launches;
     gls_unlock();
     if (known) gls_waited(stream, launches);
+}
+
+void gls_stream_joins(uintptr_t stream, CUevent event) {
+    struct gls_process *p = &gls_process;
+    gls_lock();
+    unsigned at = event_place(event);
+    uintptr_t other = p->events[at].event == event ? p->events[at].stream : 0;
+    if (other && other != stream) /* of too many the oldest is forgotten: its stream is waited for by itself then */
+        p->joins[p->next_join++ % JOINS] = (struct gls_join){stream, other, ++p->launches, p->events[at].launches};
+    gls_unlock();
 }

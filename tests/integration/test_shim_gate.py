@@ -259,3 +259,10 @@ def test_without_mps_best_effort_runs_in_gaps_only(stage: Stage) -> None:
     assert alone.get("beside", 0) + alone.get("priced", 0) == 0
     assert min(alone["turns"], alone["idle"]) > 20
     assert "without MPS" in stage.log
+
+
+def test_a_request_on_streams_that_an_event_joins_ends_with_its_last_stream(stage: Stage) -> None:
+    """Only that one is waited for. Else each request would seem to go on until it had been quiet for a while."""
+    stage.run("high", "joined", "60", "50000", "1000000", FAKE_VIRTUAL="1", GPULOOM_SHARE_WARM_UP="0")
+    service = last(stage, 0)
+    assert (service.kernels, service.requests) == (300, 60)

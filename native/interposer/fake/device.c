@@ -106,7 +106,7 @@ static struct fake_work *head_of(struct stream *s) { return &s->ring[s->head % D
 
 /* The head of a stream has come up: it may start when it was submitted and the one before it is done. */
 static void next_head(struct stream *s, uint64_t earliest) {
-    if (s->count && head_of(s)->event < 0 && head_of(s)->ready < earliest) head_of(s)->ready = earliest;
+    if (s->count && head_of(s)->event < 0 && !head_of(s)->gate && head_of(s)->ready < earliest) head_of(s)->ready = earliest;
 }
 
 /* Whether a thread waits for no work any more; it goes on now. */
@@ -130,16 +130,29 @@ static void pop(struct stream *s) {
     if (--s->count == 0) s->name = 0;
 }
 
+/* Whether the head of a stream is an event that is reached now, or a wait for one that has been. */
+static bool passes(struct stream *s, uint64_t now) {
+    if (!s->count) return false;
+    struct fake_work *w = head_of(s);
+    if (w->gate) return all->events[w->gate - 1].time != 0;
+    return w->event >= 0 && w->ready <= now;
+}
+
 /* Take off reached events; give free SMs to kernels that can start. Returns whether a stream has run empty. */
 static bool start(struct device *d) {
     bool emptied = false;
-    for (uint32_t i = 0; i < d->used; i++) {
+    for (uint32_t i = 0; i < d->used;) {
         struct stream *s = &d->streams[i];
-        while (s->count && head_of(s)->event >= 0 && head_of(s)->ready <= d->now) {
-            all->events[head_of(s)->event].time = d->now ? d->now : 1;
-            pop(s);
-            if (!s->count) emptied = true;
+        if (!passes(s, d->now)) {
+            i++;
+            continue;
         }
+        bool reached = head_of(s)->event >= 0;
+        if (reached) all->events[head_of(s)->event].time = d->now ? d->now : 1;
+        pop(s);
+        if (!s->count) emptied = true;
+        next_head(s, d->now);
+        if (reached) i = 0; /* another stream may have waited for it */
     }
     while (d->free_sms && d->count < BATCHES) {
         struct stream *best = NULL;
@@ -292,8 +305,9 @@ void fake_queue(int device, uint64_t stream, const struct fake_work *work, uint6
     struct fake_work *w = &s->ring[(s->head + s->count) % DEPTH];
     *w = *work;
     w->running = 0;
-    w->ready = now + (work->event < 0 ? SUBMIT_NS : 0);
-    if (work->event < 0) { /* blocks that follow each other on one SM are lumped, to at most WAVES waves */
+    w->pending = 0;
+    w->ready = now + (work->event < 0 && !work->gate ? SUBMIT_NS : 0);
+    if (work->event < 0 && !work->gate) { /* blocks that follow each other on one SM are lumped, to at most WAVES waves */
         uint64_t slots = w->sm ? w->sm : 1, waves = (slots + all->sms - 1) / all->sms;
         uint64_t group = (waves + WAVES - 1) / WAVES;
         w->pending = (uint32_t)((slots + group - 1) / group);

@@ -10,6 +10,7 @@
 
 struct fake_work {
     int event;           /* >= 0: an event, not a kernel */
+    int gate;            /* > 0: nothing but a wait until event gate - 1 is reached */
     uint32_t sm;         /* SMs that all blocks would fill at once; more than the GPU has: several waves */
     float compute, dram; /* 0..1; negative: unknown */
     double ns;           /* as it takes alone */

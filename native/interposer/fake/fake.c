@@ -26,7 +26,7 @@ struct CUstream_st {
 struct CUevent_st {
     int place, device;
     unsigned life; /* of its context */
-    bool timing;
+    bool timing, recorded;
 };
 struct CUgraph_st {
     double ns;
@@ -282,6 +282,7 @@ __attribute__((destructor)) static void end_slowly(void) { slow(); } /* after th
         if (s->graph) return s->graph->launches++, CUDA_SUCCESS;                                                    \
         fake_event_reset(event->place);                                                                             \
         event->device = current->device;                                                                            \
+        event->recorded = true;                                                                                     \
         struct fake_work work = {.event = event->place};                                                            \
         fake_queue(current->device, s->name, &work, RECORD_NS);                                                     \
         slow();                                                                                                     \
@@ -289,6 +290,18 @@ __attribute__((destructor)) static void end_slowly(void) { slow(); } /* after th
     }
 #undef P_END_CAPTURE
 #define P_END_CAPTURE (CUstream stream, CUgraph *out)
+/* Of an event that was recorded once, or never. */
+#define WAITS(suffix, per_thread)                                                                                   \
+    API cuStreamWaitEvent##suffix P_STREAM_WAIT {                                                                   \
+        NEED_CONTEXT;                                                                                               \
+        (void)flags;                                                                                                \
+        if (!alive(event)) return CUDA_ERROR_INVALID_HANDLE;                                                        \
+        struct fake_work work = {.event = -1, .gate = event->place + 1};                                            \
+        if (event->recorded) fake_queue(current->device, stream_of(stream, per_thread)->name, &work, RECORD_NS);    \
+        return CUDA_SUCCESS;                                                                                        \
+    }
+WAITS(, false)
+WAITS(_ptsz, true)
 LAUNCHES(, false)
 LAUNCHES(_ptsz, true)
 
@@ -319,7 +332,7 @@ API cuEventCreate(CUevent *event, unsigned flags) {
     int place = fake_event_new();
     if (place < 0) return CUDA_ERROR_OUT_OF_MEMORY;
     *event = calloc(1, sizeof **event);
-    **event = (struct CUevent_st){place, current->device, current->life, !(flags & CU_EVENT_DISABLE_TIMING)};
+    **event = (struct CUevent_st){place, current->device, current->life, !(flags & CU_EVENT_DISABLE_TIMING), false};
     return CUDA_SUCCESS;
 }
 API cuEventDestroy_v2(CUevent event) { return fake_event_free(event->place), free(event), CUDA_SUCCESS; }

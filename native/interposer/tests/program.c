@@ -55,7 +55,7 @@ extern CUresult cuInit(unsigned), cuDeviceGet(CUdevice *, int), cuCtxCreate_v2(C
     cuLaunchKernelEx P_LAUNCH_EX, cuLaunchCooperativeKernel P_COOPERATIVE, cuStreamSynchronize P_STREAM,
     cuGraphLaunch P_GRAPH_LAUNCH, cuStreamBeginCapture_v2 P_BEGIN_CAPTURE, cuStreamEndCapture P_END_CAPTURE,
     cuEventRecord P_EVENT_RECORD, cuGetProcAddress P_PROC_1, cuGetProcAddress_v2 P_PROC_2;
-extern CUresult cuStreamCreate(CUstream *, unsigned), cuStreamDestroy_v2 P_STREAM, cuEventCreate(CUevent *, unsigned), cuEventSynchronize P_EVENT,
+extern CUresult cuStreamCreate(CUstream *, unsigned), cuStreamDestroy_v2 P_STREAM, cuEventDestroy_v2 P_EVENT, cuStreamWaitEvent P_STREAM_WAIT, cuEventCreate(CUevent *, unsigned), cuEventSynchronize P_EVENT,
     cuEventQuery P_EVENT, cuStreamQuery P_STREAM, cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, uint64_t),
     cuGraphGetNodes(CUgraph, CUgraphNode *, size_t *), cuModuleUnload(CUmodule),
     cuLibraryLoadData(CUlibrary *, const void *, void *, void **, unsigned, void *, void **, unsigned),
@@ -279,6 +279,26 @@ static void capture(void) {
            (unsigned long long)(now() - from));
 }
 
+/* Requests on two streams, of which the second joins the first by an event; only the second is waited for. */
+static void joined(int requests, double ns, double gap) {
+    CUstream first, second;
+    CUevent event;
+    CUfunction f = kernel("joined", ns, 1);
+    CHECK(cuStreamCreate(&first, 0));
+    CHECK(cuStreamCreate(&second, 0));
+    for (int i = 0; i < requests; i++) {
+        CHECK(cuEventCreate(&event, 0));
+        for (int k = 0; k < 4; k++) go(f, 60, first);
+        CHECK(api.cuEventRecord(event, first));
+        CHECK(cuStreamWaitEvent(second, event, 0));
+        go(f, 60, second);
+        CHECK(api.cuStreamSynchronize(second));
+        CHECK(cuEventDestroy_v2(event));
+        rest((uint64_t)gap);
+    }
+    printf("joined=%d\n", requests);
+}
+
 /* A stream is destroyed while it is captured; then kernels are launched as ever. */
 static void abandoned(int n) {
     CUstream stream;
@@ -363,6 +383,8 @@ int main(int argc, char **argv) {
         printf("threads=4\n");
     } else if (strcmp(command, "capture") == 0) {
         capture();
+    } else if (strcmp(command, "joined") == 0) {
+        joined((int)number(argc, argv, 3, 50), number(argc, argv, 4, 50000), number(argc, argv, 5, 1e6));
     } else if (strcmp(command, "abandoned") == 0) {
         abandoned((int)number(argc, argv, 3, 40));
     } else if (strcmp(command, "graphs") == 0) {

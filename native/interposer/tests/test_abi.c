@@ -112,6 +112,7 @@ SIGNATURE(cuStreamEndCapture, P_END_CAPTURE);
 SIGNATURE(cuStreamBeginCapture_v2, P_BEGIN_CAPTURE);
 SIGNATURE(cuEventRecord, P_EVENT_RECORD);
 SIGNATURE(cuEventRecordWithFlags, P_EVENT_RECORD_FLAGS);
+SIGNATURE(cuStreamWaitEvent, P_STREAM_WAIT);
 SIGNATURE(cuEventSynchronize, P_EVENT);
 SIGNATURE(cuEventQuery, P_EVENT);
 SIGNATURE(cuGetProcAddress, P_PROC_1);
