@@ -196,6 +196,15 @@ def test_same_ends_where_jobs_move_to_faster_gpus(
     on_mixed_nodes(text, workload, cluster, interval, overhead, tuple(failures))
 
 
+@pytest.mark.parametrize("text", ["tiresias", "srtf"])
+def test_a_node_that_fails_with_free_gpus_is_no_room_to_clear(text: str) -> None:
+    """At 1800 a job comes as a node fails that stood idle."""
+    rows = [(0.0, 901.0, 5), (100.0, 426.0, 4), (100.0, 0.0, 5), (1800.0, 0.0, 4)]
+    speeds = Speeds(("V100", "K80"), np.array([[0.25, 0.5], [0.25, 0.25], [0.25, 0.25], [0.25, 0.25]]))
+    workload = jobs(rows, speeds=speeds, gpu_type=Labels.of([""] * len(rows)))
+    on_mixed_nodes(text, workload, MIXED[2], 0.0, 0.0, (Failure(2, 1800.0, 1801.0),))
+
+
 @pytest.mark.parametrize("text", ["srtf", "srsf", "srtf:upgrade=no"])
 def test_a_job_that_started_on_slow_gpus_may_be_stopped_at_once(text: str) -> None:
     """Where it waits a job counts with its fastest model: once it runs on a slow one, those behind it may go first,

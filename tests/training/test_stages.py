@@ -89,7 +89,8 @@ def test_accumulation_by_a_framework_that_nests_and_fetches_ahead(
     assert right(measured.stages_s[0], READ_S, said["read"], times=2), (measured, said)
     assert right(measured.stages_s[1], PREPARE_S, said["prepare"], times=2), (measured, said)
     assert measured.stages_s[2] >= 2 * COMPUTE_S * 0.85  # the framework's own work is computing, too
-    assert measured.batches == 2.0
+    # Who fetches ahead fetches one less in the last iteration, which may be among those that count.
+    assert measured.batches == pytest.approx(2.0, abs=0.1)
     if framework != "accelerate":
         assert training.steps == 30
 

@@ -151,7 +151,9 @@ class OrderedPlanner:
         for job in snapshot.evicted:
             self._leave_running(job)
         for node in snapshot.nodes_down:
-            self.pools[self._pool_of_node[node]].node_down(node)
+            index = self._pool_of_node[node]
+            self.pools[index].node_down(node)
+            self._clearings[index].touch(node)  # its GPUs that were free are no room any more
         for node in snapshot.nodes_up:
             self.pools[self._pool_of_node[node]].node_up(node)
             self._touch(node)
