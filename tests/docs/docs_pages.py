@@ -21,7 +21,7 @@ SHOWN = {"", "text", "json", "toml", "csv", "yaml"}
 """Languages of blocks that are shown, or are the content of a file, but never run."""
 RUN = {"sh", "console", "python"}
 _DATA = r"the public traces, see \[data\.md\]\([\w./]+\)"
-_MACHINES = "several machines|a Slurm cluster|root|Docker|systemd|PyTorch"
+_MACHINES = "several machines|a Slurm cluster|a Kubernetes cluster|root|Docker|systemd|PyTorch"
 _TIME = r"(an?|two|five|ten|[0-9]+) (second|minute|hour)s?"
 NEEDS = re.compile(rf"(Needs (a GPU|{_MACHINES}|{_DATA})(, and takes {_TIME})?|Takes {_TIME})\.")
 """What may stand, in italics, as the last line above a block: why a reader may not be able to run it."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 300.0
 """How long a command that follows something looks for a scheduler that went away."""
 
+MOST_PARTS = 4
+"""Parts of a pod's name that may stand behind the name of its job, plus one."""
 JOBS_HELP = "JOB is 12, a range 12-20, 12_3 (index 3 of the array whose first job is 12) or 12_ (all of that array)."
 
 
@@ -114,11 +116,27 @@ def numbers(client: Client, written: Sequence[str], *, least: int = 1) -> list[i
 
 
 def one_number(client: Client, written: str) -> int:
-    """The one job that an argument stands for."""
-    found = client.numbers([written])
+    """The one job that an argument stands for: by its number, or the newest of that name, or that has such a pod."""
+    try:
+        found = client.numbers([written])
+    except InputError:
+        if (named := _newest_called(client, written)) is None:
+            raise
+        return named
     if len(found) != 1:
         raise InputError(f"{written!r} stands for {len(found)} jobs; this command takes one")
     return found[0]
+
+
+def _newest_called(client: Client, name: str) -> int | None:
+    """The newest job of a name. Pods are called after their job: 'train-worker-0' may be one of job 'train'."""
+    for _ in range(MOST_PARTS):
+        if not name:
+            return None
+        for job in client.jobs(names=[name], limit=1):
+            return job["id"]
+        name = name.rpartition("-")[0]
+    return None
 
 
 def say_json(value: Any) -> None:

@@ -48,6 +48,9 @@ SECTIONS: dict[str, Commands] = {
         "usage": ("gpuloom.cli.events", "Show how much GPU time was used, and by whom."),
         "db": ("gpuloom.cli.db", "Check, back up and restore the store."),
     },
+    "Observe a cluster": {
+        "observe": ("gpuloom.cli.observe", "Watch a Kubernetes cluster: why its jobs wait, and until when."),
+    },
     "Simulate (no scheduler is needed)": {
         "compare": ("gpuloom.cli.simulate", "Replay a trace under several policies and compare them."),
         "simulate": ("gpuloom.cli.simulate", "Replay a trace under one policy."),

@@ -113,8 +113,7 @@ def up(
       gpuloom up --slurm -p gpu -G 16 --hours 8 --detach
       gpuloom up --slots 4 --policy tiresias
     """
-    from gpuloom.client.errors import AccessError, ClientError
-    from gpuloom.client.home import alive, home_directory, running
+    from gpuloom.client.home import home_directory
 
     if slots is not None and not local:
         raise click.UsageError("--slots are of this machine, and with --no-local no job runs here: give one of them")
@@ -132,19 +131,13 @@ def up(
 
             written = ctx.params["written"] = with_whole_paths(written, Path.cwd())
     folder = home_directory(home)
-    try:
-        found = running(folder)
-    except AccessError:
-        raise
-    except ClientError:  # a crash of the machine left half of the file; this start writes it anew
-        found = None
-    if found is not None and alive(found.pid) and _answers(folder, found.pid):
-        text = f"a scheduler is running here already: pid {found.pid}, {found.url}, home {folder}"
+    if (there := running_here(folder)) is not None:
+        text = f"a scheduler is running here already: pid {there['pid']}, {there['url']}, home {folder}"
         if not detach:
             raise UpError(text)
-        if differing := _differences(ctx, _ready(folder, found.pid), found.url):
+        if differing := _differences(ctx, there, there["url"]):
             raise UpError(f"{text}; but {'; '.join(differing)}")
-        say_json(_ready(folder, found.pid)) if as_json else click.echo(text)
+        say_json(there) if as_json else click.echo(text)
         return
     if detach:
         ready = start_detached(folder, _arguments(ctx))
@@ -152,7 +145,7 @@ def up(
         return
     from gpuloom.server.up import UpOptions, run
 
-    say = threading.Thread(target=_say_when_ready, args=(folder, os.getpid(), as_json), daemon=True)
+    say = threading.Thread(target=say_when_ready, args=(folder, os.getpid(), as_json), daemon=True)
     say.start()
     options = UpOptions(
         home=folder,
@@ -251,6 +244,25 @@ def _same_policy(one: str, other: str) -> bool:
 # -- ready ------------------------------------------------------------------------------------------------------------
 
 
+def running_here(folder: Path) -> Ready | None:
+    """The scheduler that runs in this home and answers; None: there is none.
+
+    Raises:
+        AccessError: it may not be asked.
+    """
+    from gpuloom.client.errors import AccessError, ClientError
+    from gpuloom.client.home import alive, running
+
+    try:
+        found = running(folder)
+    except AccessError:
+        raise
+    except ClientError:  # a crash of the machine left half of the file; this start writes it anew
+        return None
+    there = found is not None and alive(found.pid) and _answers(folder, found.pid)
+    return _ready(folder, found.pid) if there and found is not None else None
+
+
 def _answers(home: Path, pid: int) -> bool:
     """Whether the scheduler with this pid is ready."""
     from gpuloom.client import Client, ClientError
@@ -295,7 +307,7 @@ def _devices(status: StatusView) -> str:
     return plural(gpus["total"], "GPU")
 
 
-def _say_when_ready(home: Path, pid: int, as_json: bool) -> None:
+def say_when_ready(home: Path, pid: int, as_json: bool) -> None:
     from gpuloom.client import ClientError
 
     while not _answers(home, pid):
@@ -314,8 +326,10 @@ def _say_when_ready(home: Path, pid: int, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def start_detached(home: Path, arguments: Sequence[str], *, timeout_s: float = READY_S) -> Ready:
+def start_detached(home: Path, arguments: Sequence[str], *, command: str = "up", timeout_s: float = READY_S) -> Ready:
     """Start `gpuloom up` in a session of its own and wait until it is ready. What `_ready` says of it.
+
+    command: another one than `up` that runs a scheduler.
 
     Raises:
         UpError: it ended, or is not ready in time, and goes on; with the end of its log.
@@ -326,7 +340,7 @@ def start_detached(home: Path, arguments: Sequence[str], *, timeout_s: float = R
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = home / "scheduler.log"
-        words = ["up", "--home", str(home), *arguments]
+        words = [command, "--home", str(home), *arguments]
         environment = {**os.environ, WARNINGS_TO: str(place)}
         process, start = background.start(words, cwd=home, log=log, env=environment, pass_fds=(place,))
     except OSError as error:

@@ -183,17 +183,17 @@ def _submitted(view: _View, event: Event) -> None:
     spec = spec_of(data["spec"])
     first, indices = int(data["first"]), data.get("indices")
     changes.specs[event.id] = spec
+    own_name = str(data.get("name") or spec.name)
     next_job = view.book.next_job if changes.next_job is None else changes.next_job
     if first < next_job:
         raise InvalidTransition(f"event {event.id} submits job {first}, but numbers up to {next_job - 1} are taken")
-    name = spec.name
     for offset in range(int(data["count"])):
         index = None if indices is None else int(indices[offset])
         estimate_s, source = data["estimates"][min(offset, len(data["estimates"]) - 1)]
         job = first + offset
         changes.jobs[job] = Job(
             id=job,
-            name=name if index is None else f"{name}[{index}]",
+            name=own_name if index is None else f"{own_name}[{index}]",
             user=str(data["user"]),
             gpus=spec.gpus,
             priority=spec.priority,
@@ -227,7 +227,7 @@ def _updated(view: _View, event: Event) -> None:
         spec = specs[event.id] = spec_of(data["spec"])
     else:
         spec = specs.get(shared) or spec_of({**job.spec.to_json(), **data["changes"]})
-    name = spec.name
+    name = str(data.get("name") or spec.name)
     view.put(
         event,
         job,

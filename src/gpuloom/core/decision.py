@@ -80,6 +80,8 @@ class WaitCode(StrEnum):
     GPUS_OUT_OF_SERVICE = "gpus_out_of_service"
     NO_GPU_IN_SERVICE = "no_gpu_in_service"
     NODES_END_TOO_SOON = "nodes_end_too_soon"
+    ENGINE_DECIDES = "engine_decides"
+    """Of a cluster that is watched only: there is room for the job, and who decides there has not started it yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """Events of live jobs, nodes and the scheduler: an append-only log from which every record can be rebuilt.
 
 Types and their data (all JSON):
-    jobs.submitted      {user, spec, first, count, indices|null, held, after, estimates: [[seconds, source], …]}
+    jobs.submitted      {user, spec, first, count, indices|null, held, after, estimates: [[seconds, source], …], name}
+                        name: if the job has another one than its spec
     job.held, job.released                  {}
-    job.updated         {spec, after, estimate_s, estimate_from}; or, of several jobs that shared a spec and share the
-                        changed one, for all but the first {changes, spec_of, after, estimate_s, estimate_from}
+    job.updated         {spec, after, estimate_s, estimate_from, name}; or, of several jobs that shared a spec and
+                        share the changed one, for all but the first {changes, spec_of, after, estimate_s,
+                        estimate_from}
                         changes: fields of the spec; spec_of: the event of the first
     job.cancelled       {message, reason}   a job that waited
     job.requeued        {}                  a job that had ended; it counts as submitted anew

@@ -88,6 +88,8 @@ class NodeSource(StrEnum):
     """It joined by itself: `gpuloom node join`."""
     SLURM = "slurm"
     """It is part of an allocation of Slurm."""
+    KUBERNETES = "kubernetes"
+    """It is a node of a Kubernetes cluster."""
 
 
 class GpuState(StrEnum):

@@ -12,9 +12,10 @@ from gpuloom.files.hook_records import Hooked
 class NoFiles:
     """Implements `RunFiles` (executors/node.py)."""
 
-    def __init__(self, node: str, left: RunFiles | None = None) -> None:
-        """left: where logs of its runs may lie all the same."""
+    def __init__(self, node: str, left: RunFiles | None = None, *, why: str = "") -> None:
+        """left: where logs of its runs may lie all the same. why: they can't be read; '': the node is not there."""
         self._node, self._left = node, left
+        self._why = why or f"node {node} is not there: its files can't be read now"
 
     def read_log(
         self, run: str, offset: int | None = None, tail_lines: int | None = None, max_bytes: int = 1 << 20
@@ -44,4 +45,4 @@ class NoFiles:
         raise self._error()
 
     def _error(self) -> ExecutorError:
-        return ExecutorError(f"node {self._node} is not there: its files can't be read now")
+        return ExecutorError(self._why)

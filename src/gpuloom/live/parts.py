@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -16,13 +17,14 @@ from gpuloom.agent.looking import Looker
 from gpuloom.agent.nvml import Nvml
 from gpuloom.agent.sample import RunOnNode, Sample
 from gpuloom.core.book import node_data
-from gpuloom.core.errors import GpuloomError
+from gpuloom.core.errors import GpuloomError, InputError
 from gpuloom.core.job import DeviceKind, Gpu, NodeRecord, NodeSource, NodeState, Phase
 from gpuloom.executors.gangs import Gangs
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.local_files import LocalFiles, run_directory
 from gpuloom.executors.local_node import LocalNode
 from gpuloom.executors.port import LiveExecutor
+from gpuloom.executors.wire import write_atomic
 from gpuloom.fleet.registry import Nodes
 from gpuloom.fleet.token import Tokens
 from gpuloom.live.arrivals import as_before
@@ -37,6 +39,7 @@ from gpuloom.live.steps import Step
 from gpuloom.live.store_check import StoreCheck, examine
 from gpuloom.live.submission.spec import LONGEST_S, SHORTEST_INTERVAL_S
 from gpuloom.live.submission.spec import interval as checked_interval
+from gpuloom.live.watching import WatchingScheduler
 from gpuloom.policies.registry import parse_policy
 from gpuloom.sharing.start import NO_SHARING, Ability, ability, under_the_shim
 from gpuloom.store.home import Home, take_lock
@@ -46,6 +49,8 @@ from gpuloom.store.sqlite import SqliteStore
 DEFAULT_POLICY = "fifo:backfill=easy"
 """Preempts no running job, and lets small jobs go first only if that delays no larger job."""
 DEFAULT_INTERVAL_S = 360.0
+WATCHED = "watched.json"
+"""In the home of a scheduler that only watches a cluster: which one."""
 
 
 class LiveScheduler:
@@ -57,21 +62,23 @@ class LiveScheduler:
         *,
         slots: int | None = None,
         policy: str | None = None,
+        default_policy: str = "",
         interval_s: float | None = None,
         nvml: Nvml | None = None,
         store: Store | None = None,
         executor: LiveExecutor | None = None,
         local: bool = True,
         address: str = "",
+        watches: str = "",
         at: Callable[[Step], None] = lambda step: None,
     ) -> None:
-        """nvml, store, executor: others than the usual ones, for tests. local: jobs may run on this machine; where they
-        may not, they run on nodes that join. address: where nodes reach this machine. at: told of each step of the
-            start.
+        """policy: None: the one that was set last, else the default. nvml, store, executor: for tests. local: jobs may
+        run on this machine; where they may not, they run on nodes that join. address: where nodes reach this machine.
+        watches: the cluster that is watched, where nothing is to be started at all. at: told of each step of the start.
 
         Raises:
             StoreError, StoreBusy: the store can't be used. StoreDamagedError: it must not be gone on with.
-            InputError: no GPUs and no slots; an unknown policy.
+            InputError: no GPUs and no slots; an unknown policy; the home is for something else.
         """
         self.machine: Looker | None = None
         self._at, self._address = at, address
@@ -90,20 +97,21 @@ class LiveScheduler:
             examined = examine(self.home, self.store)
             at(Step.LOAD)
             loaded = self.store.load()
+            _check_use(self.home, loaded, watches)
             at(Step.MACHINE)
             self.clock = ServiceClock(loaded.last_event_s)
-            chosen = policy or str(loaded.settings.get("policy") or DEFAULT_POLICY)
+            chosen = policy or str(loaded.settings.get("policy") or default_policy or DEFAULT_POLICY)
             interval = _stored_interval_s(loaded) if interval_s is None else checked_interval(interval_s)
             self.gangs, self.sights = Gangs(left=LocalFiles(self.home.runs)), Sights()
             node, sharing = None, NO_SHARING
-            if local:
+            if local and not watches:
                 node, sharing = self._here(loaded, slots, nvml, executor)
             self.gangs.waiting |= {
                 known.name
                 for known in loaded.nodes
-                if known.source is not NodeSource.HERE and known.state is not NodeState.DOWN
+                if known.source is not NodeSource.HERE and known.state is not NodeState.DOWN and not watches
             }
-            self.scheduler = Scheduler(
+            self.scheduler = (WatchingScheduler if watches else Scheduler)(
                 store=self.store,
                 loaded=loaded,
                 gangs=self.gangs,
@@ -116,7 +124,7 @@ class LiveScheduler:
                 on_up=lambda name: self._again_well(name),
                 sharing=sharing,
             )
-            if not local:
+            if not local and not watches:
                 # Until the first node has come nobody knows what will be there.
                 self.scheduler.may_come = lambda: 0.0 if self.scheduler.book.nodes else math.inf
             self.online = OnlineProfiles(
@@ -227,6 +235,30 @@ class LiveScheduler:
         if self._joining.clear(name) or self.machine is None or name != self.scheduler.here:
             return ()
         return self.machine.clear()
+
+
+def _check_use(home: Home, loaded: Loaded, watches: str) -> None:
+    """Raises InputError: what the home has is of another use than the one that begins."""
+    file = home.path / WATCHED
+    try:
+        before = json.loads(file.read_text())["cluster"]
+    except FileNotFoundError:
+        before = ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} can't be read: {error}; it names the cluster that this home watches") from error
+    if before == watches:
+        return
+    if before:
+        remedy = f"gpuloom observe goes on with that one; for {watches or 'jobs of your own'} give another --home"
+        raise InputError(f"home {home.path} has what was seen of cluster {before}: {remedy}")
+    if loaded.next_job > 1 or loaded.nodes:
+        raise InputError(
+            f"home {home.path} has jobs or nodes of a scheduler of its own: give another --home for what is observed"
+        )
+    try:
+        write_atomic(str(file), {"cluster": watches})
+    except OSError as error:
+        raise InputError(f"{file} can't be written: {error.strerror}") from error
 
 
 def _stored_interval_s(loaded: Loaded) -> float:

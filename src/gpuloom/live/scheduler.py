@@ -438,28 +438,9 @@ class Scheduler:
         self.dispatch.retry_s = math.inf
         try:
             writes = self.ledger.writes
-            self.arrivals.write()
-            self.intake.take_all(now)
-            self._judge_groups()
-            self.dispatch.watch_freezes(now)
-            if self._leaving:
-                self.dispatch.stop_all()
-            elif not self.meeting.unmet:
-                self.dispatch.look_at_nodes(now)
-                self._pass(now)
-                self.dispatch.start_granted(now)
-            self.dispatch.hand_over(now)
-            self.together.look()
-            if not self.meeting.unmet and (news := self.groups.news()):
-                self.ledger.write(news)
-                self.groups.written()
-            if not self.meeting.unmet:
-                self.turns.tell()
+            self._act(now)
             if self.ledger.writes > writes:
                 self._trouble("store", "")
-            problem = self.meeting.unmet or self.dispatch.problem or self.dispatch.starts.problem
-            self._trouble("executor", problem)
-            self.planning.no_starts = problem
             self._trouble("policy", self.policy_record.news(now))
         except StoreError as error:
             self._trouble("store", str(error))
@@ -474,6 +455,29 @@ class Scheduler:
             self._trouble("store", problem)
         self.forgetting.jobs()
         self.forgetting.environments(now)
+
+    def _act(self, now: float) -> None:
+        """Take in what happened, decide, and do it. Raises StoreError."""
+        self.arrivals.write()
+        self.intake.take_all(now)
+        self._judge_groups()
+        self.dispatch.watch_freezes(now)
+        if self._leaving:
+            self.dispatch.stop_all()
+        elif not self.meeting.unmet:
+            self.dispatch.look_at_nodes(now)
+            self._pass(now)
+            self.dispatch.start_granted(now)
+        self.dispatch.hand_over(now)
+        self.together.look()
+        if not self.meeting.unmet and (news := self.groups.news()):
+            self.ledger.write(news)
+            self.groups.written()
+        if not self.meeting.unmet:
+            self.turns.tell()
+        problem = self.meeting.unmet or self.dispatch.problem or self.dispatch.starts.problem
+        self._trouble("executor", problem)
+        self.planning.no_starts = problem
 
     @staticmethod
     def _do_one(call: Callable[[], None]) -> None:

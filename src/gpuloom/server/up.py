@@ -19,12 +19,14 @@ from gpuloom.executors.open_files import ask_for_more
 from gpuloom.executors.wire import write_atomic
 from gpuloom.fleet.certificates import Certificate, given, own
 from gpuloom.live.facade import LiveService
+from gpuloom.live.observed import ObservedService
 from gpuloom.live.parts import LiveScheduler
 from gpuloom.live.pilots import Pilots
 from gpuloom.live.steps import WARNINGS_TO, Start, Step
 from gpuloom.server.auth import load_or_make_token
 from gpuloom.server.log import begin as begin_log
 from gpuloom.server.log import keep as keep_log
+from gpuloom.server.observing import ObserveOptions, api_of, watching_of
 from gpuloom.server.pilots import keep_port, pilots_of, port_before, slurm_plan
 from gpuloom.server.run import Listening, is_loopback, serve, warn_on_stderr
 from gpuloom.slurm.plan import SlurmOptions
@@ -38,7 +40,8 @@ PORT = 7411
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `gpuloom up` is given. None: as it was the last time, else the default."""
+    """What `gpuloom up` is given. None: as it was the last time, else the default. default_policy: where none was set
+    before; '': the usual one."""
 
     home: Path
     slots: int | None = None
@@ -46,11 +49,13 @@ class UpOptions:
     host: str = "127.0.0.1"
     port: int | None = None
     policy: str | None = None
+    default_policy: str = ""
     interval_s: float | None = None
     log_level: str = "info"
     tls_cert: Path | None = None
     tls_key: Path | None = None
     slurm: SlurmOptions | None = None
+    observe: ObserveOptions | None = None
 
 
 def run(options: UpOptions) -> int:
@@ -65,6 +70,7 @@ def run(options: UpOptions) -> int:
 def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
     home = home_of(options.home)
     plan = None if options.slurm is None else slurm_plan(options.slurm, home, options.slots)
+    api = None if options.observe is None else api_of(options.observe)
     slots = options.slots if plan is None else None
     gc.disable()  # hardly anything that is loaded is garbage: looking for it in a long queue takes a sixth of the start
     try:
@@ -74,7 +80,9 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
             local=options.local and plan is None,
             address=_address(options.host),
             policy=options.policy,
+            default_policy=options.default_policy,
             interval_s=options.interval_s,
+            watches="" if api is None else api.server,
             at=start.at,
         )
     finally:
@@ -86,16 +94,26 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
         for stop in stops:
             stop()
 
-    service = LiveService(
+    watching = None
+    if api is not None and options.observe is not None:
+        start.at(Step.CLUSTER)
+        try:
+            watching = watching_of(options.observe, api, live)
+        except BaseException:
+            live.close_unstarted()
+            raise
+    service = (LiveService if watching is None else ObservedService)(
         live.scheduler,
         live.sights,
         store_path=str(home.db),
         on_stop=end,
         machine=live.machine,
         check=live.check,
-        links=live.links_problem,
+        links=live.links_problem if watching is None else watching.problem,
         refresh=live.online.refresh,
     )
+    if isinstance(service, ObservedService) and api is not None and watching is not None:
+        service.cluster, service.pods_of = api.name, watching.scheduler.pods_of
     live.scheduler.on_end(end)
     token = load_or_make_token(home.token)
     started = False
@@ -106,6 +124,8 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
         stops.append(listening.stop)
         live.start()
         started = True
+        if watching is not None:
+            watching.start()
         # What is loaded stays: collections need not look at it, nor often at thousands of jobs that are no garbage.
         gc.collect()
         gc.freeze()
@@ -129,11 +149,13 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
             port = (PORT if options.port is None else 0) if port is None else port
             serve(
                 service, host=options.host, port=port, or_any=not options.port,
-                token=token, on_ready=ready, certificate=certificate, nodes=live.nodes,
+                token=token, on_ready=ready, certificate=certificate, nodes=live.nodes if watching is None else None,
             )  # fmt: skip
     finally:
         if pilots is not None:
             pilots.stop()
+        if watching is not None:
+            watching.stop()
         if started:
             live.close()
         else:

@@ -15,11 +15,12 @@ from typing import Any
 from gpuloom.core.book import Book
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.events import Event
-from gpuloom.core.job import ENDED, Attempt, EndReason, Job, Phase
+from gpuloom.core.job import ENDED, EndReason, Job
 from gpuloom.live.forecasts.forecast import NOTHING, SAME_S, Queue, Span, outlook
 from gpuloom.live.forecasts.preview import gate_of, preview
-from gpuloom.live.planning.claims import Claims, Step
-from gpuloom.live.planning.estimates import Estimates, Source, like_of
+from gpuloom.live.planning.claims import Claims
+from gpuloom.live.planning.estimates import Estimates, Source
+from gpuloom.live.planning.followed import Followed
 from gpuloom.live.planning.model_speeds import ModelSpeeds
 from gpuloom.live.planning.planning import Planning
 from gpuloom.live.records.work import WorkDone
@@ -156,6 +157,7 @@ class Past:
         self._work, self._estimates = WorkDone(), Estimates(lambda user, name, limit: ())
         self._speeds = ModelSpeeds(lambda user, name, limit: (), self._estimates)
         self._claims = Claims()
+        self._followed = Followed(self._work, self._claims, self._estimates, self._speeds)
         self._ended_gpu_s: list[float] = []
         self._set(policy, interval_s)
 
@@ -187,29 +189,10 @@ class Past:
         opened.attempts, opened.nodes = self.full.attempts, self.full.nodes
         self._work.at(event.at_s)
         for attempt in changes.attempts.values():
-            self._follow(event, attempt, self.full.jobs[attempt.job])
+            if self._followed.take(event, attempt, self.full.jobs[attempt.job]):
+                self._ended_gpu_s.append(self.full.jobs[attempt.job].held_gpu_s)
         if event.type == "policy.set":
             self._set(str(event.data["policy"]), float(event.data["interval_s"]))
-
-    def _follow(self, event: Event, attempt: Attempt, job: Job) -> None:
-        self._claims.on(Step(event.type), job.id, allocation=attempt.allocation, now_s=event.at_s)
-        match event.type:
-            case "attempt.starting":
-                self._work.begin(job.id, event.at_s)
-            case "attempt.frozen":
-                self._work.pause(job.id, event.at_s)
-            case "attempt.thawed":
-                self._work.resume(job.id, event.at_s)
-            case "attempt.ended":
-                self._work.end(job.id)
-                like = like_of(job.spec, job.user, job.gpus, job.array_id)
-                if attempt.it_per_s is not None:
-                    self._speeds.measured(like, attempt.gpu_model, attempt.it_per_s, stored=False)
-                if job.phase is Phase.FINISHED:
-                    self._estimates.of(like, given_s=None, time_limit_s=None)  # from now on its runs are remembered
-                    self._estimates.finished(like, job.work_s, given_s=job.spec.estimate, on=job.work_on)
-                    self._speeds.finished(like)
-                    self._ended_gpu_s.append(job.held_gpu_s)
 
     def expected(self, number: int) -> Case | None:
         """What is expected of a job that has just been submitted; None if it can't be said as no GPU is in service."""

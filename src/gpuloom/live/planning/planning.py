@@ -92,6 +92,10 @@ class Planning:
         self.no_starts = ""
         """Why nothing can be started now, whatever is free."""
         self.reasons: dict[int, Reason] = {}
+        self.engine_says: Mapping[int, str] = {}
+        """What the engine below has to say of jobs that wait, in sentences."""
+        self.watches = False
+        """It decides nothing: another scheduler starts jobs, and keeps them back."""
         self.worlds = Worlds(self.scene, overhead_s=overhead_s)
         self.candidates = Candidates(self.scene)
         self.seen: list[World] = []

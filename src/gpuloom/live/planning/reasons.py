@@ -35,6 +35,8 @@ def why(planning: Planning, jobs: Iterable[int], now_s: float) -> Mapping[int, R
         for number, reason in found.items():
             if reason.code not in _NOT_OF_NODES:
                 found[number] = replace(reason, text=f"{reason.text} {aside}")
+    for number in found.keys() & planning.engine_says.keys():
+        found[number] = replace(found[number], text=f"{found[number].text} {planning.engine_says[number]}")
     return found
 
 
@@ -49,6 +51,8 @@ def _why(planning: Planning, jobs: Iterable[int], now_s: float) -> dict[int, Rea
             found[number] = Reason(WaitCode.EXECUTOR_IN_TROUBLE, f"No job can be started now: {planning.no_starts}.")
         elif number in planning.claims.grants:
             found[number] = vacated(planning, number)
+        elif job.phase is Phase.HELD and planning.watches:
+            found[number] = Reason(WaitCode.HELD, "It is kept back.")
         elif job.phase is Phase.HELD:
             found[number] = blocked(job, planning.book.jobs, now_s) or Reason(WaitCode.HELD, "It is held.")
         elif number in planning.reasons:

@@ -47,22 +47,29 @@ class Ledger:
         drafts: Sequence[Draft],
         submissions: Sequence[Submission] = (),
         environments: Mapping[int, Mapping[str, str]] = NO_ENVIRONMENTS,
+        *,
+        at_s: Sequence[float] = (),
     ) -> list[Event]:
         """Number and date the drafts, store them, apply them to the book, and wake those who wait for events.
 
-        environments: by place of a draft that brings a spec, the values of its environment variables.
+        environments: by place of a draft that brings a spec, the values of its environment variables. at_s: when each
+        happened, if that was not now; one is never dated before another that was written before it.
 
         Raises:
             InvalidTransition: one of them can't come now; StoreError: they can't be written. Nothing has changed then.
         """
         if not drafts:
             return []
-        at = self._last_s = max(self.clock.now(), self._last_s)
-        events = [Event(self.newest + 1 + i, at, kind, job, data) for i, (kind, job, data) in enumerate(drafts)]
+        now, last_s = max(self.clock.now(), self._last_s), self._last_s
+        events = []
+        for place, (kind, about, data) in enumerate(drafts):
+            last_s = max(last_s, min(at_s[place], now)) if at_s else now
+            events.append(Event(self.newest + 1 + place, last_s, kind, about, data))
         changes = self.book.stage(events)
         changes.environments.update({events[place].id: env for place, env in environments.items() if env})
         self.store.append(events, changes, submissions)
         self.book.commit(changes)
+        self._last_s = last_s
         self.writes += 1
         for job in changes.jobs.values():
             self._index(job)

@@ -8,7 +8,7 @@ from gpuloom.core.metrics import DEFINITIONS
 from gpuloom.live.views.policy_answers import ParameterView, PolicyStateView
 
 StateOfNode = Literal["up", "cordoned", "draining", "down"]
-SourceOfNode = Literal["here", "joined", "slurm"]  # core/job.py, NodeSource
+SourceOfNode = Literal["here", "joined", "slurm", "kubernetes"]  # core/job.py, NodeSource
 StateOfGpu = Literal["ok", "foreign", "unhealthy"]
 KindOfDevice = Literal["gpu", "cpu"]
 

@@ -1,0 +1,83 @@
+"""A cluster that is watched only, as the API sees it: everything can be read, and nothing be done to its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpuloom.core.errors import ConflictError
+from gpuloom.core.job import NodeState
+from gpuloom.executors.no_files import NoFiles
+from gpuloom.executors.node import RunFiles
+from gpuloom.live.facade import LiveService
+from gpuloom.live.service import LogOf
+from gpuloom.live.submission.actions import Action
+from gpuloom.live.submission.spec import JobSpec
+from gpuloom.live.views.answers import StatusView
+from gpuloom.live.views.cluster import executor_view
+from gpuloom.live.views.cluster_answers import NodeView
+from gpuloom.live.views.job_answers import JobView, ShowView
+
+
+def _refused(what: str) -> ConflictError:
+    return ConflictError(f"gpuloom only observes this cluster, so {what}: use kubectl, or what you use there")
+
+
+class ObservedService(LiveService):
+    """Implements `Service` (live/service.py) on a scheduler that carries nothing out. cluster: as messages name it."""
+
+    cluster = ""
+    pods_of: Callable[[int], tuple[str, Sequence[str]]] = staticmethod(lambda job: ("", ()))
+    """(namespace, names) of a job's pods."""
+
+    def show(self, job: int) -> ShowView:
+        view = super().show(job)
+        namespace, pods = self.pods_of(job)
+        view["log"] = f"kubectl logs -n {namespace} {pods[0]}" if pods else ""
+        return view
+
+    def submit(
+        self, specs: Sequence[JobSpec], *, user: str, idempotency_key: str | None = None
+    ) -> Sequence[Sequence[int]]:
+        raise _refused("it takes no jobs")
+
+    def cancel(self, jobs: Sequence[int], *, grace_s: float | None = None) -> Sequence[JobView]:
+        raise _refused("it can't cancel jobs")
+
+    def hold(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        raise _refused("it can't hold jobs")
+
+    def release(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        raise _refused("it can't release jobs")
+
+    def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        raise _refused("it can't requeue jobs")
+
+    def update(self, jobs: Sequence[int], changes: Mapping[str, Any]) -> Sequence[JobView]:
+        raise _refused("it can't change jobs")
+
+    def move_to_top(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        raise _refused("it can't move jobs")
+
+    def act_on_array(self, array: int, action: Action, *, grace_s: float | None = None) -> Mapping[str, int]:
+        raise _refused("it can't act on jobs")
+
+    def update_array(self, array: int, changes: Mapping[str, Any]) -> Mapping[str, int]:
+        raise _refused("it can't change jobs")
+
+    def set_node(self, node: str, state: NodeState, *, reason: str = "") -> NodeView:
+        raise _refused("it can't open or close nodes")
+
+    def stop(self, *, stop_jobs: bool) -> None:
+        if stop_jobs:
+            raise _refused("it can't stop jobs")
+        super().stop(stop_jobs=False)
+
+    def files_of(self, log: LogOf) -> RunFiles:
+        return NoFiles(log.node, why=f"gpuloom only observes cluster {self.cluster}: kubectl logs has what jobs write")
+
+    def status(self) -> StatusView:
+        view = super().status()
+        told = view["executor"]
+        view["executor"] = executor_view(f"Kubernetes, observed: {self.cluster}", told["problem"], {})
+        return view

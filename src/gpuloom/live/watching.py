@@ -1,0 +1,218 @@
+"""A cluster that is watched only: its jobs and nodes become records like any others, and nothing is ever started there.
+
+The scheduler below decides, as it would, for its reasons and its forecasts, and none of that is carried out: whoever
+schedules the cluster (kube-scheduler, Kueue, Volcano) goes on as before.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from gpuloom.core.decision import Reason, WaitCode
+from gpuloom.core.errors import GpuloomError
+from gpuloom.core.events import Event
+from gpuloom.core.job import Phase
+from gpuloom.kubernetes.api import Api, ApiError
+from gpuloom.kubernetes.informer import Informer
+from gpuloom.kubernetes.jobs import Standing, standings
+from gpuloom.kubernetes.objects import NodeSeen, OriginSeen, PodSeen, Reader
+from gpuloom.live.planning.estimates import like_of
+from gpuloom.live.planning.followed import Followed
+from gpuloom.live.scheduler import Scheduler
+from gpuloom.live.watched_jobs import Caught, WatchedJobs
+from gpuloom.store.errors import StoreError
+from gpuloom.threads import Worker
+
+log = logging.getLogger("gpuloom.watching")
+
+REST_S = 1.0
+"""Least time between two looks at what has changed."""
+LATEST_S = 10.0
+"""So often it is looked in any case: a group that has not all its pods counts as started after a while."""
+FIRST_S = 60.0
+"""How long the first lists may take."""
+READS = {
+    "/api/v1/nodes": "node",
+    "/api/v1/pods": "pod",
+    "/apis/batch/v1/jobs": "batch_job",
+    "/apis/batch.volcano.sh/v1alpha1/jobs": "volcano_job",
+    "/apis/kueue.x-k8s.io/{version}/workloads": "kueue_workload",
+}
+"""Lists that are read, and what reads an object of each."""
+
+_ROOM = Reason(
+    WaitCode.ENGINE_DECIDES, "There are free GPUs for it, and the cluster's own scheduler has not placed it yet."
+)
+
+
+class WatchingScheduler(Scheduler):
+    """A scheduler that carries nothing out."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.jobs = WatchedJobs(self.ledger, self.estimates)
+        self._followed = Followed(self.work, self.planning.claims, self.estimates, self.speeds)
+        self._changed = True
+        self.standing: Mapping[int, Standing] = {}
+        """How each job stands that has not ended, as seen last."""
+        self.planning.watches = True
+
+    def start(self) -> None:
+        """What held GPUs when it was last watched is taken to hold them until the cluster is looked at."""
+        self.work.at(self.clock.now())
+        for attempt in self.book.attempts.values():
+            self.work.begin(attempt.job, self.clock.now(), attempt.since_s, done_s=attempt.held_s)
+        self._thread.start()
+
+    def take(self, found: Sequence[Standing], nodes: Sequence[NodeSeen]) -> None:
+        """Write down how the cluster stands. In the scheduler's thread, or before it begins. Raises StoreError."""
+        caught = self.jobs.catch_up(found, nodes, self.clock.now())
+        self._write(caught)
+        self.jobs.written(caught)
+        self.standing, self.planning.engine_says = caught.standing, caught.says
+
+    def _write(self, caught: Caught) -> None:
+        if not caught.drafts:
+            return
+        before = dict(self.book.attempts)
+        for event in self.ledger.write(caught.drafts, caught.submissions, at_s=caught.at_s):
+            number = event.job
+            if number is None or number not in self.book.jobs:
+                continue
+            job = self.book.jobs[number]
+            if event.type == "attempt.ended" and (last := before.pop(number, None)) is not None:
+                self._followed.take(event, last, job, stored=True)
+            elif event.type == "attempt.ended" and job.phase is Phase.FINISHED:  # it came and went since the last look
+                like = like_of(job.spec, job.user, job.gpus, job.array_id)
+                self.estimates.finished(like, job.work_s, given_s=job.spec.estimate, on=job.work_on)
+            elif event.type in ("attempt.starting", "attempt.running") and self._is_open(number, event):
+                self._followed.take(event, self.book.attempts[number], job)
+        self._changed = True
+        self.planning.stale()
+
+    def pods_of(self, job: int) -> tuple[str, Sequence[str]]:
+        """(namespace, names) of a job's pods, while it has not ended."""
+        one = self.standing.get(job)
+        return ("", ()) if one is None else (one.namespace, one.pods)
+
+    def _is_open(self, job: int, event: Event) -> bool:
+        """Whether the attempt that begins by this event goes on."""
+        attempt = self.book.attempts.get(job)
+        return attempt is not None and event.id >= attempt.cause - 1
+
+    def _act(self, now: float) -> None:
+        if not self._changed or now < self.planning.times.quiet_until_s:
+            return
+        self._changed = False
+        self._pass(now)
+        granted = list(self.planning.claims.grants)
+        self.planning.claims.take_all_back()
+        self.planning.worlds.close()
+        # What comes next is up to the cluster: the policy is asked again when something has happened there.
+        self.planning.times.rest(math.inf)
+        self.planning.reasons |= dict.fromkeys(granted, _ROOM)
+
+
+class Watching:
+    """The thread that keeps records of a cluster up to date. `first`, then `start`, then `stop`.
+
+    Args:
+        namespaces: whose pods are read; none: all of them.
+    """
+
+    def __init__(self, api: Api, scheduler: WatchingScheduler, reader: Reader, namespaces: Sequence[str] = ()) -> None:
+        self._api, self.scheduler = api, scheduler
+        self._ended, self._news = threading.Event(), threading.Event()
+        self._lists: dict[str, list[Informer[Any]]] = {}
+        for path, what in READS.items():
+            if "{version}" in path:
+                path = path.format(version=_version(api, path.split("/")[2]))
+            paths = [path] if what == "node" or not namespaces else [_within(path, name) for name in namespaces]
+            read: Callable[[Any], Any] = getattr(reader, what)
+            self._lists[what] = [Informer(api, one, read, self._news.set, self._ended.wait) for one in paths]
+        informers = [one for each in self._lists.values() for one in each]
+        self._workers = [Worker(f"watch {one.path}", one.run) for one in informers]
+        self._workers.append(Worker("watching", self._run))
+        self._needed = [one for what in ("node", "pod") for one in self._lists[what]]
+
+    def first(self) -> None:
+        """Read the lists and write down what they show, as far back as it goes.
+
+        Raises:
+            GpuloomError: nodes or pods can't be read.
+        """
+        for worker in self._workers[:-1]:
+            worker.start()
+        for one in self._needed:
+            while not one.settled.wait(0.1):
+                if one.problem:
+                    raise GpuloomError(one.problem)
+            if one.absent:
+                raise GpuloomError(f"{one.absent}; watching needs the right to list and watch nodes and pods")
+        for what, each in self._lists.items():
+            if what not in ("node", "pod"):
+                for one in each:
+                    one.settled.wait(FIRST_S)
+        self.scheduler.take(*self._seen())
+
+    def start(self) -> None:
+        """Go on with what changes."""
+        self._workers[-1].start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._news.set()
+        self._workers[-1].end(5.0)
+        self._api.close()
+
+    def problem(self) -> str:
+        """'' or why what is shown may not be how the cluster stands."""
+        told = [one.problem or one.absent for one in self._needed] + [one.problem for one in self._workers]
+        return "; ".join(dict.fromkeys(text for text in told if text))
+
+    def unread(self) -> list[str]:
+        """Paths of kinds that are not read, as the cluster does not have them or they may not be."""
+        return [one.path for each in self._lists.values() for one in each if one.absent]
+
+    def _seen(self) -> tuple[list[Standing], list[NodeSeen]]:
+        nodes: list[NodeSeen] = [one for each in self._lists["node"] for one in each.items()]
+        pods: list[PodSeen] = [one for each in self._lists["pod"] for one in each.items()]
+        origins: list[OriginSeen] = [
+            one
+            for what in ("batch_job", "volcano_job", "kueue_workload")
+            for each in self._lists[what]
+            for one in each.items()
+        ]
+        return standings(pods, origins, self.scheduler.clock.now()), nodes
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._news.wait(LATEST_S)
+            self._news.clear()
+            if self._ended.wait(REST_S):
+                return
+            try:
+                self.scheduler.do(partial(self.scheduler.take, *self._seen()))
+            except StoreError as error:
+                if self._ended.is_set():
+                    return
+                log.error("what the cluster shows can't be written down: %s", error)
+                self._news.set()
+
+
+def _version(api: Api, group: str) -> str:
+    """The version of a group's kinds that the cluster prefers."""
+    try:
+        return str(api.get(f"/apis/{group}")["preferredVersion"]["version"])
+    except (ApiError, KeyError, TypeError):  # it has none of them, as is seen when they are listed
+        return "v1beta1"
+
+
+def _within(path: str, namespace: str) -> str:
+    head, _, kind = path.rpartition("/")
+    return f"{head}/namespaces/{namespace}/{kind}"

@@ -1,0 +1,49 @@
+"""`gpuloom observe`: which cluster is watched, and what watches it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuloom.kubernetes.api import Api, connect
+from gpuloom.kubernetes.objects import GPU_RESOURCES, Reader
+from gpuloom.live.parts import LiveScheduler
+from gpuloom.live.watching import Watching, WatchingScheduler
+
+log = logging.getLogger("gpuloom.watching")
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveOptions:
+    """What `gpuloom observe` is given of the cluster. namespaces: none: all. gpu_resources: names under which nodes
+    offer GPUs; none: the usual ones."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    namespaces: tuple[str, ...] = ()
+    gpu_resources: tuple[str, ...] = ()
+
+
+def api_of(options: ObserveOptions) -> Api:
+    """Raises InputError: the kubeconfig can't be used; MissingDependencyError."""
+    return connect(options.kubeconfig, options.context)
+
+
+def watching_of(options: ObserveOptions, api: Api, live: LiveScheduler) -> Watching:
+    """What watches the cluster, with all that can be seen now written down.
+
+    Raises:
+        GpuloomError: nodes or pods can't be read. StoreError: it can't be written down.
+    """
+    scheduler = live.scheduler
+    assert isinstance(scheduler, WatchingScheduler)  # noqa: S101 - it was asked for
+    watching = Watching(api, scheduler, Reader(options.gpu_resources or GPU_RESOURCES), options.namespaces)
+    try:
+        watching.first()
+    except BaseException:
+        watching.stop()
+        raise
+    if unread := watching.unread():
+        log.info("not there, or not to be read: %s", ", ".join(unread))
+    return watching
