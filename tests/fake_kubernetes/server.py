@@ -143,6 +143,8 @@ class FakeApi:
 
     def answer(self, request: Request) -> tuple[int, Any]:
         """(status, body) of everything but a watch. Raises Refused."""
+        if request.method == "HEAD":
+            raise Refused(405, "")
         if request.path in ("/readyz", "/livez", "/healthz"):
             return 200, "ok"
         if (found := self._discovery(request.path)) is not None:
