@@ -67,7 +67,7 @@ class Observer:
     def becomes(self, **states: str) -> None:
         """Wait until these jobs are so."""
         wanted = {name.replace("_", "-"): state for name, state in states.items()}
-        until(lambda: {name: self.states().get(name) for name in wanted} == wanted, 15.0)
+        until(lambda: {name: self.states().get(name) for name in wanted} == wanted, "the records to follow")
 
     def held(self) -> dict[str, dict[str, int]]:
         """By name of a job that holds GPUs, how many on each node."""

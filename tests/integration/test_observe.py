@@ -120,12 +120,12 @@ def test_an_elastic_job_of_volcano_grows_and_shrinks(there: Watched) -> None:
         cluster.create(pod(f"vc-worker-{index}", 4, labels=labels, ownerReferences=made))
         cluster.bind(f"vc-worker-{index}", "n1")
     cluster.change("vc", VCJOB, status=True, state={"phase": "Running"})
-    until(lambda: observer.held() == {"vc": {"n1": 8}}, 15.0)
+    until(lambda: observer.held() == {"vc": {"n1": 8}}, "the records to follow")
     cluster.create(pod("vc-worker-2", 4, labels=labels, ownerReferences=made))
     cluster.bind("vc-worker-2", "n2")
-    until(lambda: observer.held() == {"vc": {"n1": 8, "n2": 4}}, 15.0)
+    until(lambda: observer.held() == {"vc": {"n1": 8, "n2": 4}}, "the records to follow")
     cluster.delete("vc-worker-2")
-    until(lambda: observer.held() == {"vc": {"n1": 8}}, 15.0)
+    until(lambda: observer.held() == {"vc": {"n1": 8}}, "the records to follow")
     assert observer.live is not None
     attempts = observer.live.store.attempts([observer.number("vc")])
     assert [attempt.reason for attempt in attempts][:-1] == [EndReason.RESIZED] * (len(attempts) - 1)
@@ -181,21 +181,26 @@ def test_nodes_are_as_the_cluster_has_them(there: Watched) -> None:
     cluster.bind("a", "n1")
     observer.start()
     cluster.change("n2", NODE, unschedulable=True)
-    until(lambda: observer.book.nodes["n2"].state is NodeState.CORDONED, 15.0)
+    until(lambda: observer.book.nodes["n2"].state is NodeState.CORDONED, "the records to follow")
     assert observer.book.nodes["n2"].reason == "cordoned in Kubernetes"
     cluster.change("n2", NODE, unschedulable=False, taints=[{"key": "team", "value": "x", "effect": "NoSchedule"}])
-    until(lambda: "tainted team=x:NoSchedule" in observer.book.nodes["n2"].reason, 15.0)
+    until(lambda: "tainted team=x:NoSchedule" in observer.book.nodes["n2"].reason, "the records to follow")
     tolerates = [{"key": "team", "operator": "Exists"}]
     cluster.create(pod("b", 1, tolerations=tolerates))
-    until(lambda: observer.book.nodes["n2"].state is NodeState.UP, 15.0)
+    until(lambda: observer.book.nodes["n2"].state is NodeState.UP, "the records to follow")
     counts = {"nvidia.com/gpu": "6", "cpu": "64", "memory": "512Gi"}
     cluster.change("n1", NODE, status=True, allocatable=counts)
-    until(lambda: sum(gpu.state.value == "unhealthy" for gpu in observer.book.nodes["n1"].gpus) == 2, 15.0)
+    until(
+        lambda: sum(gpu.state.value == "unhealthy" for gpu in observer.book.nodes["n1"].gpus) == 2,
+        "the records to follow",
+    )
     assert [gpu.index for gpu in observer.book.nodes["n1"].gpus if gpu.state.value == "unhealthy"] == [6, 7]
     cluster.delete("n1", NODE)
-    until(lambda: observer.book.nodes["n1"].state is NodeState.CORDONED, 15.0)  # its pod is still there
+    until(
+        lambda: observer.book.nodes["n1"].state is NodeState.CORDONED, "the records to follow"
+    )  # its pod is still there
     cluster.delete("a")
-    until(lambda: observer.book.nodes["n1"].state is NodeState.DOWN, 15.0)
+    until(lambda: observer.book.nodes["n1"].state is NodeState.DOWN, "the records to follow")
     observer.becomes(a="cancelled")
 
 
@@ -243,7 +248,7 @@ def test_rights_that_are_gone_end_no_job(there: Watched) -> None:
     fault = Fault(of_pods, 403, status_object(403, "pods is forbidden", "Forbidden"), times=None)
     api.faults.append(fault)
     api.cut_watches()
-    until(lambda: "pods is forbidden" in observer.watching.problem(), 15.0)
+    until(lambda: "pods is forbidden" in observer.watching.problem(), "the records to follow")
     assert observer.states() == {"a": "running"}
     assert "pods is forbidden" in observer.service.status()["executor"]["problem"]
 
@@ -302,3 +307,30 @@ def test_a_home_is_for_one_cluster_and_for_nothing_else(there: Watched, tmp_path
     own.close()
     with pytest.raises(InputError, match="of a scheduler of its own"):
         LiveScheduler(Home(tmp_path / "own"), watches="https://elsewhere:6443", local=False)
+
+
+def test_what_fits_no_rule_is_shown_all_the_same(there: Watched) -> None:
+    """A job on two GPU models, more GPUs on a node than it offers, priorities as Kubernetes has them."""
+    _, cluster, observer = there
+    cluster.add_node("v1", 8, model="Tesla-V100-SXM2-32GB")
+    group = {"labels": {"scheduling.x-k8s.io/pod-group": "mixed"}}
+    for index, to in enumerate(("n1", "v1")):
+        cluster.create(pod(f"mixed-{index}", 4, **group))
+        cluster.bind(f"mixed-{index}", to)
+    for index in range(3):
+        cluster.create(pod(f"over-{index}", 8, priority=2_000_000_000))
+        cluster.bind(f"over-{index}", "n2")
+    cluster.create(pod("waits", 8, priority=1_000_000_000))
+    cluster.create(pod("never", 64, priority=-5))
+    observer.start()
+    assert observer.held() == {"mixed": {"n1": 4, "v1": 4}, **{f"over-{index}": {"n2": 8} for index in range(3)}}
+    assert len(observer.book.nodes["n2"].gpus) == 24
+    for name in ("waits", "never"):
+        assert observer.service.why(observer.number(name))["sentences"]
+    for index in range(2):
+        cluster.finish(f"over-{index}")
+        cluster.finish(f"mixed-{index}")
+    observer.becomes(over_0="finished", over_1="finished", mixed="finished")
+    until(lambda: len(observer.book.nodes["n2"].gpus) == 8, "the node has its own GPUs again")
+    assert observer.watching.problem() == ""
+    assert observer.service.why(observer.number("waits"))["state"] == "queued"

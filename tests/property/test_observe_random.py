@@ -18,11 +18,9 @@ from gpuloom.core.book import Book
 from gpuloom.core.job import gpus_in
 from gpuloom.kubernetes.jobs import State, standings
 from gpuloom.kubernetes.objects import Reader
-from gpuloom.live.clock import ServiceClock
-from gpuloom.live.planning.estimates import Estimates
-from gpuloom.live.records.ledger import Ledger
-from gpuloom.live.watched_jobs import WatchedJobs
-from gpuloom.store.sqlite import SqliteStore
+from gpuloom.live.parts import LiveScheduler
+from gpuloom.live.watching import WatchingScheduler
+from gpuloom.store.home import Home
 from tiers import examples
 
 NODES, GPUS = 3, 4
@@ -35,19 +33,22 @@ class Cell:
     def __init__(self, api: FakeApi, folder: Path, rng: random.Random) -> None:
         self.cluster, self.rng, self.reader = Cluster(api), rng, Reader()
         self.cluster.at_s = 1_700_000_000.0
-        self.path = folder / f"{rng.getrandbits(64):x}.db"
+        self.path = folder / f"{rng.getrandbits(64):x}"
         for index in range(NODES):
             self.cluster.add_node(f"n{index}", GPUS)
         self.made = 0
         self.open()
 
     def open(self) -> None:
-        self.store = SqliteStore(self.path)
-        clock = ServiceClock(
-            wall=lambda: float(self.cluster.at_s or 0.0), monotonic=lambda: float(self.cluster.at_s or 0.0)
+        self.live = LiveScheduler(Home(self.path), watches="https://cell", local=False)
+        scheduler = self.live.scheduler
+        assert isinstance(scheduler, WatchingScheduler)
+        self.scheduler, self.store, self.ledger, self.jobs = (
+            scheduler,
+            self.live.store,
+            scheduler.ledger,
+            scheduler.jobs,
         )
-        self.ledger = Ledger(self.store, self.store.load(), clock)
-        self.jobs = WatchedJobs(self.ledger, Estimates(self.store.ended_runs))
 
     def pods(self) -> list[dict]:
         return self.cluster.store.at(POD, "default", self.cluster.store.version)
@@ -85,7 +86,7 @@ class Cell:
             case "look":
                 self.look()
             case "restart":
-                self.store.close()
+                self.live.close_unstarted()
                 self.open()
             case "cordon":
                 cluster.change(f"n{rng.randrange(NODES)}", NODE, unschedulable=rng.random() < 0.5)
@@ -107,9 +108,7 @@ class Cell:
             if (seen := self.reader.node(one)) is not None
         ]
         found = standings(pods, [], now_s)
-        caught = self.jobs.catch_up(found, nodes, now_s)
-        self.ledger.write(caught.drafts, caught.submissions, at_s=caught.at_s)
-        self.jobs.written(caught)
+        self.scheduler.take(found, nodes)
         again = self.jobs.catch_up(found, nodes, now_s)
         assert not again.drafts, "what is written is written again"
         self.check(found)
@@ -118,6 +117,7 @@ class Cell:
         book = self.ledger.book
         held = Counter[str]()
         taken = set()
+        assert {n for n in book.attempts if self.scheduler.work.knows(n)} == book.attempts.keys()
         for attempt in book.attempts.values():
             for node, gpus in attempt.allocation:
                 held[node] += len(gpus)
@@ -159,4 +159,4 @@ def test_the_records_end_up_as_the_cluster_is(seed: int, steps: int, tmp_path_fa
             cell.cluster.at_s += 60.0
             cell.look()
         finally:
-            cell.store.close()
+            cell.live.close_unstarted()

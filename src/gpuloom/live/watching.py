@@ -15,7 +15,6 @@ from typing import Any
 
 from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.errors import GpuloomError
-from gpuloom.core.events import Event
 from gpuloom.core.job import Phase
 from gpuloom.kubernetes.api import Api, ApiError
 from gpuloom.kubernetes.informer import Informer
@@ -62,11 +61,13 @@ class WatchingScheduler(Scheduler):
         """How each job stands that has not ended, as seen last."""
         self.planning.watches = True
 
-    def start(self) -> None:
-        """What held GPUs when it was last watched is taken to hold them until the cluster is looked at."""
         self.work.at(self.clock.now())
         for attempt in self.book.attempts.values():
+            # What held GPUs when it was last watched is taken to hold them until the cluster is looked at.
             self.work.begin(attempt.job, self.clock.now(), attempt.since_s, done_s=attempt.held_s)
+
+    def start(self) -> None:
+        """Nothing is to be taken up: nobody runs anything for it."""
         self._thread.start()
 
     def take(self, found: Sequence[Standing], nodes: Sequence[NodeSeen]) -> None:
@@ -79,7 +80,7 @@ class WatchingScheduler(Scheduler):
     def _write(self, caught: Caught) -> None:
         if not caught.drafts:
             return
-        before = dict(self.book.attempts)
+        before, begun = dict(self.book.attempts), set[int]()
         for event in self.ledger.write(caught.drafts, caught.submissions, at_s=caught.at_s):
             number = event.job
             if number is None or number not in self.book.jobs:
@@ -90,8 +91,13 @@ class WatchingScheduler(Scheduler):
             elif event.type == "attempt.ended" and job.phase is Phase.FINISHED:  # it came and went since the last look
                 like = like_of(job.spec, job.user, job.gpus, job.array_id)
                 self.estimates.finished(like, job.work_s, given_s=job.spec.estimate, on=job.work_on)
-            elif event.type in ("attempt.starting", "attempt.running") and self._is_open(number, event):
-                self._followed.take(event, self.book.attempts[number], job)
+            elif event.type in ("attempt.starting", "attempt.running"):
+                # Of several runs since the last look the last one may go on.
+                attempt = self.book.attempts.get(number)
+                if attempt is not None and event.data.get("attempt") == attempt.number:
+                    begun.add(number)
+                if attempt is not None and number in begun:
+                    self._followed.take(event, attempt, job)
         self._changed = True
         self.planning.stale()
 
@@ -99,11 +105,6 @@ class WatchingScheduler(Scheduler):
         """(namespace, names) of a job's pods, while it has not ended."""
         one = self.standing.get(job)
         return ("", ()) if one is None else (one.namespace, one.pods)
-
-    def _is_open(self, job: int, event: Event) -> bool:
-        """Whether the attempt that begins by this event goes on."""
-        attempt = self.book.attempts.get(job)
-        return attempt is not None and event.id >= attempt.cause - 1
 
     def _act(self, now: float) -> None:
         if not self._changed or now < self.planning.times.quiet_until_s:
