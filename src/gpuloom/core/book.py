@@ -8,7 +8,7 @@ the same records (`gpuloom db check` does that).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -480,17 +480,23 @@ def _gpu_of(data: Mapping[str, Any]) -> Gpu:
 
 def node_data(node: NodeRecord) -> dict[str, Any]:
     """A node's record in its JSON form, for events and the store."""
-    data = asdict(node)
-    del data["cause"]
-    for gpu in data["gpus"]:
-        if not gpu["needs_reset"]:
-            del gpu["needs_reset"]
+    data = {name: getattr(node, name) for name in _OF_NODE}
+    data["gpus"] = [_gpu_data(gpu) for gpu in node.gpus]
     for name, usual in _USUAL:
         if data[name] == usual:
             del data[name]
     return data
 
 
+def _gpu_data(gpu: Gpu) -> dict[str, Any]:
+    data = {name: getattr(gpu, name) for name in _OF_GPU}
+    if not data["needs_reset"]:
+        del data["needs_reset"]
+    return data
+
+
+_OF_NODE = tuple(f.name for f in fields(NodeRecord) if f.name != "cause")
+_OF_GPU = tuple(f.name for f in fields(Gpu))
 _USUAL = tuple(
     (f.name, f.default) for f in fields(NodeRecord) if f.name in ("source", "address", "until_s", "engine_job")
 )

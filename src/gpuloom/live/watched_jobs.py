@@ -123,9 +123,10 @@ class _Look:
         self._nodes: dict[str, NodeRecord] = dict(ledger.book.nodes)
         self._held: dict[str, dict[int, int]] = {}
         """By node: the job that has a GPU, by index."""
+        self._has: dict[int, Allocation] = {}
+        """The same by job."""
         for number, attempt in ledger.book.attempts.items():
-            for node, gpus in attempt.allocation:
-                self._held.setdefault(node, {}).update(dict.fromkeys(gpus, number))
+            self._hold(number, attempt.allocation)
         self._models: dict[str, str] = {}
         self._ending: set[int] = set()
         """Jobs whose run ends, by an event that is still to be made."""
@@ -399,10 +400,15 @@ class _Look:
             # Clocks of a cluster differ: who leaves them may seem to do so a moment later.
             free += [index for index in well if held.get(index) in self._ending]
             free += [index for index in range(len(held) + len(well) + count) if index not in held and index not in well]
-            chosen = sorted(free[:count])
-            held.update(dict.fromkeys(chosen, number))
-            found.append((node, tuple(chosen)))
+            found.append((node, tuple(sorted(free[:count]))))
+        self._hold(number, tuple(found))
         return tuple(found)
+
+    def _hold(self, number: int, allocation: Allocation) -> None:
+        """A job has these GPUs from now on."""
+        self._has[number] = allocation
+        for node, gpus in allocation:
+            self._held.setdefault(node, {}).update(dict.fromkeys(gpus, number))
 
     def _end(self, number: int, one: Standing, since_s: float, work_s: float, *, order: int) -> None:
         """Its run has ended. work_s: of earlier runs."""
@@ -440,9 +446,11 @@ class _Look:
 
         def end() -> Draft:
             self._ending.discard(number)
-            for held in self._held.values():
-                for index in [index for index, whose in held.items() if whose == number]:
-                    del held[index]
+            for node, gpus in self._has.pop(number, ()):
+                held = self._held[node]
+                for index in gpus:
+                    if held.get(index) == number:
+                        del held[index]
             return "attempt.ended", number, data
 
         self._push(at_s, order, end)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -29,8 +30,8 @@ from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom.watching")
 
-REST_S = 1.0
-"""Least time between two looks at what has changed."""
+REST_S, QUIET = 1.0, 4.0
+"""Least time between two looks at what has changed, and by how much longer than the last look took."""
 LATEST_S = 10.0
 """So often it is looked in any case: a group that has not all its pods counts as started after a while."""
 FIRST_S = 60.0
@@ -147,6 +148,7 @@ class Watching:
         Raises:
             GpuloomError: nodes or pods can't be read.
         """
+        begun_s = time.monotonic()
         for worker in self._workers[:-1]:
             worker.start()
         for one in self._needed:
@@ -159,7 +161,10 @@ class Watching:
             if what not in ("node", "pod"):
                 for one in each:
                     one.settled.wait(FIRST_S)
-        self.scheduler.take(*self._seen())
+        found, nodes = self._seen()
+        self.scheduler.take(found, nodes)
+        took_s = time.monotonic() - begun_s
+        log.info("%d nodes with GPUs and %d jobs were read in %.1f s", len(nodes), len(found), took_s)
 
     def start(self) -> None:
         """Go on with what changes."""
@@ -192,11 +197,13 @@ class Watching:
         return standings(pods, origins, self.scheduler.clock.now()), nodes
 
     def _run(self) -> None:
+        took_s = 0.0
         while not self._ended.is_set():
             self._news.wait(LATEST_S)
-            self._news.clear()
-            if self._ended.wait(REST_S):
+            if self._ended.wait(max(REST_S, QUIET * took_s)):
                 return
+            self._news.clear()
+            begun_s = time.monotonic()
             try:
                 self.scheduler.do(partial(self.scheduler.take, *self._seen()))
             except StoreError as error:
@@ -204,6 +211,7 @@ class Watching:
                     return
                 log.error("what the cluster shows can't be written down: %s", error)
                 self._news.set()
+            took_s = time.monotonic() - begun_s
 
 
 def _version(api: Api, group: str) -> str:
