@@ -48,6 +48,7 @@ class Observer:
             scheduler, self.live.sights, store_path="", on_stop=lambda: None, links=self.watching.problem
         )
         self.service.pods_of = scheduler.pods_of
+        self.service.record = lambda: self.watching.track_record.record
 
     def stop(self) -> None:
         if self.live is not None:

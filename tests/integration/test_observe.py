@@ -334,3 +334,33 @@ def test_what_fits_no_rule_is_shown_all_the_same(there: Watched) -> None:
     until(lambda: len(observer.book.nodes["n2"].gpus) == 8, "the node has its own GPUs again")
     assert observer.watching.problem() == ""
     assert observer.service.why(observer.number("waits"))["state"] == "queued"
+
+
+def test_a_forecast_comes_with_how_far_off_others_were(there: Watched) -> None:
+    """Eight jobs of ten minutes, one after the other on the same GPUs."""
+    _, cluster, observer = there
+    begun_s = cluster.at_s = time.time() - 7000.0
+    for index in range(9):
+        cluster.create(pod(f"train-{index}", 8, nodeName=""))
+    cluster.change("n2", NODE, unschedulable=True)
+    for index in range(8):
+        cluster.at_s = begun_s + 1.0 + 600.0 * index
+        cluster.bind(f"train-{index}", "n1")
+        cluster.at_s = begun_s + 600.0 * (index + 1)
+        cluster.finish(f"train-{index}")
+    for index in range(9, 16):  # of these it is known how long they run
+        cluster.at_s += 1.0
+        cluster.create(pod(f"train-{index}", 8))
+    for index in range(9, 15):
+        cluster.at_s += 1.0
+        cluster.bind(f"train-{index}", "n1")
+        cluster.at_s += 300.0
+        cluster.finish(f"train-{index}")
+    cluster.bind("train-8", "n1")
+    cluster.at_s = None
+    observer.start()
+    record = until(lambda: observer.watching.track_record.record, "the track record")
+    assert record.jobs >= 5
+    found = observer.service.why(observer.number("train-15"))
+    assert found["numbers"]["start_off_s"] == record.off_s
+    assert record.sentence in found["sentences"]

@@ -13,10 +13,11 @@ from gpuloom.live.facade import LiveService
 from gpuloom.live.service import LogOf
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
+from gpuloom.live.track_record import Record
 from gpuloom.live.views.answers import StatusView
 from gpuloom.live.views.cluster import executor_view
 from gpuloom.live.views.cluster_answers import NodeView
-from gpuloom.live.views.job_answers import JobView, ShowView
+from gpuloom.live.views.job_answers import JobView, ShowView, WhyView
 
 
 def _refused(what: str) -> ConflictError:
@@ -29,6 +30,16 @@ class ObservedService(LiveService):
     cluster = ""
     pods_of: Callable[[int], tuple[str, Sequence[str]]] = staticmethod(lambda job: ("", ()))
     """(namespace, names) of a job's pods."""
+
+    record: Callable[[], Record | None] = staticmethod(lambda: None)
+    """How good forecasts have been."""
+
+    def why(self, job: int, *, forecast: bool = True) -> WhyView:
+        view = super().why(job, forecast=forecast)
+        if view["start_s_median"] is not None and view["start_s"] is None and (found := self.record()) is not None:
+            view["numbers"] = {**view["numbers"], "start_off_s": found.off_s}
+            view["sentences"].append(found.sentence)
+        return view
 
     def show(self, job: int) -> ShowView:
         view = super().show(job)

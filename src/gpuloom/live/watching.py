@@ -24,6 +24,7 @@ from gpuloom.kubernetes.objects import NodeSeen, OriginSeen, PodSeen, Reader
 from gpuloom.live.planning.estimates import like_of
 from gpuloom.live.planning.followed import Followed
 from gpuloom.live.scheduler import Scheduler
+from gpuloom.live.track_record import TrackRecord
 from gpuloom.live.watched_jobs import Caught, WatchedJobs
 from gpuloom.store.errors import StoreError
 from gpuloom.threads import Worker
@@ -140,6 +141,8 @@ class Watching:
         informers = [one for each in self._lists.values() for one in each]
         self._workers = [Worker(f"watch {one.path}", one.run) for one in informers]
         self._workers.append(Worker("watching", self._run))
+        seat = scheduler.planning.seat
+        self.track_record = TrackRecord(scheduler.store, lambda: (seat.written, seat.interval_s))
         self._needed = [one for what in ("node", "pod") for one in self._lists[what]]
 
     def first(self) -> None:
@@ -169,11 +172,13 @@ class Watching:
     def start(self) -> None:
         """Go on with what changes."""
         self._workers[-1].start()
+        self.track_record.start()
 
     def stop(self) -> None:
         self._ended.set()
         self._news.set()
         self._workers[-1].end(5.0)
+        self.track_record.stop()
         self._api.close()
 
     def problem(self) -> str:

@@ -114,6 +114,7 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
     )
     if isinstance(service, ObservedService) and api is not None and watching is not None:
         service.cluster, service.pods_of = api.name, watching.scheduler.pods_of
+        service.record = lambda: watching.track_record.record
     live.scheduler.on_end(end)
     token = load_or_make_token(home.token)
     started = False

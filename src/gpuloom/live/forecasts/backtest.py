@@ -224,8 +224,9 @@ def check(
     since_s: float = -math.inf,
     sample: int = SAMPLE,
     on_progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Checked:
-    """Compare forecasts with what happened. An interrupt (Ctrl-C) ends early with what there is.
+    """Compare forecasts with what happened. An interrupt (Ctrl-C), or `stop`, ends early with what there is.
 
     Args:
         events: the log; it is read twice. policy, interval_s: until the log names others. since_s: of submissions from
@@ -236,6 +237,9 @@ def check(
     done = 0
     try:
         for event in events():
+            if stop():
+                found.ended_early = True
+                break
             past.take(event)
             number = event.job
             if number in watched:
