@@ -34,7 +34,7 @@ class Observer:
         )
         scheduler = self.live.scheduler
         assert isinstance(scheduler, WatchingScheduler)
-        self.watching = Watching(api, scheduler, Reader(), self._namespaces)
+        self.watching = Watching(api, scheduler, Reader(), self.live.home.db, self._namespaces)
         try:
             self.watching.first()
         except BaseException:

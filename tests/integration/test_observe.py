@@ -364,3 +364,22 @@ def test_a_forecast_comes_with_how_far_off_others_were(there: Watched) -> None:
     found = observer.service.why(observer.number("train-15"))
     assert found["numbers"]["start_off_s"] == record.off_s
     assert record.sentence in found["sentences"]
+
+
+def test_a_job_that_ended_long_ago_begins_anew(there: Watched) -> None:
+    """Its record has been forgotten in memory; the store has it."""
+    _, cluster, observer = there
+    labels = {"scheduling.x-k8s.io/pod-group": "g"}
+    cluster.create(pod("g-0", 2, labels=labels))
+    cluster.bind("g-0", "n1")
+    observer.start()
+    cluster.finish("g-0")
+    observer.becomes(g="finished")
+    number = observer.number("g")
+    assert observer.live is not None
+    observer.live.scheduler.do(lambda: observer.book.forget(number))
+    cluster.create(pod("g-1", 4, labels=labels))
+    cluster.bind("g-1", "n2")
+    observer.becomes(g="running")
+    assert observer.number("g") == number
+    assert observer.held() == {"g": {"n2": 4}}

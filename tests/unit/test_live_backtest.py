@@ -113,7 +113,7 @@ def event(number: int, kind: str = "jobs.submitted", at_s: float = 5.0, **data: 
 def test_the_sample_is_taken_evenly(sample: int, chosen: set[int]) -> None:
     events = [event(number) for number in range(1, 6)]
     events += [event(6, at_s=4.9), event(7, held=True), event(8, "job.held")]
-    found, checked = backtest._chosen(events, 5.0, sample)
+    found, checked, _ = backtest._chosen(events, 5.0, sample)
     assert (found, checked.submissions) == (chosen, 5)
     assert backtest._chosen(events, -math.inf, 200)[1].submissions == 6
 

@@ -58,7 +58,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All objects of a list, and the version at which they were so."""
+    """Some objects of a list, and the version at which all of it was so."""
 
     items: list[Object]
     version: str
@@ -82,16 +82,15 @@ class Api:
             _check(answer.status_code, answer.headers, answer.content, f"{self.name}: GET {path}")
             return _object(answer.content)
 
-    def list(self, path: str) -> Page:
+    def pages(self, path: str) -> Iterator[Page]:
         """All objects of a kind, page by page. Raises ApiError: Expired if it took longer than the cluster keeps."""
-        items: list[Object] = []
         query = {"limit": str(PAGE)}
         while True:
             page = self.get(path, **query)
-            items += page.get("items") or []
             about = page["metadata"]
+            yield Page(page.get("items") or [], about["resourceVersion"])
             if not about.get("continue"):
-                return Page(items, about["resourceVersion"])
+                return
             query["continue"] = about["continue"]
 
     def watch(self, path: str, version: str, lasts_s: int) -> Iterator[Change]:

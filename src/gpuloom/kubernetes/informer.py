@@ -81,11 +81,13 @@ class Informer(Generic[T]):
                 return
 
     def _list(self) -> None:
-        page = self._api.list(self.path)
-        found = {_key(item): seen for item in page.items if (seen := self._read(item)) is not None}
+        found, version = dict[str, T](), ""
+        for page in self._api.pages(self.path):  # objects are large, and what is read of them small
+            found |= {_key(item): seen for item in page.items if (seen := self._read(item)) is not None}
+            version = page.version
         with self._lock:
             self._items = found
-        self.version, self.absent = page.version, ""
+        self.version, self.absent = version, ""
         self._well()
         self._changed()
 

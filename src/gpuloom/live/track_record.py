@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from gpuloom.core.errors import GpuloomError
 from gpuloom.core.units import format_duration
 from gpuloom.core.words import plural
 from gpuloom.live.forecasts.backtest import AT_ONCE_S, Checked, check, events_of
-from gpuloom.store.port import Store
+from gpuloom.live.planning.standby import FALLBACK
+from gpuloom.store.sqlite import SqliteStore
 from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom.watching")
@@ -53,14 +57,15 @@ def record_of(checked: Checked) -> Record | None:
 class TrackRecord:
     """`record` is the newest one; None: not known. `start`, then `stop`.
 
-    Args:
-        policy: (as it is written, its interval in seconds) until the log names others.
+    The forecasts are repeated in a process of their own, of low priority: in this one they would keep everybody
+    waiting.
     """
 
-    def __init__(self, store: Store, policy: Callable[[], tuple[str, float]], *, every_s: float = EVERY_S) -> None:
-        self._store, self._policy, self._every_s = store, policy, every_s
+    def __init__(self, store: Path, *, every_s: float = EVERY_S) -> None:
+        self._store, self._every_s = store, every_s
         self.record: Record | None = None
         self._ended = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
         self._worker = Worker("track record", self._run)
 
     def start(self) -> None:
@@ -68,21 +73,34 @@ class TrackRecord:
 
     def stop(self) -> None:
         self._ended.set()
+        if (process := self._process) is not None:
+            process.kill()
         self._worker.end(30.0)
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            written, interval_s = self._policy()
-            try:
-                found = check(
-                    lambda: events_of(self._store),
-                    policy=written,
-                    interval_s=interval_s,
-                    sample=SAMPLE,
-                    stop=self._ended.is_set,
-                )
-            except GpuloomError as error:  # it is tried again, and what is known stays
-                log.warning("how good forecasts were can't be found out: %s", error)
-            else:
-                self.record = record_of(found) if not found.ended_early else self.record
+            command = [sys.executable, "-m", __spec__.name, str(self._store)]
+            with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:  # noqa: S603
+                self._process = process
+                said, _ = process.communicate()
+            self._process = None
+            if process.returncode == 0:
+                told = json.loads(said)
+                self.record = None if told is None else Record(**told)
+            elif not self._ended.is_set():  # its own words are in the log; what is known stays
+                log.warning("how good forecasts were can't be found out: exit code %d", process.returncode)
             self._ended.wait(self._every_s)
+
+
+def main(path: str) -> None:
+    """Print the record of a store."""
+    os.nice(19)
+    with SqliteStore(path, read_only=True) as store:
+        found = record_of(
+            check(lambda: events_of(store), policy=FALLBACK, interval_s=0.0, sample=SAMPLE),
+        )
+    print(json.dumps(None if found is None else asdict(found)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

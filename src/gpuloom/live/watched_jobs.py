@@ -260,6 +260,8 @@ class _Look:
             return
         if number is not None and job is None:  # it had ended long ago, and has begun anew
             job = self._store.job(number)
+            if job is not None:
+                self._book.jobs[number] = job
         if job is None:
             if one.state is State.ENDED and (one.began_s is None or not one.parts):
                 self._known.goes_over(one.key)

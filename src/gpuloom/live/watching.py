@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gpuloom.core.decision import Reason, WaitCode
@@ -125,10 +126,17 @@ class Watching:
     """The thread that keeps records of a cluster up to date. `first`, then `start`, then `stop`.
 
     Args:
-        namespaces: whose pods are read; none: all of them.
+        store: the file of the scheduler's store. namespaces: whose pods are read; none: all of them.
     """
 
-    def __init__(self, api: Api, scheduler: WatchingScheduler, reader: Reader, namespaces: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        api: Api,
+        scheduler: WatchingScheduler,
+        reader: Reader,
+        store: Path,
+        namespaces: Sequence[str] = (),
+    ) -> None:
         self._api, self.scheduler = api, scheduler
         self._ended, self._news = threading.Event(), threading.Event()
         self._lists: dict[str, list[Informer[Any]]] = {}
@@ -141,8 +149,7 @@ class Watching:
         informers = [one for each in self._lists.values() for one in each]
         self._workers = [Worker(f"watch {one.path}", one.run) for one in informers]
         self._workers.append(Worker("watching", self._run))
-        seat = scheduler.planning.seat
-        self.track_record = TrackRecord(scheduler.store, lambda: (seat.written, seat.interval_s))
+        self.track_record = TrackRecord(store)
         self._needed = [one for what in ("node", "pod") for one in self._lists[what]]
 
     def first(self) -> None:

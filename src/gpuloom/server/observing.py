@@ -38,7 +38,8 @@ def watching_of(options: ObserveOptions, api: Api, live: LiveScheduler) -> Watch
     """
     scheduler = live.scheduler
     assert isinstance(scheduler, WatchingScheduler)  # noqa: S101 - it was asked for
-    watching = Watching(api, scheduler, Reader(options.gpu_resources or GPU_RESOURCES), options.namespaces)
+    reader = Reader(options.gpu_resources or GPU_RESOURCES)
+    watching = Watching(api, scheduler, reader, live.home.db, options.namespaces)
     try:
         watching.first()
     except BaseException:

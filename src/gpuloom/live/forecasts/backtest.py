@@ -224,22 +224,20 @@ def check(
     since_s: float = -math.inf,
     sample: int = SAMPLE,
     on_progress: Callable[[int, int], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
 ) -> Checked:
-    """Compare forecasts with what happened. An interrupt (Ctrl-C), or `stop`, ends early with what there is.
+    """Compare forecasts with what happened. An interrupt (Ctrl-C) ends early with what there is.
 
     Args:
-        events: the log; it is read twice. policy, interval_s: until the log names others. since_s: of submissions from
+        events: the log; it is read twice. policy, interval_s: if the log names none. since_s: of submissions from
             then on. sample: at most so many of them, evenly.
     """
-    chosen, found = _chosen(events(), since_s, sample)
+    chosen, found, named = _chosen(events(), since_s, sample)
+    if named is not None:  # what is older came with the first look at an engine that is watched
+        policy, interval_s = str(named.data["policy"]), float(named.data["interval_s"])
     past, watched = Past(policy, interval_s), dict[int, Case]()
     done = 0
     try:
         for event in events():
-            if stop():
-                found.ended_early = True
-                break
             past.take(event)
             number = event.job
             if number in watched:
@@ -263,16 +261,17 @@ def check(
     return found
 
 
-def _chosen(events: Iterable[Event], since_s: float, sample: int) -> tuple[set[int], Checked]:
-    """Numbers of the events of the submissions that are looked at."""
-    submitted = [
-        event.id
-        for event in events
-        if event.type == "jobs.submitted" and event.at_s >= since_s and not event.data.get("held")
-    ]
+def _chosen(events: Iterable[Event], since_s: float, sample: int) -> tuple[set[int], Checked, Event | None]:
+    """Numbers of the events of the submissions that are looked at; the first event that names a policy."""
+    submitted, named = list[int](), None
+    for event in events:
+        if event.type == "policy.set" and named is None:
+            named = event
+        elif event.type == "jobs.submitted" and event.at_s >= since_s and not event.data.get("held"):
+            submitted.append(event.id)
     step = max(len(submitted) / max(sample, 1), 1.0)
     chosen = {submitted[int(place * step)] for place in range(min(sample, len(submitted)))}
-    return chosen, Checked(submissions=len(submitted))
+    return chosen, Checked(submissions=len(submitted)), named
 
 
 def _happened(case: Case, event: Event, job: Job, watched: dict[int, Case]) -> None:
