@@ -160,7 +160,7 @@ def test_a_batch_job_is_retried_and_one_that_is_suspended_is_held(there: Watched
 
 
 def test_what_kueue_holds_back_waits_in_its_words(there: Watched) -> None:
-    _, cluster, observer = there
+    api, cluster, observer = there
     sets = [{"name": "main", "count": 2, "template": {"spec": pod("x", 8)["spec"]}}]
     about = {
         "name": "train-x",
@@ -173,6 +173,9 @@ def test_what_kueue_holds_back_waits_in_its_words(there: Watched) -> None:
     assert observer.states() == {"train": "queued"}
     found = observer.service.why(observer.number("train"))
     assert "Kueue has not admitted it (queue ml): insufficient unused quota" in found["text"]
+    api.faults.append(Fault(lambda request: "workloads" in request.path, 404, "404 page not found\n", times=None))
+    api.cut_watches()
+    observer.becomes(train="cancelled")  # Kueue was taken out of the cluster, and all that it held with it
 
 
 def test_nodes_are_as_the_cluster_has_them(there: Watched) -> None:

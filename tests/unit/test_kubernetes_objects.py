@@ -146,10 +146,11 @@ def test_nodes() -> None:
     assert found is not None
     assert (found.gpus, found.whole, found.away) == (7, 8, "cordoned in Kubernetes")
     assert found.taints == (Taint("a", "b", "NoSchedule"),)
+    del item["status"]["addresses"]
     item["status"]["conditions"] = [{"type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting."}]
     found = READER.node(item)
     assert found is not None
-    assert found.away == "not ready: Kubelet stopped posting"
+    assert (found.away, found.address) == ("not ready: Kubelet stopped posting", "")
     item["status"]["capacity"] = item["status"]["allocatable"] = {"cpu": "4"}
     assert READER.node(item) is None
 
