@@ -245,12 +245,14 @@ def test_without_mps_best_effort_runs_in_gaps_only(stage: Stage) -> None:
     """Its contexts take turns then: a kernel that the rule lets run beside a request would run before or after it."""
 
     def shared(**more: str) -> dict[str, int]:
+        for path in (stage.folder / "gpu", *stage.shared.glob("*.share")):
+            path.unlink(missing_ok=True)  # else a program goes on from the clock of before, without the other one
         more |= {"FAKE_VIRTUAL": "2", "GPULOOM_SHARE_WARM_UP": "0", "PROGRAM_COMPUTE": "0.2", "PROGRAM_DRAM": "0.2"}
         service = stage.start("high", "serve", "150", "20", "50000", "600000", FAKE_RANK="0", **more)
         training = stage.start("best-effort", "train", "2e8", "4", "20000", FAKE_RANK="1", **more)
         told(service)
         told(training)
-        return reasons(last(stage, 1))
+        return reasons(next(one for one in (last(stage, 0), last(stage, 1)) if one.klass == "best-effort"))
 
     both = shared()
     assert both.get("beside", 0) + both.get("priced", 0) > 20
