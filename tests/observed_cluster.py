@@ -44,11 +44,7 @@ class Observer:
             raise
         self.live.start()
         self.watching.start()
-        self.service = ObservedService(
-            scheduler, self.live.sights, store_path="", on_stop=lambda: None, links=self.watching.problem
-        )
-        self.service.pods_of = scheduler.pods_of
-        self.service.record = lambda: self.watching.track_record.record
+        self.service = ObservedService(self.watching, self.live.sights, store_path="", on_stop=lambda: None)
 
     def stop(self) -> None:
         if self.live is not None:

@@ -81,8 +81,6 @@ class FakeApi:
         self.requests: list[tuple[str, str]] = []
         self.faults: list[Fault] = []
         self.bookmark_s = bookmark_s
-        self.token = ""
-        """If there is one, who doesn't bear it is refused."""
         self._cut = threading.Event()
         self._epoch = 0
         self.store.create(BY_PATH["", "v1", "namespaces"], {"metadata": {"name": "default"}})
@@ -470,9 +468,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.close()
                 return
             self._send(fault.status, fault.body, fault.headers)
-            return
-        if fake.token and self.headers.get("Authorization") != f"Bearer {fake.token}":
-            self._send(401, status_object(401, "Unauthorized", "Unauthorized"))
             return
         try:
             if self.command == "GET" and query.get("watch") in ("1", "true"):

@@ -53,8 +53,6 @@ class Store:
         """Watches and lists of an older version are refused."""
         self.items: dict[Kind, dict[tuple[str, str], Item]] = {kind: {} for kind in BY_PATH.values()}
         self.history: list[Happened] = []
-        self.after_write: list[Callable[[Happened], None]] = []
-        """Called with each change, in the thread that made it, with the lock held."""
 
     def stamp(self) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.now()))
@@ -229,13 +227,6 @@ class Store:
                 after = self._put(kind, before, after)
             return 200, self._gone_if_free(kind, after)
 
-    def remove(self, kind: Kind, namespace: str, name: str) -> None:
-        """It is gone, as its kubelet has ended it."""
-        with self.changed:
-            item = self.items[kind].get((namespace, name))
-            if item is not None and not item["metadata"].get("finalizers"):
-                self._drop(kind, item)
-
     def _gone_if_free(self, kind: Kind, item: Item) -> Item:
         """One that is being deleted goes once no finalizer holds it, and no kubelet has it."""
         about = item["metadata"]
@@ -264,8 +255,6 @@ class Store:
     def _tell(self, one: Happened) -> None:
         self.history.append(one)
         self.changed.notify_all()
-        for call in self.after_write:
-            call(one)
 
 
 def _key(item: Mapping[str, Any]) -> tuple[str, str]:

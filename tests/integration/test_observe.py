@@ -223,9 +223,10 @@ def watches(request: Request) -> bool:
         Fault(watches, 504, status_object(504, "Timeout", "Timeout")),
         Fault(watches, 0),
         Fault(watches, 410, status_object(410, "too old", "Expired")),
+        Fault(of_pods, 404, "404 page not found\n", times=2),
         Fault(of_pods, 403, status_object(403, "pods is forbidden", "Forbidden"), times=2),
     ],
-    ids=["500", "429", "504", "cut", "410", "403"],
+    ids=["500", "429", "504", "cut", "410", "404", "403"],
 )
 def test_whatever_goes_wrong_with_a_watch_it_is_up_to_date_again(there: Watched, fault: Fault) -> None:
     api, cluster, observer = there
@@ -243,17 +244,19 @@ def test_whatever_goes_wrong_with_a_watch_it_is_up_to_date_again(there: Watched,
     assert observer.watching.problem() == ""
 
 
-def test_rights_that_are_gone_end_no_job(there: Watched) -> None:
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_pods_that_can_t_be_read_any_more_end_no_job(there: Watched, status: int) -> None:
     api, cluster, observer = there
     cluster.create(pod("a", 8))
     cluster.bind("a", "n1")
     observer.start()
-    fault = Fault(of_pods, 403, status_object(403, "pods is forbidden", "Forbidden"), times=None)
-    api.faults.append(fault)
+    api.faults.append(Fault(of_pods, status, status_object(status, "pods: no"), times=None))
     api.cut_watches()
-    until(lambda: "pods is forbidden" in observer.watching.problem(), "the records to follow")
+    until(lambda: "pods: no" in observer.watching.problem(), "the records to follow")
+    cluster.create(pod("b", 1, namespace="default"))
+    time.sleep(1.5)  # a look in between
     assert observer.states() == {"a": "running"}
-    assert "pods is forbidden" in observer.service.status()["executor"]["problem"]
+    assert "pods: no" in observer.service.status()["executor"]["problem"]
 
 
 def test_without_the_right_to_read_pods_it_does_not_start(there: Watched) -> None:
@@ -263,7 +266,15 @@ def test_without_the_right_to_read_pods_it_does_not_start(there: Watched) -> Non
         observer.start()
 
 
-def test_a_server_that_is_not_there_is_told_at_once(there: Watched) -> None:
+def test_at_first_a_failure_is_waited_out(there: Watched) -> None:
+    api, cluster, observer = there
+    api.faults.append(Fault(of_pods, 429, "Too many requests\n", {"Retry-After": "1"}))
+    cluster.create(pod("a", 8))
+    observer.start()
+    assert observer.states() == {"a": "queued"}
+
+
+def test_a_server_that_is_not_there_is_told_soon(there: Watched) -> None:
     api, _, observer = there
     api.close()
     with pytest.raises(GpuloomError, match="GET /api/v1/nodes"):
@@ -276,9 +287,9 @@ def test_nothing_can_be_done_to_its_jobs(there: Watched) -> None:
     cluster.bind("a", "n1")
     observer.start()
     number = observer.number("a")
-    with pytest.raises(ConflictError, match="only observes"):
+    with pytest.raises(ConflictError, match="only observe"):
         observer.service.cancel([number])
-    with pytest.raises(ConflictError, match="only observes"):
+    with pytest.raises(ConflictError, match="only observe"):
         observer.service.stop(stop_jobs=True)
     (log,) = observer.service.logs(number)
     with pytest.raises(ExecutorError, match="kubectl logs"):

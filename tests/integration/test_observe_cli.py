@@ -71,9 +71,9 @@ def test_a_cluster_is_watched_from_the_command_line(there: tuple[Cluster, Shell]
     assert waits["state"] == "queued"
     assert waits["start_s_median"] is not None
     assert json.loads(shell("show", "train-5-worker-0", "--json"))["job"]["name"] == "train-5"
-    assert "other" in shell("why", "other", code=2)
-    assert "only observes" in shell("cancel", "1", code=1)
-    assert "only observes" in shell("submit", "--", "true", code=1)
+    assert "no job is called 'other'" in shell("why", "other", code=2)
+    assert "only observe" in shell("cancel", "1", code=1)
+    assert "only observe" in shell("submit", "--", "true", code=1)
     assert "kubectl logs" in shell("logs", "train-5", code=1)
     checked = json.loads(shell("why", "--check", "--json"))
     assert checked["checked"] == 6
@@ -84,6 +84,11 @@ def test_a_cluster_is_watched_from_the_command_line(there: tuple[Cluster, Shell]
     rows = json.loads(shell("compare", "past.csv", "--policies", "fifo,srtf", "--json", "-"))
     assert [row["jobs"] for row in rows] == [5, 5, 5]  # as it ran, too
     shell("down")
+    shell.env["GPULOOM_HOME"] += "-own"
+    shell("up", "--slots", "1", "--detach", "--port", "0")
+    assert "does not observe fake" in shell("observe", "--detach", code=1)
+    shell("down")
+    shell.env["GPULOOM_HOME"] = shell.env["GPULOOM_HOME"].removesuffix("-own")
     assert "has what was seen of cluster" in shell("up", "--slots", "1", "--detach", code=2)
 
 

@@ -11,7 +11,7 @@ from gpuloom.core.end_reason import EndReason
 from gpuloom.kubernetes.jobs import Standing, State, base_name, standings
 from gpuloom.kubernetes.objects import Asked, End, Kind, OriginSeen, Owner, PodPhase, PodSeen
 
-ASKED = Asked(2, None, None, (), (), "image", ("train",), None)
+ASKED = Asked(2, (), (), "image", ("train",), None)
 NOW_S = 1000.0
 POD = PodSeen(
     uid="",
@@ -31,7 +31,6 @@ POD = PodSeen(
     bound_s=None,
     began_s=None,
     ended_s=None,
-    deleted_s=None,
     exit_code=None,
     reason="",
     message="",
@@ -130,7 +129,7 @@ def test_a_job_whose_pods_are_jobs_does_not_wait_itself_once_they_are_gone() -> 
 def test_what_volcano_holds_back_waits_without_pods() -> None:
     vc = replace(ORIGIN, kind=Kind.VOLCANO, waits="Volcano has not let it in yet (queue q)", queue="q")
     found = one([], [vc])
-    assert (found.state, found.gpus, found.queue) == (State.WAITS, 4, "q")
+    assert (found.state, found.gpus) == (State.WAITS, 4)
     assert found.waits == "Volcano has not let it in yet (queue q)."
     assert not found.held
 

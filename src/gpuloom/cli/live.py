@@ -119,9 +119,9 @@ def one_number(client: Client, written: str) -> int:
     """The one job that an argument stands for: by its number, or the newest of that name, or that has such a pod."""
     try:
         found = client.numbers([written])
-    except InputError:
+    except InputError as error:
         if (named := _newest_called(client, written)) is None:
-            raise
+            raise InputError(f"{error}; and no job is called {written!r}") from None
         return named
     if len(found) != 1:
         raise InputError(f"{written!r} stands for {len(found)} jobs; this command takes one")

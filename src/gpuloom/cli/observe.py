@@ -66,10 +66,10 @@ def observe(
 ) -> None:
     """Watch a Kubernetes cluster: why do its GPU jobs wait, and when will they start?
 
-    Reads only: the rights to list and watch nodes and pods are enough. What it sees it keeps in its home, so that
-    `gpuloom ls`, `why`, `show`, `nodes`, `usage`, `stats` and `events` answer, `gpuloom why --check` says how good its
-    forecasts were, and `gpuloom history export` gives the cluster's past for `gpuloom compare`. Jobs of Volcano and
-    Workloads of Kueue are seen before they have pods, where they may be read. gpuloom down stops it.
+    It only reads: the rights to list and watch nodes and pods are enough. What it sees it keeps in its home, which must
+    not be that of a scheduler with jobs of its own. gpuloom ls, why, show, nodes, usage, stats and events then tell of
+    the cluster. gpuloom why --check says how good its forecasts were, and gpuloom history export writes the cluster's
+    past as a trace. gpuloom down stops it.
 
     \b
     Examples:
@@ -82,14 +82,20 @@ def observe(
     from gpuloom.server.observing import ObserveOptions, api_of
 
     options = ObserveOptions(None if kubeconfig is None else kubeconfig.absolute(), context, namespaces, gpu_resources)
-    api_of(options).close()  # what is wrong with it is told before anything starts
+    api = api_of(options)  # what is wrong with it is told before anything starts
+    api.close()
     if written is not None:
         from gpuloom.policies.registry import create_policy
 
         create_policy(written)
     folder = home_directory(home)
     if (ready := running_here(folder)) is not None:
+        from gpuloom.live.parts import watched_cluster
+        from gpuloom.store.home import Home
+
         text = f"a scheduler is running here already: pid {ready['pid']}, {ready['url']}, home {folder}"
+        if watched_cluster(Home(folder)) != api.server:
+            raise UpError(f"{text}; but it does not observe {api.name}: give another --home")
         if not detach:
             raise UpError(text)
         say_json(ready) if as_json else click.echo(text)

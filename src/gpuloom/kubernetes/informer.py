@@ -33,7 +33,7 @@ class Informer(Generic[T]):
     Args:
         path: of the list, such as '/api/v1/pods'. read: what is wanted of an object; None: it does not matter.
         changed: called after each change, in the informer's thread. pause: waits for so many seconds; True: it is to
-            end.
+            end. built_in: every cluster has the kind, so that an answer that it has not is one more failure.
     """
 
     def __init__(
@@ -43,8 +43,10 @@ class Informer(Generic[T]):
         read: Callable[[Object], T | None],
         changed: Callable[[], None],
         pause: Callable[[float], bool],
+        *,
+        built_in: bool = False,
     ) -> None:
-        self.path = path
+        self.path, self._built_in = path, built_in
         self._api, self._read, self._changed, self._pause = api, read, changed, pause
         self._lock = threading.Lock()
         self._items: dict[str, T] = {}
@@ -121,7 +123,8 @@ class Informer(Generic[T]):
             return 0.0 if failures == 1 else FIRST_PAUSE_S
         if isinstance(error, CutOffError):
             return 0.0
-        if error.status == 404 or (error.status in (401, 403) and not self.settled.is_set()):
+        never = error.status in (401, 403) and not self.settled.is_set()
+        if never or (error.status == 404 and not self._built_in):
             self.version = ""
             self._set_absent(str(error))
             return LOOK_AGAIN_S

@@ -69,7 +69,6 @@ class Standing:
     gpus: int
     asked: Asked
     priority: int
-    queue: str
     parts: tuple[Part, ...]
     submitted_s: float
     began_s: float | None
@@ -166,7 +165,6 @@ def _standing(
         gpus=gpus,
         asked=asked,
         priority=max([*(pod.priority for pod in pods), *(one.priority for one in about)], default=0),
-        queue=next((name for name in (*(one.queue for one in about), *(pod.queue for pod in pods)) if name), ""),
         parts=() if state is State.WAITS else _parts(bound or last),
         submitted_s=min([*(one.created_s for one in about), *(pod.created_s for pod in pods)]),
         began_s=_began_s(bound or pods),

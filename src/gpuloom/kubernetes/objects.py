@@ -87,11 +87,9 @@ class Taint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one pod asks for. memory_mib: main memory. models: GPU models on which it may run; () for any."""
+    """What one pod asks for. models: GPU models on which it may run; () for any."""
 
     gpus: int
-    cpus: float | None
-    memory_mib: int | None
     models: tuple[str, ...]
     tolerations: tuple[Toleration, ...]
     image: str
@@ -126,7 +124,6 @@ class PodSeen:
     bound_s: float | None
     began_s: float | None
     ended_s: float | None
-    deleted_s: float | None
     exit_code: int | None
     reason: str
     message: str
@@ -153,7 +150,6 @@ class NodeSeen:
     taints: tuple[Taint, ...]
     away: str
     since_s: float | None
-    created_s: float
 
 
 class Kind(StrEnum):
@@ -249,7 +245,6 @@ class Reader:
             bound_s=time_s(bound.get("lastTransitionTime")) if bound.get("status") == "True" else None,
             began_s=min(begun) if begun else time_s(status.get("startTime")),
             ended_s=(max(ended) if ended else (last_s or created_s)) if over else None,
-            deleted_s=time_s(about.get("deletionTimestamp")),
             exit_code=worst.get("exitCode"),
             reason=str(disrupted.get("reason") or status.get("reason") or worst.get("reason") or ""),
             message=str(disrupted.get("message") or status.get("message") or worst.get("message") or "")[:500],
@@ -262,12 +257,9 @@ class Reader:
         first = [one for one in spec.get("initContainers") or () if one.get("restartPolicy") != "Always"]
         together = [*containers, *sidecars]
         gpus = max([sum_ints(map(self._gpus_of, together)), *map(self._gpus_of, first)])
-        cpus, memory = (math.fsum(_asks(one, name) for one in together) for name in ("cpu", "memory"))
         main: Mapping[str, Any] = max(containers, key=self._gpus_of, default={})
         return Asked(
             gpus=gpus,
-            cpus=cpus or None,
-            memory_mib=math.ceil(memory / 2**20) or None,
             models=_models(spec),
             tolerations=tuple(_toleration(one) for one in spec.get("tolerations") or ()),
             image=str(main.get("image") or ""),
@@ -321,7 +313,6 @@ class Reader:
             ),
             away=away,
             since_s=time_s(ready.get("lastTransitionTime")) if away else None,
-            created_s=time_s(about.get("creationTimestamp")) or 0.0,
         )
 
     def _count(self, resources: Mapping[str, Any]) -> int:
@@ -472,11 +463,6 @@ def _gang(labels: Mapping[str, Any], annotations: Mapping[str, Any]) -> str:
 def _words(condition: Mapping[str, Any]) -> str:
     """A condition in words: its message, else its reason."""
     return " ".join(str(condition.get("message") or condition.get("reason") or "").split())[:500].rstrip(".")
-
-
-def _asks(container: Mapping[str, Any], name: str) -> float:
-    asks = container.get("resources") or {}
-    return quantity((asks.get("requests") or {}).get(name) or (asks.get("limits") or {}).get(name) or 0)
 
 
 def _toleration(one: Mapping[str, Any]) -> Toleration:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuloom.core.errors import ConflictError
@@ -11,39 +11,38 @@ from gpuloom.executors.no_files import NoFiles
 from gpuloom.executors.node import RunFiles
 from gpuloom.live.facade import LiveService
 from gpuloom.live.service import LogOf
+from gpuloom.live.sights import Sights
 from gpuloom.live.submission.actions import Action
 from gpuloom.live.submission.spec import JobSpec
-from gpuloom.live.track_record import Record
 from gpuloom.live.views.answers import StatusView
-from gpuloom.live.views.cluster import executor_view
+from gpuloom.live.views.cluster import executor_view, sharing_view
 from gpuloom.live.views.cluster_answers import NodeView
 from gpuloom.live.views.job_answers import JobView, ShowView, WhyView
+from gpuloom.live.watching import Watching
 
 
 def _refused(what: str) -> ConflictError:
-    return ConflictError(f"gpuloom only observes this cluster, so {what}: use kubectl, or what you use there")
+    return ConflictError(f"the cluster is only observed, so {what}: use kubectl, or what you use there")
 
 
 class ObservedService(LiveService):
-    """Implements `Service` (live/service.py) on a scheduler that carries nothing out. cluster: as messages name it."""
+    """Implements `Service` (live/service.py) on a scheduler that carries nothing out."""
 
-    cluster = ""
-    pods_of: Callable[[int], tuple[str, Sequence[str]]] = staticmethod(lambda job: ("", ()))
-    """(namespace, names) of a job's pods."""
-
-    record: Callable[[], Record | None] = staticmethod(lambda: None)
-    """How good forecasts have been."""
+    def __init__(self, watching: Watching, sights: Sights, **more: Any) -> None:
+        """more: as LiveService has it."""
+        super().__init__(watching.scheduler, sights, links=watching.problem, **more)
+        self._watching = watching
 
     def why(self, job: int, *, forecast: bool = True) -> WhyView:
-        view = super().why(job, forecast=forecast)
-        if view["start_s_median"] is not None and view["start_s"] is None and (found := self.record()) is not None:
-            view["numbers"] = {**view["numbers"], "start_off_s": found.off_s}
-            view["sentences"].append(found.sentence)
+        view, record = super().why(job, forecast=forecast), self._watching.track_record.record
+        if view["start_s_median"] is not None and view["start_s"] is None and record is not None:
+            view["numbers"] = {**view["numbers"], "start_off_s": record.off_s}
+            view["sentences"].append(record.sentence)
         return view
 
     def show(self, job: int) -> ShowView:
         view = super().show(job)
-        namespace, pods = self.pods_of(job)
+        namespace, pods = self._watching.scheduler.pods_of(job)
         view["log"] = f"kubectl logs -n {namespace} {pods[0]}" if pods else ""
         return view
 
@@ -85,10 +84,11 @@ class ObservedService(LiveService):
         super().stop(stop_jobs=False)
 
     def files_of(self, log: LogOf) -> RunFiles:
-        return NoFiles(log.node, why=f"gpuloom only observes cluster {self.cluster}: kubectl logs has what jobs write")
+        return NoFiles(log.node, why="the cluster is only observed: kubectl logs has what its jobs write")
 
     def status(self) -> StatusView:
         view = super().status()
         told = view["executor"]
-        view["executor"] = executor_view(f"Kubernetes, observed: {self.cluster}", told["problem"], {})
+        view["executor"] = executor_view(f"Kubernetes, observed: {self._watching.cluster}", told["problem"], {})
+        view["sharing"] = sharing_view(on=False, gated=False, text="nothing is started here")
         return view

@@ -49,8 +49,6 @@ from gpuloom.store.sqlite import SqliteStore
 DEFAULT_POLICY = "fifo:backfill=easy"
 """Preempts no running job, and lets small jobs go first only if that delays no larger job."""
 DEFAULT_INTERVAL_S = 360.0
-WATCHED = "watched.json"
-"""In the home of a scheduler that only watches a cluster: which one."""
 
 
 class LiveScheduler:
@@ -237,15 +235,23 @@ class LiveScheduler:
         return self.machine.clear()
 
 
+def watched_cluster(home: Home) -> str:
+    """The address of the cluster that a home is for; '': it is for none, but for jobs of its own.
+
+    Raises:
+        InputError: what it says of that can't be read.
+    """
+    try:
+        return str(json.loads(home.watched.read_text())["cluster"])
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{home.watched} can't be read: {error}; it names the cluster that is watched") from error
+
+
 def _check_use(home: Home, loaded: Loaded, watches: str) -> None:
     """Raises InputError: what the home has is of another use than the one that begins."""
-    file = home.path / WATCHED
-    try:
-        before = json.loads(file.read_text())["cluster"]
-    except FileNotFoundError:
-        before = ""
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{file} can't be read: {error}; it names the cluster that this home watches") from error
+    before = watched_cluster(home)
     if before == watches:
         return
     if before:
@@ -256,9 +262,9 @@ def _check_use(home: Home, loaded: Loaded, watches: str) -> None:
             f"home {home.path} has jobs or nodes of a scheduler of its own: give another --home for what is observed"
         )
     try:
-        write_atomic(str(file), {"cluster": watches})
+        write_atomic(str(home.watched), {"cluster": watches})
     except OSError as error:
-        raise InputError(f"{file} can't be written: {error.strerror}") from error
+        raise InputError(f"{home.watched} can't be written: {error.strerror}") from error
 
 
 def _stored_interval_s(loaded: Loaded) -> float:

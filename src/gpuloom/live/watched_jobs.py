@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from gpuloom.agent.inventory import model_name
@@ -29,13 +30,22 @@ _GONE = "its pods were deleted"
 _LEFT = "it is not in the cluster any more"
 
 
+class _At(IntEnum):
+    """The order of what happens at one moment: GPUs are left before others get them."""
+
+    ENDS = 0
+    ASKS = 1
+    STARTS = 2
+    RUNS = 3
+    ENDS_AT_ONCE = 4
+
+
 class _Step(NamedTuple):
-    """Something that happened to a job. order: among what happened at one moment. make: its event, once all before it
-    are made."""
+    """Something that happened to a job. make: its event, once all before it are made."""
 
     at_s: float
-    order: int
-    make: Callable[[], Draft | None]
+    order: _At
+    make: Callable[[], Draft]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +162,8 @@ class _Look:
             drafts.append(("node.changed", None, {"node": node_data(record)}))
             times.append(self._now_s if self._book.nodes else first_s)
         for step in sorted(self._steps, key=lambda step: step[:2]):
-            if (draft := step.make()) is not None:
-                drafts.append(draft)
-                times.append(step.at_s)
+            drafts.append(step.make())
+            times.append(step.at_s)
         says = {number: one.waits for number, one in self._standing.items() if one.waits}
         return Caught(drafts, times, self._submissions, says, self._standing)
 
@@ -285,39 +294,35 @@ class _Look:
         if phase in ENDED:
             if one.state is State.ENDED:
                 return
-            self._add(one.began_s if one.state is State.HOLDS else None, 1, ("job.requeued", number, {}))
+            self._add(one.began_s if one.state is State.HOLDS else None, _At.ASKS, ("job.requeued", number, {}))
             phase = Phase.QUEUED
         if phase in ACTIVE:
             attempt = self._book.attempts[number]
             if one.state is State.HOLDS and self._known.same(number, one.parts, attempt.allocation):
                 return
-            self._end(number, one, attempt.since_s, 0.0 if job is None else job.work_s, order=0)
+            self._end(number, one, attempt.since_s, 0.0 if job is None else job.work_s, order=_At.ENDS)
             phase = Phase.QUEUED
         if one.state is State.WAITS:
             if job is not None and (gpus, job.priority) != (one.gpus, one.priority):
-                self._add(None, 1, ("job.updated", number, self._asks(self._spec(one, one.gpus), one)))
+                self._add(None, _At.ASKS, ("job.updated", number, self._asks(self._spec(one, one.gpus), one)))
             if one.held is not (phase is Phase.HELD):
                 at_s = one.submitted_s if job is None else None
-                self._add(at_s, 1, ("job.held" if one.held else "job.released", number, {}))
+                self._add(at_s, _At.ASKS, ("job.held" if one.held else "job.released", number, {}))
             return
         if phase is Phase.HELD:
-            self._add(one.began_s, 1, ("job.released", number, {}))
+            self._add(one.began_s, _At.ASKS, ("job.released", number, {}))
         if one.began_s is None or not one.parts:  # it ended without having had a GPU, as far as is known
-            message = one.ended.message if one.ended is not None else _GONE
-            if one.state is State.ENDED and job is not None and phase not in ENDED and attempts == job.attempts:
-                if job.phase in ACTIVE:
-                    return  # its end has been told
-                at_s = None if one.ended is None else one.ended.at_s
-                self._add(at_s, 1, ("job.cancelled", number, {"message": message, "reason": "cancelled"}))
+            if one.state is State.ENDED and job is not None:
+                self._give_up(job, one)
             return
         if one.state is State.ENDED and job is not None and not self._is_new(job, one.began_s):
             return self._give_up(job, one)
         held = sum_ints(part.gpus for part in one.parts)
         if held != gpus:
-            self._add(one.began_s, 1, ("job.updated", number, self._asks(self._spec(one, held), one)))
+            self._add(one.began_s, _At.ASKS, ("job.updated", number, self._asks(self._spec(one, held), one)))
         self._start(number, one, attempts + 1)
         if one.state is State.ENDED:
-            self._end(number, one, one.began_s, 0.0 if job is None else job.work_s, order=4)
+            self._end(number, one, one.began_s, 0.0 if job is None else job.work_s, order=_At.ENDS_AT_ONCE)
 
     def _is_new(self, job: Job, began_s: float) -> bool:
         """Whether a run that began then is not in the records yet."""
@@ -331,7 +336,7 @@ class _Look:
         if job.phase not in ACTIVE:
             ended = one.ended or Ended(EndReason.FAILED, None)
             data = {"message": ended.message or "it is not tried again", "reason": ended.reason.value}
-            self._push(None, 1, lambda: ("job.cancelled", job.id, data))
+            self._push(None, _At.ASKS, lambda: ("job.cancelled", job.id, data))
 
     def _submit(self, number: int, one: Standing) -> None:
         spec = self._spec(one, one.gpus)
@@ -349,7 +354,7 @@ class _Look:
             "name": one.name,
         }
         self._submissions.append(Submission(one.key, one.kind, (number,), one.submitted_s))
-        self._add(one.submitted_s, 1, ("jobs.submitted", number, data))
+        self._add(one.submitted_s, _At.ASKS, ("jobs.submitted", number, data))
 
     def _asks(self, spec: Spec, one: Standing) -> Mapping[str, Any]:
         like = like_of(spec, one.namespace, spec.gpus, None)
@@ -388,8 +393,10 @@ class _Look:
             return "attempt.starting", number, data
 
         assert one.began_s is not None  # noqa: S101 - who calls has looked
-        self._push(one.began_s, 2, starting)
-        self._add(one.began_s, 3, ("attempt.running", number, {"pid": None, "start_ticks": None, "boot_id": None}))
+        self._push(one.began_s, _At.STARTS, starting)
+        self._add(
+            one.began_s, _At.RUNS, ("attempt.running", number, {"pid": None, "start_ticks": None, "boot_id": None})
+        )
 
     def _free(self, number: int, parts: Sequence[Part]) -> Allocation:
         """GPUs for these pods: the free ones of lowest index on each node."""
@@ -412,7 +419,7 @@ class _Look:
         for node, gpus in allocation:
             self._held.setdefault(node, {}).update(dict.fromkeys(gpus, number))
 
-    def _end(self, number: int, one: Standing, since_s: float, work_s: float, *, order: int) -> None:
+    def _end(self, number: int, one: Standing, since_s: float, work_s: float, *, order: _At) -> None:
         """Its run has ended. work_s: of earlier runs."""
         ended, after = one.ended, _phase_after(one)
         if ended is None and one.state is State.HOLDS:
@@ -428,7 +435,7 @@ class _Look:
         well = ended.reason in (EndReason.FINISHED, EndReason.RESIZED)
         self._finish(number, ended, after, at_s, work_s + (at_s - since_s if well else 0.0), order)
 
-    def _finish(self, number: int, ended: Ended, after: Phase, at_s: float, work_s: float, order: int) -> None:
+    def _finish(self, number: int, ended: Ended, after: Phase, at_s: float, work_s: float, order: _At) -> None:
         data = {
             "reason": ended.reason.value,
             "exit_code": ended.exit_code,
@@ -464,14 +471,14 @@ class _Look:
             ended = Ended(EndReason.CANCELLED, None, message=_GONE)
             attempt = self._book.attempts[number]
             at_s = max(self._left_s(attempt.allocation), attempt.since_s)
-            self._finish(number, ended, Phase.CANCELLED, at_s, job.work_s, 0)
+            self._finish(number, ended, Phase.CANCELLED, at_s, job.work_s, _At.ENDS)
         else:
-            self._add(None, 1, ("job.cancelled", number, {"message": _GONE, "reason": "cancelled"}))
+            self._add(None, _At.ASKS, ("job.cancelled", number, {"message": _GONE, "reason": "cancelled"}))
 
-    def _add(self, at_s: float | None, order: int, draft: Draft) -> None:
+    def _add(self, at_s: float | None, order: _At, draft: Draft) -> None:
         self._push(at_s, order, lambda: draft)
 
-    def _push(self, at_s: float | None, order: int, make: Callable[[], Draft | None]) -> None:
+    def _push(self, at_s: float | None, order: _At, make: Callable[[], Draft]) -> None:
         """Something that happens to the job at hand, not before what has happened to it already. at_s: None: now."""
         at_s = self._now_s if at_s is None else min(at_s, self._now_s)
         self._from_s = max(self._from_s, at_s)

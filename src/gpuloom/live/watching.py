@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import Phase
-from gpuloom.kubernetes.api import Api, ApiError
+from gpuloom.kubernetes.api import Api, ApiError, Object
 from gpuloom.kubernetes.informer import Informer
 from gpuloom.kubernetes.jobs import Standing, standings
-from gpuloom.kubernetes.objects import NodeSeen, OriginSeen, PodSeen, Reader
+from gpuloom.kubernetes.objects import NodeSeen, Reader
 from gpuloom.live.planning.estimates import like_of
 from gpuloom.live.planning.followed import Followed
 from gpuloom.live.scheduler import Scheduler
@@ -32,20 +32,18 @@ from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom.watching")
 
+T = TypeVar("T")
+
+KUEUE = "kueue.x-k8s.io"
+
 REST_S, QUIET = 1.0, 4.0
 """Least time between two looks at what has changed, and by how much longer than the last look took."""
 LATEST_S = 10.0
 """So often it is looked in any case: a group that has not all its pods counts as started after a while."""
 FIRST_S = 60.0
 """How long the first lists may take."""
-READS = {
-    "/api/v1/nodes": "node",
-    "/api/v1/pods": "pod",
-    "/apis/batch/v1/jobs": "batch_job",
-    "/apis/batch.volcano.sh/v1alpha1/jobs": "volcano_job",
-    "/apis/kueue.x-k8s.io/{version}/workloads": "kueue_workload",
-}
-"""Lists that are read, and what reads an object of each."""
+PATIENCE_S = 5.0
+"""So long nodes and pods may fail to be read at first."""
 
 _ROOM = Reason(
     WaitCode.ENGINE_DECIDES, "There are free GPUs for it, and the cluster's own scheduler has not placed it yet."
@@ -137,20 +135,24 @@ class Watching:
         store: Path,
         namespaces: Sequence[str] = (),
     ) -> None:
-        self._api, self.scheduler = api, scheduler
+        self._api, self.scheduler, self.cluster = api, scheduler, api.name
         self._ended, self._news = threading.Event(), threading.Event()
-        self._lists: dict[str, list[Informer[Any]]] = {}
-        for path, what in READS.items():
-            if "{version}" in path:
-                path = path.format(version=_version(api, path.split("/")[2]))
-            paths = [path] if what == "node" or not namespaces else [_within(path, name) for name in namespaces]
-            read: Callable[[Any], Any] = getattr(reader, what)
-            self._lists[what] = [Informer(api, one, read, self._news.set, self._ended.wait) for one in paths]
-        informers = [one for each in self._lists.values() for one in each]
-        self._workers = [Worker(f"watch {one.path}", one.run) for one in informers]
-        self._workers.append(Worker("watching", self._run))
+
+        def informers(path: str, read: Callable[[Object], T | None], *, built_in: bool = False) -> list[Informer[T]]:
+            paths = [_within(path, name) for name in namespaces] or [path]
+            return [Informer(api, one, read, self._news.set, self._ended.wait, built_in=built_in) for one in paths]
+
+        self._nodes = Informer(api, "/api/v1/nodes", reader.node, self._news.set, self._ended.wait, built_in=True)
+        self._pods = informers("/api/v1/pods", reader.pod, built_in=True)
+        self._origins = [
+            *informers("/apis/batch/v1/jobs", reader.batch_job),
+            *informers("/apis/batch.volcano.sh/v1alpha1/jobs", reader.volcano_job),
+            *informers(f"/apis/{KUEUE}/{_version(api, KUEUE)}/workloads", reader.kueue_workload),
+        ]
+        self._needed: list[Informer[Any]] = [self._nodes, *self._pods]
+        self._watches = [Worker(f"watch {one.path}", one.run) for one in (*self._needed, *self._origins)]
+        self._worker = Worker("watching", self._run)
         self.track_record = TrackRecord(store)
-        self._needed = [one for what in ("node", "pod") for one in self._lists[what]]
 
     def first(self) -> None:
         """Read the lists and write down what they show, as far back as it goes.
@@ -159,18 +161,17 @@ class Watching:
             GpuloomError: nodes or pods can't be read.
         """
         begun_s = time.monotonic()
-        for worker in self._workers[:-1]:
-            worker.start()
+        for worker in self._watches:
+            if not worker.start():
+                raise GpuloomError(worker.problem)
         for one in self._needed:
             while not one.settled.wait(0.1):
-                if one.problem:
+                if one.problem and time.monotonic() - begun_s > PATIENCE_S:
                     raise GpuloomError(one.problem)
             if one.absent:
                 raise GpuloomError(f"{one.absent}; watching needs the right to list and watch nodes and pods")
-        for what, each in self._lists.items():
-            if what not in ("node", "pod"):
-                for one in each:
-                    one.settled.wait(FIRST_S)
+        for origin in self._origins:
+            origin.settled.wait(FIRST_S)
         found, nodes = self._seen()
         self.scheduler.take(found, nodes)
         took_s = time.monotonic() - begun_s
@@ -178,35 +179,29 @@ class Watching:
 
     def start(self) -> None:
         """Go on with what changes."""
-        self._workers[-1].start()
+        self._worker.start()
         self.track_record.start()
 
     def stop(self) -> None:
         self._ended.set()
         self._news.set()
-        self._workers[-1].end(5.0)
+        self._worker.end(5.0)
         self.track_record.stop()
         self._api.close()
 
     def problem(self) -> str:
         """'' or why what is shown may not be how the cluster stands."""
-        told = [one.problem or one.absent for one in self._needed] + [one.problem for one in self._workers]
+        told = [one.problem for one in self._needed] + [one.problem for one in (*self._watches, self._worker)]
         return "; ".join(dict.fromkeys(text for text in told if text))
 
     def unread(self) -> list[str]:
         """Paths of kinds that are not read, as the cluster does not have them or they may not be."""
-        return [one.path for each in self._lists.values() for one in each if one.absent]
+        return [one.path for one in self._origins if one.absent]
 
     def _seen(self) -> tuple[list[Standing], list[NodeSeen]]:
-        nodes: list[NodeSeen] = [one for each in self._lists["node"] for one in each.items()]
-        pods: list[PodSeen] = [one for each in self._lists["pod"] for one in each.items()]
-        origins: list[OriginSeen] = [
-            one
-            for what in ("batch_job", "volcano_job", "kueue_workload")
-            for each in self._lists[what]
-            for one in each.items()
-        ]
-        return standings(pods, origins, self.scheduler.clock.now()), nodes
+        pods = [pod for each in self._pods for pod in each.items()]
+        origins = [origin for each in self._origins for origin in each.items()]
+        return standings(pods, origins, self.scheduler.clock.now()), self._nodes.items()
 
     def _run(self) -> None:
         took_s = 0.0

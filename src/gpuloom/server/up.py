@@ -102,19 +102,21 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
         except BaseException:
             live.close_unstarted()
             raise
-    service = (LiveService if watching is None else ObservedService)(
-        live.scheduler,
-        live.sights,
-        store_path=str(home.db),
-        on_stop=end,
-        machine=live.machine,
-        check=live.check,
-        links=live.links_problem if watching is None else watching.problem,
-        refresh=live.online.refresh,
-    )
-    if isinstance(service, ObservedService) and api is not None and watching is not None:
-        service.cluster, service.pods_of = api.name, watching.scheduler.pods_of
-        service.record = lambda: watching.track_record.record
+    if watching is not None:
+        service: LiveService = ObservedService(
+            watching, live.sights, store_path=str(home.db), on_stop=end, check=live.check
+        )
+    else:
+        service = LiveService(
+            live.scheduler,
+            live.sights,
+            store_path=str(home.db),
+            on_stop=end,
+            machine=live.machine,
+            check=live.check,
+            links=live.links_problem,
+            refresh=live.online.refresh,
+        )
     live.scheduler.on_end(end)
     token = load_or_make_token(home.token)
     started = False

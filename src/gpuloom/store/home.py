@@ -51,6 +51,11 @@ class Home:
         return self.path / "store.damaged"
 
     @property
+    def watched(self) -> Path:
+        """Of a scheduler that only watches a cluster: which one."""
+        return self.path / "watched.json"
+
+    @property
     def runs(self) -> Path:
         return self.path / "runs"
 
