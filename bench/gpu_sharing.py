@@ -33,14 +33,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.share_class import BEST_EFFORT, HIGH
+from gpuloom.sharing import rule
 from gpuloom.sharing.shim import attach as shim
-from gpuloom.sharing.shim import build, compiler, mps
+from gpuloom.sharing.shim import build, compiler, mps, shm
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = [sys.executable, str(ROOT / "bench" / "gpu_sharing_work.py")]
 START_S = 90.0
 """Longest for a worker to import torch, build its model and warm up."""
 CHECKS = ("cublas", "cudnn", "triton")
+SERVICES = ("eager", "large", "graph")
+"""Kinds of service (`gpu_sharing_work.serve`): bound by the processor, by the GPU, and one CUDA graph a request."""
 TARGETS = {"p99_over_alone": 1.05, "best_effort_over_alone": 0.6, "overhead": 0.01}
 
 
@@ -167,12 +170,13 @@ class Worker:
 
 @dataclass(frozen=True)
 class Way:
-    """How two programs share: under a private MPS, with its priorities, under the shim."""
+    """How two programs share: under a private MPS, with its priorities, under the shim, by one of its rules."""
 
     name: str
     mps: bool = False
     priority: bool = False
     shim: bool = False
+    rule: str = ""
 
 
 WAYS = (
@@ -181,7 +185,10 @@ WAYS = (
     Way("mps+priority", mps=True, priority=True),
     Way("gpuloom", mps=True, priority=True, shim=True),
     Way("gpuloom without mps", shim=True),
+    Way("shim, no rule", mps=True, priority=True, shim=True, rule="none"),
 )
+MAIN = ("gpuloom", "time-slicing")
+"""Ways that are compared first, so that they don't fall to the budget."""
 
 
 @dataclass
@@ -203,6 +210,9 @@ class Bench:
     rounds: int = 3
     seed: int = 1
     gpu: str = "0"
+    services: Sequence[str] = SERVICES
+    ways: Sequence[Way] = WAYS
+    checks: Sequence[str] = CHECKS
     began_s: float = field(default_factory=time.monotonic)
     result: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
@@ -237,8 +247,8 @@ class Bench:
         part.replace(self.out)
 
     @contextlib.contextmanager
-    def environments(self, way: Way) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-        """The environments of the service and of the training job."""
+    def environments(self, way: Way) -> Iterator[tuple[dict[str, str], dict[str, str], Path]]:
+        """The environments of the service and of the training job, and the folder of the shim's shared file."""
         base = {**os.environ, "CUDA_VISIBLE_DEVICES": self.gpu}
         made = {klass: dict(base) for klass in (HIGH, BEST_EFFORT)}
         with contextlib.ExitStack() as stack:
@@ -249,15 +259,17 @@ class Bench:
                     raise StepError("the shim could not be built (see the step shim)")
                 for klass in made:
                     made[klass] = shim.program_environment(
-                        shim.ShimSettings(klass, gpu=self.gpu, name=klass, log=self.out.with_suffix(f".{klass}.log")),
+                        shim.ShimSettings(
+                            klass, gpu=self.gpu, name=klass, rule=way.rule, log=self.out.with_suffix(f".{klass}.log")
+                        ),
                         base, shim=self.paths["shim"], driver=self.paths["driver"], shared=shared,
                     )  # fmt: skip
-            if way.mps and (mps.control() is not None or not way.shim):
+            if way.mps:
                 folder = stack.enter_context(mps.private(shared, self.gpu, base))
                 for klass in made:
                     wanted = klass if way.priority else HIGH
                     made[klass].update(mps.client_environment(folder, self.gpu, wanted))
-            yield made[HIGH], made[BEST_EFFORT]
+            yield made[HIGH], made[BEST_EFFORT], shared
 
     @contextlib.contextmanager
     def started(self, role: str, environment: Mapping[str, str]) -> Iterator[Worker]:
@@ -272,21 +284,24 @@ class Bench:
         """What the workers say of themselves once they are warm."""
         return [worker.hear("ready", min(START_S, self.left_s())) for worker in workers]
 
-    def serve(self, worker: Worker, rate_per_s: float) -> list[float]:
-        """Latencies of the requests, milliseconds from arrival to result."""
+    def serve(self, worker: Worker, rate_per_s: float) -> dict[str, float]:
+        """Of the requests: milliseconds from arrival to result, and the median of what one takes from its begin on."""
         times = arrivals(rate_per_s, self.requests, self.seed)
         worker.tell(serve=times)
-        found = worker.hear("latencies_ms", min(self.left_s(), 20.0 * times[-1] + 30.0))["latencies_ms"]
-        if len(found) != self.requests:
-            raise StepError(f"serve answered {len(found)} of {self.requests} requests")
-        return [float(value) for value in found]
+        found = worker.hear("latencies_ms", min(self.left_s(), 20.0 * times[-1] + 30.0))
+        if len(found["latencies_ms"]) != self.requests:
+            raise StepError(f"serve answered {len(found['latencies_ms'])} of {self.requests} requests")
+        return {
+            **summary([float(value) for value in found["latencies_ms"]]),
+            "takes_ms": quantile(found["took_ms"], 0.5),
+        }
 
-    def service_alone(self, environment: Mapping[str, str], rate_per_s: float = 0.0) -> dict[str, Any]:
+    def service_alone(self, kind: str, environment: Mapping[str, str], rate_per_s: float = 0.0) -> dict[str, Any]:
         """The service with nobody beside it; its time for a request, and its tail at the load."""
-        with self.started("serve", environment) as service:
+        with self.started(f"serve-{kind}", environment) as service:
             ready = self.wait_ready(service)[0]
             rate = rate_per_s or self.load / (ready["request_ms"] / 1000)
-            return {**ready, "rate_per_s": rate, **summary(self.serve(service, rate))}
+            return {**ready, "rate_per_s": rate, **self.serve(service, rate)}
 
     def training_alone(self, environment: Mapping[str, str]) -> dict[str, Any]:
         """Iterations per second with nobody beside it."""
@@ -298,31 +313,35 @@ class Bench:
             found = training.hear("iterations", 30.0)
             return {**ready, "it_per_s": found["iterations"] / found["seconds"], **found}
 
-    def shared(self, way: Way, alone: Mapping[str, float], rate_per_s: float) -> dict[str, Any]:
-        """Both at once."""
-        with self.environments(way) as (high, best), contextlib.ExitStack() as stack:
-            service = stack.enter_context(self.started("serve", high))
+    def shared(self, way: Way, kind: str, alone: Mapping[str, float]) -> dict[str, Any]:
+        """Both at once. Under the shim it counts only if both were attached to it."""
+        with self.environments(way) as (high, best, folder), contextlib.ExitStack() as stack:
+            service = stack.enter_context(self.started(f"serve-{kind}", high))
             training = stack.enter_context(self.started("train", best))
             self.wait_ready(service, training)
             training.tell(train=True)
             training.hear("training", 30.0)
-            found = summary(self.serve(service, rate_per_s))
+            found = self.serve(service, alone["rate_per_s"])
+            proof = attached(folder, way.rule != "none") if way.shim else {}
             training.tell(stop=True)
             trained = training.hear("iterations", 60.0)
         speed = trained["iterations"] / trained["seconds"]
         return {
             **found,
+            "mps": way.mps,
             "it_per_s": speed,
             "p99_over_alone": found["p99_ms"] / alone["p99_ms"],
             "best_effort_over_alone": speed / alone["it_per_s"],
+            **({"attached": proof} if proof else {}),
         }
 
-    def overhead(self) -> dict[str, Any]:
+    def overhead(self, kind: str) -> dict[str, Any]:
         """The service alone with and without the shim, in turns: time of a request, median of medians."""
         by: dict[str, list[float]] = {"without": [], "with": []}
         for _ in range(self.rounds):
             for name in by:
-                with self.environments(Way(name, shim=name == "with")) as (high, _), self.started("serve", high) as it:
+                way = Way(name, shim=name == "with")
+                with self.environments(way) as (high, *_), self.started(f"serve-{kind}", high) as it:
                     self.wait_ready(it)
                     it.tell(closed=max(100, self.requests // 2))
                     times = it.hear("request_times_ms", min(120.0, self.left_s()))["request_times_ms"]
@@ -379,7 +398,7 @@ class Bench:
         return {"driver": str(driver), "shim": str(path), "lacking": lacking}
 
     def run(self) -> bool:
-        """All steps; whether the main comparison was made."""
+        """All steps; whether the main comparison was made for each service."""
         plain = {**os.environ, "CUDA_VISIBLE_DEVICES": self.gpu}
         self.result |= {"requests": self.requests, "load": self.load, "targets": TARGETS, "at": time.strftime("%F %T")}
         here = self.step("machine", 20, self.machine)
@@ -389,26 +408,64 @@ class Bench:
                 "PyTorch with a GPU can't be used here; pip install torch where there is a network. Nothing to compare."
             )
             return False
-        service = self.step("service alone", 40, lambda: self.service_alone(plain))
         training = self.step("training alone", 30 + self.train_s, lambda: self.training_alone(plain))
-        made = {}
-        if service is not None and training is not None:
-            alone = {"p99_ms": service["p99_ms"], "it_per_s": training["it_per_s"]}
-            rate = service["rate_per_s"]
-            lasts_s = 30 + 2 * self.requests / rate
-            # Ours directly after the baseline: it must not fall to the budget.
-            for way in sorted(WAYS, key=lambda way: ("gpuloom", "time-slicing").index(way.name) if way.name in
-                              ("gpuloom", "time-slicing") else 2):  # fmt: skip
-                made[way.name] = self.step(way.name, lasts_s, lambda way=way: self.shared(way, alone, rate))
-            self.step("service alone, again", lasts_s, lambda: self.service_alone(plain, rate))
+        held = built is not None
+        for kind in self.services:
+            held = self.compare(kind, plain, training) and held
         if built is not None:
-            for what in CHECKS:
+            for what in self.checks:
                 self.step(f"check {what}", 45, lambda what=what: self.check(what))
-            self.step("overhead", 20 + 15 * self.rounds, self.overhead)
+            for kind in self.services if self.rounds else ():
+                self.step(f"{kind}: overhead", 20 + 15 * self.rounds, lambda kind=kind: self.overhead(kind))
         self.result["took_s"] = round(time.monotonic() - self.began_s, 1)
         self.write()
+        return held
+
+    def compare(self, kind: str, plain: Mapping[str, str], training: Mapping[str, Any] | None) -> bool:
+        """One kind of service, alone and in all ways; whether the main comparison was made."""
+        service = self.step(f"{kind}: alone", 40, lambda: self.service_alone(kind, plain))
+        if service is None or training is None:
+            return False
+        alone = {"p99_ms": service["p99_ms"], "rate_per_s": service["rate_per_s"], "it_per_s": training["it_per_s"]}
+        lasts_s = 30 + 2 * self.requests / service["rate_per_s"]
+        made = {}
+        for way in sorted(self.ways, key=lambda way: MAIN.index(way.name) if way.name in MAIN else len(MAIN)):
+            made[way.name] = self.step(f"{kind}: {way.name}", lasts_s, lambda way=way: self.shared(way, kind, alone))
+        self.step(f"{kind}: alone, again", lasts_s, lambda: self.service_alone(kind, plain, alone["rate_per_s"]))
         ours = made.get("gpuloom") or made.get("gpuloom without mps")
         return bool(ours and made.get("time-slicing"))
+
+
+def attached(folder: Path, holds: bool) -> dict[str, Any]:
+    """What the shim counted for both programs.
+
+    Args:
+        folder: of the GPU's shared file.
+        holds: whether best-effort launches must have been held.
+
+    Raises:
+        StepError: one was not attached, or launched nothing, or no request was seen, or nothing was held.
+    """
+    programs = {program.klass: program for path in shm.files(folder) for program in shm.read(path).programs}
+    found = {}
+    for klass in (HIGH, BEST_EFFORT):
+        program = programs.get(klass)
+        if program is None:
+            raise StepError(f"the {klass} program was not attached to the shim; see its log")
+        if program.kernels + program.graphs == 0:
+            raise StepError(f"the shim saw no kernel of the {klass} program")
+        found[klass] = {
+            "kernels": program.kernels, "graphs": program.graphs, "captured": program.captured,
+            "requests": program.requests, "request_ms": program.request_ns / 1e6, "gpu_s": program.gpu_ns / 1e9,
+            "holds": program.holds, "held_s": program.held_ns / 1e9, "longest_held_ms": program.longest_held_ns / 1e6,
+            "price_scale": program.price_scale, "load": program.load,
+            "reasons": {rule.reason_name(code): count for code, count in sorted(program.reasons.items())},
+        }  # fmt: skip
+    if programs[HIGH].requests == 0:
+        raise StepError("the shim saw no request of the service end")
+    if holds and programs[BEST_EFFORT].holds == 0:
+        raise StepError("the shim held no launch of the training job")
+    return found
 
 
 def say(text: str) -> None:
@@ -418,21 +475,32 @@ def say(text: str) -> None:
 
 def table(result: Mapping[str, Any]) -> str:
     """Markdown of what was found, for docs/results/sharing.md."""
-    lines = ["| way | p50 ms | p99 ms | p99 over alone | it/s | of alone |", "|---|---|---|---|---|---|"]
     steps = result.get("steps", {})
-    for name in ("service alone", "training alone", *(way.name for way in WAYS)):
-        found = steps.get(name, {"state": "not run"})
-        if found["state"] != "done":
-            lines.append(f"| {name} | {found['state']} | | | | |")
+    lines = ["| service | way | p50 ms | p99 ms | p99 over alone | it/s | of alone |", "|---|---|---|---|---|---|---|"]
+    keys = ("p50_ms", "p99_ms", "p99_over_alone", "it_per_s", "best_effort_over_alone")
+    for name, found in steps.items():
+        kind, _, way = name.partition(": ")
+        if name == "training alone":
+            kind, way = "", name
+        elif kind not in SERVICES or way == "overhead":
             continue
-        keys = ("p50_ms", "p99_ms", "p99_over_alone", "it_per_s", "best_effort_over_alone")
         cells = [f"{found[key]:.3f}" if key in found else "" for key in keys]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    over = steps.get("overhead", {})
-    if over.get("state") == "done":
-        lines += ["", f"Overhead of the shim on the service alone: {over['overhead']:+.2%}."]
+        lines.append(
+            f"| {kind} | {way} | {' | '.join(cells) if found['state'] == 'done' else found['state'] + ' | ' * 4} |"
+        )
+    for name, found in steps.items():
+        if name.endswith(": overhead") and found["state"] == "done":
+            lines += ["", f"Overhead of the shim, {name.partition(':')[0]} alone: {found['overhead']:+.2%}."]
     checks = [f"{what} {steps[f'check {what}']['state']}" for what in CHECKS if f"check {what}" in steps]
     return "\n".join([*lines, *(["", f"Results equal with and without the shim: {', '.join(checks)}."] * bool(checks))])
+
+
+def chosen(text: str, names: Sequence[str]) -> list[str]:
+    """A list of names from a line, in order. Raises argparse.ArgumentTypeError."""
+    found = [name.strip() for name in text.split(";") if name.strip()]
+    if wrong := [name for name in found if name not in names]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]}: none of {'; '.join(names)}")
+    return found
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -442,6 +510,17 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=540.0, metavar="SECONDS", help="for all steps [540]")
     parser.add_argument("--requests", type=int, default=1000, help="a run [1000]")
     parser.add_argument("--load", type=float, default=0.5, help="share of the time the service is busy, alone [0.5]")
+    ways = [way.name for way in WAYS]
+    for name, all_of, what in (
+        ("services", SERVICES, "kinds of service"),
+        ("ways", ways, "ways of sharing"),
+        ("checks", CHECKS, "equal results"),
+    ):  # fmt: skip
+        parser.add_argument(
+            f"--{name}", type=lambda text, all_of=all_of: chosen(text, all_of), default=list(all_of), metavar="A;B",
+            help=f"{what}, of: {'; '.join(all_of)} [all]",
+        )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=3, help="of the overhead of the shim; 0: not measured [3]")
     parser.add_argument("--gpu", default="0", help="index or UUID [0]")
     parser.add_argument("--quick", action="store_true", help="200 requests, short training, one round: does it work?")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done")
@@ -449,18 +528,23 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     if not 0 < given.load < 1 or given.requests < 1:
         parser.error("--load must be between 0 and 1, --requests at least 1")
-    bench = Bench(given.worker, given.out.absolute(), given.budget, given.requests, given.load, gpu=given.gpu)
+    bench = Bench(
+        given.worker, given.out.absolute(), given.budget, given.requests, given.load,
+        rounds=given.rounds, gpu=given.gpu, services=given.services,
+        ways=[way for way in WAYS if way.name in given.ways], checks=given.checks,
+    )  # fmt: skip
     if given.quick:
-        bench.requests, bench.train_s, bench.rounds = min(200, given.requests), 4.0, 1
+        bench.requests, bench.train_s, bench.rounds = min(200, given.requests), 4.0, min(1, given.rounds)
     if given.dry_run:
         print(
             f"GPU {given.gpu}, at most {given.budget:g} s, results after every step into {bench.out}\n"
             "1. machine: driver, GPU, PyTorch, MPS    2. shim: built for this driver\n"
-            f"3. service alone (ResNet-50, 4 images): its time; {bench.requests} requests at {given.load:.0%} load\n"
-            f"4. training alone (ResNet-50, 32 images): {bench.train_s:g} s\n"
-            f"5. both, same arrivals: {', '.join(way.name for way in WAYS)}; 'service alone' again\n"
-            f"6. equal results with and without the shim: {', '.join(CHECKS)}\n"
-            f"7. overhead of the shim on the service alone: {bench.rounds} rounds in turns"
+            f"3. training alone (ResNet-50, 32 images): {bench.train_s:g} s\n"
+            f"4. services ({', '.join(bench.services)}), ResNet-50: alone, its time, {bench.requests} requests at "
+            f"{given.load:.0%} load; with training beside, same arrivals: {', '.join(way.name for way in bench.ways)}; "
+            "alone again\n"
+            f"5. equal results with and without the shim: {', '.join(bench.checks)}\n"
+            f"6. overhead of the shim on each service alone: {bench.rounds} rounds in turns"
         )
         return 0
     held = bench.run()

@@ -1,7 +1,7 @@
 """The programs of `gpu_sharing.py`: a service, a training job, and programs whose results are compared. Only PyTorch.
 
-They are told by JSON lines on stdin and answer by JSON lines on stdout: about, serve, train, check-cublas, check-cudnn,
-check-triton.
+They are told by JSON lines on stdin and answer by JSON lines on stdout: about, serve-eager, serve-large, serve-graph,
+train, check-cublas, check-cudnn, check-triton.
 """
 
 from __future__ import annotations
@@ -73,12 +73,28 @@ def resnet50(torch: Any) -> Any:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inner, 1000)).cuda()
 
 
-def serve(torch: Any) -> None:
-    """Requests one at a time, in order of arrival."""
-    model, images = resnet50(torch).eval(), torch.randn(4, 3, 224, 224)
+def serve(torch: Any, kind: str) -> None:
+    """Requests one at a time, in order of arrival.
+
+    `eager` launches each kernel (4 images: the processor is the bottleneck on a large GPU), `large` as well (64
+    images: the GPU is), `graph` replays a CUDA graph of 4 images.
+    """
+    model, images = resnet50(torch).eval(), torch.randn(64 if kind == "large" else 4, 3, 224, 224)
+    if kind == "graph":
+        graph, given = torch.cuda.CUDAGraph(), images.cuda()
+        with torch.inference_mode():
+            for _ in range(3):
+                model(given)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                answer = model(given)
 
     def request() -> float:
         with torch.inference_mode():
+            if kind == "graph":
+                given.copy_(images)
+                graph.replay()
+                return float(answer[0, 0])
             return float(model(images.cuda())[0, 0])  # waits for the result, as a service does
 
     def closed(count: int) -> list[float]:
@@ -96,14 +112,16 @@ def serve(torch: Any) -> None:
         if "closed" in told:
             say(request_times_ms=closed(told["closed"]))
             continue
-        latencies, start = [], time.perf_counter() + 0.1
+        latencies, took, start = [], [], time.perf_counter() + 0.1
         for arrival in told["serve"]:
-            while (left := start + arrival - time.perf_counter()) > 0:
-                if left > 0.001:
-                    time.sleep(left - 0.0005)  # and turn for the rest: a sleep ends late
+            while time.perf_counter() - start < arrival:
+                pass  # a sleep ends late, above all on a virtual machine, and the request would be blamed for it
+            begin = time.perf_counter()
             request()
-            latencies.append(1000 * (time.perf_counter() - start - arrival))
-        say(latencies_ms=latencies)
+            end = time.perf_counter()
+            latencies.append(1000 * (end - start - arrival))
+            took.append(1000 * (end - begin))
+        say(latencies_ms=latencies, took_ms=took)
 
 
 def train(torch: Any) -> None:
@@ -201,8 +219,11 @@ def main() -> None:
     if role.startswith("check-"):
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.benchmark = False
+    if role.startswith("serve-"):
+        serve(torch, role.removeprefix("serve-"))
+        return
     roles = {
-        "about": about, "serve": serve, "train": train, "check-cublas": check_cublas, "check-cudnn": check_cudnn,
+        "about": about, "train": train, "check-cublas": check_cublas, "check-cudnn": check_cudnn,
         "check-triton": check_triton,
     }  # fmt: skip
     roles[role](torch)

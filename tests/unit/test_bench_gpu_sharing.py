@@ -16,29 +16,54 @@ from shim_kit import built
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = """
-import json, os, sys, threading, time
+import ctypes, json, os, sys, threading, time
 def say(**what): print(json.dumps(what), flush=True)
 def heard(): return json.loads(sys.stdin.readline())
 role, wrong = sys.argv[1], os.environ.get("WRONG", "")
 under = "GPULOOM_SHARE_CLASS" in os.environ
 if wrong == role: print("first line\\nout of memory", file=sys.stderr); sys.exit(3)
 if wrong == "slow-" + role: time.sleep(60)
+launch = wait = lambda: None
+if under and wrong != "round the shim":
+    cuda = ctypes.CDLL("libcuda.so.1")
+    device, context, module, function = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    assert cuda.cuInit(0) == 0
+    assert cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+    assert cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device) == 0
+    assert cuda.cuModuleLoadData(ctypes.byref(module), b"image") == 0
+    assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"k?ns=3000000&per_sm=1") == 0
+    launch = lambda: cuda.cuLaunchKernel(function, 400, 1, 1, 64, 1, 1, 0, None, None, None)
+    wait = lambda: cuda.cuCtxSynchronize()
 print("a line that is no answer")
 if role == "about": say(torch="2.9", gpu="stand-in")
 if role.startswith("check"): say(digest="other" if wrong == "differs" and under else "same", what=role)
-if role == "serve":
+if role.startswith("serve-"):
     say(ready=True, request_ms=1.0)
     while True:
         told = heard()
         if "closed" in told: say(request_times_ms=[1.02 if under else 1.0] * told["closed"])
         else:
+            for _ in range(40 if under else 0):
+                launch()
+                wait()
             time.sleep(0.05)
-            say(latencies_ms=[1.0 + (0.04 if under else 0) + i / 1000 for i, _ in enumerate(told["serve"])])
+            took = [1.0 + (0.04 if under else 0) + i / 1000 for i, _ in enumerate(told["serve"])]
+            say(latencies_ms=took, took_ms=took)
 if role == "train":
     say(ready=True)
     heard()
+    stop = threading.Event()
+    def work():
+        if under and wrong != "round the shim": assert cuda.cuCtxSetCurrent(context) == 0
+        while under and not stop.is_set():
+            launch()
+            wait()
+    working = threading.Thread(target=work, daemon=True)
+    working.start()
     say(training=True)
     heard()
+    stop.set()
+    working.join()
     say(iterations=70 if under else 100, seconds=10.0)
 """
 
@@ -56,7 +81,9 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("GPULOOM_SHARE_DRIVER", str(built("plain").fake))
     monkeypatch.setenv("GPULOOM_SHARE_DIR", str(tmp_path / "shared"))
     out = str(tmp_path / "out" / "r.json")
-    return ["--out", out, "--quick", "--requests", "50", "--worker", sys.executable, str(tmp_path / "worker.py")]
+    monkeypatch.setenv("FAKE_STATE", str(tmp_path / "fake"))
+    worker = ["--worker", sys.executable, str(tmp_path / "worker.py")]
+    return ["--out", out, "--quick", "--requests", "50", "--services", "eager", *worker]
 
 
 def result(tmp_path: Path) -> dict[str, dict[str, dict[str, object]]]:
@@ -99,17 +126,23 @@ def test_all_steps(
     assert script.main(words) == 0
     steps = result(tmp_path)["steps"]
     states = {name: step["state"] for name, step in steps.items()}
-    assert {name for name, state in states.items() if state != "done"} == {"mps", "mps+priority"}
-    assert "not installed" in str(steps["mps"]["why"])
-    ours, plain = steps["gpuloom"], steps["time-slicing"]
+    with_mps = {"eager: mps", "eager: mps+priority", "eager: gpuloom", "eager: shim, no rule"}
+    assert {name for name, state in states.items() if state != "done"} == with_mps
+    assert "not installed" in str(steps["eager: mps"]["why"])
+    ours, plain = steps["eager: gpuloom without mps"], steps["eager: time-slicing"]
+    attached = ours["attached"]
+    assert isinstance(attached, dict)
+    assert attached["high"]["requests"] > 0
+    assert attached["best-effort"]["kernels"] > 0
+    assert attached["best-effort"]["holds"] > 0
     assert ours["best_effort_over_alone"] == pytest.approx(0.7)
     assert plain["best_effort_over_alone"] == pytest.approx(1.0)
     assert ours["p99_over_alone"] == pytest.approx((1.04 + 0.04851) / 1.04851, rel=1e-3)
     assert plain["p99_over_alone"] == 1.0
-    assert steps["overhead"]["overhead"] == pytest.approx(0.02)
-    assert steps["service alone"]["requests"] == 50
+    assert steps["eager: overhead"]["overhead"] == pytest.approx(0.02)
+    assert steps["eager: alone"]["requests"] == 50
     printed = capsys.readouterr().out
-    assert "| mps | failed |" in printed
+    assert "| eager | mps | failed |" in printed
     assert "cublas done, cudnn done, triton done" in printed
 
 
@@ -118,6 +151,7 @@ def test_all_steps(
     [
         ("train", "training alone", "exit code 3, out of memory", 1),
         ("differs", "check cublas", "results differ", 0),
+        ("round the shim", "eager: gpuloom without mps", "was not attached to the shim", 1),
         pytest.param("about", "machine", "out of memory", 1, marks=pytest.mark.slow),
     ],
 )
@@ -163,8 +197,8 @@ def test_no_step_begins_without_time_for_it(script: ModuleType, words: list[str]
     assert script.main([*words[:2], "--budget", "45", *words[2:]]) == 1
     steps = result(tmp_path)["steps"]
     assert steps["machine"]["state"] == "done"
-    assert steps["service alone"]["state"] == "skipped"
-    assert "it needs 40 s" in str(steps["service alone"]["why"])
+    assert steps["eager: alone"]["state"] == "skipped"
+    assert "it needs 40 s" in str(steps["eager: alone"]["why"])
 
 
 def test_the_plan(script: ModuleType, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -262,7 +262,9 @@ class OrNone(click.ParamType[Any]):
 @click.option("--memory", type=OrNone(Memory()), metavar="SIZE|none", help="Main memory (waiting jobs only).")
 @click.option("--speed", "speeds", metavar="MODEL=X,…|none", help="How fast it is on GPU models; none: measured.")
 @click.option(
-    "--on-preempt", type=Choice(["checkpoint", "freeze", "never"]), help="What preemption does (waiting jobs only)."
+    "--on-preempt",
+    type=Choice(["checkpoint", "freeze", "suspend", "never"]),
+    help="What preemption does (waiting jobs only).",
 )
 @live_options
 def update(jobs: tuple[str, ...], as_json: bool, home: Path | None, **fields: Any) -> None:

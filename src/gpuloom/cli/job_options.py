@@ -154,8 +154,9 @@ OPTIONS = (
     ),
     click.option(
         "--on-preempt",
-        type=Choice(["checkpoint", "freeze", "never"]),
-        help="What preemption does: notice and stop, freeze in place, or nothing [checkpoint].",
+        type=Choice(["checkpoint", "freeze", "suspend", "never"]),
+        help="What preemption does: notice and stop, freeze in place, suspend (also frees its GPU memory), or nothing "
+        "[checkpoint].",
     ),
     click.option("--model", metavar="NAME", help="Name of the training model, for profiles (gpuloom profiles)."),
     click.option(

@@ -24,8 +24,10 @@ Types and their data (all JSON):
     attempt.starting    {attempt, allocation: [[node, [gpu, …]], …], identity, gpu_model}
     attempt.running     {pid, start_ticks, boot_id}
     attempt.stopping    {reason, deadline_s}; of one that is resized also {to_gpus, why, jobs}
-    attempt.frozen      {}
-    attempt.thawed      {allocation}
+    attempt.frozen      {}; of one that is suspended {suspended_mib, moved_s}: GPU memory that went to the machine's
+                        memory, and how long that took
+    attempt.thawed      {allocation}; of one that was suspended also {moved_s}
+    attempt.not_suspended   {why}   no record changes: it was to be suspended, and could not be; it is ended instead
     attempt.ended       {reason, exit_code, signal, message, saved, saved_by, work_s, peak_memory_mib, next,
                         not_before_s, failure, ended_s, it_per_s, gpu_memory_mib, kept,
                         last_step, last_s}

@@ -24,6 +24,8 @@ class OnPreempt(StrEnum):
     """It is given notice, ends, and starts again later."""
     FREEZE = "freeze"
     """It is frozen in place and goes on later."""
+    SUSPEND = "suspend"
+    """It is frozen in place, its GPU memory is moved to the machine's memory, and it goes on later."""
     NEVER = "never"
     """Nothing: once started it runs to its end."""
 

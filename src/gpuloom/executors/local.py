@@ -16,6 +16,7 @@ from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import DeviceKind
 from gpuloom.core.run_name import run_name_of
+from gpuloom.executors.can_suspend import SuspendingCheck
 from gpuloom.executors.containers import limited, named_container
 from gpuloom.executors.home_id import home_id_of
 from gpuloom.executors.link import CONNECT_S, REPLY_S, Link
@@ -75,6 +76,7 @@ class LocalExecutor:
         self._asked: set[str] = set()
         self._opening = False
         self._trouble = ""
+        self._suspending = SuspendingCheck()
         self._check = None if gpu_processes is None else GpuCheck(gpu_processes, self._home_id, self._emit)
 
     # The port
@@ -85,6 +87,7 @@ class LocalExecutor:
         self._on_status = on_status
         with self._lock:
             self._opening = True  # what is told from now on is news, also of runs that nobody here has started
+        self._suspending.begin()
         if self._check is not None:
             self._check.start()
         self._link.open(patience_s)
@@ -125,6 +128,7 @@ class LocalExecutor:
             container=named_container(argv),
             gpu_uuids=request.gpu_uuids,
             hold=request.hold,
+            suspends=request.suspends,
         )
         with self._lock:
             self._asked.add(request.run)
@@ -179,11 +183,15 @@ class LocalExecutor:
 
     def capabilities(self) -> Capabilities:
         """See the port. Memory is held to by control groups, or watched."""
-        return Capabilities(memory=True, cpus="cpus" in self._link.hello.get("enforces", ()))
+        cpus = "cpus" in self._link.hello.get("enforces", ())
+        return Capabilities(memory=True, cpus=cpus, suspends=self._suspending.outcome()["ok"])
 
     def limits(self) -> Mapping[str, str]:
-        """What is enforced on this machine, and how: 'processes', 'freezing', 'memory', 'cpus', 'time'."""
+        """What is enforced on this machine, and how: 'processes', 'freezing', 'memory', 'cpus', 'time'; where it has
+        GPUs 'suspending'."""
         limits: dict[str, str] = dict(self._link.hello.get("limits", {}))
+        if (told := str(self._suspending)) != "":
+            limits["suspending"] = told
         return limits
 
     # What the runner says
@@ -273,6 +281,9 @@ def status_of(entry: Mapping[str, Any]) -> RunStatus:
         start_ticks=entry["start_ticks"],
         boot_id=entry["boot_id"] or None,
         exit=None if ended is None else exit_of(ended),
+        suspended_mib=entry.get("suspended_mib"),
+        moved_s=entry.get("moved_s"),
+        refused=entry.get("refused", ""),
     )
 
 

@@ -45,7 +45,7 @@ class RunSpec:
     for each GPU, rather than once for each node. hooks: whether our hooks enter its Pythons; None: unless it runs in a
     container. launcher: what starts its processes; None: nothing but the command.
     ps: parameter servers of the job (launcher 'tensorflow').
-    hold: prepare everything, and run the command at `go`.
+    hold: prepare everything, and run the command at `go`. suspends: as `RunRequest.suspends`.
     """
 
     run: str
@@ -73,6 +73,7 @@ class RunSpec:
     launcher: Launcher | None = None
     ps: int = 0
     hold: bool = False
+    suspends: bool = False
 
 
 class RunFiles(Protocol):

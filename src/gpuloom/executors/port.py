@@ -34,7 +34,8 @@ class RunRequest:
     directory: where the run's files go (logs, notice, progress), named by the scheduler. limit_s: time limit, seconds
     of running; the executor itself ends the run then, reason TIMED_OUT. grace_s: between notice and end. cpus,
     memory_mib: limits (None: none). log_mib, log_files: size at which the log is rotated, and files kept.
-    resumes: there was an attempt before. hold: prepare everything, and run the program at `go`.
+    resumes: there was an attempt before. hold: prepare everything, and run the program at `go`. suspends: `freeze` also
+    moves its GPU memory to the machine's memory, and `thaw` brings it back (executors/suspending.py).
     """
 
     run: str
@@ -53,6 +54,7 @@ class RunRequest:
     log_files: int = 4
     resumes: bool = False
     hold: bool = False
+    suspends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class RunStatus:
 
     members: of an attempt with several members, each of them in the order of ranks; the rest is the master's then. Of a
     run that nobody asked for, where it runs. Else ().
+    suspended_mib: of one that is frozen, GPU memory that is in the machine's memory. moved_s: what moving it took last.
+    refused: why it was not suspended when it was asked to; it runs on.
     """
 
     run: str
@@ -105,6 +109,9 @@ class RunStatus:
     boot_id: str | None = None
     exit: RunExit | None = None
     members: tuple[MemberStatus, ...] = ()
+    suspended_mib: float | None = None
+    moved_s: float | None = None
+    refused: str = ""
 
 
 def not_run(run: str, reason: EndReason, message: str, cause: Cause = Cause.NONE) -> RunStatus:
@@ -130,7 +137,8 @@ class Capabilities:
     """What an executor, or a node, can do with runs. Whoever needs it asks here, not which kind of executor it is.
 
     freezes: stops processes where they are. limits: changes a time limit while it runs. memory, cpus: enforces limits
-    of these. kills_all: nothing of a run is left when it has ended, whatever it forked.
+    of these. kills_all: nothing of a run is left when it has ended, whatever it forked. suspends: freezes runs so that
+    their GPU memory is free (`RunRequest.suspends`).
     """
 
     freezes: bool = True
@@ -138,6 +146,7 @@ class Capabilities:
     memory: bool = False
     cpus: bool = False
     kills_all: bool = True
+    suspends: bool = False
 
 
 class LiveExecutor(Protocol):

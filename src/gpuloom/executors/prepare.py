@@ -96,6 +96,7 @@ def request_of(spec: RunSpec, runs: Path, *, shared: Shared = alone) -> RunReque
         memory_mib=spec.memory_mib,
         resumes=spec.resumes,
         hold=spec.hold,
+        suspends=spec.suspends,
     )
 
 

@@ -77,6 +77,8 @@ class StartRequest:
     gpu_uuids: tuple[str, ...] = ()
     hold: bool = False
     """Prepare all, and wait for `go`."""
+    suspends: bool = False
+    """Freezing it moves its GPU memory to the machine's memory as well."""
 
     def to_json(self) -> dict[str, Any]:
         """As it is sent."""
@@ -95,6 +97,7 @@ class StartRequest:
             "container": self.container,
             "gpu_uuids": list(self.gpu_uuids),
             "hold": self.hold,
+            "suspends": self.suspends,
         }
 
 
@@ -120,6 +123,7 @@ def start_request_of(data: Mapping[str, Any]) -> StartRequest:
         container=(container[0], container[1]) if container else None,
         gpu_uuids=tuple(data["gpu_uuids"]),
         hold=data.get("hold", False),
+        suspends=data.get("suspends", False),
     )
 
 

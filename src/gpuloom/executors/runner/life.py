@@ -50,6 +50,13 @@ class RunningJob:
         self.container = request.container
         self.marker = f"GPULOOM_RUN={home_id}:{self.name}".encode()
         self.gpu_uuids = request.gpu_uuids
+        self.suspends = request.suspends and bool(request.gpu_uuids)
+        self.moving = ""
+        """What its GPU memory is being asked to do: 'suspend', 'resume', or ''."""
+        self.away_mib: float | None = None
+        """Its GPU memory, while that is in the machine's memory."""
+        self.moved_s: float | None = None
+        self.refused = ""
         self.log = Log(self.directory, int(request.log_mib * MIB), request.log_files)
         self.boot = boot
         self.fences = 0
@@ -107,6 +114,7 @@ class RunningJob:
                 "log_mib": self.log.limit / MIB,
                 "log_files": self.log.keep,
                 "hold": self.held,
+                "suspends": self.suspends,
                 "cgroup": None if self.group is None else [self.group.version, self.group.places],
             },
         )
@@ -140,6 +148,7 @@ class RunningJob:
         state = read_json(f"{directory}/{STATE_FILE}") or {}
         run.frozen_s, run.frozen_since = state.get("frozen_s", 0.0), state.get("frozen_since")
         run.stopped = state.get("stopped", False)
+        run.moving, run.away_mib = state.get("moving", ""), state.get("away_mib")
         notice = read_json(f"{directory}/{NOTICE_FILE}")
         if notice is not None:
             run.reason, run.message, run.deadline = notice["reason"], notice["message"], float(notice["monotonic"])
@@ -170,7 +179,16 @@ class RunningJob:
 
     def write_state(self) -> None:
         """Raises OSError."""
-        self._write(STATE_FILE, {"frozen_s": self.frozen_s, "frozen_since": self.frozen_since, "stopped": self.stopped})
+        self._write(
+            STATE_FILE,
+            {
+                "frozen_s": self.frozen_s,
+                "frozen_since": self.frozen_since,
+                "stopped": self.stopped,
+                "moving": self.moving,
+                "away_mib": self.away_mib,
+            },
+        )
 
     def _write(self, name: str, data: Mapping[str, Any]) -> None:
         write_atomic(f"{self.directory}/{name}", data)
@@ -192,6 +210,9 @@ class RunningJob:
             "boot_id": self.boot,
             "exit": self.exit,
             "gpu_uuids": self.gpu_uuids,
+            "suspended_mib": self.away_mib if self.phase is RunPhase.FROZEN else None,
+            "moved_s": self.moved_s,
+            "refused": self.refused,
         }
 
     def running_s(self, now: float) -> float:
@@ -280,7 +301,7 @@ class RunningJob:
 
     def memory_over(self, everything: dict[int, procs.Process]) -> float | None:
         """MiB that its processes use, if that is more than it may; memory they share counts once."""
-        if self.memory_mib is None:
+        if self.memory_mib is None or self.moving or self.away_mib is not None:  # a copy of its GPU memory counts too
             return None
         found = self.alive(everything)
         used = sum(entry.rss for entry in found) / MIB

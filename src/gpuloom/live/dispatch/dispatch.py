@@ -32,6 +32,8 @@ from gpuloom.live.records.work import WorkDone
 
 FREEZE_S = 5.0
 """Time for a job to freeze; a job that has not frozen by then is stopped."""
+SUSPEND_S = 600.0
+"""The same, where its GPU memory is moved: what moves it ends itself then (executors/suspending.py)."""
 
 RETRY_S = 1.0
 """Time of the next try after the store or the executor failed."""
@@ -66,6 +68,8 @@ class Dispatch:
         self.book, self.claims, self.cut = ledger.book, planning.claims, cut
         self.say = say
         self.strangers: dict[str, Collection[str]] = {}
+        self.refused: set[int] = set()
+        """Jobs that could not be suspended when they were to make way."""
         self.starts = Starts()
         self.problem = ""
         """What the executor said when it could not be told something last; '' once it could."""
@@ -78,8 +82,7 @@ class Dispatch:
         another number of GPUs begin again there at once."""
         ends: list[int] = []
         for number in jobs:
-            freezes = self.book.jobs[number].spec.on_preempt is OnPreempt.FREEZE and self._can_freeze(number)
-            step = Step.MAKE_WAY_FROZEN if freezes else Step.MAKE_WAY
+            step = Step.MAKE_WAY_FROZEN if self._can_freeze(number) else Step.MAKE_WAY
             match self.claims.on(step, number, now_s=now):
                 case Do.FREEZE:
                     self.freeze(number)
@@ -89,9 +92,13 @@ class Dispatch:
         self._end(ends, EndReason.PREEMPTED, now, resizes=resizes)
 
     def _can_freeze(self, job: int) -> bool:
-        """Whether every node on which it runs stops processes where they are. One that is not there may when it is."""
+        """Whether it is to freeze, and every node on which it runs stops processes where they are. One that is not
+        there may when it is. To be suspended it must run on one node, which is known to do that."""
+        how = self.book.jobs[job].spec.on_preempt
         found = [self.gangs.capabilities(node) for node, _ in self.book.attempts[job].allocation]
-        return all(one is None or one.freezes for one in found)
+        if how is OnPreempt.SUSPEND:
+            return len(found) == 1 and found[0] is not None and found[0].suspends
+        return how is OnPreempt.FREEZE and all(one is None or one.freezes for one in found)
 
     def keeps_limit(self, job: int) -> str:
         """The first node on which it runs that can't change the time limit of what runs; '' if all can."""
@@ -108,10 +115,16 @@ class Dispatch:
 
     def watch_freezes(self, now: float) -> None:
         """A job that was told to freeze and does not is told to save and end instead."""
-        late = [job for job, told_s in self.claims.freezing().items() if now - told_s > FREEZE_S]
+        freezing = self.claims.freezing()
+        until_s = {job: told_s + self._freeze_s(job) for job, told_s in freezing.items()}
+        late = [job for job in freezing if now > until_s[job] or job in self.refused]
         self._end(late, EndReason.PREEMPTED, now)
-        if self.claims.freezing():
-            self.retry_s = min(self.retry_s, now + FREEZE_S)
+        self.refused.difference_update(late)
+        if until_s:
+            self.retry_s = min(self.retry_s, min(until_s.values()) + 0.1)
+
+    def _freeze_s(self, job: int) -> float:
+        return SUSPEND_S if self.book.jobs[job].spec.on_preempt is OnPreempt.SUSPEND else FREEZE_S
 
     def _end(
         self,

@@ -39,7 +39,7 @@ from gpuloom.live.dispatch.replicas import EVENT as REPLICAS_FAILED
 from gpuloom.live.dispatch.replicas import Dropped, dropped, goes_on_with, how_others_ended
 from gpuloom.live.dispatch.resize_costs import begins, cost_draft, last_step
 from gpuloom.live.dispatch.saved import saved
-from gpuloom.live.planning.claims import ON_DISK, Do, Step
+from gpuloom.live.planning.claims import ON_DISK, Do, State, Step
 from gpuloom.live.planning.eligible import broken, throttle_of
 from gpuloom.live.planning.estimates import Estimates, like_of
 from gpuloom.live.planning.gpu_memory import raised_mib
@@ -127,10 +127,14 @@ class Intake:
             drafts.extend(self._running(attempt, status))
             if status.phase is RunPhase.FROZEN:
                 if attempt.phase in (Phase.STARTING, Phase.RUNNING):
-                    drafts.append(("attempt.frozen", job.id, {}))
+                    drafts.append(("attempt.frozen", job.id, _moved(status)))
                 frozen.append(job.id)
+            elif status.refused and attempt.phase is Phase.RUNNING and self.claims.state(job.id) is State.FREEZING:
+                drafts.append(("attempt.not_suspended", job.id, {"why": status.refused}))
+                self.dispatch.refused.add(job.id)
             elif status.phase is RunPhase.RUNNING and attempt.phase is Phase.FROZEN:
-                drafts.append(("attempt.thawed", job.id, {"allocation": as_json(self.claims.where(job.id))}))
+                where = as_json(self.claims.where(job.id))
+                drafts.append(("attempt.thawed", job.id, {"allocation": where, **_moved(status)}))
                 thawed.append(job.id)
             elif status.phase is RunPhase.EXITED and status.exit is not None:
                 words = self.words.get(attempt.run) or words_of(self.files(attempt.nodes[0]), attempt.run)
@@ -493,3 +497,9 @@ class Intake:
         if attempt is None or name is None or name.member >= max(len(attempt.allocation), 1):
             return None
         return attempt if str(name._replace(member=0)) == attempt.run else None
+
+
+def _moved(status: RunStatus) -> dict[str, float]:
+    """Of an event: how much GPU memory went to the machine's memory, and what moving it took; {} if none was moved."""
+    found = {"suspended_mib": status.suspended_mib, "moved_s": status.moved_s}
+    return {} if status.moved_s is None else {key: value for key, value in found.items() if value is not None}

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from gpuloom.core.errors import InputError
-from gpuloom.core.job import Attempt, Job, NodeRecord, gpus_in
+from gpuloom.core.job import Attempt, DeviceKind, Job, NodeRecord, gpus_in
+from gpuloom.core.spec import OnPreempt
 from gpuloom.executors.node import Peer, RunSpec
 from gpuloom.executors.recognise import launcher_for, once_per_gpu
 from gpuloom.live.dispatch.ports import port_of
@@ -117,4 +118,5 @@ def _member(
         launcher=launcher_for(spec),
         ps=spec.ps,
         hold=len(peers) > 1,
+        suspends=spec.on_preempt is OnPreempt.SUSPEND and len(peers) == 1 and node.kind is DeviceKind.GPU,
     )

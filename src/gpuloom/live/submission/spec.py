@@ -228,10 +228,10 @@ class JobSpec(BaseModel):
     retries: int = Field(
         DEFAULTS.retries, strict=True, ge=0, le=1000, description="How often to retry after a failure."
     )
-    on_preempt: Literal["checkpoint", "freeze", "never"] = Field(
+    on_preempt: Literal["checkpoint", "freeze", "suspend", "never"] = Field(
         DEFAULTS.on_preempt.value,
         description="checkpoint: notice, then stop, and start again later; freeze: freeze in place and go on later; "
-        "never: run to the end once started.",
+        "suspend: the same, and its GPU memory waits in the machine's memory; never: run to the end once started.",
     )
     grace: Grace = Field(DEFAULTS.grace, description="Time between notice and kill.")
     checkpoint: str | None = Field(
@@ -452,10 +452,10 @@ def _not_elastic(spec: JobSpec) -> str:
     for name, other in (("cpus", "replica_cpus"), ("memory", "replica_memory")):
         if getattr(spec, name) is not None and getattr(spec, other) is not None:
             return f"give only one of {name} (on each machine) and {other} (for each replica)"
-    if spec.on_preempt == "freeze":
+    if spec.on_preempt in ("freeze", "suspend"):
         return (
-            "an elastic job is resized by saving, ending and starting again, but on_preempt is 'freeze': give "
-            "'checkpoint', or 'never' for a job that keeps the size at which it starts"
+            f"an elastic job is resized by saving, ending and starting again, but on_preempt is '{spec.on_preempt}': "
+            "give 'checkpoint', or 'never' for a job that keeps the size at which it starts"
         )
     if job_class(spec.share_class, spec.task_type, spec.importance, real_time=spec.real_time):
         return "an elastic job has its GPUs for itself: leave out class, task_type, importance and real_time"

@@ -33,7 +33,10 @@ _FLOCK = struct.Struct("@hhqqi4x")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that takes part, and its counters since it began. `held_as` is the reason it waits for now."""
+    """A program that takes part, and its counters since it began. `held_as` is the reason it waits for now.
+
+    Of a high one: price_scale: of the rule's price, by what sharing has cost its tail; load: share of time busy alone.
+    """
 
     slot: int
     name: str
@@ -52,6 +55,8 @@ class Program:
     requests: int
     request_ns: int
     attached_ns: int
+    price_scale: float = 0.0
+    load: float = 0.0
     reasons: dict[int, int] = field(default_factory=dict)
 
 
@@ -121,7 +126,7 @@ def _held(descriptor: int, slot: int) -> bool:
 def _program(slot: int, data: bytes) -> Program:
     at = HEADER_BYTES + slot * CLIENT_BYTES
     _, klass, busy, held, _, _, _, request_ns, _, held_since = _HOT.unpack_from(data, at)
-    kernels, graphs, captured, holds, held_ns, gpu_ns, requests, longest, attached, _, _, _, pid, _, name = (
+    kernels, graphs, captured, holds, held_ns, gpu_ns, requests, longest, attached, _, scale, load, pid, _, name = (
         _COUNTERS.unpack_from(data, at + 64)
     )
     reasons = struct.unpack_from(f"<{REASONS}Q", data, at + 232)
@@ -143,5 +148,7 @@ def _program(slot: int, data: bytes) -> Program:
         requests=requests,
         request_ns=request_ns,
         attached_ns=attached,
+        price_scale=scale / 1e6,
+        load=load / 1e6,
         reasons={code: count for code, count in enumerate(reasons) if count},
     )

@@ -1,0 +1,252 @@
+"""A run whose GPU memory is moved to the machine's memory and back: runner, suspending.py, and a driver that behaves as
+a real one was seen to (tests/fake_suspend.c)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuloom.core.end_reason import EndReason
+from gpuloom.executors.local import LocalExecutor
+from gpuloom.executors.logs import read_log
+from gpuloom.executors.port import RunPhase, RunRequest, RunStatus
+from suspending_kit import made
+from until import until
+
+GIB = 1 << 30
+PROGRAM = """
+import ctypes, signal, sys
+driver = ctypes.CDLL("libcuda.so.1")
+assert driver.fake_begin(ctypes.c_ulonglong({bytes})) == 0
+if {saves}:
+    def save(*_):
+        print("saved", flush=True)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+number = 0
+while True:
+    driver.fake_step()
+    number += 1
+    print(number, flush=True)
+"""
+
+
+class Machine:
+    """A machine with a GPU of 8 GiB, by pretence."""
+
+    def __init__(self, home: Path, library: Path) -> None:
+        self.home, self.gpu = home, home / "gpu"
+        self.gpu.mkdir(parents=True)
+        self.library = library
+        self.told: list[RunStatus] = []
+        self.executor = self.fresh()
+
+    def fresh(self) -> LocalExecutor:
+        executor = LocalExecutor(self.home / "home")
+        executor.open(self.told.append)
+        return executor
+
+    def start(self, run: str, *, gib: float = 1.0, saves: bool = False, code: str = "", suspends: bool = True) -> int:
+        """Returns its process."""
+        program = code or PROGRAM.format(bytes=int(gib * GIB), saves=saves)
+        env = {key: os.environ[key] for key in ("PATH", "LD_LIBRARY_PATH", "FAKE_GPU")}
+        self.executor.start(
+            RunRequest(
+                run, ("python3", "-c", program), str(self.home), env, (0,), ("GPU-a",),
+                str(self.home / "runs" / run), grace_s=5.0, suspends=suspends,
+            )
+        )  # fmt: skip
+        until(lambda: self.steps(run) > 0, f"{run} to work")
+        status = next(status for status in self.executor.runs() if status.run == run)
+        assert status.pid is not None
+        return status.pid
+
+    def log(self, run: str) -> list[bytes]:
+        path = self.home / "runs" / run
+        return read_log(path)[0].split() if (path / "output.log").exists() else []
+
+    def steps(self, run: str) -> int:
+        return sum(1 for word in self.log(run) if word.isdigit())
+
+    def works(self, run: str) -> None:
+        before = self.steps(run)
+        until(lambda: self.steps(run) > before, f"{run} to go on")
+        words = [int(word) for word in self.log(run) if word.isdigit()]
+        assert words == list(range(1, len(words) + 1)), "it began anew"
+
+    def last(self, run: str) -> RunStatus | None:
+        return next((status for status in reversed(self.told) if status.run == run), None)
+
+    def phase(self, run: str) -> RunPhase | None:
+        status = self.last(run)
+        return None if status is None else status.phase
+
+    def suspended(self, run: str) -> RunStatus:
+        self.executor.freeze(run)
+        until(lambda: self.phase(run) is RunPhase.FROZEN, f"{run} to be suspended")
+        status = self.last(run)
+        assert status is not None
+        return status
+
+    def wrong(self, name: str, *, wrong: bool = True) -> None:
+        (self.gpu / name).touch() if wrong else (self.gpu / name).unlink()
+
+    def used(self) -> bool:
+        """Whether a process has GPU memory, as NVML shows it."""
+        done = subprocess.run(
+            ["python3", "-c", "import ctypes; m = (ctypes.c_ulonglong * 3)(); "
+             "ctypes.CDLL('libnvidia-ml.so.1').nvmlDeviceGetMemoryInfo(None, m); print(m[2])"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return int(done.stdout) > 0
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    library = tmp_path / "library"
+    library.mkdir()
+    made(library)
+    monkeypatch.setenv("FAKE_GPU", str(tmp_path / "gpu"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    monkeypatch.setenv("GPULOOM_SHARE_DRIVER", str(library / "libcuda.so.1"))
+    machine = Machine(tmp_path, library)
+    yield machine
+    for status in machine.executor.runs():
+        machine.executor.stop(status.run, reason=EndReason.CANCELLED, grace_s=0.0)
+    until(lambda: all(status.exit for status in machine.executor.runs()), "all to end")
+    machine.executor.close()
+
+
+def test_a_program_gives_its_gpu_and_goes_on_where_it_was(machine: Machine) -> None:
+    assert machine.executor.capabilities().suspends
+    assert machine.executor.limits()["suspending"] == "driver 580.0.fake"
+    machine.start("1.1")
+    for _ in range(2):
+        status = machine.suspended("1.1")
+        assert status.suspended_mib == 1024
+        assert status.moved_s is not None
+        assert not machine.used()
+        stood = machine.steps("1.1")
+        machine.executor.thaw("1.1")
+        until(lambda: machine.phase("1.1") is RunPhase.RUNNING, "it to be back")
+        machine.works("1.1")
+        assert machine.steps("1.1") > stood
+        assert machine.used()
+
+
+def test_while_it_is_away_another_has_all_the_memory_and_it_waits_for_that(machine: Machine) -> None:
+    machine.start("1.1", gib=6)
+    machine.suspended("1.1")
+    machine.start("2.1", gib=7)
+    machine.executor.thaw("1.1")
+    machine.works("2.1")
+    assert machine.phase("1.1") is RunPhase.FROZEN
+    machine.executor.stop("2.1", reason=EndReason.CANCELLED, grace_s=0.0)
+    until(lambda: machine.phase("1.1") is RunPhase.RUNNING, "it to be back")
+    machine.works("1.1")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("801", "error 801"),
+        ("no-lock", "was not done within 20 s"),
+        ("no-checkpoint", "could not move its GPU memory (error 999)"),
+    ],
+)
+def test_who_cannot_be_suspended_runs_on_and_says_why(machine: Machine, wrong: str, why: str) -> None:
+    machine.start("1.1")
+    machine.wrong(wrong)
+    machine.executor.freeze("1.1")
+    status = until(lambda: (last := machine.last("1.1")) and last.refused and last, "it to be refused")
+    assert why in status.refused
+    assert status.phase is RunPhase.RUNNING
+    machine.works("1.1")
+    machine.wrong(wrong, wrong=False)
+    assert machine.suspended("1.1").refused == ""
+
+
+def test_two_processes_with_cuda_are_not_suspended(machine: Machine) -> None:
+    twice = "import os, ctypes\nos.fork()\n" + PROGRAM.format(bytes=GIB, saves=False)
+    machine.start("1.1", code=twice)
+    machine.executor.freeze("1.1")
+    status = until(lambda: (last := machine.last("1.1")) and last.refused and last, "it to be refused")
+    assert "2 of its processes use CUDA" in status.refused
+
+
+def test_a_program_that_the_driver_loses_ends_with_that_reason(machine: Machine) -> None:
+    machine.start("1.1")
+    machine.suspended("1.1")
+    machine.wrong("no-restore")
+    machine.executor.thaw("1.1")
+    status = until(lambda: (last := machine.last("1.1")) and last.exit and last, "it to end")
+    assert status.exit is not None
+    assert status.exit.reason is EndReason.NODE
+    assert "could not bring back its GPU memory (error 2)" in status.exit.message
+
+
+def test_told_to_end_while_it_is_away_it_ends_at_once(machine: Machine) -> None:
+    machine.start("1.1", saves=True)
+    machine.suspended("1.1")
+    machine.executor.stop("1.1", reason=EndReason.CANCELLED, grace_s=60.0)
+    status = until(lambda: (last := machine.last("1.1")) and last.exit and last, "it to end")
+    assert status.exit is not None
+    assert status.exit.reason is EndReason.CANCELLED
+    assert b"saved" not in machine.log("1.1")
+
+
+def test_told_to_end_while_its_memory_moves_out_it_is_brought_back_and_saves(machine: Machine) -> None:
+    machine.start("1.1", saves=True)
+    machine.wrong("stays")  # so that it takes its time, and fails
+    machine.executor.freeze("1.1")
+    until(lambda: (machine.home / "runs" / "1.1" / "suspended.json").exists(), "it to begin")
+    machine.wrong("stays", wrong=False)
+    machine.executor.stop("1.1", reason=EndReason.PREEMPTED, grace_s=30.0)
+    status = until(lambda: (last := machine.last("1.1")) and last.exit and last, "it to end")
+    assert status.exit is not None
+    assert status.exit.exit_code == 0
+    assert machine.log("1.1")[-1] == b"saved"
+
+
+@pytest.mark.parametrize("when", ["away", "moving out", "coming back"])
+def test_a_runner_that_is_killed_leaves_nothing_locked(machine: Machine, when: str) -> None:
+    machine.start("1.1", gib=6)
+    if when == "moving out":
+        machine.wrong("stays")
+        machine.executor.freeze("1.1")
+        until(lambda: (machine.home / "runs" / "1.1" / "suspended.json").exists(), "it to begin")
+    else:
+        machine.suspended("1.1")
+    if when == "coming back":
+        machine.start("2.1", gib=7, suspends=False)
+        machine.executor.thaw("1.1")  # has to wait
+        until(lambda: "resume" in (machine.home / "runs" / "1.1" / "state.json").read_text(), "it to be asked back")
+    runner = int(machine.executor._link.hello["pid"])
+    os.kill(runner, signal.SIGKILL)
+    if when == "moving out":
+        machine.wrong("stays", wrong=False)
+    until(lambda: machine.executor._link.hello["pid"] != runner, "the next runner")
+    if when == "coming back":
+        machine.executor.stop("2.1", reason=EndReason.CANCELLED, grace_s=0.0)
+        until(lambda: machine.phase("1.1") is RunPhase.RUNNING, "it to be back")
+    else:
+        until(lambda: machine.phase("1.1") is RunPhase.FROZEN, "it to be suspended")
+        assert not machine.used()
+        machine.executor.thaw("1.1")
+        until(lambda: machine.phase("1.1") is RunPhase.RUNNING, "it to be back")
+    machine.works("1.1")
+
+
+def test_without_room_in_the_machines_memory_it_is_refused(machine: Machine) -> None:
+    machine.wrong("total")
+    (machine.gpu / "total").write_text(str(1 << 60))
+    machine.start("1.1", gib=1 << 20)
+    machine.executor.freeze("1.1")
+    status = until(lambda: (last := machine.last("1.1")) and last.refused and last, "it to be refused")
+    assert "MiB of memory left" in status.refused
+    machine.works("1.1")
