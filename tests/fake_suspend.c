@@ -185,6 +185,10 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
     *device = (void *)(uintptr_t)1;
     return strncmp(uuid, "GPU-", 4) == 0 ? 0 : 6;
 }
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    *count = 1;
+    return 0;
+}
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     *device = (void *)(uintptr_t)1;
     return index == 0 ? 0 : 2;
@@ -226,4 +230,14 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struc
     if (folder) closedir(folder);
     *count = here;
     return here > room ? 7 : 0; /* insufficient size */
+}
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, struct process *found) {
+    (void)device, (void)found;
+    *count = 0;
+    return 0;
+}
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, unsigned *count, struct process *found) {
+    (void)device, (void)found;
+    *count = 0;
+    return 0;
 }
