@@ -40,7 +40,7 @@ ROWS = {
     "CUDA graph": ("--gib", "1", "--graph"),
     "4 data loaders": ("--gib", "1", "--workers", "4"),
     "eager, 4 GiB": ("--gib", "4"),
-    "eager, 16 GiB": ("--gib", "16"),
+    "eager, 8 GiB": ("--gib", "8"),
 }
 STEPS = 600
 START_S, STEP_S = 90.0, 60.0

@@ -39,7 +39,9 @@ class CState(ctypes.Structure):
         ("price_scale", ctypes.c_double),
         ("load", ctypes.c_double),
         ("backlog_ns", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64 * 4),
+        ("spare_ns", ctypes.c_uint64),
+        ("lag_ns", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64 * 2),
     )
 
 
@@ -52,6 +54,7 @@ class CVerdict(ctypes.Structure):
         ("interference", ctypes.c_double),
         ("charge_ns", ctypes.c_uint64),
         ("recheck_ns", ctypes.c_uint64),
+        ("lag_ns", ctypes.c_uint64),
     )
 
 
@@ -92,6 +95,8 @@ class Situation:
     price_scale: float = 0.0
     load: float = 0.0
     backlog_ns: int = 0
+    spare_ns: int = 0
+    lag_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,7 @@ class Verdict:
     interference: float
     charge_ns: int
     recheck_ns: int
+    lag_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -164,12 +170,19 @@ def admit(params: Params, situation: Situation, kernel: Kernel) -> Verdict:
         price_scale=s.price_scale,
         load=s.load,
         backlog_ns=_fits("backlog_ns", s.backlog_ns, U64),
+        spare_ns=_fits("spare_ns", s.spare_ns, U64),
+        lag_ns=_fits("lag_ns", s.lag_ns, U64),
     )
     verdict = CVerdict()
     c_params, c_kernel = params.as_c(), kernel.as_c()
     _bound().gl_admit(ctypes.byref(c_params), ctypes.byref(state), ctypes.byref(c_kernel), ctypes.byref(verdict))
     return Verdict(
-        bool(verdict.admit), reason_name(verdict.reason), verdict.interference, verdict.charge_ns, verdict.recheck_ns
+        bool(verdict.admit),
+        reason_name(verdict.reason),
+        verdict.interference,
+        verdict.charge_ns,
+        verdict.recheck_ns,
+        verdict.lag_ns,
     )
 
 

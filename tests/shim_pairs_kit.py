@@ -15,6 +15,8 @@ from gpuloom.sharing.simulate import Machine, Outcome, Pair, poisson_arrivals, r
 from shim_kit import Built, Stage, told
 
 JITTER = 0.05
+LAUNCH_NS = 6000
+"""What a launch costs the program, about."""
 ALONE_ITERATIONS = 20
 
 
@@ -35,6 +37,7 @@ class ShimPair:
         data: folder of the profiles.
         load: share of the time that the service is busy, alone.
         profiled: the shim is given the kernels' profile; else it learns.
+        pause_ns: that the service computes before each launch: with enough of it, it is slower than the GPU.
     """
 
     def __init__(
@@ -48,16 +51,19 @@ class ShimPair:
         requests: int = 300,
         seed: int = 1,
         profiled: bool = True,
+        pause_ns: int = 0,
     ) -> None:
         self.made, self.folder, self.profiled, self.seed = made, folder, profiled, seed
         self.high, self.best_effort = find_profile(service, data)[0], find_profile(training, data)[0]
-        rate = load / (request_alone_ns(self.high, Machine()) / 1e9)
+        takes_ns = max(request_alone_ns(self.high, Machine()), len(self.high.order) * (pause_ns + LAUNCH_NS))
+        rate = load / (takes_ns / 1e9)
         self.arrival_s = poisson_arrivals(rate, requests, seed)
         self.arrival_ns = np.round(self.arrival_s * 1e9)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "arrivals").write_text("".join(f"{int(at)}\n" for at in self.arrival_ns))
         for name, profile in (("high", self.high), ("best-effort", self.best_effort)):
-            (folder / name).write_text(kernel_lines(profile))
+            pause = f"p {pause_ns}\n" if pause_ns and name == "high" else ""
+            (folder / name).write_text(pause + kernel_lines(profile))
             (folder / f"{name}.tsv").write_text(profile_lines(profile))
         self.alone_ns = self._latency(self._run("none", "high"))
         self.alone_rate = self._rate(self._run("none", "best-effort"))

@@ -56,6 +56,7 @@ void gl_params_default(struct gl_params *p, uint32_t rule) {
         p->step = 0.03;
         p->fall = 4.0;
         p->launch_ns = 6000u;
+        p->absorb = 0.8;
     }
 }
 
@@ -309,6 +310,7 @@ static void beside(const struct gl_params *p, const struct gl_state *s, const st
                    struct gl_verdict *v) {
     enum gl_reason reason;
     int budgeted = p->budget > 0.0 && s->slack_ns != GL_UNKNOWN_SLACK;
+    uint64_t spare = share(p->absorb * clip(s->price_scale > 0.0 ? s->price_scale : p->begin), s->spare_ns);
     if (s->kind == GL_KIND_GRAPH) {
         hold(v, GL_HOLD_GRAPH);
         return;
@@ -329,7 +331,7 @@ static void beside(const struct gl_params *p, const struct gl_state *s, const st
             hold(v, reason);
             return;
         }
-        if (!s->hp_count) {
+        if (!s->hp_count && !spare) {
             hold(v, GL_HOLD_PRICE);
             return;
         }
@@ -340,6 +342,11 @@ static void beside(const struct gl_params *p, const struct gl_state *s, const st
         }
     }
     v->charge_ns = delay(p, s, k);
+    if (spare) { /* its program is slower than the GPU: what its kernels are behind by its end counts */
+        uint64_t before = s->lag_ns > spare ? s->lag_ns - spare : 0, lag = add(s->lag_ns, v->charge_ns);
+        v->lag_ns = v->charge_ns;
+        v->charge_ns = (lag > spare ? lag - spare : 0) - before;
+    }
     if (v->charge_ns > (uint64_t)s->slack_ns) hold(v, GL_HOLD_BUDGET);
     else if (reason == GL_ADMIT_BESIDE) admit(v, reason);
     else if (v->charge_ns > share(price(p, s), duration(p, k))) hold(v, GL_HOLD_PRICE);

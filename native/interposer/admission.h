@@ -96,7 +96,8 @@ struct gl_params {
     double step;                  /* by which the price changes with each request; times the p99's distance from target */
     double fall;                  /* ... which counts as at most so many targets */
     uint64_t launch_ns;           /* from the verdict until the GPU can start the kernel */
-    uint64_t reserved[3];
+    double absorb;                /* share of gl_state.spare_ns that may be counted on; 0: none */
+    uint64_t reserved[2];
 };
 
 struct gl_state {
@@ -120,7 +121,10 @@ struct gl_state {
     double price_scale;         /* gl_tail.scale; 0: not begun, counts as gl_params.begin */
     double load;                /* gl_tail_load; 0: unknown, counts as 0.5 */
     uint64_t backlog_ns;        /* time alone of what those requests still need */
-    uint64_t reserved[4];
+    uint64_t spare_ns;          /* of the rest of the request: GPU time in which nothing of it is there to run, as its
+                                 * program has yet to launch it. A delay of its kernels is made up for in it */
+    uint64_t lag_ns;            /* by how much its kernels are behind now */
+    uint64_t reserved[2];
 };
 
 struct gl_verdict {
@@ -129,6 +133,8 @@ struct gl_verdict {
     double interference;  /* score against the high-priority kernel that suffers most; 0 where none is known */
     uint64_t charge_ns;   /* delay of the request to expect from it: the caller takes it off slack_ns */
     uint64_t recheck_ns;  /* held: ask again after so long at the latest, even if nothing happens */
+    uint64_t lag_ns;      /* admitted: by how much more the request's kernels are behind; charge_ns is what of that is
+                           * left at its end */
 };
 
 /* Fill in the documented defaults of a rule. */

@@ -228,6 +228,31 @@ static void count(_Atomic uint64_t *counter, uint64_t by) { /* one writer at a t
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + by, memory_order_relaxed);
 }
 
+/* What the rest of a request can make up for, and is behind now; of several the least, and the most. */
+static void look_at_spare(struct gl_state *s, const struct gls_client *c, uint64_t request, uint64_t gone, uint64_t now,
+                          bool first) {
+    uint64_t spare = atomic_load_explicit(&c->spare_ns, memory_order_relaxed), lag = 0, left = 0;
+    uint64_t caught_up = atomic_load_explicit(&c->caught_up_ns, memory_order_relaxed);
+    if (spare && request) {
+        double rate = (double)spare / (double)request;
+        left = request > gone ? (uint64_t)(rate * (double)(request - gone)) : 0;
+        lag = caught_up > now ? (uint64_t)(rate * (double)(caught_up - now)) : 0;
+    }
+    if (first || left < s->spare_ns) s->spare_ns = left;
+    if (first || lag > s->lag_ns) s->lag_ns = lag;
+}
+
+/* A best-effort kernel was admitted beside a request: it catches up the later. */
+static void fall_behind(struct gls_client *c, uint64_t lag_ns, uint64_t now) {
+    uint64_t spare = atomic_load_explicit(&c->spare_ns, memory_order_relaxed);
+    uint64_t request = atomic_load_explicit(&c->request_ns, memory_order_relaxed);
+    uint64_t before = atomic_load_explicit(&c->caught_up_ns, memory_order_relaxed);
+    if (!spare) return;
+    double takes = (double)lag_ns * (double)request / (double)spare;
+    atomic_store_explicit(&c->caught_up_ns, (before > now ? before : now) + (uint64_t)(takes < 1e12 ? takes : 1e12),
+                          memory_order_relaxed);
+}
+
 /* Fill in what the high-priority programs do, and when their next kernel ends; returns the slots of those whose request
  * is in progress. */
 static uint64_t look_at_high(struct gl_state *s, struct gl_kernel *queue, uint64_t now, uint64_t *next_ns) {
@@ -260,6 +285,7 @@ static uint64_t look_at_high(struct gl_state *s, struct gl_kernel *queue, uint64
         uint64_t since = atomic_load_explicit(&c->busy_ns, memory_order_relaxed);
         uint64_t gone = now > since ? now - since : 0;
         gone = gone > delay ? gone - delay : 0;
+        look_at_spare(s, c, request, gone, now, busy == 0);
         double scale = (double)atomic_load_explicit(&c->price_scale, memory_order_relaxed) / 1e6;
         double load = (double)atomic_load_explicit(&c->load, memory_order_relaxed) / 1e6;
         if (scale > 0 && (s->price_scale <= 0 || scale < s->price_scale)) s->price_scale = scale;
@@ -397,6 +423,7 @@ static void hold(const struct gl_kernel *k, uint32_t kind, uint64_t waited) {
     for (; busy; busy &= busy - 1) {
         struct gls_client *high = &p->map.clients[__builtin_ctzll(busy)];
         atomic_fetch_add_explicit(&high->touched, 1, memory_order_relaxed);
+        if (verdict.lag_ns) fall_behind(high, verdict.lag_ns, now);
         if (!verdict.charge_ns) continue;
         atomic_fetch_add_explicit(&high->delay_ns, verdict.charge_ns, memory_order_relaxed);
         if (atomic_load(&high->slack_ns) != GL_UNKNOWN_SLACK)

@@ -23,6 +23,8 @@ struct gls_row {
     uint64_t end_ns[ROW], each_ns[ROW];
     /* of the request in progress */
     uint64_t work_ns, kernels, touched;
+    uint64_t late_ns, usual; /* as gls_client.spare_ns, in its second half: after so many kernels */
+    uint64_t bare_end_ns;    /* predicted end of all that was launched, without the gaps between kernels */
     bool clean; /* nothing of best effort was on the GPU when it began */
     uint64_t random;
 };

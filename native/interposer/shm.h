@@ -60,6 +60,9 @@ struct gls_client {
     /* high: best-effort launches admitted beside its requests so far; requests in a row without a pause, the one in
      * progress among them; by how much best-effort work is expected to delay that one */
     _Atomic uint64_t touched, row, delay_ns;
+    /* high: of a request alone, GPU time in which its program has launched nothing yet that could run; when its kernels
+     * will have caught up with what has delayed them */
+    _Atomic uint64_t spare_ns, caught_up_ns;
     char pad[1536 - 64];
 } __attribute__((aligned(64)));
 

@@ -6,6 +6,7 @@
 
 #define SUBMIT_NS 6000u   /* from before a launch call until the GPU can start (docs/explanation/sharing.md) */
 #define MOST_GAP_NS 20000u
+#define LEAST_SPARE 10u /* of the request's time, one part in so many: less is not told from what is predicted wrong */
 #define LEARNT 20u /* requests from which on a p99 is more than a guess */
 
 static _Thread_local char thread_mark __attribute__((tls_model("initial-exec")));
@@ -131,7 +132,8 @@ static void request_begins(uint64_t now_ns) {
     else if (last - row->began_ns > row->alone_ns) lag = last - row->began_ns - row->alone_ns;
     gls_outstanding(&p->map, now_ns, &queued, &sm, &kernels);
     row->clean = queued == 0;
-    row->work_ns = row->kernels = 0;
+    row->usual = row->kernels;
+    row->work_ns = row->kernels = row->late_ns = row->bare_end_ns = 0;
     row->touched = atomic_load_explicit(&c->touched, memory_order_relaxed);
     int64_t slack = GL_UNKNOWN_SLACK;
     if (p->params.budget > 0 && alone) {
@@ -142,6 +144,7 @@ static void request_begins(uint64_t now_ns) {
         if (slack == GL_UNKNOWN_SLACK) slack++;
     }
     atomic_store_explicit(&c->delay_ns, queued, memory_order_relaxed);
+    atomic_store_explicit(&c->caught_up_ns, 0, memory_order_relaxed);
     atomic_store_explicit(&c->row, row->count + 1, memory_order_relaxed);
     atomic_store_explicit(&c->slack_ns, slack, memory_order_relaxed);
     atomic_store_explicit(&c->busy_ns, now_ns, memory_order_relaxed);
@@ -167,6 +170,11 @@ static void request_ends(uint64_t now_ns) {
     uint64_t alone = alone_of(known, took, undisturbed);
     atomic_store_explicit(&c->request_ns, alone ? alone : 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&c->requests, 1, memory_order_relaxed);
+    if (undisturbed && row->usual) { /* only the second half: what the GPU waits for at the begin, makes up for nothing */
+        uint64_t before = atomic_load_explicit(&c->spare_ns, memory_order_relaxed), found = 2 * row->late_ns;
+        if (found > alone || found < alone / LEAST_SPARE) found = found > alone ? alone : 0;
+        atomic_store_explicit(&c->spare_ns, before ? before - before / 4 + found / 4 : found, memory_order_relaxed);
+    }
     p->gap_ns = alone > row->work_ns ? (alone - row->work_ns) / row->kernels : 0;
     if (p->gap_ns > MOST_GAP_NS) p->gap_ns = MOST_GAP_NS;
     row->end_ns[row->count] = now_ns;
@@ -205,6 +213,11 @@ void gls_track_launch(uintptr_t stream, uint64_t now_ns, const struct gl_kernel 
     p->row.kernels++;
     /* Ends are kept without the delay, which grows while they wait. */
     start = start > delay ? start - delay : 0;
+    if (start > p->row.bare_end_ns) {
+        if (p->row.bare_end_ns && p->row.kernels > p->row.usual / 2) p->row.late_ns += start - p->row.bare_end_ns;
+        p->row.bare_end_ns = start;
+    }
+    p->row.bare_end_ns += duration;
     end = (end + p->gap_ns > start ? end + p->gap_ns : start) + duration;
     atomic_store_explicit(&c->end_ns, end, memory_order_relaxed);
     gls_ring_put(kernel, id, end);

@@ -52,6 +52,21 @@ def test_the_rules_do_what_they_do_in_the_simulator(tmp_path: Path) -> None:
             assert ours.p99_over_alone > 2, "there is something to protect from"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("service", "training", "pause_us", "at_least"),
+    [("mobilenetv2_4_fwd", "bert_8_fb1", 60, 0.8), ("resnet50_4_fwd", "resnet50_32_fb1", 60, 0.66)],
+)
+def test_beside_a_service_that_is_slower_than_the_gpu_training_gets_what_it_leaves(
+    tmp_path: Path, service: str, training: str, pause_us: int, at_least: float
+) -> None:
+    """Measured: p99 1.00 and 1.01, training 0.90 and 0.74; 0.53 and 0.54 where the rule does not count on it."""
+    pair = ShimPair(built("plain"), tmp_path, DATA, service, training, requests=300, pause_ns=pause_us * 1000)
+    ours = pair.under("gpuloom", skip=30)
+    assert ours.p99_over_alone < 1.05
+    assert ours.best_effort_over_alone > at_least
+
+
 def test_a_run_is_as_another(tmp_path: Path) -> None:
     made = [ShimPair(built("plain"), tmp_path / str(i), DATA, *PAIRS[3], requests=60) for i in range(2)]
     assert made[0].under("gpuloom") == made[1].under("gpuloom")

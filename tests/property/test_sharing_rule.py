@@ -16,7 +16,7 @@ from gpuloom.sharing.rule import (
     Kernel,
     Params,
 )
-from sharing_gate import KINDS, Situation, admit, interference
+from sharing_gate import KINDS, Situation, Verdict, admit, interference
 from tiers import examples
 
 pytestmark = pytest.mark.slow
@@ -211,6 +211,7 @@ def retold(p: Params, s: Situation, k: Kernel) -> tuple[bool, str]:
     if s.kind == "graph":
         return False, "graph"
     reason, _ = specified(p, s, k)
+    spare = part(p.absorb * min(1.0, s.price_scale or p.begin), s.spare_ns)
     if not p.budget or s.slack_ns is None:
         return reason == "beside", reason
     if s.slack_ns < 0:
@@ -218,11 +219,13 @@ def retold(p: Params, s: Situation, k: Kernel) -> tuple[bool, str]:
     if reason != "beside":
         if not p.price or (p.lone and s.requests > p.lone):
             return False, reason
-        if not s.hp:
+        if not s.hp and not spare:
             return False, "price"
         if s.outstanding and s.outstanding_ns > queued:
             return False, "window"
     cost = delay(p, s, k)
+    if spare:
+        cost = max(0, min(U64, s.lag_ns + cost) - spare) - max(0, s.lag_ns - spare)
     if s.slack_ns < cost:
         return False, "budget"
     if reason == "beside":
@@ -264,6 +267,8 @@ def drawn(rng: random.Random) -> tuple[Params, Situation, Kernel]:
         backlog_ns=rng.choice([0, rng.randrange(10**8), U64]),
         price_scale=rng.choice([0.0, 0.1, 2.0]),
         load=rng.choice([0.0, rng.random(), 1.0]),
+        spare_ns=rng.choice([0, 0, rng.randrange(10**7), U64]),
+        lag_ns=rng.choice([0, rng.randrange(10**7), U64]),
     )
     return p, s, drawn_kernel(rng)
 
@@ -360,6 +365,18 @@ def test_delay_by_hand() -> None:
     assert charge(500) == 50_000  # ... and no longer than its own first blocks take: then it has 60 SMs
     assert charge(80, outstanding_ns=30_000) == 30_000  # begins later
     assert charge(500, backlog_ns=10**6) == 50_000 + 500_000 - 80_000 - 100_000  # others come and find it there
+    # Its program is slower than the GPU by 1 ms until its end: 0.8 of that makes up for delays, less what is behind.
+    assert charge(125, spare_ns=10**6) == 0
+    assert charge(125, spare_ns=10**6, lag_ns=780_000) == 25_000
+    assert charge(125, spare_ns=10**6, lag_ns=900_000) == 45_000
+    slow = replace(s, spare_ns=10**6, price_scale=0.1)  # the tail is late: less is counted on
+    assert admit(p, slow, Kernel(20, "memory", 0.0, 0.0, 500_000)).charge_ns == 0
+    assert admit(p, replace(slow, lag_ns=50_000), Kernel(20, "memory", 0.0, 0.0, 500_000)).charge_ns == 20_000
+    # The GPU has nothing of the request: whoever fits into what is spare goes.
+    empty = replace(s, hp=(), spare_ns=10**6, backlog_ns=0, request_ns=10**6)
+    long = Kernel(20, "memory", 0.0, 0.0, 500_000)
+    assert admit(p, empty, long) == Verdict(True, "priced", 0.0, 0, 0, 500_000)
+    assert admit(p, replace(empty, spare_ns=0), long).reason == "price"
     # Memory traffic beside the first kernel: 0.6 + 0.6 of the bandwidth, and the caches.
     busy = replace(s, hp=(replace(hp[0], dram=0.6), hp[1]))
     found = admit(p, busy, Kernel(20, "memory", 0.0, 0.6, 80_000)).charge_ns

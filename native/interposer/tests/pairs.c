@@ -1,7 +1,7 @@
 /* A service or a training with the kernels of a recorded profile: pairs serve KERNELS ARRIVALS | pairs train KERNELS NS
  *
  * KERNELS: lines "k SMS NS COMPUTE DRAM" describe kernel 0, 1, …, then lines "l NUMBER" are the launches of a request or of
- * an iteration, in order. ARRIVALS: nanoseconds since the start, a line each. The service prints when each request has
+ * an iteration, in order. A line "p NS": the program computes so long before each launch. ARRIVALS: nanoseconds since the start, a line each. The service prints when each request has
  * finished since the start (the service has warmed up before), the training how much work (as it takes alone) it has done in the time given and how long that took. */
 #define _GNU_SOURCE
 #include "../abi.h"
@@ -33,6 +33,7 @@ static struct {
     double ns;
 } kernels[KERNELS];
 static unsigned launches[KERNELS], kernel_count, launch_count;
+static unsigned long long pause_ns;
 static uint64_t (*now)(void);
 static void (*rest)(uint64_t);
 
@@ -48,6 +49,8 @@ static void load(const char *path, CUmodule module) {
             CHECK(cuModuleGetFunction(&kernels[kernel_count].f, module, name));
             kernels[kernel_count].sms = sms;
             kernels[kernel_count++].ns = ns;
+        } else if (sscanf(line, "p %llu", &pause_ns) == 1) {
+            continue;
         } else if (sscanf(line, "l %u", &which) == 1 && which < kernel_count && launch_count < KERNELS) {
             launches[launch_count++] = which;
         } else {
@@ -59,6 +62,7 @@ static void load(const char *path, CUmodule module) {
 
 static double launch(unsigned number) {
     unsigned k = launches[number];
+    if (pause_ns) rest(pause_ns);
     CHECK(cuLaunchKernel(kernels[k].f, kernels[k].sms, 1, 1, 128, 1, 1, 0, NULL, NULL, NULL));
     return kernels[k].ns;
 }

@@ -62,7 +62,8 @@ class CParams(ctypes.Structure):
         ("step", ctypes.c_double),
         ("fall", ctypes.c_double),
         ("launch_ns", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64 * 3),
+        ("absorb", ctypes.c_double),
+        ("reserved", ctypes.c_uint64 * 2),
     )
 
 
@@ -123,6 +124,7 @@ class Params:
     step: float = 0.0
     fall: float = 0.0
     launch_ns: int = 0
+    absorb: float = 0.0
 
     @classmethod
     def default(cls, rule: str) -> Params:
