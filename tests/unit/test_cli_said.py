@@ -410,6 +410,7 @@ def shown(capsys: pytest.CaptureFixture[str], spec: Any, runs: list[Any], **fiel
         "log": "",
         "sizes": [],
         "resizes": [],
+        "suspensions": [],
         "cost_usd": fields.pop("cost_usd", None),
         "gpu_memory": fields.pop("gpu_memory", None),
         "hooks": fields.pop("hooks", None),
@@ -445,12 +446,29 @@ def test_the_resizes_of_a_job_and_what_they_cost(capsys: pytest.CaptureFixture[s
     unpaid = {"attempt": 3, "jobs": [], "cost_s": None, "lost_steps": None, "cost_from": None}
     found: Any = {"job": SHOWN, "spec": {"command": ["a"], "elastic": "1-4"}, "speeds": [], "attempts": [], "log": ""}
     found |= {"sizes": [], "group": None, "launcher": None, "gpu_memory": None, "hooks": None, "cost_usd": None}
-    jobs._show(found | {"resizes": [{**one, **paid}, {**one, **unpaid}]})
+    jobs._show(found | {"resizes": [{**one, **paid}, {**one, **unpaid}], "suspensions": []})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[-3:] == [
         "attempt replicas resized stood still steps lost why",
         "2 1 → 3 1m 00s ago 3.2s 2 it made room for job 4",
         "3 1 → 3 1m 00s ago - - it made room for other jobs",
+    ]
+
+
+def test_when_a_job_was_suspended_and_when_not(capsys: pytest.CaptureFixture[str]) -> None:
+    then = time.time() - 60.0
+    there = {"at_s": then, "mib": 9002.0, "out_s": 6.345, "back_at_s": then + 30.0, "in_s": 1.671, "why_not": ""}
+    away = {**there, "back_at_s": None, "in_s": None}
+    never = {"at_s": then, "mib": None, "out_s": None, "back_at_s": None, "in_s": None, "why_not": "error 801"}
+    found: Any = {"job": SHOWN, "spec": {"command": ["a"], "on_preempt": "suspend"}, "speeds": [], "attempts": []}
+    found |= {"sizes": [], "group": None, "launcher": None, "gpu_memory": None, "hooks": None, "cost_usd": None}
+    jobs._show(found | {"log": "", "resizes": [], "suspensions": [there, never, away]})
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-4:] == [
+        "suspended GPU MiB out went on back not suspended, as",
+        "1m 00s ago 9,002 6.3s 30s ago 1.7s",
+        "1m 00s ago - - - - error 801",
+        "1m 00s ago 9,002 6.3s - -",
     ]
 
 

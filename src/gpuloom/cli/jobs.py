@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         SizeView,
         SpeedView,
         StateOfJob,
+        SuspensionView,
     )
 
 OPEN: tuple[StateOfJob, ...] = ("running", "starting", "stopping", "frozen", "queued", "held")
@@ -333,6 +334,9 @@ def _show(found: ShowView) -> None:
     if found["resizes"]:
         click.echo()
         show_table(RESIZE_COLUMNS, found["resizes"])
+    if found["suspensions"]:
+        click.echo()
+        show_table(SUSPENSION_COLUMNS, found["suspensions"])
     _stages(found)
     members = [(a, member) for a in found["attempts"] if len(a["members"]) > 1 for member in a["members"]]
     if members:
@@ -483,6 +487,16 @@ RESIZE_COLUMNS: Sequence[Column[ResizeView]] = (
     Column("stood still", lambda r: "-" if r["cost_s"] is None else f"{r['cost_s']:.1f}s", right=True),
     Column("steps lost", lambda r: "-" if r["lost_steps"] is None else f"{r['lost_steps']:g}", right=True),
     Column("why", lambda r: resize_words(r["why"], r["jobs"]), gives=True),
+)
+
+
+SUSPENSION_COLUMNS: Sequence[Column[SuspensionView]] = (
+    Column("suspended", lambda s: ago(s["at_s"])),
+    Column("GPU MiB", lambda s: "-" if s["mib"] is None else f"{s['mib']:,.0f}", right=True),
+    Column("out", lambda s: "-" if s["out_s"] is None else f"{s['out_s']:.1f}s", right=True),
+    Column("went on", lambda s: "-" if s["back_at_s"] is None else ago(s["back_at_s"])),
+    Column("back", lambda s: "-" if s["in_s"] is None else f"{s['in_s']:.1f}s", right=True),
+    Column("not suspended, as", lambda s: s["why_not"], gives=True),
 )
 
 

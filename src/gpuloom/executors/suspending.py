@@ -165,7 +165,8 @@ def suspend(driver: Driver, gpus: Gpus, pids: Sequence[int], folder: str, memory
     room = _available_mib()
     if room < mib + KEEP_MIB:
         raise CantError(f"it has {mib:,.0f} MiB on its GPUs, and the machine has only {room:,.0f} MiB of memory left")
-    _write(folder, {"mib": mib, "limit": _raise_limit(memory_max, mib)})
+    record = _write(folder, {"mib": mib, "limit": _limit(memory_max)})
+    _set_limit(memory_max, str(record["limit"]), mib)
     if state == RUNNING:
         _lock(driver, pid)
     _checkpoint(driver, pid)
@@ -200,8 +201,7 @@ def resume(driver: Driver, gpus: Gpus, pids: Sequence[int], folder: str, memory_
             time.sleep(0.05)
     for pid in away:
         _restore(driver, pid)
-    if memory_max and record.get("limit"):
-        _lower_limit(memory_max, str(record["limit"]))
+    _set_limit(memory_max, str(record.get("limit", "")))
     return mib if away else 0.0
 
 
@@ -243,24 +243,20 @@ def _available_mib() -> float:
     return 0.0
 
 
-def _raise_limit(memory_max: str, mib: float) -> str:
-    """The copy counts as the program's own memory. Returns the limit as it was, '' if there is none."""
+def _limit(memory_max: str) -> str:
+    """The job's memory limit, bytes; '' if it has none."""
     if not memory_max:
         return ""
     with open(memory_max, encoding="ascii") as file:
-        before = file.read().strip()
-    if before.isdigit():
-        with open(memory_max, "w", encoding="ascii") as file:
-            file.write(str(int(before) + int((mib + 64) * MIB)))
-    return before
+        found = file.read().strip()
+    return found if found.isdigit() else ""
 
 
-def _lower_limit(memory_max: str, limit: str) -> None:
-    with open(memory_max, encoding="ascii") as file:
-        now = file.read().strip()
-    if now.isdigit() and limit.isdigit() and int(now) > int(limit):
+def _set_limit(memory_max: str, limit: str, more_mib: float = 0.0) -> None:
+    """That limit, and so much more: what is copied counts as the program's own memory. '': there is none to set."""
+    if memory_max and limit:
         with open(memory_max, "w", encoding="ascii") as file:
-            file.write(limit)
+            file.write(str(int(limit) + (int((more_mib + 64) * MIB) if more_mib else 0)))
 
 
 def _read(folder: str) -> dict[str, Any]:
@@ -272,13 +268,14 @@ def _read(folder: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _write(folder: str, record: dict[str, Any]) -> None:
+def _write(folder: str, record: dict[str, Any]) -> dict[str, Any]:
+    """Returns what was written: of one that was killed after this, the limit is the one of before."""
     before = _read(folder)
-    if before.get("limit"):  # raised already by one that was killed: the limit is the first one's
-        record = {**record, "limit": before["limit"]}
+    record = {**record, "limit": before.get("limit", record["limit"])}
     with open(f"{folder}/{RECORD}.new", "w", encoding="utf-8") as file:
         json.dump(record, file)
     os.rename(f"{folder}/{RECORD}.new", f"{folder}/{RECORD}")
+    return record
 
 
 def check() -> Outcome:

@@ -10,6 +10,7 @@ from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.errors import InputError, NotFoundError
 from gpuloom.core.events import Event
 from gpuloom.core.job import ACTIVE, ENDED, Attempt, Job, NodeSource, NodeState, Phase
+from gpuloom.core.spec import OnPreempt
 from gpuloom.core.words import plural
 from gpuloom.executors.local_files import LocalFiles
 from gpuloom.executors.node import RunFiles
@@ -59,6 +60,7 @@ from gpuloom.live.views.jobs import job_view, log_place, preemptions_of, show_vi
 from gpuloom.live.views.pilots import NO_PILOTS, PilotsView
 from gpuloom.live.views.policy import policy_view, with_state
 from gpuloom.live.views.sizes import RESIZES
+from gpuloom.live.views.suspensions import SUSPENSIONS
 from gpuloom.live.views.why import Whys
 from gpuloom.policies.registry import parse_policy
 from gpuloom.store.port import JobQuery
@@ -113,6 +115,8 @@ class LiveService:
         attempts = self._store.attempts([job])
         events = self._store.events(job=job, limit=200, newest=True)
         resizes = self._store.events(job=job, types=RESIZES, newest=True) if record.spec.elastic else ()
+        suspends = record.spec.on_preempt is OnPreempt.SUSPEND
+        suspensions = self._store.events(job=job, types=SUSPENSIONS, newest=True) if suspends else ()
         log = log_place(attempts[-1], self._here) if attempts else ""
         pace = self._scheduler.planning.scene.pace(record)
         group = self._group_of(job) if record.phase in ACTIVE and not self._scheduler.stuck() else None
@@ -120,8 +124,9 @@ class LiveService:
         view, need = self._views([record])[0], self._scheduler.planning.scene.memory.of_job(record)
         now_s, spec = self._scheduler.clock.now(), record.spec
         return show_view(
-            view, spec, pace, attempts, events, log, group, now_s=now_s, hooked=seen, resizes=resizes, need=need
-        )
+            view, spec, pace, attempts, events, log, group,
+            now_s=now_s, hooked=seen, resizes=resizes, suspensions=suspensions, need=need,
+        )  # fmt: skip
 
     def _group_of(self, job: int) -> GroupView | None:
         return next((g for g in self.groups() if any(member["job"] == job for member in g["members"])), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,10 +52,19 @@ def under_the_shim(
     """
     if not (klass and sharing.gated):
         return tuple(argv), dict(env)
-    starter = [sys.executable, "-I", "-m", "gpuloom", "share", "run", "--class", klass, "--name", f"job {job}"]
+    starter = [*_isolated(), "share", "run", "--class", klass, "--name", f"job {job}"]
     if profile.startswith(TAKE):
         starter += ["--take-profile", here(profile).removeprefix(TAKE)]
     elif profile:
         starter += ["--profile", here(profile), "--profile-if-there"]
     kept = {name: value for name, value in env.items() if name != "GPULOOM_SHARE"}  # the scheduler decides, not the job
     return (*starter, "--", *argv), {**kept, **sharing.environment}
+
+
+def _isolated() -> list[str]:
+    """gpuloom as it runs here, whatever PYTHONPATH the job has; our own names where we, or what we need, may lie."""
+    ours = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if not ours:
+        return [sys.executable, "-I", "-m", "gpuloom"]
+    code = f"import sys; sys.path.extend({ours!r}); from gpuloom.cli.main import main; main()"
+    return [sys.executable, "-I", "-c", code]

@@ -241,6 +241,17 @@ class ResizeView(TypedDict):
     ]
 
 
+class SuspensionView(TypedDict):
+    """A time for which a job made way with its GPU memory in its node's memory."""
+
+    at_s: Annotated[float, "When its GPUs were free."]
+    mib: Annotated[float | None, "GPU memory that moved; null: it could not be suspended."]
+    out_s: Annotated[float | None, "How long moving it out took."]
+    back_at_s: Annotated[float | None, "When it went on; null: it has not yet."]
+    in_s: Annotated[float | None, "How long bringing it back took."]
+    why_not: Annotated[str, "Why it could not be suspended, and was told to save and end; '': it was."]
+
+
 class GpuMemoryView(TypedDict):
     """How much memory a job needs on one GPU."""
 
@@ -335,6 +346,7 @@ class ShowView(TypedDict):
     gpu_memory: Annotated[GpuMemoryView | None, "What it needs on one GPU; null: not known."]
     attempts: list[AttemptView]
     resizes: Annotated[list[ResizeView], "Of an elastic job; of many the last thousand."]
+    suspensions: Annotated[list[SuspensionView], "Of a job with on_preempt suspend; of many the last thousand."]
     events: Annotated[list[EventView], "The last ones about it."]
     log: Annotated[str, "Path of its last log; NODE:PATH where that is on another machine, the path in its home."]
     group: Annotated[GroupView | None, "Those that share GPUs with it now, it among them; null: nobody does."]

@@ -41,6 +41,7 @@ from gpuloom.live.views.job_answers import (
 )
 from gpuloom.live.views.measured import hooks_view
 from gpuloom.live.views.sizes import replicas_view, resize_views, size_views
+from gpuloom.live.views.suspensions import suspension_views
 
 _SOURCES = frozenset(source.value for source in Source)
 """Records of older versions have other words."""
@@ -229,12 +230,13 @@ def show_view(
     *,
     now_s: float,
     resizes: Iterable[Event] = (),
+    suspensions: Iterable[Event] = (),
     hooked: Hooked | None = None,
     need: Need | None = None,
 ) -> ShowView:
-    """Everything about a job. pace: how fast it is on each GPU model. resizes: its events of that. log: where its last
-    log is; '' for none. group: of which it is a member. hooked: what hooks saw of its last run. need: its memory on one
-    GPU; None: not known."""
+    """Everything about a job. pace: how fast it is on each GPU model. resizes, suspensions: its events of that. log:
+    where its last log is; '' for none. group: of which it is a member. hooked: what hooks saw of its last run. need:
+    its memory on one GPU; None: not known."""
     return {
         "job": view,
         "spec": spec.to_json(),
@@ -245,6 +247,7 @@ def show_view(
         "cost_usd": job_cost_usd(attempts, now_s),
         "attempts": [attempt_view(attempt, now_s, spec.replicas) for attempt in attempts],
         "resizes": resize_views(resizes),
+        "suspensions": suspension_views(suspensions),
         "events": [event_view(event) for event in events],
         "log": log,
         "group": group,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from gpuloom.core.decision import Reason
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import ENDED, Job, Phase
+from gpuloom.core.spec import OnPreempt
 from gpuloom.core.units import format_duration, money
 from gpuloom.core.words import plural
 from gpuloom.live.forecasts import words as said
@@ -260,7 +261,8 @@ def _of_one_that_waits(known: Known, reason: Reason, found: Outlook | None, amon
     job, now = known.job, known.now_s
     view = _view(known, reason.code, reason.text)
     view["numbers"] = {key: float(value) for key, value in reason.numbers.items()}
-    state = "is frozen and waits" if job.phase is Phase.FROZEN else "waits"
+    frozen = "suspended" if job.spec.on_preempt is OnPreempt.SUSPEND else "frozen"
+    state = f"is {frozen} and waits" if job.phase is Phase.FROZEN else "waits"
     sentences = [f"Job {job.id} ({job.name}, {plural(job.gpus, 'GPU')}) {state}. {reason.text}", *known.apart]
     view["sentences"] = sentences
     if found is None:

@@ -1,0 +1,29 @@
+"""How a job's GPU memory went to its node's memory and came back, for people and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpuloom.core.events import Event
+from gpuloom.live.views.job_answers import SuspensionView
+
+SUSPENSIONS = ("attempt.frozen", "attempt.thawed", "attempt.not_suspended")
+"""Events of which `suspension_views` makes an answer."""
+
+
+def suspension_views(events: Iterable[Event]) -> list[SuspensionView]:
+    """Of a job, in order; also those that were tried in vain. An older gpuloom's events say nothing of memory."""
+    found: list[SuspensionView] = []
+    for event in events:
+        data = event.data
+        if event.type == "attempt.not_suspended":
+            found.append(_view(event.at_s, None, None, data["why"]))
+        elif event.type == "attempt.frozen" and "moved_s" in data:
+            found.append(_view(event.at_s, data.get("suspended_mib"), data["moved_s"], ""))
+        elif event.type == "attempt.thawed" and found and not found[-1]["why_not"] and found[-1]["back_at_s"] is None:
+            found[-1]["back_at_s"], found[-1]["in_s"] = event.at_s, data.get("moved_s")
+    return found
+
+
+def _view(at_s: float, mib: float | None, out_s: float | None, why_not: str) -> SuspensionView:
+    return {"at_s": at_s, "mib": mib, "out_s": out_s, "back_at_s": None, "in_s": None, "why_not": why_not}
