@@ -315,6 +315,10 @@ static void beside(const struct gl_params *p, const struct gl_state *s, const st
         hold(v, GL_HOLD_GRAPH);
         return;
     }
+    if (p->budget > 0.0 && !k->duration_ns) {
+        hold(v, GL_HOLD_UNKNOWN);
+        return;
+    }
     reason = unnoticed(p, s, k, v);
     if (!budgeted) {
         if (reason == GL_ADMIT_BESIDE) admit(v, reason);
@@ -390,7 +394,7 @@ const char *gl_reason_name(uint32_t reason) {
         [GL_HOLD_WINDOW] = "window",        [GL_HOLD_BUDGET] = "budget",
         [GL_HOLD_GRAPH] = "graph",          [GL_HOLD_CLASS] = "class",
         [GL_ADMIT_PRICED] = "priced",       [GL_HOLD_PRICE] = "price",
-        [GL_HOLD_BAD_INPUT] = "bad_input",  [GL_HOLD_TURNS] = "turns",
+        [GL_HOLD_BAD_INPUT] = "bad_input",  [GL_HOLD_TURNS] = "turns",           [GL_HOLD_UNKNOWN] = "unknown",
     };
     return reason < GL_REASONS && names[reason] ? names[reason] : "?";
 }

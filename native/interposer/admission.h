@@ -38,7 +38,7 @@ enum gl_kind {
     GL_KIND_KERNEL = 0,
     GL_KIND_GRAPH = 1,  /* a graph launch: one unit, admitted only while no high-priority request is in progress */
     GL_KIND_MEMORY = 2, /* malloc, free, memcpy, memset: never held */
-    GL_KIND_WARM_UP = 3 /* a kernel of a warm-up iteration: never held */
+    GL_KIND_WARM_UP = 3 /* a kernel of a warm-up iteration, if its program asked for that: never held */
 };
 
 enum gl_reason {
@@ -58,7 +58,8 @@ enum gl_reason {
     GL_HOLD_BAD_INPUT = 16,    /* version or size of a struct does not match: the caller passes the launch through */
     GL_ADMIT_PRICED = 5,       /* delays the request, by less than its budget has left */
     GL_HOLD_PRICE = 17,        /* would delay the request by more than it is worth */
-    GL_REASONS = 18
+    GL_HOLD_UNKNOWN = 18,      /* nobody knows yet how long it takes: it waits for the end of the request */
+    GL_REASONS = 19
 };
 
 struct gl_kernel {

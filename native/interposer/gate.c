@@ -117,7 +117,7 @@ static int mode_from_environment(void) {
     }
     gl_params_default(&p->params, id);
     p->params.max_hold_ns = (uint64_t)(number("GPULOOM_SHARE_MAX_HOLD_MS", 100, MOST_HOLD_MS) * 1e6);
-    p->warm_up = (uint32_t)number("GPULOOM_SHARE_WARM_UP", 2, UINT32_MAX);
+    p->warm_up = (uint32_t)number("GPULOOM_SHARE_WARM_UP", 0, UINT32_MAX);
     p->map = (struct gls_map){.fd = -1, .slot = -1};
     static bool prepared; /* a fork while the profile is read leaves the child to decide anew */
     if (!prepared) pthread_atfork(NULL, NULL, fork_child);

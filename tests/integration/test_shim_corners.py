@@ -88,7 +88,7 @@ def test_a_request_that_begins_behind_a_long_kernel_is_protected_all_the_same(tm
 
 def test_a_kernel_whose_function_is_asked_for_again_and_again_stays_known(stage: Stage) -> None:
     idle_service(stage)
-    corners(stage, "best-effort", "named", "100")
+    corners(stage, "best-effort", "named", "100", GPULOOM_SHARE_WARM_UP="2")
     found = {reason_name(code): count for code, count in last(stage, 1).reasons.items()}
     assert found["exempt"] == 2, "warm-up: the first two launches only"
 
@@ -114,7 +114,7 @@ def test_a_blocked_stream_holds_up_no_other(stage: Stage) -> None:
 def test_measurements_go_on_in_the_next_context(stage: Stage, kind: str) -> None:
     """Events end with their context; the next one, at the same address, gets new ones."""
     idle_service(stage)
-    corners(stage, "best-effort", "contexts", kind, "3")
+    corners(stage, "best-effort", "contexts", kind, "3", GPULOOM_SHARE_WARM_UP="2")
     assert "no longer measured" not in stage.log
     found = last(stage, 1)
     assert found.kernels == 300

@@ -72,9 +72,18 @@ def test_a_run_is_as_another(tmp_path: Path) -> None:
     assert made[0].under("gpuloom") == made[1].under("gpuloom")
 
 
-def test_without_a_profile_the_shim_learns_and_protects(tmp_path: Path) -> None:
-    """While it learns (first launches of each kernel) it does not protect. Measured: 1.011 and 0.505."""
+def test_without_a_profile_the_shim_learns_and_protects_from_the_first_request_on(tmp_path: Path) -> None:
+    """What is not known yet runs between requests. Measured: 1.002 and 0.476; 1.326 with the first requests before."""
     pair = ShimPair(built("plain"), tmp_path, DATA, *PAIRS[0], requests=300, profiled=False)
-    ours = pair.under("gpuloom", skip=30)  # of 300
+    ours = pair.under("gpuloom")
+    assert ours.p99_over_alone < 1.05
+    assert ours.best_effort_over_alone > 0.45
+
+
+@pytest.mark.slow
+def test_a_training_of_which_each_kernel_is_launched_twice_is_never_known_and_keeps_out(tmp_path: Path) -> None:
+    """Measured: 1.037 and 0.247; 7.8 before, when first launches passed."""
+    pair = ShimPair(built("plain"), tmp_path, DATA, *PAIRS[3], requests=300, profiled=False)
+    ours = pair.under("gpuloom")
     assert ours.p99_over_alone < 1.06
-    assert ours.best_effort_over_alone > 0.48
+    assert ours.best_effort_over_alone > 0.2

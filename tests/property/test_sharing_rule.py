@@ -210,6 +210,8 @@ def retold(p: Params, s: Situation, k: Kernel) -> tuple[bool, str]:
         return True, "idle"
     if s.kind == "graph":
         return False, "graph"
+    if p.budget and not k.duration_ns:
+        return False, "unknown"
     reason, _ = specified(p, s, k)
     spare = part(p.absorb * min(1.0, s.price_scale or p.begin), s.spare_ns)
     if not p.budget or s.slack_ns is None:
@@ -282,7 +284,7 @@ def test_c_agrees_with_the_retelling(seed: int) -> None:
         assert (verdict.admit, verdict.reason) == retold(p, s, k), (p, s, k)
         seen.add(verdict.reason)
     admits = {"free", "idle", "beside", "exempt", "max_hold", "priced"}
-    holds = {"interference", "sm", "duration", "window", "budget", "graph", "class", "price"}
+    holds = {"interference", "sm", "duration", "window", "budget", "graph", "class", "price", "unknown"}
     assert seen == admits | holds
 
 

@@ -311,7 +311,9 @@ def main(words: Sequence[str]) -> int:
             outcome = Outcome(ok=True, mib=mib, suspended=given.what == "suspend")
         except CantError as error:
             outcome = Outcome(why=str(error), lost=error.lost, suspended=error.suspended)
-        if given.what == "resume" and outcome.said["ok"]:
+            if given.what == "suspend":  # it runs on, as it was
+                _set_limit(given.memory_max, str(_read(given.folder).get("limit", "")))
+        if (given.what == "resume") == bool(outcome.said["ok"]) and not outcome.said["suspended"]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{given.folder}/{RECORD}")
     outcome.said["took_s"] = round(time.monotonic() - begin, 3)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from gpuloom.sharing.profiles import KernelProfile
 
-REASONS = 18
+REASONS = 19
 SPANS = ("high", "best-effort", "hold")
 MOST_VIRTUAL_S = 86_400.0
 """Longest time that is simulated: beyond, a mistyped rate is more likely than patience."""
