@@ -71,5 +71,5 @@ def test_what_counts(tmp_path: Path, wrong: str, fault: str, told: str) -> None:
         assert "| eager | 64 |" in done.stdout
     else:
         assert done.returncode == 1
-        assert all(not row["counts"] and told in row["why"] for row in rows.values())
+        assert all(not row["counts"] and told in row["why"] for row in rows.values()), rows
         assert "does not count" in done.stdout

@@ -89,7 +89,7 @@ class TestFiles:
         run = job(tmp_path)
         run.pid, run.start_ticks, run.started = 31, 50, 90.0
         run.write_run()
-        written = {**RUN_JSON, "directory": str(tmp_path), "hold": False}
+        written = {**RUN_JSON, "directory": str(tmp_path), "hold": False, "suspends": False}
         assert json.loads((tmp_path / "run.json").read_text()) == written
         run.group = FakeGroup()  # type: ignore[assignment]
         run.write_run()
@@ -103,7 +103,9 @@ class TestFiles:
         assert json.loads((tmp_path / "notice").read_text()) == {**notice, "deadline_s": 1030.0, "monotonic": 130.0}
         run.frozen_s, run.frozen_since, run.stopped = 3.0, 98.0, True
         run.write_state()
-        state = {"frozen_s": 3.0, "frozen_since": 98.0, "stopped": True}
+        run.moving, run.away_mib = "resume", 12.0
+        run.write_state()
+        state = {"frozen_s": 3.0, "frozen_since": 98.0, "stopped": True, "moving": "resume", "away_mib": 12.0}
         assert json.loads((tmp_path / "state.json").read_text()) == state
         run.exit = {"exit_code": 1}
         run.write_exit()
@@ -211,7 +213,13 @@ class TestWhatItIs:
         run = job(tmp_path)
         run.pid, run.start_ticks, run.phase = 31, 50, RunPhase.RUNNING
         told = {"run": "7.2", "phase": "running", "pid": 31, "start_ticks": 50, "boot_id": "boot", "exit": None}
-        assert run.status() == {**told, "gpu_uuids": ("g",)}
+        moved = {"suspended_mib": None, "moved_s": None, "refused": ""}
+        assert run.status() == {**told, "gpu_uuids": ("g",), **moved}
+        run.away_mib, run.moved_s = 12.0, 1.5
+        assert run.status() == {**told, "gpu_uuids": ("g",), **moved, "moved_s": 1.5}  # it is not there yet
+        run.phase = RunPhase.FROZEN
+        assert run.status()["suspended_mib"] == 12.0
+        run.away_mib, run.phase = None, RunPhase.RUNNING
         run.ended = {}
         assert run.status()["phase"] == "stopping"
         run.exit, run.phase = {"released": True}, RunPhase.EXITED

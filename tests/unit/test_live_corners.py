@@ -21,8 +21,9 @@ from gpuloom.agent.sample import NodeRates, Sample
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.events import Event
 from gpuloom.core.job import Attempt, Phase
+from gpuloom.core.spec import OnPreempt
 from gpuloom.core.usage import RunUsage
-from gpuloom.live.dispatch.dispatch import FREEZE_S, Dispatch
+from gpuloom.live.dispatch.dispatch import FREEZE_S, SUSPEND_S, Dispatch
 from gpuloom.live.sights import Sights
 from gpuloom.live.submission.submitting import _digest, _grouped
 from gpuloom.live.views.jobs import event_view
@@ -30,22 +31,34 @@ from live_builders import spec
 from until import until
 
 
-def watched(freezing: dict[int, float], now: float) -> Any:
+def watched(freezing: dict[int, float], now: float, refused: Sequence[int] = ()) -> Any:
     """What looking after freezes leaves of a dispatch."""
 
     def end(jobs: Sequence[int], reason: EndReason, now: float) -> None:
         for job in jobs:
             del freezing[job]
 
-    dispatch: Any = SimpleNamespace(claims=SimpleNamespace(freezing=lambda: freezing), retry_s=math.inf, _end=end)
+    jobs = {
+        7: SimpleNamespace(spec=SimpleNamespace(on_preempt=OnPreempt.FREEZE)),
+        8: SimpleNamespace(spec=SimpleNamespace(on_preempt=OnPreempt.SUSPEND)),
+    }
+    dispatch: Any = SimpleNamespace(
+        claims=SimpleNamespace(freezing=lambda: freezing), retry_s=math.inf, _end=end, refused=set(refused),
+        book=SimpleNamespace(jobs=jobs),
+    )  # fmt: skip
     Dispatch.watch_freezes(dispatch, now)
     return dispatch
 
 
 def test_who_was_told_to_freeze_is_looked_at_again_when_that_must_be_done() -> None:
-    assert watched({7: 98.0}, 100.0).retry_s == 100.0 + FREEZE_S
+    assert watched({7: 98.0}, 100.0).retry_s == 98.0 + FREEZE_S
     assert watched({7: 80.0}, 100.0).retry_s == math.inf  # it is told to end
     assert watched({}, 100.0).retry_s == math.inf
+    assert watched({8: 40.0}, 100.0).retry_s == 40.0 + SUSPEND_S  # memory takes its time
+    assert watched({7: 98.0, 8: 98.0}, 100.0).retry_s == 98.0 + FREEZE_S
+    could_not: dict[int, float] = {8: 99.0}
+    assert watched(could_not, 100.0, [8]).refused == set()
+    assert could_not == {}
 
 
 def test_an_event_is_shown_whole() -> None:

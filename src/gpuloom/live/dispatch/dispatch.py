@@ -95,10 +95,12 @@ class Dispatch:
         """Whether it is to freeze, and every node on which it runs stops processes where they are. One that is not
         there may when it is. To be suspended it must run on one node, which is known to do that."""
         how = self.book.jobs[job].spec.on_preempt
+        if how not in (OnPreempt.FREEZE, OnPreempt.SUSPEND):
+            return False
         found = [self.gangs.capabilities(node) for node, _ in self.book.attempts[job].allocation]
         if how is OnPreempt.SUSPEND:
             return len(found) == 1 and found[0] is not None and found[0].suspends
-        return how is OnPreempt.FREEZE and all(one is None or one.freezes for one in found)
+        return all(one is None or one.freezes for one in found)
 
     def keeps_limit(self, job: int) -> str:
         """The first node on which it runs that can't change the time limit of what runs; '' if all can."""
@@ -116,15 +118,15 @@ class Dispatch:
     def watch_freezes(self, now: float) -> None:
         """A job that was told to freeze and does not is told to save and end instead."""
         freezing = self.claims.freezing()
-        until_s = {job: told_s + self._freeze_s(job) for job, told_s in freezing.items()}
+        until_s = {
+            job: told_s + (SUSPEND_S if self.book.jobs[job].spec.on_preempt is OnPreempt.SUSPEND else FREEZE_S)
+            for job, told_s in freezing.items()
+        }
         late = [job for job in freezing if now > until_s[job] or job in self.refused]
         self._end(late, EndReason.PREEMPTED, now)
         self.refused.difference_update(late)
-        if until_s:
-            self.retry_s = min(self.retry_s, min(until_s.values()) + 0.1)
-
-    def _freeze_s(self, job: int) -> float:
-        return SUSPEND_S if self.book.jobs[job].spec.on_preempt is OnPreempt.SUSPEND else FREEZE_S
+        for job in self.claims.freezing():
+            self.retry_s = min(self.retry_s, until_s[job])
 
     def _end(
         self,
