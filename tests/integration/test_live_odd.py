@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from fake_executor import FakeExecutor, short
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import ConflictError
 from gpuloom.core.job import NodeState
-from gpuloom.executors.port import Capabilities, RunRequest
+from gpuloom.executors.port import Capabilities, RunPhase, RunRequest
 from gpuloom.store.errors import StoreError
 from gpuloom.store.home import home_of
 from gpuloom.store.sqlite import SqliteStore
@@ -396,3 +398,66 @@ def test_that_nodes_are_not_heard_is_said_by_the_status(tmp_path: Path, monkeypa
         live.parts.nodes.gone("n1", "its allocation ended")  # so that the thread looks
         live.until(lambda: not live.service.status()["executor"]["ok"])
         assert "the thread 'nodes' was ended by RuntimeError" in live.service.status()["executor"]["problem"]
+
+
+class Suspends(FakeExecutor):
+    """On a node that suspends. refuses: why it does not, for the moment."""
+
+    refuses = ""
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(suspends=True)
+
+    def freeze(self, run: str) -> None:
+        self._check()
+        status = self.states[short(run)]
+        if self.refuses:
+            self._say(replace(status, refused=self.refuses))
+        else:
+            self._say(replace(status, phase=RunPhase.FROZEN, suspended_mib=512.0, moved_s=1.5))
+
+
+def test_a_suspended_job_makes_way_and_show_says_what_moved(tmp_path: Path) -> None:
+    with living(tmp_path, Suspends(), slots=1, policy="srtf") as live:
+        long = live.submit(estimate=1000, on_preempt="suspend")
+        short = live.submit(estimate=10)
+        live.until(lambda: live.state(long, short) == ["frozen", "running"])
+        assert "is suspended and waits" in live.service.why(long)["sentences"][0]
+        (told,) = live.service.show(long)["suspensions"]
+        assert (told["mib"], told["out_s"], told["back_at_s"], told["why_not"]) == (512.0, 1.5, None, "")
+        live.end(short)
+        live.until(lambda: live.state(long) == ["running"])
+        assert live.service.show(long)["suspensions"][0]["back_at_s"] is not None
+        assert live.service.show(short)["suspensions"] == []
+
+
+def test_one_that_could_not_be_suspended_is_told_to_end_at_once(tmp_path: Path) -> None:
+    executor = Suspends()
+    executor.refuses = "error 801"
+    with living(tmp_path, executor, slots=1, policy="srtf") as live:
+        long = live.submit(estimate=1000, on_preempt="suspend")
+        short = live.submit(estimate=10)
+        live.until(lambda: live.state(long, short) == ["queued", "running"])
+        assert executor.stops == {f"{long}.1": "preempted"}
+        assert [one["why_not"] for one in live.service.show(long)["suspensions"]] == ["error 801"]
+        executor.refuses = ""
+        live.end(short)
+        live.until(lambda: live.state(long) == ["running"])
+        shorter = live.submit(estimate=5)
+        live.until(lambda: live.state(long, shorter) == ["frozen", "running"])
+
+
+@pytest.mark.parametrize("how", ["node", "container"])
+def test_where_it_cannot_be_suspended_it_is_told_to_end(tmp_path: Path, how: str) -> None:
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text("#!/bin/sh\n")
+    docker.chmod(0o755)
+    executor = FakeExecutor() if how == "node" else Suspends()
+    there = {"PATH": f"{docker.parent}:/bin:/usr/bin"}
+    container: dict[str, Any] = {"container": "image", "env": there} if how == "container" else {}
+    with living(tmp_path, executor, slots=1, policy="srtf") as live:
+        long = live.submit(estimate=1000, on_preempt="suspend", **container)
+        short = live.submit(estimate=10)
+        live.until(lambda: live.state(long, short) == ["queued", "running"])
+        assert executor.stops == {f"{long}.1": "preempted"}

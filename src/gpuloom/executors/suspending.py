@@ -40,6 +40,8 @@ LONGEST_S = 600
 KEEP_MIB = 1024
 """Of the machine's memory, left for others."""
 MIB = 1 << 20
+FIRST_NAMESPACE = "pid:[4026531836]"
+"""Of process ids, on every Linux (include/linux/proc_ns.h: PROC_PID_INIT_INO)."""
 
 
 class Outcome:
@@ -153,6 +155,8 @@ def suspend(driver: Driver, gpus: Gpus, pids: Sequence[int], folder: str, memory
                 _checkpoint(driver, pid)
         return float(_read(folder).get("mib", 0.0))
     if not users:
+        if not _sees_all() and any(driver.state(pid) == (OK, RUNNING) for pid in pids):
+            raise CantError("NVML does not show its processes: gpuloom has process ids of its own here (a container)")
         return 0.0
     if len(users) > 1:
         raise CantError(f"{len(users)} of its processes use CUDA; one alone can be suspended")
@@ -233,6 +237,11 @@ def _restore(driver: Driver, pid: int) -> None:
         code = driver.unlock(pid)
     if code != OK:
         raise CantError(f"the driver could not bring back its GPU memory (error {code})", lost=True)
+
+
+def _sees_all() -> bool:
+    """Whether our process ids are those of the machine, as NVML tells them."""
+    return os.readlink("/proc/self/ns/pid") == FIRST_NAMESPACE
 
 
 def _available_mib() -> float:

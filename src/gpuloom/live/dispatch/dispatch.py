@@ -93,13 +93,15 @@ class Dispatch:
 
     def _can_freeze(self, job: int) -> bool:
         """Whether it is to freeze, and every node on which it runs stops processes where they are. One that is not
-        there may when it is. To be suspended it must run on one node, which is known to do that."""
-        how = self.book.jobs[job].spec.on_preempt
-        if how not in (OnPreempt.FREEZE, OnPreempt.SUSPEND):
+        there may when it is. To be suspended it must run on one node, which is known to do that, and outside of a
+        container: what is in one is not among its processes."""
+        spec = self.book.jobs[job].spec
+        how, attempt = spec.on_preempt, self.book.attempts.get(job)
+        if how not in (OnPreempt.FREEZE, OnPreempt.SUSPEND) or attempt is None:  # one that was only given its GPUs
             return False
-        found = [self.gangs.capabilities(node) for node, _ in self.book.attempts[job].allocation]
+        found = [self.gangs.capabilities(node) for node, _ in attempt.allocation]
         if how is OnPreempt.SUSPEND:
-            return len(found) == 1 and found[0] is not None and found[0].suspends
+            return not spec.container and len(found) == 1 and found[0] is not None and found[0].suspends
         return all(one is None or one.freezes for one in found)
 
     def keeps_limit(self, job: int) -> str:

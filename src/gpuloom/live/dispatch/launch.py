@@ -118,5 +118,8 @@ def _member(
         launcher=launcher_for(spec),
         ps=spec.ps,
         hold=len(peers) > 1,
-        suspends=spec.on_preempt is OnPreempt.SUSPEND and len(peers) == 1 and node.kind is DeviceKind.GPU,
+        suspends=spec.on_preempt is OnPreempt.SUSPEND
+        and len(peers) == 1
+        and node.kind is DeviceKind.GPU
+        and not spec.container,
     )
