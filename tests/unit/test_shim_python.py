@@ -218,7 +218,9 @@ def test_doctor_says_what_is_there_and_what_is_missing(tmp_path: Path, monkeypat
     found = json.loads(text)
     assert (code, found["active"]) == (0, True)
     names = {"switch", "driver", "compiler", "rule", "shim", "libraries", "shared memory", "MPS", "profiling"}
-    assert {finding["what"] for finding in found["findings"]} == names
+    assert {finding["what"] for finding in found["findings"]} == names | {"suspending"}
+    told = next(finding["text"] for finding in found["findings"] if finding["what"] == "suspending")
+    assert told == "no: the driver can't suspend programs: it must be 570 or later (better 580)"
     code, text = invoke(monkeypatch, {**good, "GPULOOM_SHARE": "off"}, "doctor")
     assert (code, "not be active: switch" in text) == (1, True)
     monkeypatch.delenv("GPULOOM_SHARE")
