@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import gpuloom
 from fake_views import attempt, record
 from gpuloom.core.book import Book
 from gpuloom.core.errors import InputError
@@ -140,3 +143,17 @@ def test_a_model_that_is_no_name_of_a_file_stops_no_scheduler() -> None:
     it = Rehearsal("fifo", models=["V100"] * 2)
     jobs = it.submit({"model": "\ud800", "share_class": "high"}, {"command": ["b"]})
     assert [it.service.job(job)["state"] for job in jobs] == ["running", "running"]
+
+
+def test_a_job_finds_gpuloom_where_the_scheduler_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By PYTHONPATH, too, though the starter heeds nothing of the job's environment."""
+    source = Path(gpuloom.__file__).parents[1]
+    monkeypatch.chdir(source.parent)
+    monkeypatch.setenv("PYTHONPATH", os.path.relpath(source))
+    argv, _ = under_the_shim(GATED, 7, "high", "", ["true"], {"PYTHONPATH": str(tmp_path)})
+    (tmp_path / "gpuloom").mkdir()
+    (tmp_path / "gpuloom" / "__init__.py").write_text("raise SystemExit('the job has another one')\n")
+    head = argv[: argv.index("share")]
+    assert str(source) in head[-1]
+    done = subprocess.run([*head, "--version"], cwd=tmp_path, env={}, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("gpuloom, version")
