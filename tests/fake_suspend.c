@@ -2,7 +2,7 @@
  * driver 580 on an H200 (docs/explanation/suspending.md).
  *
  * FAKE_GPU names a folder: a file for each process with a context, which all map, and what the test wants to go wrong:
- * files `no-lock` (time-out), `801`, `no-checkpoint`, `no-restore`, `stays` (memory does not come free), `total` (bytes).
+ * files `nvml` (fails once memory has moved), `no-lock` (time-out), `801`, `no-checkpoint`, `no-restore`, `stays` (memory does not come free), `total` (bytes).
  *
  * A program's own calls: fake_begin(bytes) makes its context, fake_step() is a launch: it blocks while the process is
  * locked or away. */
@@ -215,6 +215,8 @@ int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *later) {
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *found) {
     (void)device;
+    static unsigned asked;
+    if (asked++ >= 2 && wanted("nvml")) return 999; /* it tells how many there are, and which, and then fails */
     unsigned room = *count, here = 0;
     DIR *folder = opendir(getenv("FAKE_GPU"));
     for (struct dirent *entry; folder && (entry = readdir(folder));) {

@@ -3,11 +3,13 @@ a real one was seen to (tests/fake_suspend.c)."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,14 +53,14 @@ class Machine:
         executor.open(self.told.append)
         return executor
 
-    def start(self, run: str, *, gib: float = 1.0, saves: bool = False, code: str = "", suspends: bool = True) -> int:
+    def start(self, run: str, *, gib: float = 1.0, saves: bool = False, code: str = "", **more: Any) -> int:
         """Returns its process."""
         program = code or PROGRAM.format(bytes=int(gib * GIB), saves=saves)
         env = {key: os.environ[key] for key in ("PATH", "LD_LIBRARY_PATH", "FAKE_GPU")}
         self.executor.start(
             RunRequest(
                 run, ("python3", "-c", program), str(self.home), env, (0,), ("GPU-a",),
-                str(self.home / "runs" / run), grace_s=5.0, suspends=suspends,
+                str(self.home / "runs" / run), grace_s=5.0, **{"suspends": True, **more},
             )
         )  # fmt: skip
         until(lambda: self.steps(run) > 0, f"{run} to work")
@@ -139,6 +141,34 @@ def test_a_program_gives_its_gpu_and_goes_on_where_it_was(machine: Machine) -> N
         assert machine.used()
 
 
+def test_its_memory_limit_is_higher_by_what_it_had_on_the_gpu_while_it_is_away(machine: Machine) -> None:
+    machine.start("1.1", memory_mib=500)
+    group = json.loads((machine.home / "runs" / "1.1" / "run.json").read_text())["cgroup"]
+    if group is None or "memory" not in group[1]:
+        pytest.skip("no control groups with memory limits on this machine")
+    limit = Path(group[1]["memory"]) / ("memory.max" if group[0] == 2 else "memory.limit_in_bytes")
+    assert int(limit.read_text()) == 500 << 20
+    machine.suspended("1.1")
+    assert int(limit.read_text()) == (500 + 1024 + 64) << 20
+    machine.executor.thaw("1.1")
+    until(lambda: machine.phase("1.1") is RunPhase.RUNNING, "it to be back")
+    assert int(limit.read_text()) == 500 << 20
+    machine.wrong("801")
+    machine.executor.freeze("1.1")
+    until(lambda: (last := machine.last("1.1")) and last.refused, "it to be refused")
+    assert int(limit.read_text()) == 500 << 20
+    machine.works("1.1")
+
+
+def test_what_nvml_says_wrongly_leaves_the_program_running(machine: Machine) -> None:
+    machine.start("1.1")
+    machine.wrong("nvml")
+    machine.executor.freeze("1.1")
+    status = until(lambda: (last := machine.last("1.1")) and last.refused and last, "it to be refused")
+    assert "NVMLError" in status.refused
+    machine.works("1.1")
+
+
 def test_while_it_is_away_another_has_all_the_memory_and_it_waits_for_that(machine: Machine) -> None:
     machine.start("1.1", gib=6)
     machine.suspended("1.1")
@@ -198,6 +228,19 @@ def test_told_to_end_while_it_is_away_it_ends_at_once(machine: Machine) -> None:
     assert status.exit is not None
     assert status.exit.reason is EndReason.CANCELLED
     assert b"saved" not in machine.log("1.1")
+
+
+def test_one_that_waits_to_come_back_is_cancelled_within_moments(machine: Machine) -> None:
+    machine.start("1.1", gib=6)
+    machine.suspended("1.1")
+    machine.start("2.1", gib=7)
+    machine.executor.thaw("1.1")
+    until(lambda: "resume" in (machine.home / "runs" / "1.1" / "state.json").read_text(), "it to be asked back")
+    machine.executor.stop("1.1", reason=EndReason.CANCELLED, grace_s=0.0)
+    status = until(lambda: (last := machine.last("1.1")) and last.exit and last, "it to end")
+    assert status.exit is not None
+    assert (status.exit.reason, status.exit.released) == (EndReason.CANCELLED, True)
+    machine.works("2.1")
 
 
 def test_told_to_end_while_its_memory_moves_out_it_is_brought_back_and_saves(machine: Machine) -> None:

@@ -199,6 +199,8 @@ def resume(driver: Driver, gpus: Gpus, pids: Sequence[int], folder: str, memory_
         # A restore that finds too little memory loses the program: no other try is to be had.
         end = time.monotonic() + ROOM_S
         while (free := gpus.free_mib()) < mib:
+            if not all(os.path.exists(f"/proc/{pid}") for pid in away):
+                raise CantError("it has ended", suspended=True)
             if time.monotonic() > end:
                 text = f"it needs {mib:,.0f} MiB on its GPU, and {free:,.0f} are free"
                 raise CantError(text, suspended=True)
@@ -207,6 +209,20 @@ def resume(driver: Driver, gpus: Gpus, pids: Sequence[int], folder: str, memory_
         _restore(driver, pid)
     _set_limit(memory_max, str(record.get("limit", "")))
     return mib if away else 0.0
+
+
+def back(driver: Driver, pids: Sequence[int]) -> bool:
+    """Have them all run on, however far it came; whether they do."""
+    try:
+        for pid in pids:
+            code, state = driver.state(pid)
+            if (code, state) == (OK, CHECKPOINTED):
+                _restore(driver, pid)
+            elif (code, state) == (OK, LOCKED) and driver.unlock(pid) != OK:
+                return False
+    except CantError:
+        return False
+    return True
 
 
 def _lock(driver: Driver, pid: int) -> None:
@@ -263,8 +279,13 @@ def _limit(memory_max: str) -> str:
 
 def _set_limit(memory_max: str, limit: str, more_mib: float = 0.0) -> None:
     """That limit, and so much more: what is copied counts as the program's own memory. '': there is none to set."""
-    if memory_max and limit:
-        with open(memory_max, "w", encoding="ascii") as file:
+    if not (memory_max and limit):
+        return
+    # Of version 1 of control groups: memory and swap together, which may never be the smaller one.
+    together = memory_max.replace("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+    files = [memory_max, *([together] if together != memory_max and os.path.exists(together) else [])]
+    for path in reversed(files) if more_mib else files:
+        with open(path, "w", encoding="ascii") as file:
             file.write(str(int(limit) + (int((more_mib + 64) * MIB) if more_mib else 0)))
 
 
@@ -314,13 +335,19 @@ def main(words: Sequence[str]) -> int:
         lock = os.open(f"{given.folder}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)  # one that an ended runner left at work comes to its end first
         work = suspend if given.what == "suspend" else resume
+        driver = None
         try:
-            gpus = Gpus([uuid for uuid in given.gpus.split(",") if uuid])
-            mib = work(Driver(), gpus, given.pids, given.folder, given.memory_max)
+            driver, gpus = Driver(), Gpus([uuid for uuid in given.gpus.split(",") if uuid])
+            mib = work(driver, gpus, given.pids, given.folder, given.memory_max)
             outcome = Outcome(ok=True, mib=mib, suspended=given.what == "suspend")
         except CantError as error:
             outcome = Outcome(why=str(error), lost=error.lost, suspended=error.suspended)
-            if given.what == "suspend":  # it runs on, as it was
+        except Exception as error:  # of NVML, of a file
+            outcome = Outcome(why=f"{type(error).__name__}: {error}", suspended=given.what == "resume")
+            if given.what == "suspend" and driver is not None:
+                outcome.said["lost"] = not back(driver, given.pids)
+        if given.what == "suspend" and not outcome.said["ok"] and not outcome.said["lost"]:  # it runs on, as it was
+            with contextlib.suppress(OSError):
                 _set_limit(given.memory_max, str(_read(given.folder).get("limit", "")))
         if (given.what == "resume") == bool(outcome.said["ok"]) and not outcome.said["suspended"]:
             with contextlib.suppress(FileNotFoundError):

@@ -436,6 +436,7 @@ class Keeper:
     def _move(self, run: RunningJob, what: str) -> None:
         """Have its GPU memory moved: out (SUSPEND), or back."""
         run.moving, run.refused = what, ""
+        self._report(run)  # that a refusal of before is over, or the same one again would be no news
         self._again.do(run, "state.json", run.write_state)
         self._again.do(run, "its GPU memory", lambda: self._suspender.begin(run, what))
 

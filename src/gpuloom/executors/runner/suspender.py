@@ -29,13 +29,13 @@ class Suspender:
 
     def begin(self, run: RunningJob, what: str) -> None:
         """Suspend or resume it. While it cannot even be begun it is tried again."""
-        read, write = os.pipe2(os.O_CLOEXEC)
         argv = [sys.executable, "-I", PROGRAM, what, "--folder", run.directory, "--gpus", ",".join(run.gpu_uuids)]
         memory = None if run.group is None or run.memory_mib is None else run.group.places.get("memory")
         if memory is not None and run.group is not None:
             name = "memory.max" if run.group.version == 2 else "memory.limit_in_bytes"
             argv += ["--memory-max", f"{memory}/{name}"]
         argv += [str(entry.pid) for entry in run.alive()]
+        read, write = os.pipe2(os.O_CLOEXEC)
         null = -1
         try:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
