@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from real_scheduler import Real, real
+from until import until
 
 pytestmark = pytest.mark.slow
 
-LEAVES = "echo up > up; while :; do sleep 0.05; done"
+LEAVES = "echo up > up.$GPULOOM_JOB_ID; while :; do sleep 0.05; done"
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ def test_exit_0_is_no_proof_and_a_checkpoint_or_a_report_is(live: Real) -> None:
             ]
         )
     ]
+    until(lambda: all((live.files / f"up.{job}").exists() for job in jobs), "their traps")
     live.in_state("running", jobs)
     node = live.client.nodes()[0]["name"]
     live.client.set_node(node, "draining")
