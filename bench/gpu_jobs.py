@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpu_report import say, write
+
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = [sys.executable, str(ROOT / "bench" / "gpu_suspend_work.py")]
 PARTS = ("suspend", "share", "weave")
@@ -119,7 +121,7 @@ class Bench:
         finally:
             self.end()
         self.result["took_s"] = round(time.monotonic() - self.began_s, 1)
-        self.write()
+        write(self.out, self.result)
         return held
 
     def part(self, name: str) -> bool:
@@ -137,7 +139,7 @@ class Bench:
             self.gpuloom("cancel", "--all")
         told["took_s"] = round(time.monotonic() - begin, 1)
         told["events"] = self.gpuloom("events", "-n", "200")
-        self.write()
+        write(self.out, self.result)
         say(f"{name}: {'holds' if told['holds'] else told['why']}, {told['took_s']} s")
         return bool(told["holds"])
 
@@ -243,17 +245,6 @@ class Bench:
                 self.gpuloom(*words)
             except (PartError, subprocess.TimeoutExpired, ValueError) as error:
                 say(str(error))
-
-    def write(self) -> None:
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        part = self.out.with_name(f".{self.out.name}.part")
-        part.write_text(json.dumps(self.result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(self.out)
-
-
-def say(text: str) -> None:
-    """On stderr, at once."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -31,6 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from gpu_report import say, write
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.share_class import BEST_EFFORT, HIGH
 from gpuloom.sharing import rule
@@ -235,16 +236,9 @@ class Bench:
                 told = {"state": "failed", "why": str(error)}
         told["took_s"] = round(time.monotonic() - begin, 2)
         self.result.setdefault("steps", {})[name] = told
-        self.write()
+        write(self.out, self.result)
         say(f"{name}: {told['state']}, {told['took_s']:.1f} s" + (f": {told['why']}" if "why" in told else ""))
         return found
-
-    def write(self) -> None:
-        """Write what is known so far, whole or not at all."""
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        part = self.out.with_name(f".{self.out.name}.part")
-        part.write_text(json.dumps(self.result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(self.out)
 
     @contextlib.contextmanager
     def environments(self, way: Way) -> Iterator[tuple[dict[str, str], dict[str, str], Path]]:
@@ -418,7 +412,7 @@ class Bench:
             for kind in self.services if self.rounds else ():
                 self.step(f"{kind}: overhead", 20 + 15 * self.rounds, lambda kind=kind: self.overhead(kind))
         self.result["took_s"] = round(time.monotonic() - self.began_s, 1)
-        self.write()
+        write(self.out, self.result)
         return held
 
     def compare(self, kind: str, plain: Mapping[str, str], training: Mapping[str, Any] | None) -> bool:
@@ -466,11 +460,6 @@ def attached(folder: Path, holds: bool) -> dict[str, Any]:
     if holds and programs[BEST_EFFORT].holds == 0:
         raise StepError("the shim held no launch of the training job")
     return found
-
-
-def say(text: str) -> None:
-    """On stderr, at once."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def table(result: Mapping[str, Any]) -> str:

@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpu_report import say, write
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import pynvml
@@ -114,7 +116,7 @@ class Bench:
             "gpu": pynvml.nvmlDeviceGetName(self.handle),
             "driver": pynvml.nvmlSystemGetDriverVersion(),
             "python": platform.python_version(),
-            "check": suspending.check().said,
+            "check": suspending.check(),
             "rows": {},
         }
         with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
@@ -132,7 +134,7 @@ class Bench:
             for name, (alone, program) in pairs.items():
                 self.compare(name, program, alone)
         self.result["took_s"] = round(time.monotonic() - self.began_s, 1)
-        self.write()
+        write(self.out, self.result)
         return all(row["counts"] for row in self.result["rows"].values()) and self.result["all memory"]["counts"]
 
     def started(self, stack: contextlib.ExitStack, out: Path, *words: str) -> Program:
@@ -184,7 +186,7 @@ class Bench:
         except (RowError, OSError, subprocess.TimeoutExpired) as error:
             row["why"] = str(error)
             program.end()
-        self.write()
+        write(self.out, self.result)
         say(f"{name}: {'ok' if row['counts'] else row['why']}")
 
     def trip(self, program: Program) -> dict[str, Any]:
@@ -224,7 +226,7 @@ class Bench:
             told["counts"] = True
         except (RowError, OSError, ValueError, subprocess.TimeoutExpired) as error:
             told["why"] = str(error)
-        self.write()
+        write(self.out, self.result)
         say(f"all memory: {told}")
 
     def compare(self, name: str, program: Program, alone: Program) -> None:
@@ -243,18 +245,7 @@ class Bench:
         except (RowError, subprocess.TimeoutExpired) as error:
             row["counts"] = False
             row.setdefault("why", str(error))
-        self.write()
-
-    def write(self) -> None:
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        part = self.out.with_name(f".{self.out.name}.part")
-        part.write_text(json.dumps(self.result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(self.out)
-
-
-def say(text: str) -> None:
-    """On stderr, at once."""
-    print(text, file=sys.stderr, flush=True)
+        write(self.out, self.result)
 
 
 def table(result: dict[str, Any]) -> str:

@@ -16,3 +16,9 @@ def made(folder: Path) -> None:
     command = [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", str(source), "-o", str(library)]
     subprocess.run(command, check=True)
     shutil.copy(library, folder / "libnvidia-ml.so.1")
+
+
+def environment(folder: Path, gpu: Path) -> dict[str, str]:
+    """Of a program that finds that driver, made into `folder`. gpu: the folder of its pretended GPU."""
+    driver = folder / "libcuda.so.1"
+    return {"FAKE_GPU": str(gpu), "LD_LIBRARY_PATH": str(folder), "GPULOOM_SHARE_DRIVER": str(driver)}

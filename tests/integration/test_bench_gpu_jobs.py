@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from suspending_kit import made
+from suspending_kit import environment, made
 
 BENCH = Path(__file__).parents[2] / "bench" / "gpu_jobs.py"
 STAND_IN = """
@@ -43,14 +43,10 @@ def test_a_job_makes_room_and_goes_on(tmp_path: Path, fault: str) -> None:
     if fault:
         (gpu / fault).touch()
     (tmp_path / "worker.py").write_text(STAND_IN)
-    environment = {
-        **os.environ, "FAKE_GPU": str(gpu), "LD_LIBRARY_PATH": str(library),
-        "GPULOOM_SHARE_DRIVER": str(library / "libcuda.so.1"),
-    }  # fmt: skip
     words = ["--parts", "suspend", "--steps", "400", "--out", str(out)]
     done = subprocess.run(
         [sys.executable, str(BENCH), *words, "--worker", sys.executable, str(tmp_path / "worker.py")],
-        env=environment, capture_output=True, text=True, check=False,
+        env={**os.environ, **environment(library, gpu)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     found: dict[str, Any] = json.loads(out.read_text())
     part = found["parts"]["suspend"]

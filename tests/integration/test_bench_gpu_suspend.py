@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from suspending_kit import made
+from suspending_kit import environment, made
 
 BENCH = Path(__file__).parents[2] / "bench" / "gpu_suspend.py"
 STAND_IN = """
@@ -51,14 +51,14 @@ def test_what_counts(tmp_path: Path, wrong: str, fault: str, told: str) -> None:
     if fault:
         (gpu / fault).touch()
     (tmp_path / "worker.py").write_text(STAND_IN)
-    environment = {
-        **os.environ, "FAKE_GPU": str(gpu), "LD_LIBRARY_PATH": str(tmp_path), "WRONG": wrong,
-        "GPULOOM_SHARE_DRIVER": str(tmp_path / "libcuda.so.1"),
-    }  # fmt: skip
     out = tmp_path / "out.json"
     words = ["--rows", "eager;CUDA graph", "--out", str(out), "--worker", sys.executable, str(tmp_path / "worker.py")]
     done = subprocess.run(
-        [sys.executable, str(BENCH), *words], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(BENCH), *words],
+        env={**os.environ, **environment(tmp_path, gpu), "WRONG": wrong},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     found: dict[str, Any] = json.loads(out.read_text())
     rows = found["rows"]

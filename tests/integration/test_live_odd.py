@@ -461,3 +461,7 @@ def test_where_it_cannot_be_suspended_it_is_told_to_end(tmp_path: Path, how: str
         short = live.submit(estimate=10)
         live.until(lambda: live.state(long, short) == ["queued", "running"])
         assert executor.stops == {f"{long}.1": "preempted"}
+        told = [one["why_not"] for one in live.service.show(long)["suspensions"]]
+        assert told == [
+            "its node can't suspend (gpuloom nodes NODE says why)" if how == "node" else "it runs in a container"
+        ]

@@ -17,7 +17,7 @@ from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.local import LocalExecutor
 from gpuloom.executors.logs import read_log
 from gpuloom.executors.port import RunPhase, RunRequest, RunStatus
-from suspending_kit import made
+from suspending_kit import environment, made
 from until import until
 
 GIB = 1 << 30
@@ -113,9 +113,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     library = tmp_path / "library"
     library.mkdir()
     made(library)
-    monkeypatch.setenv("FAKE_GPU", str(tmp_path / "gpu"))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
-    monkeypatch.setenv("GPULOOM_SHARE_DRIVER", str(library / "libcuda.so.1"))
+    for name, value in environment(library, tmp_path / "gpu").items():
+        monkeypatch.setenv(name, value)
     machine = Machine(tmp_path, library)
     yield machine
     for status in machine.executor.runs():

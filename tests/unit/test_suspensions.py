@@ -53,4 +53,4 @@ def test_a_memory_limit_is_raised_once_and_brought_back(tmp_path: Path) -> None:
 
 def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GPULOOM_SHARE_DRIVER", str(tmp_path / "none.so"))
-    assert suspending.check().said["why"] == "no NVIDIA driver (libcuda.so.1) is here"
+    assert suspending.check()["why"] == "no NVIDIA driver (libcuda.so.1) is here"

@@ -4,7 +4,7 @@
     python -I suspending.py suspend|resume --folder DIR [--gpus UUID,…] [--memory-max FILE] PID…
 
 A program of its own, as the calls run in the driver: they can hang (they do, and heed no time-out, where the process
-stands still), and whoever waits for them must be able to go on. It says how it went in one line of JSON, `Outcome`.
+stands still), and whoever waits for them must be able to go on. It says how it went in one line of JSON, `outcome`.
 Killed and begun again it goes on from where things are: the driver keeps the state of each process. What was seen of
 the driver, and on which GPU: docs/explanation/suspending.md.
 """
@@ -44,12 +44,10 @@ FIRST_NAMESPACE = "pid:[4026531836]"
 """Of process ids, on every Linux (include/linux/proc_ns.h: PROC_PID_INIT_INO)."""
 
 
-class Outcome:
-    """How it went, as JSON: ok. mib: GPU memory that moved. took_s. why: not, in words. lost: the program can't go on.
+def outcome(**said: Any) -> dict[str, Any]:
+    """How it went: ok. mib: GPU memory that moved. took_s. why: not, in words. lost: the program can't go on.
     suspended: its GPU memory is in the machine's memory."""
-
-    def __init__(self, **said: Any) -> None:
-        self.said = {"ok": False, "mib": 0.0, "took_s": 0.0, "why": "", "lost": False, "suspended": False, **said}
+    return {"ok": False, "mib": 0.0, "took_s": 0.0, "why": "", "lost": False, "suspended": False, **said}
 
 
 class CantError(Exception):
@@ -308,14 +306,14 @@ def _write(folder: str, record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def check() -> Outcome:
+def check() -> dict[str, Any]:
     """Whether programs can be suspended on this machine."""
     try:
         Driver()
         version = Gpus(()).driver()
     except CantError as error:
-        return Outcome(why=str(error))
-    return Outcome(ok=True, driver=version)
+        return outcome(why=str(error))
+    return outcome(ok=True, driver=version)
 
 
 def main(words: Sequence[str]) -> int:
@@ -330,7 +328,7 @@ def main(words: Sequence[str]) -> int:
     signal.alarm(LONGEST_S)
     begin = time.monotonic()
     if given.what == "check":
-        outcome = check()
+        told = check()
     else:
         lock = os.open(f"{given.folder}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)  # one that an ended runner left at work comes to its end first
@@ -339,22 +337,22 @@ def main(words: Sequence[str]) -> int:
         try:
             driver, gpus = Driver(), Gpus([uuid for uuid in given.gpus.split(",") if uuid])
             mib = work(driver, gpus, given.pids, given.folder, given.memory_max)
-            outcome = Outcome(ok=True, mib=mib, suspended=given.what == "suspend")
+            told = outcome(ok=True, mib=mib, suspended=given.what == "suspend")
         except CantError as error:
-            outcome = Outcome(why=str(error), lost=error.lost, suspended=error.suspended)
+            told = outcome(why=str(error), lost=error.lost, suspended=error.suspended)
         except Exception as error:  # of NVML, of a file
-            outcome = Outcome(why=f"{type(error).__name__}: {error}", suspended=given.what == "resume")
+            told = outcome(why=f"{type(error).__name__}: {error}", suspended=given.what == "resume")
             if given.what == "suspend" and driver is not None:
-                outcome.said["lost"] = not back(driver, given.pids)
-        if given.what == "suspend" and not outcome.said["ok"] and not outcome.said["lost"]:  # it runs on, as it was
+                told["lost"] = not back(driver, given.pids)
+        if given.what == "suspend" and not told["ok"] and not told["lost"]:  # it runs on, as it was
             with contextlib.suppress(OSError):
                 _set_limit(given.memory_max, str(_read(given.folder).get("limit", "")))
-        if (given.what == "resume") == bool(outcome.said["ok"]) and not outcome.said["suspended"]:
+        if (given.what == "resume") == bool(told["ok"]) and not told["suspended"]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{given.folder}/{RECORD}")
-    outcome.said["took_s"] = round(time.monotonic() - begin, 3)
-    print(json.dumps(outcome.said), flush=True)
-    return 0 if outcome.said["ok"] else 1
+    told["took_s"] = round(time.monotonic() - begin, 3)
+    print(json.dumps(told), flush=True)
+    return 0 if told["ok"] else 1
 
 
 if __name__ == "__main__":

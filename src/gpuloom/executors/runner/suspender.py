@@ -22,7 +22,7 @@ SUSPEND, RESUME = "suspend", "resume"
 
 
 class Suspender:
-    """done: told how it went: the run, what was done, and `suspending.Outcome`."""
+    """done: told how it went: the run, what was done, and `suspending.outcome`."""
 
     def __init__(self, loop: Loop, again: Again, done: Callable[[RunningJob, str, dict[str, Any]], None]) -> None:
         self._loop, self._again, self._done = loop, again, done

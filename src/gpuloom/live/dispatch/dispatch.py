@@ -14,10 +14,10 @@ from typing import Any
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Allocation, Attempt, DeviceKind, EndReason, Job, Phase
 from gpuloom.core.share_class import is_pair
-from gpuloom.core.spec import OnPreempt
+from gpuloom.core.spec import OnPreempt, Spec
 from gpuloom.executors.gangs import Gangs
 from gpuloom.executors.node import RunSpec
-from gpuloom.executors.port import Cause, ExecutorError, RunStatus, not_run
+from gpuloom.executors.port import Capabilities, Cause, ExecutorError, RunStatus, not_run
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.dispatch.launch import run_specs
 from gpuloom.live.dispatch.ports import identity_for
@@ -88,8 +88,20 @@ class Dispatch:
                     self.freeze(number)
                 case Do.WRITE_STOP:
                     ends.append(number)
+        self.ledger.write(self._not_suspended(ends))
         resizes = resizes_of(self.book, self.claims, ends)
         self._end(ends, EndReason.PREEMPTED, now, resizes=resizes)
+
+    def _not_suspended(self, ends: Sequence[int]) -> list[Draft]:
+        """Of jobs that are told to end and were to be suspended: why they are not."""
+        drafts: list[Draft] = []
+        for job in ends:
+            spec, attempt = self.book.jobs[job].spec, self.book.attempts.get(job)
+            if spec.on_preempt is OnPreempt.SUSPEND and attempt is not None and job not in self.refused:
+                found = [self.gangs.capabilities(node) for node, _ in attempt.allocation]
+                if why := _why_not_suspended(spec, found):
+                    drafts.append(("attempt.not_suspended", job, {"why": why}))
+        return drafts
 
     def _can_freeze(self, job: int) -> bool:
         """Whether it is to freeze, and every node on which it runs stops processes where they are. One that is not
@@ -101,7 +113,7 @@ class Dispatch:
             return False
         found = [self.gangs.capabilities(node) for node, _ in attempt.allocation]
         if how is OnPreempt.SUSPEND:
-            return not spec.container and len(found) == 1 and found[0] is not None and found[0].suspends
+            return not _why_not_suspended(spec, found)
         return all(one is None or one.freezes for one in found)
 
     def keeps_limit(self, job: int) -> str:
@@ -325,3 +337,14 @@ class Dispatch:
 def as_json(allocation: Allocation) -> list[Any]:
     """An allocation as events hold it."""
     return [[node, list(gpus)] for node, gpus in allocation]
+
+
+def _why_not_suspended(spec: Spec, found: Sequence[Capabilities | None]) -> str:
+    """Why a job can't be suspended where it runs; '' if it can. found: what its nodes can do; None: not there now."""
+    if spec.container:
+        return "it runs in a container"
+    if len(found) > 1:
+        return f"it runs on {len(found)} nodes"
+    if found[0] is None or not found[0].suspends:
+        return "its node can't suspend (gpuloom nodes NODE says why)"
+    return ""
