@@ -463,5 +463,5 @@ def test_where_it_cannot_be_suspended_it_is_told_to_end(tmp_path: Path, how: str
         assert executor.stops == {f"{long}.1": "preempted"}
         told = [one["why_not"] for one in live.service.show(long)["suspensions"]]
         assert told == [
-            "its node can't suspend (gpuloom nodes NODE says why)" if how == "node" else "it runs in a container"
+            "its node can't suspend; gpuloom share doctor there says why" if how == "node" else "it runs in a container"
         ]

@@ -465,7 +465,7 @@ def test_when_a_job_was_suspended_and_when_not(capsys: pytest.CaptureFixture[str
     jobs._show(found | {"log": "", "resizes": [], "suspensions": [there, never, away]})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[-4:] == [
-        "suspended GPU MiB out went on back not suspended, as",
+        "when GPU MiB out went on back not suspended, as",
         "1m 00s ago 9,002 6.3s 30s ago 1.7s",
         "1m 00s ago - - - - error 801",
         "1m 00s ago 9,002 6.3s - -",

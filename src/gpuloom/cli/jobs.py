@@ -491,7 +491,7 @@ RESIZE_COLUMNS: Sequence[Column[ResizeView]] = (
 
 
 SUSPENSION_COLUMNS: Sequence[Column[SuspensionView]] = (
-    Column("suspended", lambda s: ago(s["at_s"])),
+    Column("when", lambda s: ago(s["at_s"])),
     Column("GPU MiB", lambda s: "-" if s["mib"] is None else f"{s['mib']:,.0f}", right=True),
     Column("out", lambda s: "-" if s["out_s"] is None else f"{s['out_s']:.1f}s", right=True),
     Column("went on", lambda s: "-" if s["back_at_s"] is None else ago(s["back_at_s"])),

@@ -346,5 +346,5 @@ def _why_not_suspended(spec: Spec, found: Sequence[Capabilities | None]) -> str:
     if len(found) > 1:
         return f"it runs on {len(found)} nodes"
     if found[0] is None or not found[0].suspends:
-        return "its node can't suspend (gpuloom nodes NODE says why)"
+        return "its node can't suspend; gpuloom share doctor there says why"
     return ""
