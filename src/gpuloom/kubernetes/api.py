@@ -7,6 +7,9 @@ here are addresses, lists in pages, streams of changes, and errors in words.
 from __future__ import annotations
 
 import json
+import socket
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +32,8 @@ ANSWER_S = 30.0
 """How long an answer may take."""
 QUIET_S = 20.0
 """How much longer than asked for a watch may last before the connection counts as dead."""
+CLOSE_S = 5.0
+"""How long closing waits for requests that are under way."""
 
 
 class ApiError(GpuloomError):
@@ -74,6 +79,10 @@ class Api:
 
     def __init__(self, client: httpx2.Client, server: str, name: str) -> None:
         self._client, self.server, self.name = client, server, name
+        self._out = threading.Condition()
+        self._closed = False
+        self._under_way = 0
+        self._watches: set[httpx2.Response] = set()
 
     def get(self, path: str, **query: str) -> Object:
         """One object, or one page of a list. Raises ApiError."""
@@ -111,6 +120,7 @@ class Api:
         with (
             self._described(f"watch {path}"),
             self._client.stream("GET", path, params=query, timeout=timeout) as answer,
+            self._watched(answer),
         ):
             if answer.status_code != 200:
                 _check(answer.status_code, answer.headers, answer.read(), f"{self.name}: watch {path}")
@@ -119,13 +129,38 @@ class Api:
                     yield _change(line, f"{self.name}: watch {path}")
 
     def close(self) -> None:
+        """End what is under way: a watch at once, a request within seconds. What is asked for later is refused."""
+        # The library must not be closed while a thread opens a connection: nobody would close that one.
+        until_s = time.monotonic() + CLOSE_S
+        with self._out:
+            self._closed = True
+            for answer in self._watches:
+                _cut(answer)
+            while self._under_way and (left_s := until_s - time.monotonic()) > 0:
+                self._out.wait(left_s)
         self._client.close()
+
+    @contextmanager
+    def _watched(self, answer: httpx2.Response) -> Iterator[None]:
+        with self._out:
+            if self._closed:
+                raise ApiError(f"{self.name}: the connection was closed")
+            self._watches.add(answer)
+        try:
+            yield
+        finally:
+            with self._out:
+                self._watches.discard(answer)
 
     @contextmanager
     def _described(self, what: str) -> Iterator[None]:
         import httpx2
         from lightkube.core.exceptions import ConfigError
 
+        with self._out:
+            if self._closed:
+                raise ApiError(f"{self.name}: {what}: the connection was closed")
+            self._under_way += 1
         try:
             yield
         except httpx2.HTTPError as error:
@@ -133,6 +168,19 @@ class Api:
             raise ApiError(f"{self.name}: {what}: {how}", status=0) from error
         except (ConfigError, OSError, ValueError, KeyError) as error:  # of a program or a file that has the token
             raise ApiError(f"{self.name}: {what}: can't log in: {error}", status=0) from error
+        finally:
+            with self._out:
+                self._under_way -= 1
+                self._out.notify_all()
+
+
+def _cut(answer: httpx2.Response) -> None:
+    """Have the thread that reads it see the end."""
+    connection = answer.extensions["network_stream"].get_extra_info("socket")
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it has ended by itself
 
 
 def _object(content: bytes) -> Object:

@@ -188,6 +188,8 @@ class Watching:
         self._worker.end(5.0)
         self.track_record.stop()
         self._api.close()
+        for one in self._watches:
+            one.end(5.0)
 
     def problem(self) -> str:
         """'' or why what is shown may not be how the cluster stands."""
