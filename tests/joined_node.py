@@ -105,6 +105,8 @@ class JoinedTarget:
 
     name = NAME
 
+    pods = False
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder / "head", folder / "node"
         self.folder.mkdir(parents=True)

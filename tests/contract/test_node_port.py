@@ -28,6 +28,7 @@ from gpuloom.executors.node import NodePort, Peer, RunSpec, Weaving
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus
 from joined_node import JoinedTarget
 from pilot_node import PilotTarget
+from pod_node import PodTarget
 from slurm_kit import RealSlurm
 from tiers import mostly_slow
 from until import until
@@ -51,8 +52,11 @@ time.sleep({sleep})
 class Target(Protocol):
     """A node of some kind, for one test.
 
-    runner: the pid of its runner, where that is a process of this machine that may be killed; else None.
+    runner: the pid of its runner, where that is a process of this machine that may be killed; else None. pods: its runs
+    are pods of a cluster, in images of their own.
     """
+
+    pods: bool
 
     def connect(self) -> NodePort:
         """A port to it that has not been opened, as a scheduler has when it begins. The one before is closed."""
@@ -64,6 +68,8 @@ class Target(Protocol):
 
 class _Here:
     """This machine, with a runner of its own."""
+
+    pods = False
 
     def __init__(self, home: Path, mode: str) -> None:
         self.home, self.mode = home, mode
@@ -115,11 +121,21 @@ def _pilot(home: Path, request: pytest.FixtureRequest) -> Iterator[Target]:
     target.clean()
 
 
+@contextmanager
+def _pods(home: Path, request: pytest.FixtureRequest) -> Iterator[Target]:
+    target = PodTarget(home)
+    try:
+        yield target
+    finally:
+        target.close()
+
+
 TARGETS: dict[str, Made] = {
     "here": _here("auto"),
     "watched": _here("off"),
     "joined": _joined,
     "slurm": _pilot,
+    "kubernetes": _pods,
 }
 """By name: a context with a node whose files may lie in this folder."""
 QUICK = ("here",)
@@ -225,9 +241,12 @@ class TestThePort:
 
     def test_its_process_is_known(self, bench: Bench) -> None:
         status = bench.up(RUN, "import time; print('up', flush=True); time.sleep(600)")
-        assert status.pid is not None
-        assert status.start_ticks is not None
-        assert status.boot_id == bench.node.boot_id() != ""
+        if bench.target.pods:
+            assert (status.pid, bench.node.boot_id()) == (None, "")
+        else:
+            assert status.pid is not None
+            assert status.start_ticks is not None
+            assert status.boot_id == bench.node.boot_id() != ""
         assert bench.node.healthy() == ""
         assert set(bench.node.limits()) == {"processes", "freezing", "memory", "cpus", "time"}
 
@@ -256,7 +275,12 @@ class TestThePort:
         spec = bench.spec(RUN, "true", hold=hold)
         fields = {name: getattr(spec, name) for name in RunSpec.__dataclass_fields__}
         bench.node.start(RunSpec(**{**fields, **more}))
+        if hold and bench.target.pods and bench.said(RUN, RunPhase.PREPARED, RunPhase.EXITED).exit is None:
+            bench.node.go(RUN)  # what is in an image is seen when it begins
         end = bench.end(RUN)
+        if bench.target.pods and "workdir" in more:  # a folder that pods don't see plays no part
+            assert (end.reason, end.exit_code) == (None, 0)
+            return
         assert (end.reason, end.cause, end.exit_code) == (EndReason.NOT_STARTED, Cause.JOB, None)
         assert said in end.message
         known = bench.known(RUN)
@@ -265,17 +289,21 @@ class TestThePort:
 
     def test_what_it_finds(self, bench: Bench) -> None:
         show = "import json, os; print(json.dumps(dict(os.environ)))"
-        peers = (Peer("here", "10.0.0.1", 1), Peer("there", "10.0.0.2", 1))
+        own = bench.node.name
+        peers = (Peer("there", "10.0.0.1", 1), Peer(own, "10.0.0.2", 1))
+        if bench.target.pods:  # they are made once all of them are asked for
+            bench.node.start(bench.spec(RUN, *PYTHON, show, peers=peers, port=29500))
         bench.start(OTHER, *PYTHON, show, env={"MINE": "1"}, peers=peers, rank=1, port=29500, resumes=True)
         bench.end(OTHER)
         found = json.loads(bench.log(OTHER))
         wanted = {
             "MINE": "1", "GPULOOM_JOB_ID": "12", "GPULOOM_ATTEMPT": "1", "GPULOOM_GPUS": "1", "GPULOOM_RESUME": "1",
-            "GPULOOM_NODE_RANK": "1", "GPULOOM_NODE_COUNT": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+            "GPULOOM_NODE_RANK": "1", "GPULOOM_NODE_COUNT": "2", "MASTER_PORT": "29500",
+            "MASTER_ADDR": (bench.target.pods and "gpuloom-12-1-9f3a02bc-worker-0.gpuloom-12-1-9f3a02bc") or "10.0.0.1",
             "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
         assert {name: found.get(name) for name in wanted} == wanted
-        assert found["GPULOOM_NODE_NAMES"].split(",") == ["here", "there"]
+        assert found["GPULOOM_NODE_NAMES"].split(",") == ["there", own]
         assert found["GPULOOM_RUN_DIR"].endswith("1.1-9f3a02bc")
 
 
@@ -402,6 +430,12 @@ class TestWeaving:
         def weave(*members: int, on: bool) -> None:
             bench.node.weave(Weaving(DeviceKind.CPU, (1, 2), members, on))
 
+        if not bench.node.capabilities().shares:
+            weave(12, on=True)  # nobody is to be told
+            bench.start(RUN, *PYTHON, "import os; print(os.environ.get('GPULOOM_DEVICES_DIR'))")
+            bench.end(RUN)
+            assert bench.log(RUN) == b"None\n"
+            return
         runs = [(RUN, (2, 1)), ("13.1-00", (1, 2)), ("14.1-00", (1,))]
         for run, gpus in runs:
             bench.start(run, *PYTHON, SHOWS, gpus=gpus)
@@ -431,9 +465,9 @@ class TestFiles:
         assert bench.node.files.log_mark(RUN) == before
         assert bench.node.files.read_log(RUN) == (b"one\n", 4)
         assert bench.node.files.read_log(RUN, 4) == (b"", 4)
-        bench.start(OTHER, *PYTHON, "print('a\\nb\\nc')")
-        bench.end(OTHER)
-        assert bench.node.files.read_log(OTHER, tail_lines=2) == (b"b\nc\n", 6)
+        bench.start("13.1-00", *PYTHON, "print('a\\nb\\nc')")
+        bench.end("13.1-00")
+        assert bench.node.files.read_log("13.1-00", tail_lines=2) == (b"b\nc\n", 6)
 
     def test_of_a_run_that_never_was(self, bench: Bench) -> None:
         assert bench.node.files.log_mark("99.1") == ()
@@ -456,7 +490,13 @@ class TestFiles:
 class TestWhatItCan:
     def test_freeze(self, bench: Bench) -> None:
         if not bench.node.capabilities().freezes:
-            pytest.skip("it does not freeze")
+            bench.up(RUN, IGNORES)
+            bench.node.freeze(RUN)
+            bench.node.thaw(RUN)
+            bench.again()
+            assert (known := bench.known(RUN)) is not None
+            assert known.phase is RunPhase.RUNNING
+            return
         bench.up(RUN, "import time\nwhile True: print('.', end='', flush=True); time.sleep(0.01)")
         bench.node.freeze(RUN)
         bench.said(RUN, RunPhase.FROZEN)
@@ -496,6 +536,9 @@ class TestWhatItCan:
         assert not [pid for pid in bench.log(RUN).split() if alive(int(pid))]
 
 
+@pytest.mark.parametrize(
+    "bench", mostly_slow([name for name in TARGETS if name != "kubernetes"], *QUICK), indirect=True
+)
 class TestHere:
     """Where its runner is a process of this machine."""
 

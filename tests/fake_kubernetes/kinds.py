@@ -53,6 +53,7 @@ KINDS = (
         subresources=("status", "binding", "eviction", "log"),
     ),
     Kind("", "v1", "configmaps", "ConfigMap"),
+    Kind("", "v1", "secrets", "Secret"),
     Kind("", "v1", "events", "Event", fields=("involvedObject.name", "reason", "type")),
     Kind("", "v1", "services", "Service", subresources=("status",)),
     Kind("", "v1", "serviceaccounts", "ServiceAccount"),

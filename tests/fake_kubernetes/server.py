@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ class FakeApi:
         self.requests: list[tuple[str, str]] = []
         self.faults: list[Fault] = []
         self.bookmark_s = bookmark_s
+        self.logs: Callable[[str], list[tuple[float, bytes]]] = lambda uid: []
+        """What the pod of a uid has printed: (when, line)."""
         self._cut = threading.Event()
         self._epoch = 0
         self.store.create(BY_PATH["", "v1", "namespaces"], {"metadata": {"name": "default"}})
@@ -160,6 +163,8 @@ class FakeApi:
             case "POST", None, "":
                 body = check_body(kind, _json(request, kind), request.namespace, None)
                 return 201, self.store.create(kind, body, dry=request.dry)
+            case "GET", str(name), "log":
+                return 200, self._log(request, kind, name)
             case "POST", str(name), "binding":
                 return 201, self._bind(request, name)
             case "POST", str(name), "eviction":
@@ -299,6 +304,15 @@ class FakeApi:
         stamp = self.store.stamp()
         conditions.append({"type": kind, "status": status, "lastTransitionTime": stamp, **more})
 
+    def _log(self, request: Request, kind: Kind, name: str) -> str:
+        lines = self.logs(self.store.get(kind, request.namespace, name)["metadata"]["uid"])
+        if since := request.query.get("sinceTime"):
+            from_s = datetime.fromisoformat(since).timestamp()
+            lines = [one for one in lines if one[0] >= from_s]
+        if request.query.get("timestamps") == "true":
+            lines = [(at_s, f"{_nanoseconds(at_s)} ".encode() + text) for at_s, text in lines]
+        return b"".join(text for _, text in lines).decode("utf-8", "surrogateescape")
+
     def _evict(self, request: Request, kind: Kind, name: str) -> Item:
         told = json.loads(request.body) if request.body else {}
         self.store.delete(kind, request.namespace, name, told.get("deleteOptions"))
@@ -396,6 +410,10 @@ def _event(one: Happened, namespace: str, meant: Callable[[Mapping[str, Any]], b
     return None
 
 
+def _nanoseconds(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
+
+
 def _conflict(name: str, text: str) -> Refused:
     message = f'Operation cannot be fulfilled on pods/binding "{name}": {text}'
     return refused(409, message, "Conflict", {"name": name, "kind": "pods/binding"})
@@ -483,7 +501,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
         plain = isinstance(body, str)
-        data = body.encode() if plain else json.dumps(body).encode()
+        data = body.encode("utf-8", "surrogateescape") if plain else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "text/plain; charset=utf-8" if plain else "application/json")
         self.send_header("Content-Length", str(len(data)))

@@ -92,10 +92,11 @@ class NodeRates:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """All that one look says. xids: (index of the GPU, XID) of every XID error since the last sample, in order."""
+    """All that one look says. node: None: only its runs were looked at. xids: (index of the GPU, XID) of every XID
+    error since the last sample, in order."""
 
     at_s: float
-    node: NodeRates
+    node: NodeRates | None
     gpus: tuple[GpuSample, ...] = ()
     runs: Mapping[str, RunUsage] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()

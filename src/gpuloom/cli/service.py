@@ -17,6 +17,7 @@ import click
 from gpuloom.cli import background
 from gpuloom.cli.live import connect, home_option, live_options, log_level_option, plain, say_json, short
 from gpuloom.cli.pilots import chosen, left_in_slurm, left_words, own_name, slurm_options, words_of
+from gpuloom.cli.pod_options import kubernetes_in, pod_options, words_of_pods
 from gpuloom.cli.run_options import Duration
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.words import plural
@@ -80,6 +81,7 @@ class UpError(GpuloomError):
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as JSON.")
 @slurm_options
+@pod_options
 @home_option
 @click.pass_context
 def up(
@@ -97,7 +99,7 @@ def up(
     detach: bool,
     as_json: bool,
     home: Path | None,
-    **about_slurm: Any,
+    **about: Any,
 ) -> None:
     """Start the scheduler and its API, and continue where the last one stopped.
 
@@ -105,12 +107,13 @@ def up(
     says how many CPU slots stand in for them. In the foreground Ctrl-C stops the scheduler; jobs keep running, and the
     next start finds them. If a scheduler runs already, the exit code is 1; with --detach it is 0, unless the options
     differ from those it runs with. With --slurm jobs run in allocations of Slurm that are asked for as jobs need them;
-    what stands behind -- goes to sbatch.
+    what stands behind -- goes to sbatch. With --executor kubernetes they run as pods of a cluster with Volcano.
 
     \b
     Examples:
       gpuloom up --detach
       gpuloom up --slurm -p gpu -G 16 --hours 8 --detach
+      gpuloom up --executor kubernetes --namespace train --detach
       gpuloom up --slots 4 --policy tiresias
     """
     from gpuloom.client.home import home_directory
@@ -119,7 +122,8 @@ def up(
         raise click.UsageError("--slots are of this machine, and with --no-local no job runs here: give one of them")
     if not sys.platform.startswith("linux"):
         raise UpError("gpuloom up runs on Linux only: it needs process groups, cgroups and /proc")
-    slurm = chosen(about_slurm)
+    slurm = chosen(about)
+    kubernetes = kubernetes_in(ctx.params)
     if slurm is not None and ctx.get_parameter_source("host") is click.core.ParameterSource.DEFAULT:
         host = ctx.params["host"] = own_name()
     if written is not None:
@@ -159,6 +163,7 @@ def up(
         tls_cert=tls_cert,
         tls_key=tls_key,
         slurm=slurm,
+        kubernetes=kubernetes,
     )
     ctx.exit(run(options))
 
@@ -195,7 +200,7 @@ def _arguments(ctx: click.Context) -> list[str]:
         for name, value in given.items()
         for word in (FLAGS[name], str(value.absolute() if isinstance(value, Path) else value))
     ]
-    return [*words, *found, *words_of(ctx.params)]
+    return [*words, *found, *words_of_pods(ctx.params), *words_of(ctx.params)]
 
 
 def _differences(ctx: click.Context, running: Ready, url: str) -> list[str]:

@@ -234,7 +234,8 @@ class Gang:
         )
         if master is None or not self._begun:
             return RunStatus(self.run, phase, exit=how, members=members)
-        return RunStatus(self.run, phase, master.pid, master.start_ticks, master.boot_id, how, members)
+        process = (master.pid, master.start_ticks, master.boot_id)
+        return RunStatus(self.run, phase, *process, how, members, pod=master.pod)
 
     @property
     def known(self) -> bool:

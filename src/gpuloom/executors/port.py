@@ -94,7 +94,8 @@ def exit_of(data: Mapping[str, Any]) -> RunExit:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What an executor knows of a run. pid, start_ticks (of /proc/PID/stat), boot_id: the identity of its process.
+    """What an executor knows of a run. pid, start_ticks (of /proc/PID/stat), boot_id: the identity of its process; pod:
+    that of its pod, where it runs in one. Neither: it has not begun.
 
     members: of an attempt with several members, each of them in the order of ranks; the rest is the master's then. Of a
     run that nobody asked for, where it runs. Else ().
@@ -112,6 +113,7 @@ class RunStatus:
     suspended_mib: float | None = None
     moved_s: float | None = None
     refused: str = ""
+    pod: str = ""
 
 
 def not_run(run: str, reason: EndReason, message: str, cause: Cause = Cause.NONE) -> RunStatus:
@@ -138,7 +140,7 @@ class Capabilities:
 
     freezes: stops processes where they are. limits: changes a time limit while it runs. memory, cpus: enforces limits
     of these. kills_all: nothing of a run is left when it has ended, whatever it forked. suspends: freezes runs so that
-    their GPU memory is free (`RunRequest.suspends`).
+    their GPU memory is free (`RunRequest.suspends`). shares: several runs may have one GPU.
     """
 
     freezes: bool = True
@@ -147,6 +149,7 @@ class Capabilities:
     cpus: bool = False
     kills_all: bool = True
     suspends: bool = False
+    shares: bool = True
 
 
 class LiveExecutor(Protocol):

@@ -10,7 +10,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +74,11 @@ class Api:
 
     Args:
         client: of httpx2, with address, certificates and login. server: its address. name: of the cluster, for
-            messages.
+            messages. namespace: that the login is for.
     """
 
-    def __init__(self, client: httpx2.Client, server: str, name: str) -> None:
-        self._client, self.server, self.name = client, server, name
+    def __init__(self, client: httpx2.Client, server: str, name: str, namespace: str = "default") -> None:
+        self._client, self.server, self.name, self.namespace = client, server, name, namespace
         self._out = threading.Condition()
         self._closed = False
         self._under_way = 0
@@ -91,9 +91,41 @@ class Api:
             _check(answer.status_code, answer.headers, answer.content, f"{self.name}: GET {path}")
             return _object(answer.content)
 
-    def pages(self, path: str) -> Iterator[Page]:
+    def text(self, path: str, **query: str) -> bytes:
+        """What is no object, such as a log. Raises ApiError."""
+        with self._described(f"GET {path}"):
+            answer = self._client.get(path, params=query, timeout=ANSWER_S)
+            _check(answer.status_code, answer.headers, answer.content, f"{self.name}: GET {path}")
+            return answer.content
+
+    def create(self, path: str, item: Object) -> Object:
+        """Make an object in the list at this path.
+
+        Raises:
+            ApiError: it was refused; or, with status 0 or 500 and above, nobody knows whether it was made.
+        """
+        return self._send("POST", path, item, "application/json")
+
+    def change(self, path: str, patch: Sequence[Object] | Object) -> Object:
+        """Change an object: by a JSON patch (a list) or a merge patch. Raises ApiError."""
+        kind = "json-patch" if isinstance(patch, list) else "merge-patch"
+        return self._send("PATCH", path, patch, f"application/{kind}+json")
+
+    def delete(self, path: str, **options: Any) -> Object:
+        """Delete an object. options: of `DeleteOptions`. Raises ApiError."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
+        return self._send("DELETE", path, body, "application/json")
+
+    def _send(self, method: str, path: str, body: object, content_type: str) -> Object:
+        with self._described(f"{method} {path}"):
+            headers, content = {"Content-Type": content_type}, json.dumps(body).encode()
+            answer = self._client.request(method, path, content=content, headers=headers, timeout=ANSWER_S)
+            _check(answer.status_code, answer.headers, answer.content, f"{self.name}: {method} {path}")
+            return _object(answer.content)
+
+    def pages(self, path: str, **query: str) -> Iterator[Page]:
         """All objects of a kind, page by page. Raises ApiError: Expired if it took longer than the cluster keeps."""
-        query = {"limit": str(PAGE)}
+        query = {**query, "limit": str(PAGE)}
         while True:
             page = self.get(path, **query)
             about = page["metadata"]
@@ -102,7 +134,7 @@ class Api:
                 return
             query["continue"] = about["continue"]
 
-    def watch(self, path: str, version: str, lasts_s: int) -> Iterator[Change]:
+    def watch(self, path: str, version: str, lasts_s: int, **query: str) -> Iterator[Change]:
         """Changes since a version, for so many seconds; ends when the time or the connection does.
 
         Raises:
@@ -111,6 +143,7 @@ class Api:
         import httpx2
 
         query = {
+            **query,
             "watch": "1",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
@@ -268,4 +301,4 @@ def connect(kubeconfig: Path | None = None, context: str | None = None) -> Api:
         client = Client(one, ConnectionParams())
     except (ConfigError, OSError, ValueError) as error:
         raise InputError(f"{where}: context {one.context_name!r} can't be used: {error}") from error
-    return Api(client, one.cluster.server, f"{one.context_name} ({one.cluster.server})")
+    return Api(client, one.cluster.server, f"{one.context_name} ({one.cluster.server})", one.namespace or "default")

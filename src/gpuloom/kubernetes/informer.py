@@ -33,7 +33,8 @@ class Informer(Generic[T]):
     Args:
         path: of the list, such as '/api/v1/pods'. read: what is wanted of an object; None: it does not matter.
         changed: called after each change, in the informer's thread. pause: waits for so many seconds; True: it is to
-            end. built_in: every cluster has the kind, so that an answer that it has not is one more failure.
+            end. built_in: every cluster has the kind, so that an answer that it has not is one more failure. labels: a
+            selector; '': all.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class Informer(Generic[T]):
         pause: Callable[[float], bool],
         *,
         built_in: bool = False,
+        labels: str = "",
     ) -> None:
         self.path, self._built_in = path, built_in
+        self._query = {"labelSelector": labels} if labels else {}
         self._api, self._read, self._changed, self._pause = api, read, changed, pause
         self._lock = threading.Lock()
         self._items: dict[str, T] = {}
@@ -84,7 +87,7 @@ class Informer(Generic[T]):
 
     def _list(self) -> None:
         found, version = dict[str, T](), ""
-        for page in self._api.pages(self.path):  # objects are large, and what is read of them small
+        for page in self._api.pages(self.path, **self._query):  # objects are large, and what is read of them small
             found |= {_key(item): seen for item in page.items if (seen := self._read(item)) is not None}
             version = page.version
         with self._lock:
@@ -95,7 +98,7 @@ class Informer(Generic[T]):
 
     def _follow(self) -> None:
         """One watch, to its end."""
-        for change in self._api.watch(self.path, self.version, WATCH_S):
+        for change in self._api.watch(self.path, self.version, WATCH_S, **self._query):
             if change.kind != "BOOKMARK":
                 key = _key(change.object)
                 seen = None if change.kind == "DELETED" else self._read(change.object)

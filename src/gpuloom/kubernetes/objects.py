@@ -137,7 +137,8 @@ class PodSeen:
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
     """A node with GPUs. gpus: that can be given away; whole: that it has, those that are ill included. memory_mib: of
-    one GPU. away: why nothing new starts there, but for its taints; ''."""
+    one GPU. away: why nothing new starts there, but for its taints; ''. resource: the name under which it offers most
+    of its GPUs."""
 
     name: str
     gpus: int
@@ -150,6 +151,7 @@ class NodeSeen:
     taints: tuple[Taint, ...]
     away: str
     since_s: float | None
+    resource: str
 
 
 class Kind(StrEnum):
@@ -261,7 +263,7 @@ class Reader:
         return Asked(
             gpus=gpus,
             models=_models(spec),
-            tolerations=tuple(_toleration(one) for one in spec.get("tolerations") or ()),
+            tolerations=tuple(toleration_of(one) for one in spec.get("tolerations") or ()),
             image=str(main.get("image") or ""),
             command=tuple(map(str, (*(main.get("command") or ()), *(main.get("args") or ())))),
             deadline_s=_positive(spec.get("activeDeadlineSeconds")),
@@ -313,6 +315,10 @@ class Reader:
             ),
             away=away,
             since_s=time_s(ready.get("lastTransitionTime")) if away else None,
+            resource=max(
+                (name for name in {**capacity, **gives} if name in self._gpus),
+                key=lambda name: quantity(capacity.get(name) or gives.get(name) or 0),
+            ),
         )
 
     def _count(self, resources: Mapping[str, Any]) -> int:
@@ -465,7 +471,7 @@ def _words(condition: Mapping[str, Any]) -> str:
     return " ".join(str(condition.get("message") or condition.get("reason") or "").split())[:500].rstrip(".")
 
 
-def _toleration(one: Mapping[str, Any]) -> Toleration:
+def toleration_of(one: Mapping[str, Any]) -> Toleration:
     said = (one.get("key"), one.get("operator") or "Equal", one.get("value"), one.get("effect"))
     return Toleration(*(str(each or "") for each in said))
 

@@ -10,13 +10,14 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from gpuloom.agent.health import Changes
 from gpuloom.agent.sample import Sample
 from gpuloom.core.job import NodeRecord
 from gpuloom.executors.gangs import Gangs
+from gpuloom.executors.node import NodePort
 from gpuloom.executors.port import ExecutorError, RunStatus
-from gpuloom.fleet.joined import JoinedNode
 from gpuloom.live.arrivals import Arrivals
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.sights import Sights
@@ -30,12 +31,18 @@ AGAIN_S = 1.0
 """After so long one that did not say is asked again."""
 
 
+class Clearable(NodePort, Protocol):
+    """A node of which a person may say that its GPUs are well again."""
+
+    def clear(self) -> None: ...
+
+
 class Joining:
     """An `OnNodes` (fleet/registry.py)."""
 
     def __init__(self, scheduler: Scheduler, gangs: Gangs, sights: Sights) -> None:
         self._scheduler, self._gangs, self._sights = scheduler, gangs, sights
-        self._ports: dict[str, JoinedNode] = {}
+        self._ports: dict[str, Clearable] = {}
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._worker = Worker("node-arrivals", self._work)
@@ -64,7 +71,7 @@ class Joining:
 
     # -- what the register says -----------------------------------------------------------------------------------
 
-    def joined(self, node: JoinedNode, record: NodeRecord, runs: Sequence[RunStatus]) -> None:
+    def joined(self, node: Clearable, record: NodeRecord, runs: Sequence[RunStatus]) -> None:
         """See `OnNodes`."""
         self._ports[record.name] = node
         self._queue.put(partial(self._meet, node, record))
@@ -111,7 +118,7 @@ class Joining:
     def _pass_on(self, call: Callable[[Arrivals], None]) -> None:
         self._queue.put(lambda: self._scheduler.post(lambda: call(self._scheduler.arrivals)))
 
-    def _meet(self, node: JoinedNode, record: NodeRecord) -> None:
+    def _meet(self, node: Clearable, record: NodeRecord) -> None:
         """Meet a node that has joined. One that is cut off meanwhile is met once it is back, unless it is lost."""
         name = record.name
         if self._ports.get(name) is not node:

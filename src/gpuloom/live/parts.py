@@ -30,6 +30,7 @@ from gpuloom.fleet.token import Tokens
 from gpuloom.live.arrivals import as_before
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.joining import Joining
+from gpuloom.live.pod_nodes import PodNodes
 from gpuloom.live.records.ledger import Draft
 from gpuloom.live.records.online import FILE as MEASURED
 from gpuloom.live.records.online import OnlineProfiles
@@ -68,18 +69,20 @@ class LiveScheduler:
         local: bool = True,
         address: str = "",
         watches: str = "",
+        pods: PodNodes | None = None,
         at: Callable[[Step], None] = lambda step: None,
     ) -> None:
         """policy: None: the one that was set last, else the default. nvml, store, executor: for tests. local: jobs may
         run on this machine; where they may not, they run on nodes that join. address: where nodes reach this machine.
-        watches: the cluster that is watched, where nothing is to be started at all. at: told of each step of the start.
+        watches: the cluster that is watched, where nothing is to be started at all. pods: the nodes of a cluster on
+        which jobs run as pods; it is opened, and closed with all the rest. at: told of each step of the start.
 
         Raises:
             StoreError, StoreBusy: the store can't be used. StoreDamagedError: it must not be gone on with.
             InputError: no GPUs and no slots; an unknown policy; the home is for something else.
         """
         self.machine: Looker | None = None
-        self._at, self._address = at, address
+        self._at, self._address, self.pods = at, address, pods
         at(Step.HOME)
         self.home = home.create()
         if policy is not None:
@@ -96,6 +99,7 @@ class LiveScheduler:
             at(Step.LOAD)
             loaded = self.store.load()
             _check_use(self.home, loaded, watches)
+            _check_pods(self.home, loaded, there=pods is not None or bool(watches))
             at(Step.MACHINE)
             self.clock = ServiceClock(loaded.last_event_s)
             chosen = policy or str(loaded.settings.get("policy") or default_policy or DEFAULT_POLICY)
@@ -137,7 +141,8 @@ class LiveScheduler:
             here = [] if node is None else [node.name]
             self.tokens = Tokens(self.home.nodes / "tokens.json")
             self.nodes = Nodes(self.home.nodes / "nodes.json", self.tokens, self._joining, reserved=here)
-            self.nodes.expect(sorted(self.gangs.waiting))
+            pod_nodes = {one.name for one in loaded.nodes if one.source is NodeSource.KUBERNETES}
+            self.nodes.expect(sorted(self.gangs.waiting - pod_nodes))
             self.check = None if examined.complete else StoreCheck(self.home.db, self.scheduler.checked)
             undo.pop_all()
         self._first: list[Draft] = [("scheduler.started", None, {"pid": os.getpid(), "version": __version__})]
@@ -153,6 +158,8 @@ class LiveScheduler:
         self.scheduler.start()
         self._joining.start()
         self.nodes.start()
+        if self.pods is not None:
+            self.pods.start(self.scheduler, self._joining)
         if self.machine is not None:
             self.machine.start(self._runs, self._sampled)
         self.online.start()
@@ -161,10 +168,13 @@ class LiveScheduler:
 
     def links_problem(self) -> str:
         """'' or why nothing is heard of nodes that joined."""
-        return self.nodes.problem or self._joining.problem
+        told = (self.nodes.problem, self._joining.problem, "" if self.pods is None else self.pods.problem)
+        return "; ".join(dict.fromkeys(text for text in told if text))
 
     def close_unstarted(self) -> None:
         """Let go of store and home, where nothing was begun."""
+        if self.pods is not None:
+            self.pods.close()
         self.store.close()
         self.lock.release()
 
@@ -176,6 +186,8 @@ class LiveScheduler:
             self.machine.stop()
         self.online.close()
         self.nodes.close()
+        if self.pods is not None:
+            self.pods.close()
         self._joining.close()
         self.scheduler.stop(stop_jobs=False)
         if self.scheduler.join(60.0):  # else it may be writing yet
@@ -265,6 +277,18 @@ def _check_use(home: Home, loaded: Loaded, watches: str) -> None:
         write_atomic(str(home.watched), {"cluster": watches})
     except OSError as error:
         raise InputError(f"{home.watched} can't be written: {error.strerror}") from error
+
+
+def _check_pods(home: Home, loaded: Loaded, *, there: bool) -> None:
+    """Raises InputError: jobs may be going on in a cluster, and nobody looks there. there: somebody does."""
+    known = [
+        one.name for one in loaded.nodes if one.source is NodeSource.KUBERNETES and one.state is not NodeState.DOWN
+    ]
+    if known and not there:
+        raise InputError(
+            f"home {home.path} has jobs or nodes of a Kubernetes cluster ({known[0]}): begin with --executor "
+            "kubernetes, or give another --home"
+        )
 
 
 def _stored_interval_s(loaded: Loaded) -> float:

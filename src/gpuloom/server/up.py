@@ -28,6 +28,7 @@ from gpuloom.server.log import begin as begin_log
 from gpuloom.server.log import keep as keep_log
 from gpuloom.server.observing import ObserveOptions, api_of, watching_of
 from gpuloom.server.pilots import keep_port, pilots_of, port_before, slurm_plan
+from gpuloom.server.pods import KubernetesOptions, pod_nodes_of
 from gpuloom.server.run import Listening, is_loopback, serve, warn_on_stderr
 from gpuloom.slurm.plan import SlurmOptions
 from gpuloom.store.home import Home, home_of
@@ -56,6 +57,7 @@ class UpOptions:
     tls_key: Path | None = None
     slurm: SlurmOptions | None = None
     observe: ObserveOptions | None = None
+    kubernetes: KubernetesOptions | None = None
 
 
 def run(options: UpOptions) -> int:
@@ -71,20 +73,26 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
     home = home_of(options.home)
     plan = None if options.slurm is None else slurm_plan(options.slurm, home, options.slots)
     api = None if options.observe is None else api_of(options.observe)
+    pods = None if options.kubernetes is None else pod_nodes_of(options.kubernetes, home)
     slots = options.slots if plan is None else None
     gc.disable()  # hardly anything that is loaded is garbage: looking for it in a long queue takes a sixth of the start
     try:
         live = LiveScheduler(
             home,
             slots=slots,
-            local=options.local and plan is None,
+            local=options.local and plan is None and pods is None,
             address=_address(options.host),
             policy=options.policy,
             default_policy=options.default_policy,
             interval_s=options.interval_s,
             watches="" if api is None else api.server,
+            pods=pods,
             at=start.at,
         )
+    except BaseException:
+        if pods is not None:
+            pods.close()
+        raise
     finally:
         gc.enable()
     keep_log(home.log)  # once nobody else can have it
@@ -95,6 +103,13 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
             stop()
 
     watching = None
+    if pods is not None:
+        start.at(Step.CLUSTER)
+        try:
+            pods.open()
+        except BaseException:
+            live.close_unstarted()
+            raise
     if api is not None and options.observe is not None:
         start.at(Step.CLUSTER)
         try:

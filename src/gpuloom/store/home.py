@@ -56,6 +56,11 @@ class Home:
         return self.path / "watched.json"
 
     @property
+    def kubernetes(self) -> Path:
+        """Of a scheduler whose jobs are pods: of which cluster and namespace."""
+        return self.path / "kubernetes.json"
+
+    @property
     def runs(self) -> Path:
         return self.path / "runs"
 

@@ -26,7 +26,7 @@ from gpuloom.live.dispatch.starts import Starts
 from gpuloom.live.planning.claims import Do, Step
 from gpuloom.live.planning.eligible import blocked
 from gpuloom.live.planning.planning import Planning
-from gpuloom.live.records.fleet import model_of
+from gpuloom.live.records.fleet import model_of, shares_gpus
 from gpuloom.live.records.ledger import Draft, Ledger
 from gpuloom.live.records.work import WorkDone
 
@@ -221,7 +221,7 @@ class Dispatch:
             in_service=self.planning.scene.open_slots,
             queued=queued,
             blocked=[number for number in queued if blocked(jobs[number], jobs, now)],
-            most=policy.max_jobs_per_gpu,
+            most=policy.max_jobs_per_gpu if shares_gpus(nodes.values()) else 1,
             pair=self._may_pair if policy.pairs else None,
             moves={name for name, node in nodes.items() if node.kind == DeviceKind.CPU},
             starts=allowed,

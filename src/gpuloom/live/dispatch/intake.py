@@ -180,7 +180,7 @@ class Intake:
     def _running(self, attempt: Attempt, status: RunStatus) -> list[Draft]:
         """The event that a run has begun, if it is not written down yet."""
         self.claims.on(Step.TAKEN, attempt.job)
-        began = status.pid is not None and status.phase is not RunPhase.STARTING
+        began = (status.pid is not None or bool(status.pod)) and status.phase is not RunPhase.STARTING
         if attempt.phase is not Phase.STARTING or not began:
             return []
         if status.exit is not None and status.exit.reason is EndReason.NOT_STARTED:
@@ -456,7 +456,8 @@ class Intake:
             if throttle_of(job) or self.ledger.waits_for(job.id):
                 self.planning.stale()
             return
-        made_way = job.reason in MAKES_WAY and how.released
+        # One whose pod somebody else has deleted was not told to.
+        made_way = job.reason in MAKES_WAY and how.released and attempt.stop_reason is not None
         if self.planning.world is None or not made_way or how.exit_code is None:
             self.planning.stale()
 

@@ -40,7 +40,7 @@ def take_up(known: Mapping[str, RunStatus], attempts: Iterable[Attempt], dispatc
         # A gang is asked for again even if some of it is there: who has begun by then begins no second time.
         if starting and (status is None or (attempt.members and status.phase is not RunPhase.EXITED)):
             dispatch.claims.on(Step.UNKNOWN, attempt.job)
-        elif status is None and attempt.pid is None and attempt.stop_reason is not None:
+        elif status is None and attempt.running_s is None and attempt.stop_reason is not None:
             found = not_run(attempt.run, attempt.stop_reason, "it was stopped before it started")
             intake.statuses[attempt.run] = found
         elif status is None:

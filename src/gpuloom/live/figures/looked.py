@@ -49,14 +49,14 @@ def _node(sample: Sample, memory: Mapping[str, float]) -> Row:
     busy = [gpu.utilization for gpu in sample.gpus if gpu.utilization is not None]
     told = [gpu for gpu in sample.gpus if gpu.memory_used_mib is not None]
     return (
-        rates.cpu_percent,
-        rates.memory_used_mib,
-        rates.memory_mib,
-        rates.disk_free_mib,
+        None if rates is None else rates.cpu_percent,
+        None if rates is None else rates.memory_used_mib,
+        None if rates is None else rates.memory_mib,
+        None if rates is None else rates.disk_free_mib,
         _sum([run.read_mib_per_s for run in runs]),
         _sum([run.write_mib_per_s for run in runs]),
-        rates.received_mib_per_s,
-        rates.sent_mib_per_s,
+        None if rates is None else rates.received_mib_per_s,
+        None if rates is None else rates.sent_mib_per_s,
         sum_floats(busy) / len(busy) if busy else None,
         max(busy, default=None),
         _sum([gpu.memory_used_mib for gpu in told]),

@@ -111,7 +111,7 @@ def _machines(nodes: Sequence[NodeRecord], seen: Sequence[Sample]) -> Machines:
     gpus = [gpu for sample in seen for gpu in sample.gpus]
     runs = [run for sample in seen for run in sample.runs.values()]
     memory = {gpu.uuid: gpu.memory_mib for node in nodes for gpu in node.gpus}
-    rates = [sample.node for sample in seen]
+    rates = [sample.node for sample in seen if sample.node is not None]
     return Machines(
         gpu_utilization=_mean_of(gpu.utilization for gpu in gpus),
         gpu_memory_used_mib=_sum(gpu.memory_used_mib for gpu in gpus),

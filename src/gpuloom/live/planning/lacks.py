@@ -12,7 +12,7 @@ from gpuloom.core.pace import ESTIMATED, SpeedSource
 from gpuloom.core.script_key import profile_key
 from gpuloom.core.words import plural
 from gpuloom.live.planning.planning import Planning
-from gpuloom.live.records.fleet import models_of
+from gpuloom.live.records.fleet import models_of, shares_gpus
 
 
 class Input(StrEnum):
@@ -30,6 +30,8 @@ class Input(StrEnum):
     """Compute over communication of jobs."""
     RATES = "rates"
     """Throughput that jobs report of themselves."""
+    SHARING = "sharing"
+    """GPUs that several jobs may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,16 @@ def lacks(planning: Planning) -> list[Lack]:
     policy, written = planning.policy, planning.seat.written
     jobs = [job for job in list(planning.book.jobs.values()) if job.phase not in ENDED]
     found = []
-    if policy.uses_stages and (without := _without_stages(planning, jobs)):
-        of = plural(len(jobs), "job")
-        text = f"Policy {written} weaves jobs by their stage times, which are unknown for {without:,} of {of}"
-        found.append(Lack(Input.STAGES, without, f"{text}: name a --model that `gpuloom profiles list` has."))
-    if policy.weaves or policy.spills_memory:
-        found += _memory(planning, jobs, woven=policy.weaves)
+    if policy.max_jobs_per_gpu > 1 and jobs and not shares_gpus(list(planning.book.nodes.values())):
+        text = f"Policy {written} puts jobs together on a GPU, and in this cluster a GPU is given to one pod alone"
+        found.append(Lack(Input.SHARING, len(jobs), f"{text}: each job has its GPUs for itself."))
+    else:
+        if policy.uses_stages and (without := _without_stages(planning, jobs)):
+            of = plural(len(jobs), "job")
+            text = f"Policy {written} weaves jobs by their stage times, which are unknown for {without:,} of {of}"
+            found.append(Lack(Input.STAGES, without, f"{text}: name a --model that `gpuloom profiles list` has."))
+        if policy.weaves or policy.spills_memory:
+            found += _memory(planning, jobs, woven=policy.weaves)
     if policy.rewarded:
         found += _rewards(planning, jobs)
     if policy.resizes and jobs:

@@ -156,6 +156,8 @@ class World:
             workload = _alone_until_measured(workload, cluster)
             if apart and (pairs := apart.among([(alike(job), job.gpus) for job in ordered])) is not None:
                 workload = replace(workload, pairs=pairs)
+        if policy.max_jobs_per_gpu > 1 and not fleet.shares:
+            workload = _whole_gpus(workload, cluster)
         if policy.pairs:
             workload = replace(workload, kernel_pairs=kernels.of(self.jobs, *columns.kernels()))
         self.workload = workload = with_speeds(workload, cluster)
@@ -332,6 +334,19 @@ def _alone_until_measured(workload: Workload, cluster: Cluster) -> Workload:
     unknown = np.ones(len(workload), dtype=bool) if memory_mib is None else np.isnan(memory_mib)
     return (
         replace(workload, stage_s=np.where(unknown[:, None], np.nan, workload.stage_s)) if unknown.any() else workload
+    )
+
+
+def _whole_gpus(workload: Workload, cluster: Cluster) -> Workload:
+    """Jobs of which no two go on one GPU: their stages are unknown, and each needs a GPU's memory (of the smallest one,
+    so that all GPUs that may run it still do)."""
+    known = [float(mib) for node in cluster.nodes if (mib := node.gpu_memory_mib) is not None]
+    memory_mib, stage_s = workload.gpu_memory_mib, workload.stage_s
+    if known:
+        own = np.full(len(workload), np.nan) if memory_mib is None else memory_mib
+        memory_mib = np.fmax(own, min(known))
+    return replace(
+        workload, gpu_memory_mib=memory_mib, stage_s=None if stage_s is None else np.full_like(stage_s, np.nan)
     )
 
 

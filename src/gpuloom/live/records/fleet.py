@@ -28,13 +28,14 @@ class Fleet:
     """A cluster made of the GPUs that may be given away, and which ones these are.
 
     GPU number i of the cluster's node n is GPU `slots[n][i]` of the machine `names[n]`. A machine with several GPU
-    models is one node for each, as a gang stays on one model.
+    models is one node for each, as a gang stays on one model. shares: several jobs may have one of its GPUs.
     """
 
     cluster: Cluster
     names: tuple[str, ...]
     slots: tuple[tuple[int, ...], ...]
     at: Mapping[Slot, tuple[int, int]]
+    shares: bool = True
 
     def allocation(self, placement: Placement) -> Allocation:
         """The GPUs of a placement by their real names."""
@@ -111,6 +112,7 @@ def fleet_of(nodes: Iterable[NodeRecord], *, without: Collection[Slot] = (), eve
     Args:
         everything: GPUs and nodes that are out of service as well (can a job ever be placed?).
     """
+    nodes = list(nodes)
     made: list[Node] = []
     names: list[str] = []
     slots: list[tuple[int, ...]] = []
@@ -142,7 +144,12 @@ def fleet_of(nodes: Iterable[NodeRecord], *, without: Collection[Slot] = (), eve
     if not made:
         return None
     at = {(names[n], gpu): (n, bit) for n, gpus in enumerate(slots) for bit, gpu in enumerate(gpus)}
-    return Fleet(Cluster(tuple(made), name="live"), tuple(names), tuple(slots), at)
+    return Fleet(Cluster(tuple(made), name="live"), tuple(names), tuple(slots), at, shares_gpus(nodes))
+
+
+def shares_gpus(nodes: Iterable[NodeRecord]) -> bool:
+    """Whether several jobs may have one GPU. A device plugin of Kubernetes gives each GPU to one pod."""
+    return not any(node.source is NodeSource.KUBERNETES for node in nodes)
 
 
 def _memory_mib(record: NodeRecord, model: str) -> int | None:

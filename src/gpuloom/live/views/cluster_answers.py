@@ -133,7 +133,7 @@ class FailureView(TypedDict):
 class LackView(TypedDict):
     """An input that the policy uses and that is unknown."""
 
-    input: Literal["stages", "memory", "sizes", "speeds", "ratios", "rates"]  # live/planning/lacks.py, Input
+    input: Literal["stages", "memory", "sizes", "speeds", "ratios", "rates", "sharing"]  # live/planning/lacks.py, Input
     jobs: Annotated[int, "Of how many jobs."]
     text: str
 

@@ -1,0 +1,1 @@
+"""Members of attempts as pods of a Kubernetes cluster: made by Volcano, held by a gate, pinned to their nodes."""

@@ -1,0 +1,613 @@
+"""Attempts as Volcano Jobs of one namespace: follows what is seen of them, writes what is wanted, tells their nodes.
+
+A thread looks after each change (`wanted.py` says what is to be written); some others write. Nothing is kept here that
+the cluster does not have too: whoever begins anew finds it there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpuloom.core.end_reason import EndReason
+from gpuloom.core.errors import InputError
+from gpuloom.executors.kubernetes.manifest import Setup, direct_name, manifest, pinned
+from gpuloom.executors.kubernetes.marks import ENDED_BY, FINALIZER, HOME, LIMIT, RUN, attempt_of, name_of, run_of
+from gpuloom.executors.kubernetes.pod_logs import PodFiles, Sight
+from gpuloom.executors.kubernetes.pods import Group, Pod, group_of, hopeless, job_of, pod_of
+from gpuloom.executors.kubernetes.wanted import (
+    Attempt,
+    CreateJob,
+    DeleteJob,
+    DeletePod,
+    LetIn,
+    Member,
+    Note,
+    Open,
+    Release,
+    Seen,
+    SetLimit,
+    Stop,
+    TakeEnd,
+    Write,
+    end_of,
+    end_without_pod,
+    found_of,
+    status_of,
+    writes_for,
+)
+from gpuloom.executors.launchers import DIRECT
+from gpuloom.executors.local_files import run_directory
+from gpuloom.executors.node import RunSpec
+from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunStatus
+from gpuloom.executors.wire import NOTICE_FILE, write_atomic
+from gpuloom.kubernetes.api import Api, ApiError, Object
+from gpuloom.kubernetes.informer import Informer
+from gpuloom.threads import Worker
+
+log = logging.getLogger("gpuloom.kubernetes")
+
+WRITERS = 8
+REPEAT_S = 3.0
+"""A write whose effect is not seen after so long is made once more."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+UNSEEN_S = 30.0
+"""A Job that was made and is not seen after so long is made once more, which changes nothing if it is there."""
+LOG_TRIES = 3
+SETTLE_S = 30.0
+CLOSE_S = 2.0
+_JOBS = "/apis/batch.volcano.sh/v1alpha1"
+_GROUPS = "/apis/scheduling.volcano.sh/v1beta1"
+
+
+@dataclass(slots=True)
+class _Own:
+    """What this process keeps of an attempt beside what is wanted. done: writes, and when. later_s: nothing is written
+    before, as something failed. since: what a pod waits for, and since when."""
+
+    attempt: Attempt
+    done: dict[Write, float] = field(default_factory=dict)
+    busy: bool = False
+    failures: int = 0
+    later_s: float = 0.0
+    problem: str = ""
+    since: dict[int, tuple[str, float]] = field(default_factory=dict)
+    job_seen: bool = False
+    made_s: float | None = None
+    log_tries: dict[int, int] = field(default_factory=dict)
+
+
+class PodCluster:
+    """`start` it, then make nodes of it (`PodNode`). Every call may come from any thread, and none but `start` waits.
+
+    Args:
+        resource_of: the name under which a node offers its GPUs. changed: called when pods have changed.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        setup: Setup,
+        resource_of: Callable[[str], str],
+        *,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.api, self.setup, self._resource_of, self._changed = api, setup, resource_of, changed
+        self._lock = threading.RLock()
+        self._news, self._ended, self._looked = threading.Event(), threading.Event(), threading.Event()
+        self._own: dict[str, _Own] = {}
+        self._seen: dict[str, Seen] = {}
+        self._listeners: dict[str, OnStatus] = {}
+        labels, space = f"{HOME}={setup.home}", f"namespaces/{setup.namespace}"
+
+        def informer(path: str, read: Callable[[Any], Any], *, mine: bool, built_in: bool = False) -> Informer[Any]:
+            return Informer(
+                api, path, read, self._news.set, self._ended.wait, built_in=built_in, labels=labels if mine else ""
+            )
+
+        self._pods: Informer[Pod] = informer(f"/api/v1/{space}/pods", pod_of, mine=True, built_in=True)
+        self._jobs = informer(f"{_JOBS}/{space}/jobs", job_of, mine=True)
+        self._groups: Informer[Group] = informer(f"{_GROUPS}/{space}/podgroups", group_of, mine=False)
+        self._lists = (self._pods, self._jobs, self._groups)
+        self._watches = [Worker(f"watch {one.path}", one.run) for one in self._lists]
+        self._worker = Worker("pods", self._run)
+        self._writers = ThreadPoolExecutor(WRITERS, "kubernetes-write")
+        self.files = PodFiles(api, setup.runs, self._sight, shared=bool(setup.claim))
+
+    def start(self, patience_s: float = SETTLE_S) -> None:
+        """Read the lists, and begin to look.
+
+        Raises:
+            ExecutorError: they can't be read, or the cluster has no Volcano.
+        """
+        until_s = time.monotonic() + patience_s
+        for worker in (*self._watches, self._worker):
+            if not worker.start():
+                raise ExecutorError(worker.problem)
+        for one in self._lists:
+            while not one.settled.wait(0.05):
+                if time.monotonic() > until_s:
+                    raise ExecutorError(one.problem or f"{self.api.name}: {one.path} was not read in {patience_s:g} s")
+        if why := next((one.absent for one in self._lists if one.absent), ""):
+            raise ExecutorError(f"{why}; jobs are run as Volcano Jobs: is Volcano installed, and may they be read?")
+        self._news.set()
+        self._looked.wait(max(until_s - time.monotonic(), 1.0))
+
+    def close(self) -> None:
+        """Let go; what runs goes on. What was acknowledged is taken away first, if that does not take long. Whoever
+        made the API closes it, after this."""
+        until_s = time.monotonic() + CLOSE_S
+        while time.monotonic() < until_s and self._worker.alive and self._to_take_away():
+            self._ended.wait(0.02)
+        self._ended.set()
+        self._news.set()
+        self._worker.end(5.0)
+        self._writers.shutdown(wait=True, cancel_futures=True)
+
+    def _to_take_away(self) -> bool:
+        with self._lock:
+            return any(own.attempt.forgotten and not own.problem for own in self._own.values())
+
+    def join(self) -> None:
+        """Once the API is closed: wait for those who watch."""
+        for one in self._watches:
+            one.end(5.0)
+
+    @property
+    def problem(self) -> str:
+        """'' or what is wrong now."""
+        told = [one.problem or one.absent for one in self._lists]
+        told += [one.problem for one in (*self._watches, self._worker)]
+        with self._lock:
+            told += [own.problem for own in self._own.values()]
+        return "; ".join(dict.fromkeys(text for text in told if text))
+
+    def own_pods(self) -> list[Pod]:
+        """All pods of attempts, as they are now."""
+        return self._pods.items()
+
+    # -- what nodes are asked ---------------------------------------------------------------------------------------
+
+    def listen(self, node: str, on_status: OnStatus | None) -> None:
+        """Tell of the runs of a node from now on; None: no more."""
+        with self._lock:
+            if on_status is None:
+                self._listeners.pop(node, None)
+            else:
+                self._listeners[node] = on_status
+
+    def runs(self, node: str) -> list[RunStatus]:
+        """What is known of the runs of a node. Raises ExecutorError: nothing was read yet."""
+        if not self._looked.is_set():
+            raise ExecutorError(f"{self.api.name}: the pods were not read yet")
+        with self._lock:
+            return [
+                self._status(own.attempt, rank)
+                for own in self._own.values()
+                for rank, member in own.attempt.members.items()
+                if member.node == node and not member.acknowledged
+            ]
+
+    def start_run(self, node: str, spec: RunSpec) -> None:
+        """Start a member; once all of its attempt are asked for, its Job is made."""
+        name = attempt_of(spec.run)
+        with self._lock:
+            own = self._own.get(name)
+            if own is None:
+                nodes = [peer.node for peer in spec.peers] or [node]
+                members = {rank: Member(one, spec.hold) for rank, one in enumerate(nodes)}
+                own = self._own[name] = _Own(Attempt(name, members))
+            member = own.attempt.members[spec.rank]
+            if member.spec is None:
+                member.spec, member.limit_s = spec, spec.limit_s
+                member.go = member.go or not spec.hold
+                member.told = None  # whoever asks hears how it is
+        self._news.set()
+
+    def go(self, run: str) -> None:
+        """Let a prepared run begin."""
+        self._on(run, lambda member: setattr(member, "go", True))
+
+    def stop(self, run: str, reason: EndReason, grace_s: float) -> None:
+        """End a run; of several times the earliest counts, and the first reason."""
+        until_s = time.monotonic() + grace_s
+
+        def stop(member: Member) -> None:
+            before = member.stop
+            if before is None:
+                member.stop = Stop(reason, until_s)
+            elif until_s < before.until_s:
+                member.stop = Stop(before.reason, until_s)
+
+        self._on(run, stop)
+
+    def limit(self, run: str, limit_s: float | None) -> None:
+        """Change a time limit."""
+
+        def limit(member: Member) -> None:
+            member.limit_s, member.limited = limit_s, True
+
+        self._on(run, limit)
+
+    def acknowledge(self, run: str) -> None:
+        """Its end is written down."""
+
+        def acknowledge(member: Member) -> None:
+            member.acknowledged = True
+
+        self._on(run, acknowledge)
+        self.files.forget(run)
+
+    def give_up(self, node: str) -> None:
+        """A node is gone, and with it what ran there: nobody will ask for its runs any more."""
+        with self._lock:
+            for own in self._own.values():
+                for member in own.attempt.members.values():
+                    if member.node == node:
+                        member.stop = member.stop or Stop(EndReason.NODE, time.monotonic())
+                        member.acknowledged = True
+        self._news.set()
+
+    def _on(self, run: str, do: Callable[[Member], None]) -> None:
+        with self._lock:
+            if (found := self._member(run)) is not None:
+                do(found[1])
+        self._news.set()
+
+    def _member(self, run: str) -> tuple[_Own, Member, int] | None:
+        own = self._own.get(attempt_of(run))
+        for rank, member in own.attempt.members.items() if own is not None else ():
+            if run_of(own.attempt.name, rank) == run:  # type: ignore[union-attr]
+                return own, member, rank  # type: ignore[return-value]
+        return None
+
+    def _sight(self, run: str) -> Sight | None:
+        with self._lock:
+            found = self._member(run)
+            if found is None:
+                return None
+            own, member, rank = found
+            pod = self._seen.get(own.attempt.name, Seen()).pods.get(rank)
+            return Sight(self.setup.namespace, pod, member.ended)
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        due_s: float | None = None
+        while not self._ended.is_set():
+            self._news.wait(None if due_s is None else max(due_s - time.monotonic(), 0.0))
+            self._news.clear()
+            if all(one.settled.is_set() for one in self._lists):
+                due_s = self._look()
+                if not self._ends_to_take():
+                    self._looked.set()
+                self._changed()
+
+    def _look(self) -> float | None:
+        """See what has changed, tell of it, and have written what is to be written. When to look again."""
+        now_s, dues, tell = time.monotonic(), list[float](), list[tuple[OnStatus, RunStatus]]()
+        with self._lock:
+            self._see()
+            for name, own in list(self._own.items()):
+                seen = self._seen.get(name, Seen())
+                dues += self._update(own, seen, now_s)
+                for rank, member in own.attempt.members.items():
+                    status = self._status(own.attempt, rank)
+                    if member.acknowledged or status == member.told:
+                        continue
+                    member.told = status
+                    if (listener := self._listeners.get(member.node)) is not None:
+                        tell.append((listener, status))
+                if own.attempt.forgotten and seen.job is None and not seen.pods and not own.busy:
+                    del self._own[name]
+                    continue
+                dues += self._have_written(own, seen, now_s)
+        for listener, status in tell:
+            listener(status)
+        return min(dues, default=None)
+
+    def _ends_to_take(self) -> bool:
+        """Whether pods are over whose ends are not taken down yet."""
+        with self._lock:
+            return any(
+                pod.over and own.attempt.members[rank].ended is None
+                for own in self._own.values()
+                for rank, pod in self._seen.get(own.attempt.name, Seen()).pods.items()
+            )
+
+    def _see(self) -> None:
+        pods: dict[str, dict[int, Pod]] = {}
+        for pod in self._pods.items():
+            pods.setdefault(pod.attempt, {})[pod.rank] = pod
+        jobs = {job.attempt: job for job in self._jobs.items()}
+        groups = {group.owner: group for group in self._groups.items()}
+        self._seen = {}
+        for name in jobs.keys() | pods.keys():
+            job = jobs.get(name)
+            group = groups.get(job.uid) if job is not None else None
+            self._seen[name] = Seen(job, group, pods.get(name, {}))
+            if name not in self._own:
+                one = job if job is not None else next(iter(pods[name].values()))
+                self._own[name] = _Own(found_of(name, one.members, hold=one.hold))
+
+    def _update(self, own: _Own, seen: Seen, now_s: float) -> list[float]:
+        """Take up what is seen of an attempt. When there is something to do even if nothing else changes."""
+        attempt, dues = own.attempt, list[float]()
+        if seen.job is not None:
+            own.job_seen = attempt.made = True
+        elif own.job_seen:
+            attempt.gone = True
+        elif attempt.made and own.made_s is not None and now_s - own.made_s > UNSEEN_S:
+            attempt.made, own.made_s = False, None
+        elif attempt.made and not seen.pods and own.made_s is None:  # it was found, and is gone before it was looked at
+            attempt.gone = True
+        for rank, member in attempt.members.items():
+            pod = seen.pods.get(rank)
+            if pod is not None and not pod.gated and pod.uid != member.pod and member.pod == "":
+                member.pod = pod.uid
+            if pod is not None and pod.going and pod.began_s is not None and member.began_s is None:
+                member.began_s = now_s
+                if member.spec is None:  # it was found: by the cluster's clock, at most as long as it runs for us
+                    member.began_s -= max(time.time() - pod.began_s, 0.0)
+            if pod is not None and member.spec is None and not member.limited:
+                member.limit_s = pod.limit_s
+            dues += self._limit(member, pod, now_s)
+            dues += self._patience(own, rank, member, pod, now_s)
+            if member.ended is None and (how := end_without_pod(attempt, rank, seen)) is not None:
+                member.ended = how
+        return dues
+
+    def _limit(self, member: Member, pod: Pod | None, now_s: float) -> list[float]:
+        if member.began_s is None or member.limit_s is None or member.stop is not None or member.ended is not None:
+            return []
+        if pod is None or pod.over:
+            return []
+        due_s = member.began_s + member.limit_s
+        if now_s < due_s:
+            return [due_s]
+        grace_s = pod.grace_s if member.spec is None else member.spec.grace_s
+        member.stop = Stop(EndReason.TIMED_OUT, now_s + grace_s)
+        return []
+
+    def _patience(self, own: _Own, rank: int, member: Member, pod: Pod | None, now_s: float) -> list[float]:
+        """Give a pod up that has not begun, where nothing of what it waits for has changed for long."""
+        found = hopeless(pod) if pod is not None and member.stop is None and member.failed is None else None
+        if found is None:
+            own.since.pop(rank, None)
+            return []
+        patience_s, how = found
+        what, since_s = own.since.get(rank, ("", now_s))
+        kind = how.cause.value
+        if what != kind:
+            since_s = now_s
+        own.since[rank] = kind, since_s
+        if now_s - since_s < patience_s:
+            return [since_s + patience_s]
+        member.failed = how
+        return []
+
+    def _status(self, attempt: Attempt, rank: int) -> RunStatus:
+        return status_of(attempt, rank, self._seen.get(attempt.name, Seen()).pods.get(rank))
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def _have_written(self, own: _Own, seen: Seen, now_s: float) -> list[float]:
+        if own.busy or self._ended.is_set():
+            return []
+        wanted = writes_for(own.attempt, seen, now_s, time.time())
+        own.done = {write: at_s for write, at_s in own.done.items() if now_s - at_s < REPEAT_S}
+        due = [write for write in wanted if write not in own.done]
+        dues = [at_s + REPEAT_S for at_s in own.done.values()]
+        group = seen.group
+        if group is not None and not group.let_in and not seen.pods:
+            dues.append(now_s + 1.0)
+        if own.made_s is not None and not own.job_seen:
+            dues.append(own.made_s + UNSEEN_S + 0.1)
+        if not due:
+            return dues
+        if now_s < own.later_s:
+            return [*dues, own.later_s]
+        own.busy = True
+        self._writers.submit(self._write_all, own, due, seen)
+        return dues
+
+    def _write_all(self, own: _Own, writes: list[Write], seen: Seen) -> None:
+        problem, pause_s = "", 0.0
+        try:
+            for write in writes:
+                self._write(own, write, seen)
+                with self._lock:
+                    own.done[write] = time.monotonic()
+        except (ApiError, ExecutorError, OSError) as error:
+            problem = str(error)
+            pause_s = getattr(error, "retry_after_s", None) or 0.0
+        except BaseException as error:
+            log.critical("attempt %s: %s", own.attempt.name, error, exc_info=True)
+            problem = f"attempt {own.attempt.name}: {type(error).__name__}: {error}"
+        finally:
+            with self._lock:
+                own.busy = False
+                if problem and problem != own.problem:
+                    log.warning("%s", problem)
+                own.problem = problem
+                own.failures = own.failures + 1 if problem else 0
+                if problem:
+                    least_s = min(FIRST_PAUSE_S * 2.0 ** (own.failures - 1), LONGEST_PAUSE_S)
+                    own.later_s = time.monotonic() + max(pause_s, least_s)
+            self._news.set()
+
+    def _write(self, own: _Own, write: Write, seen: Seen) -> None:
+        """Carry one write out. Raises ApiError, ExecutorError, OSError: it is to be tried again."""
+        match write:
+            case CreateJob():
+                self._create(own)
+            case LetIn(group):
+                self._unless_gone(
+                    lambda: self.api.change(self._path(_GROUPS, "podgroups", group), {"status": {"phase": "Inqueue"}})
+                )
+            case Open(rank, uid):
+                self._open(own, rank, uid, seen)
+            case Note(rank, _, reason):
+                self._notice(own.attempt, rank)
+                path = self._pod_path(seen.pods[rank])
+                patch = {"metadata": {"annotations": {ENDED_BY: reason}}}
+                self._unless_gone(lambda: self.api.change(path, patch))
+            case SetLimit(rank, _, limit_s):
+                text = None if limit_s is None else f"{limit_s:g}"
+                path = self._pod_path(seen.pods[rank])
+                self._unless_gone(lambda: self.api.change(path, {"metadata": {"annotations": {LIMIT: text}}}))
+            case DeleteJob(name, uid):
+                path = self._path(_JOBS, "jobs", name)
+                # Without a policy it would leave its pods behind, running.
+                self._unless_gone(
+                    lambda: self.api.delete(path, propagationPolicy="Background", preconditions={"uid": uid})
+                )
+            case DeletePod(rank, uid, until_s):
+                # 0 would take the pod away before anybody has seen that its processes are gone.
+                grace_s = max(round(until_s - time.monotonic()), 1)
+                path = self._pod_path(seen.pods[rank])
+                self._unless_gone(lambda: self.api.delete(path, gracePeriodSeconds=grace_s, preconditions={"uid": uid}))
+            case TakeEnd(rank, _):
+                self._take_end(own, rank, seen.pods[rank])
+            case Release(rank, _):
+                self._release(seen.pods[rank])
+
+    def _create(self, own: _Own) -> None:
+        attempt = own.attempt
+        with self._lock:
+            specs = [member.spec for _, member in sorted(attempt.members.items())]
+        asked = [spec for spec in specs if spec is not None]
+        name, path = name_of(attempt.name), self._path(_JOBS, "jobs")
+        try:
+            nodes = [member.node for member in attempt.members.values()]
+            made = manifest(asked, nodes, self.setup, [self._resource_of(node) for node in nodes])
+        except InputError as error:
+            self._refuse(own, Cause.JOB, str(error))
+            return
+        if self.setup.claim:
+            for spec in asked:
+                folder = run_directory(self.setup.runs, spec.run)
+                folder.mkdir(parents=True, exist_ok=True)
+                os.chmod(folder, 0o777)  # noqa: S103 - pods may run as any user
+        try:
+            if made.direct:
+                self._make_direct()
+            if made.secret is not None:
+                self._make_once("secrets", made.secret)
+            job = self.api.create(path, made.job)
+        except ApiError as error:
+            if error.status == 409:
+                job = self.api.get(f"{path}/{name}")
+                there = job["metadata"].get("labels") or {}
+                if (there.get(HOME), there.get(RUN)) != (self.setup.home, attempt.name):
+                    self._refuse(own, Cause.EXECUTOR, f"there is another Volcano Job {name} in {self.setup.namespace}")
+                    return
+            elif error.status in (400, 413, 422):
+                self._refuse(own, Cause.JOB, f"Kubernetes refuses it: {error}")
+                return
+            elif error.status in (403, 404):
+                self._refuse(own, Cause.EXECUTOR, f"no Volcano Job can be made: {error}")
+                return
+            else:
+                raise
+        if made.secret is not None:
+            self._give_to(job, "secrets", name)
+        with self._lock:
+            attempt.made, own.made_s = True, time.monotonic()
+
+    def _refuse(self, own: _Own, cause: Cause, message: str) -> None:
+        with self._lock:
+            own.attempt.refused = RunExit(None, None, EndReason.NOT_STARTED, message, time.time(), cause=cause)
+
+    def _make_direct(self) -> None:
+        name = direct_name()
+        about = {"name": name, "namespace": self.setup.namespace, "labels": {"app.kubernetes.io/managed-by": "gpuloom"}}
+        item = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": about,
+            "immutable": True,
+            "data": {"direct.py": Path(DIRECT).read_text()},
+        }
+        self._make_once("configmaps", item)
+
+    def _make_once(self, plural: str, item: Object) -> None:
+        try:
+            self.api.create(self._path("/api/v1", plural), item)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+
+    def _give_to(self, job: Object, plural: str, name: str) -> None:
+        """Have an object go when the Job goes."""
+        about = job["metadata"]
+        owner = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": about["name"], "uid": about["uid"]}
+        patch = {"metadata": {"ownerReferences": [owner]}}
+        self._unless_gone(lambda: self.api.change(self._path("/api/v1", plural, name), patch))
+
+    def _open(self, own: _Own, rank: int, uid: str, seen: Seen) -> None:
+        pod, member = seen.pods[rank], own.attempt.members[rank]
+        assert seen.job is not None  # noqa: S101 - else it is not to be opened
+        values = seen.job.values[rank] if rank < len(seen.job.values) else {}
+        with self._lock:
+            if member.stop is not None:
+                return
+            member.pod = uid  # it may have been let go, whatever is answered
+        try:
+            self.api.change(self._pod_path(pod), pinned(pod.item, member.node, values))
+        except ApiError as error:
+            # 422: its gate is gone, or it has changed since; what is seen next tells.
+            if error.status not in (404, 422):
+                raise
+
+    def _notice(self, attempt: Attempt, rank: int) -> None:
+        stop = attempt.members[rank].stop
+        if not self.setup.claim or stop is None:
+            return
+        folder = run_directory(self.setup.runs, run_of(attempt.name, rank))
+        deadline_s = time.time() + stop.until_s - time.monotonic()
+        place = str(folder / NOTICE_FILE)
+        write_atomic(place, {"reason": stop.reason.value, "deadline_s": deadline_s})
+        os.chmod(place, 0o644)
+
+    def _take_end(self, own: _Own, rank: int, pod: Pod) -> None:
+        run = run_of(own.attempt.name, rank)
+        try:
+            self.files.take_rest(run)
+        except ExecutorError as error:
+            own.log_tries[rank] = tries = own.log_tries.get(rank, 0) + 1
+            if tries < LOG_TRIES:
+                raise
+            log.warning("run %s: the end of its log is lost: %s", run, error)
+        with self._lock:
+            own.attempt.members[rank].ended = end_of(own.attempt, rank, pod)
+
+    def _release(self, pod: Pod) -> None:
+        held = list(pod.item["metadata"].get("finalizers") or ())
+        place = f"/metadata/finalizers/{held.index(FINALIZER)}"
+        patch = [{"op": "test", "path": place, "value": FINALIZER}, {"op": "remove", "path": place}]
+        self._unless_gone(lambda: self.api.change(self._pod_path(pod), patch))
+        if pod.deleted_s is None:  # its Job is gone, and nobody else would take it away
+            self._unless_gone(lambda: self.api.delete(self._pod_path(pod), preconditions={"uid": pod.uid}))
+
+    def _unless_gone(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except ApiError as error:
+            # 409: one of the same name is there by now; 422: a test failed, as it has changed. What is seen next tells.
+            if error.status not in (404, 409, 422):
+                raise
+
+    def _pod_path(self, pod: Pod) -> str:
+        return self._path("/api/v1", "pods", pod.name)
+
+    def _path(self, group: str, plural: str, name: str = "") -> str:
+        path = f"{group}/namespaces/{self.setup.namespace}/{plural}"
+        return f"{path}/{name}" if name else path

@@ -1,0 +1,93 @@
+"""By what an attempt's objects in Kubernetes are known: names, labels, annotations. They are all that is needed to find
+out, after a restart, what belongs to which attempt and member."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuloom.core.run_name import run_name_of
+
+GATE = "gpuloom.io/queue"
+"""The scheduling gate that holds a pod until it is told to begin."""
+FINALIZER = "gpuloom.io/end"
+"""Keeps a pod, and with it its exit code, until its end is written down."""
+
+HOME = "gpuloom.io/home"
+RUN = "gpuloom.io/run"
+"""Labels: of which scheduler's home, and of which attempt."""
+MEMBERS = "gpuloom.io/members"
+"""Annotation: [[node, GPUs], …] of the members in the order of ranks."""
+VALUES = "gpuloom.io/values"
+"""Annotation of a Job: what its pods get when they are pinned, in the order of ranks."""
+RANK = "gpuloom.io/rank"
+HOLD = "gpuloom.io/hold"
+"""Annotation: its pods begin only when they are told to; else each as soon as it is there."""
+ENDED_BY = "gpuloom.io/ended-by"
+"""Annotation: why gpuloom ended it (a word of `EndReason`)."""
+LIMIT = "gpuloom.io/limit-s"
+GRACE = "gpuloom.io/grace-s"
+VALUE = "gpuloom.io/value-"
+"""Annotations with the values of variables that differ between members: gpuloom.io/value-NAME."""
+
+TASK, INDEX = "volcano.sh/task-spec", "volcano.sh/task-index"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Members with the same number of GPUs. ranks: the pod with index i is the member of rank ranks[i]."""
+
+    name: str
+    gpus: int
+    ranks: tuple[int, ...]
+
+
+def tasks_of(counts: Sequence[int]) -> list[Task]:
+    """The tasks of an attempt. counts: GPUs of its members, in the order of ranks."""
+    of_count: dict[int, list[int]] = {}
+    for rank, count in enumerate(counts):
+        of_count.setdefault(count, []).append(rank)
+    names = {count: f"worker-{count}" if number else "worker" for number, count in enumerate(of_count)}
+    return [Task(names[count], count, tuple(ranks)) for count, ranks in of_count.items()]
+
+
+def name_of(attempt: str) -> str:
+    """The name of an attempt's Volcano Job, and of its Service: of at most 63 letters, as DNS wants it."""
+    return f"gpuloom-{attempt.replace('.', '-').lower()}"
+
+
+def attempt_of(run: str) -> str:
+    """The attempt of a member's run."""
+    name = run_name_of(run)
+    return run if name is None else str(name._replace(member=0))
+
+
+def run_of(attempt: str, rank: int) -> str:
+    """The run of the member of this rank."""
+    name = run_name_of(attempt)
+    return attempt if name is None else str(name._replace(member=rank))
+
+
+def host_of(attempt: str, counts: Sequence[int], rank: int) -> str:
+    """The stable name at which a member is reached by the others, in their namespace."""
+    task = next(one for one in tasks_of(counts) if rank in one.ranks)
+    name = name_of(attempt)
+    return f"{name}-{task.name}-{task.ranks.index(rank)}.{name}"
+
+
+def members_in(annotations: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """(node, GPUs) of each member; () if that is not said, or not so that it can be read."""
+    try:
+        return tuple((str(node), int(gpus)) for node, gpus in json.loads(annotations[MEMBERS]))
+    except (KeyError, ValueError, TypeError):
+        return ()
+
+
+def values_in(annotations: Mapping[str, Any]) -> tuple[dict[str, str], ...]:
+    """By rank, the annotations that a pod gets when it is pinned; () if that can't be read."""
+    try:
+        return tuple({str(name): str(text) for name, text in one.items()} for one in json.loads(annotations[VALUES]))
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return ()

@@ -1,0 +1,279 @@
+"""What is wanted of an attempt, what is seen of it, and from both what is to be written next. No I/O.
+
+Whoever carries the writes out calls again after each change: a write that was lost, or whose answer was, is asked for
+once more, and none does harm twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuloom.core.end_reason import EndReason
+from gpuloom.executors.kubernetes.marks import run_of
+from gpuloom.executors.kubernetes.pods import Group, Job, Pod, exit_of
+from gpuloom.executors.node import RunSpec
+from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus
+
+SLACK_S = 1.5
+"""Earlier ends than those that are written down are asked for if they are earlier by so much: times are in seconds."""
+LET_IN_S = 5.0
+"""A PodGroup of which Volcano's scheduler has said nothing for so long waits for nobody: there is no such scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A member is to end. until_s: monotonic; killed then."""
+
+    reason: EndReason
+    until_s: float
+
+
+@dataclass(slots=True)
+class Member:
+    """hold: it begins only when it is told to. spec: once it was asked for. ended: how, once that is known and its log
+    is here. began_s: monotonic, when it was first seen to run. failed: why it is given up though nobody stopped it.
+    pod: uid of the pod that was let go. limited: its time limit was changed."""
+
+    node: str
+    hold: bool = False
+    spec: RunSpec | None = None
+    go: bool = False
+    stop: Stop | None = None
+    failed: RunExit | None = None
+    ended: RunExit | None = None
+    acknowledged: bool = False
+    began_s: float | None = None
+    limit_s: float | None = None
+    limited: bool = False
+    pod: str = ""
+    told: RunStatus | None = None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """members: by rank. asked: since it was asked for by this process; one that was only found has no specs. made: its
+    Job was created, or is seen. gone: its Job was deleted, or is seen no more. refused: it can't be made."""
+
+    name: str
+    members: dict[int, Member]
+    made: bool = False
+    gone: bool = False
+    refused: RunExit | None = None
+
+    @property
+    def whole(self) -> bool:
+        return all(member.spec is not None for member in self.members.values())
+
+    @property
+    def forgotten(self) -> bool:
+        return all(member.acknowledged for member in self.members.values())
+
+    @property
+    def ends(self) -> bool:
+        """Something of it is to end, or has to be given up."""
+        return any(member.stop or member.failed for member in self.members.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the lists of the cluster have of an attempt. pods: by rank."""
+
+    job: Job | None = None
+    group: Group | None = None
+    pods: Mapping[int, Pod] = field(default_factory=dict)
+
+
+# -- writes --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CreateJob:
+    """Make its Volcano Job."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetIn:
+    """Let a PodGroup in, where Volcano's scheduler does not run."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Let a pod go, to its node."""
+
+    rank: int
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Write on a pod why it is ended."""
+
+    rank: int
+    uid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Its pods go with it; those that have run are kept by their finalizers."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Notice, and the end at a time. until_s: monotonic."""
+
+    rank: int
+    uid: str
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetLimit:
+    """Write a changed time limit on a pod. limit_s: seconds; None: none any more."""
+
+    rank: int
+    uid: str
+    limit_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeEnd:
+    """Fetch what is left of its log, and take its end down."""
+
+    rank: int
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Take our finalizer off."""
+
+    rank: int
+    uid: str
+
+
+Write = CreateJob | LetIn | Open | Note | DeleteJob | DeletePod | SetLimit | TakeEnd | Release
+
+
+def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list[Write]:
+    """What is to be written now. now_s: monotonic; wall_s: since the epoch."""
+    found: list[Write] = []
+    for rank, pod in seen.pods.items():
+        member = attempt.members.get(rank)
+        if member is not None and pod.over and member.ended is None:
+            found.append(TakeEnd(rank, pod.uid))
+    if attempt.forgotten:
+        if seen.job is not None and not seen.job.going_away:
+            return [DeleteJob(seen.job.name, seen.job.uid)]
+        if seen.job is None:  # else it would have the pod made again
+            return [Release(rank, pod.uid) for rank, pod in seen.pods.items() if pod.held]
+        return []
+    if attempt.ends or attempt.refused is not None:
+        return [*found, *_ending(attempt, seen, now_s, wall_s)]
+    if seen.job is None and not attempt.made:
+        return [CreateJob()] if attempt.whole else []
+    group = seen.group
+    waits = group is not None and not group.let_in and not group.judged and not seen.pods
+    if group is not None and waits and wall_s - group.created_s > LET_IN_S:
+        found.append(LetIn(group.name))
+    for rank, member in attempt.members.items():
+        one = seen.pods.get(rank)
+        if one is not None and one.gated:
+            # What differs between members is written on the Job.
+            if member.go and member.pod in ("", one.uid) and seen.job is not None:
+                found.append(Open(rank, one.uid))
+        elif one is not None and one.going and member.limited and one.limit_s != member.limit_s:
+            found.append(SetLimit(rank, one.uid, member.limit_s))
+    return found
+
+
+def _ending(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list[Write]:
+    notes: list[Write] = []
+    deletes: list[Write] = []
+    for rank, pod in seen.pods.items():
+        member = attempt.members[rank]
+        stop = member.stop
+        if pod.over or pod.gated or (stop is None and member.failed is None):
+            continue
+        if stop is not None and not pod.ended_by:
+            notes.append(Note(rank, pod.uid, stop.reason.value))
+            continue
+        until_s = now_s if stop is None else stop.until_s
+        ends_s = _ends_s(pod)
+        if ends_s is None or max(until_s - now_s, 1.0) + wall_s < ends_s - SLACK_S:
+            deletes.append(DeletePod(rank, pod.uid, 0.0 if stop is None else until_s))
+    if notes:
+        return notes
+    found: list[Write] = []
+    if seen.job is not None and not seen.job.going_away:
+        found.append(DeleteJob(seen.job.name, seen.job.uid))
+    return found + deletes
+
+
+def _ends_s(pod: Pod) -> float | None:
+    """When it will be killed, by the cluster's clock; None: it is not being ended."""
+    if pod.deleted_s is None:
+        return None
+    return pod.deleted_s + float(pod.item["metadata"].get("deletionGracePeriodSeconds") or 0.0)
+
+
+def status_of(attempt: Attempt, rank: int, pod: Pod | None) -> RunStatus:
+    """What is to be told of a member."""
+    member, run = attempt.members[rank], run_of(attempt.name, rank)
+    if member.ended is not None:
+        ran = member.began_s is not None or (member.ended.exit_code, member.ended.signal) != (None, None)
+        return RunStatus(run, RunPhase.EXITED, exit=member.ended, pod=member.pod if ran else "")
+    if pod is None or pod.gated:
+        if member.stop is not None or member.failed is not None or attempt.refused is not None:
+            return RunStatus(run, RunPhase.STOPPING)
+        return RunStatus(run, RunPhase.PREPARED if pod is not None and member.hold else RunPhase.STARTING)
+    began = pod.uid if pod.began_s is not None else ""
+    if member.stop is not None or pod.deleted_s is not None or member.failed is not None:
+        return RunStatus(run, RunPhase.STOPPING, pod=began)
+    if pod.over:  # its log is fetched
+        return member.told or RunStatus(run, RunPhase.RUNNING, pod=began)
+    if began:
+        return RunStatus(run, RunPhase.RUNNING, pod=began)
+    return RunStatus(run, RunPhase.PREPARED if member.hold else RunPhase.STARTING)
+
+
+def end_of(attempt: Attempt, rank: int, pod: Pod) -> RunExit:
+    """How a member ended whose pod is over."""
+    member, how = attempt.members[rank], exit_of(pod)
+    return how if member.failed is None or how.reason is not None else member.failed
+
+
+def end_without_pod(attempt: Attempt, rank: int, seen: Seen) -> RunExit | None:
+    """How a member ended of which no pod is left, or none was made; None: one may come, or is there."""
+    member, at_s, pod = attempt.members[rank], time.time(), seen.pods.get(rank)
+    again = pod is not None and pod.gated and member.pod not in ("", pod.uid)  # Volcano has made another one
+    if (pod is not None and not again) or member.ended is not None:
+        return None
+    there = seen.job is not None and not seen.job.going_away
+    if attempt.refused is not None and not there:
+        return attempt.refused
+    if member.failed is not None and not there:
+        return member.failed
+    if member.stop is not None and not there:
+        began = member.began_s is not None
+        why = "its pod was taken away before its end was seen" if began else "it was stopped before it started"
+        return RunExit(None, None, member.stop.reason, why, at_s)
+    if attempt.made and attempt.gone:
+        why = "its Volcano Job was deleted by somebody else"
+        return RunExit(None, None, EndReason.NODE, why, at_s, cause=Cause.NODE)
+    if member.pod and there:
+        why = "its pod was taken away by force before its end was seen"
+        return RunExit(None, None, EndReason.NODE, why, at_s, cause=Cause.NODE)
+    return None
+
+
+def found_of(name: str, members: Sequence[tuple[str, int]], *, hold: bool) -> Attempt:
+    """An attempt that is in the cluster, and that nobody here has asked for yet."""
+    return Attempt(name, {rank: Member(node, hold, go=not hold) for rank, (node, _) in enumerate(members)}, made=True)
