@@ -336,8 +336,11 @@ class TestHolding:
         bench.start(RUN, "sh", "-c", "exit 4", hold=True)
         bench.again()
         known = bench.known(RUN)
-        assert known is not None
-        assert known.phase is RunPhase.PREPARED
+        if bench.target.pods:  # what has not begun is known once it is asked for again
+            assert known is None
+        else:
+            assert known is not None
+            assert known.phase is RunPhase.PREPARED
         bench.node.start(bench.spec(RUN, "sh", "-c", "exit 5", hold=True))
         bench.node.go(RUN)
         assert bench.end(RUN).exit_code == 4

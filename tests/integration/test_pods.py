@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fake_kubernetes.cluster import NODE, POD, VCJOB, Cluster, pod
 from fake_kubernetes.kinds import BY_PATH
@@ -77,6 +78,35 @@ class World:
             self.process.wait()
         self.machines.__exit__()
         self.api.close()
+        assert asked(self.api) <= allowed(), "deploy/run-rbac.yaml gives all rights that are needed"
+
+
+def asked(api: FakeApi) -> set[tuple[bool, str, str, str]]:
+    """(in a namespace, group, resource, verb) of all that was asked of the API server."""
+    found = set()
+    for method, address in api.requests:
+        path, _, query = address.partition("?")
+        parts = path.strip("/").split("/")
+        group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
+        within = rest[0] == "namespaces"
+        kind, *names = rest[2:] if within else rest
+        resource = "/".join([kind, *names[1:]])
+        read = "get" if names else "watch" if "watch=1" in query else "list"
+        verb = {"GET": read, "POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
+        found.add((within, group, resource, verb))
+    return found
+
+
+def allowed() -> set[tuple[bool, str, str, str]]:
+    place = Path(__file__).resolve().parents[2] / "deploy" / "run-rbac.yaml"
+    return {
+        (item["kind"] == "Role", group, resource, verb)
+        for item in yaml.safe_load_all(place.read_text())
+        for rule in item.get("rules", ())
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
 
 
 @pytest.fixture

@@ -165,6 +165,7 @@ class PodNodes:
         if before is None or _frame(before) != _frame(record):
             port = self._ports.get(name) or PodNode(name, self.pods)
             self._ports[name] = port
+            self.pods.back(name)
             self._joining.joined(port, record, ())
         elif (known := self._scheduler.book.nodes.get(name)) is not None and len(known.gpus) == len(record.gpus):
             now_s = self._scheduler.clock.now()

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
-from gpuloom.executors.kubernetes.manifest import Setup, direct_name, manifest, pinned
+from gpuloom.executors.kubernetes.manifest import Manifest, Setup, direct_name, manifest, pinned
 from gpuloom.executors.kubernetes.marks import ENDED_BY, FINALIZER, HOME, LIMIT, RUN, attempt_of, name_of, run_of
 from gpuloom.executors.kubernetes.pod_logs import PodFiles, Sight
 from gpuloom.executors.kubernetes.pods import Group, Pod, group_of, hopeless, job_of, pod_of
@@ -27,7 +27,9 @@ from gpuloom.executors.kubernetes.wanted import (
     CreateJob,
     DeleteJob,
     DeletePod,
+    FindJob,
     LetIn,
+    MakeSecret,
     Member,
     Note,
     Open,
@@ -60,6 +62,8 @@ REPEAT_S = 3.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 UNSEEN_S = 30.0
 """A Job that was made and is not seen after so long is made once more, which changes nothing if it is there."""
+UNASKED_S = 300.0
+"""What was begun to be made, and nobody asks for, is taken away after so long: no record knows of it."""
 LOG_TRIES = 3
 SETTLE_S = 30.0
 CLOSE_S = 2.0
@@ -81,6 +85,7 @@ class _Own:
     since: dict[int, tuple[str, float]] = field(default_factory=dict)
     job_seen: bool = False
     made_s: float | None = None
+    found_s: float = field(default_factory=time.monotonic)
     log_tries: dict[int, int] = field(default_factory=dict)
 
 
@@ -105,6 +110,8 @@ class PodCluster:
         self._own: dict[str, _Own] = {}
         self._seen: dict[str, Seen] = {}
         self._listeners: dict[str, OnStatus] = {}
+        self._gone: set[str] = set()
+        """Nodes that were given up; whoever has not heard of that yet may still ask for runs there."""
         labels, space = f"{HOME}={setup.home}", f"namespaces/{setup.namespace}"
 
         def informer(path: str, read: Callable[[Any], Any], *, mine: bool, built_in: bool = False) -> Informer[Any]:
@@ -184,7 +191,9 @@ class PodCluster:
                 self._listeners[node] = on_status
 
     def runs(self, node: str) -> list[RunStatus]:
-        """What is known of the runs of a node. Raises ExecutorError: nothing was read yet."""
+        """What is known of the runs of a node. Of an attempt that a scheduler before began to make nothing is told
+        until it is asked for again: what it takes to go on with it is not in the cluster. Raises ExecutorError: nothing
+        was read yet."""
         if not self._looked.is_set():
             raise ExecutorError(f"{self.api.name}: the pods were not read yet")
         with self._lock:
@@ -192,7 +201,7 @@ class PodCluster:
                 self._status(own.attempt, rank)
                 for own in self._own.values()
                 for rank, member in own.attempt.members.items()
-                if member.node == node and not member.acknowledged
+                if member.node == node and not member.acknowledged and not own.attempt.unasked
             ]
 
     def start_run(self, node: str, spec: RunSpec) -> None:
@@ -204,6 +213,7 @@ class PodCluster:
                 nodes = [peer.node for peer in spec.peers] or [node]
                 members = {rank: Member(one, spec.hold) for rank, one in enumerate(nodes)}
                 own = self._own[name] = _Own(Attempt(name, members))
+                self._give_up_on(own, self._gone)
             member = own.attempt.members[spec.rank]
             if member.spec is None:
                 member.spec, member.limit_s = spec, spec.limit_s
@@ -248,12 +258,21 @@ class PodCluster:
     def give_up(self, node: str) -> None:
         """A node is gone, and with it what ran there: nobody will ask for its runs any more."""
         with self._lock:
+            self._gone.add(node)
             for own in self._own.values():
-                for member in own.attempt.members.values():
-                    if member.node == node:
-                        member.stop = member.stop or Stop(EndReason.NODE, time.monotonic())
-                        member.acknowledged = True
+                self._give_up_on(own, {node})
         self._news.set()
+
+    def back(self, node: str) -> None:
+        """A node of this name is there, for the first time or again."""
+        with self._lock:
+            self._gone.discard(node)
+
+    def _give_up_on(self, own: _Own, nodes: Collection[str]) -> None:
+        for member in own.attempt.members.values():
+            if member.node in nodes:
+                member.stop = member.stop or Stop(EndReason.NODE, time.monotonic())
+                member.acknowledged = True
 
     def _on(self, run: str, do: Callable[[Member], None]) -> None:
         with self._lock:
@@ -300,12 +319,13 @@ class PodCluster:
                 dues += self._update(own, seen, now_s)
                 for rank, member in own.attempt.members.items():
                     status = self._status(own.attempt, rank)
-                    if member.acknowledged or status == member.told:
+                    if member.acknowledged or status == member.told or own.attempt.unasked:
                         continue
                     member.told = status
                     if (listener := self._listeners.get(member.node)) is not None:
                         tell.append((listener, status))
-                if own.attempt.forgotten and seen.job is None and not seen.pods and not own.busy:
+                left = seen.job is not None or seen.pods or own.busy or own.attempt.there(seen)
+                if own.attempt.forgotten and not left:
                     del self._own[name]
                     continue
                 dues += self._have_written(own, seen, now_s)
@@ -335,7 +355,7 @@ class PodCluster:
             self._seen[name] = Seen(job, group, pods.get(name, {}))
             if name not in self._own:
                 one = job if job is not None else next(iter(pods[name].values()))
-                self._own[name] = _Own(found_of(name, one.members, hold=one.hold))
+                self._own[name] = _Own(found_of(name, one.members, hold=one.hold, gone=job is None))
 
     def _update(self, own: _Own, seen: Seen, now_s: float) -> list[float]:
         """Take up what is seen of an attempt. When there is something to do even if nothing else changes."""
@@ -345,13 +365,18 @@ class PodCluster:
         elif own.job_seen:
             attempt.gone = True
         elif attempt.made and own.made_s is not None and now_s - own.made_s > UNSEEN_S:
-            attempt.made, own.made_s = False, None
-        elif attempt.made and not seen.pods and own.made_s is None:  # it was found, and is gone before it was looked at
-            attempt.gone = True
+            attempt.made, attempt.maybe, own.made_s = False, False, None
+        for rank, one in seen.pods.items():
+            if not one.gated and attempt.members[rank].pod == "":
+                attempt.members[rank].pod = one.uid
+                attempt.secret = True  # else it would not have been let go
+        if attempt.unasked and (seen.job is not None or seen.pods):
+            if now_s - own.found_s < UNASKED_S:
+                return [own.found_s + UNASKED_S]
+            for member in attempt.members.values():
+                member.acknowledged = True
         for rank, member in attempt.members.items():
             pod = seen.pods.get(rank)
-            if pod is not None and not pod.gated and pod.uid != member.pod and member.pod == "":
-                member.pod = pod.uid
             if pod is not None and pod.going and pod.began_s is not None and member.began_s is None:
                 member.began_s = now_s
                 if member.spec is None:  # it was found: by the cluster's clock, at most as long as it runs for us
@@ -448,6 +473,10 @@ class PodCluster:
         match write:
             case CreateJob():
                 self._create(own)
+            case FindJob():
+                self._find(own)
+            case MakeSecret(uid):
+                self._make_secret(own, uid)
             case LetIn(group):
                 self._unless_gone(
                     lambda: self.api.change(self._path(_GROUPS, "podgroups", group), {"status": {"phase": "Inqueue"}})
@@ -479,33 +508,40 @@ class PodCluster:
             case Release(rank, _):
                 self._release(seen.pods[rank])
 
+    def _find(self, own: _Own) -> None:
+        found = True
+        try:
+            self.api.get(self._path(_JOBS, "jobs", name_of(own.attempt.name)))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            found = False
+        with self._lock:
+            own.attempt.made, own.attempt.maybe = found, False
+            own.made_s = time.monotonic() if found else None
+
     def _create(self, own: _Own) -> None:
         attempt = own.attempt
-        with self._lock:
-            specs = [member.spec for _, member in sorted(attempt.members.items())]
-        asked = [spec for spec in specs if spec is not None]
         name, path = name_of(attempt.name), self._path(_JOBS, "jobs")
         try:
-            nodes = [member.node for member in attempt.members.values()]
-            made = manifest(asked, nodes, self.setup, [self._resource_of(node) for node in nodes])
+            made = self._manifest(attempt)
         except InputError as error:
             self._refuse(own, Cause.JOB, str(error))
             return
         if self.setup.claim:
-            for spec in asked:
-                folder = run_directory(self.setup.runs, spec.run)
+            for rank in attempt.members:
+                folder = run_directory(self.setup.runs, run_of(attempt.name, rank))
                 folder.mkdir(parents=True, exist_ok=True)
                 os.chmod(folder, 0o777)  # noqa: S103 - pods may run as any user
+        with self._lock:
+            attempt.maybe = True
         try:
             if made.direct:
                 self._make_direct()
-            if made.secret is not None:
-                self._make_once("secrets", made.secret)
-            job = self.api.create(path, made.job)
+            self.api.create(path, made.job)
         except ApiError as error:
             if error.status == 409:
-                job = self.api.get(f"{path}/{name}")
-                there = job["metadata"].get("labels") or {}
+                there = self.api.get(f"{path}/{name}")["metadata"].get("labels") or {}
                 if (there.get(HOME), there.get(RUN)) != (self.setup.home, attempt.name):
                     self._refuse(own, Cause.EXECUTOR, f"there is another Volcano Job {name} in {self.setup.namespace}")
                     return
@@ -517,13 +553,20 @@ class PodCluster:
                 return
             else:
                 raise
-        if made.secret is not None:
-            self._give_to(job, "secrets", name)
         with self._lock:
             attempt.made, own.made_s = True, time.monotonic()
 
+    def _manifest(self, attempt: Attempt) -> Manifest:
+        """Raises InputError."""
+        with self._lock:
+            members = [member for _, member in sorted(attempt.members.items())]
+            asked = [member.spec for member in members if member.spec is not None]
+        nodes = [member.node for member in members]
+        return manifest(asked, nodes, self.setup, [self._resource_of(node) for node in nodes])
+
     def _refuse(self, own: _Own, cause: Cause, message: str) -> None:
         with self._lock:
+            own.attempt.maybe = False
             own.attempt.refused = RunExit(None, None, EndReason.NOT_STARTED, message, time.time(), cause=cause)
 
     def _make_direct(self) -> None:
@@ -545,12 +588,17 @@ class PodCluster:
             if error.status != 409:
                 raise
 
-    def _give_to(self, job: Object, plural: str, name: str) -> None:
-        """Have an object go when the Job goes."""
-        about = job["metadata"]
-        owner = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": about["name"], "uid": about["uid"]}
-        patch = {"metadata": {"ownerReferences": [owner]}}
-        self._unless_gone(lambda: self.api.change(self._path("/api/v1", plural, name), patch))
+    def _make_secret(self, own: _Own, uid: str) -> None:
+        item, name = self._manifest(own.attempt).secret, name_of(own.attempt.name)
+        owner = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": name, "uid": uid}
+        if item is not None:
+            item["metadata"]["ownerReferences"] = [owner]
+            self._make_once("secrets", item)
+            # One of the same name may have been another Job's.
+            patch = {"metadata": {"ownerReferences": [owner]}}
+            self._unless_gone(lambda: self.api.change(self._path("/api/v1", "secrets", name), patch))
+        with self._lock:
+            own.attempt.secret = True
 
     def _open(self, own: _Own, rank: int, uid: str, seen: Seen) -> None:
         pod, member = seen.pods[rank], own.attempt.members[rank]

@@ -32,6 +32,7 @@ from gpuloom.executors.kubernetes.marks import (
     RUN,
     VALUE,
     VALUES,
+    VARIABLES,
     attempt_of,
     host_of,
     name_of,
@@ -142,13 +143,14 @@ def manifest(specs: Sequence[RunSpec], nodes: Sequence[str], setup: Setup, resou
     marks = [
         {RANK: str(rank), **{f"{VALUE}{name}": values[rank][name] for name in names}} for rank in range(len(specs))
     ]
+    of_job = {VALUES: json.dumps(marks), **({VARIABLES: "true"} if own else {})}
     job = {
         "apiVersion": "batch.volcano.sh/v1alpha1",
         "kind": "Job",
         "metadata": {
             "name": name_of(attempt),
             "namespace": setup.namespace,
-            **_merged(about, {"annotations": {VALUES: json.dumps(marks)}}),
+            **_merged(about, {"annotations": of_job}),
         },
         "spec": {
             # gpuloom says where pods go; kube-scheduler binds them there.

@@ -18,6 +18,7 @@ from gpuloom.executors.kubernetes.marks import (
     LIMIT,
     RUN,
     TASK,
+    VARIABLES,
     members_in,
     tasks_of,
     values_in,
@@ -80,7 +81,8 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The Volcano Job of an attempt. values: by rank, annotations that a pod gets when it is pinned."""
+    """The Volcano Job of an attempt. values: by rank, annotations that a pod gets when it is pinned. secret: its pods
+    need a Secret of its name."""
 
     uid: str
     name: str
@@ -88,6 +90,7 @@ class Job:
     members: tuple[tuple[str, int], ...]
     values: tuple[Mapping[str, str], ...]
     hold: bool
+    secret: bool
     going_away: bool
 
 
@@ -160,8 +163,16 @@ def job_of(item: Object) -> Job | None:
     run, members = (about.get("labels") or {}).get(RUN), members_in(annotations)
     if not run or not members:
         return None
-    values, away = values_in(annotations), "deletionTimestamp" in about
-    return Job(str(about["uid"]), str(about["name"]), str(run), members, values, HOLD in annotations, away)
+    return Job(
+        uid=str(about["uid"]),
+        name=str(about["name"]),
+        attempt=str(run),
+        members=members,
+        values=values_in(annotations),
+        hold=HOLD in annotations,
+        secret=VARIABLES in annotations,
+        going_away="deletionTimestamp" in about,
+    )
 
 
 def group_of(item: Object) -> Group | None:

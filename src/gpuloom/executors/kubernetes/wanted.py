@@ -53,18 +53,31 @@ class Member:
 
 @dataclass(slots=True)
 class Attempt:
-    """members: by rank. asked: since it was asked for by this process; one that was only found has no specs. made: its
-    Job was created, or is seen. gone: its Job was deleted, or is seen no more. refused: it can't be made."""
+    """members: by rank. maybe: its Job was asked for, and may be there whatever was answered. made: that was created,
+    or is seen. gone: it was seen, and is no more. secret: its Secret was made. refused: it can't be made."""
 
     name: str
     members: dict[int, Member]
+    maybe: bool = False
     made: bool = False
     gone: bool = False
+    secret: bool = False
     refused: RunExit | None = None
 
     @property
     def whole(self) -> bool:
         return all(member.spec is not None for member in self.members.values())
+
+    def there(self, seen: Seen) -> bool:
+        """Whether its Job is there, or may be."""
+        if seen.job is not None:
+            return not seen.job.going_away
+        return (self.made or self.maybe) and not self.gone
+
+    @property
+    def unasked(self) -> bool:
+        """It was found, nobody has asked for it or anything of it, and none of it was let go."""
+        return not any(member.spec or member.go or member.stop or member.pod for member in self.members.values())
 
     @property
     def forgotten(self) -> bool:
@@ -91,6 +104,18 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class CreateJob:
     """Make its Volcano Job."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindJob:
+    """See whether its Job was made, where the answer was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeSecret:
+    """Make the Secret with its variables, before any of its pods is let go. It goes with the Job of this uid."""
+
+    uid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +184,7 @@ class Release:
     uid: str
 
 
-Write = CreateJob | LetIn | Open | Note | DeleteJob | DeletePod | SetLimit | TakeEnd | Release
+Write = CreateJob | FindJob | MakeSecret | LetIn | Open | Note | DeleteJob | DeletePod | SetLimit | TakeEnd | Release
 
 
 def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list[Write]:
@@ -183,11 +208,14 @@ def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> lis
     waits = group is not None and not group.let_in and not group.judged and not seen.pods
     if group is not None and waits and wall_s - group.created_s > LET_IN_S:
         found.append(LetIn(group.name))
+    lacks = seen.job is not None and seen.job.secret and not attempt.secret
+    if seen.job is not None and lacks and attempt.whole:
+        found.append(MakeSecret(seen.job.uid))
     for rank, member in attempt.members.items():
         one = seen.pods.get(rank)
         if one is not None and one.gated:
             # What differs between members is written on the Job.
-            if member.go and member.pod in ("", one.uid) and seen.job is not None:
+            if member.go and member.pod in ("", one.uid) and seen.job is not None and not lacks:
                 found.append(Open(rank, one.uid))
         elif one is not None and one.going and member.limited and one.limit_s != member.limit_s:
             found.append(SetLimit(rank, one.uid, member.limit_s))
@@ -212,6 +240,8 @@ def _ending(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list[W
     if notes:
         return notes
     found: list[Write] = []
+    if seen.job is None and attempt.there(seen):
+        found.append(FindJob())
     if seen.job is not None and not seen.job.going_away:
         found.append(DeleteJob(seen.job.name, seen.job.uid))
     return found + deletes
@@ -254,19 +284,22 @@ def end_without_pod(attempt: Attempt, rank: int, seen: Seen) -> RunExit | None:
     """How a member ended of which no pod is left, or none was made; None: one may come, or is there."""
     member, at_s, pod = attempt.members[rank], time.time(), seen.pods.get(rank)
     again = pod is not None and pod.gated and member.pod not in ("", pod.uid)  # Volcano has made another one
-    if (pod is not None and not again) or member.ended is not None:
+    # Nobody binds a pod any more that is being deleted: our finalizer alone keeps it.
+    never = pod is not None and pod.held and pod.deleted_s is not None and not pod.node and not pod.over
+    at_s = at_s if pod is None or pod.deleted_s is None else pod.deleted_s
+    if (pod is not None and not again and not never) or member.ended is not None:
         return None
-    there = seen.job is not None and not seen.job.going_away
+    there = attempt.there(seen)
     if attempt.refused is not None and not there:
         return attempt.refused
-    if member.failed is not None and not there:
+    if member.failed is not None and (never or not there):
         return member.failed
-    if member.stop is not None and not there:
+    if member.stop is not None and (never or not there):
         began = member.began_s is not None
         why = "its pod was taken away before its end was seen" if began else "it was stopped before it started"
         return RunExit(None, None, member.stop.reason, why, at_s)
-    if attempt.made and attempt.gone:
-        why = "its Volcano Job was deleted by somebody else"
+    if never or (attempt.made and attempt.gone):
+        why = f"its {'pod' if never else 'Volcano Job'} was deleted by somebody else"
         return RunExit(None, None, EndReason.NODE, why, at_s, cause=Cause.NODE)
     if member.pod and there:
         why = "its pod was taken away by force before its end was seen"
@@ -274,6 +307,8 @@ def end_without_pod(attempt: Attempt, rank: int, seen: Seen) -> RunExit | None:
     return None
 
 
-def found_of(name: str, members: Sequence[tuple[str, int]], *, hold: bool) -> Attempt:
-    """An attempt that is in the cluster, and that nobody here has asked for yet."""
-    return Attempt(name, {rank: Member(node, hold, go=not hold) for rank, (node, _) in enumerate(members)}, made=True)
+def found_of(name: str, members: Sequence[tuple[str, int]], *, hold: bool, gone: bool = False) -> Attempt:
+    """An attempt that is in the cluster, and that nobody here has asked for yet: until somebody does, none of it that
+    has not begun is let go. gone: its Job is there no more."""
+    found = {rank: Member(node, hold) for rank, (node, _) in enumerate(members)}
+    return Attempt(name, found, made=True, gone=gone)

@@ -1,0 +1,288 @@
+"""Attempts as pods, at random: starts, stops, ends, lost answers, cut watches, schedulers that are killed, and others
+who delete what is not theirs. After each step no member runs twice and none is told to have ended twice; at the end
+nothing is left in the cluster."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from fake_kubernetes.cluster import POD, VCJOB, Cluster
+from fake_kubernetes.errors import Refused
+from fake_kubernetes.kinds import BY_PATH
+from fake_kubernetes.machines import collect
+from fake_kubernetes.server import FakeApi, Fault, Request
+from fake_kubernetes.volcano import Volcano
+from gpuloom.core.end_reason import EndReason
+from gpuloom.executors.kubernetes import cluster
+from gpuloom.executors.kubernetes.cluster import PodCluster
+from gpuloom.executors.kubernetes.manifest import Setup
+from gpuloom.executors.kubernetes.marks import run_of
+from gpuloom.executors.node import Peer, RunSpec
+from gpuloom.executors.port import RunPhase, RunStatus
+from gpuloom.kubernetes.api import connect
+from tiers import examples
+from until import until
+
+NODES = ("n0", "n1", "n2")
+SECRET = BY_PATH["", "v1", "secrets"]
+PICK = st.integers(0, 99)
+"""Which of those there are. Threads at work decide who is there, so that nothing may be drawn by that."""
+
+
+def _writes(request: Request) -> bool:
+    return request.method in ("POST", "PATCH", "DELETE")
+
+
+def how(status: RunStatus) -> tuple[object, ...]:
+    """How it ended, but for when, which another scheduler may see later where no pod is left."""
+    end = status.exit
+    return (status.phase,) if end is None else (status.phase, end.exit_code, end.signal, end.reason)
+
+
+class Pods(RuleBasedStateMachine):
+    """Plays the scheduler above, the controllers and kubelets below, and who disturbs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.api = FakeApi()
+        self.cluster = Cluster(self.api)
+        self.volcano = Volcano(self.api.store)
+        for name in NODES:
+            self.cluster.add_node(name, 8)
+        self.config = self.api.kubeconfig(Path(self.folder.name) / "kubeconfig")
+        self.specs: dict[str, list[RunSpec]] = {}
+        self.stopped: set[str] = set()
+        self.ends: dict[str, RunStatus] = {}
+        """By run: how it ended, as it was told first; without an exit where the records say that it never began."""
+        self.heard: dict[str, RunStatus] = {}
+        self.began: dict[str, set[str]] = {}
+        """By run: the pods in which it was seen to run by the cluster."""
+        self.count = 0
+        self.wrong: list[str] = []
+        self.pods = self.new()
+
+    def new(self) -> PodCluster:
+        setup = Setup("default", "0123456789ab", Path(self.folder.name) / "runs", image="here:1")
+        pods = PodCluster(connect(self.config), setup, lambda node: "nvidia.com/gpu")
+        pods.start()
+        for node in NODES:
+            pods.listen(node, self.hears)
+        return pods
+
+    def hears(self, status: RunStatus) -> None:
+        before = self.ends.get(status.run)
+        if before is not None and before.exit is not None and how(status) != how(before):
+            self.wrong.append(f"{status.run} ended as {before.exit}, and is {status} now")
+        if status.exit is not None:
+            self.ends.setdefault(status.run, status)
+        self.heard[status.run] = status
+
+    def runs(self) -> list[str]:
+        return [one.run for specs in self.specs.values() for one in specs]
+
+    def settle(self) -> None:
+        """Let those who look take up what has happened."""
+        self.volcano.look()
+        collect(self.api.store)
+        time.sleep(0.03)
+        self.volcano.look()
+
+    # -- the scheduler above ------------------------------------------------------------------------------------------
+
+    @rule(nodes=st.lists(st.sampled_from(NODES), min_size=1, max_size=3, unique=True), gpus=st.integers(1, 4))
+    def start(self, nodes: list[str], gpus: int) -> None:
+        if len(self.specs) > 4:
+            return
+        self.count += 1
+        name = f"{self.count}.1-00"
+        peers = tuple(Peer(node, "", gpus) for node in nodes)
+        self.specs[name] = [
+            RunSpec(run_of(name, rank), ("train",), "/", {"A": "1"}, tuple(range(gpus)), (), peers=peers, rank=rank,
+                    grace_s=5.0, hold=len(nodes) > 1)
+            for rank in range(len(nodes))
+        ]  # fmt: skip
+        self.ask(name)
+
+    def ask(self, name: str) -> None:
+        for one in self.specs[name]:
+            self.pods.start_run(one.peers[one.rank].node, one)
+
+    @rule(pick=PICK)
+    def go(self, pick: int) -> None:
+        ready = [
+            name
+            for name, specs in self.specs.items()
+            if len(specs) > 1 and all(self.phase(one.run) is RunPhase.PREPARED for one in specs)
+        ]
+        if ready:
+            for one in self.specs[ready[pick % len(ready)]]:
+                self.pods.go(one.run)
+            self.settle()
+
+    def phase(self, run: str) -> RunPhase | None:
+        return self.heard[run].phase if run in self.heard else None
+
+    @rule(pick=PICK, grace=st.sampled_from([0.0, 5.0]))
+    def stop(self, pick: int, grace: float) -> None:
+        if self.specs:
+            name = sorted(self.specs)[pick % len(self.specs)]
+            self.stopped.add(name)
+            for one in self.specs[name]:
+                self.pods.stop(one.run, EndReason.PREEMPTED, grace)
+            self.settle()
+
+    @rule()
+    def acknowledge(self) -> None:
+        self.settle()
+        for name in list(self.specs):
+            if all(one.run in self.ends for one in self.specs[name]):
+                for one in self.specs.pop(name):
+                    self.pods.acknowledge(one.run)
+
+    @rule()
+    def killed(self) -> None:
+        """Another one begins, and goes by what it finds and by its records, as the scheduler does."""
+        old = self.pods
+        for node in NODES:
+            old.listen(node, None)
+        old._ended.set()
+        old.close()
+        old.api.close()
+        old.join()
+        self.pods = self.new()
+        known = {status.run: status for node in NODES for status in self.pods.runs(node)}
+        for name, specs in self.specs.items():
+            for run, status in known.items():
+                if run in {one.run for one in specs}:
+                    self.hears(status)
+            if all(one.run in self.ends for one in specs):
+                continue
+            if name in self.stopped:
+                for one in specs:
+                    if one.run not in known:
+                        self.ends.setdefault(one.run, RunStatus(one.run, RunPhase.EXITED))
+                    else:
+                        self.pods.stop(one.run, EndReason.PREEMPTED, 1.0)
+            elif not any(one.run in self.began for one in specs):
+                self.ask(name)
+            else:
+                for one in specs:
+                    if one.run not in known and one.run not in self.ends:
+                        self.ends[one.run] = RunStatus(one.run, RunPhase.EXITED)
+                    self.pods.go(one.run)
+        for run in known.keys() - set(self.runs()):  # strange: of attempts that are over
+            self.pods.acknowledge(run)
+
+    # -- the cluster below --------------------------------------------------------------------------------------------
+
+    def items(self, *, bound: bool) -> list[Any]:
+        with self.api.store.changed:
+            return [
+                pod
+                for pod in self.api.store.items[POD].values()
+                if not pod["spec"].get("schedulingGates")
+                and bool(pod["spec"].get("nodeName")) == bound
+                and pod["status"]["phase"] in ("Pending", "Running")
+            ]
+
+    @rule()
+    def kubelets_begin(self) -> None:
+        self.settle()
+        for pod in self.items(bound=False):
+            if "deletionTimestamp" in pod["metadata"]:
+                continue
+            terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+            node = terms["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
+            about = pod["metadata"]
+            run = run_of(about["labels"]["gpuloom.io/run"], int(about["annotations"]["gpuloom.io/rank"]))
+            with suppress(Refused):
+                self.cluster.bind(about["name"], node)
+                self.began.setdefault(run, set()).add(about["uid"])
+
+    @rule(pick=PICK, code=st.sampled_from([0, 1, 137]))
+    def one_ends(self, pick: int, code: int) -> None:
+        if pods := self.items(bound=True):
+            self.end(sorted(pods, key=lambda one: str(one["metadata"]["name"]))[pick % len(pods)], code)
+        self.settle()
+
+    def end(self, pod: Any, code: int) -> None:
+        name = pod["metadata"]["name"]
+        with suppress(Refused):
+            self.cluster.finish(name, code)
+            if "deletionTimestamp" in self.api.store.get(POD, "default", name)["metadata"]:
+                self.cluster.delete(name)
+
+    @rule()
+    def those_that_are_told_to_end_do(self) -> None:
+        for pod in self.items(bound=True):
+            if "deletionTimestamp" in pod["metadata"]:
+                self.end(pod, 143)
+        self.settle()
+
+    # -- who disturbs -----------------------------------------------------------------------------------------------
+
+    @rule(status=st.sampled_from([0, 429, 500, 504]), done=st.booleans())
+    def an_answer_is_lost(self, status: int, done: bool) -> None:
+        self.api.faults.append(Fault(_writes, status=status, body="no", done=done and status != 429))
+
+    @rule(compact=st.booleans())
+    def watches_are_cut(self, compact: bool) -> None:
+        if compact:
+            self.api.store.compact()
+        self.api.cut_watches()
+
+    @rule(pick=PICK, kind=st.sampled_from([POD, VCJOB]))
+    def somebody_deletes(self, pick: int, kind: Any) -> None:
+        with self.api.store.changed:
+            names = sorted(one["metadata"]["name"] for one in self.api.store.items[kind].values())
+        if names:
+            with suppress(Refused):
+                self.api.store.delete(kind, "default", names[pick % len(names)])
+        self.settle()
+
+    # -- what holds always --------------------------------------------------------------------------------------------
+
+    @invariant()
+    def nothing_runs_twice(self) -> None:
+        assert not self.wrong, self.wrong
+        twice = {run: pods for run, pods in self.began.items() if len(pods) > 1}
+        assert not twice
+
+    def teardown(self) -> None:
+        try:
+            self.api.faults.clear()
+            for name in self.specs:
+                self.stopped.add(name)
+                for one in self.specs[name]:
+                    self.pods.stop(one.run, EndReason.CANCELLED, 1.0)
+
+            def over() -> bool:
+                self.those_that_are_told_to_end_do()
+                self.acknowledge()
+                left = [self.api.store.items[kind] for kind in (POD, VCJOB, SECRET)]
+                return not self.specs and not any(left)
+
+            until(over, "nothing to be left in the cluster")
+            self.nothing_runs_twice()
+        finally:
+            self.pods.close()
+            self.pods.api.close()
+            self.pods.join()
+            self.api.close()
+            self.folder.cleanup()
+
+
+@pytest.mark.slow
+def test_attempts_as_pods_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "UNASKED_S", 2.0)
+    run_state_machine_as_test(Pods, settings=settings(max_examples=examples(60), stateful_step_count=25, deadline=None))
