@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ _NAME_TEXT = (
     "character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
     "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
 )
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _POD_FREE = (
     "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,"
     "`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),"
@@ -123,15 +125,62 @@ def quoted(text: str) -> str:
 def _pod_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     name, old, new = before["metadata"]["name"], before.get("spec") or {}, after.get("spec") or {}
     gates = [one["name"] for one in old.get("schedulingGates") or ()]
-    added = [one["name"] for one in new.get("schedulingGates") or () if one["name"] not in gates]
-    if added:
-        text = "Forbidden: only deletion is allowed, but found new scheduling gate " + repr(added[0]).replace("'", "'")
-        raise invalid("Pod", "", name, [("spec.schedulingGates", "FieldValueForbidden", text)])
+    for number, one in enumerate(new.get("schedulingGates") or ()):
+        if one["name"] not in gates:
+            text = f"Forbidden: only deletion is allowed, but found new scheduling gate '{one['name']}'"
+            raise invalid("Pod", "", name, [(f"spec.schedulingGates[{number}].name", "FieldValueForbidden", text)])
     free = {"schedulingGates", "tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds"}
     if gates:
         free |= {"affinity", "nodeSelector"}
+        _placing_change(name, old, new)
     if _without(old, free) != _without(new, free):
         raise invalid("Pod", "", name, [("spec", "FieldValueForbidden", f"Forbidden: {_POD_FREE}")])
+
+
+def _placing_change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """What a gated pod asks of nodes may only become narrower."""
+    was, now = old.get("nodeSelector") or {}, new.get("nodeSelector")
+    if any((now or {}).get(key) != value for key, value in was.items()):
+        text = (
+            f"Invalid value: {_json(now)}: only additions to spec.nodeSelector are allowed (no mutations or deletions)"
+        )
+        raise invalid("Pod", "", name, [("spec.nodeSelector", "FieldValueInvalid", text)])
+    one, other = old.get("affinity") or {}, new.get("affinity") or {}
+    place = f"spec.affinity.nodeAffinity.{_REQUIRED}.nodeSelectorTerms"
+    terms, after = _terms(one), _terms(other)
+    if terms and len(terms) != len(after):
+        shown = _json([_go(term) for term in after] or None)
+        text = f"Invalid value: {shown}: no additions/deletions to non-empty NodeSelectorTerms list are allowed"
+        raise invalid("Pod", "", name, [(place, "FieldValueInvalid", text)])
+    for number, (term, wanted) in enumerate(zip(terms, after, strict=False)):
+        for field in ("matchExpressions", "matchFields"):
+            if any(each not in (wanted.get(field) or ()) for each in term.get(field) or ()):
+                text = f"Invalid value: {_json(_go(wanted))}: only additions are allowed (no mutations or deletions)"
+                raise invalid("Pod", "", name, [(f"{place}[{number}]", "FieldValueInvalid", text)])
+    if any(one.get(field) != other.get(field) for field in ("podAffinity", "podAntiAffinity")):
+        raise invalid("Pod", "", name, [("spec", "FieldValueForbidden", f"Forbidden: {_POD_FREE}")])
+
+
+def _terms(affinity: Mapping[str, Any]) -> list[Any]:
+    node = affinity.get("nodeAffinity") or {}
+    return list((node.get(_REQUIRED) or {}).get("nodeSelectorTerms") or ())
+
+
+def _go(term: Mapping[str, Any]) -> dict[str, Any]:
+    """A term as the server's own types print it."""
+
+    def each(field: str) -> list[Any] | None:
+        found = [
+            {"Key": one["key"], "Operator": one["operator"], "Values": one.get("values")}
+            for one in term.get(field) or ()
+        ]
+        return found or None
+
+    return {"MatchExpressions": each("matchExpressions"), "MatchFields": each("matchFields")}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _without(spec: Mapping[str, Any], fields: set[str]) -> dict[str, Any]:

@@ -171,6 +171,10 @@ class Store:
                     about[field] = was[field]
             if after == before:
                 return before
+            for part, field in (("metadata", "finalizers"), ("spec", "schedulingGates")):
+                if (after.get(part) or {}).get(field) == []:  # what is empty is left out
+                    after[part] = {name: value for name, value in after[part].items() if name != field}
+                    about = after["metadata"]
             if kind.generation and after.get("spec") != before.get("spec"):
                 about["generation"] = int(was.get("generation", 1)) + 1
             if dry:
@@ -268,6 +272,9 @@ def _none(item: Item) -> None:
     pass
 
 
+_PASSING = frozenset(("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"))
+
+
 def _pod(item: Item) -> None:
     spec = item["spec"]
     spec.setdefault("restartPolicy", "Always")
@@ -275,6 +282,14 @@ def _pod(item: Item) -> None:
     spec.setdefault("schedulerName", "default-scheduler")
     spec.setdefault("serviceAccountName", "default")
     spec.setdefault("priority", 0)
+    borne = {one.get("key") for one in spec.get("tolerations") or ()}
+    spec["tolerations"] = [
+        *(spec.get("tolerations") or ()),
+        *(
+            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+            for key in _PASSING - borne
+        ),
+    ]
     for each in spec.get("containers") or ():
         asks = each.get("resources") or {}
         if limits := asks.get("limits"):  # a limit alone asks for as much

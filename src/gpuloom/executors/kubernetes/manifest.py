@@ -26,8 +26,10 @@ from gpuloom.executors.kubernetes.marks import (
     GRACE,
     HOLD,
     HOME,
+    JOB,
     LIMIT,
     MEMBERS,
+    NAME,
     RANK,
     RUN,
     VALUE,
@@ -118,8 +120,14 @@ def manifest(specs: Sequence[RunSpec], nodes: Sequence[str], setup: Setup, resou
         for name in names
     ]
     about = {
-        "labels": {HOME: setup.home, RUN: attempt, "app.kubernetes.io/managed-by": "gpuloom"},
+        "labels": {
+            HOME: setup.home,
+            RUN: attempt,
+            "app.kubernetes.io/managed-by": "gpuloom",
+            **({} if (number := run_name_of(attempt)) is None else {JOB: str(number.job)}),
+        },
         "annotations": {
+            NAME: first.env.get("GPULOOM_JOB_NAME", ""),
             MEMBERS: json.dumps([list(member) for member in zip(nodes, counts, strict=True)]),
             GRACE: f"{first.grace_s:g}",
             **({} if first.limit_s is None else {LIMIT: f"{first.limit_s:g}"}),
