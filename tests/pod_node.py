@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from fake_kubernetes.cluster import Cluster
 from fake_kubernetes.machines import Machines
@@ -26,6 +28,7 @@ class PodTarget:
     def __init__(self, home: Path, *, shared: bool = True) -> None:
         home.mkdir(parents=True)
         self.home, self.shared = home, shared
+        self.template: Mapping[str, Any] = {}
         self._stack = ExitStack()
         self.api = self._stack.enter_context(FakeApi())
         self.machines = self._stack.enter_context(Machines(self.api))
@@ -35,7 +38,8 @@ class PodTarget:
         self.pods: PodCluster | None = None
 
     def setup(self) -> Setup:
-        return Setup("default", "0123456789ab", self.home / "runs", image="here:1", claim="runs" if self.shared else "")
+        claim = "runs" if self.shared else ""
+        return Setup("default", "0123456789ab", self.home / "runs", "here:1", self.template, claim)
 
     def connect(self) -> NodePort:
         self._let_go()

@@ -79,6 +79,13 @@ def check_new(kind: Kind, item: Mapping[str, Any]) -> None:
         causes.append(("spec.containers", "FieldValueRequired", "Required value"))
     if causes:
         raise invalid(kind.kind, group, name, causes)
+    spec = item.get("spec") or {}
+    if kind.kind == "Pod" and "preemptionPolicy" in spec and not spec.get("priorityClassName"):
+        text = (
+            f"the string value of PreemptionPolicy ({spec['preemptionPolicy']}) must not be provided in pod spec; "
+            "priority admission controller computed PreemptLowerPriority from the given PriorityClass name"
+        )
+        raise refused(403, f'pods "{name}" is forbidden: {text}', "Forbidden", {"name": name, "kind": "pods"})
 
 
 def _labels(about: Mapping[str, Any]) -> list[tuple[str, str, str]]:

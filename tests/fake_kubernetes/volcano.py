@@ -62,7 +62,8 @@ class Volcano:
                 key = (namespace, f"{name}-{task['name']}-{index}")
                 there = self.store.items[POD].get(key)
                 if there is None:
-                    self.store.create(POD, self._pod(job, task, index))
+                    with suppress(Refused):  # an event says so, and it tries again
+                        self.store.create(POD, self._pod(job, task, index))
                 elif restarts and _phase(there) == "Failed" and "deletionTimestamp" not in there["metadata"]:
                     retries += 1
                     self.store.delete(POD, namespace, key[1])

@@ -19,6 +19,11 @@ from fake_kubernetes.kinds import BY_PATH
 from fake_kubernetes.machines import Machines
 from fake_kubernetes.server import FakeApi, Fault, Request
 from gpuloom.client import Client
+from gpuloom.core.end_reason import EndReason
+from gpuloom.executors.kubernetes import cluster as cluster_of_pods
+from gpuloom.executors.node import RunSpec
+from gpuloom.executors.port import Cause, RunStatus
+from pod_node import PodTarget
 from real_scheduler import PROGRAM
 from until import until
 
@@ -370,6 +375,24 @@ def test_a_home_is_of_one_cluster(world: World, tmp_path: Path) -> None:
     assert (other.returncode, "for another one give another --home" in other.stderr) == (2, True)
     local = subprocess.run([*base, "--slots", "1"], capture_output=True, text=True)
     assert (local.returncode, "begin with --executor kubernetes" in local.stderr) == (2, True)
+
+
+def test_pods_that_the_cluster_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_of_pods, "NO_PODS_S", 0.5)
+    target = PodTarget(tmp_path / "cluster")
+    try:
+        target.template = {"spec": {"preemptionPolicy": "Never"}}
+        told: list[RunStatus] = []
+        node = target.connect()
+        node.open(told.append)
+        node.start(RunSpec("1.1-00", ("true",), "/", {}, (0,), ()))
+        end = until(lambda: next((one.exit for one in told if one.exit is not None), None), "it to be given up")
+        assert (end.reason, end.cause) == (EndReason.NOT_STARTED, Cause.EXECUTOR)
+        assert "kubectl describe vcjob gpuloom-1-1-00 -n default" in end.message
+        node.acknowledge("1.1-00")
+        until(lambda: not target.api.store.items[VCJOB], "its Job to go")
+    finally:
+        target.close()
 
 
 def test_without_volcano_it_says_so(world: World) -> None:

@@ -91,9 +91,10 @@ class TestWhatIsSent:
         job = made(spec("sh", "-c", "echo $$ $(date) $HOME"))
         assert main_of(job)["command"] == ["sh", "-c", "echo $$$$ $$(date) $$HOME"]
 
-    def test_pods_push_nobody_off_and_end_in_order(self) -> None:
+    def test_pods_end_in_order(self) -> None:
         pod = made(spec(grace_s=45.0))["spec"]["tasks"][0]["template"]["spec"]
-        assert (pod["preemptionPolicy"], pod["restartPolicy"]) == ("Never", "Never")
+        assert pod["restartPolicy"] == "Never"
+        assert "preemptionPolicy" not in pod, "a cluster takes it from a PriorityClass alone"
         assert pod["terminationGracePeriodSeconds"] == 45
         assert pod["shareProcessNamespace"] is True, "else process 1 would not hear SIGTERM"
 

@@ -17,7 +17,7 @@ from gpuloom.kubernetes.api import connect
 from gpuloom.live.pod_nodes import PodNodes, PodOptions
 from gpuloom.store.home import Home
 
-_SET = ("restartPolicy", "schedulerName", "preemptionPolicy", "terminationGracePeriodSeconds", "nodeName")
+_SET = ("restartPolicy", "schedulerName", "terminationGracePeriodSeconds", "nodeName")
 """Fields of a pod that are gpuloom's to say."""
 
 
@@ -81,6 +81,10 @@ def template_in(path: Path) -> Mapping[str, Any]:
         raise InputError(f"--pod-template {path}: metadata.{min(others)}: only labels and annotations are taken")
     if wrong := [name for name in _SET if name in spec]:
         raise InputError(f"--pod-template {path}: spec.{wrong[0]} is gpuloom's to say: leave it out")
+    if "preemptionPolicy" in spec or "priority" in spec:
+        raise InputError(
+            f"--pod-template {path}: a cluster takes priorities from a class alone: give priorityClassName"
+        )
     containers = spec.get("containers") or []
     if not isinstance(containers, list) or not all(isinstance(one, dict) for one in containers):
         raise InputError(f"--pod-template {path}: spec.containers must be a list of mappings")

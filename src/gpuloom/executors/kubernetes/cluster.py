@@ -62,6 +62,8 @@ REPEAT_S = 3.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 UNSEEN_S = 30.0
 """A Job that was made and is not seen after so long is made once more, which changes nothing if it is there."""
+NO_PODS_S = 60.0
+"""So long Volcano may make none of the pods that it may make."""
 UNASKED_S = 300.0
 """What was begun to be made, and nobody asks for, is taken away after so long: no record knows of it."""
 LOG_TRIES = 3
@@ -84,6 +86,7 @@ class _Own:
     problem: str = ""
     since: dict[int, tuple[str, float]] = field(default_factory=dict)
     job_seen: bool = False
+    no_pods_s: float | None = None
     made_s: float | None = None
     found_s: float = field(default_factory=time.monotonic)
     log_tries: dict[int, int] = field(default_factory=dict)
@@ -375,6 +378,7 @@ class PodCluster:
                 return [own.found_s + UNASKED_S]
             for member in attempt.members.values():
                 member.acknowledged = True
+        dues += self._pods_come(own, seen, now_s)
         for rank, member in attempt.members.items():
             pod = seen.pods.get(rank)
             if pod is not None and pod.going and pod.began_s is not None and member.began_s is None:
@@ -388,6 +392,23 @@ class PodCluster:
             if member.ended is None and (how := end_without_pod(attempt, rank, seen)) is not None:
                 member.ended = how
         return dues
+
+    def _pods_come(self, own: _Own, seen: Seen, now_s: float) -> list[float]:
+        """Give an attempt up of which Volcano may make pods and makes none: it was refused them."""
+        members, name = own.attempt.members.values(), name_of(own.attempt.name)
+        waits = seen.job is not None and seen.group is not None and seen.group.let_in and not own.attempt.ends
+        if not waits or len(seen.pods) == len(members) or any(one.pod for one in members):
+            own.no_pods_s = None
+            return []
+        own.no_pods_s = now_s if own.no_pods_s is None else own.no_pods_s
+        if now_s - own.no_pods_s < NO_PODS_S:
+            return [own.no_pods_s + NO_PODS_S]
+        why = f"`kubectl describe vcjob {name} -n {self.setup.namespace}` says why"
+        text = f"Volcano makes no pods of its Job {name}: {why}"
+        how = RunExit(None, None, EndReason.NOT_STARTED, text, time.time(), cause=Cause.EXECUTOR)
+        for member in members:
+            member.failed = member.failed or how
+        return []
 
     def _limit(self, member: Member, pod: Pod | None, now_s: float) -> list[float]:
         if member.began_s is None or member.limit_s is None or member.stop is not None or member.ended is not None:

@@ -341,8 +341,6 @@ def _pod(
         "enableServiceLinks": False,
         **template,
         "restartPolicy": "Never",
-        # What we pin must not push others off a full node.
-        "preemptionPolicy": "Never",
         "terminationGracePeriodSeconds": max(round(spec.grace_s), 1),
         "schedulingGates": [*(template.get("schedulingGates") or ()), {"name": GATE}],
         "tolerations": tolerations,
