@@ -224,6 +224,13 @@ class TestEnds:
         end = exit_of(found)
         assert (end.exit_code, end.signal, end.reason, end.cause) == how
 
+    def test_it_ends_with_its_own_container(self) -> None:
+        sidecar = {"name": "proxy", "state": {"running": {"startedAt": _at(1)}}}
+        ended = {"terminated": {"exitCode": 3, "startedAt": _at(1), "finishedAt": _at(5)}}
+        found = pod(phase="Running", status={"containerStatuses": [sidecar, {"name": "main", "state": ended}]})
+        assert found.over
+        assert exit_of(found).exit_code == 3
+
     def test_what_will_never_run(self) -> None:
         waiting = {"waiting": {"reason": "InvalidImageName", "message": "bad"}}
         found = hopeless(pod(waiting, phase="Pending"))

@@ -34,8 +34,8 @@ log = logging.getLogger("gpuloom.nodes")
 PROGRESS_S = 2.0
 """So often jobs' files are looked at for what they report, where they can be."""
 SETTLE_S = 30.0
-REST_S, LATEST_S = 0.2, 5.0
-"""Least and longest time between two looks."""
+REST_S, LATEST_S, QUIET = 0.2, 5.0, 4.0
+"""Least and longest time between two looks, and by how much longer than a look it is."""
 _GONE = "its node was deleted from the cluster"
 
 
@@ -121,12 +121,15 @@ class PodNodes:
         return "; ".join(dict.fromkeys(text for text in told if text))
 
     def _run(self) -> None:
+        took_s = 0.0
         while not self._ended.is_set():
             self._news.wait(LATEST_S)
-            if self._ended.wait(REST_S):
+            if self._ended.wait(max(REST_S, QUIET * took_s)):
                 return
             self._news.clear()
+            begun_s = time.monotonic()
             self._look()
+            took_s = time.monotonic() - begun_s
 
     def _read_reports(self) -> None:
         while not self._ended.wait(PROGRESS_S):

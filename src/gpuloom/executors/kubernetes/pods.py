@@ -125,7 +125,7 @@ def pod_of(item: Object) -> Pod | None:
     phase = str(status.get("phase") or "")
     grace = about.get("deletionGracePeriodSeconds") or 0
     deletion_s = time_s(about.get("deletionTimestamp"))
-    over = phase in ("Succeeded", "Failed")
+    over = phase in ("Succeeded", "Failed") or bool(ended)  # what a template adds beside it may go on
     times = [time_s(one.get("lastTransitionTime")) or 0.0 for one in conditions.values()]
     return Pod(
         item=item,
