@@ -7,50 +7,32 @@ the cluster does not have too: whoever begins anew finds it there.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gpuloom.core.end_reason import EndReason
-from gpuloom.core.errors import InputError
-from gpuloom.executors.kubernetes.manifest import Manifest, Setup, direct_name, manifest, pinned
-from gpuloom.executors.kubernetes.marks import ENDED_BY, FINALIZER, HOME, LIMIT, RUN, attempt_of, name_of, run_of
+from gpuloom.executors.kubernetes.manifest import Setup
+from gpuloom.executors.kubernetes.marks import HOME, attempt_of, name_of, run_of
 from gpuloom.executors.kubernetes.pod_logs import PodFiles, Sight
 from gpuloom.executors.kubernetes.pods import Group, Pod, group_of, hopeless, job_of, pod_of
 from gpuloom.executors.kubernetes.wanted import (
     Attempt,
-    CreateJob,
-    DeleteJob,
-    DeletePod,
-    FindJob,
-    LetIn,
-    MakeSecret,
     Member,
-    Note,
-    Open,
-    Release,
     Seen,
-    SetLimit,
     Stop,
-    TakeEnd,
     Write,
-    end_of,
     end_without_pod,
     found_of,
     status_of,
     writes_for,
 )
-from gpuloom.executors.launchers import DIRECT
-from gpuloom.executors.local_files import run_directory
+from gpuloom.executors.kubernetes.writer import GROUPS, JOBS, Kept, Writer
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunStatus
-from gpuloom.executors.wire import NOTICE_FILE, write_atomic
-from gpuloom.kubernetes.api import Api, ApiError, Object
+from gpuloom.kubernetes.api import Api, ApiError
 from gpuloom.kubernetes.informer import Informer
 from gpuloom.threads import Worker
 
@@ -66,51 +48,22 @@ NO_PODS_S = 60.0
 """So long Volcano may make none of the pods that it may make."""
 UNASKED_S = 300.0
 """What was begun to be made, and nobody asks for, is taken away after so long: no record knows of it."""
-LOG_TRIES = 3
 SETTLE_S = 30.0
 CLOSE_S = 2.0
-_JOBS = "/apis/batch.volcano.sh/v1alpha1"
-_GROUPS = "/apis/scheduling.volcano.sh/v1beta1"
-
-
-@dataclass(slots=True)
-class _Own:
-    """What this process keeps of an attempt beside what is wanted. done: writes, and when. later_s: nothing is written
-    before, as something failed. since: what a pod waits for, and since when."""
-
-    attempt: Attempt
-    done: dict[Write, float] = field(default_factory=dict)
-    busy: bool = False
-    failures: int = 0
-    later_s: float = 0.0
-    problem: str = ""
-    since: dict[int, tuple[str, float]] = field(default_factory=dict)
-    job_seen: bool = False
-    no_pods_s: float | None = None
-    made_s: float | None = None
-    found_s: float = field(default_factory=time.monotonic)
-    log_tries: dict[int, int] = field(default_factory=dict)
 
 
 class PodCluster:
     """`start` it, then make nodes of it (`PodNode`). Every call may come from any thread, and none but `start` waits.
 
     Args:
-        resource_of: the name under which a node offers its GPUs. changed: called when pods have changed.
+        resource_of: the name under which a node offers its GPUs.
     """
 
-    def __init__(
-        self,
-        api: Api,
-        setup: Setup,
-        resource_of: Callable[[str], str],
-        *,
-        changed: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.api, self.setup, self._resource_of, self._changed = api, setup, resource_of, changed
+    def __init__(self, api: Api, setup: Setup, resource_of: Callable[[str], str]) -> None:
+        self.api, self.setup = api, setup
         self._lock = threading.RLock()
         self._news, self._ended, self._looked = threading.Event(), threading.Event(), threading.Event()
-        self._own: dict[str, _Own] = {}
+        self._own: dict[str, Kept] = {}
         self._seen: dict[str, Seen] = {}
         self._listeners: dict[str, OnStatus] = {}
         self._gone: set[str] = set()
@@ -123,13 +76,14 @@ class PodCluster:
             )
 
         self._pods: Informer[Pod] = informer(f"/api/v1/{space}/pods", pod_of, mine=True, built_in=True)
-        self._jobs = informer(f"{_JOBS}/{space}/jobs", job_of, mine=True)
-        self._groups: Informer[Group] = informer(f"{_GROUPS}/{space}/podgroups", group_of, mine=False)
+        self._jobs = informer(f"{JOBS}/{space}/jobs", job_of, mine=True)
+        self._groups: Informer[Group] = informer(f"{GROUPS}/{space}/podgroups", group_of, mine=False)
         self._lists = (self._pods, self._jobs, self._groups)
         self._watches = [Worker(f"watch {one.path}", one.run) for one in self._lists]
         self._worker = Worker("pods", self._run)
         self._writers = ThreadPoolExecutor(WRITERS, "kubernetes-write")
         self.files = PodFiles(api, setup.runs, self._sight, shared=bool(setup.claim))
+        self._writer = Writer(api, setup, resource_of, self.files, self._lock)
 
     def start(self, patience_s: float = SETTLE_S) -> None:
         """Read the lists, and begin to look.
@@ -179,10 +133,6 @@ class PodCluster:
             told += [own.problem for own in self._own.values()]
         return "; ".join(dict.fromkeys(text for text in told if text))
 
-    def own_pods(self) -> list[Pod]:
-        """All pods of attempts, as they are now."""
-        return self._pods.items()
-
     # -- what nodes are asked ---------------------------------------------------------------------------------------
 
     def listen(self, node: str, on_status: OnStatus | None) -> None:
@@ -215,7 +165,7 @@ class PodCluster:
             if own is None:
                 nodes = [peer.node for peer in spec.peers] or [node]
                 members = {rank: Member(one, spec.hold) for rank, one in enumerate(nodes)}
-                own = self._own[name] = _Own(Attempt(name, members))
+                own = self._own[name] = Kept(Attempt(name, members))
                 self._give_up_on(own, self._gone)
             member = own.attempt.members[spec.rank]
             if member.spec is None:
@@ -271,7 +221,7 @@ class PodCluster:
         with self._lock:
             self._gone.discard(node)
 
-    def _give_up_on(self, own: _Own, nodes: Collection[str]) -> None:
+    def _give_up_on(self, own: Kept, nodes: Collection[str]) -> None:
         for member in own.attempt.members.values():
             if member.node in nodes:
                 member.stop = member.stop or Stop(EndReason.NODE, time.monotonic())
@@ -283,7 +233,7 @@ class PodCluster:
                 do(found[1])
         self._news.set()
 
-    def _member(self, run: str) -> tuple[_Own, Member, int] | None:
+    def _member(self, run: str) -> tuple[Kept, Member, int] | None:
         own = self._own.get(attempt_of(run))
         for rank, member in own.attempt.members.items() if own is not None else ():
             if run_of(own.attempt.name, rank) == run:  # type: ignore[union-attr]
@@ -310,7 +260,6 @@ class PodCluster:
                 due_s = self._look()
                 if not self._ends_to_take():
                     self._looked.set()
-                self._changed()
 
     def _look(self) -> float | None:
         """See what has changed, tell of it, and have written what is to be written. When to look again."""
@@ -358,9 +307,9 @@ class PodCluster:
             self._seen[name] = Seen(job, group, pods.get(name, {}))
             if name not in self._own:
                 one = job if job is not None else next(iter(pods[name].values()))
-                self._own[name] = _Own(found_of(name, one.members, hold=one.hold, gone=job is None))
+                self._own[name] = Kept(found_of(name, one.members, hold=one.hold, gone=job is None))
 
-    def _update(self, own: _Own, seen: Seen, now_s: float) -> list[float]:
+    def _update(self, own: Kept, seen: Seen, now_s: float) -> list[float]:
         """Take up what is seen of an attempt. When there is something to do even if nothing else changes."""
         attempt, dues = own.attempt, list[float]()
         if seen.job is not None:
@@ -393,7 +342,7 @@ class PodCluster:
                 member.ended = how
         return dues
 
-    def _pods_come(self, own: _Own, seen: Seen, now_s: float) -> list[float]:
+    def _pods_come(self, own: Kept, seen: Seen, now_s: float) -> list[float]:
         """Give an attempt up of which Volcano may make pods and makes none: it was refused them."""
         members, name = own.attempt.members.values(), name_of(own.attempt.name)
         waits = seen.job is not None and seen.group is not None and seen.group.let_in and not own.attempt.ends
@@ -422,7 +371,7 @@ class PodCluster:
         member.stop = Stop(EndReason.TIMED_OUT, now_s + grace_s)
         return []
 
-    def _patience(self, own: _Own, rank: int, member: Member, pod: Pod | None, now_s: float) -> list[float]:
+    def _patience(self, own: Kept, rank: int, member: Member, pod: Pod | None, now_s: float) -> list[float]:
         """Give a pod up that has not begun, where nothing of what it waits for has changed for long."""
         found = hopeless(pod) if pod is not None and member.stop is None and member.failed is None else None
         if found is None:
@@ -444,7 +393,7 @@ class PodCluster:
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
-    def _have_written(self, own: _Own, seen: Seen, now_s: float) -> list[float]:
+    def _have_written(self, own: Kept, seen: Seen, now_s: float) -> list[float]:
         if own.busy or self._ended.is_set():
             return []
         wanted = writes_for(own.attempt, seen, now_s, time.time())
@@ -464,11 +413,11 @@ class PodCluster:
         self._writers.submit(self._write_all, own, due, seen)
         return dues
 
-    def _write_all(self, own: _Own, writes: list[Write], seen: Seen) -> None:
+    def _write_all(self, own: Kept, writes: list[Write], seen: Seen) -> None:
         problem, pause_s = "", 0.0
         try:
             for write in writes:
-                self._write(own, write, seen)
+                self._writer.carry_out(own, write, seen)
                 with self._lock:
                     own.done[write] = time.monotonic()
         except (ApiError, ExecutorError, OSError) as error:
@@ -488,195 +437,3 @@ class PodCluster:
                     least_s = min(FIRST_PAUSE_S * 2.0 ** (own.failures - 1), LONGEST_PAUSE_S)
                     own.later_s = time.monotonic() + max(pause_s, least_s)
             self._news.set()
-
-    def _write(self, own: _Own, write: Write, seen: Seen) -> None:
-        """Carry one write out. Raises ApiError, ExecutorError, OSError: it is to be tried again."""
-        match write:
-            case CreateJob():
-                self._create(own)
-            case FindJob():
-                self._find(own)
-            case MakeSecret(uid):
-                self._make_secret(own, uid)
-            case LetIn(group):
-                self._unless_gone(
-                    lambda: self.api.change(self._path(_GROUPS, "podgroups", group), {"status": {"phase": "Inqueue"}})
-                )
-            case Open(rank, uid):
-                self._open(own, rank, uid, seen)
-            case Note(rank, _, reason):
-                self._notice(own.attempt, rank)
-                path = self._pod_path(seen.pods[rank])
-                patch = {"metadata": {"annotations": {ENDED_BY: reason}}}
-                self._unless_gone(lambda: self.api.change(path, patch))
-            case SetLimit(rank, _, limit_s):
-                text = None if limit_s is None else f"{limit_s:g}"
-                path = self._pod_path(seen.pods[rank])
-                self._unless_gone(lambda: self.api.change(path, {"metadata": {"annotations": {LIMIT: text}}}))
-            case DeleteJob(name, uid):
-                path = self._path(_JOBS, "jobs", name)
-                # Without a policy it would leave its pods behind, running.
-                self._unless_gone(
-                    lambda: self.api.delete(path, propagationPolicy="Background", preconditions={"uid": uid})
-                )
-            case DeletePod(rank, uid, until_s):
-                # 0 would take the pod away before anybody has seen that its processes are gone.
-                grace_s = max(round(until_s - time.monotonic()), 1)
-                path = self._pod_path(seen.pods[rank])
-                self._unless_gone(lambda: self.api.delete(path, gracePeriodSeconds=grace_s, preconditions={"uid": uid}))
-            case TakeEnd(rank, _):
-                self._take_end(own, rank, seen.pods[rank])
-            case Release(rank, _):
-                self._release(seen.pods[rank])
-
-    def _find(self, own: _Own) -> None:
-        found = True
-        try:
-            self.api.get(self._path(_JOBS, "jobs", name_of(own.attempt.name)))
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            found = False
-        with self._lock:
-            own.attempt.made, own.attempt.maybe = found, False
-            own.made_s = time.monotonic() if found else None
-
-    def _create(self, own: _Own) -> None:
-        attempt = own.attempt
-        name, path = name_of(attempt.name), self._path(_JOBS, "jobs")
-        try:
-            made = self._manifest(attempt)
-        except InputError as error:
-            self._refuse(own, Cause.JOB, str(error))
-            return
-        if self.setup.claim:
-            for rank in attempt.members:
-                folder = run_directory(self.setup.runs, run_of(attempt.name, rank))
-                folder.mkdir(parents=True, exist_ok=True)
-                os.chmod(folder, 0o777)  # noqa: S103 - pods may run as any user
-        with self._lock:
-            attempt.maybe = True
-        try:
-            if made.direct:
-                self._make_direct()
-            self.api.create(path, made.job)
-        except ApiError as error:
-            if error.status == 409:
-                there = self.api.get(f"{path}/{name}")["metadata"].get("labels") or {}
-                if (there.get(HOME), there.get(RUN)) != (self.setup.home, attempt.name):
-                    self._refuse(own, Cause.EXECUTOR, f"there is another Volcano Job {name} in {self.setup.namespace}")
-                    return
-            elif error.status in (400, 413, 422):
-                self._refuse(own, Cause.JOB, f"Kubernetes refuses it: {error}")
-                return
-            elif error.status in (403, 404):
-                self._refuse(own, Cause.EXECUTOR, f"no Volcano Job can be made: {error}")
-                return
-            else:
-                raise
-        with self._lock:
-            attempt.made, own.made_s = True, time.monotonic()
-
-    def _manifest(self, attempt: Attempt) -> Manifest:
-        """Raises InputError."""
-        with self._lock:
-            members = [member for _, member in sorted(attempt.members.items())]
-            asked = [member.spec for member in members if member.spec is not None]
-        nodes = [member.node for member in members]
-        return manifest(asked, nodes, self.setup, [self._resource_of(node) for node in nodes])
-
-    def _refuse(self, own: _Own, cause: Cause, message: str) -> None:
-        with self._lock:
-            own.attempt.maybe = False
-            own.attempt.refused = RunExit(None, None, EndReason.NOT_STARTED, message, time.time(), cause=cause)
-
-    def _make_direct(self) -> None:
-        name = direct_name()
-        about = {"name": name, "namespace": self.setup.namespace, "labels": {"app.kubernetes.io/managed-by": "gpuloom"}}
-        item = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": about,
-            "immutable": True,
-            "data": {"direct.py": Path(DIRECT).read_text()},
-        }
-        self._make_once("configmaps", item)
-
-    def _make_once(self, plural: str, item: Object) -> None:
-        try:
-            self.api.create(self._path("/api/v1", plural), item)
-        except ApiError as error:
-            if error.status != 409:
-                raise
-
-    def _make_secret(self, own: _Own, uid: str) -> None:
-        item, name = self._manifest(own.attempt).secret, name_of(own.attempt.name)
-        owner = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": name, "uid": uid}
-        if item is not None:
-            item["metadata"]["ownerReferences"] = [owner]
-            self._make_once("secrets", item)
-            # One of the same name may have been another Job's.
-            patch = {"metadata": {"ownerReferences": [owner]}}
-            self._unless_gone(lambda: self.api.change(self._path("/api/v1", "secrets", name), patch))
-        with self._lock:
-            own.attempt.secret = True
-
-    def _open(self, own: _Own, rank: int, uid: str, seen: Seen) -> None:
-        pod, member = seen.pods[rank], own.attempt.members[rank]
-        assert seen.job is not None  # noqa: S101 - else it is not to be opened
-        values = seen.job.values[rank] if rank < len(seen.job.values) else {}
-        with self._lock:
-            if member.stop is not None:
-                return
-            member.pod = uid  # it may have been let go, whatever is answered
-        try:
-            self.api.change(self._pod_path(pod), pinned(pod.item, member.node, values))
-        except ApiError as error:
-            # 422: its gate is gone, or it has changed since; what is seen next tells.
-            if error.status not in (404, 422):
-                raise
-
-    def _notice(self, attempt: Attempt, rank: int) -> None:
-        stop = attempt.members[rank].stop
-        if not self.setup.claim or stop is None:
-            return
-        folder = run_directory(self.setup.runs, run_of(attempt.name, rank))
-        deadline_s = time.time() + stop.until_s - time.monotonic()
-        place = str(folder / NOTICE_FILE)
-        write_atomic(place, {"reason": stop.reason.value, "deadline_s": deadline_s})
-        os.chmod(place, 0o644)
-
-    def _take_end(self, own: _Own, rank: int, pod: Pod) -> None:
-        run = run_of(own.attempt.name, rank)
-        try:
-            self.files.take_rest(run)
-        except ExecutorError as error:
-            own.log_tries[rank] = tries = own.log_tries.get(rank, 0) + 1
-            if tries < LOG_TRIES:
-                raise
-            log.warning("run %s: the end of its log is lost: %s", run, error)
-        with self._lock:
-            own.attempt.members[rank].ended = end_of(own.attempt, rank, pod)
-
-    def _release(self, pod: Pod) -> None:
-        held = list(pod.item["metadata"].get("finalizers") or ())
-        place = f"/metadata/finalizers/{held.index(FINALIZER)}"
-        patch = [{"op": "test", "path": place, "value": FINALIZER}, {"op": "remove", "path": place}]
-        self._unless_gone(lambda: self.api.change(self._pod_path(pod), patch))
-        if pod.deleted_s is None:  # its Job is gone, and nobody else would take it away
-            self._unless_gone(lambda: self.api.delete(self._pod_path(pod), preconditions={"uid": pod.uid}))
-
-    def _unless_gone(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except ApiError as error:
-            # 409: one of the same name is there by now; 422: a test failed, as it has changed. What is seen next tells.
-            if error.status not in (404, 409, 422):
-                raise
-
-    def _pod_path(self, pod: Pod) -> str:
-        return self._path("/api/v1", "pods", pod.name)
-
-    def _path(self, group: str, plural: str, name: str = "") -> str:
-        path = f"{group}/namespaces/{self.setup.namespace}/{plural}"
-        return f"{path}/{name}" if name else path

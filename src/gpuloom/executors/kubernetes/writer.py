@@ -1,0 +1,271 @@
+"""Writes to the cluster, carried out: none does harm when it is made twice."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuloom.core.end_reason import EndReason
+from gpuloom.core.errors import InputError
+from gpuloom.executors.kubernetes.manifest import Manifest, Setup, direct_name, manifest, pinned
+from gpuloom.executors.kubernetes.marks import ENDED_BY, FINALIZER, HOME, LIMIT, RUN, name_of, run_of
+from gpuloom.executors.kubernetes.pod_logs import PodFiles
+from gpuloom.executors.kubernetes.pods import Pod
+from gpuloom.executors.kubernetes.wanted import (
+    Attempt,
+    CreateJob,
+    DeleteJob,
+    DeletePod,
+    FindJob,
+    LetIn,
+    MakeSecret,
+    Note,
+    Open,
+    Release,
+    Seen,
+    SetLimit,
+    TakeEnd,
+    Write,
+    end_of,
+)
+from gpuloom.executors.launchers import DIRECT
+from gpuloom.executors.local_files import run_directory
+from gpuloom.executors.port import Cause, ExecutorError, RunExit
+from gpuloom.executors.wire import NOTICE_FILE, write_atomic
+from gpuloom.kubernetes.api import Api, ApiError, Object
+
+log = logging.getLogger("gpuloom.kubernetes")
+
+LOG_TRIES = 3
+JOBS = "/apis/batch.volcano.sh/v1alpha1"
+GROUPS = "/apis/scheduling.volcano.sh/v1beta1"
+
+
+@dataclass(slots=True)
+class Kept:
+    """What this process keeps of an attempt beside what is wanted. done: writes, and when. later_s: nothing is written
+    before, as something failed. since: what a pod waits for, and since when."""
+
+    attempt: Attempt
+    done: dict[Write, float] = field(default_factory=dict)
+    busy: bool = False
+    failures: int = 0
+    later_s: float = 0.0
+    problem: str = ""
+    since: dict[int, tuple[str, float]] = field(default_factory=dict)
+    job_seen: bool = False
+    no_pods_s: float | None = None
+    made_s: float | None = None
+    found_s: float = field(default_factory=time.monotonic)
+    log_tries: dict[int, int] = field(default_factory=dict)
+
+
+class Writer:
+    """Used by the threads that write. lock: of whoever keeps the attempts. files: of runs, where logs go."""
+
+    def __init__(
+        self,
+        api: Api,
+        setup: Setup,
+        resource_of: Callable[[str], str],
+        files: PodFiles,
+        lock: threading.RLock,
+    ) -> None:
+        self.api, self.setup, self._resource_of, self._files, self._lock = api, setup, resource_of, files, lock
+
+    def carry_out(self, own: Kept, write: Write, seen: Seen) -> None:
+        """Carry one write out. Raises ApiError, ExecutorError, OSError: it is to be tried again."""
+        match write:
+            case CreateJob():
+                self._create(own)
+            case FindJob():
+                self._find(own)
+            case MakeSecret(uid):
+                self._make_secret(own, uid)
+            case LetIn(group):
+                self._unless_gone(
+                    lambda: self.api.change(self._path(GROUPS, "podgroups", group), {"status": {"phase": "Inqueue"}})
+                )
+            case Open(rank, uid):
+                self._open(own, rank, uid, seen)
+            case Note(rank, _, reason):
+                self._notice(own.attempt, rank)
+                path = self._pod_path(seen.pods[rank])
+                patch = {"metadata": {"annotations": {ENDED_BY: reason}}}
+                self._unless_gone(lambda: self.api.change(path, patch))
+            case SetLimit(rank, _, limit_s):
+                text = None if limit_s is None else f"{limit_s:g}"
+                path = self._pod_path(seen.pods[rank])
+                self._unless_gone(lambda: self.api.change(path, {"metadata": {"annotations": {LIMIT: text}}}))
+            case DeleteJob(name, uid):
+                path = self._path(JOBS, "jobs", name)
+                # Without a policy it would leave its pods behind, running.
+                self._unless_gone(
+                    lambda: self.api.delete(path, propagationPolicy="Background", preconditions={"uid": uid})
+                )
+            case DeletePod(rank, uid, until_s):
+                # 0 would take the pod away before anybody has seen that its processes are gone.
+                grace_s = max(round(until_s - time.monotonic()), 1)
+                path = self._pod_path(seen.pods[rank])
+                self._unless_gone(lambda: self.api.delete(path, gracePeriodSeconds=grace_s, preconditions={"uid": uid}))
+            case TakeEnd(rank, _):
+                self._take_end(own, rank, seen.pods[rank])
+            case Release(rank, _):
+                self._release(seen.pods[rank])
+
+    def _find(self, own: Kept) -> None:
+        found = True
+        try:
+            self.api.get(self._path(JOBS, "jobs", name_of(own.attempt.name)))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            found = False
+        with self._lock:
+            own.attempt.made, own.attempt.maybe = found, False
+            own.made_s = time.monotonic() if found else None
+
+    def _create(self, own: Kept) -> None:
+        attempt = own.attempt
+        name, path = name_of(attempt.name), self._path(JOBS, "jobs")
+        try:
+            made = self._manifest(attempt)
+        except InputError as error:
+            self._refuse(own, Cause.JOB, str(error))
+            return
+        if self.setup.claim:
+            for rank in attempt.members:
+                folder = run_directory(self.setup.runs, run_of(attempt.name, rank))
+                folder.mkdir(parents=True, exist_ok=True)
+                os.chmod(folder, 0o777)  # noqa: S103 - pods may run as any user
+        with self._lock:
+            attempt.maybe = True
+        try:
+            if made.direct:
+                self._make_direct()
+            self.api.create(path, made.job)
+        except ApiError as error:
+            if error.status == 409:
+                there = self.api.get(f"{path}/{name}")["metadata"].get("labels") or {}
+                if (there.get(HOME), there.get(RUN)) != (self.setup.home, attempt.name):
+                    self._refuse(own, Cause.EXECUTOR, f"there is another Volcano Job {name} in {self.setup.namespace}")
+                    return
+            elif error.status in (400, 413, 422):
+                self._refuse(own, Cause.JOB, f"Kubernetes refuses it: {error}")
+                return
+            elif error.status in (403, 404):
+                self._refuse(own, Cause.EXECUTOR, f"no Volcano Job can be made: {error}")
+                return
+            else:
+                raise
+        with self._lock:
+            attempt.made, own.made_s = True, time.monotonic()
+
+    def _manifest(self, attempt: Attempt) -> Manifest:
+        """Raises InputError."""
+        with self._lock:
+            members = [member for _, member in sorted(attempt.members.items())]
+            asked = [member.spec for member in members if member.spec is not None]
+        nodes = [member.node for member in members]
+        return manifest(asked, nodes, self.setup, [self._resource_of(node) for node in nodes])
+
+    def _refuse(self, own: Kept, cause: Cause, message: str) -> None:
+        with self._lock:
+            own.attempt.maybe = False
+            own.attempt.refused = RunExit(None, None, EndReason.NOT_STARTED, message, time.time(), cause=cause)
+
+    def _make_direct(self) -> None:
+        name = direct_name()
+        about = {"name": name, "namespace": self.setup.namespace, "labels": {"app.kubernetes.io/managed-by": "gpuloom"}}
+        item = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": about,
+            "immutable": True,
+            "data": {"direct.py": Path(DIRECT).read_text()},
+        }
+        self._make_once("configmaps", item)
+
+    def _make_once(self, plural: str, item: Object) -> None:
+        try:
+            self.api.create(self._path("/api/v1", plural), item)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+
+    def _make_secret(self, own: Kept, uid: str) -> None:
+        item, name = self._manifest(own.attempt).secret, name_of(own.attempt.name)
+        owner = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": name, "uid": uid}
+        if item is not None:
+            item["metadata"]["ownerReferences"] = [owner]
+            self._make_once("secrets", item)
+            # One of the same name may have been another Job's.
+            patch = {"metadata": {"ownerReferences": [owner]}}
+            self._unless_gone(lambda: self.api.change(self._path("/api/v1", "secrets", name), patch))
+        with self._lock:
+            own.attempt.secret = True
+
+    def _open(self, own: Kept, rank: int, uid: str, seen: Seen) -> None:
+        pod, member = seen.pods[rank], own.attempt.members[rank]
+        assert seen.job is not None  # noqa: S101 - else it is not to be opened
+        values = seen.job.values[rank] if rank < len(seen.job.values) else {}
+        with self._lock:
+            if member.stop is not None:
+                return
+            member.pod = uid  # it may have been let go, whatever is answered
+        try:
+            self.api.change(self._pod_path(pod), pinned(pod.item, member.node, values))
+        except ApiError as error:
+            # 422: its gate is gone, or it has changed since; what is seen next tells.
+            if error.status not in (404, 422):
+                raise
+
+    def _notice(self, attempt: Attempt, rank: int) -> None:
+        stop = attempt.members[rank].stop
+        if not self.setup.claim or stop is None:
+            return
+        folder = run_directory(self.setup.runs, run_of(attempt.name, rank))
+        deadline_s = time.time() + stop.until_s - time.monotonic()
+        place = str(folder / NOTICE_FILE)
+        write_atomic(place, {"reason": stop.reason.value, "deadline_s": deadline_s})
+        os.chmod(place, 0o644)
+
+    def _take_end(self, own: Kept, rank: int, pod: Pod) -> None:
+        run = run_of(own.attempt.name, rank)
+        try:
+            self._files.take_rest(run)
+        except ExecutorError as error:
+            own.log_tries[rank] = tries = own.log_tries.get(rank, 0) + 1
+            if tries < LOG_TRIES:
+                raise
+            log.warning("run %s: the end of its log is lost: %s", run, error)
+        with self._lock:
+            own.attempt.members[rank].ended = end_of(own.attempt, rank, pod)
+
+    def _release(self, pod: Pod) -> None:
+        held = list(pod.item["metadata"].get("finalizers") or ())
+        place = f"/metadata/finalizers/{held.index(FINALIZER)}"
+        patch = [{"op": "test", "path": place, "value": FINALIZER}, {"op": "remove", "path": place}]
+        self._unless_gone(lambda: self.api.change(self._pod_path(pod), patch))
+        if pod.deleted_s is None:  # its Job is gone, and nobody else would take it away
+            self._unless_gone(lambda: self.api.delete(self._pod_path(pod), preconditions={"uid": pod.uid}))
+
+    def _unless_gone(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except ApiError as error:
+            # 409: one of the same name is there by now; 422: a test failed, as it has changed. What is seen next tells.
+            if error.status not in (404, 409, 422):
+                raise
+
+    def _pod_path(self, pod: Pod) -> str:
+        return self._path("/api/v1", "pods", pod.name)
+
+    def _path(self, group: str, plural: str, name: str = "") -> str:
+        path = f"{group}/namespaces/{self.setup.namespace}/{plural}"
+        return f"{path}/{name}" if name else path
