@@ -189,6 +189,24 @@ def test_preempted_it_saves_and_goes_on(world: World) -> None:
     assert [one["reason"] for one in client.show(first)["attempts"]] == ["preempted", "finished"]
 
 
+def test_an_elastic_job_makes_room_and_grows_again(world: World) -> None:
+    world.cluster.add_node("n1", 4)
+    client = world.up("--policy", "elastic-goodput", "--interval", "1s")
+    saves = "trap 'exit 85' TERM; echo $GPULOOM_REPLICAS $GPULOOM_GPUS; while true; do sleep 0.1; done"
+    job = submit(client, "sh", "-c", saves, gpus=2, elastic="1-4", grace="10s")
+    until(lambda: client.log(job) == b"4 4\n", "it to have all GPUs")
+    other = submit(client, "sleep", "3", gpus=2)
+    until(lambda: phase(client, other) == "running", "the other one to run")
+    until(lambda: client.log(job) in (b"1 1\n", b"2 2\n"), "it to go on with less")
+    assert ended(client, other)["state"] == "finished"
+    until(lambda: client.log(job) == b"4 4\n", "it to grow again")
+    ends = [one["reason"] for one in client.show(job)["attempts"]]
+    assert set(ends) <= {"resized", "preempted", None}
+    assert len(ends) >= 3
+    client.cancel([job])
+    assert ended(client, job)["state"] == "cancelled"
+
+
 def test_cancel_and_time_limit(world: World) -> None:
     world.cluster.add_node("n1", 2)
     client = world.up()

@@ -18,7 +18,7 @@ from gpuloom.facts.inputs import load_policy
 from gpuloom.live.figures.each import Of
 from gpuloom.live.planning.lacks import lacks
 from gpuloom.live.planning.reasons import why
-from gpuloom.live.records.fleet import fleet_of
+from gpuloom.live.records.fleet import fleet_of, shares_gpus
 from gpuloom.live.records.history import trace_csv
 from gpuloom.live.scheduler import Scheduler
 from gpuloom.live.service import LogOf, hooked_of, logs_of
@@ -274,7 +274,9 @@ class LiveService:
         executor = executor or scheduler.intake.strangers_text
         checked = Checked.WHOLE if self._check is None else self._check.checked
         sharing = scheduler.sharing.why
-        if scheduler.sharing.able and not planning.policy.pairs:
+        if not shares_gpus(list(scheduler.book.nodes.values())):
+            sharing = "in this cluster a GPU is given to one pod alone"
+        elif scheduler.sharing.able and not planning.policy.pairs:
             sharing = f"policy {planning.seat.written} can't put jobs beside each other on a GPU"
         return status_view(
             home=scheduler.runs.parent,
