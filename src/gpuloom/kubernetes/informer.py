@@ -11,8 +11,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
 
 from gpuloom.kubernetes.api import Api, ApiError, CutOffError, Object
 
@@ -23,6 +23,8 @@ T = TypeVar("T")
 WATCH_S = 300
 """How long one watch lasts."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+PATIENCE_S = 5.0
+"""So long a list may fail to be read at first."""
 LOOK_AGAIN_S = 60.0
 """After so long it is seen whether there is a kind now that there was not, or that may be read now."""
 
@@ -148,6 +150,19 @@ class Informer(Generic[T]):
         self.settled.set()
         if had:
             self._changed()
+
+
+def read_first(lists: Iterable[Informer[Any]]) -> None:
+    """Wait until each of these has been read once, or is known to be absent. Their threads must have been started.
+
+    Raises:
+        ApiError: one has failed for PATIENCE_S.
+    """
+    begun_s = time.monotonic()
+    for one in lists:
+        while not one.settled.wait(0.05):
+            if one.problem and time.monotonic() - begun_s > PATIENCE_S:
+                raise ApiError(one.problem)
 
 
 def _key(item: Object) -> str:

@@ -23,7 +23,7 @@ from gpuloom.executors.kubernetes.marks import HOME
 from gpuloom.executors.kubernetes.node import PodNode
 from gpuloom.executors.port import ExecutorError
 from gpuloom.kubernetes.api import Api, Object
-from gpuloom.kubernetes.informer import Informer
+from gpuloom.kubernetes.informer import Informer, read_first
 from gpuloom.kubernetes.objects import GPU_RESOURCES, NodeSeen, PodSeen, Reader, Toleration, toleration_of
 from gpuloom.live.joining import Joining
 from gpuloom.live.scheduler import Scheduler
@@ -33,7 +33,6 @@ log = logging.getLogger("gpuloom.nodes")
 
 PROGRESS_S = 2.0
 """So often jobs' files are looked at for what they report, where they can be."""
-SETTLE_S = 30.0
 REST_S, LATEST_S, QUIET = 0.2, 5.0, 4.0
 """Least and longest time between two looks, and by how much longer than a look it is."""
 _GONE = "its node was deleted from the cluster"
@@ -77,16 +76,12 @@ class PodNodes:
         """Read what the cluster has.
 
         Raises:
-            ExecutorError: nodes, pods or Volcano Jobs can't be read.
+            GpuloomError: nodes, pods or Volcano Jobs can't be read.
         """
         for worker in self._watches:
             if not worker.start():
                 raise ExecutorError(worker.problem)
-        until_s = time.monotonic() + SETTLE_S
-        for one in (self._nodes, self._others):
-            while not one.settled.wait(0.05):
-                if time.monotonic() > until_s:
-                    raise ExecutorError(one.problem or f"{self.api.name}: {one.path} was not read in {SETTLE_S:g} s")
+        read_first((self._nodes, self._others))
         if self._nodes.absent:
             raise ExecutorError(f"{self._nodes.absent}; gpuloom needs the right to list and watch nodes")
         if self._others.absent:

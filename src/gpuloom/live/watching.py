@@ -19,7 +19,7 @@ from gpuloom.core.decision import Reason, WaitCode
 from gpuloom.core.errors import GpuloomError
 from gpuloom.core.job import Phase
 from gpuloom.kubernetes.api import Api, ApiError, Object
-from gpuloom.kubernetes.informer import Informer
+from gpuloom.kubernetes.informer import Informer, read_first
 from gpuloom.kubernetes.jobs import Standing, standings
 from gpuloom.kubernetes.objects import NodeSeen, Reader
 from gpuloom.live.planning.estimates import like_of
@@ -42,8 +42,6 @@ LATEST_S = 10.0
 """So often it is looked in any case: a group that has not all its pods counts as started after a while."""
 FIRST_S = 60.0
 """How long the first lists may take."""
-PATIENCE_S = 5.0
-"""So long nodes and pods may fail to be read at first."""
 
 _ROOM = Reason(
     WaitCode.ENGINE_DECIDES, "There are free GPUs for it, and the cluster's own scheduler has not placed it yet."
@@ -164,10 +162,8 @@ class Watching:
         for worker in self._watches:
             if not worker.start():
                 raise GpuloomError(worker.problem)
+        read_first(self._needed)
         for one in self._needed:
-            while not one.settled.wait(0.1):
-                if one.problem and time.monotonic() - begun_s > PATIENCE_S:
-                    raise GpuloomError(one.problem)
             if one.absent:
                 raise GpuloomError(f"{one.absent}; watching needs the right to list and watch nodes and pods")
         for origin in self._origins:

@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gpuloom.core.end_reason import EndReason
+from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.kubernetes.manifest import Setup
-from gpuloom.executors.kubernetes.marks import HOME, attempt_of, name_of, run_of
+from gpuloom.executors.kubernetes.marks import HOME, attempt_of, name_of
 from gpuloom.executors.kubernetes.pod_logs import PodFiles, Sight
 from gpuloom.executors.kubernetes.pods import Group, Pod, group_of, hopeless, job_of, pod_of
 from gpuloom.executors.kubernetes.wanted import (
@@ -33,7 +34,7 @@ from gpuloom.executors.kubernetes.writer import GROUPS, JOBS, Kept, Writer
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import Cause, ExecutorError, OnStatus, RunExit, RunStatus
 from gpuloom.kubernetes.api import Api, ApiError
-from gpuloom.kubernetes.informer import Informer
+from gpuloom.kubernetes.informer import Informer, read_first
 from gpuloom.threads import Worker
 
 log = logging.getLogger("gpuloom.kubernetes")
@@ -48,7 +49,8 @@ NO_PODS_S = 60.0
 """So long Volcano may make none of the pods that it may make."""
 UNASKED_S = 300.0
 """What was begun to be made, and nobody asks for, is taken away after so long: no record knows of it."""
-SETTLE_S = 30.0
+LOOKED_S = 30.0
+"""How long ends of before may take to be taken down when it begins."""
 CLOSE_S = 2.0
 
 
@@ -85,24 +87,20 @@ class PodCluster:
         self.files = PodFiles(api, setup.runs, self._sight, shared=bool(setup.claim))
         self._writer = Writer(api, setup, resource_of, self.files, self._lock)
 
-    def start(self, patience_s: float = SETTLE_S) -> None:
+    def start(self) -> None:
         """Read the lists, and begin to look.
 
         Raises:
-            ExecutorError: they can't be read, or the cluster has no Volcano.
+            GpuloomError: they can't be read, or the cluster has no Volcano.
         """
-        until_s = time.monotonic() + patience_s
         for worker in (*self._watches, self._worker):
             if not worker.start():
                 raise ExecutorError(worker.problem)
-        for one in self._lists:
-            while not one.settled.wait(0.05):
-                if time.monotonic() > until_s:
-                    raise ExecutorError(one.problem or f"{self.api.name}: {one.path} was not read in {patience_s:g} s")
+        read_first(self._lists)
         if why := next((one.absent for one in self._lists if one.absent), ""):
             raise ExecutorError(f"{why}; jobs are run as Volcano Jobs: is Volcano installed, and may they be read?")
         self._news.set()
-        self._looked.wait(max(until_s - time.monotonic(), 1.0))
+        self._looked.wait(LOOKED_S)
 
     def close(self) -> None:
         """Let go; what runs goes on. What was acknowledged is taken away first, if that does not take long. Whoever
@@ -234,11 +232,10 @@ class PodCluster:
         self._news.set()
 
     def _member(self, run: str) -> tuple[Kept, Member, int] | None:
-        own = self._own.get(attempt_of(run))
-        for rank, member in own.attempt.members.items() if own is not None else ():
-            if run_of(own.attempt.name, rank) == run:  # type: ignore[union-attr]
-                return own, member, rank  # type: ignore[return-value]
-        return None
+        own, name = self._own.get(attempt_of(run)), run_name_of(run)
+        if own is None or name is None or (member := own.attempt.members.get(name.member)) is None:
+            return None
+        return own, member, name.member
 
     def _sight(self, run: str) -> Sight | None:
         with self._lock:
