@@ -164,7 +164,7 @@ def _read_by_anyone(pipe: Path) -> bool:
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second: it went while its file was open
         return False
 
 

@@ -1,7 +1,8 @@
 """Profiles of unmodified scripts with real frameworks: iterations exact, known stage times within 15 % or 1 ms.
 
 The machine may be busy. So a time is right between what the script asked for and what its own clocks say it got (the
-slowest quarter left out), with that tolerance on both sides.
+slowest quarter left out), with that tolerance on both sides; and a run that the machine held up in the middle, which
+the script's clocks may not see, is made again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gpuloom.training.inject import environment
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("known.py")
 READ_S, PREPARE_S, COMPUTE_S = 0.008, 0.012, 0.010
+RUNS = 3
 
 
 def run(python: str, folder: Path, *args: object, launcher: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -49,14 +51,24 @@ def right(got_s: float, asked_s: float, own: list[float], times: int = 1) -> boo
     return asked - max(0.15 * asked, 0.001) <= got_s <= most + max(0.15 * most, 0.001)
 
 
+def wrong_stages(measured: Measured, said: dict[str, Any], asked_s: dict[str, float], times: int = 1) -> list[str]:
+    """The stages among these whose time does not fit. times: batches of an iteration."""
+    stages = zip(asked_s.items(), measured.stages_s, strict=False)
+    return [name for (name, one_s), got_s in stages if not right(got_s, one_s, said[name], times)]
+
+
 def test_a_plain_script(training_python: str, tmp_path: Path) -> None:
-    said = run(training_python, tmp_path / "hooks", "plain", 60)
-    training, measured = found(tmp_path / "hooks")
-    assert (training.iterations, said["steps"], measured.batch_size) == (60, 60, 4)
-    assert right(measured.stages_s[0], READ_S, said["read"]), (measured, said)
-    assert right(measured.stages_s[1], PREPARE_S, said["prepare"]), (measured, said)
-    assert right(measured.stages_s[2], COMPUTE_S, said["compute"]), (measured, said)
-    assert not measured.prefetches
+    asked_s = {"read": READ_S, "prepare": PREPARE_S, "compute": COMPUTE_S}
+    tries = []
+    for attempt in range(RUNS):
+        said = run(training_python, tmp_path / str(attempt), "plain", 60)
+        training, measured = found(tmp_path / str(attempt))
+        assert (training.iterations, said["steps"], measured.batch_size) == (60, 60, 4)
+        assert not measured.prefetches
+        tries.append((wrong_stages(measured, said, asked_s), measured, said))
+        if not tries[-1][0]:
+            return
+    pytest.fail(f"no run of {RUNS} had the times that were asked for: {tries}")
 
 
 def test_a_loader_with_workers(training_python: str, tmp_path: Path) -> None:
@@ -83,16 +95,20 @@ def test_two_optimizers_accumulation_and_steps_that_a_scaler_skips(training_pyth
 def test_accumulation_by_a_framework_that_nests_and_fetches_ahead(
     framework: str, training_python: str, tmp_path: Path
 ) -> None:
-    said = run(training_python, tmp_path / "hooks", framework, 60)
-    training, measured = found(tmp_path / "hooks")
-    assert training.iterations == said["steps"] == 30
-    assert right(measured.stages_s[0], READ_S, said["read"], times=2), (measured, said)
-    assert right(measured.stages_s[1], PREPARE_S, said["prepare"], times=2), (measured, said)
-    assert measured.stages_s[2] >= 2 * COMPUTE_S * 0.85  # the framework's own work is computing, too
-    # Who fetches ahead fetches one less in the last iteration, which may be among those that count.
-    assert measured.batches == pytest.approx(2.0, abs=0.1)
-    if framework != "accelerate":
-        assert training.steps == 30
+    tries = []
+    for attempt in range(RUNS):
+        said = run(training_python, tmp_path / str(attempt), framework, 60)
+        training, measured = found(tmp_path / str(attempt))
+        assert training.iterations == said["steps"] == 30
+        assert measured.stages_s[2] >= 2 * COMPUTE_S * 0.85  # the framework's own work is computing, too
+        # Who fetches ahead fetches one less in the last iteration, which may be among those that count.
+        assert measured.batches == pytest.approx(2.0, abs=0.1)
+        if framework != "accelerate":
+            assert training.steps == 30
+        tries.append((wrong_stages(measured, said, {"read": READ_S, "prepare": PREPARE_S}, times=2), measured, said))
+        if not tries[-1][0]:
+            return
+    pytest.fail(f"no run of {RUNS} had the times that were asked for: {tries}")
 
 
 def test_gradient_sync_by_ddp_s_own_logging(training_python: str, tmp_path: Path) -> None:

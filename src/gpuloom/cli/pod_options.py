@@ -51,6 +51,11 @@ OPTIONS = (
         metavar="NAME",
         help="With kubernetes: name under which nodes offer GPUs (may be given again) [the usual ones].",
     ),
+    click.option(
+        "--standby",
+        is_flag=True,
+        help="With kubernetes: if another scheduler acts for this home, wait until it ends, and go on in its place.",
+    ),
 )
 _NAMES = {
     "kubeconfig": "--kubeconfig",
@@ -61,6 +66,7 @@ _NAMES = {
     "runs_claim": "--runs-claim",
     "queue": "--queue",
     "gpu_resources": "--gpu-resource",
+    "standby": "--standby",
 }
 
 
@@ -79,7 +85,7 @@ def kubernetes_in(parameters: dict[str, Any]) -> KubernetesOptions | None:
     """
     from gpuloom.server.pods import KubernetesOptions
 
-    given = {name: value for name in _NAMES if (value := parameters[name]) not in (None, ())}
+    given = {name: value for name in _NAMES if (value := parameters[name]) not in (None, (), False)}
     if parameters["executor"] != "kubernetes":
         if given:
             what = ", ".join(_NAMES[name] for name in given)
@@ -89,6 +95,10 @@ def kubernetes_in(parameters: dict[str, Any]) -> KubernetesOptions | None:
         raise click.UsageError("--slurm and --executor kubernetes: jobs run in one of them")
     if parameters["slots"] is not None:
         raise click.UsageError("--slots are of this machine, and with --executor kubernetes no job runs here")
+    if "standby" in given and parameters["detach"]:
+        raise click.UsageError(
+            "--standby may wait for long, and --detach returns when it is ready: leave one of them out"
+        )
     for name in ("kubeconfig", "pod_template"):
         if name in given:
             given[name] = given[name].absolute()
@@ -103,6 +113,6 @@ def words_of_pods(parameters: dict[str, Any]) -> list[str]:
     for name, flag in _NAMES.items():
         value = getattr(options, name)
         for one in value if isinstance(value, tuple) else (value,):
-            if one not in (None, ""):
+            if one not in (None, "", False):
                 found += [flag, str(one)]
     return found

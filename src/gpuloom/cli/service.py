@@ -135,7 +135,7 @@ def up(
 
             written = ctx.params["written"] = with_whole_paths(written, Path.cwd())
     folder = home_directory(home)
-    if (there := running_here(folder)) is not None:
+    if (there := running_here(folder)) is not None and not (kubernetes and kubernetes.standby):
         text = f"a scheduler is running here already: pid {there['pid']}, {there['url']}, home {folder}"
         if not detach:
             raise UpError(text)

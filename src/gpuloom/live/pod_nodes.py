@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpuloom.agent.health import Changes
@@ -18,6 +18,7 @@ from gpuloom.agent.sample import Sample
 from gpuloom.core.job import Gpu, GpuState, NodeRecord, NodeSource, Phase
 from gpuloom.core.usage import RunUsage
 from gpuloom.executors.kubernetes.cluster import PodCluster
+from gpuloom.executors.kubernetes.lease import Lease
 from gpuloom.executors.kubernetes.manifest import Setup
 from gpuloom.executors.kubernetes.marks import HOME
 from gpuloom.executors.kubernetes.node import PodNode
@@ -47,7 +48,7 @@ class PodOptions:
 
 
 class PodNodes:
-    """`open` it with a scheduler that has not started, then `start`, then `close`."""
+    """`lead`, `open` it with a scheduler that has not started, then `start`, then `close`."""
 
     def __init__(self, api: Api, options: PodOptions) -> None:
         self.api, self.setup = api, options.setup
@@ -67,10 +68,26 @@ class PodNodes:
         self._watches = [Worker(f"watch {one.path}", one.run) for one in (self._nodes, self._others)]
         self._worker = Worker("pod-nodes", self._run)
         self._reports = Worker("pod-progress", self._read_reports)
-        self.pods = PodCluster(api, self.setup, lambda node: self._resources.get(node, self._default))
+        self.lease = Lease(api, self.setup.namespace, self.setup.home)
+        self.pods = PodCluster(
+            api, self.setup, lambda node: self._resources.get(node, self._default), lambda: self.lease.why_not
+        )
         self._ports: dict[str, PodNode] = {}
         self._records: dict[str, NodeRecord] = {}
         self._away: dict[str, str] = {}
+
+    def lead(self, *, waits: bool, say: Callable[[str], None], on_lost: Callable[[str], None]) -> None:
+        """Be the one scheduler that acts for this home and namespace, before anything of the home is read.
+
+        Args:
+            waits: while another one does. say: told for whom it waits. on_lost: told, in another thread, that another
+                one acts now.
+
+        Raises:
+            ExecutorError: another one acts, and `waits` is not set; or nobody can tell.
+        """
+        self.lease.take(waits=waits, say=say)
+        self.lease.start(on_lost)
 
     def open(self) -> None:
         """Read what the cluster has.
@@ -104,6 +121,7 @@ class PodNodes:
         self._worker.end(5.0)
         self._reports.end(5.0)
         self.pods.close()
+        self.lease.close()
         self.api.close()
         self.pods.join()
         for one in self._watches:
@@ -113,6 +131,7 @@ class PodNodes:
     def problem(self) -> str:
         """'' or why nodes may be other than they are shown."""
         told = [self._nodes.problem, *(one.problem for one in (*self._watches, self._worker)), self.pods.problem]
+        told.append(self.lease.problem)
         return "; ".join(dict.fromkeys(text for text in told if text))
 
     def _run(self) -> None:

@@ -33,6 +33,10 @@ class Step(Enum):
     CHECK = "checking the store", "a slow disk, or a busy machine: it continues by itself"
     LOAD = "reading the store", "a slow disk, or a busy machine: it continues by itself"
     MACHINE = "looking at the machine and its GPUs", "does `nvidia-smi` answer? A driver that hangs needs a restart"
+    LEASE = (
+        "waiting for the Lease of this home in the cluster, which says which scheduler acts",
+        "if another one acts, it goes on when that one ends; else, does `kubectl get lease` answer?",
+    )
     CLUSTER = "reading the nodes and pods of the cluster", "does `kubectl get nodes` answer?"
     WRITE = "recording the start of the scheduler", "is the home's disk full, read-only or slow? (`df`, `dmesg`)"
     RUNNER = (

@@ -26,7 +26,8 @@ class KubernetesOptions:
     """What `gpuloom up` is given of the cluster.
 
     namespace: None: the context's own. image: of jobs that name none. pod_template: a file. runs_claim: 'CLAIM' or
-    'CLAIM/FOLDER'. gpu_resources: names under which nodes offer GPUs; none: the usual ones.
+    'CLAIM/FOLDER'. gpu_resources: names under which nodes offer GPUs; none: the usual ones. standby: wait while another
+    scheduler acts for this home.
     """
 
     kubeconfig: Path | None = None
@@ -37,6 +38,7 @@ class KubernetesOptions:
     runs_claim: str = ""
     queue: str = "default"
     gpu_resources: tuple[str, ...] = ()
+    standby: bool = False
 
 
 def pod_nodes_of(options: KubernetesOptions, home: Home) -> PodNodes:

@@ -75,6 +75,19 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
     api = None if options.observe is None else api_of(options.observe)
     pods = None if options.kubernetes is None else pod_nodes_of(options.kubernetes, home)
     slots = options.slots if plan is None else None
+    stops: list[Callable[[], None]] = []
+
+    def end() -> None:
+        for stop in stops:
+            stop()
+
+    if pods is not None and options.kubernetes is not None:
+        start.at(Step.LEASE)
+        try:
+            pods.lead(waits=options.kubernetes.standby, say=log.warning, on_lost=lambda why: end())
+        except BaseException:
+            pods.close()
+            raise
     gc.disable()  # hardly anything that is loaded is garbage: looking for it in a long queue takes a sixth of the start
     try:
         live = LiveScheduler(
@@ -96,12 +109,6 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
     finally:
         gc.enable()
     keep_log(home.log)  # once nobody else can have it
-    stops: list[Callable[[], None]] = []
-
-    def end() -> None:
-        for stop in stops:
-            stop()
-
     watching = None
     if pods is not None:
         start.at(Step.CLUSTER)
@@ -140,6 +147,8 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
     def ready(listening: Listening) -> None:
         nonlocal started, pilots
         stops.append(listening.stop)
+        if pods is not None and pods.lease.lost:  # before there was anything to end
+            listening.stop()
         live.start()
         started = True
         if watching is not None:
@@ -178,7 +187,8 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
             live.close()
         else:
             live.close_unstarted()
-    return 1 if live.scheduler.failed is not None else 0
+    lost = pods is not None and bool(pods.lease.lost)
+    return 1 if live.scheduler.failed is not None or lost else 0
 
 
 def _warnings() -> Callable[[str], None]:

@@ -58,10 +58,12 @@ class PodCluster:
     """`start` it, then make nodes of it (`PodNode`). Every call may come from any thread, and none but `start` waits.
 
     Args:
-        resource_of: the name under which a node offers its GPUs.
+        resource_of: the name under which a node offers its GPUs. why_not: '' or why nothing may be written now.
     """
 
-    def __init__(self, api: Api, setup: Setup, resource_of: Callable[[str], str]) -> None:
+    def __init__(
+        self, api: Api, setup: Setup, resource_of: Callable[[str], str], why_not: Callable[[], str] = lambda: ""
+    ) -> None:
         self.api, self.setup = api, setup
         self._lock = threading.RLock()
         self._news, self._ended, self._looked = threading.Event(), threading.Event(), threading.Event()
@@ -85,7 +87,7 @@ class PodCluster:
         self._worker = Worker("pods", self._run)
         self._writers = ThreadPoolExecutor(WRITERS, "kubernetes-write")
         self.files = PodFiles(api, setup.runs, self._sight, shared=bool(setup.claim))
-        self._writer = Writer(api, setup, resource_of, self.files, self._lock)
+        self._writer = Writer(api, setup, resource_of, self.files, self._lock, why_not)
 
     def start(self) -> None:
         """Read the lists, and begin to look.

@@ -66,7 +66,8 @@ class Kept:
 
 
 class Writer:
-    """Used by the threads that write. lock: of whoever keeps the attempts. files: of runs, where logs go."""
+    """Used by the threads that write. lock: of whoever keeps the attempts. files: of runs, where logs go. why_not: ''
+    or why nothing may be written now."""
 
     def __init__(
         self,
@@ -75,11 +76,15 @@ class Writer:
         resource_of: Callable[[str], str],
         files: PodFiles,
         lock: threading.RLock,
+        why_not: Callable[[], str],
     ) -> None:
         self.api, self.setup, self._resource_of, self._files, self._lock = api, setup, resource_of, files, lock
+        self._why_not = why_not
 
     def carry_out(self, own: Kept, write: Write, seen: Seen) -> None:
         """Carry one write out. Raises ApiError, ExecutorError, OSError: it is to be tried again."""
+        if why := self._why_not():
+            raise ExecutorError(why)
         match write:
             case CreateJob():
                 self._create(own)

@@ -1,0 +1,105 @@
+"""A fake cluster whose kubelets run pods as real processes, and a scheduler of it in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fake_kubernetes.cluster import POD, Cluster
+from fake_kubernetes.machines import Machines
+from fake_kubernetes.server import FakeApi
+from gpuloom.client import Client
+from real_scheduler import PROGRAM
+from until import until
+
+
+class World:
+    """A cluster and a scheduler of it."""
+
+    def __init__(self, folder: Path, *, admits: bool = True) -> None:
+        self.folder, self.home = folder, folder / "home"
+        self.api = FakeApi()
+        self.machines = Machines(self.api, admits=admits)
+        self.cluster = Cluster(self.api)
+        self.config = self.api.kubeconfig(folder / "kubeconfig")
+        self.process: subprocess.Popen[bytes] | None = None
+        self.machines.__enter__()
+        self.clients: list[Client] = []
+
+    def up(self, *more: str) -> Client:
+        command = [*PROGRAM, "up", "--executor", "kubernetes", "--kubeconfig", str(self.config), "--port", "0"]
+        log = (self.folder / "up.log").open("ab")
+        self.process = subprocess.Popen(
+            [*command, "--home", str(self.home), "--image", "here:1", *more], stdout=log, stderr=log
+        )
+        log.close()
+        until(lambda: (self.home / "server.json").exists() and self.pid() == self.process.pid, "it to be up")  # type: ignore[union-attr]
+        self.clients.append(client := Client(home=self.home))
+        return client
+
+    def pid(self) -> int:
+        return int(json.loads((self.home / "server.json").read_text())["pid"])
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def items(self, kind: Any = POD) -> list[Any]:
+        with self.api.store.changed:
+            return list(self.api.store.items[kind].values())
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+        self.machines.__exit__()
+        self.api.close()
+        assert asked(self.api) <= allowed(), "deploy/run-rbac.yaml gives all rights that are needed"
+
+
+def asked(api: FakeApi) -> set[tuple[bool, str, str, str]]:
+    """(in a namespace, group, resource, verb) of all that was asked of the API server."""
+    found = set()
+    for method, address in api.requests:
+        path, _, query = address.partition("?")
+        parts = path.strip("/").split("/")
+        group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
+        within = rest[0] == "namespaces"
+        kind, *names = rest[2:] if within else rest
+        resource = "/".join([kind, *names[1:]])
+        read = "get" if names else "watch" if "watch=1" in query else "list"
+        verb = {"GET": read, "POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
+        found.add((within, group, resource, verb))
+    return found
+
+
+def allowed() -> set[tuple[bool, str, str, str]]:
+    place = Path(__file__).resolve().parents[1] / "deploy" / "run-rbac.yaml"
+    return {
+        (item["kind"] == "Role", group, resource, verb)
+        for item in yaml.safe_load_all(place.read_text())
+        for rule in item.get("rules", ())
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def phase(client: Client, job: int) -> str:
+    return str(client.job(job)["state"])
+
+
+def ended(client: Client, job: int) -> dict[str, Any]:
+    until(lambda: phase(client, job) in ("finished", "failed", "cancelled", "timed_out"), f"job {job} to end", 60.0)
+    return dict(client.job(job))
+
+
+def submit(client: Client, *command: str, gpus: int = 1, **more: Any) -> int:
+    return int(client.submit({"command": list(command), "gpus": gpus, **more})[0][0])
