@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
@@ -211,12 +212,13 @@ def _now() -> str:
 
 
 def _machine() -> str:
-    """This machine, since it last started; in a pod its name."""
+    """Where the numbers of processes are the same: this machine since it last started, or this container."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        numbers = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
     except OSError:
-        boot = ""
-    return f"{socket.gethostname()}_{boot[:8]}"
+        boot = numbers = secrets.token_hex(4)
+    return f"{socket.gethostname()}_{boot}_{numbers}"
 
 
 def _has_ended(holder: str) -> bool:
