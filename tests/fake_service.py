@@ -237,6 +237,15 @@ class FakeService:
     def release(self, jobs: Sequence[int]) -> Sequence[JobView]:
         return self._each("release", jobs, lambda job: self._emit("job.released", job.id, {}))
 
+    def suspend(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        return self._each("suspend", jobs, lambda job: self._emit("job.suspended", job.id, {}))
+
+    def resume(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        return self._each("resume", jobs, self._resumed)
+
+    def _resumed(self, job: Job) -> None:
+        self._emit("job.released" if job.phase is Phase.HELD else "job.resumed", job.id, {})
+
     def act_on_array(self, array: int, action: Action, *, grace_s: float | None = None) -> Mapping[str, int]:
         given = {"grace_s": grace_s} if action is Action.CANCEL else {}
         call = self.move_to_top if action is Action.TOP else getattr(self, action.value)
@@ -252,6 +261,8 @@ class FakeService:
             Action.CANCEL: WAITING | ACTIVE,
             Action.HOLD: {Phase.QUEUED},
             Action.RELEASE: {Phase.HELD},
+            Action.SUSPEND: {Phase.RUNNING, Phase.FROZEN},
+            Action.RESUME: {Phase.HELD, Phase.FROZEN},
             Action.REQUEUE: ENDED | ACTIVE,
             Action.UPDATE: WAITING | ACTIVE,
             Action.TOP: WAITING,

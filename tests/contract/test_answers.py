@@ -62,6 +62,10 @@ def test_every_answer_is_as_published(tmp_path: Path) -> None:
         ):
             assert good(api, "GET", f"/v1/{path}")
         good(api, "GET", "/v1/health")
+        for action in "suspend", "resume":
+            good(api, "POST", f"/v1/jobs/3/{action}")
+            live.settle()
+            good(api, "POST", f"/v1/actions/{action}", {"jobs": [3]})
         ((single,), array) = good(
             api,
             "POST",
@@ -90,7 +94,7 @@ def test_every_answer_is_as_published(tmp_path: Path) -> None:
 
 def all_states(live: Live) -> set[str]:
     """Submit jobs and bring them into different states; which those are."""
-    ended, failed, running = live.submit_all([spec(1), spec(1), spec(2)])
+    ended, failed, running = live.submit_all([spec(1), spec(1), spec(2, on_preempt="freeze")])
     live.end(ended)
     live.end(failed, 3)
     queued, held, cancelled = live.submit_all([spec(4), spec(4), spec(4, after=[running])])

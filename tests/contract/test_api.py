@@ -310,6 +310,16 @@ def test_actions_follow_the_states_of_a_job(api: Local, service: FakeService) ->
     assert service.book.jobs[1].priority == 1
 
 
+def test_a_running_job_is_suspended_and_resumed(api: Local, service: FakeService) -> None:
+    submit(api, SPEC, SPEC)
+    problem(api("POST", "/v1/jobs/1/suspend"), 409, "conflict")
+    service.run(1)
+    for action, told in (("suspend", True), ("resume", False)):
+        assert good(api("POST", f"/v1/jobs/1/{action}"))["changed"] is True
+        assert service.book.jobs[1].suspended is told
+        assert good(api("POST", f"/v1/actions/{action}", json={"jobs": [1]}))["jobs"][0]["changed"] is False
+
+
 def test_cancel_takes_the_grace(api: Local, service: FakeService) -> None:
     submit(api, SPEC, SPEC)
     api("POST", "/v1/jobs/1/cancel", json={"grace": "2m"})
@@ -521,7 +531,7 @@ def test_the_document_is_complete(api: Local) -> None:
     operations = [
         (path, method, operation) for path, item in document["paths"].items() for method, operation in item.items()
     ]
-    assert len(operations) == 35
+    assert len(operations) == 39
     assert len({operation["operationId"] for _, _, operation in operations}) == len(operations)
     for path, method, operation in operations:
         where = f"{method} {path}"

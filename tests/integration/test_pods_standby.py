@@ -77,7 +77,7 @@ def test_another_machine_has_the_lease(world: World) -> None:
     try:
         done = subprocess.run(command(world), capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 1
-        assert "another scheduler acts for this home: elsewhere_1 holds the Lease gpuloom-" in done.stderr
+        assert "another scheduler acts for this home: elsewhere_1 holds the Lease default/gpuloom-" in done.stderr
         assert "--standby" in done.stderr
         assert not (world.home / "store.db").exists(), "nothing of the home is touched"
     finally:

@@ -59,7 +59,8 @@ def test_commands_stand_under_titles() -> None:
 def test_completion_lists_commands_without_importing_them() -> None:
     found = cli.shell_complete(click.Context(cli), "su")
     assert [(item.value, item.help) for item in found] == [
-        ("submit", "Submit a command, a script, or the jobs of a YAML file.")
+        ("submit", "Submit a command, a script, or the jobs of a YAML file."),
+        ("suspend", "Have running jobs leave their GPUs until they are resumed."),
     ]
 
 

@@ -440,6 +440,18 @@ def test_hold_release_requeue_top(api: Api) -> None:
     assert "without a job" in run("top", "--once", "3", code=2).stderr
 
 
+def test_suspend_and_resume(api: Api) -> None:
+    assert run("suspend", "1").stdout == "job 1 train: told to leave its GPUs\n"
+    assert run("suspend", "1").stdout == "job 1 train: told to leave its GPUs already\n"
+    assert run("resume", "1").stdout == "job 1 train: may go on\n"
+    assert run("resume", "1").stdout == "job 1 train: not suspended; it is running\n"
+    run("hold", "2")
+    assert [job["state"] for job in told("resume", "2")] == ["queued"]
+    assert [job["changed"] for job in told("suspend", "--name", "train")] == [True]
+    with pytest.raises(ConflictError, match="is queued and can't be suspended"):
+        run("suspend", "2")
+
+
 def test_what_is_so_already_is_said_and_no_error(api: Api) -> None:
     run("hold", "2")
     assert run("hold", "2").stdout == "job 2 sweep[0]: held already\n"

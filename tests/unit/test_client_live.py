@@ -212,6 +212,8 @@ def test_what_is_done_to_jobs(client: Client, api: Api, monkeypatch: pytest.Monk
     assert client.update([2], {"priority": 5, "time_limit": "2h"})[0]["time_limit_s"] == 7200
     assert client.top([3])[0]["priority"] > 5
     api.service.run(3)
+    assert [job["changed"] for job in (*client.suspend([3]), *client.suspend([3]))] == [True, False]
+    assert [job["changed"] for job in (*client.resume([3]), *client.resume([3]))] == [True, False]
     assert client.cancel([3], grace_s=1.5)[0]["state"] == "cancelled"
     assert api.service.calls[-1] == ("cancel", {"jobs": [3], "grace_s": 1.5})
     assert client.requeue([3])[0]["state"] == "queued"

@@ -607,6 +607,8 @@ ALREADY = {
     Action.CANCEL: {Phase.CANCELLED},
     Action.HOLD: {Phase.HELD},
     Action.RELEASE: {Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.FROZEN},
+    Action.SUSPEND: set(),
+    Action.RESUME: {Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.FROZEN},
     Action.REQUEUE: {Phase.QUEUED},
     Action.UPDATE: set(),
     Action.TOP: {Phase.STARTING, Phase.RUNNING},
@@ -617,7 +619,10 @@ ALREADY = {
 def test_what_is_so_already(action: Action) -> None:
     assert {phase for phase in Phase if so_already(action, record(phase=phase), None)} == ALREADY[action]
     requeued = attempt(stop_reason=EndReason.REQUEUED)
-    assert so_already(action, record(phase=Phase.STOPPING), requeued) is (action in (Action.RELEASE, Action.REQUEUE))
+    so = {Action.RELEASE, Action.RESUME, Action.REQUEUE}
+    assert so_already(action, record(phase=Phase.STOPPING), requeued) is (action in so)
+    suspended = record(phase=Phase.FROZEN, suspended=True)
+    assert so_already(action, suspended, attempt()) is (action in (Action.RELEASE, Action.SUSPEND))
 
 
 @pytest.mark.parametrize(
@@ -629,6 +634,13 @@ def test_what_is_so_already(action: Action) -> None:
         (Action.HOLD, Phase.RUNNING, "job 1 is running and can't be held; requeue it first"),
         (Action.HOLD, Phase.QUEUED, ""),
         (Action.RELEASE, Phase.HELD, ""),
+        (Action.SUSPEND, Phase.QUEUED, "job 1 is queued and can't be suspended; `gpuloom hold` keeps it back"),
+        (Action.SUSPEND, Phase.STARTING, "job 1 is starting and can't be suspended; it can once it runs"),
+        (Action.SUSPEND, Phase.STOPPING, "job 1 is stopping and can't be suspended; it is about to leave its GPUs"),
+        (Action.SUSPEND, Phase.FAILED, "job 1 is failed and can't be suspended; submit it again, or requeue it"),
+        (Action.SUSPEND, Phase.FROZEN, ""),
+        (Action.RESUME, Phase.HELD, ""),
+        (Action.RESUME, Phase.FINISHED, "job 1 is finished and can't be resumed; submit it again, or requeue it"),
         (Action.REQUEUE, Phase.FAILED, ""),
         (Action.REQUEUE, Phase.HELD, "job 1 is held and can't be requeued; it is in the queue; release lets it go"),
         (Action.TOP, Phase.STOPPING, "job 1 is stopping and can't be moved to the top; it was told to stop"),

@@ -44,7 +44,8 @@ def examples() -> list[tuple[str, str, dict[str, str], str | None]]:
 def service(tmp_path: Path) -> FakeService:
     service = FakeService(tmp_path)
     service.submit([*[job_spec({"command": ["./a"]})] * 2, job_spec({"command": ["./a"], "array": "0-17"})], user="ada")
-    service.run(1)
+    for job in (1, 4, 5):
+        service.run(job)
     service.write(1, "one\n" * 2000)
     service.finish(1)
     return service

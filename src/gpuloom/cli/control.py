@@ -203,6 +203,50 @@ def release(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json:
 
 
 @click.command(epilog=JOBS_HELP)
+@selection_options
+def suspend(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bool, home: Path | None) -> None:
+    """Have running jobs leave their GPUs until they are resumed.
+
+    They go on where they were, in the same attempt, and other jobs get their GPUs meanwhile. Their --on-preempt must be
+    suspend (they give their GPU with all its memory) or freeze (they stop computing).
+
+    \b
+    Example:
+      gpuloom suspend 12
+    """
+    with connect(home) as client:
+        arrays, jobs_named = split_large_arrays(client, jobs, as_json)
+        act_on_arrays(arrays, lambda array: client.act_on_array(array, "suspend"), _suspended, "runs")
+        if arrays and not jobs_named:
+            return
+        changed = client.suspend(selected_jobs(client, jobs_named, every, names, ("running", "frozen")))
+    report(changed, as_json, lambda job: _or_already(job, _suspended(job["state"])))
+
+
+def _suspended(state: str) -> str:
+    return "suspended" if state == "frozen" else "told to leave its GPUs"
+
+
+@click.command(epilog=JOBS_HELP)
+@selection_options
+def resume(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bool, home: Path | None) -> None:
+    """Let suspended jobs go on, as soon as the policy gives them their GPUs again. Held jobs queue again.
+
+    \b
+    Example:
+      gpuloom resume 12
+    """
+    with connect(home) as client:
+        arrays, jobs_named = split_large_arrays(client, jobs, as_json)
+        goes_on = "may go on"
+        act_on_arrays(arrays, lambda array: client.act_on_array(array, "resume"), lambda _: goes_on, "is suspended")
+        if arrays and not jobs_named:
+            return
+        changed = client.resume(selected_jobs(client, jobs_named, every, names, ("frozen", "running")))
+    report(changed, as_json, lambda job: goes_on if job["changed"] else f"not suspended; it is {job['state']}")
+
+
+@click.command(epilog=JOBS_HELP)
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @live_options
 def requeue(jobs: tuple[str, ...], as_json: bool, home: Path | None) -> None:

@@ -30,6 +30,8 @@ SECTIONS: dict[str, Commands] = {
         "cancel": ("gpuloom.cli.control", "Cancel jobs."),
         "hold": ("gpuloom.cli.control", "Hold waiting jobs."),
         "release": ("gpuloom.cli.control", "Release held jobs."),
+        "suspend": ("gpuloom.cli.control", "Have running jobs leave their GPUs until they are resumed."),
+        "resume": ("gpuloom.cli.control", "Let suspended jobs go on."),
         "requeue": ("gpuloom.cli.control", "Put jobs back into the queue."),
         "update": ("gpuloom.cli.control", "Change what jobs ask for."),
         "policy": ("gpuloom.cli.policy", "Show or swap the policy of the running scheduler."),

@@ -186,6 +186,14 @@ class Client:
         """Let jobs that were held queue."""
         return self._act("release", jobs)
 
+    def suspend(self, jobs: Sequence[int]) -> list[JobView]:
+        """Have running jobs leave their GPUs; they go on in the same attempt once they are resumed."""
+        return self._act("suspend", jobs)
+
+    def resume(self, jobs: Sequence[int]) -> list[JobView]:
+        """Let suspended jobs go on, and held ones queue again."""
+        return self._act("resume", jobs)
+
     def requeue(self, jobs: Sequence[int]) -> list[JobView]:
         """Put jobs that run or have ended back into the queue."""
         return self._act("requeue", jobs)

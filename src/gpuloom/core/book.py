@@ -220,6 +220,14 @@ def _released(view: _View, event: Event) -> None:
     view.put(event, view.job(event), phase=Phase.QUEUED, queued_s=event.at_s)
 
 
+def _suspended(view: _View, event: Event) -> None:
+    view.put(event, view.job(event), suspended=True)
+
+
+def _resumed(view: _View, event: Event) -> None:
+    view.put(event, view.job(event), suspended=False)
+
+
 def _updated(view: _View, event: Event) -> None:
     job, data, specs = view.job(event), event.data, view.changes.specs
     shared = data.get("spec_of")
@@ -408,6 +416,7 @@ def _ended(view: _View, event: Event) -> None:
         exit_code=code,
         message=str(data.get("message", "")),
         flags={},
+        suspended=False,
     )
 
 
@@ -435,6 +444,8 @@ _REDUCERS: Mapping[str, Callable[[_View, Event], None]] = {
     "jobs.submitted": _submitted,
     "job.held": _held,
     "job.released": _released,
+    "job.suspended": _suspended,
+    "job.resumed": _resumed,
     "job.updated": _updated,
     "job.cancelled": _cancelled,
     "job.requeued": _requeued,

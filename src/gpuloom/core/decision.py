@@ -64,6 +64,7 @@ class WaitCode(StrEnum):
     """Codes of the live scheduler's own reasons; policies have further ones."""
 
     HELD = "held"
+    SUSPENDED = "suspended"
     DEPENDENCY = "dependency"
     DEPENDENCY_FAILED = "dependency_failed"
     START_FAILED = "start_failed"

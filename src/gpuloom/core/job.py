@@ -112,6 +112,9 @@ class DeviceKind(StrEnum):
 TRANSITIONS: Mapping[str, tuple[frozenset[Phase], frozenset[Phase]]] = {
     "job.held": (frozenset({Phase.QUEUED}), frozenset({Phase.HELD})),
     "job.released": (frozenset({Phase.HELD}), frozenset({Phase.QUEUED})),
+    "job.suspended": (frozenset({Phase.RUNNING, Phase.FROZEN}), frozenset({Phase.RUNNING, Phase.FROZEN})),
+    "job.resumed": (frozenset({Phase.RUNNING, Phase.FROZEN, Phase.STOPPING}),
+                    frozenset({Phase.RUNNING, Phase.FROZEN, Phase.STOPPING})),
     "job.updated": (WAITING | ACTIVE, WAITING | ACTIVE),
     "job.cancelled": (WAITING, frozenset({Phase.CANCELLED})),
     "job.requeued": (ENDED, frozenset({Phase.QUEUED})),
@@ -147,7 +150,8 @@ class Job:
         known, and by size (the texts of core/pace.py: RanOn).
     reason, exit_code, message: of the last attempt that ended.
     after: jobs it waits for. estimate_s: predicted run time, and its source.
-    flags: what the monitor has to say of it, by name. cause: number of the event that last changed it.
+    flags: what the monitor has to say of it, by name. suspended: somebody has told it to leave its GPUs until somebody
+    lets it go on; it is frozen, or on its way. cause: number of the event that last changed it.
     """
 
     id: int
@@ -178,6 +182,7 @@ class Job:
     estimate_s: float = 3600.0
     estimate_from: str = "default"
     flags: Mapping[str, str] = field(default_factory=dict)
+    suspended: bool = False
     cause: int = 0
 
 

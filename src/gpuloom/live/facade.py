@@ -140,6 +140,12 @@ class LiveService:
     def release(self, jobs: Sequence[int]) -> Sequence[JobView]:
         return self._changed(self._changes.release(jobs), jobs)
 
+    def suspend(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        return self._changed(self._changes.suspend(jobs), jobs)
+
+    def resume(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        return self._changed(self._changes.resume(jobs), jobs)
+
     def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
         return self._changed(self._changes.requeue(jobs), jobs)
 

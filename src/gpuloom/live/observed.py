@@ -60,6 +60,12 @@ class ObservedService(LiveService):
     def release(self, jobs: Sequence[int]) -> Sequence[JobView]:
         raise _refused("it can't release jobs")
 
+    def suspend(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        raise _refused("it can't suspend jobs")
+
+    def resume(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        raise _refused("it can't resume jobs")
+
     def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
         raise _refused("it can't requeue jobs")
 

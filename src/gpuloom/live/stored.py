@@ -164,6 +164,12 @@ class StoredService:
     def release(self, jobs: Sequence[int]) -> Sequence[JobView]:
         self._refuse()
 
+    def suspend(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        self._refuse()
+
+    def resume(self, jobs: Sequence[int]) -> Sequence[JobView]:
+        self._refuse()
+
     def requeue(self, jobs: Sequence[int]) -> Sequence[JobView]:
         self._refuse()
 

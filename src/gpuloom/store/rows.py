@@ -23,7 +23,7 @@ JOB_COLUMNS = (
     "id", "name", "spec_name", "user", "gpus", "priority", "phase", "spec_id", "submitted_s", "queued_s",
     "not_before_s", "first_start_s", "ended_s", "attempts", "failures", "held_s", "held_gpu_s", "work_s", "work_on",
     "reason", "exit_code", "message", "array_id", "array_index", "after_jobs", "estimate_s", "estimate_from", "flags",
-    "cause",
+    "suspended", "cause",
 )  # fmt: skip
 ATTEMPT_COLUMNS = (
     "job", "number", "phase", "allocation", "started_s", "since_s", "running_s", "pid", "start_ticks", "boot_id",
@@ -187,6 +187,7 @@ def job_row(job: Job) -> Row:
         job.estimate_s,
         text(job.estimate_from),
         dumps(job.flags) if job.flags else "{}",
+        int(job.suspended),
         job.cause,
     )
 
@@ -205,7 +206,7 @@ def job_of(row: Row, specs: Mapping[int, Spec]) -> Job:
     (
         id_, name, _, user, gpus, priority, phase, spec_id, submitted_s, queued_s, not_before_s, first_start_s, ended_s,
         attempts, failures, held_s, held_gpu_s, work_s, work_on, reason, exit_code, message, array_id, array_index,
-        after_jobs, estimate_s, estimate_from, flags, cause,
+        after_jobs, estimate_s, estimate_from, flags, suspended, cause,
     ) = row  # fmt: skip
     return Job(
         id=id_,
@@ -236,6 +237,7 @@ def job_of(row: Row, specs: Mapping[int, Spec]) -> Job:
         estimate_s=estimate_s,
         estimate_from=untext(estimate_from),
         flags={} if flags == "{}" else loads(flags),
+        suspended=bool(suspended),
         cause=cause,
     )
 

@@ -92,6 +92,13 @@ class Dispatch:
         resizes = resizes_of(self.book, self.claims, ends)
         self._end(ends, EndReason.PREEMPTED, now, resizes=resizes)
 
+    def suspend(self, jobs: Sequence[int], now: float) -> None:
+        """Have running jobs freeze, and none of these go on, as somebody has said so (`Job.suspended`)."""
+        for number in jobs:
+            self.claims.take_back(number)
+            if self.claims.on(Step.MAKE_WAY_FROZEN, number, now_s=now) is Do.FREEZE:
+                self.freeze(number)
+
     def _not_suspended(self, ends: Sequence[int]) -> list[Draft]:
         """Of jobs that are told to end and were to be suspended: why they are not."""
         drafts: list[Draft] = []
@@ -104,17 +111,24 @@ class Dispatch:
         return drafts
 
     def _can_freeze(self, job: int) -> bool:
-        """Whether it is to freeze, and every node on which it runs stops processes where they are. One that is not
-        there may when it is. To be suspended it must run on one node, which is known to do that, and outside of a
-        container: what is in one is not among its processes."""
+        # One that was only given its GPUs has no attempt.
+        return job in self.book.attempts and not self.why_not_frozen(job)
+
+    def why_not_frozen(self, job: int) -> str:
+        """Why a running job can't leave its GPUs and go on later in the same attempt; '' if it can.
+
+        It must be to freeze or to be suspended, and every node on which it runs must stop processes where they are. One
+        that is not there may when it is. To be suspended it must run on one node, which is known to do that, and
+        outside of a container: what is in one is not among its processes.
+        """
         spec = self.book.jobs[job].spec
-        how, attempt = spec.on_preempt, self.book.attempts.get(job)
-        if how not in (OnPreempt.FREEZE, OnPreempt.SUSPEND) or attempt is None:  # one that was only given its GPUs
-            return False
-        found = [self.gangs.capabilities(node) for node, _ in attempt.allocation]
-        if how is OnPreempt.SUSPEND:
-            return not _why_not_suspended(spec, found)
-        return all(one is None or one.freezes for one in found)
+        if spec.on_preempt not in (OnPreempt.FREEZE, OnPreempt.SUSPEND):
+            return f"it was submitted with --on-preempt {spec.on_preempt}, not with suspend or freeze"
+        found = {node: self.gangs.capabilities(node) for node, _ in self.book.attempts[job].allocation}
+        if spec.on_preempt is OnPreempt.SUSPEND:
+            return _why_not_suspended(spec, list(found.values()))
+        stuck = [node for node, one in found.items() if one is not None and not one.freezes]
+        return f"node {stuck[0]} can't stop processes where they are" if stuck else ""
 
     def keeps_limit(self, job: int) -> str:
         """The first node on which it runs that can't change the time limit of what runs; '' if all can."""

@@ -91,6 +91,8 @@ def ended(
         if job.failures < job.spec.retries:
             after = Phase.QUEUED
     pause = pause_s if after is Phase.QUEUED and kept_from_starting(how) else 0.0
+    # Who told it to leave its GPUs does not want it to begin again by itself.
+    back = Phase.HELD if job.suspended and reason is not EndReason.REQUEUED else Phase.QUEUED
     if failure and after is Phase.QUEUED:
         pause = min(2.0 ** min(job.failures, 30), MOST_PAUSE_S)
     elif drops and failed is not None and after is Phase.QUEUED:
@@ -106,7 +108,7 @@ def ended(
         "saved_by": by.value if after is Phase.QUEUED else "",
         "work_s": kept,
         "peak_memory_mib": how.peak_memory_mib,
-        "next": after.value,
+        "next": (back if after is Phase.QUEUED else after).value,
         "not_before_s": now_s + pause if pause else 0.0,
         "failure": failure,
     }

@@ -165,6 +165,9 @@ class Intake:
         told = [(job, self.claims.on(Step(kind), job, now_s=now)) for kind, job, _ in drafts if job and kind in ON_DISK]
         for job_id in frozen:
             self.work.pause(job_id, now)
+        # It went on by itself, or its scheduler was killed before it told it to freeze.
+        running = [job for job in thawed if self.book.jobs[job].suspended]
+        self.dispatch.suspend(running, now)
         for job_id in thawed:
             self.work.resume(job_id, now)
             self.work.rate(job_id, self.claims.take_rate(job_id))
@@ -458,7 +461,7 @@ class Intake:
             return
         # One whose pod somebody else has deleted was not told to.
         made_way = job.reason in MAKES_WAY and how.released and attempt.stop_reason is not None
-        if self.planning.world is None or not made_way or how.exit_code is None:
+        if self.planning.world is None or not made_way or how.exit_code is None or job.phase is Phase.HELD:
             self.planning.stale()
 
     def follow_up(self, gone: Mapping[int, Job], besides: Collection[int] = ()) -> list[Draft]:

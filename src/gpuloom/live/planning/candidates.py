@@ -80,6 +80,9 @@ class Candidates:
                     found.add(number)
                     continue
                 special.append(number)
+            elif job.suspended:
+                if (reason := blocked(job, jobs, now_s)) is not None:
+                    reasons[number] = reason
             elif number not in grants and self._makes_way(job):
                 found.add(number)
             elif job.phase is Phase.HELD:

@@ -35,11 +35,14 @@ class Throttles:
 
 
 def blocked(job: Job, jobs: Jobs, now_s: float) -> Reason | None:
-    """Why a queued or held job is not to be started now, whatever is free; None: it is.
+    """Why a queued, held or suspended job is not to be started now, whatever is free; None: it is.
 
     `jobs` must hold the jobs that it waits for, as far as they have not ended well long ago: one that is not there
     counts as done (`broken` looks at those that ended badly).
     """
+    if job.suspended:
+        text = f"It was suspended by hand; `gpuloom resume {job.id}` lets it go on."
+        return Reason(WaitCode.SUSPENDED, text)
     if job.phase is Phase.HELD:
         return Reason(WaitCode.HELD, f"It is held; `gpuloom release {job.id}` releases it.")
     for other, how in job.after:

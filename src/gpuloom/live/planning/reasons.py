@@ -18,7 +18,7 @@ from gpuloom.live.records.fleet import slots_of
 
 _NOT_OF_NODES = frozenset(
     (
-        *(WaitCode.HELD, WaitCode.DEPENDENCY, WaitCode.DEPENDENCY_FAILED, WaitCode.START_FAILED),
+        *(WaitCode.HELD, WaitCode.SUSPENDED, WaitCode.DEPENDENCY, WaitCode.DEPENDENCY_FAILED, WaitCode.START_FAILED),
         *(WaitCode.PAUSE_BEFORE_RETRY, WaitCode.ARRAY_THROTTLE, WaitCode.EXECUTOR_IN_TROUBLE, WaitCode.POLICY_FAILED),
         *(WaitCode.GPUS_BEING_VACATED, WaitCode.NO_GPU_IN_SERVICE),
     )
@@ -51,6 +51,8 @@ def _why(planning: Planning, jobs: Iterable[int], now_s: float) -> dict[int, Rea
             found[number] = Reason(WaitCode.EXECUTOR_IN_TROUBLE, f"No job can be started now: {planning.no_starts}.")
         elif number in planning.claims.grants:
             found[number] = vacated(planning, number)
+        elif job.suspended and (reason := blocked(job, planning.book.jobs, now_s)) is not None:
+            found[number] = reason
         elif job.phase is Phase.HELD and planning.watches:
             found[number] = Reason(WaitCode.HELD, "It is kept back.")
         elif job.phase is Phase.HELD:

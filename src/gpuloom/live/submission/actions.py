@@ -17,6 +17,8 @@ class Action(StrEnum):
     CANCEL = "cancel"
     HOLD = "hold"
     RELEASE = "release"
+    SUSPEND = "suspend"
+    RESUME = "resume"
     REQUEUE = "requeue"
     UPDATE = "update"
     TOP = "top"
@@ -26,6 +28,8 @@ DONE = {
     Action.CANCEL: "cancelled",
     Action.HOLD: "held",
     Action.RELEASE: "released",
+    Action.SUSPEND: "suspended",
+    Action.RESUME: "resumed",
     Action.REQUEUE: "requeued",
     Action.UPDATE: "changed",
     Action.TOP: "moved to the top",
@@ -42,6 +46,10 @@ def so_already(action: Action, job: Job, attempt: Attempt | None) -> bool:
             return job.phase is Phase.HELD
         case Action.RELEASE:
             return job.phase is Phase.QUEUED or job.phase in ACTIVE
+        case Action.SUSPEND:
+            return job.suspended
+        case Action.RESUME:
+            return job.phase is Phase.QUEUED or (job.phase in ACTIVE and not job.suspended)
         case Action.REQUEUE:
             return job.phase is Phase.QUEUED or told is EndReason.REQUEUED
         case Action.TOP:
@@ -60,6 +68,9 @@ def impossible(action: Action, job: Job, attempt: Attempt | None) -> str:
         hint = "" if action is Action.CANCEL else "submit it again, or requeue it"
     elif action is Action.HOLD and job.phase in ACTIVE:
         hint = "requeue it first"
+    elif action is Action.SUSPEND and job.phase not in (Phase.RUNNING, Phase.FROZEN):
+        hint = "`gpuloom hold` keeps it back" if job.phase not in ACTIVE else "it can once it runs"
+        hint = "it is about to leave its GPUs" if job.phase is Phase.STOPPING else hint
     elif action is Action.REQUEUE and job.phase is Phase.HELD:
         hint = "it is in the queue; release lets it go"
     elif action is Action.TOP and job.phase is Phase.STOPPING and told not in MAKES_WAY:

@@ -1,4 +1,4 @@
-"""Changes by users to existing jobs: cancel, hold, release, requeue, update, move to the top.
+"""Changes by users to existing jobs: cancel, hold, release, suspend, resume, requeue, update, move to the top.
 
 A change applies to all jobs named, or to none; jobs for which it is so already stay as they are (`actions`). Each
 change of a list of jobs returns the jobs that it changed.
@@ -51,6 +51,12 @@ class JobChanges:
     def release(self, jobs: Sequence[int]) -> Collection[int]:
         return self._change(Action.RELEASE, jobs, self._release)
 
+    def suspend(self, jobs: Sequence[int]) -> Collection[int]:
+        return self._change(Action.SUSPEND, jobs, self._suspend)
+
+    def resume(self, jobs: Sequence[int]) -> Collection[int]:
+        return self._change(Action.RESUME, jobs, self._resume)
+
     def requeue(self, jobs: Sequence[int]) -> Collection[int]:
         return self._change(Action.REQUEUE, jobs, self._requeue)
 
@@ -65,6 +71,8 @@ class JobChanges:
             Action.CANCEL: partial(self._cancel, grace_s=grace_s),
             Action.HOLD: self._hold,
             Action.RELEASE: self._release,
+            Action.SUSPEND: self._suspend,
+            Action.RESUME: self._resume,
             Action.REQUEUE: self._requeue,
             Action.TOP: self._raise,
         }
@@ -92,6 +100,27 @@ class JobChanges:
     def _release(self, records: list[Job]) -> None:
         nothing: Mapping[str, Any] = {}
         self._write([("job.released", job.id, nothing) for job in records])
+
+    def _suspend(self, records: list[Job]) -> None:
+        dispatch = self._scheduler.dispatch
+        for job in records:
+            if job.phase is Phase.RUNNING and (why := dispatch.why_not_frozen(job.id)):
+                raise ConflictError(
+                    f"job {job.id} can't be suspended: {why}. `gpuloom requeue {job.id}` and `gpuloom hold {job.id}` "
+                    "end it, and keep it back"
+                )
+        nothing: Mapping[str, Any] = {}
+        self._write([("job.suspended", job.id, nothing) for job in records])
+        dispatch.suspend([job.id for job in records], self._scheduler.clock.now())
+
+    def _resume(self, records: list[Job]) -> None:
+        # One whose run has ended in the meantime was held instead.
+        nothing: Mapping[str, Any] = {}
+        self._write(
+            [("job.released" if job.phase is Phase.HELD else "job.resumed", job.id, nothing) for job in records]
+        )
+        for job in records:  # a policy that preempts nobody knows no job that comes back
+            self._scheduler.planning.asks_anew(job.id)
 
     def _requeue(self, records: list[Job]) -> None:
         checks = self._admission.checks()

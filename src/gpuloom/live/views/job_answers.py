@@ -31,7 +31,9 @@ SourceOfEstimate = Literal[
 SourceOfSpeed = Literal[
     "measured", "earlier_runs", "profiles", "given", "facts", "usual", "unknown"
 ]  # core/pace.py, SpeedSource
-ActionOnArray = Literal["cancel", "hold", "release", "requeue", "top"]  # live/submission/actions.py, Action
+ActionOnArray = Literal[
+    "cancel", "hold", "release", "suspend", "resume", "requeue", "top"
+]  # live/submission/actions.py, Action
 SavedHow = Literal["exit_code", "saved_step", "checkpoint"]  # core/job.py, SavedBy
 Dependency = tuple[int, Literal["ok", "any"]]
 

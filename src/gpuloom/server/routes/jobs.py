@@ -23,6 +23,8 @@ from gpuloom.store.port import JobQuery
 _SIMPLE = {
     "hold": "Hold a waiting job until it is released.",
     "release": "Release a held job: it queues again.",
+    "suspend": "Have a running job leave its GPUs, and go on in the same attempt once it is resumed.",
+    "resume": "Let a suspended job go on, and a held one queue again.",
     "requeue": "Put a running or ended job back into the queue.",
     "top": "Make it first in the queue: raise its priority above that of all other waiting jobs.",
 }
@@ -71,6 +73,8 @@ def router(context: Context) -> APIRouter:
     simple: dict[str, Callable[[Sequence[int]], Sequence[JobView]]] = {
         "hold": service.hold,
         "release": service.release,
+        "suspend": service.suspend,
+        "resume": service.resume,
         "requeue": service.requeue,
         "top": service.move_to_top,
     }
