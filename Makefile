@@ -36,10 +36,10 @@ $(READ): | $(STAMP)
 # More workers than cores: many tests wait for processes and for time to pass. Each begins with its share of the slow
 # ones (tests/turns.py); who is done takes tests from others.
 quick: $(STAMP) $(READ) ## Run the tests that take little time: while working (less than 2 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --ignore tests/docs
+	@$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow" --ignore tests/docs
 
 test: $(STAMP) $(READ) ## Run all tests (less than 12 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 6 --dist worksteal
+	@$(BIN)/python -m pytest -n 10 --dist worksteal
 
 # PyTorch and the frameworks are large: they have an environment of their own, and tests start their scripts with it.
 TRAINING := build/training

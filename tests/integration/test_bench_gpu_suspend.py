@@ -13,6 +13,7 @@ import pytest
 
 from suspending_kit import environment, made
 
+pytestmark = pytest.mark.slow
 BENCH = Path(__file__).parents[2] / "bench" / "gpu_suspend.py"
 STAND_IN = """
 import ctypes, os, sys, time

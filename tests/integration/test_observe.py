@@ -21,6 +21,8 @@ from gpuloom.store.home import Home
 from observed_cluster import Observer, observed
 from until import until
 
+pytestmark = pytest.mark.slow
+
 Watched = tuple[FakeApi, Cluster, Observer]
 
 

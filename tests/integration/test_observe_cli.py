@@ -18,6 +18,8 @@ from fake_kubernetes.cluster import Cluster, pod
 from fake_kubernetes.server import FakeApi
 from until import until
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = [sys.executable, "-c", "from gpuloom.cli.main import main; main()"]
 
 
@@ -46,7 +48,6 @@ def there(tmp_path: Path) -> Iterator[tuple[Cluster, Shell]]:
         shell("down") if (tmp_path / "home" / "server.json").exists() else None
 
 
-@pytest.mark.slow
 def test_a_cluster_is_watched_from_the_command_line(there: tuple[Cluster, Shell]) -> None:
     cluster, shell = there
     cluster.at_s = time.time() - 7200.0

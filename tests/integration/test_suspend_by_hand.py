@@ -65,7 +65,9 @@ def test_under_every_policy_it_leaves_its_gpus_until_it_is_resumed(policy: str, 
         live.settle()
         assert live.state(first) == ["frozen"], "the GPUs are free, and it stays where it is"
         assert live.why(first)["code"] == "suspended"
-        assert f"gpuloom resume {first}" in live.service.why(first)["sentences"][0]
+        said = live.service.why(first)["sentences"]
+        assert f"gpuloom resume {first}" in said[0]
+        assert any("it was suspended by hand" in text for text in said[1:])
         (again,) = live.service.suspend([first])
         assert not again["changed"]
         assert live.service.resume([first])[0]["changed"]

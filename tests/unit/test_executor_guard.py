@@ -474,7 +474,8 @@ class TestAbandoned:
         os.close(lock)
 
     def test_the_lease_goes_and_the_guard_with_it(self, guard: pair.Guard, lease: LeaseFile) -> None:
-        assert guard._look() is None
+        # On a busy machine a look at the processes may be cut short: it looks again.
+        until(lambda: guard._look() is None, "nothing to be left")
         assert not lease.there()
         assert guard._ends()
 

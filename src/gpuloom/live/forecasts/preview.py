@@ -112,6 +112,8 @@ def gate_of(preview: Preview, job: Job) -> Gate:
     code = preview.kept_back.get(job.id)
     if job.id in world.unplaceable:
         return Gate(never="the GPUs it needs are not in service")
+    if job.suspended:
+        return Gate(never="it was suspended by hand")
     if job.phase is Phase.HELD:
         return Gate(never="it is held")
     if code == WaitCode.NODES_END_TOO_SOON:
