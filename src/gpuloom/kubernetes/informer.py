@@ -36,7 +36,8 @@ class Informer(Generic[T]):
         path: of the list, such as '/api/v1/pods'. read: what is wanted of an object; None: it does not matter.
         changed: called after each change, in the informer's thread. pause: waits for so many seconds; True: it is to
             end. built_in: every cluster has the kind, so that an answer that it has not is one more failure. labels: a
-            selector; '': all.
+            selector; '': all. passed: told of each object that has come, changed or gone, as it was and as it is (None:
+            it was or is not there), before `changed` is called.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class Informer(Generic[T]):
         *,
         built_in: bool = False,
         labels: str = "",
+        passed: Callable[[T | None, T | None], None] = lambda before, after: None,
     ) -> None:
         self.path, self._built_in = path, built_in
         self._query = {"labelSelector": labels} if labels else {}
         self._api, self._read, self._changed, self._pause = api, read, changed, pause
+        self._passed = passed
         self._lock = threading.Lock()
         self._items: dict[str, T] = {}
         self.settled = threading.Event()
@@ -92,11 +95,18 @@ class Informer(Generic[T]):
         for page in self._api.pages(self.path, **self._query):  # objects are large, and what is read of them small
             found |= {_key(item): seen for item in page.items if (seen := self._read(item)) is not None}
             version = page.version
-        with self._lock:
-            self._items = found
+        self._replace(found)
         self.version, self.absent = version, ""
         self._well()
         self._changed()
+
+    def _replace(self, found: dict[str, T]) -> None:
+        with self._lock:
+            before, self._items = self._items, found
+        for key, was in before.items():
+            self._passed(was, found.get(key))
+        for key in found.keys() - before.keys():
+            self._passed(None, found[key])
 
     def _follow(self) -> None:
         """One watch, to its end."""
@@ -105,10 +115,10 @@ class Informer(Generic[T]):
                 key = _key(change.object)
                 seen = None if change.kind == "DELETED" else self._read(change.object)
                 with self._lock:
-                    if seen is None:
-                        self._items.pop(key, None)
-                    else:
+                    before = self._items.pop(key, None) if seen is None else self._items.get(key)
+                    if seen is not None:
                         self._items[key] = seen
+                self._passed(before, seen)
             self.version = change.object["metadata"]["resourceVersion"]
             self._well()
             if change.kind != "BOOKMARK":
@@ -144,8 +154,7 @@ class Informer(Generic[T]):
         if not self.absent:
             log.info("not read: %s", why)
         had = bool(self._items)
-        with self._lock:
-            self._items = {}
+        self._replace({})
         self.absent, self.problem = why, ""
         self.settled.set()
         if had:

@@ -6,6 +6,7 @@ the cluster does not have too: whoever begins anew finds it there.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import threading
 import time
@@ -18,7 +19,8 @@ from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.kubernetes.manifest import Setup
 from gpuloom.executors.kubernetes.marks import HOME, attempt_of, name_of
 from gpuloom.executors.kubernetes.pod_logs import PodFiles, Sight
-from gpuloom.executors.kubernetes.pods import Group, Pod, group_of, hopeless, job_of, pod_of
+from gpuloom.executors.kubernetes.pods import Pod, group_of, hopeless, job_of, pod_of
+from gpuloom.executors.kubernetes.there import There
 from gpuloom.executors.kubernetes.wanted import (
     Attempt,
     Member,
@@ -72,17 +74,35 @@ class PodCluster:
         self._listeners: dict[str, OnStatus] = {}
         self._gone: set[str] = set()
         """Nodes that were given up; whoever has not heard of that yet may still ask for runs there."""
+        self._there = There()
+        self._due: dict[str, float] = {}
+        self._dues: list[tuple[float, str]] = []
+        """When attempts are to be looked at though nothing changes; as a heap, in which times may be old ones."""
         labels, space = f"{HOME}={setup.home}", f"namespaces/{setup.namespace}"
 
-        def informer(path: str, read: Callable[[Any], Any], *, mine: bool, built_in: bool = False) -> Informer[Any]:
+        def informer(
+            path: str,
+            read: Callable[[Any], Any],
+            take: Callable[[Any, Any], None],
+            *,
+            mine: bool,
+            built_in: bool = False,
+        ) -> Informer[Any]:
+            def passed(before: Any, after: Any) -> None:
+                with self._lock:
+                    take(before, after)
+
+            selector = labels if mine else ""
             return Informer(
-                api, path, read, self._news.set, self._ended.wait, built_in=built_in, labels=labels if mine else ""
+                api, path, read, self._news.set, self._ended.wait, built_in=built_in, labels=selector, passed=passed
             )
 
-        self._pods: Informer[Pod] = informer(f"/api/v1/{space}/pods", pod_of, mine=True, built_in=True)
-        self._jobs = informer(f"{JOBS}/{space}/jobs", job_of, mine=True)
-        self._groups: Informer[Group] = informer(f"{GROUPS}/{space}/podgroups", group_of, mine=False)
-        self._lists = (self._pods, self._jobs, self._groups)
+        there = self._there
+        self._lists = (
+            informer(f"/api/v1/{space}/pods", pod_of, there.pod, mine=True, built_in=True),
+            informer(f"{JOBS}/{space}/jobs", job_of, there.job, mine=True),
+            informer(f"{GROUPS}/{space}/podgroups", group_of, there.group, mine=False),
+        )
         self._watches = [Worker(f"watch {one.path}", one.run) for one in self._lists]
         self._worker = Worker("pods", self._run)
         self._writers = ThreadPoolExecutor(WRITERS, "kubernetes-write")
@@ -172,6 +192,7 @@ class PodCluster:
                 member.spec, member.limit_s = spec, spec.limit_s
                 member.go = member.go or not spec.hold
                 member.told = None  # whoever asks hears how it is
+            self._there.touched.add(name)
         self._news.set()
 
     def go(self, run: str) -> None:
@@ -214,6 +235,7 @@ class PodCluster:
             self._gone.add(node)
             for own in self._own.values():
                 self._give_up_on(own, {node})
+            self._there.touched |= self._own.keys()
         self._news.set()
 
     def back(self, node: str) -> None:
@@ -231,6 +253,7 @@ class PodCluster:
         with self._lock:
             if (found := self._member(run)) is not None:
                 do(found[1])
+                self._there.touched.add(found[0].attempt.name)
         self._news.set()
 
     def _member(self, run: str) -> tuple[Kept, Member, int] | None:
@@ -257,17 +280,18 @@ class PodCluster:
             self._news.clear()
             if all(one.settled.is_set() for one in self._lists):
                 due_s = self._look()
-                if not self._ends_to_take():
+                if not self._looked.is_set() and not self._ends_to_take():
                     self._looked.set()
 
     def _look(self) -> float | None:
         """See what has changed, tell of it, and have written what is to be written. When to look again."""
-        now_s, dues, tell = time.monotonic(), list[float](), list[tuple[OnStatus, RunStatus]]()
+        now_s, tell = time.monotonic(), list[tuple[OnStatus, RunStatus]]()
         with self._lock:
-            self._see()
-            for name, own in list(self._own.items()):
-                seen = self._seen.get(name, Seen())
-                dues += self._update(own, seen, now_s)
+            for name in self._to_look_at(now_s):
+                seen = self._see(name)
+                if (own := self._own.get(name)) is None:
+                    continue
+                dues = self._update(own, seen, now_s)
                 for rank, member in own.attempt.members.items():
                     status = self._status(own.attempt, rank)
                     if member.acknowledged or status == member.told or own.attempt.unasked:
@@ -280,9 +304,25 @@ class PodCluster:
                     del self._own[name]
                     continue
                 dues += self._have_written(own, seen, now_s)
+                if dues:
+                    self._due[name] = due_s = min(dues)
+                    heapq.heappush(self._dues, (due_s, name))
+            next_s = self._dues[0][0] if self._dues else None
         for listener, status in tell:
             listener(status)
-        return min(dues, default=None)
+        return next_s
+
+    def _to_look_at(self, now_s: float) -> set[str]:
+        """Attempts of which something has changed, and those that are due."""
+        names = self._there.touched
+        self._there.touched = set()
+        while self._dues and self._dues[0][0] <= now_s:
+            at_s, name = heapq.heappop(self._dues)
+            if self._due.get(name) == at_s:
+                names.add(name)
+        for name in names:
+            self._due.pop(name, None)
+        return names
 
     def _ends_to_take(self) -> bool:
         """Whether pods are over whose ends are not taken down yet."""
@@ -293,20 +333,16 @@ class PodCluster:
                 for rank, pod in self._seen.get(own.attempt.name, Seen()).pods.items()
             )
 
-    def _see(self) -> None:
-        pods: dict[str, dict[int, Pod]] = {}
-        for pod in self._pods.items():
-            pods.setdefault(pod.attempt, {})[pod.rank] = pod
-        jobs = {job.attempt: job for job in self._jobs.items()}
-        groups = {group.owner: group for group in self._groups.items()}
-        self._seen = {}
-        for name in jobs.keys() | pods.keys():
-            job = jobs.get(name)
-            group = groups.get(job.uid) if job is not None else None
-            self._seen[name] = Seen(job, group, pods.get(name, {}))
-            if name not in self._own:
-                one = job if job is not None else next(iter(pods[name].values()))
-                self._own[name] = Kept(found_of(name, one.members, hold=one.hold, gone=job is None))
+    def _see(self, name: str) -> Seen:
+        seen = self._there.of(name)
+        if seen == Seen():
+            self._seen.pop(name, None)
+            return seen
+        self._seen[name] = seen
+        if name not in self._own:
+            one = seen.job if seen.job is not None else next(iter(seen.pods.values()))
+            self._own[name] = Kept(found_of(name, one.members, hold=one.hold, gone=seen.job is None))
+        return seen
 
     def _update(self, own: Kept, seen: Seen, now_s: float) -> list[float]:
         """Take up what is seen of an attempt. When there is something to do even if nothing else changes."""
@@ -428,6 +464,7 @@ class PodCluster:
         finally:
             with self._lock:
                 own.busy = False
+                self._there.touched.add(own.attempt.name)
                 if problem and problem != own.problem:
                     log.warning("%s", problem)
                 own.problem = problem

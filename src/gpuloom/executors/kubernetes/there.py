@@ -1,0 +1,73 @@
+"""What is there of each attempt, kept up to date object by object, and of which attempts something has changed."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from gpuloom.executors.kubernetes.pods import Group, Job, Pod
+from gpuloom.executors.kubernetes.wanted import Seen
+
+T = TypeVar("T")
+
+
+class There:
+    """Whoever uses it locks it.
+
+    Attributes:
+        touched: attempts of which something has changed; whoever looks at them empties it.
+    """
+
+    def __init__(self) -> None:
+        self.touched: set[str] = set()
+        self._pods: dict[str, dict[str, Pod]] = {}
+        """By attempt and uid."""
+        self._jobs: dict[str, dict[str, Job]] = {}
+        """By attempt and uid: one may be going away when the next one of its name is there."""
+        self._groups: dict[str, Group] = {}
+        """By the uid of their Job."""
+        self._attempt_of: dict[str, str] = {}
+        """By the uid of its Job."""
+
+    def pod(self, before: Pod | None, after: Pod | None) -> None:
+        """A pod has come, changed or gone."""
+        if before is not None:
+            self._lost(self._pods, before.attempt, before.uid, stays=after is not None)
+        if after is not None:
+            self._pods.setdefault(after.attempt, {})[after.uid] = after
+            self.touched.add(after.attempt)
+
+    def job(self, before: Job | None, after: Job | None) -> None:
+        """A Volcano Job has come, changed or gone."""
+        if before is not None:
+            self._lost(self._jobs, before.attempt, before.uid, stays=after is not None)
+            if after is None:
+                self._attempt_of.pop(before.uid, None)
+        if after is not None:
+            self._jobs.setdefault(after.attempt, {})[after.uid] = after
+            self._attempt_of[after.uid] = after.attempt
+            self.touched.add(after.attempt)
+
+    def group(self, before: Group | None, after: Group | None) -> None:
+        """A PodGroup has come, changed or gone; it may come before its Job is seen."""
+        for one in (before, after):
+            if one is not None and one.owner in self._attempt_of:
+                self.touched.add(self._attempt_of[one.owner])
+        if before is not None and self._groups.get(before.owner) == before:
+            del self._groups[before.owner]
+        if after is not None:
+            self._groups[after.owner] = after
+
+    def of(self, attempt: str) -> Seen:
+        """All that is there of an attempt; of two Jobs, or two pods of a rank, the one that came last."""
+        job = next(reversed(self._jobs.get(attempt, {}).values()), None)
+        pods = {pod.rank: pod for pod in self._pods.get(attempt, {}).values()}
+        return Seen(job, None if job is None else self._groups.get(job.uid), pods)
+
+    def _lost(self, kept: dict[str, dict[str, T]], attempt: str, uid: str, *, stays: bool) -> None:
+        self.touched.add(attempt)
+        if stays:
+            return
+        of_attempt = kept.get(attempt, {})
+        of_attempt.pop(uid, None)
+        if not of_attempt:
+            kept.pop(attempt, None)
