@@ -59,7 +59,7 @@ class Engine:
                 pods = list(self.store.since(POD, self.seen))
                 self.seen = self.store.version
             for one in jobs:
-                about = one.item["metadata"]
+                about = (one.after or one.before)["metadata"]
                 with self.store.changed:
                     there = self.store.items[self.job].get((about["namespace"], about["name"]))
                     if there is not None and "deletionTimestamp" not in there["metadata"]:
@@ -67,7 +67,7 @@ class Engine:
                     elif there is None:
                         self.gone(about)
             for one in pods:
-                about = one.item["metadata"]
+                about = (one.after or one.before)["metadata"]
                 with self.store.changed:
                     there = self.store.items[POD].get((about["namespace"], about["name"]))
                     if there is not None:
@@ -187,40 +187,42 @@ def measured(nodes: int, pods: int, jobs: int) -> dict[str, Any]:
         told = subprocess.run([*PROGRAM, *words], env=env, capture_output=True, text=True, check=True).stdout
         ready_s = time.perf_counter() - begun
         pid = int(json.loads(told)["pid"])
-        client = Client(home=folder / "home")
-        while len(client.nodes()) < nodes:
-            time.sleep(0.05)
-        sync_s = time.perf_counter() - begun
-        cpu_s, peak_mib = process(pid)
-        body = {"command": ["train"], "gpus": 1}
-        client.submit([body] * jobs)
-        numbers = {str(one) for one in range(1, jobs + 1)}
-        times = sorted(until(here, "pinned", numbers).values())
-        loaded_s, _ = process(pid)
-        room = nodes * 8 - pods - jobs
-        client.submit([body] * (room + 20))
-        filled = {str(one) for one in range(jobs + 1, jobs + room + 1)}
-        until(here, "pinned", filled)
-        waiting = [str(jobs + room + 1 + index) for index in range(20)]
-        starts = []
-        for index, job in enumerate(waiting):
-            at_s = asked(here, "finish", str(index + 1))
-            starts.append(until(here, "pinned", {job})[job] - at_s)
-        writes = []
-        for number in range(100, 150):
-            begun_s = time.time()
-            client.cancel([number])
-            writes.append(1000.0 * (until(here, "ended", {str(number)})[str(number)] - begun_s))
-        writes.sort()
-        starts.sort()
-        after_s, peak_mib = process(pid)
-        client.close()
-        subprocess.run([*PROGRAM, "down"], env=env, capture_output=True, check=True)
+        try:
+            found = loaded(here, Client(home=folder / "home"), pid, nodes, pods, jobs, begun)
+        finally:
+            subprocess.run([*PROGRAM, "down"], env=env, capture_output=True, check=True)
+    return {"nodes": nodes, "pods": pods, "jobs": jobs, "ready_s": round(ready_s, 2), **found}
+
+
+def loaded(here: Connection, client: Any, pid: int, nodes: int, pods: int, jobs: int, begun: float) -> dict[str, Any]:
+    while len(client.nodes()) < nodes:
+        time.sleep(0.05)
+    sync_s = time.perf_counter() - begun
+    cpu_s, peak_mib = process(pid)
+    body = {"command": ["train"], "gpus": 1}
+    client.submit([body] * jobs)
+    numbers = {str(one) for one in range(1, jobs + 1)}
+    times = sorted(until(here, "pinned", numbers).values())
+    loaded_s, _ = process(pid)
+    room = nodes * 8 - pods - jobs
+    client.submit([body] * (room + 20))
+    filled = {str(one) for one in range(jobs + 1, jobs + room + 1)}
+    until(here, "pinned", filled)
+    waiting = [str(jobs + room + 1 + index) for index in range(20)]
+    starts = []
+    for index, job in enumerate(waiting):
+        at_s = asked(here, "finish", str(index + 1))
+        starts.append(until(here, "pinned", {job})[job] - at_s)
+    writes = []
+    for number in range(100, 150):
+        begun_s = time.time()
+        client.cancel([number])
+        writes.append(1000.0 * (until(here, "ended", {str(number)})[str(number)] - begun_s))
+    writes.sort()
+    starts.sort()
+    after_s, peak_mib = process(pid)
+    client.close()
     return {
-        "nodes": nodes,
-        "pods": pods,
-        "jobs": jobs,
-        "ready_s": round(ready_s, 2),
         "sync_s": round(sync_s, 2),
         "sync_cpu_s": round(cpu_s, 2),
         "placements_per_s": round((jobs - 1) / (times[-1] - times[0]), 1),
