@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from observe import PROGRAM, process
+from observe import PROGRAM, process, told
 
 STEP_S = 0.005
 SLOW_S = 600.0
@@ -143,8 +143,8 @@ def serve(there: Connection, folder: Path, nodes: int, pods: int) -> None:
         engine = Engine(api)
         engine.thread.start()
         there.send("ready")
-        while (told := there.recv()) is not None:
-            what, *rest = told
+        while (asks := there.recv()) is not None:
+            what, *rest = asks
             there.send(engine.finish_job(*rest) if what == "finish" else getattr(engine, what))
         engine.over.set()
 
@@ -184,9 +184,9 @@ def measured(nodes: int, pods: int, jobs: int) -> dict[str, Any]:
         folder, begun = Path(name), time.perf_counter()
         words = ["up", "--executor", "kubernetes", "--image", "train:1", "--port", "0", "--detach", "--json"]
         env = {**os.environ, "GPULOOM_HOME": str(folder / "home"), "KUBECONFIG": str(folder / "kubeconfig")}
-        told = subprocess.run([*PROGRAM, *words], env=env, capture_output=True, text=True, check=True).stdout
+        ready = subprocess.run([*PROGRAM, *words], env=env, capture_output=True, text=True, check=True).stdout
         ready_s = time.perf_counter() - begun
-        pid = int(json.loads(told)["pid"])
+        pid = int(json.loads(ready)["pid"])
         try:
             found = loaded(here, Client(home=folder / "home"), pid, nodes, pods, jobs, begun)
         finally:
@@ -241,12 +241,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
-    found = measured(chosen.nodes, chosen.pods, chosen.jobs)
-    if chosen.json:
-        print(json.dumps(found))
-        return
-    for name, value in found.items():
-        print(f"{name:22} {value}")
+    told(measured(chosen.nodes, chosen.pods, chosen.jobs), as_json=chosen.json)
 
 
 if __name__ == "__main__":

@@ -109,18 +109,21 @@ def measured(nodes: int, pods: int) -> dict[str, Any]:
     }
 
 
+def told(found: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found))
+        return
+    for name, value in found.items():
+        print(f"{name:22} {value}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=5000)
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
-    found = measured(chosen.nodes, chosen.pods)
-    if chosen.json:
-        print(json.dumps(found))
-        return
-    for name, value in found.items():
-        print(f"{name:12} {value}")
+    told(measured(chosen.nodes, chosen.pods), as_json=chosen.json)
 
 
 if __name__ == "__main__":

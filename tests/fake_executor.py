@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.executors.paper import PaperExecutor, short
-from gpuloom.executors.port import ExecutorError, OnStatus, RunPhase, RunRequest, RunStatus
+from gpuloom.executors.port import Capabilities, ExecutorError, OnStatus, RunPhase, RunRequest, RunStatus
 
-__all__ = ["FakeExecutor", "short"]
+__all__ = ["FakeExecutor", "Suspends", "short"]
 
 
 class FakeExecutor(PaperExecutor):
@@ -83,3 +83,20 @@ class FakeExecutor(PaperExecutor):
     def _check(self) -> None:
         if self.broken:
             raise ExecutorError("the executor is broken on purpose")
+
+
+class Suspends(FakeExecutor):
+    """On a node that suspends. refuses: why it does not, for the moment."""
+
+    refuses = ""
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(suspends=True)
+
+    def freeze(self, run: str) -> None:
+        self._check()
+        status = self.states[short(run)]
+        if self.refuses:
+            self._say(replace(status, refused=self.refuses))
+        else:
+            self._say(replace(status, phase=RunPhase.FROZEN, suspended_mib=512.0, moved_s=1.5))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fake_executor import FakeExecutor, short
+from fake_executor import FakeExecutor, Suspends, short
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import ConflictError
 from gpuloom.core.job import NodeState
-from gpuloom.executors.port import Capabilities, RunPhase, RunRequest
+from gpuloom.executors.port import Capabilities, RunRequest
 from gpuloom.store.errors import StoreError
 from gpuloom.store.home import home_of
 from gpuloom.store.sqlite import SqliteStore
@@ -398,23 +397,6 @@ def test_that_nodes_are_not_heard_is_said_by_the_status(tmp_path: Path, monkeypa
         live.parts.nodes.gone("n1", "its allocation ended")  # so that the thread looks
         live.until(lambda: not live.service.status()["executor"]["ok"])
         assert "the thread 'nodes' was ended by RuntimeError" in live.service.status()["executor"]["problem"]
-
-
-class Suspends(FakeExecutor):
-    """On a node that suspends. refuses: why it does not, for the moment."""
-
-    refuses = ""
-
-    def capabilities(self) -> Capabilities:
-        return Capabilities(suspends=True)
-
-    def freeze(self, run: str) -> None:
-        self._check()
-        status = self.states[short(run)]
-        if self.refuses:
-            self._say(replace(status, refused=self.refuses))
-        else:
-            self._say(replace(status, phase=RunPhase.FROZEN, suspended_mib=512.0, moved_s=1.5))
 
 
 def test_a_suspended_job_makes_way_and_show_says_what_moved(tmp_path: Path) -> None:

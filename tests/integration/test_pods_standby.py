@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -15,9 +15,15 @@ from fake_kubernetes.server import Fault
 from gpuloom.executors.home_id import home_id_of
 from gpuloom.executors.kubernetes.lease import Lease
 from gpuloom.kubernetes.api import connect
+from gpuloom.live.parts import LiveScheduler
+from gpuloom.store.home import Home, take_lock
+from gpuloom.store.home import home_of as home_of_folder
 from pods_world import World, ended, phase, submit
 from real_scheduler import PROGRAM
 from until import until
+
+if TYPE_CHECKING:
+    from gpuloom.live.pod_nodes import PodNodes
 
 pytestmark = pytest.mark.slow
 LEASE = BY_PATH["coordination.k8s.io", "v1", "leases"]
@@ -41,7 +47,8 @@ def spec(world: World) -> dict[str, Any]:
     return dict(lease["spec"])
 
 
-def test_one_that_stands_by_goes_on_when_the_other_one_dies(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["kill", "down"])
+def test_one_that_stands_by_goes_on_when_the_other_one_ends(world: World, tmp_path: Path, how: str) -> None:
     client = world.up()
     job = submit(client, "sh", "-c", "echo up; sleep 4")
     until(lambda: phase(client, job) == "running", "it to run")
@@ -52,8 +59,8 @@ def test_one_that_stands_by_goes_on_when_the_other_one_dies(world: World, tmp_pa
     try:
         until(lambda: holder in (tmp_path / "second.log").read_text(), "it to say for whom it waits")
         assert second.poll() is None
-        acts.kill()
-        acts.wait()
+        acts.kill() if how == "kill" else acts.terminate()
+        assert acts.wait(30.0) == (-9 if how == "kill" else 0)
         until(lambda: world.pid() == second.pid, "the second one to act", 30.0)
         assert spec(world)["holderIdentity"] != holder
         assert spec(world)["leaseTransitions"] == 1
@@ -114,3 +121,35 @@ def stolen(item: dict[str, Any]) -> dict[str, Any]:
 
 def home_of(world: World) -> str:
     return home_id_of(world.home)
+
+
+class LetsGo:
+    """In place of a cluster's nodes: may another scheduler take the home when this one lets it act?"""
+
+    problem = ""
+
+    def __init__(self, home: Home) -> None:
+        self.home, self.told = home, list[str]()
+
+    def start(self, *_: object) -> None:
+        self.told.append("start")
+
+    def stop(self) -> None:
+        self.told.append("stop")
+
+    def close(self) -> None:
+        take_lock(self.home).release()
+        self.told.append("close")
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_nobody_else_may_act_before_the_home_is_free(tmp_path: Path, starts: bool) -> None:
+    home = home_of_folder(tmp_path)
+    pods = LetsGo(home)
+    live = LiveScheduler(home, local=False, pods=cast("PodNodes", pods))
+    if starts:
+        live.start()
+        live.close()
+    else:
+        live.close_unstarted()
+    assert pods.told == (["start", "stop", "close"] if starts else ["close"])

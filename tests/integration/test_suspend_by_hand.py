@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fake_executor import FakeExecutor, short
+from fake_executor import FakeExecutor, Suspends
 from gpuloom.core.errors import ConflictError
-from gpuloom.executors.port import Capabilities, RunPhase
+from gpuloom.executors.port import Capabilities
 from gpuloom.live.submission.actions import Action
 from gpuloom.policies.registry import policy_ids
 from live_builders import Live, living, spec
 from tiers import mostly_slow
-
-
-class Suspends(FakeExecutor):
-    """On a node that moves GPU memory out and back, unless it `refuses`."""
-
-    refuses = ""
-
-    def capabilities(self) -> Capabilities:
-        return Capabilities(suspends=True)
-
-    def freeze(self, run: str) -> None:
-        self._check()
-        status = self.states[short(run)]
-        said = {"refused": self.refuses} if self.refuses else {"phase": RunPhase.FROZEN}
-        self._say(replace(status, suspended_mib=512.0, moved_s=1.5, **said))  # type: ignore[arg-type]
 
 
 class Slow(FakeExecutor):
@@ -94,7 +78,11 @@ def test_one_that_a_policy_has_suspended_stays_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("executor", "how", "why"),
     [
-        (FakeExecutor, "checkpoint", "submitted with --on-preempt checkpoint, not with suspend or freeze"),
+        (
+            FakeExecutor,
+            "checkpoint",
+            "its --on-preempt is checkpoint; after `gpuloom update 1 --on-preempt freeze` it can",
+        ),
         (FakeExecutor, "suspend", "its node can't suspend; gpuloom share doctor there says why"),
         (Stuck, "freeze", "can't stop processes where they are"),
     ],

@@ -1,4 +1,4 @@
-"""`gpuloom cancel`, `hold`, `release`, `requeue` and `update`: commands that change jobs."""
+"""`gpuloom cancel`, `hold`, `release`, `suspend`, `resume`, `requeue` and `update`: commands that change jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuloom.core.words import plural
 
 if TYPE_CHECKING:
     from gpuloom.client import Client
-    from gpuloom.live.views.job_answers import JobView
+    from gpuloom.live.views.job_answers import ActionOnArray, JobView, StateOfJob
 
 
 FEW = 10
@@ -121,6 +121,31 @@ def _or_already(job: JobView, text: str) -> str:
     return text if job["changed"] else f"{text} already"
 
 
+def _act(
+    action: ActionOnArray,
+    selected: Mapping[str, Any],
+    *,
+    states: tuple[StateOfJob, ...],
+    said: Callable[[str], str],
+    done: Callable[[JobView], str],
+) -> None:
+    """Do something to the jobs of `selection_options`, and report it.
+
+    Args:
+        states: of jobs to which it can be done. said: of jobs of an array, by their new state. done: of one job.
+    """
+    as_json = selected["as_json"]
+    with connect(selected["home"]) as client:
+        arrays, named = split_large_arrays(client, selected["jobs"], as_json)
+        act_on_arrays(arrays, lambda array: client.act_on_array(array, action), said, f"is {' or '.join(states)}")
+        if arrays and not named:
+            return
+        found = selected_jobs(client, named, selected["every"], selected["names"], states)
+        act: Callable[[Sequence[int]], list[JobView]] = getattr(client, action)
+        changed = act(found)
+    report(changed, as_json, done)
+
+
 def _ended(job: JobView) -> str:
     if job["state"] in ENDED:
         return _or_already(job, job["state"])
@@ -168,43 +193,35 @@ def cancel(
 
 @click.command(epilog=JOBS_HELP)
 @selection_options
-def hold(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bool, home: Path | None) -> None:
+def hold(**selected: Any) -> None:
     """Hold waiting jobs until they are released.
 
     \b
     Example:
       gpuloom hold 12-20
     """
-    with connect(home) as client:
-        arrays, jobs_named = split_large_arrays(client, jobs, as_json)
-        act_on_arrays(arrays, lambda array: client.act_on_array(array, "hold"), str, "is queued")
-        if arrays and not jobs_named:
-            return
-        changed = client.hold(selected_jobs(client, jobs_named, every, names, ("queued",)))
-    report(changed, as_json, lambda job: _or_already(job, "held"))
+    _act("hold", selected, states=("queued",), said=str, done=lambda job: _or_already(job, "held"))
 
 
 @click.command(epilog=JOBS_HELP)
 @selection_options
-def release(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bool, home: Path | None) -> None:
+def release(**selected: Any) -> None:
     """Release held jobs: they queue again.
 
     \b
     Example:
       gpuloom release 12_
     """
-    with connect(home) as client:
-        arrays, jobs_named = split_large_arrays(client, jobs, as_json)
-        act_on_arrays(arrays, lambda array: client.act_on_array(array, "release"), str, "is held")
-        if arrays and not jobs_named:
-            return
-        changed = client.release(selected_jobs(client, jobs_named, every, names, ("held",)))
-    report(changed, as_json, lambda job: job["state"] if job["changed"] else f"not held; it is {job['state']}")
+
+    def done(job: JobView) -> str:
+        return job["state"] if job["changed"] else f"not held; it is {job['state']}"
+
+    _act("release", selected, states=("held",), said=str, done=done)
 
 
 @click.command(epilog=JOBS_HELP)
 @selection_options
-def suspend(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bool, home: Path | None) -> None:
+def suspend(**selected: Any) -> None:
     """Have running jobs leave their GPUs until they are resumed.
 
     They go on where they were, in the same attempt, and other jobs get their GPUs meanwhile. Their --on-preempt must be
@@ -214,36 +231,33 @@ def suspend(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json:
     Example:
       gpuloom suspend 12
     """
-    with connect(home) as client:
-        arrays, jobs_named = split_large_arrays(client, jobs, as_json)
-        act_on_arrays(arrays, lambda array: client.act_on_array(array, "suspend"), _suspended, "runs")
-        if arrays and not jobs_named:
-            return
-        changed = client.suspend(selected_jobs(client, jobs_named, every, names, ("running", "frozen")))
-    report(changed, as_json, lambda job: _or_already(job, _suspended(job["state"])))
 
+    def said(state: str) -> str:
+        return "suspended" if state == "frozen" else "told to leave its GPUs"
 
-def _suspended(state: str) -> str:
-    return "suspended" if state == "frozen" else "told to leave its GPUs"
+    _act(
+        "suspend",
+        selected,
+        states=("running", "frozen"),
+        said=said,
+        done=lambda job: _or_already(job, said(job["state"])),
+    )
 
 
 @click.command(epilog=JOBS_HELP)
 @selection_options
-def resume(jobs: tuple[str, ...], every: bool, names: tuple[str, ...], as_json: bool, home: Path | None) -> None:
+def resume(**selected: Any) -> None:
     """Let suspended jobs go on, as soon as the policy gives them their GPUs again. Held jobs queue again.
 
     \b
     Example:
       gpuloom resume 12
     """
-    with connect(home) as client:
-        arrays, jobs_named = split_large_arrays(client, jobs, as_json)
-        goes_on = "may go on"
-        act_on_arrays(arrays, lambda array: client.act_on_array(array, "resume"), lambda _: goes_on, "is suspended")
-        if arrays and not jobs_named:
-            return
-        changed = client.resume(selected_jobs(client, jobs_named, every, names, ("frozen", "running")))
-    report(changed, as_json, lambda job: goes_on if job["changed"] else f"not suspended; it is {job['state']}")
+
+    def done(job: JobView) -> str:
+        return "may go on" if job["changed"] else f"not suspended; it is {job['state']}"
+
+    _act("resume", selected, states=("frozen", "running"), said=lambda _: "may go on", done=done)
 
 
 @click.command(epilog=JOBS_HELP)
@@ -308,12 +322,12 @@ class OrNone(click.ParamType[Any]):
 @click.option(
     "--on-preempt",
     type=Choice(["checkpoint", "freeze", "suspend", "never"]),
-    help="What preemption does (waiting jobs only).",
+    help="What preemption does.",
 )
 @live_options
 def update(jobs: tuple[str, ...], as_json: bool, home: Path | None, **fields: Any) -> None:
-    """Change what jobs ask for. Of a running job only name, priority, time limit, estimate, retries and grace can
-    change.
+    """Change what jobs ask for. Of a running job only name, priority, time limit, estimate, retries, grace, speeds and
+    what preemption does can change.
 
     \b
     Examples:

@@ -173,10 +173,10 @@ class LiveScheduler:
 
     def close_unstarted(self) -> None:
         """Let go of store and home, where nothing was begun."""
-        if self.pods is not None:
-            self.pods.close()
         self.store.close()
         self.lock.release()
+        if self.pods is not None:
+            self.pods.close()
 
     def close(self) -> None:
         """End in order; jobs go on."""
@@ -187,7 +187,7 @@ class LiveScheduler:
         self.online.close()
         self.nodes.close()
         if self.pods is not None:
-            self.pods.close()
+            self.pods.stop()
         self._joining.close()
         self.scheduler.stop(stop_jobs=False)
         if self.scheduler.join(60.0):  # else it may be writing yet
@@ -196,6 +196,8 @@ class LiveScheduler:
         self.gangs.close()
         self.store.close()
         self.lock.release()
+        if self.pods is not None:
+            self.pods.close()
 
     def _here(
         self, loaded: Loaded, slots: int | None, nvml: Nvml | None, executor: LiveExecutor | None

@@ -48,7 +48,7 @@ class PodOptions:
 
 
 class PodNodes:
-    """`lead`, `open` it with a scheduler that has not started, then `start`, then `close`."""
+    """`lead`, `open` it with a scheduler that has not started, then `start`, `stop` and `close`."""
 
     def __init__(self, api: Api, options: PodOptions) -> None:
         self.api, self.setup = api, options.setup
@@ -76,12 +76,12 @@ class PodNodes:
         self._records: dict[str, NodeRecord] = {}
         self._away: dict[str, str] = {}
 
-    def lead(self, *, waits: bool, say: Callable[[str], None], on_lost: Callable[[str], None]) -> None:
+    def lead(self, *, waits: bool, say: Callable[[str], None], on_lost: Callable[[], None]) -> None:
         """Be the one scheduler that acts for this home and namespace, before anything of the home is read.
 
         Args:
-            waits: while another one does. say: told for whom it waits. on_lost: told, in another thread, that another
-                one acts now.
+            waits: while another one does. say: told for whom it waits. on_lost: called in another thread once another
+                one acts.
 
         Raises:
             ExecutorError: another one acts, and `waits` is not set; or nobody can tell.
@@ -114,13 +114,17 @@ class PodNodes:
         if self.setup.claim:
             self._reports.start()
 
-    def close(self) -> None:
-        """Pass on nothing more; what runs goes on."""
+    def stop(self) -> None:
+        """Pass on and write nothing more; what runs goes on."""
         self._ended.set()
         self._news.set()
         self._worker.end(5.0)
         self._reports.end(5.0)
         self.pods.close()
+
+    def close(self) -> None:
+        """Let another scheduler act: call it once this one has let go of its home."""
+        self.stop()
         self.lease.close()
         self.api.close()
         self.pods.join()

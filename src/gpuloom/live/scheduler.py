@@ -543,9 +543,6 @@ class Scheduler:
         waiting = self.gangs.waiting
         ready = [one for one in attempts if waiting.isdisjoint(one.nodes)]
         take_up(known, ready, self.dispatch, self.intake)
-        # The scheduler before may have been killed before it told them.
-        told = [one.job for one in ready if one.phase is Phase.RUNNING and self.book.jobs[one.job].suspended]
-        self.dispatch.suspend(told, self.clock.now())
         self.intake.remember_unreleased(known.values())
         for status in known.values():
             if self._last_words.wants(status):

@@ -34,8 +34,8 @@ class Step(Enum):
     LOAD = "reading the store", "a slow disk, or a busy machine: it continues by itself"
     MACHINE = "looking at the machine and its GPUs", "does `nvidia-smi` answer? A driver that hangs needs a restart"
     LEASE = (
-        "waiting for the Lease of this home in the cluster, which says which scheduler acts",
-        "if another one acts, it goes on when that one ends; else, does `kubectl get lease` answer?",
+        "taking the Lease that says which scheduler of this home acts",
+        "does another one act? Then it goes on once that one ends. Else, does `kubectl get lease` answer?",
     )
     CLUSTER = "reading the nodes and pods of the cluster", "does `kubectl get nodes` answer?"
     WRITE = "recording the start of the scheduler", "is the home's disk full, read-only or slow? (`df`, `dmesg`)"

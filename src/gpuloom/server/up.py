@@ -84,7 +84,7 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
     if pods is not None and options.kubernetes is not None:
         start.at(Step.LEASE)
         try:
-            pods.lead(waits=options.kubernetes.standby, say=log.warning, on_lost=lambda why: end())
+            pods.lead(waits=options.kubernetes.standby, say=log.warning, on_lost=end)
         except BaseException:
             pods.close()
             raise

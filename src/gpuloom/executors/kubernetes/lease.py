@@ -48,10 +48,9 @@ class Lease:
         self._ended = threading.Event()
         self._worker = Worker(f"lease {self.name}", self._keep)
         self._version = ""
-        self._transitions = 0
         self._until_s = 0.0
         self._problem = ""
-        self._on_lost: Callable[[str], None] = lambda why: None
+        self._on_lost: Callable[[], None] = lambda: None
         self.lost = ""
         """'' or who has taken it, and that this scheduler acts no more."""
 
@@ -69,10 +68,9 @@ class Lease:
                 found = self._there()
                 spec = {} if found is None else _spec(found)
                 holder, now = str(spec.get("holderIdentity") or ""), (str(spec.get("renewTime")), _version(found))
+                renewed = now != seen and seen != ("", "")
                 if now != seen:
-                    renewed, seen, since_s = seen != ("", ""), now, time.monotonic()
-                else:
-                    renewed = False
+                    seen, since_s = now, time.monotonic()
                 silent = time.monotonic() - since_s > float(spec.get("leaseDurationSeconds") or LASTS_S)
                 if holder in ("", self.identity) or silent or _has_ended(holder):
                     if self._taken(found):
@@ -103,7 +101,8 @@ class Lease:
         """Write it down; whether nobody else has in between."""
         begun_s, now = time.monotonic(), _now()
         before = {} if found is None else _spec(found)
-        changes = int(before.get("leaseTransitions") or 0) + (found is not None)
+        others = found is not None and before.get("holderIdentity") != self.identity
+        changes = int(before.get("leaseTransitions") or 0) + others
         spec = {
             "holderIdentity": self.identity,
             "leaseDurationSeconds": LASTS_S,
@@ -129,8 +128,8 @@ class Lease:
 
     # -- keeping it -------------------------------------------------------------------------------------------------
 
-    def start(self, on_lost: Callable[[str], None]) -> None:
-        """Renew it from now on. on_lost: told, in another thread, that somebody else has taken it."""
+    def start(self, on_lost: Callable[[], None]) -> None:
+        """Renew it from now on. on_lost: called in another thread once somebody else has taken it (`lost`)."""
         self._on_lost = on_lost
         self._worker.start()
 
@@ -167,7 +166,7 @@ class Lease:
                 self._problem = str(error)
             if self.lost:
                 log.critical("%s", self.lost)
-                self._on_lost(self.lost)
+                self._on_lost()
                 return
 
     def _renew(self) -> None:
@@ -182,13 +181,10 @@ class Lease:
             holder = "" if found is None else str(_spec(found).get("holderIdentity") or "")
             if holder not in ("", self.identity):
                 self.lost = f"{holder} has taken the Lease {self.name}: this scheduler acts no more, and ends"
-            elif not self._taken(found):
-                self._renew_later()
+            else:  # an answer was lost, or somebody has let it go by hand
+                self._taken(found)
             return
         self._renewed(made, begun_s)
-
-    def _renew_later(self) -> None:
-        self._problem = f"the Lease {self.name} was changed in between"
 
     def _renewed(self, made: Object, begun_s: float) -> None:
         self._version = _version(made)

@@ -123,7 +123,10 @@ class Dispatch:
         """
         spec = self.book.jobs[job].spec
         if spec.on_preempt not in (OnPreempt.FREEZE, OnPreempt.SUSPEND):
-            return f"it was submitted with --on-preempt {spec.on_preempt}, not with suspend or freeze"
+            return (
+                f"its --on-preempt is {spec.on_preempt}; after `gpuloom update {job} --on-preempt freeze` it can, and "
+                "keeps its GPU memory"
+            )
         found = {node: self.gangs.capabilities(node) for node, _ in self.book.attempts[job].allocation}
         if spec.on_preempt is OnPreempt.SUSPEND:
             return _why_not_suspended(spec, list(found.values()))

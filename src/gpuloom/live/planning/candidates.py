@@ -80,13 +80,10 @@ class Candidates:
                     found.add(number)
                     continue
                 special.append(number)
-            elif job.suspended:
-                if (reason := blocked(job, jobs, now_s)) is not None:
-                    reasons[number] = reason
+            elif job.suspended or job.phase is Phase.HELD:
+                reasons[number] = blocked(job, jobs, now_s) or Reason(WaitCode.HELD, "It is held.")
             elif number not in grants and self._makes_way(job):
                 found.add(number)
-            elif job.phase is Phase.HELD:
-                reasons[number] = blocked(job, jobs, now_s) or Reason(WaitCode.HELD, "It is held.")
         for number in sorted(special):
             if number in grants:
                 continue

@@ -51,11 +51,9 @@ def _why(planning: Planning, jobs: Iterable[int], now_s: float) -> dict[int, Rea
             found[number] = Reason(WaitCode.EXECUTOR_IN_TROUBLE, f"No job can be started now: {planning.no_starts}.")
         elif number in planning.claims.grants:
             found[number] = vacated(planning, number)
-        elif job.suspended and (reason := blocked(job, planning.book.jobs, now_s)) is not None:
-            found[number] = reason
         elif job.phase is Phase.HELD and planning.watches:
             found[number] = Reason(WaitCode.HELD, "It is kept back.")
-        elif job.phase is Phase.HELD:
+        elif job.suspended or job.phase is Phase.HELD:
             found[number] = blocked(job, planning.book.jobs, now_s) or Reason(WaitCode.HELD, "It is held.")
         elif number in planning.reasons:
             known = planning.reasons[number]

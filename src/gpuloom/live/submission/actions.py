@@ -36,6 +36,14 @@ DONE = {
 }
 
 
+_NOT_SUSPENDED = {
+    Phase.QUEUED: "`gpuloom hold` keeps it back",
+    Phase.HELD: "it waits, and goes on waiting",
+    Phase.STARTING: "it can once it runs",
+    Phase.STOPPING: "it is about to leave its GPUs",
+}
+
+
 def so_already(action: Action, job: Job, attempt: Attempt | None) -> bool:
     """Whether there is nothing to do. attempt: the one that is open."""
     told = None if attempt is None else attempt.stop_reason
@@ -68,9 +76,8 @@ def impossible(action: Action, job: Job, attempt: Attempt | None) -> str:
         hint = "" if action is Action.CANCEL else "submit it again, or requeue it"
     elif action is Action.HOLD and job.phase in ACTIVE:
         hint = "requeue it first"
-    elif action is Action.SUSPEND and job.phase not in (Phase.RUNNING, Phase.FROZEN):
-        hint = "`gpuloom hold` keeps it back" if job.phase not in ACTIVE else "it can once it runs"
-        hint = "it is about to leave its GPUs" if job.phase is Phase.STOPPING else hint
+    elif action is Action.SUSPEND:
+        hint = _NOT_SUSPENDED.get(job.phase)
     elif action is Action.REQUEUE and job.phase is Phase.HELD:
         hint = "it is in the queue; release lets it go"
     elif action is Action.TOP and job.phase is Phase.STOPPING and told not in MAKES_WAY:

@@ -105,10 +105,7 @@ class JobChanges:
         dispatch = self._scheduler.dispatch
         for job in records:
             if job.phase is Phase.RUNNING and (why := dispatch.why_not_frozen(job.id)):
-                raise ConflictError(
-                    f"job {job.id} can't be suspended: {why}. `gpuloom requeue {job.id}` and `gpuloom hold {job.id}` "
-                    "end it, and keep it back"
-                )
+                raise ConflictError(f"job {job.id} can't be suspended: {why}")
         nothing: Mapping[str, Any] = {}
         self._write([("job.suspended", job.id, nothing) for job in records])
         dispatch.suspend([job.id for job in records], self._scheduler.clock.now())
