@@ -39,7 +39,7 @@ quick: $(STAMP) $(READ) ## Run the tests that take little time: while working (l
 	@$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow" --ignore tests/docs
 
 test: $(STAMP) $(READ) ## Run all tests (less than 12 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 10 --dist worksteal
+	@$(BIN)/python -m pytest -n 8 --dist worksteal
 
 # PyTorch and the frameworks are large: they have an environment of their own, and tests start their scripts with it.
 TRAINING := build/training

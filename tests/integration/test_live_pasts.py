@@ -154,7 +154,8 @@ def test_a_home_of_before_is_taken_up_with_its_runs(tmp_path: Path, monkeypatch:
     with closing(sqlite3.connect(before.parts.home.db)) as connection, connection:
         connection.execute("DROP TABLE environments")
         connection.execute("DROP TABLE samples")
-        connection.execute("ALTER TABLE jobs DROP COLUMN work_on")
+        for column in ("work_on", "suspended"):
+            connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
         for column in ("identity", "saved_by", "members", "gpu_model", "it_per_s", "kept", "gpu_memory_mib"):
             connection.execute(f"ALTER TABLE attempts DROP COLUMN {column}")
         connection.execute(

@@ -24,7 +24,7 @@ def take_up(known: Mapping[str, RunStatus], attempts: Iterable[Attempt], dispatc
         ExecutorError: a run of a node is not the one of this name that the store knows.
     """
     now = dispatch.clock.now()
-    gangs, jobs = dispatch.gangs, dispatch.book.jobs
+    gangs = dispatch.gangs
     dispatch.work.at(now)
     for attempt in attempts:
         status = known.get(attempt.run)
@@ -53,7 +53,7 @@ def take_up(known: Mapping[str, RunStatus], attempts: Iterable[Attempt], dispatc
         elif attempt.stop_reason is not None and status.phase is not RunPhase.EXITED:
             grace = max((attempt.deadline_s or now) - now, 0.0)
             dispatch.end_run(attempt.run, attempt.stop_reason, grace)
-        elif status.phase is RunPhase.RUNNING and attempt.phase is Phase.RUNNING and jobs[attempt.job].suspended:
+        elif status.phase is RunPhase.RUNNING and dispatch.book.jobs[attempt.job].suspended:
             dispatch.suspend([attempt.job], now)  # the scheduler before was killed before it told it
 
 
