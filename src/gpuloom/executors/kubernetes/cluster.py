@@ -302,11 +302,10 @@ class PodCluster:
                 left = seen.job is not None or seen.pods or own.busy or own.attempt.there(seen)
                 if own.attempt.forgotten and not left:
                     del self._own[name]
+                    self._look_again(name, None)
                     continue
                 dues += self._have_written(own, seen, now_s)
-                if dues:
-                    self._due[name] = due_s = min(dues)
-                    heapq.heappush(self._dues, (due_s, name))
+                self._look_again(name, min(dues, default=None))
             next_s = self._dues[0][0] if self._dues else None
         for listener, status in tell:
             listener(status)
@@ -319,10 +318,16 @@ class PodCluster:
         while self._dues and self._dues[0][0] <= now_s:
             at_s, name = heapq.heappop(self._dues)
             if self._due.get(name) == at_s:
+                del self._due[name]
                 names.add(name)
-        for name in names:
-            self._due.pop(name, None)
         return names
+
+    def _look_again(self, name: str, at_s: float | None) -> None:
+        if at_s is None:
+            self._due.pop(name, None)
+        elif self._due.get(name) != at_s:
+            self._due[name] = at_s
+            heapq.heappush(self._dues, (at_s, name))
 
     def _ends_to_take(self) -> bool:
         """Whether pods are over whose ends are not taken down yet."""
