@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct context {
@@ -40,6 +41,11 @@ static struct context *map(int pid, int create) {
     int fd = open(place(name), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0600);
     if (fd < 0) return NULL;
     if (create && ftruncate(fd, sizeof(struct context)) != 0) abort();
+    struct stat about;
+    if (fstat(fd, &about) != 0 || about.st_size < (off_t)sizeof(struct context)) { /* it is just being made */
+        close(fd);
+        return NULL;
+    }
     void *found = mmap(NULL, sizeof(struct context), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     return found == MAP_FAILED ? NULL : found;

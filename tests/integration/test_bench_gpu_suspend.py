@@ -61,6 +61,7 @@ def test_what_counts(tmp_path: Path, wrong: str, fault: str, told: str) -> None:
         text=True,
         check=False,
     )
+    assert out.exists(), done.stderr
     found: dict[str, Any] = json.loads(out.read_text())
     rows = found["rows"]
     assert set(rows) == {"eager", "CUDA graph"}
