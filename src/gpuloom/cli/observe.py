@@ -79,7 +79,8 @@ def observe(
     """
     from gpuloom.cli.service import UpError, ready_line, running_here, say_when_ready, start_detached
     from gpuloom.client.home import home_directory
-    from gpuloom.server.observing import ObserveOptions, api_of
+    from gpuloom.server.observing import api_of
+    from gpuloom.server.options import ObserveOptions
 
     options = ObserveOptions(None if kubeconfig is None else kubeconfig.absolute(), context, namespaces, gpu_resources)
     api = api_of(options)  # what is wrong with it is told before anything starts
@@ -118,7 +119,7 @@ def observe(
 
 def _arguments(options: object, written: str | None, port: int | None, log_level: str) -> list[str]:
     """The words of the command that runs in the background."""
-    from gpuloom.server.observing import ObserveOptions
+    from gpuloom.server.options import ObserveOptions
 
     assert isinstance(options, ObserveOptions)  # noqa: S101
     pairs = [

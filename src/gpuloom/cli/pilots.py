@@ -70,8 +70,6 @@ def chosen(parameters: dict[str, Any]) -> SlurmOptions | None:
     Raises:
         click.UsageError: options without --slurm.
     """
-    from gpuloom.slurm.plan import SlurmOptions
-
     given = {name: parameters[name] for name in NAMES if parameters[name] is not None}
     more: Sequence[str] = parameters["sbatch_options"]
     if not parameters["slurm"]:
@@ -79,6 +77,8 @@ def chosen(parameters: dict[str, Any]) -> SlurmOptions | None:
             what = ", ".join([*(NAMES[name] for name in given), *more])
             raise click.UsageError(f"{what}: goes with --slurm")
         return None
+    from gpuloom.slurm.plan import SlurmOptions
+
     return SlurmOptions(
         given.get("partition"),
         given.get("gpus"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from gpuloom.server.pods import KubernetesOptions
+    from gpuloom.server.options import KubernetesOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,7 +83,7 @@ def kubernetes_in(parameters: dict[str, Any]) -> KubernetesOptions | None:
     Raises:
         click.UsageError: options without --executor kubernetes, or with some that say otherwise.
     """
-    from gpuloom.server.pods import KubernetesOptions
+    from gpuloom.server.options import KubernetesOptions
 
     given = {name: value for name in _NAMES if (value := parameters[name]) not in (None, (), False)}
     if parameters["executor"] != "kubernetes":

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from gpuloom import __version__
 from gpuloom.agent.health import Changes
@@ -30,7 +31,6 @@ from gpuloom.fleet.token import Tokens
 from gpuloom.live.arrivals import as_before
 from gpuloom.live.clock import ServiceClock
 from gpuloom.live.joining import Joining
-from gpuloom.live.pod_nodes import PodNodes
 from gpuloom.live.records.ledger import Draft
 from gpuloom.live.records.online import FILE as MEASURED
 from gpuloom.live.records.online import OnlineProfiles
@@ -40,12 +40,14 @@ from gpuloom.live.steps import Step
 from gpuloom.live.store_check import StoreCheck, examine
 from gpuloom.live.submission.spec import LONGEST_S, SHORTEST_INTERVAL_S
 from gpuloom.live.submission.spec import interval as checked_interval
-from gpuloom.live.watching import WatchingScheduler
 from gpuloom.policies.registry import parse_policy
 from gpuloom.sharing.start import NO_SHARING, Ability, ability, under_the_shim
 from gpuloom.store.home import Home, take_lock
 from gpuloom.store.port import Loaded, Store
 from gpuloom.store.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from gpuloom.live.pod_nodes import PodNodes
 
 DEFAULT_POLICY = "fifo:backfill=easy"
 """Preempts no running job, and lets small jobs go first only if that delays no larger job."""
@@ -113,7 +115,12 @@ class LiveScheduler:
                 for known in loaded.nodes
                 if known.source is not NodeSource.HERE and known.state is not NodeState.DOWN and not watches
             }
-            self.scheduler = (WatchingScheduler if watches else Scheduler)(
+            kind = Scheduler
+            if watches:
+                from gpuloom.live.watching import WatchingScheduler
+
+                kind = WatchingScheduler
+            self.scheduler = kind(
                 store=self.store,
                 loaded=loaded,
                 gangs=self.gangs,

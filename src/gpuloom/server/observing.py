@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from pathlib import Path
 
 from gpuloom.kubernetes.api import Api, connect
 from gpuloom.kubernetes.objects import GPU_RESOURCES, Reader
 from gpuloom.live.parts import LiveScheduler
 from gpuloom.live.watching import Watching, WatchingScheduler
+from gpuloom.server.options import ObserveOptions
 
 log = logging.getLogger("gpuloom.watching")
-
-
-@dataclass(frozen=True, slots=True)
-class ObserveOptions:
-    """What `gpuloom observe` is given of the cluster. namespaces: none: all. gpu_resources: names under which nodes
-    offer GPUs; none: the usual ones."""
-
-    kubeconfig: Path | None = None
-    context: str | None = None
-    namespaces: tuple[str, ...] = ()
-    gpu_resources: tuple[str, ...] = ()
 
 
 def api_of(options: ObserveOptions) -> Api:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +14,11 @@ from gpuloom.executors.kubernetes.manifest import Setup
 from gpuloom.executors.wire import write_atomic
 from gpuloom.kubernetes.api import connect
 from gpuloom.live.pod_nodes import PodNodes, PodOptions
+from gpuloom.server.options import KubernetesOptions
 from gpuloom.store.home import Home
 
 _SET = ("restartPolicy", "schedulerName", "terminationGracePeriodSeconds", "nodeName")
 """Fields of a pod that are gpuloom's to say."""
-
-
-@dataclass(frozen=True, slots=True)
-class KubernetesOptions:
-    """What `gpuloom up` is given of the cluster.
-
-    namespace: None: the context's own. image: of jobs that name none. pod_template: a file. runs_claim: 'CLAIM' or
-    'CLAIM/FOLDER'. gpu_resources: names under which nodes offer GPUs; none: the usual ones. standby: wait while another
-    scheduler acts for this home.
-    """
-
-    kubeconfig: Path | None = None
-    context: str | None = None
-    namespace: str | None = None
-    image: str = ""
-    pod_template: Path | None = None
-    runs_claim: str = ""
-    queue: str = "default"
-    gpu_resources: tuple[str, ...] = ()
-    standby: bool = False
 
 
 def pod_nodes_of(options: KubernetesOptions, home: Home) -> PodNodes:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuloom import __version__
 from gpuloom.core.errors import InputError, MissingDependencyError
@@ -19,19 +20,21 @@ from gpuloom.executors.open_files import ask_for_more
 from gpuloom.executors.wire import write_atomic
 from gpuloom.fleet.certificates import Certificate, given, own
 from gpuloom.live.facade import LiveService
-from gpuloom.live.observed import ObservedService
 from gpuloom.live.parts import LiveScheduler
-from gpuloom.live.pilots import Pilots
 from gpuloom.live.steps import WARNINGS_TO, Start, Step
 from gpuloom.server.auth import load_or_make_token
 from gpuloom.server.log import begin as begin_log
 from gpuloom.server.log import keep as keep_log
-from gpuloom.server.observing import ObserveOptions, api_of, watching_of
-from gpuloom.server.pilots import keep_port, pilots_of, port_before, slurm_plan
-from gpuloom.server.pods import KubernetesOptions, pod_nodes_of
+from gpuloom.server.options import KubernetesOptions, ObserveOptions
 from gpuloom.server.run import Listening, is_loopback, serve, warn_on_stderr
-from gpuloom.slurm.plan import SlurmOptions
 from gpuloom.store.home import Home, home_of
+
+if TYPE_CHECKING:  # what not every scheduler needs is loaded where it is
+    from gpuloom.kubernetes.api import Api
+    from gpuloom.live.pilots import Pilots
+    from gpuloom.live.pod_nodes import PodNodes
+    from gpuloom.live.watching import Watching
+    from gpuloom.slurm.plan import Plan, SlurmOptions
 
 log = logging.getLogger("gpuloom")
 
@@ -71,9 +74,7 @@ def run(options: UpOptions) -> int:
 
 def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
     home = home_of(options.home)
-    plan = None if options.slurm is None else slurm_plan(options.slurm, home, options.slots)
-    api = None if options.observe is None else api_of(options.observe)
-    pods = None if options.kubernetes is None else pod_nodes_of(options.kubernetes, home)
+    plan, api, pods = _elsewhere(options, home)
     slots = options.slots if plan is None else None
     stops: list[Callable[[], None]] = []
 
@@ -109,7 +110,7 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
     finally:
         gc.enable()
     keep_log(home.log)  # once nobody else can have it
-    watching = None
+    watching: Watching | None = None
     if pods is not None:
         start.at(Step.CLUSTER)
         try:
@@ -118,6 +119,8 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
             live.close_unstarted()
             raise
     if api is not None and options.observe is not None:
+        from gpuloom.server.observing import watching_of
+
         start.at(Step.CLUSTER)
         try:
             watching = watching_of(options.observe, api, live)
@@ -125,6 +128,8 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
             live.close_unstarted()
             raise
     if watching is not None:
+        from gpuloom.live.observed import ObservedService
+
         service: LiveService = ObservedService(
             watching, live.sights, store_path=str(home.db), on_stop=end, check=live.check
         )
@@ -159,6 +164,8 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
         gc.set_threshold(50_000, 20, 50)
         _write_server(home, listening.url, certificate)
         if plan is not None:
+            from gpuloom.server.pilots import keep_port, pilots_of
+
             pilots = pilots_of(
                 plan, live, url=listening.url, fingerprint="" if certificate is None else certificate.fingerprint
             )
@@ -172,7 +179,7 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
     try:
         certificate = certificate_of(options, home)
         with _described(home):
-            port = options.port or (port_before(home) if plan is not None else None)
+            port = options.port or (_port_before(home) if plan is not None else None)
             port = (PORT if options.port is None else 0) if port is None else port
             serve(
                 service, host=options.host, port=port, or_any=not options.port,
@@ -189,6 +196,30 @@ def _run(options: UpOptions, start: Start, warn: Callable[[str], None]) -> int:
             live.close_unstarted()
     lost = pods is not None and bool(pods.lease.lost)
     return 1 if live.scheduler.failed is not None or lost else 0
+
+
+def _elsewhere(options: UpOptions, home: Home) -> tuple[Plan | None, Api | None, PodNodes | None]:
+    """What is asked of Slurm, the cluster that is watched, and that in which jobs run; None: not so."""
+    plan, api, pods = None, None, None
+    if options.slurm is not None:
+        from gpuloom.server.pilots import slurm_plan
+
+        plan = slurm_plan(options.slurm, home, options.slots)
+    if options.observe is not None:
+        from gpuloom.server.observing import api_of
+
+        api = api_of(options.observe)
+    if options.kubernetes is not None:
+        from gpuloom.server.pods import pod_nodes_of
+
+        pods = pod_nodes_of(options.kubernetes, home)
+    return plan, api, pods
+
+
+def _port_before(home: Home) -> int | None:
+    from gpuloom.server.pilots import port_before
+
+    return port_before(home)
 
 
 def _warnings() -> Callable[[str], None]:
