@@ -199,7 +199,8 @@ def test_gpus_of_others_are_not_given_away(world: World) -> None:
     world.cluster.create(theirs)
     client = world.up()
     until(
-        lambda: [gpu["state"] for gpu in client.nodes()[0]["gpus"]].count("foreign") == 1, "the other's GPU to be seen"
+        lambda: [gpu["state"] for node in client.nodes() for gpu in node["gpus"]].count("foreign") == 1,
+        "the other's GPU to be seen",
     )
     first, second = submit(client, *SLEEPS), submit(client, *SLEEPS)
     until(lambda: phase(client, first) == "running", "one to run")

@@ -43,9 +43,13 @@ def _writes(request: Request) -> bool:
 
 
 def how(status: RunStatus) -> tuple[object, ...]:
-    """How it ended, but for when, which another scheduler may see later where no pod is left."""
+    """How it ended, but for when, which another scheduler may see later where no pod is left. Whether it ended just
+    before its pod was deleted, or by that, nobody knows who sees both at once: times are in seconds."""
     end = status.exit
-    return (status.phase,) if end is None else (status.phase, end.exit_code, end.signal, end.reason)
+    if end is None:
+        return (status.phase,)
+    reason = None if end.reason is EndReason.NODE and (end.exit_code, end.signal) != (None, None) else end.reason
+    return (status.phase, end.exit_code, end.signal, reason)
 
 
 class Pods(RuleBasedStateMachine):
@@ -67,6 +71,8 @@ class Pods(RuleBasedStateMachine):
         self.heard: dict[str, RunStatus] = {}
         self.began: dict[str, set[str]] = {}
         """By run: the pods in which it was seen to run by the cluster."""
+        self.next: dict[str, list[str]] = {}
+        """By attempt that is being resized: the nodes of the members that the next one is to have."""
         self.count = 0
         self.wrong: list[str] = []
         self.pods = self.new()
@@ -113,6 +119,72 @@ class Pods(RuleBasedStateMachine):
         ]  # fmt: skip
         self.ask(name)
 
+    @rule(nodes=st.lists(st.sampled_from(NODES), min_size=1, max_size=3))
+    def start_elastic(self, nodes: list[str]) -> None:
+        if len(self.specs) > 4:
+            return
+        self.count += 1
+        self.begin(f"{self.count}.1-00", nodes)
+        self.all_at_work()
+
+    def all_at_work(self) -> None:
+        """Give those that are to begin the time for it, as far as nobody has disturbed them."""
+        for _ in range(5):
+            if all(self.phase(run) is RunPhase.RUNNING for run in self.runs()):
+                return
+            for specs in self.specs.values():
+                if all(self.phase(one.run) in (RunPhase.PREPARED, RunPhase.RUNNING) for one in specs):
+                    for one in specs:
+                        self.pods.go(one.run)
+            self.settle()
+            self.kubelets_begin()
+
+    def begin(self, name: str, nodes: list[str]) -> None:
+        peers = tuple(Peer(node, "", 1) for node in nodes)
+        self.specs[name] = [
+            RunSpec(run_of(name, rank), ("torchrun", "train"), "/", {"A": "1"}, (0,), (), peers=peers, rank=rank,
+                    port=29500, grace_s=5.0, hold=len(nodes) > 1, sizes=(1, 4))
+            for rank in range(len(nodes))
+        ]  # fmt: skip
+        self.ask(name)
+
+    @rule(
+        nodes=st.lists(st.sampled_from(NODES), min_size=1, max_size=3),
+        keep=st.integers(1, 3),
+        more=st.lists(st.sampled_from(NODES), max_size=2),
+        disturbed=st.booleans(),
+    )
+    def start_and_resize(self, nodes: list[str], keep: int, more: list[str], disturbed: bool) -> None:
+        """disturbed: other things come before the next attempt."""
+        self.start_elastic(nodes)
+        self.resize(self.count, keep, more)
+        if not disturbed:
+            self.resized()
+
+    @rule(pick=PICK, keep=st.integers(1, 3), more=st.lists(st.sampled_from(NODES), max_size=2))
+    def resize(self, pick: int, keep: int, more: list[str]) -> None:
+        """As a gang does: its first members are to go on, the others are told to end."""
+        ready = [
+            name
+            for name, specs in self.specs.items()
+            if specs[0].sizes and name not in self.stopped and all(self.phase(s.run) is RunPhase.RUNNING for s in specs)
+        ]
+        if not ready:
+            return
+        name = ready[pick % len(ready)]
+        specs = self.specs[name]
+        self.stopped.add(name)
+        self.next[name] = [one.peers[one.rank].node for one in specs[:keep]] + more
+        for one in specs:
+            self.pods.stop(one.run, EndReason.RESIZED if one.rank < keep else EndReason.PREEMPTED, 5.0)
+        self.settle()
+
+    @rule()
+    def resized(self) -> None:
+        self.those_that_are_told_to_end_do()
+        self.acknowledge()
+        self.all_at_work()
+
     def ask(self, name: str) -> None:
         for one in self.specs[name]:
             self.pods.start_run(one.peers[one.rank].node, one)
@@ -148,6 +220,9 @@ class Pods(RuleBasedStateMachine):
             if all(one.run in self.ends for one in self.specs[name]):
                 for one in self.specs.pop(name):
                     self.pods.acknowledge(one.run)
+                if (nodes := self.next.pop(name, None)) is not None:
+                    job, _, attempt = name.partition("-")[0].partition(".")
+                    self.begin(f"{job}.{int(attempt) + 1}-00", nodes)
 
     @rule()
     def killed(self) -> None:
@@ -159,6 +234,9 @@ class Pods(RuleBasedStateMachine):
         old.close()
         old.api.close()
         old.join()
+        for name, specs in self.specs.items():  # an end is written down with its attempt's
+            for one in specs if name in self.next else ():
+                self.ends.pop(one.run, None)
         self.pods = self.new()
         known = {status.run: status for node in NODES for status in self.pods.runs(node)}
         for name, specs in self.specs.items():
@@ -173,7 +251,7 @@ class Pods(RuleBasedStateMachine):
                         self.ends.setdefault(one.run, RunStatus(one.run, RunPhase.EXITED))
                     else:
                         self.pods.stop(one.run, EndReason.PREEMPTED, 1.0)
-            elif not any(one.run in self.began for one in specs):
+            elif not any(one.run in self.began or self.phase(one.run) is RunPhase.RUNNING for one in specs):
                 self.ask(name)
             else:
                 for one in specs:
@@ -261,6 +339,7 @@ class Pods(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             self.api.faults.clear()
+            self.next.clear()
             for name in self.specs:
                 self.stopped.add(name)
                 for one in self.specs[name]:
@@ -285,4 +364,5 @@ class Pods(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_attempts_as_pods_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "UNASKED_S", 2.0)
-    run_state_machine_as_test(Pods, settings=settings(max_examples=examples(60), stateful_step_count=25, deadline=None))
+    monkeypatch.setattr(cluster, "STAYS_S", 0.5)
+    run_state_machine_as_test(Pods, settings=settings(max_examples=examples(40), stateful_step_count=20, deadline=None))

@@ -119,7 +119,15 @@ OF_SBATCH = {"--exclusive", "--export", "--gpus-per-node", "--gpus-per-task", "-
 OF_SBATCH |= {"--cpus-per-gpu", "--mem", "--mem-per-cpu", "--mem-per-gpu"}
 """Slurm's options that howto/run-jobs.md speaks of."""
 
-OF_LAUNCHERS = {"--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port", "--rdzv-endpoint"}
+OF_LAUNCHERS = {
+    "--nnodes",
+    "--node-rank",
+    "--nproc-per-node",
+    "--master-addr",
+    "--master-port",
+    "--rdzv-endpoint",
+    "--max-restarts",
+}
 OF_LAUNCHERS |= {
     "--rdzv-id",
     "--standalone",

@@ -71,7 +71,7 @@ class TestWhatIsSent:
         asked = [main_of(job, task)["resources"] for task in (0, 1)]
         assert asked == [{part: {"nvidia.com/gpu": count} for part in ("limits", "requests")} for count in ("4", "2")]
         assert [(task["replicas"], task["minAvailable"]) for task in job["spec"]["tasks"]] == [(2, 2), (1, 1)]
-        assert host_of(RUN, [4, 2, 4], 2) == "gpuloom-12-1-9f3a02bc-worker-1.gpuloom-12-1-9f3a02bc"
+        assert host_of(name_of(RUN), [4, 2, 4], 2) == "gpuloom-12-1-9f3a02bc-worker-1.gpuloom-12-1-9f3a02bc"
 
     def test_what_differs_between_members_is_written_when_they_are_pinned(self) -> None:
         job = made(*(spec("torchrun", "train.py", rank=rank, gpus=(2, 2)) for rank in range(2)))
@@ -82,7 +82,7 @@ class TestWhatIsSent:
         differs = [word for word in command if word.startswith("$(")]
         assert len(differs) == 1
         assert [one[VALUE + differs[0][2:-1]] for one in values] == ["--node_rank=0", "--node_rank=1"]
-        assert f"--rdzv_endpoint={host_of(RUN, [2, 2], 0)}:29500" in command
+        assert f"--rdzv_endpoint={host_of(name_of(RUN), [2, 2], 0)}:29500" in command
         for name in ("GPULOOM_NODE_RANK", differs[0][2:-1]):
             source = next(one for one in main_of(job)["env"] if one["name"] == name)
             assert source["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.annotations['{VALUE}{name}']"
@@ -139,7 +139,7 @@ class TestWhatIsSent:
 
     def test_launchers_find_the_master_by_its_name(self) -> None:
         job = made(*(spec("python", "t.py", rank=rank, gpus=(1, 1), launcher=Launcher.TENSORFLOW) for rank in range(2)))
-        assert any(host_of(RUN, [1, 1], 1) in word for word in main_of(job)["command"])
+        assert any(host_of(name_of(RUN), [1, 1], 1) in word for word in main_of(job)["command"])
 
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -233,18 +233,20 @@ class TestEnds:
 
     def test_what_will_never_run(self) -> None:
         waiting = {"waiting": {"reason": "InvalidImageName", "message": "bad"}}
-        found = hopeless(pod(waiting, phase="Pending"))
+        found = hopeless(pod(waiting, phase="Pending"), "n0")
         assert found is not None
         assert (found[1].cause, found[1].message) == (Cause.JOB, "InvalidImageName: bad")
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
-        found = hopeless(pod(phase="Pending", node="", status={"conditions": [condition]}))
+        found = hopeless(pod(phase="Pending", node="", status={"conditions": [condition]}), "n0")
         assert found is not None
         assert found[1].cause is Cause.PLACE
-        assert hopeless(pod({"running": {"startedAt": _at(1)}})) is None
-        assert hopeless(pod(phase="Pending", gated=True)) is None
+        assert hopeless(pod({"running": {"startedAt": _at(1)}}), "n0") is None
+        assert hopeless(pod(phase="Pending", gated=True), "n0") is None
 
 
-JOB = Job("j1", name_of(RUN), RUN, (("n1", 1),), ({},), hold=False, secret=False, going_away=False)
+JOB = Job(
+    "j1", name_of(RUN), RUN, (("n1", 1),), ({},), hold=False, secret=False, going_away=False, in_place=False, replicas=1
+)
 RUNS = pod({"running": {"startedAt": _at(1)}}, finalizers=["gpuloom.io/end"])
 
 

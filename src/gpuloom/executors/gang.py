@@ -77,6 +77,8 @@ class Gang:
         """The rank whose end decided; its exit is the attempt's."""
         self._stop: tuple[EndReason, float] | None = None
         """Told from outside to end: why, and by when."""
+        self._keep = 0
+        """So many members, from the first on, go on in the next attempt."""
         self._stopped = False
         """It was told so, by us or by the scheduler before."""
         self._peers_end_s: float | None = None
@@ -194,7 +196,15 @@ class Gang:
         deadline = now + grace_s
         if self._stop is not None:
             reason, deadline = self._stop[0], min(deadline, self._stop[1])
-        self._stop, self._stopped = (reason, deadline), True
+        self._stop, self._stopped, self._keep = (reason, deadline), True, 0
+        return self._step(now)
+
+    def resize(self, keep: int, grace_s: float, now: float) -> list[Order]:
+        """It is to end, and its first `keep` members go on in the next attempt, if all is well with it."""
+        well = self._begun and self._stop is None and self._decided is None and self._peers_end_s is None
+        if not well or any(member.phase is not RunPhase.RUNNING for member in self._members):
+            return self.stop(EndReason.PREEMPTED, grace_s, now)
+        self._stop, self._stopped, self._keep = (EndReason.PREEMPTED, now + grace_s), True, keep
         return self._step(now)
 
     def freeze(self, now: float) -> list[Order]:
@@ -430,7 +440,7 @@ class Gang:
             if not member.over and (member.deadline is None or deadline < member.deadline - SAME_S):
                 member.deadline = deadline
                 grace_s = max(deadline - now, 0.0) if self._begun else 0.0
-                orders.append(Stop(rank, reason, grace_s))
+                orders.append(Stop(rank, EndReason.RESIZED if rank < self._keep else reason, grace_s))
         return orders
 
     def _goes(self) -> list[Order]:

@@ -277,6 +277,21 @@ class Gangs:
             self._ask(run, "stop", lambda port: port.stop(run, reason=reason, grace_s=grace_s), again=stop)
         self._work()
 
+    def resize(self, run: str, *, keep: int, grace_s: float) -> None:
+        """As `stop`, where all of its nodes can (`Capabilities.resizes`): its first `keep` members go on in the next
+        attempt of its job."""
+        with self._lock:
+            team = self._roster.teams.get(run)
+            if team is not None:
+                self._roster.do(run, team.gang.resize(keep, grace_s, self._clock()))
+        if team is None:  # asked anew it may have to begin anew: nobody knows then what became of it
+            again = partial(self._stop_again, run, self._clock() + grace_s)
+            self._ask(run, "stop", lambda port: port.stop(run, reason=EndReason.RESIZED, grace_s=grace_s), again=again)
+        self._work()
+
+    def _stop_again(self, run: str, deadline: float, port: NodePort) -> None:
+        port.stop(run, reason=EndReason.PREEMPTED, grace_s=max(deadline - self._clock(), 0.0))
+
     def limit(self, run: str, limit_s: float | None) -> None:
         """As `LiveExecutor.limit`."""
         with self._lock:

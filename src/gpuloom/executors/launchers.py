@@ -30,6 +30,11 @@ from gpuloom.executors.node import RunSpec
 from gpuloom.executors.recognise import PYTHON, TORCHRUN_FLAGS, bare, launcher_of, options, recognised
 
 LOOPBACK = "127.0.0.1"
+RENDEZVOUS = "last_call_timeout=3,keep_alive_interval=3,keep_alive_max_attempt=3"
+"""Seconds: so long torchrun waits for more members once it has the fewest (who comes later joins all the same), and
+after three times as long as this without a word a member is gone."""
+RESTARTS = 20
+"""Failures that torchrun forgives where members may leave."""
 DIRECT = str(Path(direct.__file__).resolve())
 _KINDS = {
     Launcher.DIRECT: direct.TORCH,
@@ -71,6 +76,10 @@ def told(spec: RunSpec) -> dict[str, str]:
     if spec.port is None or not needs_port(spec):
         return found
     found |= {"MASTER_ADDR": _master(spec), "MASTER_PORT": str(spec.port)}
+    if spec.sizes is not None:
+        # Where torchrun shares the store of its rendezvous, whoever comes later waits for an address that nobody says
+        # again (torch 2.13, torch/distributed/elastic/rendezvous/dynamic_rendezvous.py: next_rendezvous).
+        found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if launcher_in(spec) is not None:
         return found
     # One process on each node is what TensorFlow and JAX start with, too.
@@ -99,7 +108,7 @@ def launched(spec: RunSpec, env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _master(spec: RunSpec) -> str:
-    if len(spec.peers) < 2:
+    if len(spec.peers) < 2 and spec.sizes is None:
         return LOOPBACK
     return spec.peers[0].address or spec.peers[0].node
 
@@ -114,6 +123,11 @@ def _of_torchrun(spec: RunSpec) -> dict[str, str]:
     master = _master(spec)
     host = f"[{master}]" if ":" in master else master
     found = {"nproc_per_node": str(len(spec.gpus)), "rdzv_id": _attempt(spec)}
+    if spec.sizes is not None:
+        least, most = spec.sizes
+        found |= {"nnodes": f"{least}:{most}", "rdzv_backend": "c10d", "rdzv_endpoint": f"{host}:{spec.port}"}
+        # Whoever leaves makes the others' communication fail, which counts as a failure of theirs.
+        return {**found, "rdzv_conf": RENDEZVOUS, "max_restarts": str(RESTARTS)}
     found |= {"master_addr": host, "master_port": str(spec.port)}
     if len(spec.peers) > 1:
         found |= {"nnodes": str(len(spec.peers)), "node_rank": str(spec.rank), "rdzv_endpoint": f"{host}:{spec.port}"}

@@ -45,6 +45,7 @@ class RunSpec:
     for each GPU, rather than once for each node. hooks: whether our hooks enter its Pythons; None: unless it runs in a
     container. launcher: what starts its processes; None: nothing but the command.
     ps: parameter servers of the job (launcher 'tensorflow').
+    sizes: of a job whose members may go on in its next attempt: how many members it may have; None: they can't.
     hold: prepare everything, and run the command at `go`. suspends: as `RunRequest.suspends`.
     """
 
@@ -74,6 +75,7 @@ class RunSpec:
     ps: int = 0
     hold: bool = False
     suspends: bool = False
+    sizes: tuple[int, int] | None = None
 
 
 class RunFiles(Protocol):
@@ -148,7 +150,11 @@ class NodePort(Protocol):
         """Have a prepared run begin; asked again it does no harm."""
         ...
 
-    def stop(self, run: str, *, reason: EndReason, grace_s: float) -> None: ...
+    def stop(self, run: str, *, reason: EndReason, grace_s: float) -> None:
+        """As `LiveExecutor.stop`. Where it can (`Capabilities.resizes`) the reason RESIZED has another meaning: the run
+        ends at once, exit code None, and its processes go on until a member of the next attempt of its job is started
+        in its place: the same rank on the same node, with as many GPUs. If none is, they are ended."""
+        ...
 
     def limit(self, run: str, limit_s: float | None) -> None: ...
 

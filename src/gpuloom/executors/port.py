@@ -140,7 +140,8 @@ class Capabilities:
 
     freezes: stops processes where they are. limits: changes a time limit while it runs. memory, cpus: enforces limits
     of these. kills_all: nothing of a run is left when it has ended, whatever it forked. suspends: freezes runs so that
-    their GPU memory is free (`RunRequest.suspends`). shares: several runs may have one GPU.
+    their GPU memory is free (`RunRequest.suspends`). shares: several runs may have one GPU. resizes: a run that is
+    stopped with the reason RESIZED goes on in the next attempt of its job (`NodePort.stop`).
     """
 
     freezes: bool = True
@@ -150,6 +151,7 @@ class Capabilities:
     kills_all: bool = True
     suspends: bool = False
     shares: bool = True
+    resizes: bool = False
 
 
 class LiveExecutor(Protocol):

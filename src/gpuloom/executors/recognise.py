@@ -38,6 +38,8 @@ _TORCHRUN_FILLED = frozenset(
     }
 )
 """What of torchrun's options says where its processes are, how many, and how they meet: gpuloom says that itself."""
+_FIXED = frozenset({"standalone", "nnodes", "node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr"})
+"""Options of torchrun that say how many nodes there are, or where they meet."""
 _HOROVOD_FLAGS = frozenset({"gloo", "verbose"})
 _HOROVOD_FILLED = _HOROVOD_FLAGS | {
     *("np", "num_proc", "H", "hosts", "hostfile", "p", "ssh_port", "i", "ssh_identity_file", "start_timeout"),
@@ -92,6 +94,18 @@ def launcher_for(spec: Spec) -> Launcher | None:
 def once_per_gpu(spec: Spec) -> bool:
     """Whether gpuloom runs the job's command once for each of its GPUs."""
     return spec.per is Per.GPU or launcher_for(spec) in (Launcher.DIRECT, Launcher.HOROVOD)
+
+
+def may_resize(spec: Spec) -> bool:
+    """Whether members of an elastic job may come and go while others train, where its nodes can do that: torchrun
+    starts it, and nothing that it is given says how many nodes there are, or where they meet."""
+    if spec.elastic is None or spec.per is Per.GPU or spec.launcher not in (None, Launcher.TORCHRUN):
+        return False
+    name, words = launcher_of(spec.command)
+    if name != TORCHRUN:
+        return spec.launcher is Launcher.TORCHRUN
+    given = {one for one, _ in options(spec.command[words:], TORCHRUN_FLAGS)[0]}
+    return given.isdisjoint(_FIXED)
 
 
 def misfit(command: Sequence[str], given: str | None, *, per_gpu: bool, ps: int) -> str:

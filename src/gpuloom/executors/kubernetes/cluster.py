@@ -17,18 +17,21 @@ from typing import Any
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.run_name import run_name_of
 from gpuloom.executors.kubernetes.manifest import Setup
-from gpuloom.executors.kubernetes.marks import HOME, attempt_of, name_of
+from gpuloom.executors.kubernetes.marks import HOME, attempt_of
 from gpuloom.executors.kubernetes.pod_logs import PodFiles, Sight
 from gpuloom.executors.kubernetes.pods import Pod, group_of, hopeless, job_of, pod_of
 from gpuloom.executors.kubernetes.there import There
 from gpuloom.executors.kubernetes.wanted import (
     Attempt,
+    CreateJob,
     Member,
     Seen,
     Stop,
+    TakeOver,
     Write,
     end_without_pod,
     found_of,
+    may_take_over,
     status_of,
     writes_for,
 )
@@ -54,6 +57,8 @@ UNASKED_S = 300.0
 LOOKED_S = 30.0
 """How long ends of before may take to be taken down when it begins."""
 CLOSE_S = 2.0
+STAYS_S = 10.0
+"""So long members of an attempt that is over wait for the next one of their job, in which they go on."""
 
 
 class PodCluster:
@@ -74,6 +79,10 @@ class PodCluster:
         self._listeners: dict[str, OnStatus] = {}
         self._gone: set[str] = set()
         """Nodes that were given up; whoever has not heard of that yet may still ask for runs there."""
+        self._staying: dict[int, str] = {}
+        """By job, the attempt of which members are to go on in the next one."""
+        self._waits: dict[str, str] = {}
+        """By such an attempt, the next one, which waits until it is over."""
         self._there = There()
         self._due: dict[str, float] = {}
         self._dues: list[tuple[float, str]] = []
@@ -200,17 +209,36 @@ class PodCluster:
         self._on(run, lambda member: setattr(member, "go", True))
 
     def stop(self, run: str, reason: EndReason, grace_s: float) -> None:
-        """End a run; of several times the earliest counts, and the first reason."""
+        """End a run; of several times the earliest counts, and the first reason. RESIZED: it goes on in the next
+        attempt, if that may be."""
         until_s = time.monotonic() + grace_s
+        goes_on = reason is EndReason.RESIZED and self._may_go_on(run)
 
         def stop(member: Member) -> None:
             before = member.stop
+            if before is None and goes_on and member.ended is None:
+                member.stays = True
+                if (name := run_name_of(run)) is not None:
+                    self._staying[name.job] = attempt_of(run)
+                return
             if before is None:
                 member.stop = Stop(reason, until_s)
             elif until_s < before.until_s:
                 member.stop = Stop(before.reason, until_s)
 
+        if reason is EndReason.RESIZED and not goes_on:
+            reason = EndReason.PREEMPTED
         self._on(run, stop)
+
+    def _may_go_on(self, run: str) -> bool:
+        with self._lock:
+            found = self._member(run)
+            if found is None:
+                return False
+            seen = self._seen.get(found[0].attempt.name, Seen())
+            pod = seen.pods.get(found[2])
+            there = seen.job is not None and seen.job.in_place and not seen.job.going_away
+            return there and pod is not None and pod.going and pod.deleted_s is None
 
     def limit(self, run: str, limit_s: float | None) -> None:
         """Change a time limit."""
@@ -292,6 +320,8 @@ class PodCluster:
                 if (own := self._own.get(name)) is None:
                     continue
                 dues = self._update(own, seen, now_s)
+                if (waits := self._waits.pop(name, None)) is not None:
+                    self._touch(waits)
                 for rank, member in own.attempt.members.items():
                     status = self._status(own.attempt, rank)
                     if member.acknowledged or status == member.told or own.attempt.unasked:
@@ -302,6 +332,8 @@ class PodCluster:
                 left = seen.job is not None or seen.pods or own.busy or own.attempt.there(seen)
                 if own.attempt.forgotten and not left:
                     del self._own[name]
+                    if (run := run_name_of(name)) is not None and self._staying.get(run.job) == name:
+                        del self._staying[run.job]
                     self._look_again(name, None)
                     continue
                 dues += self._have_written(own, seen, now_s)
@@ -354,6 +386,7 @@ class PodCluster:
         attempt, dues = own.attempt, list[float]()
         if seen.job is not None:
             own.job_seen = attempt.made = True
+            attempt.job = seen.job.name
         elif own.job_seen:
             attempt.gone = True
         elif attempt.made and own.made_s is not None and now_s - own.made_s > UNSEEN_S:
@@ -367,6 +400,9 @@ class PodCluster:
                 return [own.found_s + UNASKED_S]
             for member in attempt.members.values():
                 member.acknowledged = True
+        if attempt.staying and attempt.forgotten:
+            attempt.until_s = now_s + STAYS_S if attempt.until_s is None else attempt.until_s
+            dues.append(attempt.until_s)
         dues += self._pods_come(own, seen, now_s)
         for rank, member in attempt.members.items():
             pod = seen.pods.get(rank)
@@ -384,7 +420,7 @@ class PodCluster:
 
     def _pods_come(self, own: Kept, seen: Seen, now_s: float) -> list[float]:
         """Give an attempt up of which Volcano may make pods and makes none: it was refused them."""
-        members, name = own.attempt.members.values(), name_of(own.attempt.name)
+        members, name = own.attempt.members.values(), own.attempt.job_name
         waits = seen.job is not None and seen.group is not None and seen.group.let_in and not own.attempt.ends
         if not waits or len(seen.pods) == len(members) or any(one.pod for one in members):
             own.no_pods_s = None
@@ -413,7 +449,9 @@ class PodCluster:
 
     def _patience(self, own: Kept, rank: int, member: Member, pod: Pod | None, now_s: float) -> list[float]:
         """Give a pod up that has not begun, where nothing of what it waits for has changed for long."""
-        found = hopeless(pod) if pod is not None and member.stop is None and member.failed is None else None
+        found = (
+            hopeless(pod, member.node) if pod is not None and member.stop is None and member.failed is None else None
+        )
         if found is None:
             own.since.pop(rank, None)
             return []
@@ -436,7 +474,7 @@ class PodCluster:
     def _have_written(self, own: Kept, seen: Seen, now_s: float) -> list[float]:
         if own.busy or self._ended.is_set():
             return []
-        wanted = writes_for(own.attempt, seen, now_s, time.time())
+        wanted = self._or_take_over(own.attempt, seen, writes_for(own.attempt, seen, now_s, time.time()))
         own.done = {write: at_s for write, at_s in own.done.items() if now_s - at_s < REPEAT_S}
         due = [write for write in wanted if write not in own.done]
         dues = [at_s + REPEAT_S for at_s in own.done.values()]
@@ -452,6 +490,30 @@ class PodCluster:
         own.busy = True
         self._writers.submit(self._write_all, own, due, seen)
         return dues
+
+    def _or_take_over(self, attempt: Attempt, seen: Seen, wanted: list[Write]) -> list[Write]:
+        """In place of a new Job that of the attempt before, where members of it are to go on."""
+        run = run_name_of(attempt.name)
+        if CreateJob() not in wanted or run is None:
+            return wanted
+        own = self._own.get(self._staying.get(run.job, ""))
+        if own is None or own.attempt is attempt or not own.attempt.staying:
+            return wanted
+        before = own.attempt
+        seen_before = self._seen.get(before.name, Seen())
+        may = may_take_over(attempt, seen, before, seen_before)
+        if may is None:
+            self._waits[before.name] = attempt.name
+            return []
+        if may and seen_before.job is not None:
+            return [TakeOver(seen_before.job.name, before.name, len(attempt.members))]
+        before.until_s = 0.0  # nobody goes on with it
+        self._touch(before.name)
+        return wanted
+
+    def _touch(self, name: str) -> None:
+        self._there.touched.add(name)
+        self._news.set()
 
     def _write_all(self, own: Kept, writes: list[Write], seen: Seen) -> None:
         problem, pause_s = "", 0.0

@@ -26,6 +26,7 @@ from gpuloom.executors.kubernetes.marks import (
     GRACE,
     HOLD,
     HOME,
+    IN_PLACE,
     JOB,
     LIMIT,
     MEMBERS,
@@ -88,11 +89,14 @@ def direct_name() -> str:
     return f"gpuloom-direct-{hashlib.sha256(Path(DIRECT).read_bytes()).hexdigest()[:10]}"
 
 
-def manifest(specs: Sequence[RunSpec], nodes: Sequence[str], setup: Setup, resources: Sequence[str]) -> Manifest:
+def manifest(
+    specs: Sequence[RunSpec], nodes: Sequence[str], setup: Setup, resources: Sequence[str], *, name: str = ""
+) -> Manifest:
     """The Volcano Job of an attempt.
 
     Args:
         specs: its members, in the order of ranks. nodes: theirs. resources: the names under which these offer GPUs.
+        name: of the Job, where it is that of an attempt before.
 
     Raises:
         InputError: it can't be run in pods; says why, and what would be right.
@@ -106,9 +110,10 @@ def manifest(specs: Sequence[RunSpec], nodes: Sequence[str], setup: Setup, resou
             raise InputError(f"{what} {place}: in Kubernetes a job has what its image has; leave --{what} out")
     if first.kernel_profile or first.sharing_class:
         raise InputError("--class and --kernel-profile share a GPU with another job, which pods can't: leave them out")
-    named = [_named(spec, counts) for spec in specs]
+    name, in_place = name or name_of(attempt), first.sizes is not None and len(set(counts)) == 1
+    named = [_named(spec, name, counts) for spec in specs]
     commands = [launched(spec, spec.env) for spec in named]
-    shared, each = _split([_environment(spec, setup) for spec in named])
+    shared, each = _split([_environment(spec, setup) for spec in named], in_place=in_place)
     words, of_words = _words(commands)
     values = [{**env, **of_word} for env, of_word in zip(each, of_words, strict=True)]
     names = sorted(values[0])
@@ -132,13 +137,14 @@ def manifest(specs: Sequence[RunSpec], nodes: Sequence[str], setup: Setup, resou
             GRACE: f"{first.grace_s:g}",
             **({} if first.limit_s is None else {LIMIT: f"{first.limit_s:g}"}),
             **({HOLD: "true"} if first.hold else {}),
+            **({IN_PLACE: "true"} if in_place else {}),
         },
     }
     direct = is_direct(first)
     tasks = []
     for task in tasks_of(counts):
         one = specs[task.ranks[0]]
-        pod = _pod(one, image, words, env, setup, resources[task.ranks[0]], secret=bool(own), direct=direct)
+        pod = _pod(one, image, words, env, setup, resources[task.ranks[0]], name, secret=bool(own), direct=direct)
         tasks.append(
             {
                 "name": task.name,
@@ -156,7 +162,7 @@ def manifest(specs: Sequence[RunSpec], nodes: Sequence[str], setup: Setup, resou
         "apiVersion": "batch.volcano.sh/v1alpha1",
         "kind": "Job",
         "metadata": {
-            "name": name_of(attempt),
+            "name": name,
             "namespace": setup.namespace,
             **_merged(about, {"annotations": of_job}),
         },
@@ -175,15 +181,50 @@ def manifest(specs: Sequence[RunSpec], nodes: Sequence[str], setup: Setup, resou
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": name_of(attempt), "namespace": setup.namespace, "labels": about["labels"]},
+        "metadata": {"name": name, "namespace": setup.namespace, "labels": about["labels"]},
         "type": "Opaque",
         "data": {name: base64.b64encode(text.encode()).decode() for name, text in own.items()},
     }
     return Manifest(job, secret if own else None, direct)
 
 
-def pinned(pod: Mapping[str, Any], node: str, values: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The JSON patch that lets a gated pod go, to this node alone. With the gate gone it can't be sent twice.
+def taken_over(job: Mapping[str, Any], before: str, made: Manifest) -> list[dict[str, Any]]:
+    """The JSON patch by which a Volcano Job of the attempt before becomes that of the next one, at its size. It can't
+    be sent twice. job: as it is. made: what would be made for the next one."""
+    about, (task,), wanted = job["metadata"], job["spec"]["tasks"], made.job
+    (asked,), of_wanted = wanted["spec"]["tasks"], wanted["metadata"]
+    label = f"/metadata/labels/{_escaped(RUN)}"
+    found: list[dict[str, Any]] = [{"op": "test", "path": label, "value": before}]
+    found += _scaled(int(task["replicas"]), asked["replicas"])
+    found.append({"op": "replace", "path": label, "value": of_wanted["labels"][RUN]})
+    annotations = {name: of_wanted["annotations"].get(name) for name in (MEMBERS, VALUES, HOLD, LIMIT, NAME)}
+    for name, text in annotations.items():
+        path = f"/metadata/annotations/{_escaped(name)}"
+        if text is not None:
+            found.append({"op": "add", "path": path, "value": text})
+        elif name in about["annotations"]:
+            found.append({"op": "remove", "path": path})
+    return found
+
+
+def shrunk(replicas: int, to: int) -> list[dict[str, Any]]:
+    """The JSON patch by which Volcano ends the last pods of a Job with one task."""
+    return _scaled(replicas, to)
+
+
+def _scaled(replicas: int, to: int) -> list[dict[str, Any]]:
+    task = "/spec/tasks/0"
+    return [
+        {"op": "test", "path": f"{task}/replicas", "value": replicas},
+        {"op": "replace", "path": f"{task}/replicas", "value": to},
+        {"op": "replace", "path": f"{task}/minAvailable", "value": to},
+        {"op": "replace", "path": "/spec/minAvailable", "value": to},
+    ]
+
+
+def pinned(pod: Mapping[str, Any], node: str, values: Mapping[str, str], attempt: str = "") -> list[dict[str, Any]]:
+    """The JSON patch that lets a gated pod go, to this node alone. With the gate gone it can't be sent twice. attempt:
+    of which it is, where its Job has been that of another one.
 
     A pin is final, and terms that a template brought may only become narrower: each of them gets the node.
     """
@@ -198,6 +239,8 @@ def pinned(pod: Mapping[str, Any], node: str, values: Mapping[str, str]) -> list
     found += [
         {"op": "add", "path": f"/metadata/annotations/{_escaped(name)}", "value": text} for name, text in values.items()
     ]
+    if attempt and about["labels"].get(RUN) != attempt:
+        found.append({"op": "add", "path": f"/metadata/labels/{_escaped(RUN)}", "value": attempt})
     field_of = {"key": "metadata.name", "operator": "In", "values": [node]}
     found += _pin(spec.get("affinity"), field_of)
     found.append({"op": "remove", "path": f"/spec/schedulingGates/{at}"})
@@ -226,10 +269,10 @@ def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _named(spec: RunSpec, counts: Sequence[int]) -> RunSpec:
-    """With the names at which pods reach each other in place of addresses, and a Python that the image has."""
-    attempt = attempt_of(spec.run)
-    peers = [replace(one, address=host_of(attempt, counts, rank)) for rank, one in enumerate(spec.peers)]
+def _named(spec: RunSpec, name: str, counts: Sequence[int]) -> RunSpec:
+    """With the names at which pods reach each other in place of addresses, and a Python that the image has. name: of
+    their Volcano Job."""
+    peers = [replace(one, address=host_of(name, counts, rank)) for rank, one in enumerate(spec.peers)]
     return replace(spec, peers=tuple(peers), container=spec.container or "image")
 
 
@@ -260,10 +303,13 @@ def _environment(spec: RunSpec, setup: Setup) -> dict[str, str]:
     return found
 
 
-def _split(environments: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """What is the same for all members, and for each of them the rest."""
+def _split(environments: Sequence[Mapping[str, str]], *, in_place: bool) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """What is the same for all members, and for each of them the rest. in_place: members of later attempts are made of
+    the same template, so what we say of an attempt counts as different."""
     names = dict.fromkeys(name for env in environments for name in env)
     same = {name for name in names if len({env.get(name) for env in environments}) == 1}
+    if in_place:
+        same = {name for name in same if not name.startswith("GPULOOM_")}
     first = environments[0]
     rest = [{name: env.get(name, "") for name in names if name not in same} for env in environments]
     return {name: first[name] for name in names if name in same}, rest
@@ -291,6 +337,7 @@ def _pod(
     env: Sequence[Mapping[str, Any]],
     setup: Setup,
     resource: str,
+    name: str,
     *,
     secret: bool,
     direct: bool,
@@ -318,7 +365,7 @@ def _pod(
         "resources": {"limits": limits, "requests": requests},
     }
     if secret:
-        source = {"secretRef": {"name": name_of(attempt_of(spec.run))}}
+        source = {"secretRef": {"name": name}}
         main["envFrom"] = [*(main.get("envFrom") or ()), source]
     main["env"] = [*(main.get("env") or ()), *env]
     mounts, volumes = list(main.get("volumeMounts") or ()), list(template.get("volumes") or ())

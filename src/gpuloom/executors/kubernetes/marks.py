@@ -27,6 +27,9 @@ VALUES = "gpuloom.io/values"
 RANK = "gpuloom.io/rank"
 HOLD = "gpuloom.io/hold"
 """Annotation: its pods begin only when they are told to; else each as soon as it is there."""
+IN_PLACE = "gpuloom.io/in-place"
+"""Annotation: its pods may go on in the next attempt, so that the Job's RUN and MEMBERS count, and theirs may be of an
+attempt before."""
 VARIABLES = "gpuloom.io/variables"
 """Annotation of a Job: the job's own variables are in a Secret of its name, which its pods need."""
 ENDED_BY = "gpuloom.io/ended-by"
@@ -74,10 +77,14 @@ def run_of(attempt: str, rank: int) -> str:
     return attempt if name is None else str(name._replace(member=rank))
 
 
-def host_of(attempt: str, counts: Sequence[int], rank: int) -> str:
-    """The stable name at which a member is reached by the others, in their namespace."""
+def first_run(annotations: Mapping[str, Any], run: str) -> str:
+    """The run as which a pod began: its files have that name, and it knows no other one."""
+    return str(annotations.get(f"{VALUE}GPULOOM_RUN") or run).rpartition(":")[2]
+
+
+def host_of(name: str, counts: Sequence[int], rank: int) -> str:
+    """The stable name at which a member is reached by the others, in their namespace. name: of its Volcano Job."""
     task = next(one for one in tasks_of(counts) if rank in one.ranks)
-    name = name_of(attempt)
     return f"{name}-{task.name}-{task.ranks.index(rank)}.{name}"
 
 

@@ -9,7 +9,9 @@ from gpuloom.executors.kubernetes.cluster import PodCluster
 from gpuloom.executors.node import Capabilities, RunFiles, RunSpec, Weaving
 from gpuloom.executors.port import OnStatus, RunStatus
 
-CAN = Capabilities(freezes=False, limits=True, memory=True, cpus=True, kills_all=True, suspends=False, shares=False)
+CAN = Capabilities(
+    freezes=False, limits=True, memory=True, cpus=True, kills_all=True, suspends=False, shares=False, resizes=True
+)
 LIMITS = {
     "processes": "their containers end with them",
     "freezing": "not here: pods can't be stopped where they are",

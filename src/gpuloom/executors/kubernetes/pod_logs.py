@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuloom.core.run_name import run_name_of
+from gpuloom.executors.kubernetes.marks import first_run
 from gpuloom.executors.kubernetes.pods import Pod
 from gpuloom.executors.local_files import LocalFiles, run_directory
 from gpuloom.executors.port import ExecutorError, RunExit
@@ -71,7 +72,11 @@ class PodFiles(LocalFiles):
 
     def progress(self, run: str) -> Mapping[str, object]:
         """See `RunFiles`. Where pods don't see the folder there is none."""
-        return super().progress(run) if self._shared else {}
+        if not self._shared:
+            return {}
+        sight = self._sight_of(run)
+        annotations = {} if sight is None or sight.pod is None else sight.pod.item["metadata"].get("annotations") or {}
+        return super().progress(first_run(annotations, run))
 
     def noticed_s(self, run: str) -> float | None:
         """See `RunFiles`."""
@@ -86,6 +91,13 @@ class PodFiles(LocalFiles):
     def take_rest(self, run: str) -> None:
         """Copy what is left of a log whose pod is over. Raises ExecutorError."""
         self._catch_up(run, whole=True)
+
+    def goes_on(self, run: str, after: str) -> None:
+        """What is read of a log from now on is of the run that its pod goes on as."""
+        folder, before = run_directory(self.runs, after), read_json(str(run_directory(self.runs, run) / _AT))
+        if before is not None and not (folder / _AT).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(str(folder / _AT), {**before, "size": 0})
 
     def forget(self, run: str) -> None:
         """Its end is written down."""

@@ -14,6 +14,7 @@ from gpuloom.executors.kubernetes.marks import (
     GATE,
     GRACE,
     HOLD,
+    IN_PLACE,
     INDEX,
     LIMIT,
     RUN,
@@ -43,13 +44,15 @@ _NEVER_RAN = frozenset(("StartError", "ContainerCannotRun", "RunContainerError")
 class Pod:
     """A pod of an attempt. item: as it was read, for patches.
 
-    members: (node, GPUs) of all members. ended_by: why gpuloom ended it. began_s, ended_s, deleted_s: seconds since the
-    epoch by the cluster's clock; deleted_s: when it was asked to end. held: our finalizer keeps it.
+    job: uid of its Volcano Job. members: (node, GPUs) of all members. ended_by: why gpuloom ended it. began_s, ended_s,
+    deleted_s: seconds since the epoch by the cluster's clock; deleted_s: when it was asked to end. held: our finalizer
+    keeps it. in_place: it may go on in the next attempt.
     """
 
     item: Object
     uid: str
     name: str
+    job: str
     attempt: str
     rank: int
     members: tuple[tuple[str, int], ...]
@@ -72,6 +75,7 @@ class Pod:
     limit_s: float | None
     grace_s: float
     hold: bool
+    in_place: bool
 
     @property
     def going(self) -> bool:
@@ -82,7 +86,7 @@ class Pod:
 @dataclass(frozen=True, slots=True)
 class Job:
     """The Volcano Job of an attempt. values: by rank, annotations that a pod gets when it is pinned. secret: its pods
-    need a Secret of its name."""
+    need a Secret of its name. in_place: they may go on in the next attempt. replicas: of its first task."""
 
     uid: str
     name: str
@@ -92,6 +96,8 @@ class Job:
     hold: bool
     secret: bool
     going_away: bool
+    in_place: bool
+    replicas: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +117,7 @@ def pod_of(item: Object) -> Pod | None:
     about, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels, annotations = about.get("labels") or {}, about.get("annotations") or {}
     members = members_in(annotations)
-    rank = _rank(labels, members)
+    rank = _rank(labels, annotations, members)
     if rank is None:
         return None
     containers = status.get("containerStatuses") or ()
@@ -131,6 +137,7 @@ def pod_of(item: Object) -> Pod | None:
         item=item,
         uid=str(about["uid"]),
         name=str(about["name"]),
+        job=next((str(one.get("uid")) for one in about.get("ownerReferences") or ()), ""),
         attempt=str(labels[RUN]),
         rank=rank,
         members=members,
@@ -153,6 +160,7 @@ def pod_of(item: Object) -> Pod | None:
         limit_s=_number(annotations.get(LIMIT)),
         grace_s=_number(annotations.get(GRACE)) or 0.0,
         hold=HOLD in annotations,
+        in_place=IN_PLACE in annotations,
     )
 
 
@@ -163,6 +171,7 @@ def job_of(item: Object) -> Job | None:
     run, members = (about.get("labels") or {}).get(RUN), members_in(annotations)
     if not run or not members:
         return None
+    tasks = (item.get("spec") or {}).get("tasks") or ()
     return Job(
         uid=str(about["uid"]),
         name=str(about["name"]),
@@ -172,6 +181,8 @@ def job_of(item: Object) -> Job | None:
         hold=HOLD in annotations,
         secret=VARIABLES in annotations,
         going_away="deletionTimestamp" in about,
+        in_place=IN_PLACE in annotations,
+        replicas=int(tasks[0].get("replicas", 0)) if tasks else 0,
     )
 
 
@@ -212,8 +223,9 @@ def exit_of(pod: Pod) -> RunExit:
     return RunExit(code, number, None, pod.message, at_s)
 
 
-def hopeless(pod: Pod) -> tuple[float, RunExit] | None:
-    """Why it will not run if this does not change, and after how many seconds that is for sure; None: it may."""
+def hopeless(pod: Pod, node: str) -> tuple[float, RunExit] | None:
+    """Why it will not run if this does not change, and after how many seconds that is for sure; None: it may. node: to
+    which it is pinned."""
     now_s = time.time()
     if pod.gated or pod.over or pod.began_s is not None:
         return None
@@ -223,15 +235,18 @@ def hopeless(pod: Pod) -> tuple[float, RunExit] | None:
     if pod.waiting in _HOPELESS:
         return HOPELESS_S, RunExit(None, None, EndReason.NOT_STARTED, why, now_s, cause=Cause.JOB)
     if pod.unschedulable and not pod.node:
-        node = pod.members[pod.rank][0]
         text = f"kube-scheduler finds no room for it on node {node}: {pod.unschedulable}"
         return NO_ROOM_S, RunExit(None, None, EndReason.NOT_STARTED, text, now_s, cause=Cause.PLACE)
     return None
 
 
-def _rank(labels: Mapping[str, Any], members: tuple[tuple[str, int], ...]) -> int | None:
+def _rank(
+    labels: Mapping[str, Any], annotations: Mapping[str, Any], members: tuple[tuple[str, int], ...]
+) -> int | None:
     try:
         index = int(labels[INDEX])
+        if IN_PLACE in annotations:
+            return index if RUN in labels and members else None
         task = next(one for one in tasks_of([gpus for _, gpus in members]) if one.name == labels[TASK])
         return task.ranks[index] if RUN in labels else None
     except (KeyError, ValueError, IndexError, StopIteration):

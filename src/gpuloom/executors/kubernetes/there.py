@@ -20,7 +20,9 @@ class There:
     def __init__(self) -> None:
         self.touched: set[str] = set()
         self._pods: dict[str, dict[str, Pod]] = {}
-        """By attempt and uid."""
+        """By attempt, as their labels say, and uid."""
+        self._of_job: dict[str, dict[str, Pod]] = {}
+        """Of Jobs whose pods may go on in the next attempt: by the uid of the Job, and theirs."""
         self._jobs: dict[str, dict[str, Job]] = {}
         """By attempt and uid: one may be going away when the next one of its name is there."""
         self._groups: dict[str, Group] = {}
@@ -31,15 +33,23 @@ class There:
     def pod(self, before: Pod | None, after: Pod | None) -> None:
         """A pod has come, changed or gone."""
         if before is not None:
-            self._lost(self._pods, before.attempt, before.uid, stays=after is not None)
+            stays = after is not None and after.attempt == before.attempt
+            self._lost(self._pods, before.attempt, before.uid, stays=stays)
+            if after is None and before.uid in self._of_job.get(before.job, ()):
+                self._lost(self._of_job, before.job, before.uid, stays=False)
+            self.touched |= {before.attempt, self._attempt_of.get(before.job, before.attempt)}
         if after is not None:
             self._pods.setdefault(after.attempt, {})[after.uid] = after
-            self.touched.add(after.attempt)
+            if after.in_place:
+                self._of_job.setdefault(after.job, {})[after.uid] = after
+            self.touched |= {after.attempt, self._attempt_of.get(after.job, after.attempt)}
 
     def job(self, before: Job | None, after: Job | None) -> None:
         """A Volcano Job has come, changed or gone."""
         if before is not None:
-            self._lost(self._jobs, before.attempt, before.uid, stays=after is not None)
+            stays = after is not None and after.attempt == before.attempt
+            self._lost(self._jobs, before.attempt, before.uid, stays=stays)
+            self.touched.add(before.attempt)
             if after is None:
                 self._attempt_of.pop(before.uid, None)
         if after is not None:
@@ -58,13 +68,18 @@ class There:
             self._groups[after.owner] = after
 
     def of(self, attempt: str) -> Seen:
-        """All that is there of an attempt; of two Jobs, or two pods of a rank, the one that came last."""
+        """All that is there of an attempt; of two Jobs, or two pods of a rank, the one that came last. A pod that may
+        go on in another attempt is of that of its Job, while that is there."""
         job = next(reversed(self._jobs.get(attempt, {}).values()), None)
-        pods = {pod.rank: pod for pod in self._pods.get(attempt, {}).values()}
+        named = self._pods.get(attempt, {}).values()
+        if job is not None and job.in_place:
+            members = len(job.members)
+            pods = {pod.rank: pod for pod in self._of_job.get(job.uid, {}).values() if pod.rank < members}
+        else:
+            pods = {pod.rank: pod for pod in named if self._attempt_of.get(pod.job, attempt) == attempt}
         return Seen(job, None if job is None else self._groups.get(job.uid), pods)
 
     def _lost(self, kept: dict[str, dict[str, T]], attempt: str, uid: str, *, stays: bool) -> None:
-        self.touched.add(attempt)
         if stays:
             return
         of_attempt = kept.get(attempt, {})

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuloom.core.end_reason import EndReason
-from gpuloom.executors.kubernetes.marks import run_of
+from gpuloom.executors.kubernetes.marks import name_of, run_of
 from gpuloom.executors.kubernetes.pods import Group, Job, Pod, exit_of
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import Cause, RunExit, RunPhase, RunStatus
@@ -34,7 +34,8 @@ class Stop:
 class Member:
     """hold: it begins only when it is told to. spec: once it was asked for. ended: how, once that is known and its log
     is here. began_s: monotonic, when it was first seen to run. failed: why it is given up though nobody stopped it.
-    pod: uid of the pod that was let go. limited: its time limit was changed."""
+    pod: uid of the pod that was let go. limited: its time limit was changed. stays: it is to go on in the next attempt
+    of its job."""
 
     node: str
     hold: bool = False
@@ -49,12 +50,15 @@ class Member:
     limited: bool = False
     pod: str = ""
     told: RunStatus | None = None
+    stays: bool = False
 
 
 @dataclass(slots=True)
 class Attempt:
     """members: by rank. maybe: its Job was asked for, and may be there whatever was answered. made: that was created,
-    or is seen. gone: it was seen, and is no more. secret: its Secret was made. refused: it can't be made."""
+    or is seen. gone: it was seen, and is no more. secret: its Secret was made. refused: it can't be made.
+    job: name of that Job; '' while it is to have its own. until_s: monotonic; until then the next attempt may take the
+    Job over, with the members that stay; None: that begins once all ends are written down."""
 
     name: str
     members: dict[int, Member]
@@ -63,6 +67,17 @@ class Attempt:
     gone: bool = False
     secret: bool = False
     refused: RunExit | None = None
+    job: str = ""
+    until_s: float | None = None
+
+    @property
+    def job_name(self) -> str:
+        return self.job or name_of(self.name)
+
+    @property
+    def staying(self) -> int:
+        """So many members, from the first on, are to go on in the next attempt."""
+        return next((rank for rank, one in sorted(self.members.items()) if not one.stays), len(self.members))
 
     @property
     def whole(self) -> bool:
@@ -184,7 +199,57 @@ class Release:
     uid: str
 
 
-Write = CreateJob | FindJob | MakeSecret | LetIn | Open | Note | DeleteJob | DeletePod | SetLimit | TakeEnd | Release
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """Take the Job of the attempt before over, at this one's size: one guarded patch."""
+
+    name: str
+    before: str
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Take the end of a member down that goes on in the next attempt."""
+
+    rank: int
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shrink:
+    """Have Volcano end the members behind the first `to` ones: one guarded patch."""
+
+    name: str
+    replicas: int
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relabel:
+    """Write on a pod that goes on of which attempt it is now."""
+
+    rank: int
+    uid: str
+
+
+Write = (
+    CreateJob
+    | FindJob
+    | MakeSecret
+    | LetIn
+    | Open
+    | Note
+    | DeleteJob
+    | DeletePod
+    | SetLimit
+    | TakeEnd
+    | Release
+    | TakeOver
+    | Leave
+    | Shrink
+    | Relabel
+)
 
 
 def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list[Write]:
@@ -194,6 +259,8 @@ def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> lis
         member = attempt.members.get(rank)
         if member is not None and pod.over and member.ended is None:
             found.append(TakeEnd(rank, pod.uid))
+    if attempt.staying and (attempt.until_s is None or now_s < attempt.until_s):
+        return [*found, *_resizing(attempt, seen, now_s, wall_s)]
     if attempt.forgotten:
         if seen.job is not None and not seen.job.going_away:
             return [DeleteJob(seen.job.name, seen.job.uid)]
@@ -219,7 +286,45 @@ def writes_for(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> lis
                 found.append(Open(rank, one.uid))
         elif one is not None and one.going and member.limited and one.limit_s != member.limit_s:
             found.append(SetLimit(rank, one.uid, member.limit_s))
+        elif one is not None and one.going and one.attempt != attempt.name:
+            found.append(Relabel(rank, one.uid))
     return found
+
+
+def _resizing(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list[Write]:
+    """Of an attempt whose first members go on in the next one."""
+    found: list[Write] = []
+    notes: list[Write] = []
+    for rank, pod in seen.pods.items():
+        member = attempt.members[rank]
+        if member.ended is None and member.stays and not pod.over:
+            found.append(Leave(rank, pod.uid))
+        elif member.acknowledged and not member.stays and pod.over and pod.held:
+            found.append(Release(rank, pod.uid))
+        elif member.stop is not None and not pod.over:
+            ends_s = _ends_s(pod)
+            if not pod.ended_by:
+                notes.append(Note(rank, pod.uid, member.stop.reason.value))
+            elif ends_s is not None and max(member.stop.until_s - now_s, 1.0) + wall_s < ends_s - SLACK_S:
+                found.append(DeletePod(rank, pod.uid, member.stop.until_s))
+    to = attempt.staying
+    if not notes and seen.job is not None and seen.job.replicas > to and not seen.job.going_away:
+        found.append(Shrink(seen.job.name, seen.job.replicas, to))
+    return [*notes, *found]
+
+
+def may_take_over(attempt: Attempt, seen: Seen, before: Attempt, seen_before: Seen) -> bool | None:
+    """Whether an attempt that is to begin goes on with the Job of the one before it, and with the members of it that
+    stay; None: not yet, as something of it is still there that does not stay."""
+    job, stays = seen_before.job, before.staying
+    if seen.job is not None or attempt.made or not stays or job is None or job.going_away:
+        return False
+    for rank in range(stays):
+        there, own, pod = before.members.get(rank), attempt.members.get(rank), seen_before.pods.get(rank)
+        if there is None or own is None or pod is None or there.node != own.node or not pod.going or pod.deleted_s:
+            return False
+    left = any(rank >= stays for rank in seen_before.pods)
+    return None if left or job.replicas > stays or not before.forgotten else True
 
 
 def _ending(attempt: Attempt, seen: Seen, now_s: float, wall_s: float) -> list[Write]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -12,8 +13,17 @@ from pathlib import Path
 
 from gpuloom.core.end_reason import EndReason
 from gpuloom.core.errors import InputError
-from gpuloom.executors.kubernetes.manifest import Manifest, Setup, direct_name, manifest, pinned
-from gpuloom.executors.kubernetes.marks import ENDED_BY, FINALIZER, HOME, LIMIT, RUN, name_of, run_of
+from gpuloom.executors.kubernetes.manifest import Manifest, Setup, direct_name, manifest, pinned, shrunk, taken_over
+from gpuloom.executors.kubernetes.marks import (
+    ENDED_BY,
+    FINALIZER,
+    HOME,
+    LIMIT,
+    MEMBERS,
+    RUN,
+    first_run,
+    run_of,
+)
 from gpuloom.executors.kubernetes.pod_logs import PodFiles
 from gpuloom.executors.kubernetes.pods import Pod
 from gpuloom.executors.kubernetes.wanted import (
@@ -22,14 +32,18 @@ from gpuloom.executors.kubernetes.wanted import (
     DeleteJob,
     DeletePod,
     FindJob,
+    Leave,
     LetIn,
     MakeSecret,
     Note,
     Open,
+    Relabel,
     Release,
     Seen,
     SetLimit,
+    Shrink,
     TakeEnd,
+    TakeOver,
     Write,
     end_of,
 )
@@ -99,7 +113,7 @@ class Writer:
             case Open(rank, uid):
                 self._open(own, rank, uid, seen)
             case Note(rank, _, reason):
-                self._notice(own.attempt, rank)
+                self._notice(own.attempt, rank, seen.pods[rank])
                 path = self._pod_path(seen.pods[rank])
                 patch = {"metadata": {"annotations": {ENDED_BY: reason}}}
                 self._unless_gone(lambda: self.api.change(path, patch))
@@ -122,11 +136,50 @@ class Writer:
                 self._take_end(own, rank, seen.pods[rank])
             case Release(rank, _):
                 self._release(seen.pods[rank])
+            case TakeOver(name, before, _):
+                self._take_over(own, name, before)
+            case Leave(rank, _):
+                self._leave(own, rank)
+            case Shrink(name, replicas, to):
+                path = self._path(JOBS, "jobs", name)
+                self._unless_gone(lambda: self.api.change(path, shrunk(replicas, to)))
+            case Relabel(rank, _):
+                members = json.dumps([list(one) for one in seen.job.members]) if seen.job is not None else None
+                about = {"labels": {RUN: own.attempt.name}, "annotations": {MEMBERS: members}}
+                path = self._pod_path(seen.pods[rank])
+                self._unless_gone(lambda: self.api.change(path, {"metadata": about}))
+
+    def _take_over(self, own: Kept, name: str, before: str) -> None:
+        """Raises ApiError."""
+        attempt, path = own.attempt, self._path(JOBS, "jobs", name)
+        job = self.api.get(path)
+        if job["metadata"]["labels"][RUN] != attempt.name:  # else the answer was lost
+            try:
+                made = self._manifest(attempt, name)
+            except InputError as error:
+                self._refuse(own, Cause.JOB, str(error))
+                return
+            self._make_folders(attempt)
+            self.api.change(path, taken_over(job, before, made))
+        for rank in attempt.members:
+            self._files.goes_on(run_of(before, rank), run_of(attempt.name, rank))
+        with self._lock:
+            attempt.job, attempt.made, attempt.secret, own.made_s = name, True, True, time.monotonic()
+
+    def _leave(self, own: Kept, rank: int) -> None:
+        """Take its end down; its log until now is the attempt's."""
+        run = run_of(own.attempt.name, rank)
+        try:
+            self._files.take_rest(run)
+        except ExecutorError as error:
+            log.warning("run %s: its log is read later: %s", run, error)
+        with self._lock:
+            own.attempt.members[rank].ended = RunExit(None, None, EndReason.RESIZED, "", time.time())
 
     def _find(self, own: Kept) -> None:
         found = True
         try:
-            self.api.get(self._path(JOBS, "jobs", name_of(own.attempt.name)))
+            self.api.get(self._path(JOBS, "jobs", own.attempt.job_name))
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -137,17 +190,13 @@ class Writer:
 
     def _create(self, own: Kept) -> None:
         attempt = own.attempt
-        name, path = name_of(attempt.name), self._path(JOBS, "jobs")
+        name, path = attempt.job_name, self._path(JOBS, "jobs")
         try:
-            made = self._manifest(attempt)
+            made = self._manifest(attempt, name)
         except InputError as error:
             self._refuse(own, Cause.JOB, str(error))
             return
-        if self.setup.claim:
-            for rank in attempt.members:
-                folder = run_directory(self.setup.runs, run_of(attempt.name, rank))
-                folder.mkdir(parents=True, exist_ok=True)
-                os.chmod(folder, 0o777)  # noqa: S103 - pods may run as any user
+        self._make_folders(attempt)
         with self._lock:
             attempt.maybe = True
         try:
@@ -171,13 +220,19 @@ class Writer:
         with self._lock:
             attempt.made, own.made_s = True, time.monotonic()
 
-    def _manifest(self, attempt: Attempt) -> Manifest:
-        """Raises InputError."""
+    def _make_folders(self, attempt: Attempt) -> None:
+        for rank in attempt.members if self.setup.claim else ():
+            folder = run_directory(self.setup.runs, run_of(attempt.name, rank))
+            folder.mkdir(parents=True, exist_ok=True)
+            os.chmod(folder, 0o777)  # noqa: S103 - pods may run as any user
+
+    def _manifest(self, attempt: Attempt, name: str) -> Manifest:
+        """name: of the Job. Raises InputError."""
         with self._lock:
             members = [member for _, member in sorted(attempt.members.items())]
             asked = [member.spec for member in members if member.spec is not None]
         nodes = [member.node for member in members]
-        return manifest(asked, nodes, self.setup, [self._resource_of(node) for node in nodes])
+        return manifest(asked, nodes, self.setup, [self._resource_of(node) for node in nodes], name=name)
 
     def _refuse(self, own: Kept, cause: Cause, message: str) -> None:
         with self._lock:
@@ -204,7 +259,8 @@ class Writer:
                 raise
 
     def _make_secret(self, own: Kept, uid: str) -> None:
-        item, name = self._manifest(own.attempt).secret, name_of(own.attempt.name)
+        name = own.attempt.job_name
+        item = self._manifest(own.attempt, name).secret
         owner = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": name, "uid": uid}
         if item is not None:
             item["metadata"]["ownerReferences"] = [owner]
@@ -224,17 +280,20 @@ class Writer:
                 return
             member.pod = uid  # it may have been let go, whatever is answered
         try:
-            self.api.change(self._pod_path(pod), pinned(pod.item, member.node, values))
+            if seen.job.in_place:
+                values = {**values, MEMBERS: json.dumps([list(one) for one in seen.job.members])}
+            self.api.change(self._pod_path(pod), pinned(pod.item, member.node, values, own.attempt.name))
         except ApiError as error:
             # 422: its gate is gone, or it has changed since; what is seen next tells.
             if error.status not in (404, 422):
                 raise
 
-    def _notice(self, attempt: Attempt, rank: int) -> None:
+    def _notice(self, attempt: Attempt, rank: int, pod: Pod) -> None:
         stop = attempt.members[rank].stop
         if not self.setup.claim or stop is None:
             return
-        folder = run_directory(self.setup.runs, run_of(attempt.name, rank))
+        annotations = pod.item["metadata"].get("annotations") or {}
+        folder = run_directory(self.setup.runs, first_run(annotations, run_of(attempt.name, rank)))
         deadline_s = time.time() + stop.until_s - time.monotonic()
         place = str(folder / NOTICE_FILE)
         write_atomic(place, {"reason": stop.reason.value, "deadline_s": deadline_s})

@@ -19,6 +19,7 @@ from gpuloom.executors.gangs import Gangs
 from gpuloom.executors.node import RunSpec
 from gpuloom.executors.port import Capabilities, Cause, ExecutorError, RunStatus, not_run
 from gpuloom.live.clock import ServiceClock
+from gpuloom.live.dispatch.in_place import goes_on, in_members, resizes_in_place
 from gpuloom.live.dispatch.launch import run_specs
 from gpuloom.live.dispatch.ports import identity_for
 from gpuloom.live.dispatch.resizes import limit_left_s, resized_draft, resizes_of
@@ -91,6 +92,15 @@ class Dispatch:
         self.ledger.write(self._not_suspended(ends))
         resizes = resizes_of(self.book, self.claims, ends)
         self._end(ends, EndReason.PREEMPTED, now, resizes=resizes)
+
+    def _keeps(self, job: int) -> int:
+        """How many members of a job that is about to be resized go on in its next attempt, from the first on."""
+        spec, attempt, given = self.book.jobs[job].spec, self.book.attempts[job], self.claims.grants[job]
+        if spec.replicas is None or attempt.phase is not Phase.RUNNING:
+            return 0
+        if not resizes_in_place(spec, (*attempt.allocation, *given), self.gangs.capabilities):
+            return 0
+        return goes_on(attempt.allocation, given, spec.replicas.gpus)
 
     def suspend(self, jobs: Sequence[int], now: float) -> None:
         """Have running jobs freeze, and none of these go on, as somebody has said so (`Job.suspended`)."""
@@ -170,6 +180,7 @@ class Dispatch:
         """Write down that the runs of these jobs are told to end, and tell them. grace_of: None: as their specs say.
         resizes: those of the jobs that end to go on at another size, and what is written down of that."""
         graces = [self._grace(number) if grace_of is None else grace_of(number) for number in jobs]
+        keeps = {number: self._keeps(number) for number in resizes}
         told = {number: {"reason": reason.value} for number in jobs} | {
             number: {"reason": EndReason.RESIZED.value, **how} for number, how in resizes.items()
         }
@@ -183,6 +194,8 @@ class Dispatch:
             run = self.book.attempts[number].run
             if self.claims.on(Step.STOPPING, number) is Do.NEVER_BEGAN:
                 self._never_began(run, reason)
+            elif keep := keeps.get(number, 0):
+                self.tell(partial(self.gangs.resize, run, keep=keep, grace_s=grace))
             else:
                 self.end_run(run, reason, grace)
 
@@ -258,7 +271,8 @@ class Dispatch:
                     begin.append(number)
         drafts: list[Draft] = []
         for number in begin:
-            if (resized := resized_draft(self.ledger.store, jobs[number], claims.grants[number])) is not None:
+            given = self._in_members(number)
+            if (resized := resized_draft(self.ledger.store, jobs[number], given)) is not None:
                 drafts.append(resized)
             drafts.append(
                 (
@@ -266,9 +280,9 @@ class Dispatch:
                     number,
                     {
                         "attempt": jobs[number].attempts + 1,
-                        "allocation": as_json(claims.grants[number]),
-                        "identity": identity_for(self.book, number, claims.grants[number]),
-                        "gpu_model": model_of(nodes, claims.grants[number]),
+                        "allocation": as_json(given),
+                        "identity": identity_for(self.book, number, given),
+                        "gpu_model": model_of(nodes, given),
                     },
                 )
             )
@@ -278,6 +292,15 @@ class Dispatch:
             self.work.begin(number, now)
             self.work.rate(number, claims.take_rate(number))
             self.starts.asked(self.book.attempts[number].run)
+
+    def _in_members(self, number: int) -> Allocation:
+        """What a job was given, with the members that it is to have there."""
+        job, given = self.book.jobs[number], self.claims.grants[number]
+        if job.spec.replicas is None or not resizes_in_place(job.spec, given, self.gangs.capabilities):
+            return given
+        before = self.ledger.store.attempts([number]) if job.attempts else ()
+        last = before[-1] if before and before[-1].reason is EndReason.RESIZED else None
+        return in_members(given, job.spec.replicas.gpus, () if last is None else last.allocation)
 
     def _may_pair(self, number: int, others: Collection[int]) -> bool:
         """Whether a job and those on its GPU are a pair."""
@@ -343,7 +366,15 @@ class Dispatch:
         ran = any(one.running_s is not None for one in before if one.number < attempt.number)
         environment = self.ledger.store.environment(job.spec_id) if job.spec.env else None
         limit_s = limit_left_s(job, attempt.number, before)
-        return run_specs(job, attempt, self.book.nodes, resumes=ran, environment=environment, limit_s=limit_s)
+        return run_specs(
+            job,
+            attempt,
+            self.book.nodes,
+            resumes=ran,
+            environment=environment,
+            limit_s=limit_s,
+            in_place=resizes_in_place(job.spec, attempt.allocation, self.gangs.capabilities),
+        )
 
     def _not_started(self, attempt: Attempt, cause: Cause, message: str, now: float) -> None:
         self.say(not_run(attempt.run, EndReason.NOT_STARTED, message, cause))

@@ -62,7 +62,9 @@ def ended(
     made_way = stopped in MAKES_WAY and by_itself
     drops = failed is not None and failed.forgiven
     by = saves.by if made_way or drops else SavedBy.NOTHING
-    kept = job.work_s + (work_s if by else 0.0)
+    # Its members go on in the next attempt: from its newest save, if it says how old that is.
+    goes_on = how.reason is EndReason.RESIZED and saves.part in (None, 1.0)
+    kept = job.work_s + (work_s if by or goes_on else 0.0)
     if not by and saves.part is not None:
         kept = max(job.work_s, (job.work_s + work_s) * saves.part)
     after, failure = Phase.FAILED, False
@@ -104,7 +106,7 @@ def ended(
         "message": _whole(how)
         or (_unproven(how, kept > job.work_s, saves.why_not) if made_way and not by and after is Phase.QUEUED else "")
         or _also(_message(how, reason, container=job.spec.container is not None), saves.why_not, how),
-        "saved": bool(by) and after is Phase.QUEUED,
+        "saved": (bool(by) or goes_on) and after is Phase.QUEUED,
         "saved_by": by.value if after is Phase.QUEUED else "",
         "work_s": kept,
         "peak_memory_mib": how.peak_memory_mib,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from gpuloom.core.errors import InputError
 from gpuloom.core.job import Attempt, DeviceKind, Job, NodeRecord, gpus_in
-from gpuloom.core.spec import OnPreempt
+from gpuloom.core.spec import Launcher, OnPreempt
 from gpuloom.executors.node import Peer, RunSpec
 from gpuloom.executors.recognise import launcher_for, once_per_gpu
 from gpuloom.live.dispatch.ports import port_of
@@ -23,11 +24,13 @@ def run_specs(
     resumes: bool,
     environment: Mapping[str, str] | None = None,
     limit_s: float | None = None,
+    in_place: bool = False,
 ) -> tuple[RunSpec, ...]:
     """What to run for this attempt: one for each of its members, in the order of ranks.
 
     nodes: by name, those of its allocation among them. resumes: it has run before. environment: values of the
-    job's own environment variables; None: they are not kept any more. limit_s: it may run for so long.
+    job's own environment variables; None: they are not kept any more. limit_s: it may run for so long. in_place: its
+    members may go on in the next attempt.
 
     Raises:
         InputError: it can't be run any more; says why.
@@ -38,10 +41,14 @@ def run_specs(
     own = {**(environment or {}), **_said_to_every_job(job), **_said_of_sizes(job, gpus_in(members))}
     uuids = tuple(_uuids(nodes, name, gpus) for name, gpus in members)
     peers = tuple(Peer(name, nodes[name].address, len(gpus)) for name, gpus in members)
-    return tuple(
+    specs = tuple(
         _member(job, attempt, nodes[name], rank, uuids[rank], peers, own, resumes=resumes, limit_s=limit_s)
         for rank, (name, _) in enumerate(members)
     )
+    if not in_place or job.spec.replicas is None:
+        return specs
+    sizes = (job.spec.replicas.least, job.spec.replicas.most)
+    return tuple(replace(one, launcher=Launcher.TORCHRUN, per_gpu=False, sizes=sizes) for one in specs)
 
 
 def _said_to_every_job(job: Job) -> dict[str, str]:
