@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from fake_kubernetes.cluster import POD, VCJOB
+from fake_kubernetes.kinds import BY_PATH
 from gpuloom.client import Client
 from pods_world import World, ended, phase, submit
 from until import until
 
 pytestmark = pytest.mark.slow
+EVENT = BY_PATH["", "v1", "events"]
 TORCHRUN = """#!/bin/sh
 echo "up $GPULOOM_ATTEMPT: member $GPULOOM_MEMBER of $GPULOOM_NODE_COUNT: $*"
 trap 'echo told; exit 1' TERM
@@ -75,6 +77,12 @@ def test_pods_come_and_go_and_the_others_run_on(world: World) -> None:
     assert made[0]["spec"]["tasks"][0]["replicas"] == made[0]["spec"]["minAvailable"] == 4
     ends = [(one["reason"], one["replicas"], one["saved"]) for one in client.show(job)["attempts"]]
     assert ends == [("resized", 2, True), ("resized", 4, True), ("resized", 2, True), (None, 4, False)]
+    said = [(one["reason"], one["message"].partition(";")[0]) for one in world.items(EVENT)]
+    assert [text for reason, text in said if reason == "Resized"] == [
+        "from 2 to 4 replicas",
+        "from 4 to 2 replicas",
+        "from 2 to 4 replicas",
+    ]
     (world.folder / "end").touch()
     assert ended(client, job)["state"] == "finished"
     until(lambda: not world.items() and not world.items(VCJOB), "nothing to be left")
@@ -123,6 +131,7 @@ def test_cancelled_while_the_last_ones_leave(world: World) -> None:
     client.cancel([job])
     assert ended(client, job)["state"] == "cancelled"
     until(lambda: not pods_of(world, job) and len(world.items(VCJOB)) == 1, "all of its pods to end", 60.0)
+    assert any(one["reason"] == "Resized" for one in world.items(EVENT))
 
 
 def test_where_the_first_member_has_to_leave_it_begins_anew(world: World) -> None:

@@ -365,4 +365,5 @@ class Pods(RuleBasedStateMachine):
 def test_attempts_as_pods_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "UNASKED_S", 2.0)
     monkeypatch.setattr(cluster, "STAYS_S", 0.5)
+    monkeypatch.setattr(cluster, "CLAIMED_S", 5.0)
     run_state_machine_as_test(Pods, settings=settings(max_examples=examples(40), stateful_step_count=20, deadline=None))

@@ -59,6 +59,8 @@ LOOKED_S = 30.0
 CLOSE_S = 2.0
 STAYS_S = 10.0
 """So long members of an attempt that is over wait for the next one of their job, in which they go on."""
+CLAIMED_S = 90.0
+"""The same once that is there, and what is written may fail for a while."""
 
 
 class PodCluster:
@@ -402,7 +404,8 @@ class PodCluster:
                 member.acknowledged = True
         if attempt.staying and attempt.forgotten:
             attempt.until_s = now_s + STAYS_S if attempt.until_s is None else attempt.until_s
-            dues.append(attempt.until_s)
+            if attempt.until_s > now_s:
+                dues.append(attempt.until_s)
         dues += self._pods_come(own, seen, now_s)
         for rank, member in attempt.members.items():
             pod = seen.pods.get(rank)
@@ -494,14 +497,22 @@ class PodCluster:
     def _or_take_over(self, attempt: Attempt, seen: Seen, wanted: list[Write]) -> list[Write]:
         """In place of a new Job that of the attempt before, where members of it are to go on."""
         run = run_name_of(attempt.name)
-        if CreateJob() not in wanted or run is None:
+        over = attempt.ends or attempt.refused is not None
+        if run is None or not (over or CreateJob() in wanted):
             return wanted
         own = self._own.get(self._staying.get(run.job, ""))
         if own is None or own.attempt is attempt or not own.attempt.staying:
             return wanted
         before = own.attempt
+        if over:
+            if before.until_s is not None and before.until_s > 0.0 and not attempt.made:
+                before.until_s = 0.0
+                self._touch(before.name)
+            return wanted
         seen_before = self._seen.get(before.name, Seen())
         may = may_take_over(attempt, seen, before, seen_before)
+        if may is not False and before.until_s is not None:
+            before.until_s = time.monotonic() + CLAIMED_S
         if may is None:
             self._waits[before.name] = attempt.name
             return []

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuloom.core.end_reason import EndReason
@@ -127,6 +128,9 @@ class Writer:
                 self._unless_gone(
                     lambda: self.api.delete(path, propagationPolicy="Background", preconditions={"uid": uid})
                 )
+                stop = own.attempt.members[0].stop
+                if stop is not None:
+                    self._say(name, uid, "Stopped", f"gpuloom ends it: {stop.reason.value.replace('_', ' ')}")
             case DeletePod(rank, uid, until_s):
                 # 0 would take the pod away before anybody has seen that its processes are gone.
                 grace_s = max(round(until_s - time.monotonic()), 1)
@@ -143,6 +147,8 @@ class Writer:
             case Shrink(name, replicas, to):
                 path = self._path(JOBS, "jobs", name)
                 self._unless_gone(lambda: self.api.change(path, shrunk(replicas, to)))
+                if seen.job is not None:
+                    self._say(name, seen.job.uid, "Resized", f"from {replicas} to {to} replicas; the last ones leave")
             case Relabel(rank, _):
                 members = json.dumps([list(one) for one in seen.job.members]) if seen.job is not None else None
                 about = {"labels": {RUN: own.attempt.name}, "annotations": {MEMBERS: members}}
@@ -161,6 +167,10 @@ class Writer:
                 return
             self._make_folders(attempt)
             self.api.change(path, taken_over(job, before, made))
+            (task,), replicas = job["spec"]["tasks"], len(attempt.members)
+            if task["replicas"] != replicas:
+                text = f"from {task['replicas']} to {replicas} replicas; those that are there stay"
+                self._say(name, str(job["metadata"]["uid"]), "Resized", text)
         for rank in attempt.members:
             self._files.goes_on(run_of(before, rank), run_of(attempt.name, rank))
         with self._lock:
@@ -250,6 +260,34 @@ class Writer:
             "data": {"direct.py": Path(DIRECT).read_text()},
         }
         self._make_once("configmaps", item)
+
+    def _say(self, name: str, uid: str, reason: str, message: str) -> None:
+        """An Event of a Volcano Job, for `kubectl describe vcjob`. What can't be said is left unsaid."""
+        about = {"name": f"{name}.{time.time_ns():x}", "namespace": self.setup.namespace}
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        item = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": about,
+            "involvedObject": {
+                "apiVersion": "batch.volcano.sh/v1alpha1",
+                "kind": "Job",
+                "name": name,
+                "namespace": self.setup.namespace,
+                "uid": uid,
+            },
+            "type": "Normal",
+            "reason": reason,
+            "message": message,
+            "source": {"component": "gpuloom"},
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }
+        try:
+            self.api.create(self._path("/api/v1", "events"), item)
+        except (ApiError, OSError) as error:
+            log.info("%s: %s: %s", name, message, error)
 
     def _make_once(self, plural: str, item: Object) -> None:
         try:
