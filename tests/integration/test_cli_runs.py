@@ -224,7 +224,11 @@ def test_a_full_disk_is_exit_code_1_and_names_the_file(trace: Path) -> None:
     assert "/dev/full" in done.stderr
 
 
-def test_standard_output_that_is_full_is_exit_code_1(trace: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_standard_output_that_is_full_is_exit_code_1(
+    trace: Path, unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with open("/dev/full", "w") as full:
@@ -438,7 +442,11 @@ def test_a_reader_that_goes_away_is_met_with_silence(trace: Path) -> None:
     assert done.stderr == ""
 
 
-def test_a_reader_that_is_gone_before_the_first_word_is_met_with_silence(trace: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_is_gone_before_the_first_word_is_met_with_silence(
+    trace: Path, unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     read, write_end = os.pipe()
     os.close(read)
     done = subprocess.run(

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -111,11 +112,23 @@ def _end(number: int, frame: FrameType | None) -> None:
     on_interrupt(signal.SIGINT, frame)
 
 
+def _write_no_more() -> None:
+    """What could not be written to standard output is not tried again when Python ends."""
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        return
+    with suppress(OSError, ValueError):  # ValueError: it is closed, or no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 def main() -> None:
     """Entry point of the console script: the one place that maps errors to exit codes."""
     signal.signal(signal.SIGTERM, _end)
     try:
         code = cli.main(standalone_mode=False)
+        sys.stdout.flush()  # what can't be written is said by us, not by Python on its way out
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
@@ -128,9 +141,11 @@ def main() -> None:
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of our output went away (| head); not an error of ours. Keep the exit quiet.
+        _write_no_more()
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
+        _write_no_more()
         what = error.strerror or str(error)
         click.echo(f"gpuloom: {what if error.filename is None else f'{error.filename}: {what}'}", err=True)
         sys.exit(2 if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError) else 1)
